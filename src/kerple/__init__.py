@@ -1,0 +1,1 @@
+"""Length extrapolation of transformers: KERPLE and the field around it."""

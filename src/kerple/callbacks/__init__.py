@@ -1,0 +1,1 @@
+"""What hooks evaluation into Lightning."""

@@ -1,0 +1,1 @@
+"""Tokenised corpora as shards, and the order in which they are read."""

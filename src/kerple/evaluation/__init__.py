@@ -1,0 +1,1 @@
+"""Protocols, metrics, statistics and reports."""

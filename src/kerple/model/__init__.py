@@ -1,0 +1,1 @@
+"""The transformer: embedding, blocks, head."""

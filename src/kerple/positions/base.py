@@ -1,0 +1,120 @@
+"""What every positional strategy is given and what it may do.
+
+B batch, T length, H heads, δ head dimension, D = H·δ width; d = m - n >= 0 is the distance from query m back to key n.
+A strategy overrides the hooks it uses and nothing else; the model asks `uses(hook)` and stays blind to the rest.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the model hands to every strategy.
+
+    Args:
+        dim: Width D of the residual stream.
+        heads: Attention heads H; must divide ``dim``.
+        length: Training length in tokens. Only the learned table is sized by it.
+
+    Raises:
+        ValueError: If a number is not positive or the heads do not divide the width.
+    """
+
+    dim: int
+    heads: int
+    length: int
+
+    def __post_init__(self) -> None:
+        for name in ("dim", "heads", "length"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: got {getattr(self, name)}, expected a positive number")
+        if self.dim % self.heads:
+            raise ValueError(f"heads: got {self.heads}, which does not divide dim {self.dim}; choose a divisor of dim")
+
+    @property
+    def head_dim(self) -> int:
+        """Dimension δ of one head."""
+        return self.dim // self.heads
+
+
+class Position(nn.Module, ABC):
+    """A positional strategy: how a transformer learns where its tokens stand.
+
+    A subclass takes ``Shape`` as its one positional argument and its own options after it. Every hook is optional.
+    Positions are int64, biases and angles fp32, whatever the precision of the weights or of autocast.
+    """
+
+    shift_invariant: ClassVar[bool] = False
+    """Whether the logits stay the same when every position is shifted by one `offset`."""
+
+    prefix_consistent: bool = True
+    """Whether the logits of a prefix are the prefix of the logits; false where the length of the input changes angles."""
+
+    share_across_layers: bool = True
+    """Whether one instance serves all layers (an instance may override it); otherwise the model builds one per layer."""
+
+    max_length: int | None = None
+    """First position that cannot be represented; None where there is no such bound."""
+
+    @abstractmethod  # keeps the class abstract: jsonargparse would accept a concrete base as a strategy
+    def __init__(self) -> None:
+        super().__init__()
+
+    def uses(self, hook: str) -> bool:
+        """Whether this strategy overrides ``hook``."""
+        return getattr(type(self), hook) is not getattr(Position, hook)
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Token embeddings x (B, T, D) with absolute positions (T,) int64 worked in; (B, T, D)."""
+        return x
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys (B, H, T, δ) turned by their positions (T,) int64; the same shapes and dtypes."""
+        return q, k
+
+    def bias(self, length: int) -> Tensor | None:
+        """What is added to a scaled score at distance d, as a table (H, length) in fp32."""
+        return None
+
+    def weight(self, length: int) -> Tensor | None:
+        """What q·k is multiplied by at distance d, as a table (H, length) in fp32."""
+        return None
+
+    def content(self, x: Tensor) -> Tensor | None:
+        """Numbers per token, made from the block's input x (B, T, D), that `scores` needs; (B, H, T, c), cached like keys."""
+        return None
+
+    def scores(
+        self, q: Tensor, k: Tensor, query_positions: Tensor, key_positions: Tensor, content: Tensor | None
+    ) -> Tensor:
+        """What is added to the scaled scores of a block of queries and depends on more than distance.
+
+        Args:
+            q: (B, H, Tq, δ), a block of queries, rotated if the strategy rotates.
+            k: (B, H, Tk, δ), the keys that block may see.
+            query_positions: (Tq,) int64.
+            key_positions: (Tk,) int64.
+            content: What `content` gave for those keys, (B, H, Tk, c), or None.
+
+        Returns:
+            (B or 1, H, Tq, Tk) fp32, finite; the attention masks the future.
+        """
+        raise AssertionError(f"{type(self).__name__} does not override scores; ask uses('scores') first")
+
+    def values(self, attention: Tensor, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+        """What is added to the output (B, H, Tq, δ) of a block of queries, given its probabilities (B, H, Tq, Tk)."""
+        raise AssertionError(f"{type(self).__name__} does not override values; ask uses('values') first")
+
+    @torch.no_grad()
+    def constrain_(self) -> None:
+        """Project the stored parameters into their range, in place; called after each optimiser step."""
+
+    def distances(self, length: int) -> Tensor:
+        """0, 1, …, length - 1 in fp32 on the device of the strategy; (length,)."""
+        state = next((t for t in (*self.parameters(), *self.buffers())), None)
+        return torch.arange(length, dtype=torch.float32, device=None if state is None else state.device)
