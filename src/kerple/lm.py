@@ -1,0 +1,165 @@
+"""The language model as Lightning sees it: loss, optimiser, schedule. The architecture is in `kerple.model`."""
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from pytorch_lightning import LightningModule
+from pytorch_lightning.utilities.types import OptimizerLRScheduler
+from torch import Tensor
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torchmetrics import MeanMetric
+
+from kerple.bolts import LinearWarmupCosineAnnealingLR
+from kerple.model import Transformer
+from kerple.positions import Position, Shape
+
+Batch = dict[str, Tensor]
+
+
+class LanguageModel(LightningModule):
+    """Next-token prediction with a pluggable positional strategy (recipe: Chi et al. 2022, arXiv 2205.09921, section 5).
+
+    A batch is ``{"tokens": (B, T + 1) int64}``, optionally with ``"scored"`` (B, T) bool: the targets that count.
+    Testing is left to callbacks, which get the network and the blocks; `test_step` itself does nothing.
+
+    Args:
+        position: Positional strategy, by class name, with its own options below it.
+        vocabulary: Number of token ids of the data. Linked from the data in configs.
+        length: Training length T. Linked from the data in configs.
+        layers: Number of blocks.
+        dim: Width D of the residual stream.
+        heads: Attention heads H; must divide ``dim``.
+        hidden: Width inside the GELU network; 4·D if null.
+        bias: Whether linear layers and norms have biases.
+        tied: Whether input and output embeddings are one matrix.
+        eps: Of the LayerNorms.
+        activation: ``gelu``, ``gelu_tanh`` or ``relu``.
+        dropout: Probability of dropping an entry of the embeddings and of each block's two outputs.
+        pad_vocabulary_to: The embedding has a multiple of this many rows; 128 is kind to tensor cores.
+        lr: Peak learning rate.
+        betas: Of AdamW.
+        adam_eps: Of AdamW.
+        weight_decay: On matrices only; 0 makes AdamW Adam.
+        warmup: Share of ``trainer.max_steps`` in which the rate rises linearly; then it falls to 0 along a cosine.
+        compile: Compile the network with torch.compile.
+
+    Raises:
+        ValueError: If a number is out of range, or a strategy cannot be built.
+    """
+
+    def __init__(
+        self,
+        position: Callable[[Shape], Position],
+        vocabulary: int,
+        length: int,
+        layers: int = 12,
+        dim: int = 768,
+        heads: int = 12,
+        hidden: int | None = None,
+        bias: bool = True,
+        tied: bool = False,
+        eps: float = 1e-5,
+        activation: Literal["gelu", "gelu_tanh", "relu"] = "gelu",
+        dropout: float = 0.0,
+        pad_vocabulary_to: int = 1,
+        lr: float = 6e-4,
+        betas: tuple[float, float] = (0.9, 0.999),
+        adam_eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        warmup: float = 0.01,
+        compile: bool = False,
+    ) -> None:
+        super().__init__()
+        if lr <= 0:
+            raise ValueError(f"lr: got {lr}, expected a positive learning rate")
+        if not 0 <= warmup < 1:
+            raise ValueError(f"warmup: got {warmup}, expected a share of the steps in [0, 1)")
+        if pad_vocabulary_to < 1:
+            raise ValueError(f"pad_vocabulary_to: got {pad_vocabulary_to}, expected 1 (no padding) or more")
+        self.save_hyperparameters()
+        self.network = Transformer(
+            Shape(dim, heads, length),
+            layers,
+            math.ceil(vocabulary / pad_vocabulary_to) * pad_vocabulary_to,
+            position,
+            hidden=hidden,
+            bias=bias,
+            tied=tied,
+            eps=eps,
+            activation=activation,
+            dropout=dropout,
+        )
+        self.vocabulary = vocabulary
+        self.optimiser = {"lr": lr, "betas": tuple(betas), "eps": adam_eps}
+        self.weight_decay = weight_decay
+        self.warmup = warmup
+        self.compile_network = compile
+        self.validation_loss = MeanMetric()
+
+    def setup(self, stage: str) -> None:
+        data = getattr(self.trainer, "datamodule", None)
+        vocabulary = getattr(data, "vocabulary", self.vocabulary)
+        if vocabulary != self.vocabulary:
+            raise ValueError(
+                f"vocabulary: the data has {vocabulary} token ids, the model was built for {self.vocabulary}; "
+                "use the data the model was trained on, or train a model for this data"
+            )
+        if self.compile_network:
+            self.network.compile()
+
+    def training_step(self, batch: Batch, index: int) -> Tensor:
+        loss = self._loss(batch)
+        self.log("train/loss", loss, prog_bar=True)
+        return loss
+
+    def validation_step(self, batch: Batch, index: int) -> None:
+        losses, scored = self.network.losses(batch["tokens"]), batch.get("scored")
+        self.validation_loss.update(losses if scored is None else losses[scored])
+        self.log("val/loss", self.validation_loss, prog_bar=True)
+
+    def test_step(self, batch: Batch, index: int) -> None:
+        """Nothing: what is computed from a test batch is the callbacks' affair."""
+
+    def _loss(self, batch: Batch) -> Tensor:
+        losses, scored = self.network.losses(batch["tokens"]), batch.get("scored")
+        return losses.mean() if scored is None else (losses * scored).sum() / scored.sum()
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        trained = [p for p in self.parameters() if p.requires_grad]
+        groups = [
+            {"params": [p for p in trained if p.ndim >= 2], "weight_decay": self.weight_decay},
+            {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+        ]
+        optimiser = torch.optim.AdamW([g for g in groups if g["params"]], fused=True, **self.optimiser)
+        # after the step, so that what is stored, shown and saved obeys its constraint
+        optimiser.register_step_post_hook(lambda *_: self.network.constrain_())
+        steps = self.trainer.max_steps
+        if steps < 1:
+            raise ValueError(f"trainer.max_steps: got {steps}, expected the number of steps: the schedule spans them all")
+        warmup = max(2, round(self.warmup * steps))  # the schedule divides by warmup - 1
+        schedule = LinearWarmupCosineAnnealingLR(
+            optimiser, warmup, max(steps, warmup + 1), warmup_start_lr=self.optimiser["lr"] / warmup
+        )
+        return {"optimizer": optimiser, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def configure_gradient_clipping(
+        self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
+    ) -> None:
+        """Clip by the global norm and log it.
+
+        Lightning's own clipping refuses a fused optimiser under bf16, although bf16 needs no unscaling.
+        """
+        if gradient_clip_val is None:
+            return
+        if gradient_clip_algorithm not in (None, "norm"):
+            raise ValueError(
+                f"trainer.gradient_clip_algorithm: got {gradient_clip_algorithm!r}, expected 'norm': the recipe clips the norm"
+            )
+        wrapped = self.trainer.strategy.model
+        if isinstance(wrapped, FullyShardedDataParallel):  # the norm is over shards that other devices hold
+            norm = wrapped.clip_grad_norm_(gradient_clip_val)
+        else:
+            norm = torch.nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val)
+        self.log("train/gradient_norm", norm)

@@ -1,0 +1,149 @@
+"""The decoder every strategy is plugged into: embedding, blocks, norm, head."""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from kerple.model.block import Block, Places
+from kerple.model.cache import Cache, LayerCache
+from kerple.model.head import target_losses
+from kerple.positions import Position, Shape
+
+ACTIVATIONS = {"gelu": nn.GELU, "gelu_tanh": lambda: nn.GELU("tanh"), "relu": nn.ReLU}
+
+
+class Transformer(nn.Module):
+    """Pre-LayerNorm decoder with GELU, as GPT-2 and the paper use it (Chi et al. 2022, arXiv 2205.09921, section 5).
+
+    Weights are drawn from N(0, 0.02), those that write into the residual stream from N(0, 0.02 / √(2 · layers)); biases
+    start at 0. Strategies initialise their own parameters.
+
+    Args:
+        shape: Width D, heads H and training length.
+        layers: Number of blocks.
+        vocabulary: Number of token ids V, padding included.
+        position: Builds a strategy from the shape; called once if the strategy is shared by all layers, else per layer.
+        hidden: Width inside the GELU network; 4·D if None.
+        bias: Whether linear layers and norms have biases. The head never has one.
+        tied: Whether the head reuses the embedding's matrix.
+        eps: Of the LayerNorms.
+        activation: ``gelu``, ``gelu_tanh`` (GPT-2's approximation) or ``relu``.
+        dropout: Probability of dropping an entry of the embeddings and of each block's two outputs.
+
+    Raises:
+        ValueError: If a number is out of range.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        layers: int,
+        vocabulary: int,
+        position: Callable[[Shape], Position],
+        *,
+        hidden: int | None = None,
+        bias: bool = True,
+        tied: bool = False,
+        eps: float = 1e-5,
+        activation: Literal["gelu", "gelu_tanh", "relu"] = "gelu",
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        for name, number in (("layers", layers), ("vocabulary", vocabulary)):
+            if number < 1:
+                raise ValueError(f"{name}: got {number}, expected a positive number")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout: got {dropout}, expected a probability in [0, 1)")
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"activation: got {activation!r}, expected one of {', '.join(ACTIVATIONS)}")
+        self.shape = shape
+        self.embedding = nn.Embedding(vocabulary, shape.dim)
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(
+            Block(shape, hidden or 4 * shape.dim, bias, eps, ACTIVATIONS[activation](), dropout) for _ in range(layers)
+        )
+        self.norm = nn.LayerNorm(shape.dim, eps, bias=bias)
+        self.head = nn.Linear(shape.dim, vocabulary, bias=False)
+        self._initialise()
+        if tied:
+            self.head.weight = self.embedding.weight
+        first = position(shape)
+        self.positions = nn.ModuleList(
+            [first] if first.share_across_layers else [first, *(position(shape) for _ in range(layers - 1))]
+        )
+
+    def _initialise(self) -> None:
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+        for block in self.blocks:
+            for into_residual in (block.attention.out, block.mlp[-1]):
+                nn.init.normal_(into_residual.weight, std=0.02 / (2 * len(self.blocks)) ** 0.5)
+
+    def forward(self, tokens: Tensor, offset: int = 0, window: int | None = None, cache: Cache | None = None) -> Tensor:
+        """Logits of the next token after each token.
+
+        Args:
+            tokens: (B, T) int64.
+            offset: Added to every position.
+            window: Every layer's attention sees this many keys, the query's own included; None for all before it.
+            cache: From `new_cache`: tokens follow those it remembers, and are remembered.
+
+        Returns:
+            (B, T, V) in the precision of the head.
+
+        Raises:
+            ValueError: If the window is not positive, or the strategy cannot reach a position.
+        """
+        return self.head(self.features(tokens, offset, window, cache))
+
+    def features(
+        self, tokens: Tensor, offset: int = 0, window: int | None = None, cache: Cache | None = None
+    ) -> Tensor:
+        """What the head is given, (B, T, D); arguments as in `forward`."""
+        if window is not None and window < 1:
+            raise ValueError(f"window: got {window}, expected at least 1 key (the query's own), or none for all keys")
+        known = 0 if cache is None else cache.length
+        length = known + tokens.shape[1]
+        positions = torch.arange(offset, offset + length, device=tokens.device)  # (Tk,)
+        x = self.embedding(tokens)  # (B, T, D)
+        x = self.dropout(self.positions[0].embed(x, positions[known:]))
+        places = [Places(positions, p.bias(length), p.weight(length), window) for p in self.positions]
+        for i, block in enumerate(self.blocks):
+            shared = min(i, len(self.positions) - 1)
+            x = block(x, self.positions[shared], places[shared], None if cache is None else cache.layers[i])
+        return self.norm(x)
+
+    def losses(self, tokens: Tensor, offset: int = 0, window: int | None = None, last: int | None = None) -> Tensor:
+        """Negative log-likelihood of each target in nats, without holding all logits at once.
+
+        Args:
+            tokens: (B, T + 1) int64: T inputs and, one further, their T targets.
+            offset: Added to every position.
+            window: As in `forward`.
+            last: Only the last ``last`` targets.
+
+        Returns:
+            (B, T), or (B, last), fp32.
+        """
+        x, targets = self.features(tokens[:, :-1], offset, window), tokens[:, 1:]
+        if last is not None:
+            x, targets = x[:, -last:], targets[:, -last:]
+        return target_losses(self.head, x.flatten(0, 1), targets.flatten()).unflatten(0, targets.shape)  # (B, T)
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile `features`, which training, evaluation and generation share; arguments are those of torch.compile."""
+        self.features = torch.compile(self.features, *args, **kwargs)  # type: ignore[method-assign]
+
+    def new_cache(self) -> Cache:
+        """An empty cache for `forward`."""
+        return Cache([LayerCache() for _ in self.blocks])
+
+    def constrain_(self) -> None:
+        """Project every strategy's parameters into their range, in place."""
+        for position in self.positions:
+            position.constrain_()
