@@ -7,7 +7,6 @@ packages above them: those carry the right search path and run no code.
 
 import sys
 import warnings
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -17,26 +16,26 @@ from lightning_utilities.core import apply_func
 __all__ = ["LinearWarmupCosineAnnealingLR", "ModuleDataMonitor", "TrainingDataMonitor"]
 
 
-def _leaf(name: str) -> ModuleType:
+def _stand_in_for_packages() -> None:
     spec = find_spec("pl_bolts")  # finds the package without importing it
     if spec is None or spec.origin is None:
         raise ImportError("lightning-bolts is missing; install it with `pip install --no-deps lightning-bolts==0.7.0`")
     root = Path(spec.origin).parent
     for package in ("pl_bolts", "pl_bolts.utils", "pl_bolts.callbacks", "pl_bolts.optimizers"):
-        if package not in sys.modules:
-            module = ModuleType(package)
-            module.__path__ = [str(root.joinpath(*package.split(".")[1:]))]
-            sys.modules[package] = module
+        module = ModuleType(package)
+        module.__path__ = [str(root.joinpath(*package.split(".")[1:]))]
+        sys.modules[package] = module
     sys.modules["pl_bolts.utils"]._WANDB_AVAILABLE = False
     sys.modules.setdefault("pytorch_lightning.utilities.apply_func", apply_func)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        module = import_module(f"pl_bolts.{name}")
-    # each use warns that the package is under review; its review ended with its maintenance
-    warnings.filterwarnings("ignore", category=import_module("pl_bolts.utils.stability").UnderReviewWarning)
-    return module
 
 
-LinearWarmupCosineAnnealingLR = _leaf("optimizers.lr_scheduler").LinearWarmupCosineAnnealingLR
-_monitors = _leaf("callbacks.data_monitor")
-ModuleDataMonitor, TrainingDataMonitor = _monitors.ModuleDataMonitor, _monitors.TrainingDataMonitor
+if "pl_bolts" not in sys.modules:
+    _stand_in_for_packages()
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from pl_bolts.callbacks.data_monitor import ModuleDataMonitor, TrainingDataMonitor
+    from pl_bolts.optimizers.lr_scheduler import LinearWarmupCosineAnnealingLR
+    from pl_bolts.utils.stability import UnderReviewWarning
+
+# each use warns that the package is under review; its review ended with its maintenance
+warnings.filterwarnings("ignore", category=UnderReviewWarning)

@@ -137,7 +137,9 @@ class LanguageModel(LightningModule):
         optimiser.register_step_post_hook(lambda *_: self.network.constrain_())
         steps = self.trainer.max_steps
         if steps < 1:
-            raise ValueError(f"trainer.max_steps: got {steps}, expected the number of steps: the schedule spans them all")
+            raise ValueError(
+                f"trainer.max_steps: got {steps}, expected the number of steps: the schedule spans them all"
+            )
         warmup = max(2, round(self.warmup * steps))  # the schedule divides by warmup - 1
         schedule = LinearWarmupCosineAnnealingLR(
             optimiser, warmup, max(steps, warmup + 1), warmup_start_lr=self.optimiser["lr"] / warmup

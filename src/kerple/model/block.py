@@ -71,7 +71,9 @@ def _values(position: Position, positions: Tensor, attention: Tensor, rows: slic
 class Block(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)); the residual stream keeps its precision."""
 
-    def __init__(self, shape: Shape, hidden: int, bias: bool, eps: float, activation: nn.Module, dropout: float) -> None:
+    def __init__(
+        self, shape: Shape, hidden: int, bias: bool, eps: float, activation: nn.Module, dropout: float
+    ) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(shape.dim, eps, bias=bias)
         self.attention = SelfAttention(shape, bias)

@@ -5,7 +5,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-LOGITS_AT_ONCE = 2**25  # numbers: 128 MiB of fp32 logits, the demo's whole batch of 8,192 targets × 2,048 entries in one piece
+LOGITS_AT_ONCE = (
+    2**25
+)  # numbers: 128 MiB of fp32 logits, the demo's whole batch of 8,192 targets × 2,048 entries in one piece
 
 
 def target_losses(head: nn.Linear, features: Tensor, targets: Tensor, at_once: int = LOGITS_AT_ONCE) -> Tensor:
