@@ -19,7 +19,7 @@ Batch = dict[str, Tensor]
 
 
 class LanguageModel(LightningModule):
-    """Next-token prediction with a pluggable positional strategy (recipe: Chi et al. 2022, arXiv 2205.09921, section 5).
+    """Next-token prediction with a pluggable positional strategy (recipe: Chi et al. 2022, section 5).
 
     A batch is ``{"tokens": (B, T + 1) int64}``, optionally with ``"scored"`` (B, T) bool: the targets that count.
     Testing is left to callbacks, which get the network and the blocks; `test_step` itself does nothing.
@@ -157,7 +157,7 @@ class LanguageModel(LightningModule):
             return
         if gradient_clip_algorithm not in (None, "norm"):
             raise ValueError(
-                f"trainer.gradient_clip_algorithm: got {gradient_clip_algorithm!r}, expected 'norm': the recipe clips the norm"
+                f"trainer.gradient_clip_algorithm: got {gradient_clip_algorithm!r}, expected 'norm', the paper's way"
             )
         wrapped = self.trainer.strategy.model
         if isinstance(wrapped, FullyShardedDataParallel):  # the norm is over shards that other devices hold

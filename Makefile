@@ -1,0 +1,45 @@
+# make demo: from nothing to a trained model, its extrapolation table and a plot. make test: what CI runs.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+
+.PHONY: demo test test-slow lint format bench clean
+.DEFAULT_GOAL := help
+
+help: ## list these commands
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+# torch first, with what it needs; then the lock as it stands, so that nothing can pull another torch
+$(VENV)/ready: requirements.txt pyproject.toml
+	@$(PYTHON) -c "import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))" || \
+	  { echo "make: $$($(PYTHON) --version) found, Python 3.11 or 3.12 is needed: make PYTHON=python3.12 ..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --disable-pip-version-check $$(grep '^torch==' requirements.txt)
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements.txt
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo: $(VENV)/ready ## train KERPLE-log, RoPE and ALiBi for two minutes each, test to 32x the training length
+	$(RUN) run.py compare --config configs/compare/quick.yaml
+
+test: $(VENV)/ready ## the fast tests
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 -m "not slow"
+
+test-slow: $(VENV)/ready ## the tests that take minutes
+	$(RUN) -m pytest -m slow
+
+lint: $(VENV)/ready ## style and imports
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+
+format: $(VENV)/ready ## rewrite the code in the project's style
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+
+bench: $(VENV)/ready ## ratios measured side by side; records go to benchmarks/records
+	$(RUN) -m benchmarks.attention
+	$(RUN) -m benchmarks.step
+	$(RUN) -m benchmarks.evaluate
+
+clean: ## remove the virtual environment and caches; data and logs stay
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,55 @@
+"""What a checkpoint says about the run that wrote it, read without running anything it contains."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+CONFIG_KEY = "config"
+TRUSTED = ("kerple", "pytorch_lightning", "torch", "torchmetrics")
+
+
+def read_config(path: str | Path, trust: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The resolved configuration stored in a checkpoint by `python run.py fit`.
+
+    Tensors are mapped to no memory at all; nothing is unpickled but plain containers and numbers.
+
+    Args:
+        path: A local checkpoint file.
+        trust: Packages, beside this one and Lightning, whose classes the checkpoint may name.
+
+    Raises:
+        ValueError: If there is no such file, it is no checkpoint of this project, or it names a class outside the
+            trusted packages.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"ckpt_path: got {path}, which is not a file; expected a checkpoint a run of `fit` has written")
+    try:
+        # Lightning's own loader knows no "meta"; mmap keeps the weights of a large model on disk
+        stored = torch.load(path, map_location="meta", weights_only=True, mmap=True)
+        config = yaml.safe_load(stored[CONFIG_KEY])
+    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError, yaml.YAMLError) as error:
+        raise ValueError(
+            f"ckpt_path: {path} is not a checkpoint written by `python run.py fit` ({type(error).__name__}: "
+            f"{str(error).splitlines()[0][:200]})"
+        ) from error
+    allowed = (*TRUSTED, *trust)
+    for name in _class_paths(config):
+        if name.split(".")[0] not in allowed:
+            raise ValueError(
+                f"ckpt_path: {path} names the class {name}, expected one from {', '.join(allowed)}; "
+                f"if you trust it, add --trust {name.split('.')[0]}"
+            )
+    return config
+
+
+def _class_paths(node: Any) -> list[str]:
+    if isinstance(node, dict):
+        own = [str(node["class_path"])] if "class_path" in node else []
+        return own + [name for value in node.values() for name in _class_paths(value)]
+    if isinstance(node, list):
+        return [name for value in node for name in _class_paths(value)]
+    return []

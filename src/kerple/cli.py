@@ -1,0 +1,182 @@
+"""`python run.py`: fit, validate and test by LightningCLI; prepare, inspect, compare and predict beside them."""
+
+import os
+import sys
+import traceback
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from pytorch_lightning import LightningDataModule, LightningModule, Trainer
+from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from pytorch_lightning.loggers import TensorBoardLogger
+
+import kerple.callbacks
+import kerple.data
+import kerple.positions
+from kerple.checkpoints import CONFIG_KEY, read_config
+from kerple.lm import LanguageModel
+from kerple.runs import fit_directory, test_directory
+
+COMMANDS = {
+    "prepare": ("kerple.data.prepare", "build the token shards of a data config, nothing else"),
+    "inspect": ("kerple.data.inspect", "statistics, a decoded sample and checksums of token shards"),
+    "compare": ("kerple.compare", "strategies × seeds with everything else equal, and one report"),
+    "predict": ("kerple.generate", "continue a prompt with a trained model"),
+}
+FROM_CHECKPOINT = ("seed_everything", "model", "data", "experiment")
+
+
+class StoreConfig(SaveConfigCallback):
+    """Writes the resolved configuration beside the logs and into every checkpoint, never over an earlier one."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if self.already_saved or not trainer.is_global_zero:
+            return
+        self.already_saved = True
+        directory = Path(trainer.log_dir or trainer.default_root_dir)
+        directory.mkdir(parents=True, exist_ok=True)
+        text, path, resumption = self._text(), directory / "config.yaml", 0
+        while path.exists() and path.read_text() != text:
+            resumption += 1
+            path = directory / f"config-resumed-{resumption}.yaml"
+        path.write_text(text)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint[CONFIG_KEY] = self._text()
+
+    def _text(self) -> str:
+        return self.parser.dump(self.config, skip_none=False)
+
+
+class CLI(LightningCLI):
+    """LightningCLI with a directory for each run, and a model and data that `test` finds in the checkpoint."""
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        return {name: keys for name, keys in LightningCLI.subcommands().items() if name != "predict"}
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_argument("--experiment", default="run", help="First folder below --logs: what belongs together.")
+        parser.add_argument("--logs", default="logs", help="Root of all runs.")
+        parser.add_argument(
+            "--run_dir",
+            type=str | None,
+            default=None,
+            help="Folder of this run; null: <logs>/<experiment>/<strategy>/seed-<seed>, or a new version of it.",
+        )
+        parser.add_argument(
+            "--trust",
+            type=list[str],
+            default=[],
+            help="Packages whose classes a checkpoint may name, beside this project's and Lightning's.",
+        )
+        parser.link_arguments("data.init_args.vocabulary", "model.vocabulary")
+        parser.link_arguments("data.init_args.length", "model.length")
+
+    def _parse_ckpt_path(self) -> None:
+        """Lightning lets a checkpoint's hyper-parameters win over flags; `_checkpoint_first` does it the other way."""
+
+    def before_instantiate_classes(self) -> None:
+        config = self.config[self.subcommand]
+        if self.subcommand == "fit":
+            strategy = config.model.position.class_path.rpartition(".")[2]
+            directory = fit_directory(
+                config.run_dir, config.logs, config.experiment, strategy, config.seed_everything, config.ckpt_path
+            )
+            # the checkpoint callbacks below ask for it, and `--ckpt_path last` means this run's
+            config.run_dir = str(directory)
+            for callback in config.trainer.callbacks or []:
+                if callback.class_path.endswith("ModelCheckpoint") and callback.init_args.dirpath is None:
+                    callback.init_args.dirpath = str(directory / "checkpoints")
+            if config.ckpt_path == "last":
+                last = directory / "checkpoints" / "last.ckpt"
+                config.ckpt_path = str(last) if last.is_file() else None
+        else:
+            directory = test_directory(config.run_dir, config.ckpt_path, self.subcommand)
+        config.trainer.default_root_dir = str(directory)
+        if config.trainer.logger in (None, True):
+            config.trainer.logger = None
+            self._logger = TensorBoardLogger(str(directory), name="", version="", default_hp_metric=False)
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        logger = getattr(self, "_logger", None)
+        return super().instantiate_trainer(**({} if logger is None else {"logger": logger}), **kwargs)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run one command; a user's mistake ends with one line on standard error and exit status 2."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    # relative data and log folders are those of the place where the command is typed
+    torch.set_float32_matmul_precision("high")
+    try:
+        if arguments and arguments[0] in COMMANDS:
+            import_module(COMMANDS[arguments[0]][0]).main(arguments[1:])
+            return
+        _check_position(arguments)
+        sys.argv = [sys.argv[0], *_checkpoint_first(arguments)]
+        CLI(
+            LanguageModel,
+            LightningDataModule,
+            subclass_mode_data=True,
+            save_config_callback=StoreConfig,
+            seed_everything_default=1235,
+            parser_kwargs={"description": _description()},
+            auto_configure_optimizers=False,
+        )
+    except ValueError as error:
+        if os.environ.get("KERPLE_TRACEBACK") or not _ours(error):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from error
+
+
+def _description() -> str:
+    others = "; ".join(f"{name}: {what}" for name, (_, what) in COMMANDS.items())
+    return f"Length extrapolation of transformers. Beside the subcommands below: {others}."
+
+
+def _ours(error: BaseException) -> bool:
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and Path(frames[-1].filename).is_relative_to(Path(__file__).parent)
+
+
+def _option(arguments: list[str], *names: str) -> list[str]:
+    found = []
+    for i, argument in enumerate(arguments):
+        name, equals, value = argument.partition("=")
+        if name in names:
+            found += [value] if equals else arguments[i + 1 : i + 2]
+    return found
+
+
+def _check_position(arguments: list[str]) -> None:
+    """Name the strategies when an unknown one is asked for: the parser's own message speaks of callables."""
+    given = _option(arguments, "--model.position")
+    for path in _option(arguments, "--config", "-c"):
+        if Path(path).is_file():
+            model = (yaml.safe_load(Path(path).read_text()) or {}).get("model") or {}
+            position = model.get("position")
+            given += [position["class_path"] if isinstance(position, dict) else position] if position else []
+    for name in given:
+        if isinstance(name, str) and "." not in name and name.isidentifier() and name not in kerple.positions.names():
+            raise ValueError(
+                f"model.position: got {name!r}, expected one of {', '.join(kerple.positions.names())}, "
+                "or the import path of a class of your own"
+            )
+
+
+def _checkpoint_first(arguments: list[str]) -> list[str]:
+    """Put what a checkpoint says before what the command line says, so that the command line wins."""
+    paths = _option(arguments, "--ckpt_path")
+    if arguments[:1] not in (["test"], ["validate"]) or not paths:
+        return arguments
+    stored = read_config(paths[-1], tuple(_option(arguments, "--trust")))
+    config = {key: stored[key] for key in FROM_CHECKPOINT if key in stored}
+    # devices and strategy are those of the machine that tests, not of the one that trained
+    config["trainer"] = {key: stored["trainer"][key] for key in ("precision", "callbacks")}
+    return [arguments[0], "--config", yaml.safe_dump(config), *arguments[1:]]
+
+
