@@ -1,5 +1,5 @@
 """Causal attention with a table of distances: one door, several ways of doing the same sum."""
 
-from kerple.attention.reference import attend_reference as attend
+from kerple.attention.door import attend
 
 __all__ = ["attend"]

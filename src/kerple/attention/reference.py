@@ -20,20 +20,10 @@ def attend_reference(
     scores: Scores | None = None,
     values: Values | None = None,
 ) -> Tensor:
-    """Causal attention in the precision given.
+    """Causal attention in the precision given, scores and probabilities written out.
 
-    Args:
-        q: (B, H, Tq, δ), the last Tq of the Tk rows.
-        k: (B, H, Tk, δ).
-        v: (B, H, Tk, δ).
-        table: (H, >= Tk), added to the scaled score at distance d = m - n.
-        weight: (H, >= Tk), multiplies q·k at distance d.
-        window: Only keys at distance d < window are seen.
-        scores: ``scores(q, k, rows, columns)`` gives (B or 1, H, Tq, Tk) to be added to the scaled scores.
-        values: ``values(attention, rows, columns)`` gives (B, H, Tq, δ) to be added to the output.
-
-    Returns:
-        (B, H, Tq, δ) in the dtype of ``q``.
+    The arguments and the result are those of `kerple.attention.attend`; nothing is checked and nothing is fused. In fp64 it
+    is what every other way is compared with. Memory is O(B·H·T²).
     """
     length, rows = k.shape[2], slice(k.shape[2] - q.shape[2], k.shape[2])
     index = torch.arange(length, device=q.device)

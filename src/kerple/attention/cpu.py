@@ -1,0 +1,117 @@
+"""Attention with a learned table of distances on the CPU: torch's fused kernel forward, own backward, memory O(T).
+
+Forward, the fused kernel gets blocks of reversed queries and, as its mask, a view of the table (`distances`): causal blocks
+only. Backward, scores are computed again tile by tile; the table's gradient is the sum of theirs along distances.
+"""
+
+import torch
+from torch import Tensor
+
+from kerple.attention.distances import hankel_line, hankel_view, sum_by_distance
+
+FORWARD_BLOCK = 256
+BACKWARD_BLOCK = 128
+
+
+@torch.library.custom_op("kerple::table_attention", mutates_args=(), device_types="cpu")
+def table_attention(
+    q: Tensor, k: Tensor, v: Tensor, table: Tensor, window: int | None, learned: bool
+) -> tuple[Tensor, Tensor]:
+    """Causal attention with a bias by distance, forward; ``learned`` says whether the table wants a gradient.
+
+    Args:
+        q: (B, H, Tq, δ), the last Tq of the Tk rows; k and v (B, H, Tk, δ), all of one dtype.
+        table: (H, >= Tk), fp32 (fp64 for fp64 queries).
+        window: Only keys at distance < window are seen.
+
+    Returns:
+        The output (B, H, Tq, δ) in the dtype of q and the log-sum-exp (B, H, Tq) in that of the table.
+    """
+    batch, heads, queries, dim = q.shape
+    length = k.shape[2]
+    line = hankel_line(table, length, FORWARD_BLOCK, window)
+    out = q.new_empty(batch, heads, queries, dim)
+    lse = table.new_empty(batch, heads, queries)
+    for rows, columns in blocks(queries, length, FORWARD_BLOCK, window):
+        here = slice(rows.start - length + queries, rows.stop - length + queries)
+        mask = hankel_view(line, length, rows, columns).expand(batch, -1, -1, -1)
+        o, e = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q[:, :, here].flip(2), k[:, :, columns], v[:, :, columns], 0.0, False, attn_mask=mask
+        )
+        out[:, :, here] = o.flip(2)
+        lse[:, :, here] = (e if e.shape[1] == heads else e.transpose(1, 2)).flip(2)
+    return out, lse
+
+
+@torch.library.custom_op("kerple::table_attention_backward", mutates_args=(), device_types="cpu")
+def table_attention_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    window: int | None,
+    learned: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v in their dtype and of the table in its own (zeros unless ``learned``)."""
+    batch, _, queries, _ = q.shape
+    length, precise, scale = k.shape[2], table.dtype, q.shape[-1] ** -0.5
+    line = hankel_line(table, length, BACKWARD_BLOCK, window)
+    delta = (grad.to(precise) * out.to(precise)).sum(-1, keepdim=True).flip(2)  # (B, H, Tq, 1)
+    lse, q, grad = lse.unsqueeze(-1).flip(2), q.flip(2), grad.flip(2)
+    dq = torch.empty_like(q)
+    dk, dv = k.new_zeros(k.shape, dtype=precise), v.new_zeros(v.shape, dtype=precise)
+    dtable = torch.zeros_like(table)
+    for rows, columns in blocks(queries, length, BACKWARD_BLOCK, window):
+        here = slice(length - rows.stop, length - rows.start)
+        bias, total = hankel_view(line, length, rows, columns), None
+        for b in range(batch):
+            qb, gb, kb, vb = q[b, :, here], grad[b, :, here], k[b, :, columns], v[b, :, columns]
+            if q.dtype == precise:
+                p = torch.baddbmm(bias, qb, kb.transpose(1, 2), alpha=scale)  # (H, rows, columns)
+            else:
+                p = torch.bmm(qb, kb.transpose(1, 2)).to(precise).mul_(scale).add_(bias)
+            p.sub_(lse[b, :, here]).exp_()
+            dv[b, :, columns] += torch.bmm(p.to(q.dtype).transpose(1, 2), gb)
+            ds = torch.bmm(gb, vb.transpose(1, 2)).to(precise).sub_(delta[b, :, here]).mul_(p)
+            if learned:
+                total = ds.clone() if total is None else total.add_(ds)
+            ds = ds.to(q.dtype)
+            dq[b, :, here] = torch.bmm(ds, kb)
+            dk[b, :, columns] += torch.bmm(ds.transpose(1, 2), qb)
+        if total is not None:
+            sum_by_distance(total, dtable, rows, columns)
+    return dq.flip(2).mul_(scale), dk.mul_(scale).to(k.dtype), dv.to(v.dtype), dtable
+
+
+def blocks(queries: int, length: int, block: int, window: int | None) -> list[tuple[slice, slice]]:
+    """Row indices of each block of queries, with those of the keys that any of them sees."""
+    starts = range(length - queries, length, block)
+    rows = [slice(start, min(length, start + block)) for start in starts]
+    return [(r, slice(0 if window is None else max(0, r.start - window + 1), r.stop)) for r in rows]
+
+
+@table_attention.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, table: Tensor, window: int | None, learned: bool) -> tuple[Tensor, Tensor]:
+    return q.new_empty(q.shape), table.new_empty(q.shape[:3])
+
+
+@table_attention_backward.register_fake
+def _(grad, q, k, v, table, out, lse, window, learned):
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), torch.empty_like(table)
+
+
+def _save(ctx, inputs, output) -> None:
+    *tensors, ctx.window, ctx.learned = inputs
+    ctx.save_for_backward(*tensors, *output)
+    ctx.mark_non_differentiable(output[1])
+
+
+def _backward(ctx, grad: Tensor, _: Tensor):
+    grads = table_attention_backward(grad, *ctx.saved_tensors, ctx.window, ctx.learned)
+    return *grads, None, None
+
+
+table_attention.register_autograd(_backward, setup_context=_save)

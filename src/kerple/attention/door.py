@@ -1,0 +1,90 @@
+"""The one door: what is asked and where decides which way the sum is done."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
+
+from kerple.attention.blocks import attend_blocks
+from kerple.attention.cpu import table_attention
+from kerple.attention.reference import Scores, Values
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    table: Tensor | None = None,
+    weight: Tensor | None = None,
+    window: int | None = None,
+    scores: Scores | None = None,
+    values: Values | None = None,
+) -> Tensor:
+    """Causal attention, softmax(q·k/√δ + what the strategy adds)·v.
+
+    Distances are those of row indices: query row m, key row n, d = m - n. The queries are the last Tq of the Tk rows: all
+    of them in training, the newest ones when keys come from a cache. Scores, softmax and the table's gradient are fp32
+    (fp64 for fp64 input); gradients are the same bits in every run. Under autocast q, k and v are cast to its dtype.
+
+    Args:
+        q: (B, H, Tq, δ), Tq <= Tk. Any strides.
+        k: (B, H, Tk, δ), like ``v``, in the dtype of ``q``.
+        v: (B, H, Tk, δ).
+        table: (H, >= Tk), added to the scaled score at distance d. Never becomes a T × T tensor; its gradient neither.
+        weight: (H, >= Tk), multiplies q·k/√δ at distance d, before the table is added.
+        window: Only keys at distance d < window are seen; time and memory are then O(T · window).
+        scores: ``scores(q, k, rows, columns)``, for a block of queries and the keys it may see and the slices of row indices
+            they are, gives (B or 1, H, rows, columns), added to the scaled scores. Called again in the backward pass.
+        values: ``values(attention, rows, columns)``, for the probabilities (B, H, rows, columns) of a block, gives
+            (B, H, rows, δ), added to the output.
+
+    Returns:
+        (B, H, Tq, δ) in the dtype of ``q`` (of autocast, where that is on).
+
+    Raises:
+        ValueError: If shapes or dtypes do not fit together, or ``window`` is not positive.
+    """
+    check(q, k, v, table, weight, window)
+    device = q.device.type
+    if torch.is_autocast_enabled(device) and q.dtype != torch.float64:
+        q, k, v = (x.to(torch.get_autocast_dtype(device)) for x in (q, k, v))
+    queries, length = q.shape[2], k.shape[2]
+    window = None if window is None or window >= length else window
+    precise = torch.promote_types(q.dtype, torch.float32)
+    table, weight = (None if x is None else x.to(precise) for x in (table, weight))
+
+    if weight is not None or scores is not None or values is not None:
+        return attend_blocks(q, k, v, table=table, weight=weight, window=window, scores=scores, values=values)
+    if table is None and window is None and (queries == length or queries == 1):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=queries > 1)
+    if device == "cpu":
+        if table is None:
+            table = q.new_zeros(q.shape[1], length, dtype=precise)
+        return table_attention(q, k, v, table, window, table.requires_grad)[0]
+    if table is None and window is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=causal_lower_right(queries, length))
+    return attend_blocks(q, k, v, table=table, window=window)
+
+
+def check(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, weight: Tensor | None, window: int | None) -> None:
+    """Raise ValueError for what does not fit together."""
+    if q.ndim != 4 or k.ndim != 4 or k.shape != v.shape or q.shape[:2] != k.shape[:2] or q.shape[3] != k.shape[3]:
+        raise ValueError(
+            f"q, k, v: got shapes {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}, "
+            "expected (B, H, Tq, δ), (B, H, Tk, δ), (B, H, Tk, δ)"
+        )
+    if not 0 < q.shape[2] <= k.shape[2]:
+        raise ValueError(
+            f"q: got {q.shape[2]} queries for {k.shape[2]} keys, expected 1 to {k.shape[2]}: the last rows"
+        )
+    if not q.dtype == k.dtype == v.dtype:
+        raise ValueError(f"q, k, v: got dtypes {q.dtype}, {k.dtype}, {v.dtype}, expected one; cast them alike")
+    for name, x in (("table", table), ("weight", weight)):
+        if x is not None and (x.ndim != 2 or x.shape[0] != q.shape[1] or x.shape[1] < k.shape[2]):
+            raise ValueError(
+                f"{name}: got shape {tuple(x.shape)}, expected (H, >= Tk) = ({q.shape[1]}, >= {k.shape[2]}); "
+                "build it for the number of keys"
+            )
+    if window is not None and window < 1:
+        raise ValueError(f"window: got {window}, expected a positive number of keys; leave it out for all of them")
