@@ -26,7 +26,9 @@ def read_config(path: str | Path, trust: tuple[str, ...] = ()) -> dict[str, Any]
     """
     path = Path(path)
     if not path.is_file():
-        raise ValueError(f"ckpt_path: got {path}, which is not a file; expected a checkpoint a run of `fit` has written")
+        raise ValueError(
+            f"ckpt_path: got {path}, which is not a file; expected a checkpoint a run of `fit` has written"
+        )
     try:
         # Lightning's own loader knows no "meta"; mmap keeps the weights of a large model on disk
         stored = torch.load(path, map_location="meta", weights_only=True, mmap=True)

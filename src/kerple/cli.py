@@ -178,5 +178,3 @@ def _checkpoint_first(arguments: list[str]) -> list[str]:
     # devices and strategy are those of the machine that tests, not of the one that trained
     config["trainer"] = {key: stored["trainer"][key] for key in ("precision", "callbacks")}
     return [arguments[0], "--config", yaml.safe_dump(config), *arguments[1:]]
-
-
