@@ -69,9 +69,8 @@ class CLI(LightningCLI):
         )
         parser.add_argument(
             "--trust",
-            type=list[str],
-            default=[],
-            help="Packages whose classes a checkpoint may name, beside this project's and Lightning's.",
+            default="",
+            help="Packages whose classes a checkpoint may name, beside this project's and Lightning's: a,b,c.",
         )
         parser.link_arguments("data.init_args.vocabulary", "model.vocabulary")
         parser.link_arguments("data.init_args.length", "model.length")
@@ -86,19 +85,14 @@ class CLI(LightningCLI):
             directory = fit_directory(
                 config.run_dir, config.logs, config.experiment, strategy, config.seed_everything, config.ckpt_path
             )
-            # the checkpoint callbacks below ask for it, and `--ckpt_path last` means this run's
-            config.run_dir = str(directory)
-            for callback in config.trainer.callbacks or []:
-                if callback.class_path.endswith("ModelCheckpoint") and callback.init_args.dirpath is None:
-                    callback.init_args.dirpath = str(directory / "checkpoints")
-            if config.ckpt_path == "last":
-                last = directory / "checkpoints" / "last.ckpt"
+            if config.ckpt_path == "last":  # of this run; nothing to resume is a fresh start, so that a requeued job
+                last = directory / "checkpoints" / "last.ckpt"  # can be given the same command line every time
                 config.ckpt_path = str(last) if last.is_file() else None
         else:
             directory = test_directory(config.run_dir, config.ckpt_path, self.subcommand)
         config.trainer.default_root_dir = str(directory)
         if config.trainer.logger in (None, True):
-            config.trainer.logger = None
+            # save_dir/name/version: checkpoints, events and results land in the run's own folder
             self._logger = TensorBoardLogger(str(directory), name="", version="", default_hp_metric=False)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
@@ -170,10 +164,13 @@ def _check_position(arguments: list[str]) -> None:
 
 def _checkpoint_first(arguments: list[str]) -> list[str]:
     """Put what a checkpoint says before what the command line says, so that the command line wins."""
-    paths = _option(arguments, "--ckpt_path")
-    if arguments[:1] not in (["test"], ["validate"]) or not paths:
+    if arguments[:1] not in (["test"], ["validate"]) or {"-h", "--help"} & set(arguments):
         return arguments
-    stored = read_config(paths[-1], tuple(_option(arguments, "--trust")))
+    paths = _option(arguments, "--ckpt_path")
+    if not paths:
+        raise ValueError(f"ckpt_path: got nothing, expected a checkpoint to {arguments[0]}; add --ckpt_path FILE")
+    trust = [package for value in _option(arguments, "--trust") for package in value.split(",")]
+    stored = read_config(paths[-1], tuple(trust))
     config = {key: stored[key] for key in FROM_CHECKPOINT if key in stored}
     # devices and strategy are those of the machine that tests, not of the one that trained
     config["trainer"] = {key: stored["trainer"][key] for key in ("precision", "callbacks")}

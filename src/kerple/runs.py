@@ -34,12 +34,10 @@ def fit_directory(
     return _unused(wanted)
 
 
-def test_directory(run_dir: str | None, ckpt_path: str | None, command: str) -> Path:
+def test_directory(run_dir: str | None, ckpt_path: str, command: str) -> Path:
     """The folder a test or validation writes to: ``test``, ``test_v1``, … beside the checkpoint's folder."""
     if run_dir:
         return _unused(Path(run_dir))
-    if ckpt_path is None:
-        raise ValueError(f"ckpt_path: got nothing, expected the checkpoint to {command}; add --ckpt_path FILE")
     checkpoints = Path(ckpt_path).parent
     run = checkpoints.parent if checkpoints.name == "checkpoints" else checkpoints
     return _unused(run / command)

@@ -1,4 +1,4 @@
-"""What hooks evaluation into Lightning: every module beside this one is imported, so that its callbacks have short names."""
+"""What hooks evaluation into Lightning: modules beside this one are imported, so their callbacks have short names."""
 
 import inspect
 from importlib import import_module

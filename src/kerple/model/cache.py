@@ -8,7 +8,7 @@ from torch import Tensor
 
 @dataclass
 class LayerCache:
-    """Keys (rotated if the strategy rotates) and values (B, H, T, δ) of one layer, and its content (B, H, T, c) or None."""
+    """Keys, rotated if the strategy rotates, and values (B, H, T, δ) of one layer; its content (B, H, T, c) or None."""
 
     keys: Tensor | None = None
     values: Tensor | None = None
