@@ -1,16 +1,110 @@
 """Strategies that leave the scores alone: nothing at all, or something added to the token embeddings."""
 
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from kerple.positions.angles import angles
 from kerple.positions.base import Position, Shape
 
 
 class NoPE(Position):
-    """No positional information but the causal mask (Haviv et al. 2022, arXiv 2203.16634; Kazemnejad et al. 2023, arXiv 2305.19466).
+    """No positional information but the causal mask (Haviv et al. 2022, arXiv 2203.16634; Kazemnejad et al. 2023,
+    arXiv 2305.19466).
+
+    Parameters: `0`. Cost: none.
 
     Args:
-        shape: What the model hands to every strategy. NoPE has no parameters.
+        shape: What the model hands to every strategy.
     """
 
     shift_invariant = True
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
+
+
+class Sinusoidal(Position):
+    """Fixed waves added to the embeddings (Vaswani et al. 2017, arXiv 1706.03762, section 3.5).
+
+    ``x_t + P[t]``, ``P[t, 2i] = sin(t / base^(2i/D))``, ``P[t, 2i+1] = cos(t / base^(2i/D))``; embeddings are not
+    multiplied by √D. The divisor is D/2 frequencies, not the D/2 - 1 of tensor2tensor and of what was ported from it.
+
+    Parameters: `0`. Cost: one (T, D) table a forward.
+
+    Args:
+        shape: What the model hands to every strategy; its width D must be even.
+        base: The longest wavelength is 2π times this.
+
+    Raises:
+        ValueError: If D is odd or the base not above 1.
+    """
+
+    def __init__(self, shape: Shape, base: float = 10000.0) -> None:
+        super().__init__()
+        if shape.dim % 2:
+            raise ValueError(
+                f"Sinusoidal: dim: got {shape.dim}, expected an even width: sines and cosines come in pairs"
+            )
+        if base <= 1:
+            raise ValueError(f"Sinusoidal: base: got {base}, expected a number above 1; the paper uses 10000")
+        self.dim, self.base = shape.dim, base
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        angle = angles(positions, self.dim, self.base)  # (T, D/2) fp64
+        waves = torch.stack([angle.sin(), angle.cos()], -1).flatten(-2).float()  # (T, D)
+        return (x.float() + waves).to(x.dtype)
+
+
+class Learned(Position):
+    """One learned vector per position, added to the embeddings: ``x_t + P[t]`` (Radford et al. 2019, GPT-2).
+
+    P starts as N(0, 0.02). It has L rows, the training length; what happens past them is the option ``beyond``:
+    ``error`` refuses, ``clamp`` gives every later position the last row, ``interpolate`` squeezes the positions of an
+    input that is too long into 0..L-1 and mixes neighbouring rows (then the logits of a prefix are not the prefix of
+    the logits).
+
+    Parameters: `L * D`. Cost: one (T, D) look-up a forward.
+
+    Args:
+        shape: What the model hands to every strategy.
+        beyond: What to do with positions of L and more.
+
+    Raises:
+        ValueError: If ``beyond`` is none of these, or, with ``error``, a position is L or more.
+    """
+
+    def __init__(self, shape: Shape, beyond: Literal["error", "clamp", "interpolate"] = "error") -> None:
+        super().__init__()
+        if beyond not in ("error", "clamp", "interpolate"):
+            raise ValueError(f"Learned: beyond: got {beyond!r}, expected error, clamp or interpolate")
+        self.beyond = beyond
+        self.rows = shape.length
+        self.max_length = shape.length if beyond == "error" else None
+        self.prefix_consistent = beyond != "interpolate"
+        self.table = nn.Parameter(torch.empty(shape.length, shape.dim, dtype=torch.float32).normal_(std=0.02))
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        last = self.rows - 1
+        if self.beyond == "interpolate":
+            place = positions * (last / positions.max().clamp(min=last).double())  # (T,) fp64
+            below = place.floor().long()
+            share = (place - below).float()[:, None]  # (T, 1)
+            rows = torch.lerp(self.table[below], self.table[(below + 1).clamp(max=last)], share)  # (T, D)
+        elif self.beyond == "clamp":
+            rows = self.table[positions.clamp(max=last)]
+        else:
+            self._refuse(positions)
+            rows = self.table[positions]
+        return (x.float() + rows).to(x.dtype)
+
+    def _refuse(self, positions: Tensor) -> None:
+        # elsewhere the model has compared max_length already, and asking a GPU would stall it
+        if positions.device.type != "cpu" or torch.compiler.is_compiling():
+            return
+        if int(positions.max()) >= self.rows:
+            raise ValueError(
+                f"position: got {int(positions.max())}, but Learned has {self.rows} rows, 0 to {self.rows - 1}, "
+                "the training length; read less, or choose beyond: clamp or beyond: interpolate"
+            )

@@ -6,10 +6,11 @@ A strategy overrides the hooks it uses and nothing else; the model asks `uses(ho
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from kerple.positions.constrained import Constrained
 
 
 @dataclass(frozen=True)
@@ -42,21 +43,25 @@ class Shape:
         return self.dim // self.heads
 
 
-class Position(nn.Module, ABC):
+class Position(Constrained, ABC):
     """A positional strategy: how a transformer learns where its tokens stand.
 
     A subclass takes ``Shape`` as its one positional argument and its own options after it. Every hook is optional.
-    Positions are int64, biases and angles fp32, whatever the precision of the weights or of autocast.
+    Positions are int64, biases and angles fp32, whatever the precision of the weights or of autocast: a strategy's own
+    parameters stay in fp32 too (`Constrained`). Its docstring has a line ``Parameters: `formula```, which a test
+    holds it to; the formula may use D, H, δ, L (training length) and the strategy's options.
     """
 
-    shift_invariant: ClassVar[bool] = False
+    shift_invariant: bool = False
     """Whether the logits stay the same when every position is shifted by one `offset`."""
 
     prefix_consistent: bool = True
-    """Whether the logits of a prefix are the prefix of the logits; false where the length of the input changes angles."""
+    """Whether the logits of a prefix are the prefix of the logits; false where the length of the input changes
+    angles."""
 
     share_across_layers: bool = True
-    """Whether one instance serves all layers (an instance may override it); otherwise the model builds one per layer."""
+    """Whether one instance serves all layers (an instance may override it); otherwise the model builds one per
+    layer."""
 
     max_length: int | None = None
     """First position that cannot be represented; None where there is no such bound."""
@@ -64,6 +69,8 @@ class Position(nn.Module, ABC):
     @abstractmethod  # keeps the class abstract: jsonargparse would accept a concrete base as a strategy
     def __init__(self) -> None:
         super().__init__()
+        self.anchor: Tensor
+        self.register_buffer("anchor", torch.zeros(()), persistent=False)  # a strategy without state has a device too
 
     def uses(self, hook: str) -> bool:
         """Whether this strategy overrides ``hook``."""
@@ -86,7 +93,8 @@ class Position(nn.Module, ABC):
         return None
 
     def content(self, x: Tensor) -> Tensor | None:
-        """Numbers per token, made from the block's input x (B, T, D), that `scores` needs; (B, H, T, c), cached like keys."""
+        """Numbers per token, made from the block's input x (B, T, D), that `scores` needs; (B, H, T, c), cached like
+        keys."""
         return None
 
     def scores(
@@ -110,11 +118,11 @@ class Position(nn.Module, ABC):
         """What is added to the output (B, H, Tq, δ) of a block of queries, given its probabilities (B, H, Tq, Tk)."""
         raise AssertionError(f"{type(self).__name__} does not override values; ask uses('values') first")
 
-    @torch.no_grad()
-    def constrain_(self) -> None:
-        """Project the stored parameters into their range, in place; called after each optimiser step."""
+    @property
+    def device(self) -> torch.device:
+        """Where the strategy's tables are made."""
+        return self.anchor.device
 
     def distances(self, length: int) -> Tensor:
         """0, 1, …, length - 1 in fp32 on the device of the strategy; (length,)."""
-        state = next((t for t in (*self.parameters(), *self.buffers())), None)
-        return torch.arange(length, dtype=torch.float32, device=None if state is None else state.device)
+        return torch.arange(length, dtype=torch.float32, device=self.device)

@@ -1,0 +1,21 @@
+"""Angles of positions, in fp64: fp32 is off by 0.004 radians at position 40,000 already."""
+
+import torch
+from torch import Tensor
+
+
+def exact(device: torch.device) -> torch.dtype:
+    """fp64, or fp32 on the one kind of device that has no fp64."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def frequencies(dim: int, base: float | Tensor, device: torch.device) -> Tensor:
+    """``base^(-2i/dim)`` for i = 0..dim/2-1, (dim/2,) fp64."""
+    i = torch.arange(0, dim, 2, dtype=exact(device), device=device)
+    return torch.as_tensor(base, dtype=i.dtype, device=device) ** (-i / dim)
+
+
+def angles(positions: Tensor, dim: int, base: float) -> Tensor:
+    """Positions (T,) times frequencies, (T, dim/2) fp64."""
+    turns = frequencies(dim, base, positions.device)
+    return positions.to(turns.dtype)[:, None] * turns

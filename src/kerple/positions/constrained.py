@@ -1,0 +1,76 @@
+"""Parameters that know their range, and stay in fp32 whatever the precision around them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+HUGE = 1e6
+"""Upper end of a range without one: large enough not to matter, small enough that no table overflows fp32."""
+
+
+class Constrained(nn.Module):
+    """A module whose parameters live in fp32 and are projected into their ranges by `constrain_`.
+
+    ``module.bfloat16()`` and Lightning's ``bf16-true`` leave it in fp32: a strategy has few numbers, and bf16 would
+    merge distances above 256. ``module.double()`` works.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ranges: dict[str, tuple[float, float]] = {}
+
+    def learn(
+        self,
+        name: str,
+        size: int,
+        start: float | Sequence[float] | None = None,
+        *,
+        between: tuple[float, float] = (0.0, 1.0),
+        minimum: float,
+        maximum: float = HUGE,
+    ) -> None:
+        """Register the parameter ``name`` (size,) fp32, kept in [minimum, maximum] by `constrain_`.
+
+        Args:
+            name: Attribute and name in the checkpoint.
+            size: Number of entries, one per head as a rule.
+            start: Starting value of all entries, or one per entry; None draws them.
+            between: Uniform range to draw from.
+            minimum: Smallest value allowed.
+            maximum: Largest value allowed.
+
+        Raises:
+            ValueError: If a starting value is outside [minimum, maximum], or there are neither 1 nor ``size`` of them.
+        """
+        parameter = torch.empty(size, dtype=torch.float32)
+        if start is None:
+            parameter.uniform_(*between).clamp_(minimum, maximum)
+        else:
+            values = [float(start)] * size if isinstance(start, int | float) else [float(v) for v in start]
+            if len(values) != size:
+                raise ValueError(f"{name}: got {len(values)} starting values, expected 1 or {size} (one per head)")
+            if not all(minimum <= v <= maximum for v in values):  # not: min(values) < minimum, which NaN passes
+                raise ValueError(f"{name}: got a start of {start}, expected numbers from {minimum:g} to {maximum:g}")
+            parameter.copy_(torch.tensor(values, dtype=torch.float32))
+        self.register_parameter(name, nn.Parameter(parameter))
+        self._ranges[name] = (minimum, maximum)
+
+    @torch.no_grad()
+    def constrain_(self) -> None:
+        """Project the stored parameters into their ranges, in place; called after each optimiser step."""
+        for module in self.modules():
+            if isinstance(module, Constrained):
+                for name, (minimum, maximum) in module._ranges.items():
+                    getattr(module, name).nan_to_num_(nan=minimum, posinf=maximum, neginf=minimum).clamp_(
+                        minimum, maximum
+                    )
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        def keep_precision(tensor: Tensor) -> Tensor:
+            moved: Any = fn(tensor)
+            lost = tensor.is_floating_point() and moved.dtype in (torch.bfloat16, torch.float16)
+            return tensor.to(moved.device) if lost else moved
+
+        return super()._apply(keep_precision, recurse)
