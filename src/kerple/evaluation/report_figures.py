@@ -1,0 +1,141 @@
+"""Figures of a comparison, drawn from its tables alone."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from kerple.evaluation.report_tables import NAMES
+from kerple.evaluation.statistics import lower_is_better
+
+# Okabe and Ito's colours, distinct to colour-blind readers, then the same again with other dashes
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8A8A8A")
+DASHES = ("-", "--", ":", "-.")
+MARKERS = "osD^vP*X"
+Styles = dict[str, dict[str, str]]
+Draw = Callable[[Axes, pd.DataFrame, Styles], tuple[float, float]]
+HEADROOM = 4.0  # a curve that leaves the axis above this many times the best one has said what it has to say
+
+
+def figures(summary: pd.DataFrame, trained: int | None, baseline: str) -> Iterator[tuple[str, Figure]]:
+    """(name, figure) of every metric against length, a panel for each protocol, and of every ratio to the baseline.
+
+    Bits per byte have none beside perplexity: the same curves on another axis.
+    """
+    styles = _styles(summary["strategy"])
+    for metric, chosen in summary.groupby("metric", sort=False):
+        if metric == "bits_per_byte" and "ppl" in set(summary["metric"]):
+            continue
+        label = NAMES.get(str(metric), str(metric)).lower()
+        yield f"{metric}-against-length", _panels(chosen, styles, trained, _values, label)
+        if chosen["ratio_low"].notna().any():
+            yield (
+                f"{metric}-relative-to-{baseline}",
+                _panels(
+                    chosen[chosen["ratio_low"].notna()], styles, trained, _ratios, f"difference from {baseline} (%)"
+                ),
+            )
+
+
+def save(figure: Figure, folder: Path, name: str) -> tuple[Path, Path]:
+    """Write a figure as PNG and SVG; their paths. Nothing in the files depends on when they were written."""
+    paths = folder / f"{name}.png", folder / f"{name}.svg"
+    figure.savefig(paths[0], dpi=150, metadata={"Software": None})
+    with rc_context({"svg.hashsalt": name}):
+        figure.savefig(paths[1], metadata={"Date": None})
+    return paths
+
+
+def _styles(strategies: pd.Series) -> Styles:
+    return {
+        strategy: {
+            "color": COLOURS[i % len(COLOURS)],
+            "linestyle": DASHES[i // len(COLOURS) % len(DASHES)],
+            "marker": MARKERS[i % len(MARKERS)],
+        }
+        for i, strategy in enumerate(dict.fromkeys(strategies))
+    }
+
+
+def _panels(chosen: pd.DataFrame, styles: Styles, trained: int | None, draw: Draw, label: str) -> Figure:
+    protocols = list(dict.fromkeys(chosen["protocol"]))
+    columns = min(len(protocols), 3)
+    rows = -(-len(protocols) // columns)
+    figure = Figure(figsize=(4.6 * columns + 1.8, 3.6 * rows + 0.3), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, sharey=True)
+    for ax in axes.flat[len(protocols) :]:
+        ax.remove()
+    ranges = []
+    for ax, protocol in zip(axes.flat, protocols, strict=False):
+        panel = chosen[chosen["protocol"] == protocol]
+        ranges.append(draw(ax, panel, styles))
+        ax.set_title(protocol, fontsize=10)
+        ax.grid(alpha=0.25, linewidth=0.6)
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.set_xlabel("evaluation length (tokens)")
+        _lengths(ax, sorted(panel["length"].unique()), trained)
+    axes[0, 0].set_ylim(min(low for low, _ in ranges), max(high for _, high in ranges))  # shared by all panels
+    if axes[0, 0].get_yscale() == "log":
+        _plain_log_ticks(axes[0, 0])
+    for ax in axes[:, 0]:
+        ax.set_ylabel(label)
+    handles = {label: h for ax in figure.axes for h, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles.keys(), loc="outside right center", frameon=False, fontsize=9)
+    return figure
+
+
+def _values(ax: Axes, panel: pd.DataFrame, styles: Styles) -> tuple[float, float]:
+    """Draw one panel; the range of the vertical axis it asks for."""
+    metric = panel["metric"].iloc[0]
+    for strategy, group in panel.groupby("strategy", sort=False):
+        group = group.sort_values("length")
+        mean, std = group["mean"].to_numpy(), group["std"].fillna(0).to_numpy()
+        ax.plot(group["length"], mean, label=strategy, markersize=4, linewidth=1.5, **styles[strategy])
+        ax.fill_between(
+            group["length"], mean - std, mean + std, alpha=0.15, color=styles[strategy]["color"], linewidth=0
+        )
+    if not lower_is_better(metric):
+        return -0.02, 1.02
+    ax.set_yscale("log")
+    best, worst = panel["mean"].min(), panel["mean"].max()
+    return best / 1.04, min(worst, HEADROOM * best) * 1.04
+
+
+def _ratios(ax: Axes, panel: pd.DataFrame, styles: Styles) -> tuple[float, float]:
+    """Draw one panel, in per cent; the range of the vertical axis it asks for."""
+    for strategy, group in panel.groupby("strategy", sort=False):
+        group = group.sort_values("length")
+        percent = [100 * (group[c].to_numpy() - 1) for c in ("ratio", "ratio_low", "ratio_high")]
+        ax.plot(group["length"], percent[0], label=strategy, markersize=4, linewidth=1.5, **styles[strategy])
+        ax.fill_between(group["length"], *percent[1:], alpha=0.15, color=styles[strategy]["color"], linewidth=0)
+    ax.axhline(0, color="black", linewidth=0.8)
+    difference = 100 * (panel["ratio"] - 1)
+    return max(difference.min() * 1.3 - 1, -50), min(difference.max() * 1.1 + 1, 40)
+
+
+def _lengths(ax: Axes, lengths: list[int], trained: int | None) -> None:
+    if len(lengths) > 1 and lengths[-1] / lengths[0] >= 8:
+        ax.set_xscale("log", base=2)
+        ax.xaxis.set_major_locator(FixedLocator(lengths if len(lengths) <= 8 else lengths[:: -(-len(lengths) // 8)]))
+        ax.xaxis.set_minor_locator(NullLocator())
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.0f}"))
+    if trained is not None and lengths[0] <= trained <= lengths[-1]:
+        ax.axvline(trained, color="black", linewidth=0.8, linestyle=":")
+        ax.annotate(
+            "trained", (trained, 1), xycoords=("data", "axes fraction"), xytext=(3, -9), textcoords="offset points",
+            fontsize=7,
+        )  # fmt: skip
+
+
+def _plain_log_ticks(ax: Axes) -> None:
+    low, high = ax.get_ylim()
+    steps = np.array([1, 1.2, 1.5, 2, 3, 4, 5, 7]) if high / low < 20 else np.array([1, 2, 5])
+    ticks = [t for p in range(-4, 9) for t in steps * 10.0**p if low <= t <= high]
+    ax.yaxis.set_major_locator(FixedLocator(ticks))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:.3g}"))
+    ax.yaxis.set_minor_locator(NullLocator())

@@ -1,0 +1,195 @@
+"""Finished runs, read into tables: the only place that knows what a run directory looks like.
+
+A run directory holds ``config.yaml`` (resolved), ``cost.json`` (speed, memory, versions, machine) and, after its test,
+``test/``: JSON files of result rows and, from analyses, CSV files. A result row is either ``{protocol, length,
+nll_sum, targets}`` (a perplexity: the extrapolation test) or ``{metric, protocol, length, value}`` (anything else: a
+task's accuracy).
+"""
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import yaml
+
+RUN = ["strategy", "seed"]
+RESULT = ["metric", "protocol", "length"]
+SETTING = {"windowed": "window", "sliding": "stride", "last": "k"}  # part of the protocol's name, as in the logs
+
+
+@dataclass(frozen=True)
+class Run:
+    """Where one strategy trained with one seed is found.
+
+    Args:
+        strategy: Its label in tables and figures.
+        seed: Of initialisation and order of data.
+        directory: The run directory.
+    """
+
+    strategy: str
+    seed: int
+    directory: Path
+
+
+@dataclass(frozen=True)
+class Runs:
+    """What the runs of a comparison wrote, in tables whose first columns are strategy and seed.
+
+    Args:
+        results: metric, protocol, length, value, and the ``sum`` and ``count`` it is made of (NaN where unknown).
+        blocks: metric, protocol, length, block, sum, count; empty if the runs kept no sums by block.
+        costs: What `Throughput` measured; one row for each run that has it.
+        analyses: The CSV files of the tests, one table for each name.
+        configs: Resolved configuration of each run.
+        environments: Versions and machine each run recorded.
+    """
+
+    results: pd.DataFrame
+    blocks: pd.DataFrame
+    costs: pd.DataFrame
+    analyses: dict[str, pd.DataFrame]
+    configs: dict[tuple[str, int], dict[str, Any]]
+    environments: dict[tuple[str, int], dict[str, Any]]
+
+    @property
+    def training_length(self) -> int | None:
+        """Training length if it is the same for all runs, else None."""
+        lengths = {training_length(config) for config in self.configs.values()}
+        return lengths.pop() if len(lengths) == 1 else None
+
+
+def locate(directories: Iterable[Path]) -> list[Run]:
+    """Runs below these directories, labelled by the strategy and the seed in their configuration.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    roots = list(directories)
+    found = sorted({path.parent for root in roots for path in root.rglob("config.yaml") if path.parent.name != "test"})
+    if not found:
+        where = ", ".join(map(str, roots))
+        raise ValueError(f"runs: no config.yaml below {where}; expected directories that `fit` wrote")
+    runs = []
+    for directory in found:
+        config = _yaml(directory / "config.yaml")
+        runs.append(Run(strategy(config), int(config["seed_everything"]), directory))
+    return runs
+
+
+def read(runs: Iterable[Run]) -> Runs:
+    """Read runs that were fitted and tested.
+
+    Raises:
+        ValueError: If a run was not tested, or a file does not hold what its rows say; names the file.
+    """
+    tables: dict[str, list[dict[str, Any]]] = {"results": [], "blocks": [], "costs": []}
+    analyses: dict[str, list[pd.DataFrame]] = {}
+    configs, environments = {}, {}
+    for run in runs:
+        key = {"strategy": run.strategy, "seed": run.seed}
+        configs[run.strategy, run.seed] = _yaml(run.directory / "config.yaml")
+        rows = [(path, row) for path in sorted((run.directory / "test").glob("*.json")) for row in _rows(path)]
+        if not rows:
+            raise ValueError(f"{run.directory}: no result rows in {run.directory / 'test'}/*.json; test the run first")
+        for path, row in rows:
+            for result, blocks in _results(row, path):
+                tables["results"].append(key | result)
+                tables["blocks"] += [key | {c: result[c] for c in RESULT} | block for block in blocks]
+        if (cost := run.directory / "cost.json").exists():
+            measured = json.loads(cost.read_text())
+            environments[run.strategy, run.seed] = measured.pop("environment", {})
+            tables["costs"].append(key | measured)
+        for name, table in _analyses(run.directory / "test"):
+            analyses.setdefault(name, []).append(table.assign(**key))
+    results = pd.DataFrame(tables["results"], columns=[*RUN, *RESULT, "value", "sum", "count"])
+    blocks = pd.DataFrame(tables["blocks"], columns=[*RUN, *RESULT, "block", "sum", "count"])
+    costs = pd.DataFrame(tables["costs"], columns=None if tables["costs"] else RUN)
+    joined = {name: pd.concat(parts, ignore_index=True) for name, parts in analyses.items()}
+    front = {name: table[[*RUN, *table.columns.drop(RUN)]] for name, table in joined.items()}
+    return Runs(results, blocks, costs, front, configs, environments)
+
+
+def strategy(config: dict[str, Any]) -> str:
+    """Class name of the strategy in a resolved configuration."""
+    position = config["model"]["position"]
+    return str(position["class_path"] if isinstance(position, dict) else position).rsplit(".", 1)[-1]
+
+
+def training_length(config: dict[str, Any]) -> int | None:
+    """Training length in a resolved configuration, None if its data has no such setting."""
+    data = config.get("data") or {}
+    return data.get("init_args", data).get("length")
+
+
+def _yaml(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        raise ValueError(f"{path.parent}: has no {path.name}, expected a directory that `fit` wrote")
+    return yaml.safe_load(path.read_text())
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    """Result rows of a JSON file, none if it is some other analysis's."""
+    content = json.loads(path.read_text())
+    rows = content.get("rows", []) if isinstance(content, dict) else content
+    return [row for row in rows if isinstance(row, dict) and {"protocol", "length"} <= row.keys()]
+
+
+def _analyses(folder: Path) -> Iterator[tuple[str, pd.DataFrame]]:
+    """CSV files as they are, and sums of loss by position in bins, 64 to a length: enough for a figure of any
+    length."""
+    for path in sorted(folder.glob("*.csv")):
+        yield path.stem, pd.read_csv(path)
+    bins = []
+    for path in sorted(folder.glob("*.json")):
+        content = json.loads(path.read_text())
+        for curve in content.get("by_position", []) if isinstance(content, dict) else []:
+            table = pd.DataFrame({"sum": curve["nll_sum"], "count": curve["targets"]}, dtype=np.float64)
+            width = max(1, curve["length"] // 64)
+            table["first"] = table.index // width * width
+            binned = table.groupby("first", as_index=False)[["sum", "count"]].sum()
+            bins.append(binned.assign(length=curve["length"], ppl=np.exp(binned["sum"] / binned["count"])))
+    if bins:
+        yield "by_position", pd.concat(bins)[["length", "first", "ppl", "sum", "count"]]
+
+
+def _results(row: dict[str, Any], path: Path) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
+    protocol, length = str(row["protocol"]), int(row["length"])
+    if (setting := row.get(SETTING.get(protocol, ""))) is not None:
+        protocol = f"{protocol}{setting}"
+    where = f"{path}, {protocol} at {length}"
+    if "metric" in row:
+        cell = {"metric": row["metric"], "protocol": protocol, "length": length}
+        sums = {"sum": row.get("sum", math.nan), "count": row.get("count", math.nan)}
+        yield cell | {"value": float(row["value"])} | sums, _blocks(row, "block_sum", "block_count", sums, where)
+        return
+    if not {"nll_sum", "targets"} <= row.keys():
+        raise ValueError(f"{where}: got {', '.join(row)}, expected nll_sum and targets, or metric and value")
+    if protocol == "per_position":
+        return  # the sums of full once more; what it adds is by position, see `_by_position`
+    # a null is what strict JSON has for an infinite loss
+    sums = {"sum": math.inf if row["nll_sum"] is None else float(row["nll_sum"]), "count": int(row["targets"])}
+    cell = {"protocol": protocol, "length": length}
+    nats = sums["sum"] / sums["count"]
+    blocks = _blocks(row, "block_nll", "block_targets", sums, where)
+    # np.exp: a collapsed model's perplexity is infinite, not an error
+    yield {"metric": "ppl", **cell, "value": float(np.exp(nats)), **sums}, blocks
+    if row.get("bits_per_byte") is not None:
+        yield {"metric": "bits_per_byte", **cell, "value": float(row["bits_per_byte"]), **sums}, []
+
+
+def _blocks(row: dict[str, Any], sums: str, counts: str, total: dict[str, float], where: str) -> list[dict[str, Any]]:
+    """Sums by block, checked against the total: an interval must be about the very number it stands beside."""
+    parts = row.get(sums)
+    if parts is None or None in parts:
+        return []
+    # blocks of one test are equally long; a writer whose blocks are not says how long each is
+    numbers = row.get(counts) or [total["count"] / len(parts)] * len(parts)
+    if len(numbers) != len(parts) or not math.isclose(math.fsum(parts), total["sum"], rel_tol=1e-6, abs_tol=1e-9):
+        raise ValueError(f"{where}: {sums} ({len(parts)} blocks) does not add up to the row's sum {total['sum']}")
+    return [{"block": i, "sum": s, "count": n} for i, (s, n) in enumerate(zip(parts, numbers, strict=True))]

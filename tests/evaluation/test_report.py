@@ -1,0 +1,196 @@
+"""The report of runs whose numbers are known beforehand."""
+
+import base64
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from kerple.evaluation import report, report_runs
+from kerple.evaluation.report_runs import Run, locate, read
+from kerple.evaluation.report_tables import number
+from tests.evaluation.runs_on_disk import BYTES_PER_TOKEN, CURVES, LENGTHS, write_run, write_task_run
+
+SEEDS = (1235, 1236, 1237)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("runs")
+    for strategy, curve in CURVES.items():
+        for seed in SEEDS:
+            write_run(root / strategy / f"seed-{seed}", strategy, seed, curve)
+    return root
+
+
+@pytest.fixture(scope="module")
+def folder(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("report")
+    report.write(read(locate([root])), folder, name="three curves", baseline="KerpleLog", missing=["T5 seed 1235"])
+    return folder
+
+
+def test_results_hold_every_run_length_and_protocol_once(folder: Path) -> None:
+    results = pd.read_csv(folder / "results.csv")
+    assert len(results) == 3 * 3 * 4 * 2 * 2  # strategies, seeds, lengths, protocols, ppl and bits per byte
+    assert set(results["protocol"]) == {"full", "windowed64"}
+    row = results.query(
+        "strategy == 'RoPE' and seed == 1237 and metric == 'ppl' and protocol == 'full' and length == 512"
+    )
+    assert row["value"].item() == pytest.approx(37.0 * 1.001)
+    bits = results.query("strategy == 'RoPE' and seed == 1236 and metric == 'bits_per_byte' and length == 512")["value"]
+    assert bits.iloc[0] == pytest.approx(np.log2(37.0) / BYTES_PER_TOKEN)
+
+
+def test_the_same_runs_give_the_same_bytes(root: Path, folder: Path, tmp_path: Path) -> None:
+    report.write(read(locate([root])), tmp_path, name="three curves", baseline="KerpleLog")
+    for name in ("results.csv", "summary.csv", "costs.csv", "table.md", "ppl-against-length.svg", "kernels.csv"):
+        assert (tmp_path / name).read_bytes() == (folder / name).read_bytes(), name
+
+
+def test_markdown_table_marks_best_and_significant(folder: Path) -> None:
+    lines = (folder / "table.md").read_text().splitlines()
+    start = lines.index("### Perplexity, full")
+    header, _, *body = lines[start + 2 : start + 7]
+    assert header == "|  | 64 (1×) | 128 (2×) | 256 (4×) | 512 (8×) |"
+    table = {row.split(" | ")[0].strip("| "): row.strip("| ").split(" | ")[1:] for row in body}
+    assert table["KerpleLog"] == ["18.50 ± 0.02", *(f"**{v:.2f} ± 0.02**" for v in CURVES["KerpleLog"][1:])]
+    assert table["RoPE"][0] == "**18.40 ± 0.02†**"  # 0.1 lower at every seed: lower, and significantly so
+    assert table["RoPE"][3] == "37.00 ± 0.04†"
+
+
+def test_intervals_contain_the_ratio_and_pair_the_blocks(folder: Path) -> None:
+    summary = pd.read_csv(folder / "summary.csv").query("metric == 'ppl' and protocol == 'full'").set_index("strategy")
+    alibi = summary.loc["ALiBi"].iloc[-1]
+    # hardness of blocks is the same on both sides: it cancels in the ratio and not in the value
+    assert alibi["ratio"] == pytest.approx(18.1 / 17.2)
+    assert (alibi["ratio_low"], alibi["ratio_high"]) == (pytest.approx(18.1 / 17.2), pytest.approx(18.1 / 17.2))
+    assert alibi["low"] < 18.0 < 18.2 < alibi["high"]
+    assert np.isnan(summary.loc["KerpleLog"].iloc[0]["ratio_low"])
+
+
+def test_latex_escapes_and_marks(folder: Path) -> None:
+    text = (folder / "table.tex").read_text()
+    assert r"\textbf{17.20 $\pm$ 0.02}" in text
+    assert r"37.00 $\pm$ 0.04$^\dagger$" in text
+    assert "±" not in text
+    assert "†" not in text
+    assert text.count(r"\begin{table}") == text.count(r"\end{table}") >= 3
+
+
+class Links(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.sources: list[str] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.sources += [value or "" for key, value in attrs if key in ("src", "href")]
+        if tag not in ("img", "meta", "link"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_html_needs_no_other_file_and_says_what_was_done(folder: Path) -> None:
+    page = (folder / "report.html").read_text()
+    links = Links()
+    links.feed(page)
+    assert links.open == []
+    assert links.sources
+    assert all(source.startswith("data:image/svg+xml;base64,") for source in links.sources)
+    assert b"<svg" in base64.b64decode(links.sources[0].partition(",")[2])
+    for text in ("windowed64", "6,144", "2.13.0", "27,236", "batch_size: 8", "T5 seed 1235", "kerple.positions.RoPE"):
+        assert text in page, text  # protocol, targets, versions, speed, config, what is missing, what differs
+    assert "seed_everything" not in page
+
+
+def test_figures_are_written_twice(folder: Path) -> None:
+    for name in ("ppl-against-length", "ppl-relative-to-KerpleLog"):
+        assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert "<svg" in (folder / f"{name}.svg").read_text()
+
+
+def test_analyses_are_joined_with_strategy_and_seed_in_front(folder: Path) -> None:
+    table = pd.read_csv(folder / "kernels.csv")
+    assert list(table.columns) == ["strategy", "seed", "head", "distance", "bias"]
+    assert table.query("strategy == 'ALiBi' and seed == 1235")["bias"].item() == pytest.approx(-123.5)
+
+
+def test_task_accuracies_need_nothing_of_their_own(tmp_path: Path) -> None:
+    for strategy, copy, reverse in (("NoPE", 0.9, 0.2), ("T5", 0.5, 0.3), ("Sinusoidal", 0.0, 0.0)):
+        for seed in SEEDS:
+            accuracies = {"copy": (1.0, 1.0, copy, copy), "reverse": (1.0, 1.0, reverse, reverse)}
+            write_task_run(tmp_path / "runs" / strategy / f"seed-{seed}", strategy, seed, accuracies)
+    report.write(read(locate([tmp_path / "runs"])), tmp_path / "report", name="tasks", baseline="NoPE")
+    text = (tmp_path / "report" / "table.md").read_text()
+    assert "### Exact match at lengths beyond 20, by task" in text
+    assert "| NoPE | **0.900** | 0.200 | **0.750** |" in text  # ranks 1 and 2: (1 + 1/2) / 2
+    assert "| T5 | 0.500 | **0.300** | **0.750** |" in text
+    assert "| Sinusoidal | 0.000 | 0.000 | 0.333 |" in text
+    assert "### Exact match, copy" in text
+
+
+def test_positions_are_binned_and_keep_their_sums(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run", "RoPE", 1236, CURVES["RoPE"])
+    path = directory / "test" / "extrapolation.json"
+    content = json.loads(path.read_text())
+    content["by_position"] = [{"length": 256, "nll_sum": list(range(256)), "targets": [2] * 256}]
+    content["rows"].append({"protocol": "per_position", "length": 256, "nll_sum": 32640, "targets": 512})
+    path.write_text(json.dumps(content))
+    runs = read([Run("RoPE", 1236, directory)])
+    table = runs.analyses["by_position"]
+    assert list(table["first"]) == list(range(0, 256, 4))
+    assert (table["sum"].sum(), table["count"].sum()) == (sum(range(256)), 512)
+    assert table["ppl"].iloc[1] == pytest.approx(np.exp((4 + 5 + 6 + 7) / 8))
+    assert "per_position" not in set(runs.results["protocol"])
+
+
+def test_an_infinite_loss_is_infinite_and_not_an_error(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run", "Sinusoidal", 1236, CURVES["RoPE"])
+    path = directory / "test" / "extrapolation.json"
+    content = json.loads(path.read_text())
+    content["rows"][0] |= {"nll_sum": None, "ppl": None, "bits_per_byte": None, "block_nll": [None] * 12}
+    path.write_text(json.dumps(content))
+    runs = read([Run("Sinusoidal", 1236, directory)])
+    assert runs.results["value"].iloc[0] == np.inf
+    assert number(np.inf, np.nan) == "∞"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda row: row.pop("nll_sum"), "expected nll_sum and targets"),
+        (lambda row: row["block_nll"].pop(), r"block_nll \(11 blocks\) does not add up"),
+    ],
+)
+def test_files_that_contradict_themselves_are_named(tmp_path: Path, change, message: str) -> None:
+    directory = write_run(tmp_path / "run", "RoPE", 1236, CURVES["RoPE"])
+    path = directory / "test" / "extrapolation.json"
+    content = json.loads(path.read_text())
+    change(content["rows"][0])
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=rf"{re.escape(str(path))}, full at {LENGTHS[0]}.*{message}"):
+        read([Run("RoPE", 1236, directory)])
+
+
+def test_runs_that_are_not_there_or_not_tested_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no config\.yaml below"):
+        locate([tmp_path])
+    directory = write_run(tmp_path / "run", "RoPE", 1236, CURVES["RoPE"])
+    (directory / "test" / "extrapolation.json").unlink()
+    with pytest.raises(ValueError, match="test the run first"):
+        report_runs.read(locate([tmp_path]))
+
+
+def test_a_mean_of_seeds_is_printed_in_the_digits_that_mean_something() -> None:
+    assert number(0.98321, 0.00449) == "0.983 ± 0.004"
+    assert number(21.4321, 0.0617) == "21.43 ± 0.06"
+    assert number(269.33, 33.4) == "269.3 ± 33.4"
+    assert number(30046.2, 12123.4) == "30046 ± 12123"
+    assert number(21.4, float("nan")) == "21.40"
