@@ -1,0 +1,156 @@
+"""What training costs: tokens per second in the progress bar, and speed, memory and machine in ``cost.json``."""
+
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+import torch
+from pytorch_lightning import Callback, LightningModule, Trainer
+
+from kerple.positions import Position
+
+
+class Throughput(Callback):
+    """Measures training: logs ``train/tokens_per_second`` and ``train/peak_memory_mib``, writes ``cost.json`` at the
+    end.
+
+    A rate is over ``trainer.log_every_n_steps`` steps, of all devices together, waiting for data included, validation
+    excluded. The number in ``cost.json`` is the median rate: a busy moment of the machine does not move it. Rates are
+    kept in the checkpoint, so a resumed run knows those from before.
+
+    Memory is the most that tensors ever took on a CUDA device, or the largest resident size of the process on a CPU.
+
+    Args:
+        skip: Intervals left out at the start: the first step allocates, compiles and warms caches.
+
+    Raises:
+        ValueError: If ``skip`` is negative.
+    """
+
+    def __init__(self, skip: int = 1) -> None:
+        super().__init__()
+        if skip < 0:
+            raise ValueError(f"Throughput: skip: got {skip}, expected the number of intervals to leave out, 0 or more")
+        self.skip = skip
+        self.rates: list[float] = []
+        self._left_out = self._tokens = self._steps = 0
+        self._since = self._paused = 0.0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._left_out = 0
+        if pl_module.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(pl_module.device)
+        self._restart(pl_module)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._paused = self._now(pl_module)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._since += self._now(pl_module) - self._paused
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: dict[str, Any], batch_idx: int
+    ) -> None:
+        rows, columns = batch["tokens"].shape
+        self._tokens += rows * (columns - 1) * trainer.world_size  # targets: the last token is no input
+        self._steps += 1
+        if self._steps < trainer.log_every_n_steps:
+            return
+        rate = self._tokens / (self._now(pl_module) - self._since)
+        if self._left_out < self.skip:
+            self._left_out += 1
+        else:
+            self.rates.append(rate)
+        pl_module.log("train/tokens_per_second", rate, prog_bar=True)
+        pl_module.log("train/peak_memory_mib", peak_memory(pl_module.device) / 2**20)
+        self._restart(pl_module)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        directory = trainer.log_dir or trainer.default_root_dir  # asked on every rank: it is a broadcast
+        if not trainer.is_global_zero:
+            return
+        cost = {
+            "tokens_per_second": median(self.rates) if self.rates else None,
+            "peak_memory_bytes": peak_memory(pl_module.device),
+            "parameters": sum(p.numel() for p in pl_module.parameters()),
+            "position_parameters": position_parameters(pl_module),
+            "steps": trainer.global_step,
+            "environment": environment(trainer, pl_module.device),
+        }
+        path = Path(directory) / "cost.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(cost, indent=1) + "\n")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rates": self.rates}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.rates = list(state_dict["rates"])
+
+    def _restart(self, pl_module: LightningModule) -> None:
+        self._tokens = self._steps = 0
+        self._since = self._now(pl_module)
+
+    def _now(self, pl_module: LightningModule) -> float:
+        if pl_module.device.type == "cuda":
+            torch.cuda.synchronize(pl_module.device)
+        return time.perf_counter()
+
+
+def position_parameters(module: torch.nn.Module) -> int:
+    """Number of parameters of all positional strategies in a model, a shared one counted once."""
+    strategies = [m for m in module.modules() if isinstance(m, Position)]
+    return sum(p.numel() for p in {p for strategy in strategies for p in strategy.parameters()})
+
+
+def peak_memory(device: torch.device) -> int:
+    """Most memory in bytes: of tensors on a CUDA device, of the process otherwise."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def environment(trainer: Trainer, device: torch.device) -> dict[str, str]:
+    """Versions and machine, as a report needs to state them."""
+    cuda = device.type == "cuda"
+    described = {
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("torch", "pytorch-lightning", "torchmetrics")},
+        "commit": _commit(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": _processor(),
+        "cores": f"{os.cpu_count()}, {torch.get_num_threads()} threads",
+        "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
+        "accelerator": torch.cuda.get_device_name(device) if cuda else "none",
+        "devices": str(trainer.world_size),
+        "precision": str(trainer.precision),
+    }
+    return {key: value for key, value in described.items() if value}
+
+
+def _processor() -> str:
+    information = Path("/proc/cpuinfo")
+    lines = information.read_text().splitlines() if information.exists() else []
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
+    )
+
+
+def _commit() -> str:
+    """Commit of the code that ran, with a + if it had changes; empty outside a git repository."""
+    folder = Path(__file__).parent
+    try:
+        git = ["git", "-C", str(folder), "describe", "--always", "--abbrev=12", "--dirty=+"]
+        return subprocess.run(git, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""

@@ -1,0 +1,114 @@
+"""Throughput in a real fit: what is logged, what is written, what a resumed run keeps."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.loggers import TensorBoardLogger
+from torch.utils.data import DataLoader
+
+import kerple.callbacks.throughput as throughput
+from kerple.callbacks.throughput import Throughput, position_parameters
+from kerple.positions import build
+
+
+class Model(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.position = build("KerpleLog", dim=8, heads=2, length=4)
+        self.again = self.position  # shared by another layer
+        self.linear = torch.nn.Linear(3, 1)
+
+    def training_step(self, batch: dict[str, torch.Tensor], index: int) -> torch.Tensor:
+        return self.linear(torch.ones(3)).sum()
+
+    def validation_step(self, batch: dict[str, torch.Tensor], index: int) -> None: ...
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+class Clock:
+    """Seconds that pass only where the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(throughput, "time", clock)
+    return clock
+
+
+def trainer(folder: Path, callbacks: list[Any], steps: int = 8, **options: Any) -> Trainer:
+    return Trainer(
+        logger=TensorBoardLogger(folder, name="", version=""), callbacks=callbacks, max_steps=steps, accelerator="cpu",
+        log_every_n_steps=2, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0, **options,
+    )  # fmt: skip
+
+
+def loader() -> DataLoader:
+    return DataLoader([{"tokens": torch.zeros(5, dtype=torch.int64)}] * 64, batch_size=4)
+
+
+class SlowSteps(Model):
+    """Each step takes 1 s but the first, which takes 50; a validation takes 1,000."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.clock = clock
+
+    def training_step(self, batch: dict[str, torch.Tensor], index: int) -> torch.Tensor:
+        self.clock.now += 50 if self.global_step == 0 else 1
+        return super().training_step(batch, index)
+
+    def validation_step(self, batch: dict[str, torch.Tensor], index: int) -> None:
+        self.clock.now += 1000
+
+
+def test_rate_counts_targets_and_leaves_out_validation_and_the_start(tmp_path: Path, clock: Clock) -> None:
+    callback = Throughput()
+    run = trainer(tmp_path, [callback], val_check_interval=3, limit_val_batches=2)
+    run.fit(SlowSteps(clock), loader(), loader())
+
+    # 4 sequences of 4 targets in 1 s; the interval with the first step and validations between steps leave no trace
+    assert callback.rates == [16.0, 16.0, 16.0]
+    cost = json.loads((tmp_path / "cost.json").read_text())
+    assert cost["tokens_per_second"] == 16.0
+    assert cost["steps"] == 8
+    assert cost["position_parameters"] == 4  # r1 and r2 of 2 heads, once
+    assert cost["parameters"] == 4 + 4
+    assert cost["peak_memory_bytes"] > 50 * 2**20  # a process with torch in it
+    assert cost["environment"]["torch"] == torch.__version__
+    assert run.progress_bar_metrics["train/tokens_per_second"] == 16.0
+    assert run.callback_metrics["train/peak_memory_mib"] > 50
+
+
+def test_a_resumed_run_keeps_the_rates_from_before(tmp_path: Path, clock: Clock) -> None:
+    first = Throughput()
+    run = trainer(tmp_path / "a", [first], limit_val_batches=0)
+    run.fit(SlowSteps(clock), loader())
+    run.save_checkpoint(tmp_path / "last.ckpt")
+    second = Throughput()
+    trainer(tmp_path / "b", [second], steps=12, limit_val_batches=0).fit(
+        SlowSteps(clock), loader(), ckpt_path=tmp_path / "last.ckpt", weights_only=False
+    )
+    assert second.rates[: len(first.rates)] == first.rates
+    assert len(second.rates) == len(first.rates) + 1  # 2 intervals more, the first of them left out
+
+
+def test_position_parameters_of_a_model_without_any() -> None:
+    assert position_parameters(torch.nn.Linear(2, 2)) == 0
+
+
+def test_a_negative_skip_is_refused() -> None:
+    with pytest.raises(ValueError, match="skip: got -1"):
+        Throughput(skip=-1)
