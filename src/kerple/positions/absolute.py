@@ -5,8 +5,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from kerple.positions.angles import angles
-from kerple.positions.base import Position, Shape
+from kerple.positions.angles import angles, exact
+from kerple.positions.base import Position, Shape, precise
 
 
 class NoPE(Position):
@@ -53,8 +53,8 @@ class Sinusoidal(Position):
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         angle = angles(positions, self.dim, self.base)  # (T, D/2) fp64
-        waves = torch.stack([angle.sin(), angle.cos()], -1).flatten(-2).float()  # (T, D)
-        return (x.float() + waves).to(x.dtype)
+        waves = torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)  # (T, D)
+        return (precise(x) + waves.to(precise(x).dtype)).to(x.dtype)
 
 
 class Learned(Position):
@@ -88,16 +88,16 @@ class Learned(Position):
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         last = self.rows - 1
         if self.beyond == "interpolate":
-            place = positions * (last / positions.max().clamp(min=last).double())  # (T,) fp64
+            place = positions * (last / positions.max().clamp(min=last).to(exact(positions.device)))  # (T,)
             below = place.floor().long()
-            share = (place - below).float()[:, None]  # (T, 1)
+            share = (place - below).to(self.table.dtype)[:, None]  # (T, 1)
             rows = torch.lerp(self.table[below], self.table[(below + 1).clamp(max=last)], share)  # (T, D)
         elif self.beyond == "clamp":
             rows = self.table[positions.clamp(max=last)]
         else:
             self._refuse(positions)
             rows = self.table[positions]
-        return (x.float() + rows).to(x.dtype)
+        return (precise(x) + rows).to(x.dtype)
 
     def _refuse(self, positions: Tensor) -> None:
         # elsewhere the model has compared max_length already, and asking a GPU would stall it

@@ -43,6 +43,11 @@ class Shape:
         return self.dim // self.heads
 
 
+def precise(x: Tensor) -> Tensor:
+    """x in fp32, or as it is in fp64: what biases, angles and scores are computed in."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
 class Position(Constrained, ABC):
     """A positional strategy: how a transformer learns where its tokens stand.
 

@@ -60,12 +60,10 @@ class Constrained(nn.Module):
     @torch.no_grad()
     def constrain_(self) -> None:
         """Project the stored parameters into their ranges, in place; called after each optimiser step."""
-        for module in self.modules():
-            if isinstance(module, Constrained):
-                for name, (minimum, maximum) in module._ranges.items():
-                    getattr(module, name).nan_to_num_(nan=minimum, posinf=maximum, neginf=minimum).clamp_(
-                        minimum, maximum
-                    )
+        for name, (minimum, maximum) in self._ranges.items():
+            parameter = getattr(self, name)
+            parameter.nan_to_num_(nan=minimum, posinf=maximum, neginf=minimum).clamp_(minimum, maximum)
+        _constrain_children(self)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         def keep_precision(tensor: Tensor) -> Tensor:
@@ -74,3 +72,11 @@ class Constrained(nn.Module):
             return tensor.to(moved.device) if lost else moved
 
         return super()._apply(keep_precision, recurse)
+
+
+def _constrain_children(module: nn.Module) -> None:
+    for child in module.children():
+        if isinstance(child, Constrained):
+            child.constrain_()
+        else:
+            _constrain_children(child)

@@ -1,0 +1,70 @@
+"""FIRE: a small network of the distance relative to the position."""
+
+import torch
+from torch import Tensor, nn
+
+from kerple.positions.base import Position, Shape, precise
+
+
+class FIRE(Position):
+    """``MLP(ψ(d) / ψ(max(L, m)))``, ``ψ(x) = log(c·x + 1)`` (Li et al. 2024, arXiv 2310.04418, section 3.3).
+
+    The MLP is 1 - hidden - H with ReLU; c starts at 0.1. c >= 0.001 and L >= 1 are kept by `constrain_`. The bias
+    depends on the position m of the query too once m > L: the logits move with an offset.
+
+    Parameters: `2 * hidden + hidden * H + H + 2`, one set per layer unless said otherwise.
+    Cost: a function of one number is piecewise linear, so each score costs a search among the ``hidden`` knots and two
+    look-ups, where the network as written would hold ``hidden`` numbers for each.
+
+    Args:
+        shape: What the model hands to every strategy.
+        hidden: Width of the MLP.
+        threshold: Start of L in tokens; None is a quarter of the training length, as the paper's 512 for 2048.
+        share_across_layers: One set of parameters for all layers, or one per layer, as in the paper.
+
+    Raises:
+        ValueError: If a number is not positive.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        hidden: int = 32,
+        threshold: float | None = None,
+        share_across_layers: bool = False,
+    ) -> None:
+        super().__init__()
+        if hidden < 1:
+            raise ValueError(f"FIRE: hidden: got {hidden}, expected a positive width; the paper uses 32")
+        self.threshold = max(shape.length / 4, 1.0) if threshold is None else threshold
+        if not self.threshold >= 1:
+            raise ValueError(f"FIRE: threshold: got {threshold}, expected 1 token or more; the paper uses 512")
+        self.share_across_layers = share_across_layers
+        self.learn("c", 1, 0.1, minimum=1e-3)
+        self.learn("threshold_scale", 1, 1.0, minimum=1 / self.threshold)  # of order 1, so that an optimiser moves it
+        first, second = nn.Linear(1, hidden, dtype=torch.float32), nn.Linear(hidden, shape.heads, dtype=torch.float32)
+        self.mlp = nn.Sequential(first, nn.ReLU(), second)
+
+    def scores(
+        self, q: Tensor, k: Tensor, query_positions: Tensor, key_positions: Tensor, content: Tensor | None
+    ) -> Tensor:
+        with torch.autocast(q.device.type, enabled=False):
+            distance = precise((query_positions[:, None] - key_positions).clamp(min=0).to(self.c.dtype))  # (Tq, Tk)
+            reach = torch.maximum(self.threshold_scale * self.threshold, query_positions.to(self.c.dtype))  # (Tq,)
+            x = torch.log1p(self.c * distance) / torch.log1p(self.c * reach)[:, None]  # (Tq, Tk) in [0, 1]
+            slope, intercept, knots = self._pieces()
+            piece = torch.bucketize(x.detach(), knots)  # (Tq, Tk)
+            return (slope[:, piece] * x + intercept[:, piece])[None]  # (1, H, Tq, Tk)
+
+    def _pieces(self) -> tuple[Tensor, Tensor, Tensor]:
+        # the MLP on [0, 1] as slopes and intercepts (H, hidden + 1) of the pieces between its sorted knots (hidden,)
+        first, second = self.mlp[0], self.mlp[2]
+        w, b = first.weight[:, 0], first.bias  # (hidden,)
+        with torch.no_grad():
+            knots = (-b / w).nan_to_num(0.0).clamp(0, 1).sort().values
+            edges = torch.cat([knots.new_zeros(1), knots, knots.new_ones(1)])
+            middle = (edges[1:] + edges[:-1]) / 2  # (hidden + 1,)
+            active = (middle[:, None] * w + b > 0).to(w.dtype)  # (hidden + 1, hidden)
+        slope = second.weight @ (active * w).T  # (H, hidden + 1)
+        intercept = second.weight @ (active * b).T + second.bias[:, None]
+        return slope, intercept, knots
