@@ -1,0 +1,279 @@
+"""Perplexity against evaluation length: at the end of every validation on a few blocks, and in `test` on the whole split."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.loggers import TensorBoardLogger
+from pytorch_lightning.trainer.states import RunningStage, TrainerFn
+from rich.console import Console
+
+from kerple.evaluation import results
+from kerple.evaluation.protocols import TOKENS_PER_FORWARD, Name, Protocol
+from kerple.evaluation.results import Measurement
+
+
+class Extrapolation(Callback):
+    """Computes evaluation protocols at several lengths on the same targets.
+
+    A test batch is one block of ``max(lengths)`` targets; for each length it is cut into segments, so that every target is scored exactly
+    once at every length. Writes ``extrapolation.json`` into the run's log directory, prints a table, logs ``test/ppl/<protocol>/<length>``
+    and ``test/bits_per_byte/<protocol>/<length>`` and a figure. Lengths the strategy cannot represent are reported as skipped.
+
+    During `fit`, ``val/ppl/full/<length>`` is measured on the first ``validation_blocks`` blocks of the validation split.
+
+    Args:
+        lengths: Evaluation lengths in tokens; each divides the longest.
+        protocols: Any of full, windowed, sliding, last, per_position.
+        window: Keys seen by windowed; None for the training length.
+        stride: New targets in each step of sliding; at most the shortest length.
+        skip: Targets at the start of a block that sliding uses as context only, so that all scored ones have a full window.
+        k: Targets scored at the end of each segment by last; at most the shortest length.
+        sampling: ``blocks``, the same targets at every length; or ``paper``, ``segments`` shuffled segments at each length as the paper's
+            released code does (different text at different lengths: only for comparison with its tables).
+        segments: Segments at each length with ``sampling: paper``.
+        seed: Of that shuffle.
+        documents: Only blocks that lie inside one document (longer than the longest length, that is).
+        validation_blocks: Blocks scored after each validation in fit; 0 for none.
+        tokens_per_forward: Bound on the tokens run at once; a longer segment runs alone.
+
+    Raises:
+        ValueError: If an option cannot be honoured; when the data is known, also if a split has no block of the longest length or fewer than
+            ``segments`` segments.
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        protocols: Sequence[Name] = ("full", "windowed"),
+        window: int | None = None,
+        stride: int | None = None,
+        skip: int = 0,
+        k: int | None = None,
+        sampling: Literal["blocks", "paper"] = "blocks",
+        segments: int = 320,
+        seed: int = 0,
+        documents: bool = False,
+        validation_blocks: int = 4,
+        tokens_per_forward: int = TOKENS_PER_FORWARD,
+    ) -> None:
+        super().__init__()
+        self.lengths = _checked_lengths(lengths)
+        self.block = self.lengths[-1]
+        options: dict[str, dict[str, Any]] = {
+            "windowed": {"window": window or 1},  # the training length is known in setup
+            "sliding": {"stride": stride, "skip": skip},
+            "last": {"k": k},
+        }
+        self.protocols = [Protocol(name, **options.get(name, {})) for name in dict.fromkeys(protocols)]
+        if not self.protocols:
+            raise ValueError("protocols: got none, expected at least one, such as full")
+        self._check_options(protocols, window, stride, skip, k, sampling)
+        for name, number, least in (
+            ("segments", segments, 1),
+            ("validation_blocks", validation_blocks, 0),
+            ("tokens_per_forward", tokens_per_forward, 1),
+        ):
+            if number < least:
+                raise ValueError(f"Extrapolation: {name}: got {number}, expected at least {least}")
+        if sampling == "paper" and documents:
+            raise ValueError("Extrapolation: documents: got true with sampling: paper, which ignores documents; drop one")
+        self.window = window
+        self.sampling = sampling
+        self.segments = segments
+        self.seed = seed
+        self.documents = documents
+        self.validation_blocks = validation_blocks
+        self.tokens_per_forward = tokens_per_forward
+        self.measurements: list[Measurement] = []
+
+    def _check_options(
+        self,
+        protocols: Sequence[str],
+        window: int | None,
+        stride: int | None,
+        skip: int,
+        k: int | None,
+        sampling: str,
+    ) -> None:
+        shortest = self.lengths[0]
+        for option, value, owner in (("window", window, "windowed"), ("stride", stride, "sliding"), ("k", k, "last")):
+            if value is not None and owner not in protocols:
+                raise ValueError(f"Extrapolation: {option}: got {value}, but protocols has no {owner}; add it or drop {option}")
+            if option != "window" and value is not None and value > shortest:
+                raise ValueError(f"Extrapolation: {option}: got {value}, expected at most {shortest}, the shortest length")
+        if window is not None and window < 1:
+            raise ValueError(f"Extrapolation: window: got {window}, expected a positive number of keys")
+        if skip and "sliding" not in protocols:
+            raise ValueError(f"Extrapolation: skip: got {skip}, but protocols has no sliding; add it or drop skip")
+        if skip >= self.block:
+            raise ValueError(f"Extrapolation: skip: got {skip}, expected less than {self.block}, the longest length")
+        if sampling not in ("blocks", "paper"):
+            raise ValueError(f"Extrapolation: sampling: got {sampling!r}, expected 'blocks' or 'paper'")
+        if sampling == "paper" and "sliding" in protocols:
+            raise ValueError("Extrapolation: sliding needs text before its segment, sampling: paper has none; drop one")
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        datamodule = trainer.datamodule
+        if datamodule is None or not hasattr(datamodule, "blocks"):
+            raise ValueError("Extrapolation: the trainer has no data module with blocks(split, length); give it TokenShards")
+        datamodule.evaluation_length = self.block
+        training = pl_module.network.shape.length
+        self.protocols = [
+            Protocol("windowed", window=self.window or training) if p.name == "windowed" else p for p in self.protocols
+        ]
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        groups = self.segments if self.sampling == "paper" else len(_blocks(trainer, "test", self.block))
+        self.measurements = self._plan(trainer, pl_module, "test", self.protocols, groups)
+        if self.sampling == "paper":
+            for length in self.lengths:  # before the first forward: hours may lie between
+                _enough(trainer, length, self.segments)
+
+    def on_test_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: dict[str, Any],
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        if self.sampling == "blocks":
+            self._measure(trainer, pl_module, batch, self.measurements)
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.sampling == "paper":
+            self._measure_paper(trainer, pl_module)
+        _synchronise(self.measurements)
+        for m in self.measurements:
+            block = m.length if self.sampling == "paper" else self.block
+            _check_counts(m, block)
+            if m.skipped is None and m.protocol.name != "per_position":
+                name = f"{m.protocol.label}/{m.length}"
+                pl_module.log(f"test/ppl/{name}", m.loss.perplexity(), sync_dist=True)
+                pl_module.log(f"test/bits_per_byte/{name}", m.loss.bits_per_byte(), sync_dist=True)
+        directory = Path(trainer.log_dir or trainer.default_root_dir)  # asked on every rank: it is a broadcast
+        if trainer.is_global_zero:
+            self._report(trainer, pl_module, directory)
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not self.validation_blocks or trainer.state.fn != TrainerFn.FITTING:
+            return
+        if trainer.state.stage == RunningStage.SANITY_CHECKING:
+            return
+        blocks = _blocks(trainer, "val", self.block, self.validation_blocks)
+        measurements = self._plan(trainer, pl_module, "val", [Protocol("full")], len(blocks))
+        for i in range(trainer.global_rank, len(blocks), trainer.world_size):
+            tokens = blocks[i]["tokens"].to(pl_module.device)[None]
+            self._measure(trainer, pl_module, {"tokens": tokens, "index": i}, measurements)
+        _synchronise(measurements)
+        for m in measurements:
+            _check_counts(m, self.block)
+            if m.skipped is None:
+                pl_module.log(f"val/ppl/full/{m.length}", m.loss.perplexity(), sync_dist=True)
+
+    def _plan(
+        self, trainer: Trainer, pl_module: LightningModule, split: str, protocols: Sequence[Protocol], groups: int
+    ) -> list[Measurement]:
+        return results.plan(
+            protocols,
+            self.lengths,
+            groups=groups,
+            bytes_per_token=trainer.datamodule.bytes_per_token(split),
+            reach=results.reach(pl_module.network),
+            device=pl_module.device,
+        )
+
+    def _measure(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        batch: dict[str, Any],
+        measurements: Sequence[Measurement],
+    ) -> None:
+        index = int(batch["index"])
+        if index < 0:  # a filler: another rank has one block more
+            return
+        with trainer.precision_plugin.forward_context():
+            results.measure(pl_module.network, batch["tokens"], index, measurements, self.tokens_per_forward)
+
+    def _measure_paper(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for length in self.lengths:
+            segments = _enough(trainer, length, self.segments)
+            generator = torch.Generator().manual_seed(self.seed)
+            order = torch.randperm(len(segments), generator=generator)[: self.segments].tolist()
+            at_length = [m for m in self.measurements if m.length == length]
+            for i in range(trainer.global_rank, self.segments, trainer.world_size):
+                tokens = segments[order[i]]["tokens"].to(pl_module.device)[None]
+                self._measure(trainer, pl_module, {"tokens": tokens, "index": i}, at_length)
+
+    def _report(self, trainer: Trainer, pl_module: LightningModule, directory: Path) -> None:
+        network = pl_module.network
+        strategy = type(network.positions[0]).__name__
+        results.write(
+            directory / "extrapolation.json",
+            self.measurements,
+            strategy=strategy,
+            training_length=network.shape.length,
+            split="test",
+            block=self.block,
+            sampling=self.sampling,
+            documents=self.documents,
+            bytes_per_token=trainer.datamodule.bytes_per_token("test"),
+            precision=str(trainer.precision),
+        )
+        drawn = results.figure(self.measurements, network.shape.length, f"{strategy}: perplexity by evaluation length")
+        drawn.savefig(directory / "extrapolation.png", dpi=150)
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                logger.experiment.add_figure("test/extrapolation", drawn, global_step=trainer.global_step)
+        Console().print(results.table(self.measurements, network.shape.length))
+
+
+def _checked_lengths(lengths: Sequence[int]) -> list[int]:
+    if not lengths or min(lengths) < 1:
+        raise ValueError(f"Extrapolation: lengths: got {list(lengths)}, expected at least one positive number")
+    ordered = sorted(set(lengths))
+    uneven = [n for n in ordered if ordered[-1] % n]
+    if uneven:
+        raise ValueError(
+            f"Extrapolation: lengths: {uneven} do not divide the longest, {ordered[-1]}; a block of that many targets could not be cut "
+            "into equal segments. Choose divisors, such as powers of two times the training length"
+        )
+    return ordered
+
+
+def _blocks(trainer: Trainer, split: str, length: int, limit: int | None = None) -> Any:
+    blocks = trainer.datamodule.blocks(split, length, limit)
+    if not len(blocks):
+        raise ValueError(
+            f"Extrapolation: lengths: got {length}, but the {split} split has no block of that many targets; use a larger split or "
+            "shorter lengths"
+        )
+    return blocks
+
+
+def _enough(trainer: Trainer, length: int, segments: int) -> Any:
+    found = _blocks(trainer, "test", length)
+    if len(found) < segments:
+        raise ValueError(
+            f"Extrapolation: segments: got {segments}, but the test split has only {len(found)} segments of {length} targets; "
+            "lower segments or use a larger split"
+        )
+    return found
+
+
+def _synchronise(measurements: Sequence[Measurement]) -> None:
+    for m in measurements:
+        m.loss.sync()
+        if m.by_position is not None:
+            m.by_position.sync()
+
+
+def _check_counts(m: Measurement, block: int) -> None:
+    expected = 0 if m.skipped is not None else m.protocol.targets(m.length, block)
+    wrong = [i for i, n in enumerate(m.loss.targets.tolist()) if n not in (0, expected)]
+    assert not wrong, f"{m.protocol.label} at {m.length}: blocks {wrong[:8]} were not scored exactly once"

@@ -1,0 +1,183 @@
+"""What an evaluation measured, as rows, a table and a figure."""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from rich.table import Table
+from torch import Tensor
+
+from kerple.evaluation.metrics import TokenLoss
+from kerple.evaluation.protocols import TOKENS_PER_FORWARD, Network, Protocol, full
+
+
+@dataclass
+class Measurement:
+    """One protocol at one length: its sums of loss by block, or why there are none.
+
+    Args:
+        protocol: What is measured.
+        length: Evaluation length L in tokens.
+        loss: Sums by block of text.
+        by_position: Sums by position in the segment, for ``per_position`` alone.
+        skipped: Why the length cannot be measured, or None.
+    """
+
+    protocol: Protocol
+    length: int
+    loss: TokenLoss
+    by_position: TokenLoss | None = None
+    skipped: str | None = None
+
+    def row(self) -> dict[str, Any]:
+        """The row of `extrapolation.json`; numbers that do not exist or are not finite are None."""
+        scored = int(self.loss.targets.sum())
+        return {
+            "protocol": self.protocol.name,
+            "length": self.length,
+            "window": self.protocol.window,
+            "stride": self.protocol.stride,
+            "skip": self.protocol.skip,
+            "k": self.protocol.k,
+            "nll_sum": finite(self.loss.nll.sum()) if scored else None,
+            "targets": scored,
+            "ppl": finite(self.loss.perplexity()) if scored else None,
+            "bits_per_byte": finite(self.loss.bits_per_byte()) if scored else None,
+            "skipped": self.skipped,
+        }
+
+
+def plan(
+    protocols: Iterable[Protocol],
+    lengths: Iterable[int],
+    *,
+    groups: int,
+    bytes_per_token: float,
+    reach: int | None,
+    device: torch.device,
+) -> list[Measurement]:
+    """A measurement with empty sums for each protocol and length, marked as skipped beyond ``reach`` positions (None: no bound)."""
+    made = []
+    for protocol in protocols:
+        for length in lengths:
+            positions = TokenLoss(length, bytes_per_token).to(device) if protocol.name == "per_position" else None
+            beyond = reach is not None and length > reach
+            why = f"the strategy has no position past {reach - 1} (its max_length is {reach})" if beyond else None
+            made.append(Measurement(protocol, length, TokenLoss(groups, bytes_per_token).to(device), positions, why))
+    return made
+
+
+def measure(
+    network: Network,
+    tokens: Tensor,
+    group: int,
+    measurements: Iterable[Measurement],
+    tokens_per_forward: int = TOKENS_PER_FORWARD,
+) -> None:
+    """Add the losses of one block of tokens (1, N+1) to every measurement that is not skipped, under ``group``.
+
+    `full` and `per_position` share their forward passes.
+    """
+    shared: dict[int, Tensor] = {}
+    for m in measurements:
+        if m.skipped is not None:
+            continue
+        if m.protocol.name in ("full", "per_position"):
+            if m.length not in shared:
+                shared[m.length] = full(network, tokens, m.length, tokens_per_forward=tokens_per_forward)
+            losses = shared[m.length]
+        else:
+            losses = m.protocol(network, tokens, m.length, tokens_per_forward)
+        m.loss.update(losses, group)
+        if m.by_position is not None:
+            m.by_position.update(losses.unflatten(1, (-1, m.length)))  # (1, N / L, L)
+
+
+def table(measurements: Sequence[Measurement], training_length: int) -> Table:
+    """Perplexity and bits per byte by length, one pair of columns per protocol, with reasons for what is missing below."""
+    made = Table(title="Perplexity (bits per byte) by evaluation length", caption_justify="left")
+    made.add_column("length", justify="right")
+    made.add_column("×", justify="right")
+    cells = {(m.protocol.label, m.length): m for m in measurements}
+    labels = list(dict.fromkeys(m.protocol.label for m in measurements))
+    for label in labels:
+        made.add_column(label, justify="right")
+    for length in dict.fromkeys(m.length for m in measurements):
+        ratio = f"{length / training_length:g}"
+        made.add_row(f"{length:,}", ratio, *(_cell(cells.get((label, length))) for label in labels))
+    counted = sorted({f"{m.protocol.label} {int(m.loss.targets.sum()):,}" for m in measurements if m.skipped is None})
+    notes = [f"{m.protocol.label} at {m.length:,}: skipped, {m.skipped}" for m in measurements if m.skipped is not None]
+    made.caption = "\n".join(["targets scored: " + ", ".join(counted), *notes])
+    return made
+
+
+def figure(measurements: Sequence[Measurement], training_length: int, title: str) -> Figure:
+    """Perplexity against length, one line per protocol, the training length marked."""
+    drawn = Figure(figsize=(6.4, 4.2), layout="constrained")
+    axes = drawn.add_subplot()
+    values: list[float] = []
+    for label in dict.fromkeys(m.protocol.label for m in measurements):
+        points = [(m.length, m.row()["ppl"]) for m in measurements if m.protocol.label == label]
+        points = [(length, ppl) for length, ppl in points if ppl is not None]
+        values += [ppl for _, ppl in points]
+        if points:
+            axes.plot(*zip(*points, strict=True), marker="o", markersize=4, label=label)
+    axes.axvline(training_length, color="0.6", linestyle="--", linewidth=1, label=f"training length {training_length:,}")
+    axes.set_xscale("log", base=2)
+    ticks = list(dict.fromkeys(m.length for m in measurements))
+    axes.set_xticks(ticks, [f"{t:,}" for t in ticks], rotation=30 if len(ticks) > 6 else 0)
+    axes.minorticks_off()
+    if values and max(values) > 4 * min(values):
+        axes.set_yscale("log")
+    axes.set(xlabel="evaluation length (tokens)", ylabel="perplexity (per token)", title=title)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return drawn
+
+
+def write(path: Path, measurements: Sequence[Measurement], **about: Any) -> None:
+    """Write rows, sums by block and sums by position as strict JSON, beside whatever ``about`` says of the run."""
+    by_block = [
+        _name(m) | {"nll_sum": [finite(x) for x in m.loss.nll], "targets": m.loss.targets.tolist()}
+        for m in measurements
+        if m.skipped is None
+    ]
+    by_position = [
+        _name(m) | {"nll_sum": [finite(x) for x in m.by_position.nll], "targets": m.by_position.targets.tolist()}
+        for m in measurements
+        if m.skipped is None and m.by_position is not None
+    ]
+    content = about | {"rows": [m.row() for m in measurements], "by_block": by_block, "by_position": by_position}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def finite(number: Tensor | float) -> float | None:
+    """The number, or None where it is nan or infinite: strict JSON has neither."""
+    value = float(number)
+    return value if math.isfinite(value) else None
+
+
+def reach(network: Any) -> int | None:
+    """First position the network's strategies cannot represent, None if there is no such bound."""
+    bounds = [p.max_length for p in getattr(network, "positions", ()) if p.max_length is not None]
+    return min(bounds, default=None)
+
+
+def _name(m: Measurement) -> dict[str, Any]:
+    return {"label": m.protocol.label, "length": m.length}
+
+
+def _cell(m: Measurement | None) -> str:
+    if m is None or m.skipped is not None:
+        return "skipped"
+    row = m.row()
+    if row["ppl"] is None:
+        return "overflow" if row["targets"] else "–"
+    bits = "" if row["bits_per_byte"] is None else f" ({row['bits_per_byte']:.3f})"
+    return f"{row['ppl']:,.2f}{bits}"
