@@ -1,4 +1,5 @@
-"""Perplexity against evaluation length: at the end of every validation on a few blocks, and in `test` on the whole split."""
+"""Perplexity against evaluation length: at the end of every validation on a few blocks, and in `test` on the whole
+split."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,21 +19,25 @@ from kerple.evaluation.results import Measurement
 class Extrapolation(Callback):
     """Computes evaluation protocols at several lengths on the same targets.
 
-    A test batch is one block of ``max(lengths)`` targets; for each length it is cut into segments, so that every target is scored exactly
-    once at every length. Writes ``extrapolation.json`` into the run's log directory, prints a table, logs ``test/ppl/<protocol>/<length>``
-    and ``test/bits_per_byte/<protocol>/<length>`` and a figure. Lengths the strategy cannot represent are reported as skipped.
+    A test batch is one block of ``max(lengths)`` targets; for each length it is cut into segments, so that every
+    target is scored exactly once at every length. Writes ``extrapolation.json`` into the run's log directory, prints a
+    table, logs ``test/ppl/<protocol>/<length>`` and ``test/bits_per_byte/<protocol>/<length>`` and a figure. Lengths
+    the strategy cannot represent are reported as skipped.
 
-    During `fit`, ``val/ppl/full/<length>`` is measured on the first ``validation_blocks`` blocks of the validation split.
+    During `fit`, ``val/ppl/full/<length>`` is measured on the first ``validation_blocks`` blocks of the validation
+    split.
 
     Args:
         lengths: Evaluation lengths in tokens; each divides the longest.
         protocols: Any of full, windowed, sliding, last, per_position.
         window: Keys seen by windowed; None for the training length.
         stride: New targets in each step of sliding; at most the shortest length.
-        skip: Targets at the start of a block that sliding uses as context only, so that all scored ones have a full window.
+        skip: Targets at the start of a block that sliding uses as context only, so that all scored ones have a full
+            window.
         k: Targets scored at the end of each segment by last; at most the shortest length.
-        sampling: ``blocks``, the same targets at every length; or ``paper``, ``segments`` shuffled segments at each length as the paper's
-            released code does (different text at different lengths: only for comparison with its tables).
+        sampling: ``blocks``, the same targets at every length; or ``paper``, ``segments`` shuffled segments at each
+            length as the paper's released code does (different text at different lengths: only for comparison with its
+            tables).
         segments: Segments at each length with ``sampling: paper``.
         seed: Of that shuffle.
         documents: Only blocks that lie inside one document (longer than the longest length, that is).
@@ -40,8 +45,8 @@ class Extrapolation(Callback):
         tokens_per_forward: Bound on the tokens run at once; a longer segment runs alone.
 
     Raises:
-        ValueError: If an option cannot be honoured; when the data is known, also if a split has no block of the longest length or fewer than
-            ``segments`` segments.
+        ValueError: If an option cannot be honoured; when the data is known, also if a split has no block of the
+            longest length or fewer than ``segments`` segments.
     """
 
     def __init__(
@@ -79,7 +84,9 @@ class Extrapolation(Callback):
             if number < least:
                 raise ValueError(f"Extrapolation: {name}: got {number}, expected at least {least}")
         if sampling == "paper" and documents:
-            raise ValueError("Extrapolation: documents: got true with sampling: paper, which ignores documents; drop one")
+            raise ValueError(
+                "Extrapolation: documents: got true with sampling: paper, which ignores documents; drop one"
+            )
         self.window = window
         self.sampling = sampling
         self.segments = segments
@@ -101,9 +108,13 @@ class Extrapolation(Callback):
         shortest = self.lengths[0]
         for option, value, owner in (("window", window, "windowed"), ("stride", stride, "sliding"), ("k", k, "last")):
             if value is not None and owner not in protocols:
-                raise ValueError(f"Extrapolation: {option}: got {value}, but protocols has no {owner}; add it or drop {option}")
+                raise ValueError(
+                    f"Extrapolation: {option}: got {value}, but protocols has no {owner}; add it or drop {option}"
+                )
             if option != "window" and value is not None and value > shortest:
-                raise ValueError(f"Extrapolation: {option}: got {value}, expected at most {shortest}, the shortest length")
+                raise ValueError(
+                    f"Extrapolation: {option}: got {value}, expected at most {shortest}, the shortest length"
+                )
         if window is not None and window < 1:
             raise ValueError(f"Extrapolation: window: got {window}, expected a positive number of keys")
         if skip and "sliding" not in protocols:
@@ -118,19 +129,24 @@ class Extrapolation(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         datamodule = trainer.datamodule
         if datamodule is None or not hasattr(datamodule, "blocks"):
-            raise ValueError("Extrapolation: the trainer has no data module with blocks(split, length); give it TokenShards")
+            raise ValueError(
+                "Extrapolation: the trainer has no data module with blocks(split, length); give it TokenShards"
+            )
         datamodule.evaluation_length = self.block
         training = pl_module.network.shape.length
         self.protocols = [
             Protocol("windowed", window=self.window or training) if p.name == "windowed" else p for p in self.protocols
         ]
+        # what the data cannot give is told before the first forward: hours may lie between
+        if stage == "test":
+            for length in self.lengths if self.sampling == "paper" else [self.block]:
+                _blocks(trainer, "test", length, least=self.segments if self.sampling == "paper" else 1)
+        elif stage == "fit" and self.validation_blocks:
+            _blocks(trainer, "validation", self.block)
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         groups = self.segments if self.sampling == "paper" else len(_blocks(trainer, "test", self.block))
         self.measurements = self._plan(trainer, pl_module, "test", self.protocols, groups)
-        if self.sampling == "paper":
-            for length in self.lengths:  # before the first forward: hours may lie between
-                _enough(trainer, length, self.segments)
 
     def on_test_batch_end(
         self,
@@ -148,9 +164,9 @@ class Extrapolation(Callback):
         if self.sampling == "paper":
             self._measure_paper(trainer, pl_module)
         _synchronise(self.measurements)
+        partly = self.sampling == "blocks" and trainer.limit_test_batches != 1.0
         for m in self.measurements:
-            block = m.length if self.sampling == "paper" else self.block
-            _check_counts(m, block)
+            _check_counts(m, m.length if self.sampling == "paper" else self.block, partly)
             if m.skipped is None and m.protocol.name != "per_position":
                 name = f"{m.protocol.label}/{m.length}"
                 pl_module.log(f"test/ppl/{name}", m.loss.perplexity(), sync_dist=True)
@@ -164,14 +180,14 @@ class Extrapolation(Callback):
             return
         if trainer.state.stage == RunningStage.SANITY_CHECKING:
             return
-        blocks = _blocks(trainer, "val", self.block, self.validation_blocks)
-        measurements = self._plan(trainer, pl_module, "val", [Protocol("full")], len(blocks))
+        blocks = _blocks(trainer, "validation", self.block, self.validation_blocks)
+        measurements = self._plan(trainer, pl_module, "validation", [Protocol("full")], len(blocks))
         for i in range(trainer.global_rank, len(blocks), trainer.world_size):
             tokens = blocks[i]["tokens"].to(pl_module.device)[None]
             self._measure(trainer, pl_module, {"tokens": tokens, "index": i}, measurements)
         _synchronise(measurements)
         for m in measurements:
-            _check_counts(m, self.block)
+            _check_counts(m, self.block, partly=False)
             if m.skipped is None:
                 pl_module.log(f"val/ppl/full/{m.length}", m.loss.perplexity(), sync_dist=True)
 
@@ -202,7 +218,7 @@ class Extrapolation(Callback):
 
     def _measure_paper(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for length in self.lengths:
-            segments = _enough(trainer, length, self.segments)
+            segments = _blocks(trainer, "test", length)
             generator = torch.Generator().manual_seed(self.seed)
             order = torch.randperm(len(segments), generator=generator)[: self.segments].tolist()
             at_length = [m for m in self.measurements if m.length == length]
@@ -240,30 +256,25 @@ def _checked_lengths(lengths: Sequence[int]) -> list[int]:
     uneven = [n for n in ordered if ordered[-1] % n]
     if uneven:
         raise ValueError(
-            f"Extrapolation: lengths: {uneven} do not divide the longest, {ordered[-1]}; a block of that many targets could not be cut "
-            "into equal segments. Choose divisors, such as powers of two times the training length"
+            f"Extrapolation: lengths: {uneven} do not divide the longest, {ordered[-1]}; a block of that many "
+            "targets could not be cut into equal segments. Choose divisors, such as powers of 2 times the shortest"
         )
     return ordered
 
 
-def _blocks(trainer: Trainer, split: str, length: int, limit: int | None = None) -> Any:
+def _blocks(trainer: Trainer, split: str, length: int, limit: int | None = None, least: int = 1) -> Any:
     blocks = trainer.datamodule.blocks(split, length, limit)
     if not len(blocks):
         raise ValueError(
-            f"Extrapolation: lengths: got {length}, but the {split} split has no block of that many targets; use a larger split or "
-            "shorter lengths"
+            f"Extrapolation: lengths: got {length}, but the {split} split has no block of that many targets; use a "
+            "larger split or shorter lengths"
+        )
+    if len(blocks) < least:
+        raise ValueError(
+            f"Extrapolation: segments: got {least}, but the {split} split has only {len(blocks)} segments of {length} "
+            "targets; lower segments or use a larger split"
         )
     return blocks
-
-
-def _enough(trainer: Trainer, length: int, segments: int) -> Any:
-    found = _blocks(trainer, "test", length)
-    if len(found) < segments:
-        raise ValueError(
-            f"Extrapolation: segments: got {segments}, but the test split has only {len(found)} segments of {length} targets; "
-            "lower segments or use a larger split"
-        )
-    return found
 
 
 def _synchronise(measurements: Sequence[Measurement]) -> None:
@@ -273,7 +284,13 @@ def _synchronise(measurements: Sequence[Measurement]) -> None:
             m.by_position.sync()
 
 
-def _check_counts(m: Measurement, block: int) -> None:
+def _check_counts(m: Measurement, block: int, partly: bool) -> None:
+    """Catch a loader that repeats or drops blocks, as Lightning's own distributed sampler does."""
     expected = 0 if m.skipped is not None else m.protocol.targets(m.length, block)
-    wrong = [i for i, n in enumerate(m.loss.targets.tolist()) if n not in (0, expected)]
-    assert not wrong, f"{m.protocol.label} at {m.length}: blocks {wrong[:8]} were not scored exactly once"
+    allowed = {0, expected} if partly else {expected}
+    wrong = [i for i, n in enumerate(m.loss.targets.tolist()) if n not in allowed]
+    if wrong:
+        raise RuntimeError(
+            f"Extrapolation: {m.protocol.label} at {m.length}: blocks {wrong[:8]} were not scored exactly once; the "
+            "test loader must give every block to one device (set trainer.use_distributed_sampler: false)"
+        )

@@ -10,9 +10,10 @@ from torchmetrics import Metric
 class TokenLoss(Metric):
     """Negative log-likelihood summed by group, and how many targets each group has.
 
-    A group is whatever the sums have to be kept apart by: a block of text (so that block 7 is the same number on any number of devices, and
-    intervals can be bootstrapped over blocks), or a position in the segment. States are fp64 sums and int64 counts, added over devices;
-    a perplexity is one exp of the one quotient at the end, never a mean of means.
+    A group is whatever the sums have to be kept apart by: a block of text (so that block 7 is the same number on any
+    number of devices, and intervals can be bootstrapped over blocks), or a position in the segment. States are fp64
+    sums and int64 counts, added over devices; a perplexity is one exp of the one quotient at the end, never a mean of
+    means.
 
     Args:
         groups: Number of groups G.

@@ -1,14 +1,17 @@
 """Evaluation protocols: pure functions of a network and a block of tokens that return the loss of each target.
 
-B blocks, N targets in a block (N + 1 tokens), L evaluation length. A block is read once; for length L it is cut into N / L segments, so
-the targets are the same at every length and curves differ by context alone. Target t is token t + 1 of the block, t = 0..N - 1.
+B blocks, N targets in a block (N + 1 tokens), L evaluation length. A block is read once; for length L it is cut into N
+/ L segments, so the targets are the same at every length and curves differ by context alone. Target t is token t + 1
+of the block, t = 0..N - 1.
 
-Nothing is averaged here: losses are negative log-likelihoods in nats, fp32, in the order of the targets. Sums belong to `metrics`.
-Two words are kept apart: a *window* is an attention mask (`windowed`), a *stride* is how far the evaluated text moves (`sliding`).
+Nothing is averaged here: losses are negative log-likelihoods in nats, fp32, in the order of the targets. Sums belong
+to `metrics`. Two words are kept apart: a *window* is an attention mask (`windowed`), a *stride* is how far the
+evaluated text moves (`sliding`).
 """
 
 from dataclasses import dataclass
-from typing import Literal, Protocol as Interface, get_args
+from typing import Literal, get_args
+from typing import Protocol as Interface
 
 import torch
 from torch import Tensor
@@ -26,12 +29,14 @@ class Network(Interface):
 
 
 def full(network: Network, tokens: Tensor, length: int, *, tokens_per_forward: int = TOKENS_PER_FORWARD) -> Tensor:
-    """Non-overlapping segments of ``length``, every target, attention unrestricted: the paper's protocol (Chi et al. 2022, section 5).
+    """Non-overlapping segments of ``length``, every target, attention unrestricted: the paper's protocol (Chi et al.
+    2022, section 5).
 
     Args:
         network: Anything with `Network.losses`.
         tokens: (B, N+1) int64.
-        length: Targets in a segment, 1..N. Where it does not divide N, the last segment is shorter; every target is still scored once.
+        length: Targets in a segment, 1..N. Where it does not divide N, the last segment is shorter; every target is
+            still scored once.
         tokens_per_forward: Bound on the tokens run at once. A segment longer than that runs alone.
 
     Returns:
@@ -51,9 +56,11 @@ def windowed(
     window: int | None,
     tokens_per_forward: int = TOKENS_PER_FORWARD,
 ) -> Tensor:
-    """`full`, with attention limited to the last ``window`` keys (the query's own included) in every layer; (B, N) fp32.
+    """`full`, with attention limited to the last ``window`` keys (the query's own included) in every layer; (B, N)
+    fp32.
 
-    Positions and segments are those of `full`, so a difference between the two is what attention to farther tokens is worth.
+    Positions and segments are those of `full`, so a difference between the two is what attention to farther tokens is
+    worth.
 
     Raises:
         ValueError: If ``window`` is not positive; as `full` otherwise.
@@ -77,18 +84,20 @@ def sliding(
     skip: int = 0,
     tokens_per_forward: int = TOKENS_PER_FORWARD,
 ) -> Tensor:
-    """Context cut to ``length`` tokens that move by ``stride``; each step scores its new targets only (Press et al. 2022, appendix B).
+    """Context cut to ``length`` tokens that move by ``stride``; each step scores its new targets only (Press et al.
+    2022, appendix B).
 
-    The text is cut, not the attention mask: positions start at 0 in every step. The first step scores all its targets, the last one
-    what is left. With ``stride = length`` this is `full`.
+    The text is cut, not the attention mask: positions start at 0 in every step. The first step scores all its targets,
+    the last one what is left. With ``stride = length`` this is `full`.
 
     Args:
         network: Anything with `Network.losses`.
         tokens: (B, N+1) int64.
         length: Tokens of context, 1..N.
         stride: New targets in each step, 1..length.
-        skip: Targets at the start of a block that serve as context only. For every ``length <= skip + stride`` all scored targets then have
-            at least ``length - stride`` tokens before them, and they are the same targets at each of these lengths.
+        skip: Targets at the start of a block that serve as context only. For every ``length <= skip + stride`` all
+            scored targets then have at least ``length - stride`` tokens before them, and they are the same targets at
+            each of these lengths.
         tokens_per_forward: Bound on the tokens run at once.
 
     Returns:
@@ -116,10 +125,12 @@ def sliding(
 def last(
     network: Network, tokens: Tensor, length: int, *, k: int, tokens_per_forward: int = TOKENS_PER_FORWARD
 ) -> Tensor:
-    """`full`, but only the last ``k`` targets of each segment count: all of them have at least ``length - k`` tokens before them.
+    """`full`, but only the last ``k`` targets of each segment count: all of them have at least ``length - k`` tokens
+    before them.
 
     Returns:
-        (B, N // length * k) fp32 losses in nats, segment by segment. A shorter last segment is left out: it has no such context.
+        (B, N // length * k) fp32 losses in nats, segment by segment. A shorter last segment is left out: it has no
+        such context.
 
     Raises:
         ValueError: If ``k`` is not in 1..length; as `full` otherwise.
@@ -182,7 +193,9 @@ class Protocol:
             if value is not None and value < 1:
                 raise ValueError(f"protocol {self.name}: {option}: got {value}, expected a positive number")
         if self.skip < 0 or (self.skip and self.name != "sliding"):
-            raise ValueError(f"protocol {self.name}: skip: got {self.skip}; only sliding has one, and it is not negative")
+            raise ValueError(
+                f"protocol {self.name}: skip: got {self.skip}; only sliding has one, and it is not negative"
+            )
 
     @property
     def label(self) -> str:
@@ -195,9 +208,7 @@ class Protocol:
         """Losses of the scored targets of tokens (B, N+1) at ``length``; (B, n) fp32, n as `targets` says."""
         match self.name:
             case "windowed":
-                return windowed(
-                    network, tokens, length, window=self.window, tokens_per_forward=tokens_per_forward
-                )
+                return windowed(network, tokens, length, window=self.window, tokens_per_forward=tokens_per_forward)
             case "sliding":
                 return sliding(
                     network,

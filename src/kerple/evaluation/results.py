@@ -35,8 +35,8 @@ class Measurement:
     skipped: str | None = None
 
     def row(self) -> dict[str, Any]:
-        """The row of `extrapolation.json`; numbers that do not exist or are not finite are None."""
-        scored = int(self.loss.targets.sum())
+        """The row of `extrapolation.json`, with the sums by block that intervals are bootstrapped from; no number is
+        None unless infinite."""
         return {
             "protocol": self.protocol.name,
             "length": self.length,
@@ -44,11 +44,12 @@ class Measurement:
             "stride": self.protocol.stride,
             "skip": self.protocol.skip,
             "k": self.protocol.k,
-            "nll_sum": finite(self.loss.nll.sum()) if scored else None,
-            "targets": scored,
-            "ppl": finite(self.loss.perplexity()) if scored else None,
-            "bits_per_byte": finite(self.loss.bits_per_byte()) if scored else None,
-            "skipped": self.skipped,
+            "nll_sum": finite(self.loss.nll.sum()),
+            "targets": int(self.loss.targets.sum()),
+            "ppl": finite(self.loss.perplexity()),
+            "bits_per_byte": finite(self.loss.bits_per_byte()),
+            "block_nll": [finite(x) for x in self.loss.nll],
+            "block_targets": self.loss.targets.tolist(),
         }
 
 
@@ -61,7 +62,8 @@ def plan(
     reach: int | None,
     device: torch.device,
 ) -> list[Measurement]:
-    """A measurement with empty sums for each protocol and length, marked as skipped beyond ``reach`` positions (None: no bound)."""
+    """A measurement with empty sums for each protocol and length, marked as skipped beyond ``reach`` positions (None:
+    no bound)."""
     made = []
     for protocol in protocols:
         for length in lengths:
@@ -99,7 +101,8 @@ def measure(
 
 
 def table(measurements: Sequence[Measurement], training_length: int) -> Table:
-    """Perplexity and bits per byte by length, one pair of columns per protocol, with reasons for what is missing below."""
+    """Perplexity and bits per byte by length, one pair of columns per protocol, with reasons for what is missing
+    below."""
     made = Table(title="Perplexity (bits per byte) by evaluation length", caption_justify="left")
     made.add_column("length", justify="right")
     made.add_column("×", justify="right")
@@ -122,12 +125,14 @@ def figure(measurements: Sequence[Measurement], training_length: int, title: str
     axes = drawn.add_subplot()
     values: list[float] = []
     for label in dict.fromkeys(m.protocol.label for m in measurements):
-        points = [(m.length, m.row()["ppl"]) for m in measurements if m.protocol.label == label]
-        points = [(length, ppl) for length, ppl in points if ppl is not None]
+        at_label = [m for m in measurements if m.protocol.label == label and m.skipped is None]
+        points = [(m.length, ppl) for m in at_label if (ppl := finite(m.loss.perplexity())) is not None]
         values += [ppl for _, ppl in points]
         if points:
             axes.plot(*zip(*points, strict=True), marker="o", markersize=4, label=label)
-    axes.axvline(training_length, color="0.6", linestyle="--", linewidth=1, label=f"training length {training_length:,}")
+    axes.axvline(
+        training_length, color="0.6", linestyle="--", linewidth=1, label=f"training length {training_length:,}"
+    )
     axes.set_xscale("log", base=2)
     ticks = list(dict.fromkeys(m.length for m in measurements))
     axes.set_xticks(ticks, [f"{t:,}" for t in ticks], rotation=30 if len(ticks) > 6 else 0)
@@ -141,20 +146,24 @@ def figure(measurements: Sequence[Measurement], training_length: int, title: str
 
 
 def write(path: Path, measurements: Sequence[Measurement], **about: Any) -> None:
-    """Write rows, sums by block and sums by position as strict JSON, beside whatever ``about`` says of the run."""
-    by_block = [
-        _name(m) | {"nll_sum": [finite(x) for x in m.loss.nll], "targets": m.loss.targets.tolist()}
-        for m in measurements
-        if m.skipped is None
-    ]
-    by_position = [
-        _name(m) | {"nll_sum": [finite(x) for x in m.by_position.nll], "targets": m.by_position.targets.tolist()}
-        for m in measurements
-        if m.skipped is None and m.by_position is not None
-    ]
-    content = about | {"rows": [m.row() for m in measurements], "by_block": by_block, "by_position": by_position}
+    """Write what ``about`` says of the run, the rows, the skipped lengths with reasons and the sums by position, as
+    strict JSON."""
+    content = about | {
+        "rows": [m.row() for m in measurements if m.skipped is None],
+        "skipped": [
+            {"protocol": m.protocol.label, "length": m.length, "reason": m.skipped}
+            for m in measurements
+            if m.skipped is not None
+        ],
+        "by_position": [
+            {"length": m.length, "nll_sum": [finite(x) for x in p.nll], "targets": p.targets.tolist()}
+            for m in measurements
+            if m.skipped is None and (p := m.by_position) is not None
+        ],
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n", encoding="utf-8")
+    text = json.dumps(content, allow_nan=False, ensure_ascii=False, indent=1)
+    path.write_text(text + "\n", encoding="utf-8")
 
 
 def finite(number: Tensor | float) -> float | None:
@@ -169,15 +178,8 @@ def reach(network: Any) -> int | None:
     return min(bounds, default=None)
 
 
-def _name(m: Measurement) -> dict[str, Any]:
-    return {"label": m.protocol.label, "length": m.length}
-
-
 def _cell(m: Measurement | None) -> str:
     if m is None or m.skipped is not None:
         return "skipped"
-    row = m.row()
-    if row["ppl"] is None:
-        return "overflow" if row["targets"] else "–"
-    bits = "" if row["bits_per_byte"] is None else f" ({row['bits_per_byte']:.3f})"
-    return f"{row['ppl']:,.2f}{bits}"
+    ppl = finite(m.loss.perplexity())
+    return "overflow" if ppl is None else f"{ppl:,.2f} ({float(m.loss.bits_per_byte()):.3f})"

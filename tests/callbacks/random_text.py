@@ -1,0 +1,73 @@
+"""A data module of random tokens with everything the callbacks ask of `TokenShards`, in memory."""
+
+import torch
+from pytorch_lightning import LightningDataModule
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+SPLITS = ("train", "validation", "test")
+
+
+class Blocks(Dataset[dict[str, Tensor | int]]):
+    """Disjoint runs of ``length`` targets of a stream (n,)."""
+
+    def __init__(self, stream: Tensor, length: int, limit: int | None) -> None:
+        self.stream, self.length = stream, length
+        count = (len(stream) - 1) // length
+        self.count = count if limit is None else min(count, limit)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, i: int) -> dict[str, Tensor | int]:
+        if i >= self.count:
+            raise IndexError(i)
+        return {"tokens": self.stream[i * self.length : (i + 1) * self.length + 1], "index": i}
+
+
+class Share(Dataset[dict[str, Tensor | int]]):
+    """Every ``ranks``-th block from ``rank`` on, filled up so that all ranks have equally many."""
+
+    def __init__(self, blocks: Blocks, rank: int, ranks: int) -> None:
+        self.blocks, self.rank, self.ranks = blocks, rank, ranks
+
+    def __len__(self) -> int:
+        return -(-len(self.blocks) // self.ranks)
+
+    def __getitem__(self, i: int) -> dict[str, Tensor | int]:
+        index = i * self.ranks + self.rank
+        if index < len(self.blocks):
+            return self.blocks[index]
+        return {"tokens": torch.zeros(self.blocks.length + 1, dtype=torch.int64), "index": -1}
+
+
+class RandomText(LightningDataModule):
+    """Splits of ``tokens`` random tokens each."""
+
+    def __init__(
+        self, vocabulary: int = 23, length: int = 8, tokens: int = 200, batch_size: int = 4, workers: int = 0
+    ) -> None:
+        super().__init__()
+        self.vocabulary, self.length, self.batch_size, self.workers = vocabulary, length, batch_size, workers
+        self.evaluation_length: int | None = None
+        self.streams = {
+            split: torch.randint(vocabulary, (tokens,), generator=torch.Generator().manual_seed(i))
+            for i, split in enumerate(SPLITS)
+        }
+
+    def blocks(self, split: str, length: int, limit: int | None = None) -> Blocks:
+        return Blocks(self.streams[split], length, limit)
+
+    def bytes_per_token(self, split: str) -> float:
+        return {"train": 3.0, "validation": 2.5, "test": 2.0}[split]
+
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(self.blocks("train", self.length), self.batch_size, num_workers=self.workers)
+
+    def val_dataloader(self) -> DataLoader:
+        return DataLoader(self.blocks("validation", self.length), self.batch_size, num_workers=self.workers)
+
+    def test_dataloader(self) -> DataLoader:
+        blocks = self.blocks("test", self.evaluation_length or self.length)
+        share = Share(blocks, self.trainer.global_rank, self.trainer.world_size)
+        return DataLoader(share, 1, num_workers=self.workers)

@@ -1,0 +1,240 @@
+"""The callback inside a real Trainer: what it writes, logs and refuses, and that its sums depend on the text alone."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pytorch_lightning import Trainer, seed_everything
+from pytorch_lightning.loggers import TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.data import DataLoader
+
+from kerple.callbacks.extrapolation import Extrapolation
+from kerple.lm import LanguageModel
+from kerple.positions import Position, Shape, build
+from tests.callbacks.random_text import RandomText
+
+
+class Short(Position):
+    """NoPE that claims to have no position past 15."""
+
+    max_length = 16
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+
+
+def strategy(name: str):
+    return lambda s: build(name, dim=s.dim, heads=s.heads, length=s.length)
+
+
+def model_of(position: Any = None, length: int = 8) -> LanguageModel:
+    seed_everything(0, verbose=False)
+    return LanguageModel(position or strategy("KerpleLog"), vocabulary=23, length=length, layers=1, dim=16, heads=2)
+
+
+def run(
+    directory: Path, callback: Extrapolation, data: RandomText | None = None, position: Any = None, **trainer: Any
+) -> dict[str, Any]:
+    """Test an untrained model and read extrapolation.json."""
+    Trainer(
+        logger=TensorBoardLogger(directory, name="", version=""),
+        callbacks=[callback],
+        accelerator="cpu",
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **trainer,
+    ).test(model_of(position), data or RandomText(), verbose=False)
+    return json.loads((directory / "extrapolation.json").read_text(), parse_constant=pytest.fail)
+
+
+def sums(result: dict[str, Any]) -> dict[tuple[str, int], float]:
+    return {(r["protocol"], r["length"]): r["nll_sum"] for r in result["rows"]}
+
+
+def test_rows_are_the_sums_of_a_loop(tmp_path: Path) -> None:
+    data = RandomText(tokens=200)
+    result = run(tmp_path, Extrapolation([8, 16, 32], ["full", "windowed"], window=4), data)
+
+    network, stream = model_of().eval().network, data.streams["test"]
+    blocks = (200 - 1) // 32
+    for row in result["rows"]:
+        length, total = row["length"], 0.0
+        for start in range(0, blocks * 32, length):
+            inputs, targets = stream[start : start + length], stream[start + 1 : start + length + 1]
+            with torch.no_grad():
+                logits = network(inputs[None], window=row["window"])[0].double()
+            total += float(torch.nn.functional.cross_entropy(logits, targets, reduction="sum"))
+        assert row["nll_sum"] == pytest.approx(total, rel=1e-6)
+        assert row["targets"] == blocks * 32
+        assert row["ppl"] == pytest.approx(math.exp(total / (blocks * 32)), rel=1e-6)
+        assert row["bits_per_byte"] == pytest.approx(total / (blocks * 32) / math.log(2) / 2.0, rel=1e-6)
+        assert math.fsum(row["block_nll"]) == pytest.approx(row["nll_sum"], rel=1e-14)
+        assert row["block_targets"] == [32] * blocks
+    assert [(r["protocol"], r["length"], r["window"]) for r in result["rows"]] == [
+        *(("full", n, None) for n in (8, 16, 32)),
+        *(("windowed", n, 4) for n in (8, 16, 32)),
+    ]
+    assert result["training_length"] == 8
+    assert result["skipped"] == []
+
+
+def test_every_protocol_reaches_tensorboard_and_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    protocols = ["full", "windowed", "sliding", "last", "per_position"]
+    result = run(tmp_path, Extrapolation([8, 32], protocols, stride=4, k=2, skip=8))
+    events = EventAccumulator(str(tmp_path)).Reload()
+    scalars = {tag for tag in events.Tags()["scalars"] if tag.startswith("test/")}
+    labels = ["full", "windowed8", "sliding4", "last2"]  # without a window given, windowed's is the training length
+    assert scalars == {f"test/{kind}/{p}/{n}" for kind in ("ppl", "bits_per_byte") for p in labels for n in (8, 32)}
+    ppl = {(r["protocol"], r["length"]): r["ppl"] for r in result["rows"]}
+    for label, name in zip(labels, protocols, strict=False):
+        assert events.Scalars(f"test/ppl/{label}/32")[0].value == pytest.approx(ppl[name, 32], rel=1e-6)
+    assert "test/extrapolation" in events.Tags()["images"]
+    assert (tmp_path / "extrapolation.png").stat().st_size > 10_000
+    assert [(p["length"], len(p["nll_sum"])) for p in result["by_position"]] == [(8, 8), (32, 32)]
+    assert math.fsum(result["by_position"][1]["nll_sum"]) == pytest.approx(sums(result)["full", 32], rel=1e-12)
+    assert "sliding4" in capsys.readouterr().out
+
+
+def test_sums_do_not_depend_on_batch_size_or_workers(tmp_path: Path) -> None:
+    callback = lambda: Extrapolation([8, 32], ["full", "sliding"], stride=4)  # noqa: E731
+    one = run(tmp_path / "one", callback(), RandomText(batch_size=4))
+    other = run(tmp_path / "other", callback(), RandomText(batch_size=7, workers=2))
+    assert sums(one) == sums(other)
+
+
+def test_two_processes_give_the_sums_of_one(tmp_path: Path) -> None:
+    data = lambda: RandomText(tokens=170)  # noqa: E731  # 5 blocks: the second process gets a filler
+    one = run(tmp_path / "one", Extrapolation([8, 32]), data(), Short)
+    two = run(
+        tmp_path / "two",
+        Extrapolation([8, 32]),
+        data(),
+        Short,
+        strategy="ddp_spawn",
+        devices=2,
+        use_distributed_sampler=False,
+    )
+    assert sums(two) == pytest.approx(sums(one), rel=1e-12)
+    assert [r["block_targets"] for r in two["rows"]] == [r["block_targets"] for r in one["rows"]] == [[32] * 5] * 2
+
+
+class Repeats(RandomText):
+    """Gives the first block twice and the second never."""
+
+    def test_dataloader(self) -> DataLoader:
+        blocks = self.blocks("test", self.evaluation_length)
+        return DataLoader([blocks[0], blocks[0], *(blocks[i] for i in range(2, len(blocks)))], 1)
+
+
+def test_a_loader_that_repeats_or_drops_a_block_is_found_out(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"blocks \[0, 1\] were not scored exactly once"):
+        run(tmp_path, Extrapolation([8, 32]), Repeats())
+
+
+def test_a_limit_on_test_batches_shows_in_the_counts(tmp_path: Path) -> None:
+    result = run(tmp_path, Extrapolation([8, 32]), limit_test_batches=2)
+    assert all(row["targets"] == 64 and row["block_targets"][:3] == [32, 32, 0] for row in result["rows"])
+
+
+def test_lengths_out_of_reach_are_skipped_with_a_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = run(tmp_path, Extrapolation([8, 16, 32]), position=Short)
+    assert [(r["protocol"], r["length"]) for r in result["rows"]] == [
+        ("full", 8), ("full", 16), ("windowed", 8), ("windowed", 16),
+    ]  # fmt: skip
+    assert [(s["protocol"], s["length"]) for s in result["skipped"]] == [("full", 32), ("windowed8", 32)]
+    assert all("max_length is 16" in s["reason"] for s in result["skipped"])
+    assert "max_length is 16" in capsys.readouterr().out
+
+
+def test_papers_sampling_scores_its_own_segments_at_each_length(tmp_path: Path) -> None:
+    data = RandomText(tokens=400)
+    result = run(tmp_path, Extrapolation([8, 32], sampling="paper", segments=9, seed=3), data)
+    network = model_of().eval().network
+    for row in result["rows"]:
+        length = row["length"]
+        found = (400 - 1) // length
+        order = torch.randperm(found, generator=torch.Generator().manual_seed(3))[:9].tolist()
+        starts = [i * length for i in order]
+        tokens = torch.stack([data.streams["test"][s : s + length + 1] for s in starts])
+        with torch.no_grad():
+            losses = network.losses(tokens, window=row["window"]).double()
+        assert row["block_nll"] == pytest.approx(losses.sum(1).tolist(), rel=1e-6)
+        assert row["targets"] == 9 * length
+    assert len(result["rows"]) == 4
+
+
+def test_the_curve_is_logged_after_each_validation_of_a_fit(tmp_path: Path) -> None:
+    data, model = RandomText(tokens=400), model_of()
+    callback = Extrapolation([8, 32], validation_blocks=3)
+    trainer = Trainer(
+        logger=TensorBoardLogger(tmp_path, name="", version=""),
+        callbacks=[callback],
+        accelerator="cpu",
+        max_steps=6,
+        val_check_interval=3,
+        check_val_every_n_epoch=None,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(model, data)
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert {t for t in events.Tags()["scalars"] if t.startswith("val/ppl")} == {"val/ppl/full/8", "val/ppl/full/32"}
+    points = events.Scalars("val/ppl/full/32")
+    assert len(points) == 2  # two validations; the sanity check before them is none
+    model.eval()
+    tokens = torch.stack([data.blocks("validation", 32)[i]["tokens"] for i in range(3)])
+    with torch.no_grad():
+        ppl = model.network.losses(tokens).mean().exp()
+    assert points[-1].value == pytest.approx(float(ppl), rel=1e-5)
+    assert float(trainer.callback_metrics["val/ppl/full/32"]) == pytest.approx(float(ppl), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lengths": []}, "lengths"),
+        ({"lengths": [0, 8]}, "lengths"),
+        ({"lengths": [8, 12]}, r"\[8\] do not divide the longest, 12"),
+        ({"protocols": []}, "protocols"),
+        ({"protocols": ["half"]}, "protocol: got 'half'"),
+        ({"protocols": ["sliding"]}, "stride"),
+        ({"protocols": ["sliding"], "stride": 9}, "stride: got 9, expected at most 8"),
+        ({"protocols": ["last"], "k": 9}, "k: got 9, expected at most 8"),
+        ({"protocols": ["last"]}, "k"),
+        ({"protocols": ["full"], "window": 4}, "window: got 4"),
+        ({"window": 0}, "window: got 0"),
+        ({"skip": 4}, "skip: got 4"),
+        ({"protocols": ["sliding"], "stride": 4, "skip": 32}, "skip: got 32"),
+        ({"protocols": ["sliding"], "stride": 4, "sampling": "paper"}, "sliding"),
+        ({"sampling": "random"}, "sampling: got 'random'"),
+        ({"segments": 0}, "segments: got 0"),
+        ({"validation_blocks": -1}, "validation_blocks"),
+        ({"tokens_per_forward": 0}, "tokens_per_forward"),
+    ],
+)
+def test_options_that_cannot_be_honoured_are_errors(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Extrapolation(**({"lengths": [8, 32]} | options))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lengths": [8, 256]}, "lengths: got 256, but the test split has no block"),
+        ({"lengths": [8, 32], "sampling": "paper"}, "segments: got 320, but the test split has only 24 segments of 8"),
+    ],
+)
+def test_more_than_the_data_holds_is_an_error(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        run(tmp_path, Extrapolation(**options))
+
+
+def test_too_few_validation_blocks_are_told_before_the_first_step(tmp_path: Path) -> None:
+    trainer = Trainer(callbacks=[Extrapolation([8, 256])], accelerator="cpu", max_steps=1, default_root_dir=tmp_path)
+    with pytest.raises(ValueError, match="the validation split has no block of that many targets"):
+        trainer.fit(model_of(), RandomText())
+    assert trainer.global_step == 0

@@ -1,0 +1,199 @@
+"""Protocols against a loop that scores one target at a time, and against the mistakes of public evaluators."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from kerple import positions
+from kerple.evaluation.protocols import Protocol, full, last, per_position, sliding, windowed
+from kerple.model import Transformer
+from kerple.positions import Shape
+
+VOCABULARY = 23
+
+
+def network_of(name: str = "KerpleLog", length: int = 8) -> Transformer:
+    torch.manual_seed(0)
+    network = Transformer(
+        Shape(16, 2, length), 2, VOCABULARY, lambda s: positions.build(name, dim=s.dim, heads=s.heads, length=s.length)
+    )
+    for parameter in network.parameters():  # far from uniform predictions, or a wrong context would hardly show
+        parameter.data.mul_(6 if parameter.ndim > 1 else 1)
+    return network.eval().requires_grad_(False)
+
+
+def tokens_of(block: int, blocks: int = 1) -> Tensor:
+    return torch.randint(VOCABULARY, (blocks, block + 1), generator=torch.Generator().manual_seed(1))
+
+
+def loss_of_one(network: Transformer, tokens: Tensor, start: int, target: int, window: int | None = None) -> float:
+    """Loss of token ``target + 1`` given tokens start..target of one block (N+1,), by a softmax written out in fp64."""
+    logits = network(tokens[None, start : target + 1], window=window)[0, -1].double()
+    return -float(logits[tokens[target + 1]] - logits.exp().sum().log())
+
+
+class Counter:
+    """A network whose loss of a target is the target itself: a list of losses says which targets were scored."""
+
+    def __init__(self) -> None:
+        self.forwards: list[tuple[int, int]] = []
+
+    def losses(self, tokens: Tensor, offset: int = 0, window: int | None = None, last: int | None = None) -> Tensor:
+        assert offset == 0
+        assert last is None or last <= tokens.shape[1] - 1
+        self.forwards.append((tokens.shape[0], tokens.shape[1] - 1))
+        targets = tokens[:, 1:].float()
+        return targets if last is None else targets[:, -last:]
+
+
+@pytest.mark.parametrize("block", [48, 53])
+@pytest.mark.parametrize("length", [8, 12, 20, 48])
+def test_full_is_the_loop_over_segments(length: int, block: int) -> None:
+    network, tokens = network_of(), tokens_of(block, blocks=2)
+    expected = [[loss_of_one(network, row, t // length * length, t) for t in range(block)] for row in tokens]
+    torch.testing.assert_close(full(network, tokens, length), torch.tensor(expected), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("window", [1, 3, 8])
+@pytest.mark.parametrize("length", [8, 20, 48])
+def test_windowed_is_the_loop_over_segments_with_a_mask(length: int, window: int) -> None:
+    network, tokens = network_of(), tokens_of(48)
+    expected = [loss_of_one(network, tokens[0], t // length * length, t, window) for t in range(48)]
+    actual = windowed(network, tokens, length, window=window)
+    torch.testing.assert_close(actual[0], torch.tensor(expected), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("skip", [0, 5, 20])
+@pytest.mark.parametrize(("length", "stride"), [(8, 1), (8, 3), (12, 12), (20, 7), (47, 4), (48, 5)])
+def test_sliding_is_the_loop_over_steps(length: int, stride: int, skip: int) -> None:
+    network, tokens, block = network_of(), tokens_of(48), 48
+    expected, end = [], max(length, min(skip + stride, block))
+    first = skip
+    while first < block:  # each step ends at `end`, sees `length` tokens and scores what no step scored before
+        expected += [loss_of_one(network, tokens[0], end - length, t) for t in range(first, end)]
+        first, end = end, min(end + stride, block)
+    actual = sliding(network, tokens, length, stride=stride, skip=skip)
+    torch.testing.assert_close(actual[0], torch.tensor(expected), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("length", "k"), [(8, 1), (8, 8), (20, 3), (48, 5)])
+def test_last_is_the_end_of_every_whole_segment(length: int, k: int) -> None:
+    network, tokens = network_of(), tokens_of(48)
+    ends = range(length, 49, length)
+    expected = [loss_of_one(network, tokens[0], end - length, t) for end in ends for t in range(end - k, end)]
+    actual = last(network, tokens, length, k=k)
+    torch.testing.assert_close(actual[0], torch.tensor(expected), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_per_position_is_the_loop_with_one_column_per_position(window: int | None) -> None:
+    network, tokens = network_of(), tokens_of(48, blocks=2)
+    expected = [
+        [[loss_of_one(network, row, start, start + i, window) for i in range(12)] for start in range(0, 48, 12)]
+        for row in tokens
+    ]
+    actual = per_position(network, tokens, 12, window=window)
+    torch.testing.assert_close(actual, torch.tensor(expected), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("protocol", [Protocol("full"), Protocol("windowed", window=3), Protocol("sliding", stride=3)])
+@pytest.mark.parametrize("length", [4, 7, 16, 31, 32])
+def test_every_target_is_scored_exactly_once_at_every_length(protocol: Protocol, length: int) -> None:
+    tokens = torch.arange(33)[None]
+    scored = protocol(Counter(), tokens, length, tokens_per_forward=40)
+    assert scored[0].tolist() == list(range(1, 33))
+    assert protocol.targets(length, 32) == 32
+
+
+@pytest.mark.parametrize("skip", [1, 8, 15, 16, 30, 31])
+@pytest.mark.parametrize("length", [4, 8, 16, 32])
+def test_sliding_scores_the_same_targets_at_every_length_behind_skip(length: int, skip: int) -> None:
+    protocol = Protocol("sliding", stride=4, skip=skip)
+    assert protocol(Counter(), torch.arange(33)[None], length)[0].tolist() == list(range(skip + 1, 33))
+    assert protocol.targets(length, 32) == 32 - skip
+
+
+def test_sliding_behind_skip_always_has_its_context() -> None:
+    counter = Counter()
+    sliding(counter, torch.arange(65)[None], 16, stride=4, skip=16)
+    assert sum(rows for rows, _ in counter.forwards) == (64 - 16) // 4  # no step is spent on what is not scored
+    assert {length for _, length in counter.forwards} == {16}
+
+
+def test_last_counts_its_targets() -> None:
+    protocol = Protocol("last", k=3)
+    assert protocol(Counter(), torch.arange(33)[None], 8)[0].tolist() == [
+        6, 7, 8, 14, 15, 16, 22, 23, 24, 30, 31, 32,
+    ]  # fmt: skip
+    assert protocol.targets(8, 32) == 12
+
+
+@pytest.mark.parametrize("name", positions.names())
+def test_a_window_of_the_whole_segment_is_full(name: str) -> None:
+    network, tokens = network_of(name, length=16), tokens_of(48)
+    for window in (16, 17, 1000):
+        torch.testing.assert_close(windowed(network, tokens, 16, window=window), full(network, tokens, 16))
+    assert not torch.allclose(windowed(network, tokens, 16, window=2), full(network, tokens, 16))
+
+
+@pytest.mark.parametrize("name", positions.names())
+def test_a_stride_of_the_whole_length_is_full(name: str) -> None:
+    network, tokens = network_of(name, length=16), tokens_of(48)
+    torch.testing.assert_close(sliding(network, tokens, 16, stride=16), full(network, tokens, 16))
+    assert not torch.allclose(sliding(network, tokens, 16, stride=4), full(network, tokens, 16))
+
+
+@pytest.mark.parametrize("tokens_per_forward", [1, 24, 100, 10**6])
+def test_losses_do_not_depend_on_how_many_segments_run_at_once(tokens_per_forward: int) -> None:
+    network, tokens = network_of(), tokens_of(48, blocks=2)
+    for protocol in (Protocol("full"), Protocol("windowed", window=3), Protocol("sliding", stride=3)):
+        expected = protocol(network, tokens, 8)
+        torch.testing.assert_close(protocol(network, tokens, 8, tokens_per_forward), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("length", "budget"), [(4, 16), (8, 16), (16, 16), (32, 16), (8, 20)])
+def test_tokens_of_a_forward_are_bounded(length: int, budget: int) -> None:
+    for protocol in (Protocol("full"), Protocol("sliding", stride=3), Protocol("last", k=2)):
+        counter = Counter()
+        protocol(counter, torch.arange(65)[None].repeat(3, 1), length, tokens_per_forward=budget)
+        assert all(rows * size <= max(budget, length) for rows, size in counter.forwards)
+
+
+def test_losses_are_fp32_when_the_network_computes_in_bf16() -> None:
+    network, tokens = network_of(), tokens_of(48)
+    expected = full(network, tokens, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = network(tokens[:, :-1].unflatten(1, (-1, 16))[0])
+        assert logits.dtype == torch.bfloat16  # or the test would show nothing
+        losses = full(network, tokens, 16)
+    assert losses.dtype == torch.float32
+    # rounded to bf16 these losses would lie on a grid of 2^-7 relative; log-softmax in fp32 leaves them off it
+    assert (losses.bfloat16().float() != losses).float().mean() > 0.9
+    oracle = torch.nn.functional.cross_entropy(logits.flatten(0, 1).double(), tokens[0, 1:], reduction="none")
+    torch.testing.assert_close(losses[0].double(), oracle, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(losses, expected, rtol=0.1, atol=0.3)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda n, t: full(n, t, 49), "length: got 49"),
+        (lambda n, t: full(n, t, 0), "length: got 0"),
+        (lambda n, t: full(n, t[0], 8), "tokens: got"),
+        (lambda n, t: full(n, t.float(), 8), "tokens: got"),
+        (lambda n, t: windowed(n, t, 8, window=0), "window: got 0"),
+        (lambda n, t: sliding(n, t, 8, stride=9), "stride: got 9"),
+        (lambda n, t: sliding(n, t, 8, stride=0), "stride: got 0"),
+        (lambda n, t: sliding(n, t, 8, stride=8, skip=48), "skip: got 48"),
+        (lambda n, t: last(n, t, 8, k=9), "k: got 9"),
+        (lambda n, t: per_position(n, t, 20), "does not divide"),
+        (lambda n, t: Protocol("strided"), "protocol: got 'strided'"),
+        (lambda n, t: Protocol("windowed"), "window: got None"),
+        (lambda n, t: Protocol("full", window=8), "window: got 8"),
+        (lambda n, t: Protocol("sliding", stride=0), "stride: got 0"),
+        (lambda n, t: Protocol("full", skip=3), "skip: got 3"),
+    ],
+)
+def test_what_cannot_be_honoured_is_an_error(call, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call(Counter(), tokens_of(48))
