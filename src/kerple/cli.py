@@ -149,17 +149,29 @@ def _option(arguments: list[str], *names: str) -> list[str]:
 def _check_position(arguments: list[str]) -> None:
     """Name the strategies when an unknown one is asked for: the parser's own message speaks of callables."""
     given = _option(arguments, "--model.position")
-    for path in _option(arguments, "--config", "-c"):
-        if Path(path).is_file():
-            model = (yaml.safe_load(Path(path).read_text()) or {}).get("model") or {}
-            position = model.get("position")
-            given += [position["class_path"] if isinstance(position, dict) else position] if position else []
+    models = [Path(path) for path in _option(arguments, "--model")]
+    for path in map(Path, _option(arguments, "--config", "-c")):
+        model = _mapping(path).get("model")
+        models.append(path.parent / model if isinstance(model, str) else path)
+    for path in models:
+        content = _mapping(path)
+        position = content.get("model", content).get("position")
+        given.append(position.get("class_path") if isinstance(position, dict) else position)
     for name in given:
         if isinstance(name, str) and "." not in name and name.isidentifier() and name not in kerple.positions.names():
             raise ValueError(
                 f"model.position: got {name!r}, expected one of {', '.join(kerple.positions.names())}, "
                 "or the import path of a class of your own"
             )
+
+
+def _mapping(path: Path) -> dict[str, Any]:
+    """The YAML file's content, or nothing where the parser will have to complain."""
+    try:
+        content = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def _checkpoint_first(arguments: list[str]) -> list[str]:
