@@ -3,6 +3,7 @@
 import os
 import sys
 import traceback
+import warnings
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,12 @@ COMMANDS = {
     "compare": ("kerple.compare", "strategies × seeds with everything else equal, and one report"),
     "predict": ("kerple.generate", "continue a prompt with a trained model"),
 }
+# true of every run here, and nothing a user can or should act on
+HARMLESS = (
+    "The dirpath has changed",  # a test writes beside the fit's checkpoints, not among them
+    r"`isinstance\(treespec, LeafSpec\)`",
+    ".*does not have many workers",  # memory-mapped shards need none
+)
 FROM_CHECKPOINT = ("seed_everything", "model", "data", "experiment")
 
 
@@ -75,6 +82,9 @@ class CLI(LightningCLI):
         parser.link_arguments("data.init_args.vocabulary", "model.vocabulary")
         parser.link_arguments("data.init_args.length", "model.length")
 
+    def parse_arguments(self, parser: LightningArgumentParser, args: list[str]) -> None:
+        self.config = parser.parse_args(args)
+
     def _parse_ckpt_path(self) -> None:
         """Lightning lets a checkpoint's hyper-parameters win over flags; `_checkpoint_first` does it the other way."""
 
@@ -90,6 +100,7 @@ class CLI(LightningCLI):
                 config.ckpt_path = str(last) if last.is_file() else None
         else:
             directory = test_directory(config.run_dir, config.ckpt_path, self.subcommand)
+        config.weights_only = True  # a checkpoint is data: nothing in it may run
         config.trainer.default_root_dir = str(directory)
         if config.trainer.logger in (None, True):
             # save_dir/name/version: checkpoints, events and results land in the run's own folder
@@ -103,14 +114,14 @@ class CLI(LightningCLI):
 def main(arguments: list[str] | None = None) -> None:
     """Run one command; a user's mistake ends with one line on standard error and exit status 2."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    # relative data and log folders are those of the place where the command is typed
     torch.set_float32_matmul_precision("high")
+    for message in HARMLESS:
+        warnings.filterwarnings("ignore", message)
     try:
         if arguments and arguments[0] in COMMANDS:
             import_module(COMMANDS[arguments[0]][0]).main(arguments[1:])
             return
         _check_position(arguments)
-        sys.argv = [sys.argv[0], *_checkpoint_first(arguments)]
         CLI(
             LanguageModel,
             LightningDataModule,
@@ -119,6 +130,7 @@ def main(arguments: list[str] | None = None) -> None:
             seed_everything_default=1235,
             parser_kwargs={"description": _description()},
             auto_configure_optimizers=False,
+            args=_checkpoint_first(arguments),
         )
     except ValueError as error:
         if os.environ.get("KERPLE_TRACEBACK") or not _ours(error):

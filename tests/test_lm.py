@@ -1,0 +1,102 @@
+"""Loss, schedule and optimiser of the Lightning module."""
+
+import math
+
+import pytest
+import torch
+from pytorch_lightning import Trainer
+
+from kerple.lm import LanguageModel
+from kerple.positions import KerpleLog
+from tests.toy import ToyData
+
+
+def model(**options: object) -> LanguageModel:
+    return LanguageModel(KerpleLog, 11, 8, layers=1, dim=16, heads=2, **options)
+
+
+def fitted(steps: int, **options: object) -> tuple[LanguageModel, Trainer]:
+    trainer = Trainer(
+        max_steps=steps,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        limit_val_batches=0,
+    )
+    module = model(**options)
+    trainer.fit(module, datamodule=ToyData())
+    return module, trainer
+
+
+def test_the_rate_rises_linearly_then_falls_along_a_cosine_to_zero() -> None:
+    rates: list[float] = []
+
+    class Recorded(LanguageModel):
+        def on_train_batch_start(self, batch: object, index: int) -> None:
+            rates.append(self.trainer.optimizers[0].param_groups[0]["lr"])
+
+    module = Recorded(KerpleLog, 11, 8, layers=1, dim=16, heads=2, lr=0.5, warmup=0.2)
+    trainer = Trainer(
+        max_steps=50, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, limit_val_batches=0,
+    )  # fmt: skip
+    trainer.fit(module, datamodule=ToyData())
+
+    warmup = [0.05 + 0.05 * t for t in range(10)]
+    cosine = [0.25 * (1 + math.cos(math.pi * (t - 10) / 40)) for t in range(10, 50)]
+    assert rates == pytest.approx(warmup + cosine, rel=1e-6)
+    assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0, abs=1e-9)  # after the last step
+
+
+def test_training_learns_to_count() -> None:
+    torch.manual_seed(0)
+    module, _ = fitted(60, lr=0.02)
+    with torch.no_grad():
+        losses = module.network.losses(torch.arange(9)[None])
+    assert losses[0, 2:].mean() < 0.3  # from log(11) = 2.4
+
+
+def test_only_scored_targets_count() -> None:
+    module = model()
+    tokens, scored = torch.randint(0, 11, (2, 9)), torch.zeros(2, 8, dtype=torch.bool)
+    scored[0, 3] = scored[1, 5] = scored[1, 6] = True
+    losses = module.network.losses(tokens)
+    expected = (losses[0, 3] + losses[1, 5] + losses[1, 6]) / 3
+    torch.testing.assert_close(module._loss({"tokens": tokens, "scored": scored}), expected)
+
+
+def test_decay_falls_on_matrices_only() -> None:
+    module, trainer = fitted(1, weight_decay=0.1)
+    matrices, vectors = trainer.optimizers[0].param_groups
+    assert matrices["weight_decay"] == 0.1
+    assert vectors["weight_decay"] == 0
+    assert all(p.ndim >= 2 for p in matrices["params"])
+    assert {id(module.network.positions[0].r1)} <= {id(p) for p in vectors["params"]}
+
+
+def test_a_model_for_other_data_is_refused() -> None:
+    trainer = Trainer(max_steps=1, accelerator="cpu", logger=False, enable_checkpointing=False)
+    with pytest.raises(ValueError, match="the data has 13 token ids, the model was built for 11"):
+        trainer.fit(model(), datamodule=ToyData(vocabulary=13))
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [({"lr": 0.0}, "lr: got 0.0"), ({"warmup": 1.0}, "warmup: got 1.0"), ({"pad_vocabulary_to": 0}, "pad_vocab")],
+)
+def test_a_bad_number_is_named(option: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        model(**option)
+
+
+def test_the_vocabulary_is_padded_to_a_multiple() -> None:
+    assert model(pad_vocabulary_to=8).network.head.out_features == 16
+
+
+def test_bolts_monitors_load_beside_lightning_2() -> None:
+    from kerple.bolts import ModuleDataMonitor, TrainingDataMonitor
+
+    assert ModuleDataMonitor(log_every_n_steps=1) is not None
+    assert TrainingDataMonitor(log_every_n_steps=1) is not None
