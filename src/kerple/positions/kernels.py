@@ -273,7 +273,7 @@ def positive_definite_offset(kernel: Callable[[Tensor], Tensor], points: Tensor,
             return offset
         offset *= 2
     raise ValueError(
-        f"kernel: no offset up to {offset:g} makes it positive semi-definite on these {gram.shape[-1]} points, expected "
+        f"kernel: no offset up to {offset:g} makes it positive semi-definite on the {gram.shape[-1]} points, expected "
         "a conditionally positive definite kernel; see is_conditionally_positive_definite"
     )
 
