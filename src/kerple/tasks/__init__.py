@@ -1,0 +1,24 @@
+"""Tasks that ask for longer inputs than were trained on, generated on the fly."""
+
+from kerple.tasks.arithmetic import Addition, ModularSum, Parity, Polynomial
+from kerple.tasks.base import Example, Task
+from kerple.tasks.chains import VariableChain
+from kerple.tasks.data import TaskData
+from kerple.tasks.retrieval import AssociativeRecall, Passkey
+from kerple.tasks.sequences import Copy, Reverse, Sort
+
+__all__ = [
+    "Addition",
+    "AssociativeRecall",
+    "Copy",
+    "Example",
+    "ModularSum",
+    "Parity",
+    "Passkey",
+    "Polynomial",
+    "Reverse",
+    "Sort",
+    "Task",
+    "TaskData",
+    "VariableChain",
+]

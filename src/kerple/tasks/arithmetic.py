@@ -1,0 +1,138 @@
+"""Tasks of arithmetic: addition, sums modulo 10, parity, polynomials."""
+
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from kerple.tasks.base import Example, Task, spelled
+
+
+class Addition(Task):
+    """The sum of two natural numbers (Kazemnejad et al. 2023, arXiv 2305.19466, table 1): ``36+57=93``.
+
+    Its length is the number of digits of the longer operand; the shorter has any number of digits up to it, all pairs
+    of sizes equally likely. ``a+b`` and ``b+a`` count as the same problem: both are trained on, or neither.
+
+    The scratchpad goes from the last digit to the first, each step ``a+b+carry=sum``; a missing digit is 0:
+    ``36+7=6+7+0=13;3+0+1=4;>43``.
+
+    Args:
+        order: ``plain`` writes the first digit first. ``reversed`` writes operands and sum last digit first, so that
+            the carry travels in the direction of writing (Lee et al. 2023, arXiv 2307.03381).
+        padded: Operands are filled with zeros to the length, the sum to one digit more (Zhou et al. 2024,
+            arXiv 2402.09371).
+        equal: Both operands have as many digits as the length says.
+        scratchpad: Write the steps before the answer.
+
+    Raises:
+        ValueError: If the order is neither of the two.
+    """
+
+    axes: ClassVar[tuple[str, ...]] = ("length", "digits of the first operand", "digits of the second operand")
+
+    def __init__(
+        self,
+        order: Literal["plain", "reversed"] = "plain",
+        padded: bool = False,
+        equal: bool = False,
+        scratchpad: bool = False,
+    ) -> None:
+        if order not in ("plain", "reversed"):
+            raise ValueError(f"Addition: order: got {order!r}, expected 'plain' or 'reversed'")
+        self.order, self.padded, self.equal, self.scratchpad = order, padded, equal, scratchpad
+
+    def example(self, length: int, rng: np.random.Generator) -> Example:
+        sizes = [length, length]
+        if not self.equal:
+            pair = int(rng.integers(2 * length - 1))  # the pairs whose larger entry is the length
+            sizes[pair % 2] = length - (pair + 1) // 2
+        a, b = (_number(size, rng) for size in sizes)
+        width = length if self.padded else 0
+        texts = [a.zfill(width), b.zfill(width), str(int(a) + int(b)).zfill(width and width + 1)]
+        if self.order == "reversed":
+            texts = [text[::-1] for text in texts]
+        first, second, total = texts
+        key = "+".join(sorted((a, b)))
+        return Example(f"{first}+{second}", total, (length, *sizes), self._steps(a, b), key=key)
+
+    def _steps(self, a: str, b: str) -> str:
+        if not self.scratchpad:
+            return ""
+        steps, carry, width = [], 0, max(len(a), len(b))
+        for x, y in zip(reversed(a.zfill(width)), reversed(b.zfill(width)), strict=True):
+            total = int(x) + int(y) + carry
+            steps.append(f"{x}+{y}+{carry}={total};")
+            carry = total // 10
+        return "".join(steps)
+
+
+def _number(digits: int, rng: np.random.Generator) -> str:
+    """A uniformly drawn decimal number of that many digits; 0 has one."""
+    drawn = rng.integers(10, size=digits)
+    if digits > 1:
+        drawn[0] = rng.integers(1, 10)
+    return spelled(drawn)
+
+
+class ModularSum(Task):
+    """The sum of single digits modulo 10 (Kazemnejad et al. 2023, table 1: Summation): ``8+3+1=2``.
+
+    The scratchpad is the running sum: ``8+3+1=8,1,2>2``.
+
+    Args:
+        scratchpad: Write the steps before the answer.
+    """
+
+    def __init__(self, scratchpad: bool = False) -> None:
+        self.scratchpad = scratchpad
+
+    def example(self, length: int, rng: np.random.Generator) -> Example:
+        digits = rng.integers(10, size=length)
+        running = np.cumsum(digits) % 10
+        steps = ",".join(map(str, running.tolist())) if self.scratchpad else ""
+        return Example("+".join(map(str, digits.tolist())), str(running[-1]), (length,), steps)
+
+
+class Parity(Task):
+    """Whether the number of ones is even, 0, or odd, 1 (Kazemnejad et al. 2023, table 1): ``1101=1``.
+
+    The scratchpad is the running parity: ``1101=1001>1``.
+
+    Args:
+        scratchpad: Write the steps before the answer.
+    """
+
+    def __init__(self, scratchpad: bool = False) -> None:
+        self.scratchpad = scratchpad
+
+    def example(self, length: int, rng: np.random.Generator) -> Example:
+        bits = rng.integers(2, size=length)
+        running = np.cumsum(bits) % 2
+        return Example(spelled(bits), str(running[-1]), (length,), spelled(running) if self.scratchpad else "")
+
+
+class Polynomial(Task):
+    """The value of a polynomial modulo 10 (Kazemnejad et al. 2023, table 1): ``-2:3*x^2-1*x^3=0``.
+
+    Its length is the number of terms; coefficients are -3 to 3, degrees 0 to 3, x is -2 to 2, and 0^0 = 1. The
+    remainder is 0 to 9 for negative values too. The scratchpad has, for each term, its value and the running sum
+    modulo 10: ``-2:3*x^2-1*x^3=12,2;8,0;>0``.
+
+    Args:
+        scratchpad: Write the steps before the answer.
+    """
+
+    def __init__(self, scratchpad: bool = False) -> None:
+        self.scratchpad = scratchpad
+
+    def example(self, length: int, rng: np.random.Generator) -> Example:
+        x = int(rng.integers(-2, 3))
+        coefficients = rng.integers(-3, 4, size=length).tolist()
+        degrees = rng.integers(4, size=length).tolist()
+        terms = "".join(f"{c:+d}*x^{d}" for c, d in zip(coefficients, degrees, strict=True)).removeprefix("+")
+        total, steps = 0, []
+        for c, d in zip(coefficients, degrees, strict=True):
+            value = c * x**d
+            total = (total + value) % 10
+            steps.append(f"{value},{total};")
+        return Example(f"{x}:{terms}", str(total), (length,), "".join(steps) if self.scratchpad else "")

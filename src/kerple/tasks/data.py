@@ -1,0 +1,183 @@
+"""Tasks as a Lightning data module: one more kind of data for the same models and commands."""
+
+import os
+
+from pytorch_lightning import LightningDataModule
+from pytorch_lightning.utilities import rank_zero_warn
+from torch.utils.data import DataLoader
+
+from kerple.tasks.base import Example, Task
+from kerple.tasks.batches import Batch, HeldOutBatches, RankOrder, TrainBatches
+from kerple.tasks.draw import Split, distinct, draw
+from kerple.tasks.vocabulary import BEGIN, CHARACTERS, END_ID, decode, encode
+
+
+class TaskData(LightningDataModule):
+    """Problems of a task, short ones for training, longer ones for testing (Kazemnejad et al. 2023, arXiv 2305.19466).
+
+    Batches are ``tokens`` (B, T + 1) int64, padded on the right, ``scored`` (B, T) bool: the targets of the answer, its
+    end token included, and ``sizes`` (B, axes) int64, what the task counts. Nothing is read from or written to disk. No
+    test example occurs in training: `kerple.tasks.draw` says how.
+
+    Args:
+        task: The task, by class name, with its own options below it.
+        length: Training length in tokens, for strategies that ask for it: at least that of the longest training
+            sequence.
+        train_length: Training problems have lengths uniform on 1 to this.
+        test_lengths: Lengths of test problems; 1 to twice ``train_length`` if null.
+        batch_size: Problems in a training batch, on each device.
+        eval_batch_size: Problems in a batch of validation or test.
+        examples: Number of different training problems; null: a new one each time.
+        val_examples: Number of validation problems, of training lengths.
+        test_examples: Number of test problems of each length, fewer where there are not as many.
+        held_out: Share of the problems of training lengths that is kept for testing, and the same share for validation.
+        seed: Of the training problems; that of the run (``seed_everything``) if null.
+        workers: Processes that make training batches; 0: the training process itself.
+        vocabulary: Number of token ids, at least that of the characters.
+
+    Raises:
+        ValueError: If a number is out of range.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        length: int,
+        train_length: int = 20,
+        test_lengths: list[int] | None = None,
+        batch_size: int = 64,
+        eval_batch_size: int = 256,
+        examples: int | None = None,
+        val_examples: int = 256,
+        test_examples: int = 100,
+        held_out: float = 0.1,
+        seed: int | None = None,
+        workers: int = 0,
+        vocabulary: int = len(CHARACTERS),
+    ) -> None:
+        super().__init__()
+        numbers = {"length": length, "train_length": train_length, "batch_size": batch_size}
+        numbers |= {"eval_batch_size": eval_batch_size, "val_examples": val_examples, "test_examples": test_examples}
+        for name, number in numbers.items():
+            if number < 1:
+                raise ValueError(f"data.{name}: got {number}, expected a positive number")
+        if examples is not None and examples < 1:
+            raise ValueError(f"data.examples: got {examples}, expected a positive number, or null for no repetition")
+        if not 0 < held_out < 0.5:
+            raise ValueError(f"data.held_out: got {held_out}, expected a share between 0 and 0.5")
+        if vocabulary < len(CHARACTERS):
+            raise ValueError(f"data.vocabulary: got {vocabulary}, expected at least the {len(CHARACTERS)} characters")
+        if seed is not None and seed < 0:
+            raise ValueError(f"data.seed: got {seed}, expected 0 or more")
+        self.task, self.length, self.train_length, self.vocabulary = task, length, train_length, vocabulary
+        self.test_lengths = sorted(set(test_lengths)) if test_lengths else list(range(1, 2 * train_length + 1))
+        self.batch_size, self.eval_batch_size, self.workers = batch_size, eval_batch_size, workers
+        self.examples, self.val_examples, self.test_examples = examples, val_examples, test_examples
+        self.held_out = held_out
+        self._validation: list[Example] | None = None
+        self._tests: list[list[Example]] | None = None
+        self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
+        for name, asked in (("train_length", train_length), ("test_lengths", self.test_lengths[-1])):
+            if task.longest is not None and asked > task.longest:
+                raise ValueError(f"data.{name}: got {asked}, but {task.name} has problems up to length {task.longest}")
+        if self.test_lengths[0] < 1:
+            raise ValueError(f"data.test_lengths: got {self.test_lengths[0]}, expected positive lengths")
+
+    def setup(self, stage: str) -> None:
+        samples = [self._draw("train", i, self.train_length) for i in range(100)]
+        needed = max(len(example.tokens()) - 1 for example in samples)
+        if needed > self.length:
+            raise ValueError(
+                f"data.length: got {self.length} tokens, but {self.task.name} with train_length {self.train_length} "
+                f"has training sequences of {needed}; set it to {needed} or more"
+            )
+
+    def sample(self, index: int) -> Example:
+        """Training problem number ``index``, of a length uniform on 1 to ``train_length``."""
+        return self._draw("train", index)
+
+    def _draw(self, split: Split, index: int, length: int | None = None) -> Example:
+        example = draw(self.task, split, self.seed, index, self.train_length, self.held_out, length)
+        if example is None:
+            raise ValueError(
+                f"data.held_out: with {self.held_out} of the problems kept for testing, {self.task.name} has none "
+                "left to train on at some length; hold out less, or give the task more symbols"
+            )
+        return example
+
+    def train_dataloader(self) -> DataLoader[Batch]:
+        rank, world, start = 0, 1, 0
+        batches = None if self.examples is None else self.examples // self.batch_size
+        if self.trainer is not None:
+            rank, world, accumulate = (
+                self.trainer.global_rank,
+                self.trainer.world_size,
+                self.trainer.accumulate_grad_batches,
+            )
+            batches = None if batches is None else batches // world
+            if self.trainer.max_steps > 0:
+                batches = self.trainer.max_steps * accumulate  # one run-long epoch: resuming is seeking
+                start = self.trainer.global_step * accumulate
+        if batches is None:
+            raise ValueError(
+                "trainer.max_steps: got none, expected the number of steps, or data.examples to end an epoch"
+            )
+        dataset = TrainBatches(self.sample, self.batch_size, self.examples, self.seed)
+        return DataLoader(
+            dataset,
+            batch_size=None,
+            sampler=RankOrder(batches, rank, world, start),
+            num_workers=self.workers,
+            persistent_workers=self.workers > 0,
+        )
+
+    def val_dataloader(self) -> DataLoader[Batch]:
+        return self._held_out([self.validation_set()])
+
+    def test_dataloader(self) -> DataLoader[Batch]:
+        groups = self.test_sets()
+        missing = [str(length) for length, group in zip(self.test_lengths, groups, strict=True) if not group]
+        if missing:
+            rank_zero_warn(
+                f"{self.task.name} has so few problems of length {', '.join(missing)} that none is held out of "
+                "training; these lengths are not tested"
+            )
+        return self._held_out([group for group in groups if group])
+
+    def validation_set(self) -> list[Example]:
+        """Validation problems of training lengths, shortest first, the same for every seed."""
+        if self._validation is None:
+            found = distinct(self.task, "val", self.val_examples, self.train_length, self.held_out)
+            if not found:
+                raise ValueError(
+                    f"data.held_out: {self.held_out} leaves {self.task.name} no validation problems; hold out more"
+                )
+            self._validation = sorted(found, key=lambda example: len(example.text))
+        return self._validation
+
+    def test_sets(self) -> list[list[Example]]:
+        """For each test length its problems, the same for every seed; none where the hash holds none out."""
+        if self._tests is None:
+            self._tests = [
+                distinct(self.task, "test", self.test_examples, self.train_length, self.held_out, length)
+                for length in self.test_lengths
+            ]
+        return self._tests
+
+    def _held_out(self, groups: list[list[Example]]) -> DataLoader[Batch]:
+        rank, world = (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
+        dataset = HeldOutBatches(groups, self.eval_batch_size, world)
+        return DataLoader(dataset, batch_size=None, sampler=RankOrder(len(dataset) // world, rank, world))
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a prompt such as ``12+34=``, with the begin token a sequence starts with."""
+        return encode(text if text.startswith(BEGIN) else BEGIN + text)
+
+    def decode(self, tokens: list[int]) -> str:
+        """The text of token ids."""
+        return decode(tokens)
+
+    @property
+    def end(self) -> int:
+        """The token that ends an answer."""
+        return END_ID

@@ -1,0 +1,101 @@
+"""Tasks that rearrange a sequence: copy, reverse, sort."""
+
+import numpy as np
+
+from kerple.tasks.base import Example, Task
+from kerple.tasks.vocabulary import LETTERS
+
+
+def _check_symbols(name: str, symbols: int) -> None:
+    if not 2 <= symbols <= len(LETTERS):
+        raise ValueError(f"{name}: symbols: got {symbols}, expected 2 to {len(LETTERS)}, the letters there are")
+
+
+class Copy(Task):
+    """Repeat the sequence (Kazemnejad et al. 2023, arXiv 2305.19466, table 1): ``cabb=cabb``.
+
+    Args:
+        repeated: The sequence is one letter over and over, so that only counting is asked. There are then as many
+            problems of a length as symbols; those held out of training are few, and their number is reported.
+        symbols: Number of different letters, 2 to 52.
+
+    Raises:
+        ValueError: If symbols is out of range.
+    """
+
+    def __init__(self, repeated: bool = False, symbols: int = 26) -> None:
+        _check_symbols("Copy", symbols)
+        self.repeated, self.symbols = repeated, symbols
+
+    def example(self, length: int, rng: np.random.Generator) -> Example:
+        if self.repeated:
+            text = LETTERS[rng.integers(self.symbols)] * length
+        else:
+            text = "".join(map(LETTERS.__getitem__, rng.integers(self.symbols, size=length).tolist()))
+        return Example(text, text, (length,))
+
+    @property
+    def name(self) -> str:
+        return "RepeatedCopy" if self.repeated else "Copy"
+
+
+class Reverse(Task):
+    """The sequence backwards (Kazemnejad et al. 2023, table 1): ``cab=bac``.
+
+    Args:
+        symbols: Number of different letters, 2 to 52.
+
+    Raises:
+        ValueError: If symbols is out of range.
+    """
+
+    def __init__(self, symbols: int = 26) -> None:
+        _check_symbols("Reverse", symbols)
+        self.symbols = symbols
+
+    def example(self, length: int, rng: np.random.Generator) -> Example:
+        text = "".join(map(LETTERS.__getitem__, rng.integers(self.symbols, size=length).tolist()))
+        return Example(text, text[::-1], (length,))
+
+
+class Sort(Task):
+    """The sequence in ascending order, repetitions kept (Kazemnejad et al. 2023, table 1): ``cabb=abbc``.
+
+    The scratchpad is selection sort, each step the smallest and what is left: ``cabb=a:cbb;b:cb;b:c;c:;>abbc``.
+
+    Args:
+        digits: 0: single letters in alphabetical order. 1 or more: decimal numbers of 1 to this many digits, each
+            number of digits equally likely, separated by commas: ``7,103,25=7,25,103``.
+        symbols: Number of different letters if digits is 0, 2 to 52.
+        scratchpad: Write the steps before the answer.
+
+    Raises:
+        ValueError: If digits is not 0 to 18 or symbols is out of range.
+    """
+
+    def __init__(self, digits: int = 0, symbols: int = 26, scratchpad: bool = False) -> None:
+        _check_symbols("Sort", symbols)
+        if not 0 <= digits <= 18:
+            raise ValueError(f"Sort: digits: got {digits}, expected 0 (letters) to 18 (what int64 holds)")
+        self.digits, self.symbols, self.scratchpad = digits, symbols, scratchpad
+
+    def example(self, length: int, rng: np.random.Generator) -> Example:
+        if self.digits:
+            powers = 10 ** rng.integers(self.digits, size=length)  # smallest number of that many digits
+            low = np.where(powers == 1, 0, powers)
+            values, write, joint = rng.integers(low, 10 * powers).tolist(), str, ","
+        else:
+            values, write, joint = rng.integers(self.symbols, size=length).tolist(), LETTERS.__getitem__, ""
+        ordered = sorted(values)
+        prompt, answer = (joint.join(map(write, v)) for v in (values, ordered))
+        steps = []
+        if self.scratchpad:
+            left = list(values)
+            for smallest in ordered:
+                left.remove(smallest)
+                steps.append(f"{write(smallest)}:{joint.join(map(write, left))};")
+        return Example(prompt, answer, (length,), "".join(steps))
+
+    @property
+    def name(self) -> str:
+        return "SortNumbers" if self.digits else "Sort"

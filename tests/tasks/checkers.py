@@ -1,0 +1,117 @@
+"""Solvers that read a problem as text and know nothing of how it was made: the oracle of the generators."""
+
+import re
+from collections.abc import Callable
+from fractions import Fraction
+
+
+def copy(prompt: str) -> str:
+    out = ""
+    for character in prompt:
+        out += character
+    return out
+
+
+def reverse(prompt: str) -> str:
+    out = ""
+    for character in prompt:
+        out = character + out
+    return out
+
+
+def sort_letters(prompt: str) -> str:
+    alphabet = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    return "".join(letter * prompt.count(letter) for letter in alphabet)
+
+
+def sort_numbers(prompt: str) -> str:
+    numbers = [int(text) for text in prompt.split(",")]
+    placed: list[int] = []
+    for number in numbers:  # insertion sort; the generator uses the built-in one
+        at = sum(other <= number for other in placed)
+        placed.insert(at, number)
+    return ",".join(str(number) for number in placed)
+
+
+def add(prompt: str) -> str:
+    first, second = prompt.split("+")
+    return str(int(first) + int(second))
+
+
+def add_reversed_padded(prompt: str) -> str:
+    first, second = (text[::-1] for text in prompt.split("+"))
+    return str(int(first) + int(second)).zfill(len(first) + 1)[::-1]
+
+
+def sum_modulo(prompt: str) -> str:
+    return str(eval(prompt) % 10)
+
+
+def parity(prompt: str) -> str:
+    return "1" if prompt.replace("0", "").count("1") % 2 else "0"
+
+
+def polynomial(prompt: str) -> str:
+    point, terms = prompt.split(":")
+    value = Fraction(0)
+    for coefficient, degree in re.findall(r"([+-]?\d+)\*x\^(\d+)", terms):
+        power = Fraction(1)
+        for _ in range(int(degree)):
+            power *= int(point)
+        value += int(coefficient) * power
+    return str(int(value) % 10)
+
+
+def chain(prompt: str) -> str:
+    clauses, asked = prompt.split(";")
+    definitions = {}
+    for clause in clauses.split(","):
+        name, sign, source = re.fullmatch(r"(\w)=([+-])(\w)", clause).groups()
+        assert name not in definitions
+        definitions[name] = (sign, source)
+    minuses = 0
+    while asked != "1":
+        sign, asked = definitions[asked]
+        minuses += sign == "-"
+    return "-" if minuses % 2 else "+"
+
+
+def passkey(prompt: str) -> str:
+    (key,) = re.findall(r"\[(\d+)\]", prompt)
+    return key
+
+
+SOLVERS: dict[str, Callable[[str], str]] = {
+    "Copy": copy,
+    "RepeatedCopy": copy,
+    "Reverse": reverse,
+    "Sort": sort_letters,
+    "SortNumbers": sort_numbers,
+    "Addition": add,
+    "ModularSum": sum_modulo,
+    "Parity": parity,
+    "Polynomial": polynomial,
+    "VariableChain": chain,
+    "Passkey": passkey,
+}
+
+
+def length(name: str, prompt: str) -> int:
+    """The length of a problem, read from its text."""
+    if name in ("Copy", "RepeatedCopy", "Reverse", "Sort", "Parity"):
+        return len(prompt)
+    if name == "Addition":
+        return max(map(len, prompt.split("+")))
+    if name == "SortNumbers":
+        return len(prompt.split(","))
+    if name == "ModularSum":
+        return len(prompt.split("+"))
+    if name == "Polynomial":
+        return prompt.count("x")
+    if name == "VariableChain":
+        return prompt.count("=")
+    if name == "Passkey":
+        return len(re.sub(r"\[\d+\]", "", prompt))
+    if name == "AssociativeRecall":
+        return len(prompt) // 2
+    raise AssertionError(name)

@@ -1,0 +1,207 @@
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pytorch_lightning import Callback, Trainer
+from pytorch_lightning.callbacks import ModelCheckpoint
+from torch import Tensor
+
+from kerple.lm import LanguageModel
+from kerple.positions import NoPE
+from kerple.tasks import Addition, Copy, ModularSum, Parity, Reverse, Sort, TaskData, VariableChain
+from kerple.tasks.draw import belongs_to, distinct, draw
+
+
+def ranked(data: TaskData, rank: int = 0, world: int = 1, steps: int = 6, done: int = 0) -> TaskData:
+    data.trainer = SimpleNamespace(
+        global_rank=rank, world_size=world, max_steps=steps, accumulate_grad_batches=1, global_step=done
+    )
+    return data
+
+
+def sequences(loader: Any) -> list[str]:
+    data = TaskData(Copy(), 100)
+    return [data.decode(row) for batch in loader for row in batch["tokens"].tolist()]
+
+
+def test_training_lengths_are_uniform() -> None:
+    data, draws = TaskData(Reverse(), 100, train_length=10, seed=3), 10_000
+    counts = np.bincount([data.sample(i).sizes[0] for i in range(draws)], minlength=11)
+    assert counts[0] == 0
+    assert ((counts[1:] - draws / 10) ** 2 / (draws / 10)).sum() < 27.9  # χ², 9 degrees: p > 0.001
+
+
+@pytest.mark.parametrize(
+    "task", [Copy(repeated=True), Copy(symbols=3), Addition(), Parity(), ModularSum(), VariableChain()], ids=str
+)
+def test_no_test_or_validation_problem_is_trained_on(task) -> None:
+    data = TaskData(task, 200, train_length=4, test_lengths=list(range(1, 9)), val_examples=200)
+    trained = {data.sample(i).identity for i in range(4000)}
+    tested = {example.identity for group in data.test_sets() for example in group}
+    validated = {example.identity for example in data.validation_set()}
+    assert tested
+    assert validated
+    assert not trained & tested
+    assert not trained & validated
+    assert not tested & validated
+    whole = {task.example(n, np.random.default_rng(i)).identity for n in range(1, 5) for i in range(1500)}
+    assert whole & tested  # or nothing of the training lengths would be tested
+
+
+def test_addition_holds_out_both_orders_of_the_operands() -> None:
+    data = TaskData(Addition(), 100, train_length=3)
+    trained = {tuple(sorted(data.sample(i).prompt.split("+"))) for i in range(5000)}
+    assert not trained & {tuple(sorted(e.prompt.split("+"))) for group in data.test_sets() for e in group}
+
+
+def test_a_small_space_is_tested_once_each_and_an_empty_one_is_said_to_be() -> None:
+    data = TaskData(Parity(), 100, train_length=6, test_lengths=[1, 2, 6, 7])
+    groups = dict(zip(data.test_lengths, data.test_sets(), strict=True))
+    for n, group in groups.items():
+        every = [format(i, f"0{n}b") for i in range(2**n)]
+        held_out = (
+            every if n > 6 else [bits for bits in every if belongs_to(SimpleNamespace(identity=bits), 0.1) == "test"]
+        )
+        assert {e.prompt for e in group} <= set(held_out)
+        assert len({e.prompt for e in group}) == len(group) == min(len(held_out), 100)
+    assert not groups[1]
+    with pytest.warns(UserWarning, match="Parity has so few problems of length 1"):
+        data.test_dataloader()
+
+
+def test_every_length_keeps_something_to_train_on() -> None:
+    for task in (Copy(), Copy(repeated=True), Sort(), Addition(), ModularSum(), Parity(), VariableChain()):
+        for n in (1, 2, 3):
+            assert draw(task, "train", 0, 0, 20, 0.1, n) is not None, (task.name, n)
+
+
+def test_batches_are_padded_on_the_right_and_score_answers_only() -> None:
+    data = ranked(TaskData(Sort(), 100, train_length=9, batch_size=16, seed=1))
+    for batch in data.train_dataloader():
+        assert batch["tokens"].dtype == torch.int64
+        assert batch["scored"].dtype == torch.bool
+        assert batch["tokens"].shape == (16, batch["scored"].shape[1] + 1)
+        for tokens, scored in zip(batch["tokens"], batch["scored"], strict=True):
+            text = data.decode(tokens.tolist())
+            assert text[0] == "«"
+            assert text[-1] == "»"
+            assert data.decode(tokens[1:][scored].tolist()) == text.partition("=")[2]
+            assert tokens[len(text) :].eq(0).all()
+
+
+def test_the_order_is_the_same_for_any_number_of_workers() -> None:
+    def seen(workers: int) -> list[str]:
+        return sequences(ranked(TaskData(Copy(), 100, batch_size=4, seed=5, workers=workers)).train_dataloader())
+
+    alone = seen(0)
+    assert alone == seen(2) == seen(3)
+    assert len(set(alone)) > 20
+    other = ranked(TaskData(Copy(), 100, batch_size=4, seed=6))
+    assert sequences(other.train_dataloader()) != alone
+
+
+def test_ranks_share_one_sequence_of_samples() -> None:
+    one = sequences(ranked(TaskData(Copy(), 100, batch_size=4, seed=5), steps=12).train_dataloader())
+    parts = [
+        sequences(ranked(TaskData(Copy(), 100, batch_size=4, seed=5), rank, 3, steps=4).train_dataloader())
+        for rank in range(3)
+    ]
+    batches = [[part[i : i + 4] for i in range(0, 16, 4)] for part in parts]
+    together = [row for step in zip(*batches, strict=True) for batch in step for row in batch]
+    assert together == one
+
+
+def test_repeated_examples_come_in_a_new_order_each_time() -> None:
+    data = ranked(TaskData(Copy(), 100, batch_size=5, examples=20, seed=5), steps=8)
+    seen = sequences(data.train_dataloader())
+    first, second = seen[:20], seen[20:]
+    assert sorted(first) == sorted(second)
+    assert first != second
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_every_test_example_is_seen_once_by_one_rank(world: int) -> None:
+    found: list[int] = []
+    batches = set()
+    for rank in range(world):
+        data = TaskData(Reverse(), 100, train_length=5, test_examples=11, eval_batch_size=4)
+        loader = ranked(data, rank, world).test_dataloader()
+        every = [example.text for group in data.test_sets() for example in group]
+        batches.add(len(list(loader)))
+        assert len(loader) in batches
+        for batch in loader:
+            for index, tokens in zip(batch["index"].tolist(), batch["tokens"].tolist(), strict=True):
+                if index >= 0:
+                    found.append(index)
+                    assert data.decode(tokens) == every[index]
+            assert len(set(batch["sizes"][:, 0].tolist())) == 1
+    assert len(batches) == 1  # or ranks would wait for each other for ever
+    assert sorted(found) == list(range(len(every)))
+
+
+class Seen(Callback):
+    def __init__(self) -> None:
+        self.batches: list[Tensor] = []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        self.batches.append(batch["tokens"])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_resumed_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    def run(steps: int, checkpoint: Path | None) -> list[Tensor]:
+        seen = Seen()
+        saver = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=3, save_top_k=-1)
+        trainer = Trainer(
+            max_steps=steps, callbacks=[seen, saver], logger=False, enable_progress_bar=False, accelerator="cpu",
+            enable_model_summary=False, limit_val_batches=0,
+        )  # fmt: skip
+        data = TaskData(Copy(), 42, batch_size=4, seed=5)
+        model = LanguageModel(NoPE, data.vocabulary, 42, layers=1, dim=8, heads=1)
+        trainer.fit(model, data, ckpt_path=checkpoint, weights_only=False)  # our own file: it names NoPE
+        return seen.batches
+
+    whole = run(7, None)
+    resumed = run(7, tmp_path / "step=3.ckpt")
+    assert len(whole) == 7
+    assert len(resumed) == 4
+    for expected, got in zip(whole[3:], resumed, strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=0)
+
+
+def test_distinct_stops_where_there_are_no_more() -> None:
+    assert len(distinct(Copy(symbols=2), "test", 100, 1, 0.1, 3)) == 8
+    assert len(distinct(Copy(), "test", 30, 5, 0.1, 9)) == 30
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"train_length": 0}, "data.train_length: got 0"),
+        ({"batch_size": -1}, "data.batch_size: got -1"),
+        ({"held_out": 0.5}, "data.held_out: got 0.5"),
+        ({"examples": 0}, "data.examples: got 0"),
+        ({"vocabulary": 10}, "data.vocabulary: got 10"),
+        ({"seed": -3}, "data.seed: got -3"),
+        ({"test_lengths": [0, 4]}, "data.test_lengths: got 0"),
+        ({"train_length": 53}, "data.train_length: got 53, but VariableChain has problems up to length 52"),
+        ({"test_lengths": [60]}, "data.test_lengths: got 60, but VariableChain"),
+    ],
+)
+def test_mistakes_are_named(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TaskData(VariableChain(), **{"length": 400} | settings)
+
+
+def test_a_training_length_in_tokens_that_is_too_short_says_what_is_needed() -> None:
+    with pytest.raises(ValueError, match="got 41 tokens, but Copy with train_length 20 has training sequences of 42"):
+        TaskData(Copy(), 41).setup("fit")
+    TaskData(Copy(), 42).setup("fit")
+
+
+def test_a_loader_without_an_end_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"trainer.max_steps: got none"):
+        ranked(TaskData(Copy(), 42), steps=-1).train_dataloader()

@@ -1,0 +1,195 @@
+import inspect
+import re
+
+import numpy as np
+import pytest
+
+import kerple.tasks
+from kerple.tasks import (
+    Addition,
+    AssociativeRecall,
+    Copy,
+    ModularSum,
+    Parity,
+    Passkey,
+    Polynomial,
+    Reverse,
+    Sort,
+    Task,
+    VariableChain,
+)
+from kerple.tasks.vocabulary import CHARACTERS, decode, encode
+from tests.tasks.checkers import SOLVERS, add_reversed_padded, length
+
+TASKS = {
+    "copy": Copy(),
+    "copy, one letter": Copy(repeated=True),
+    "reverse": Reverse(),
+    "sort": Sort(),
+    "sort, steps": Sort(scratchpad=True),
+    "sort numbers": Sort(digits=4),
+    "sort numbers, steps": Sort(digits=2, scratchpad=True),
+    "addition": Addition(),
+    "addition, equal": Addition(equal=True),
+    "addition, steps": Addition(scratchpad=True),
+    "sum": ModularSum(),
+    "sum, steps": ModularSum(scratchpad=True),
+    "parity": Parity(),
+    "parity, steps": Parity(scratchpad=True),
+    "polynomial": Polynomial(),
+    "polynomial, steps": Polynomial(scratchpad=True),
+    "chain": VariableChain(),
+    "chain, in order": VariableChain(shuffled=False),
+    "chain, steps": VariableChain(scratchpad=True),
+    "passkey": Passkey(),
+    "passkey, letters": Passkey(digits=3, filler="letters"),
+}
+
+
+def drawn(task: Task, lengths: range = range(1, 31), each: int = 20) -> list[tuple[int, kerple.tasks.Example]]:
+    rng = np.random.default_rng(0)
+    return [(n, task.example(n, rng)) for n in lengths for _ in range(each)]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_answers_and_lengths_are_those_of_an_independent_solver(name: str) -> None:
+    task = TASKS[name]
+    for n, example in drawn(task):
+        assert example.answer == SOLVERS[task.name](example.prompt), example
+        assert example.sizes[0] == n == length(task.name, example.prompt)
+        assert len(example.sizes) == len(task.axes)
+
+
+def test_every_task_is_checked() -> None:
+    classes = {value for value in vars(kerple.tasks).values() if inspect.isclass(value) and issubclass(value, Task)}
+    assert {type(task) for task in TASKS.values()} == classes - {
+        Task,
+        AssociativeRecall,
+    }  # which has its own test below
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_reversed_addition(padded: bool) -> None:
+    for n, example in drawn(Addition(order="reversed", padded=padded)):
+        first, second = example.prompt.split("+")
+        assert int(first[::-1]) + int(second[::-1]) == int(example.answer[::-1])
+        if padded:
+            assert len(first) == len(second) == n
+            assert example.answer == add_reversed_padded(example.prompt)
+        else:
+            assert example.answer == str(int(example.answer[::-1]))[::-1]
+            assert (len(first), len(second)) == example.sizes[1:]
+
+
+def test_pairs_of_operand_sizes_are_equally_likely() -> None:
+    n, draws = 4, 7000
+    rng = np.random.default_rng(0)
+    found: dict[tuple[int, int], int] = {}
+    for _ in range(draws):
+        _, a, b = Addition().example(n, rng).sizes
+        found[a, b] = found.get((a, b), 0) + 1
+    assert set(found) == {(a, b) for a in range(1, 5) for b in range(1, 5) if max(a, b) == 4}
+    expected = draws / 7
+    assert sum((count - expected) ** 2 / expected for count in found.values()) < 22.5  # χ², 6 degrees: p > 0.001
+
+
+def test_recall_asks_for_values_by_their_keys() -> None:
+    for queries in (None, 1, 3):
+        for n, example in drawn(AssociativeRecall(queries), range(1, 53), 3):
+            memory = dict(re.findall(r"([a-zA-Z])(\d)", example.prompt))
+            asked = re.findall(r"([a-zA-Z])(\d)", example.answer)
+            assert len(memory) == n == len(example.prompt) // 2
+            assert len(asked) == min(n, queries or n) == len({key for key, _ in asked})
+            assert all(memory[key] == value for key, value in asked)
+            answer = [s for s, _ in zip(example.scored()[len(example.prompt) + 1 :], example.answer, strict=False)]
+            assert answer == [False, True] * len(asked)
+
+
+@pytest.mark.parametrize("name", [name for name in TASKS if name.endswith("steps")])
+def test_scratchpads_are_right(name: str) -> None:
+    task = TASKS[name]
+    for _, example in drawn(task, range(1, 13), 10):
+        prompt, steps = example.prompt, example.scratchpad
+        if isinstance(task, Addition):
+            terms = [re.fullmatch(r"(\d)\+(\d)\+(\d)=(\d+)", step).groups() for step in steps.split(";")[:-1]]
+            carries = [0] + [int(total) // 10 for *_, total in terms]
+            assert all(int(a) + int(b) + int(c) == int(total) for a, b, c, total in terms)
+            assert [int(c) for _, _, c, _ in terms] == carries[:-1]
+            digits = "".join(total[-1] for *_, total in terms)[::-1]
+            assert int(str(carries[-1]) + digits) == int(example.answer)
+            operands = ("".join(t[i] for t in terms)[::-1] for i in (0, 1))
+            assert [int(o) for o in operands] == [int(o) for o in prompt.split("+")]
+        elif isinstance(task, Sort):
+            left = prompt.split(",") if task.digits else list(prompt)
+            for step in steps.split(";")[:-1]:
+                smallest, rest = step.split(":")
+                assert smallest == min(left, key=int if task.digits else str)
+                left.remove(smallest)
+                assert rest == ("," if task.digits else "").join(left)
+            assert not left
+        elif isinstance(task, ModularSum):
+            digits = [int(d) for d in prompt.split("+")]
+            assert steps.split(",") == [str(sum(digits[: i + 1]) % 10) for i in range(len(digits))]
+        elif isinstance(task, Parity):
+            assert list(steps) == [SOLVERS["Parity"](prompt[: i + 1]) for i in range(len(prompt))]
+        elif isinstance(task, Polynomial):
+            point, terms = prompt.split(":")
+            pieces = re.findall(r"[+-]?\d\*x\^\d", terms)
+            for i, step in enumerate(steps.split(";")[:-1]):
+                value, total = step.split(",")
+                assert int(value) == eval(pieces[i].replace("x", f"({point})").replace("^", "**"))
+                assert total == SOLVERS["Polynomial"](f"{point}:{''.join(pieces[: i + 1])}")
+        else:
+            assert isinstance(task, VariableChain)
+            clauses, asked = prompt.split(";")
+            written = re.findall(r"(\w)([+-])", steps)
+            assert all(sign == SOLVERS["VariableChain"](f"{clauses};{name}") for name, sign in written)
+            assert written[-1][0] == asked
+            assert len(written) == example.sizes[1]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_sequences_are_made_of_the_characters_and_score_the_answer(name: str) -> None:
+    for _, example in drawn(TASKS[name], range(1, 20), 5):
+        tokens = example.tokens()
+        assert tokens == encode(example.text)
+        assert decode(tokens) == example.text
+        written = example.text.partition("=")[2] if not isinstance(TASKS[name], VariableChain) else None
+        scored = "".join(c for c, s in zip(example.text[1:], example.scored(), strict=True) if s)
+        if written is not None:
+            assert scored == written
+        assert scored.endswith(example.answer + "»")
+
+
+def test_numbers_of_digits_are_equally_likely_and_have_no_leading_zero() -> None:
+    _, example = drawn(Sort(digits=3), range(3000, 3001), 1)[0]
+    numbers = example.prompt.split(",")
+    assert all(number == str(int(number)) for number in numbers)
+    counts = np.bincount([len(number) for number in numbers], minlength=4)[1:]
+    assert ((counts - 1000) ** 2 / 1000).sum() < 13.8  # χ², 2 degrees: p > 0.001
+
+
+def test_the_same_state_gives_the_same_example() -> None:
+    for task in TASKS.values():
+        first, second = (task.example(7, np.random.default_rng(3)) for _ in range(2))
+        assert first == second
+        assert first != task.example(7, np.random.default_rng(4)) or task.name == "RepeatedCopy"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Copy(symbols=53), "symbols: got 53"),
+        (lambda: Reverse(symbols=1), "symbols: got 1"),
+        (lambda: Sort(digits=19), "digits: got 19"),
+        (lambda: Addition(order="backwards"), "order: got 'backwards'"),
+        (lambda: Passkey(digits=0), "digits: got 0"),
+        (lambda: Passkey(filler="noise"), "filler: got 'noise'"),
+        (lambda: AssociativeRecall(queries=0), "queries: got 0"),
+        (lambda: encode("ß"), "the character 'ß'"),
+        (lambda: decode([len(CHARACTERS)]), f"got id {len(CHARACTERS)}"),
+    ],
+)
+def test_mistakes_are_named(make, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
