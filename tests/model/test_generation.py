@@ -1,0 +1,114 @@
+import pytest
+import torch
+from torch import Tensor, nn
+
+from kerple.model import Transformer
+from kerple.model.generation import choose, fill_in, generate
+from kerple.positions import Shape, build, names
+
+VOCABULARY = 30
+
+
+def network(name: str) -> Transformer:
+    torch.manual_seed(0)
+    made = Transformer(
+        Shape(16, 2, 64), 2, VOCABULARY, lambda s: build(name, dim=s.dim, heads=s.heads, length=s.length)
+    )
+    with torch.no_grad():  # larger weights than at initialisation, so that what is written depends on what was read
+        for parameter in made.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(8)
+    return made.eval()
+
+
+def written_without_a_cache(made: Transformer, prompt: Tensor, steps: int) -> Tensor:
+    tokens = prompt
+    for _ in range(steps):
+        with torch.no_grad():
+            tokens = torch.cat([tokens, made(tokens)[:, -1:].argmax(-1)], 1)
+    return tokens[:, prompt.shape[1] :]
+
+
+@pytest.mark.parametrize("name", names())
+def test_the_cache_changes_nothing(name: str) -> None:
+    made, prompt = network(name), torch.randint(VOCABULARY, (3, 7), generator=torch.Generator().manual_seed(1))
+    cached = torch.stack(list(generate(made, prompt, 20)), 1)
+    torch.testing.assert_close(cached, written_without_a_cache(made, prompt, 20), rtol=0, atol=0)
+    assert len(cached.unique()) > 2
+
+
+@pytest.mark.parametrize("name", names())
+def test_filling_in_is_writing_alone_row_by_row(name: str) -> None:
+    """Prompts of different lengths and told tokens inside the answer, against one row at a time without a cache."""
+    made, random = network(name), torch.Generator().manual_seed(2)
+    tokens = torch.randint(VOCABULARY, (4, 16), generator=random)
+    scored = torch.zeros(4, 15, dtype=torch.bool)
+    scored[0, 3:9] = scored[1, 6:15] = scored[2, [4, 6, 8]] = True
+    filled = fill_in(made, tokens, scored)
+    for row in range(4):
+        expected = tokens[row].tolist()
+        for t in range(15):
+            if scored[row, t]:
+                with torch.no_grad():
+                    expected[t + 1] = int(made(torch.tensor([expected[: t + 1]]))[0, -1].argmax())
+        assert filled[row].tolist() == expected
+    assert (filled != tokens).any()
+
+
+def test_filling_in_never_reads_the_answer() -> None:
+    made = network("KerpleLog")
+    tokens = torch.randint(VOCABULARY, (2, 12), generator=torch.Generator().manual_seed(3))
+    scored = torch.zeros(2, 11, dtype=torch.bool)
+    scored[:, 5:] = True
+    other = tokens.clone()
+    other[:, 6:] = 0
+    torch.testing.assert_close(fill_in(made, tokens, scored), fill_in(made, other, scored), rtol=0, atol=0)
+
+
+class Successor(nn.Module):
+    """Says t + 1 after t, without a cache: the smallest network there is to stop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = [type("Anywhere", (), {"prefix_consistent": False})()]
+
+    def forward(self, tokens: Tensor, window: int | None = None, cache: None = None) -> Tensor:
+        return nn.functional.one_hot((tokens + 1) % VOCABULARY, VOCABULARY).float()
+
+
+def test_rows_stop_each_at_its_own_end() -> None:
+    steps = list(generate(Successor(), torch.tensor([[4], [7]]), 50, stop=9))
+    assert torch.stack(steps, 1).tolist() == [[5, 6, 7, 8, 9], [8, 9, 9, 9, 9]]
+    assert len(list(generate(Successor(), torch.tensor([[4]]), 3, stop=9))) == 3
+
+
+def test_sampling_follows_the_probabilities() -> None:
+    probabilities = torch.tensor([0.5, 0.3, 0.15, 0.05])
+    logits, draws = probabilities.log().expand(20_000, 4), 20_000
+    random = torch.Generator().manual_seed(0)
+
+    def shares(**options: float) -> Tensor:
+        return choose(logits, generator=random, **options).bincount(minlength=4) / draws
+
+    close = {"rtol": 0, "atol": 0.015}
+    torch.testing.assert_close(shares(temperature=1.0), probabilities, **close)
+    torch.testing.assert_close(shares(temperature=0.5), probabilities**2 / (probabilities**2).sum(), **close)
+    torch.testing.assert_close(shares(temperature=1.0, top_k=2), torch.tensor([0.625, 0.375, 0, 0]), **close)
+    torch.testing.assert_close(shares(temperature=1.0, top_p=0.7), torch.tensor([0.625, 0.375, 0, 0]), **close)
+    torch.testing.assert_close(shares(temperature=1.0, top_p=0.4), torch.tensor([1.0, 0, 0, 0]), **close)
+    assert shares()[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": -1.0}, "temperature: got -1"),
+        ({"temperature": 1.0, "top_k": 0}, "top_k: got 0"),
+        ({"temperature": 1.0, "top_p": 1.5}, "top_p: got 1.5"),
+    ],
+)
+def test_mistakes_are_named(options: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        choose(torch.zeros(1, 4), **options)
+    with pytest.raises(ValueError, match="prompt: got no tokens"):
+        next(generate(Successor(), torch.zeros(1, 0, dtype=torch.int64), 3))
