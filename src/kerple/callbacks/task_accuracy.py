@@ -1,0 +1,218 @@
+"""Exact match against problem length: what `test` reports when the data is a task."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.loggers import TensorBoardLogger
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from kerple.model import Transformer
+from kerple.model.generation import fill_in
+from kerple.tasks import Example, TaskData
+from kerple.tasks.accuracy import Accuracy, AnswerAccuracy, grouped
+from kerple.tasks.figures import against_length, heat_map
+from kerple.tasks.vocabulary import END, decode
+
+TEACHER_FORCED, GENERATED = "teacher_forced", "generated"
+TOKENS, FINAL = "tokens", "final"
+
+
+class TaskAccuracy(Callback):
+    """Measures exact match and token accuracy at every test length, with up to two protocols.
+
+    ``teacher_forced`` takes the likeliest token at every scored position after the right answer so far: one forward,
+    and its exact match is that of greedy decoding, because a first mistake is a mistake in both. ``generated`` lets the
+    model write the answer greedily, through the cache; with a scratchpad it also counts, as metric ``accuracy``, final
+    answers that are right whatever the steps before them.
+
+    Writes ``accuracy.json`` into the run's log directory: rows of metric, protocol, length, value, sum, count and, by
+    example, what they are sums of. Prints a table; puts a figure against length into TensorBoard, and a heat map where
+    the task counts two sizes. During `fit` it logs ``val/exact_match`` and ``val/token_accuracy``.
+
+    Args:
+        generate: Also measure ``generated``.
+        slack: Tokens the model may write beyond the right answer's length before it counts as wrong; only matters with
+            a scratchpad.
+
+    Raises:
+        ValueError: If the data is not a task, or slack is negative.
+    """
+
+    def __init__(self, generate: bool = False, slack: int = 16) -> None:
+        super().__init__()
+        if slack < 0:
+            raise ValueError(f"TaskAccuracy: slack: got {slack}, expected 0 or more tokens")
+        self.generate, self.slack = generate, slack
+        self.examples: list[Example] = []
+        self.counts: dict[tuple[str, str], AnswerAccuracy] = {}
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if not isinstance(trainer.datamodule, TaskData):
+            raise ValueError("TaskAccuracy: the data is not a task; use data: TaskData, or drop this callback")
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._start(pl_module, trainer.datamodule.validation_set(), [TEACHER_FORCED])
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        examples = [example for group in trainer.datamodule.test_sets() for example in group]
+        self._start(pl_module, examples, [TEACHER_FORCED, *([GENERATED] if self.generate else [])])
+
+    def _start(self, pl_module: LightningModule, examples: list[Example], protocols: list[str]) -> None:
+        self.examples = examples
+        kinds = [(TOKENS, protocol) for protocol in protocols]
+        if GENERATED in protocols and any(example.scratchpad for example in examples):
+            kinds.append((FINAL, GENERATED))
+        self.counts = {kind: AnswerAccuracy(len(examples)).to(pl_module.device) for kind in kinds}
+
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: dict[str, Tensor], *_: Any
+    ) -> None:
+        self._measure(trainer, pl_module.network, batch)
+
+    def on_test_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: dict[str, Tensor], *_: Any
+    ) -> None:
+        self._measure(trainer, pl_module.network, batch)
+
+    @torch.no_grad()
+    def _measure(self, trainer: Trainer, network: Transformer, batch: dict[str, Tensor]) -> None:
+        tokens, scored, index = batch["tokens"], batch["scored"], batch["index"]
+        reach = min((p.max_length for p in network.positions if p.max_length is not None), default=None)
+        if reach is not None and scored.shape[1] > reach:  # not representable: these examples stay unseen
+            return
+        with trainer.precision_plugin.forward_context():
+            likeliest = network(tokens[:, :-1]).argmax(-1)  # (B, T)
+            self.counts[TOKENS, TEACHER_FORCED].update(likeliest, tokens[:, 1:], scored, index)
+            if (TOKENS, GENERATED) in self.counts:
+                written = fill_in(network, tokens, scored)  # (B, T + 1)
+                self.counts[TOKENS, GENERATED].update(written[:, 1:], tokens[:, 1:], scored, index)
+            if (FINAL, GENERATED) in self.counts:
+                self._measure_final(network, batch)
+
+    def _measure_final(self, network: Transformer, batch: dict[str, Tensor]) -> None:
+        room = F.pad(batch["tokens"], (0, self.slack))  # (B, T + 1 + slack)
+        free = F.pad(batch["scored"], (0, self.slack)).cummax(1).values  # from the answer's start to the end
+        written = fill_in(network, room, free)
+        right = [
+            final_answer(decode(row)) == self.examples[i].answer if i >= 0 else False
+            for row, i in zip(written.tolist(), batch["index"].tolist(), strict=True)
+        ]
+        found = torch.tensor(right, device=written.device)[:, None]  # (B, 1): one target an example
+        self.counts[FINAL, GENERATED].update(found.long(), torch.ones_like(found).long(), found | True, batch["index"])
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        everything = [()] * len(self.examples)
+        for accuracy in grouped(*self.counts[TOKENS, TEACHER_FORCED].compute(), everything).values():
+            pl_module.log("val/exact_match", accuracy.exact_match, prog_bar=True, rank_zero_only=True)
+            pl_module.log("val/token_accuracy", accuracy.token_accuracy, rank_zero_only=True)
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        counted = {kind: metric.compute() for kind, metric in self.counts.items()}
+        directory = Path(trainer.log_dir or trainer.default_root_dir)  # asked on every rank: it is a broadcast
+        if trainer.is_global_zero:
+            self._report(trainer, pl_module, directory, counted)
+
+    def _report(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        directory: Path,
+        counted: dict[tuple[str, str], tuple[Tensor, Tensor]],
+    ) -> None:
+        data: TaskData = trainer.datamodule
+        strategy = type(pl_module.network.positions[0]).__name__
+        lengths = [example.sizes[:1] for example in self.examples]
+        curves = {kind: grouped(*both, lengths) for kind, both in counted.items()}
+        rows = [row for kind, both in counted.items() for row in result_rows(kind, *both, lengths)]
+        skipped = sorted(set(data.test_lengths) - {n for (n,) in curves[TOKENS, TEACHER_FORCED]})
+        content = {
+            "task": data.task.name,
+            "strategy": strategy,
+            "train_length": data.train_length,
+            "skipped": skipped,
+            "precision": str(trainer.precision),
+            "rows": rows,
+        }
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "accuracy.json").write_text(json.dumps(content) + "\n")
+        scalars = {f"test/{r['metric']}/{r['protocol']}/{r['length']}": r["value"] for r in rows}
+        shown = {protocol: curve for (what, protocol), curve in curves.items() if what == TOKENS}
+        figures = {
+            "accuracy": against_length(shown, data.train_length, f"{data.task.name}, {strategy}"),
+        }
+        if len(data.task.axes) > 1:
+            pairs = [example.sizes[-2:] for example in self.examples]
+            cells = grouped(*counted[TOKENS, TEACHER_FORCED], pairs)
+            title = f"{data.task.name}, {strategy}: teacher-forced exact match"
+            figures["accuracy_map"] = heat_map(cells, data.task.axes[-2:], data.train_length, title)
+        for name, figure in figures.items():
+            figure.savefig(directory / f"{name}.png", dpi=150)
+        for logger in trainer.loggers:
+            logger.log_metrics(scalars, trainer.global_step)
+            if isinstance(logger, TensorBoardLogger):
+                for name, figure in figures.items():
+                    logger.experiment.add_figure(f"test/{name}", figure, global_step=trainer.global_step)
+        Console().print(_table(f"{data.task.name}, {strategy}", curves, data.train_length))
+        if skipped:
+            Console().print(f"not tested, no problems held out or beyond the strategy's reach: {skipped}")
+
+
+def final_answer(text: str) -> str | None:
+    """What stands between the last ``>`` and the end of a written sequence; None if the model never got there."""
+    written = text.partition("=")[2]
+    if END not in written:
+        return None
+    return written.partition(END)[0].rpartition(">")[2]
+
+
+def result_rows(
+    kind: tuple[str, str], right: Tensor, asked: Tensor, lengths: list[tuple[int, ...]]
+) -> list[dict[str, Any]]:
+    """Rows of one protocol, one for each metric and length; ``block_sum`` has one entry an example."""
+    what, protocol = kind
+    rows = []
+    for (length,), accuracy in grouped(right, asked, lengths).items():
+        members = [i for i, key in enumerate(lengths) if key == (length,) and asked[i] > 0]
+        exact, hits, targets = (right == asked)[members].int(), right[members], asked[members]
+        found = [("exact_match", accuracy.exact_match, exact, torch.ones_like(exact))]
+        found.append(("token_accuracy", accuracy.token_accuracy, hits, targets))
+        if what == FINAL:
+            found = [("accuracy", accuracy.exact_match, exact, torch.ones_like(exact))]
+        rows += [
+            {
+                "metric": metric,
+                "protocol": protocol,
+                "length": length,
+                "value": value,
+                "sum": int(sums.sum()),
+                "count": int(counts.sum()),
+                "block_sum": sums.tolist(),
+                "block_count": counts.tolist(),
+            }
+            for metric, value, sums, counts in found
+        ]
+    return rows
+
+
+def _table(title: str, curves: dict[tuple[str, str], dict[tuple[int, ...], Accuracy]], train_length: int) -> Table:
+    """Accuracy over the lengths of training, and over those beyond it in four parts."""
+    table = Table(title=title)
+    table.add_column("length")
+    table.add_column("problems", justify="right")
+    for what, protocol in curves:
+        table.add_column(f"{'final answer' if what == FINAL else 'exact match'} (%), {protocol}", justify="right")
+    longest = max(n for curve in curves.values() for (n,) in curve)
+    beyond = max(1, -(-(longest - train_length) // 4))
+    parts = [(1, train_length)] + [(a, a + beyond - 1) for a in range(train_length + 1, longest + 1, beyond)]
+    for first, last in parts:
+        inside = [[a for (n,), a in curve.items() if first <= n <= last] for curve in curves.values()]
+        if any(inside):
+            values = [f"{100 * sum(a.exact_match for a in part) / len(part):.1f}" for part in inside]
+            table.add_row(f"{first}-{last}", str(sum(a.examples for a in inside[0])), *values)
+    return table
