@@ -17,6 +17,7 @@ from pytorch_lightning.loggers import TensorBoardLogger
 import kerple.callbacks
 import kerple.data
 import kerple.positions
+import kerple.tasks
 from kerple.checkpoints import CONFIG_KEY, read_config
 from kerple.lm import LanguageModel
 from kerple.runs import fit_directory, test_directory
