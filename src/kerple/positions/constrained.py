@@ -19,7 +19,7 @@ class Constrained(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self._ranges: dict[str, tuple[float, float]] = {}
+        self.ranges: dict[str, tuple[float, float]] = {}
 
     def learn(
         self,
@@ -55,12 +55,12 @@ class Constrained(nn.Module):
                 raise ValueError(f"{name}: got a start of {start}, expected numbers from {minimum:g} to {maximum:g}")
             parameter.copy_(torch.tensor(values, dtype=torch.float32))
         self.register_parameter(name, nn.Parameter(parameter))
-        self._ranges[name] = (minimum, maximum)
+        self.ranges[name] = (minimum, maximum)
 
     @torch.no_grad()
     def constrain_(self) -> None:
         """Project the stored parameters into their ranges, in place; called after each optimiser step."""
-        for name, (minimum, maximum) in self._ranges.items():
+        for name, (minimum, maximum) in self.ranges.items():
             parameter = getattr(self, name)
             parameter.nan_to_num_(nan=minimum, posinf=maximum, neginf=minimum).clamp_(minimum, maximum)
         _constrain_children(self)

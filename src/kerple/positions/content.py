@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from kerple.positions.angles import exact
 from kerple.positions.base import Position, Shape, precise
 
 
@@ -81,8 +82,8 @@ class FoX(Position):
         self, q: Tensor, k: Tensor, query_positions: Tensor, key_positions: Tensor, content: Tensor | None
     ) -> Tensor:
         assert content is not None, "FoX's scores are made of its content"
-        sums = content[..., 0].double().cumsum(-1)  # (B, H, Tk)
+        sums = content[..., 0].to(exact(content.device)).cumsum(-1)  # (B, H, Tk)
         rows = torch.searchsorted(key_positions, query_positions)  # (Tq,) where the queries stand among the keys
-        # counted from the last query, so that rounding to fp32 spares the near keys and only meets those long forgotten
-        sums = (sums - sums[..., rows[-1:]]).to(content.dtype)
+        # counted from the first query, so that rounding to fp32 spares the near keys and meets those long forgotten
+        sums = (sums - sums[..., rows[:1]].detach()).to(content.dtype)
         return sums[..., rows, None] - sums[..., None, :]  # (B, H, Tq, Tk)

@@ -65,7 +65,7 @@ class Kernel(Constrained, ABC):
     def fix(self, name: str, value: float | list[float], *, minimum: float, maximum: float = HUGE) -> None:
         """Hold ``name`` (H,) at a value in [minimum, maximum], unlearned; it is not in the checkpoint."""
         self.learn(name, self.heads, value, minimum=minimum, maximum=maximum)
-        del self._ranges[name]
+        del self.ranges[name]
         self.register_buffer(name, self._parameters.pop(name).detach(), persistent=False)
 
     # learn_exponent defaults to None in every kernel: jsonargparse carries a default over when a command line changes
@@ -255,7 +255,7 @@ def is_conditionally_positive_definite(
 def positive_definite_offset(kernel: Callable[[Tensor], Tensor], points: Tensor, tolerance: float = 1e-9) -> float:
     """The first c of 1, 2, 4, … for which kernel + c is positive semi-definite on these points, for every head.
 
-    Section 3.2's lemma says that there is one if the kernel is CPD. Softmax cancels it, so no strategy needs it.
+    The paper's lemma (section 3) says that there is one if the kernel is CPD. Softmax cancels it, so no strategy needs it.
 
     Args:
         kernel: As in `is_conditionally_positive_definite`.

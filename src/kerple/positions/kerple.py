@@ -1,4 +1,7 @@
-"""KERPLE: kernels of distance as attention biases and weights, with the paper's eight under their names."""
+"""KERPLE: kernels of distance as attention biases and weights, with the paper's eight under their names.
+
+Chi et al. 2022, arXiv 2205.09921: power and log are section 4, the others the variants of tables 5 and 6.
+"""
 
 from collections.abc import Callable
 from operator import attrgetter
@@ -13,7 +16,7 @@ Build = Callable[[int], Kernel]
 
 
 class Kerple(Position):
-    """Composite kernel ``q·k / √δ · w_h(d) + b_h(d)`` (Chi et al. 2022, arXiv 2205.09921, sections 3.3 and 4).
+    """Composite kernel ``q·k / √δ · w_h(d) + b_h(d)`` (Chi et al. 2022, arXiv 2205.09921, section 4).
 
     The bias is added after the division by √δ, as in the authors' code; their equation divides it too. The constant
     that makes a conditionally positive definite kernel positive definite is not here: softmax cancels it.
