@@ -1,0 +1,134 @@
+"""The command: what to do with a comparison."""
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Literal
+
+from jsonargparse import ArgumentParser, Namespace
+
+from kerple.compare import job as jobs
+from kerple.compare.comparison import Comparison, Job
+from kerple.compare.engines import ENGINES
+from kerple.compare.resolve import flat, prepare, resolve
+from kerple.evaluation import report
+from kerple.evaluation.report_runs import Run, locate, read
+
+
+def main(arguments: list[str]) -> None:
+    """Fit and test what is missing, then report; or report what is finished.
+
+    Args:
+        arguments: Of the command line, without the command itself.
+
+    Raises:
+        ValueError: If the comparison cannot be run as asked; nothing was started then.
+        SystemExit: With status 1, if runs failed; the others were finished and are kept.
+    """
+    if any(argument.startswith("--directories") for argument in arguments):
+        _report_directories(arguments)
+        return
+    options = _parser().instantiate_classes(_parser().parse_args(arguments))
+    comparison = Comparison(**{field.name: options[field.name] for field in fields(Comparison)})
+    if options.parallel < 1:
+        raise ValueError(f"compare: parallel: got {options.parallel}, expected at least 1 run at a time")
+    work = comparison.jobs()
+    if not options.report_only:
+        _run(work, options)
+    _report(comparison, work)
+
+
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(
+        prog="run.py compare",
+        description="Fits and tests strategies × seeds, what is missing of them, and writes one report. "
+        "With --report_only --directories DIR ... --baseline NAME --output DIR: of finished runs from anywhere.",
+    )
+    parser.add_argument("--config", action="config", help="the comparison; see configs/compare")
+    parser.add_class_arguments(Comparison)
+    parser.add_argument("--parallel", type=int, default=1, help="runs at a time, each with its share of the cores")
+    parser.add_argument(
+        "--engine", type=Literal["local", "ray"], default="local", help="this machine, or a Ray cluster"
+    )
+    parser.add_argument(
+        "--rerun_changed", "--rerun-changed", action="store_true", help="start runs whose configuration changed afresh"
+    )
+    parser.add_argument(
+        "--report_only", "--report-only", action="store_true", help="run nothing, report what is finished"
+    )
+    return parser
+
+
+def _report_directories(arguments: list[str]) -> None:
+    parser = ArgumentParser(
+        prog="run.py compare --report_only", description="One report of finished runs from anywhere."
+    )
+    parser.add_argument("--report_only", "--report-only", action="store_true", help="implied")
+    parser.add_argument("--directories", type=str, nargs="+", required=True, help="folders with runs in or below them")
+    parser.add_argument("--baseline", type=str, required=True, help="strategy the others are tested against")
+    parser.add_argument("--output", type=str, required=True, help="folder of the report")
+    parser.add_argument("--name", type=str, default="comparison", help="its title")
+    options = parser.parse_args(arguments)
+    runs = read(locate([Path(directory) for directory in options.directories]))
+    print(report.write(runs, Path(options.output), name=options.name, baseline=options.baseline))
+
+
+def _run(work: list[Job], options: Namespace) -> None:
+    configs = {job: resolve(job) for job in work}
+    flattened = {job: json.loads(json.dumps(flat(config))) for job, config in configs.items()}
+    _check(work, flattened, options.rerun_changed)
+    open_jobs = [job for job in work if not jobs.finished(job) or jobs.state(job).get("test") != list(job.test)]
+    print(f"{len(work)} runs: {len(work) - len(open_jobs)} finished, {len(open_jobs)} to do")
+    prepared: list[Any] = []
+    for job in open_jobs:
+        if (data := configs[job].get("data")) not in prepared:
+            prepare(data)
+            prepared.append(data)
+    done = 0
+
+    def say(message: str) -> None:
+        nonlocal done
+        done += message.endswith(": done")
+        print(f"[{len(work) - len(open_jobs) + done}/{len(work)}] {message}", flush=True)
+
+    failed = ENGINES[options.engine]([(job, flattened[job]) for job in open_jobs], options.parallel, say)
+    if failed:
+        print(f"{len(failed)} of {len(open_jobs)} runs failed; the report waits for them, or use --report_only")
+        raise SystemExit(1)
+
+
+def _check(work: list[Job], configs: dict[Job, dict[str, Any]], rerun_changed: bool) -> None:
+    """Refuse to mix runs of different configurations, before anything is started."""
+    complaints = []
+    for job in work:
+        if jobs.state(job):
+            changed = jobs.differences(job, configs[job])
+            if changed and rerun_changed:
+                jobs.forget(job)
+            elif changed:
+                complaints.append(f"{job.name}: {'; '.join(changed)}")
+        elif job.directory.exists():
+            complaints.append(f"{job.name}: {job.directory} is there but was not made by compare")
+    if complaints:
+        raise ValueError(
+            "compare: runs that exist were made with another configuration; add --rerun_changed to start them afresh, "
+            "or give this comparison another name:\n  " + "\n  ".join(complaints)
+        )
+
+
+def _report(comparison: Comparison, work: list[Job]) -> None:
+    ready = [job for job in work if jobs.finished(job)]
+    missing = [job.name for job in work if job not in ready]
+    if not ready:
+        raise ValueError(f"compare: no run of {comparison.name} in {comparison.runs_folder} is finished; run it first")
+    found = read(Run(job.label, job.seed, job.directory) for job in sorted(ready, key=_place(comparison)))
+    path = report.write(
+        found, comparison.report_folder, name=comparison.name, baseline=comparison.baseline, missing=missing
+    )
+    print((comparison.report_folder / "table.md").read_text())
+    print(f"report: {path}")
+
+
+def _place(comparison: Comparison) -> Any:
+    order = list(comparison.strategies)
+    return lambda job: (order.index(job.label), job.seed)

@@ -1,0 +1,128 @@
+"""What is compared: a file says it once, every run follows from it."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass
+class Strategy:
+    """One line of the comparison.
+
+    Args:
+        position: Class name of the positional strategy; the label if null.
+        options: Options of its own, for instance ``{share_across_layers: false}``.
+        flags: Further flags of `fit` for this line alone, for instance ``{data.length: 128}``.
+    """
+
+    position: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    flags: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Comparison:
+    """Strategies × seeds over one configuration.
+
+    Args:
+        name: Of the comparison; names its folders.
+        base: Configs of every fit, later ones win.
+        strategies: Label -> what it is; ``KerpleLog: {}`` is the strategy of that name as it is.
+        seeds: Of initialisation and order of data; the tests pair by them.
+        baseline: Label every other strategy is tested against.
+        flags: Flags of every fit, on top of the configs.
+        test: Flags of every test, on top of what the checkpoint says, for instance ``{config: configs/analysis.yaml}``.
+        seeded: Flags of fit that are given the seed.
+        runs: Where runs are kept; logs/compare/<name> if null.
+        output: Where the report goes; results/<name> if null.
+
+    Raises:
+        ValueError: If a list is empty or has something twice, or the baseline is not among the strategies.
+    """
+
+    name: str
+    base: list[str]
+    strategies: dict[str, Strategy | None]
+    seeds: list[int]
+    baseline: str
+    flags: dict[str, Any] = field(default_factory=dict)
+    test: dict[str, Any] = field(default_factory=dict)
+    seeded: list[str] = field(default_factory=lambda: ["seed_everything", "data.seed"])
+    runs: str | None = None
+    output: str | None = None
+
+    def __post_init__(self) -> None:
+        for key in ("base", "strategies", "seeds"):
+            if not getattr(self, key):
+                raise ValueError(f"compare: {key}: got none, expected at least one")
+        if twice := sorted({s for s in self.seeds if self.seeds.count(s) > 1}):
+            raise ValueError(f"compare: seeds: got {twice} twice, expected every seed once")
+        if self.baseline not in self.strategies:
+            known = ", ".join(self.strategies)
+            raise ValueError(f"compare: baseline: got {self.baseline!r}, expected one of the strategies: {known}")
+        for path in self.base:
+            if not Path(path).is_file():
+                raise ValueError(f"compare: base: got {path}, which is not a file; paths are relative to where you are")
+
+    @property
+    def runs_folder(self) -> Path:
+        """Where runs are kept."""
+        return Path(self.runs or f"logs/compare/{self.name}")
+
+    @property
+    def report_folder(self) -> Path:
+        """Where the report goes."""
+        return Path(self.output or f"results/{self.name}")
+
+    def jobs(self) -> list["Job"]:
+        """All runs, seed by seed: after the first seeds there is a whole, if noisy, comparison."""
+        return [self._job(label, seed) for seed in self.seeds for label in self.strategies]
+
+    def _job(self, label: str, seed: int) -> "Job":
+        strategy = self.strategies[label] or Strategy()
+        directory = self.runs_folder / label / f"seed-{seed}"
+        fit = [f"--config={path}" for path in self.base]
+        fit += as_flags(dict.fromkeys(self.seeded, seed) | {"run_dir": str(directory)} | self.flags | strategy.flags)
+        fit += [f"--model.position={strategy.position or label}"]
+        fit += as_flags({f"model.position.{key}": value for key, value in strategy.options.items()})
+        return Job(label, seed, directory, tuple(fit), tuple(as_flags(self.test)))
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: a fit and its test.
+
+    Args:
+        label: Of the strategy.
+        seed: Of the run.
+        directory: Of the run; what belongs to the run but not in it lies beside, with the same stem.
+        fit: Arguments of ``run.py fit``.
+        test: Arguments of ``run.py test``, without the checkpoint.
+    """
+
+    label: str
+    seed: int
+    directory: Path
+    fit: tuple[str, ...]
+    test: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """How the run is called in messages."""
+        return f"{self.label} seed {self.seed}"
+
+    @property
+    def checkpoint(self) -> Path:
+        """What a stopped fit resumes from and what is tested."""
+        return self.directory / "checkpoints" / "last.ckpt"
+
+    def beside(self, suffix: str) -> Path:
+        """A file beside the run directory: ``.json`` its state, ``.lock``, ``.log`` what it printed."""
+        return self.directory.with_name(self.directory.name + suffix)
+
+
+def as_flags(values: Mapping[str, Any]) -> list[str]:
+    """Command line flags; what is not text or a number is written as JSON, which is YAML too."""
+    return [f"--{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in values.items()]

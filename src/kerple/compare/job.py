@@ -1,0 +1,137 @@
+"""One run of a comparison: fitted, tested, resumed or left alone, whatever had happened to it before."""
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import kerple
+from kerple.compare.comparison import Job
+
+RUN = Path(kerple.__file__).parents[2] / "run.py"
+
+
+class Failed(RuntimeError):
+    """A fit or a test ended with an error; the message has the end of what it printed."""
+
+
+def state(job: Job) -> dict[str, Any]:
+    """What is known of a run: ``config`` and ``test`` it was started with, and which of ``fit`` and ``test`` are
+    done."""
+    path = job.beside(".json")
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def finished(job: Job) -> bool:
+    """Whether the run was fitted and tested."""
+    known = state(job)
+    return bool(known.get("fitted") and known.get("tested"))
+
+
+def differences(job: Job, config: dict[str, Any]) -> list[str]:
+    """Keys, with both values, in which a run was started with another configuration than the one asked for now.
+
+    Args:
+        job: The run.
+        config: Its resolved configuration, flat.
+    """
+    known = state(job).get("config")
+    if known is None:
+        return []
+    missing = "(not there)"
+    pairs = {key: (known.get(key, missing), config.get(key, missing)) for key in (known | config)}
+    return [f"{key}: {before!r} -> {now!r}" for key, (before, now) in pairs.items() if before != now]
+
+
+def run(job: Job, config: dict[str, Any], threads: int, say: Callable[[str], None] = print) -> None:
+    """Bring a run to its end from wherever it is. Safe to kill at any point and to call again.
+
+    The state file says only what is certain: "fitted" is written after the fit has ended well. Between, the checkpoint
+    decides: with one the fit is resumed, without one the folder is cleared. A child that outlives a killed parent
+        holds the
+    run's lock, so it is waited for instead of being joined by a second one in the same folder.
+
+    Args:
+        job: The run.
+        config: Its resolved configuration, flat; recorded, so that a change is seen later.
+        threads: CPU threads for the child.
+        say: Where progress goes.
+
+    Raises:
+        Failed: If the fit or the test fails.
+    """
+    with _lock(job, say) as lock:
+        known = state(job)
+        if not known:
+            known = {"config": config, "fitted": False, "tested": False}
+            _write(job, known)
+        if not known["fitted"]:
+            resume = job.checkpoint.is_file()
+            if not resume:
+                shutil.rmtree(job.directory, ignore_errors=True)
+            say(f"{job.name}: {'resuming' if resume else 'fitting'}")
+            _call(job, ["fit", *job.fit, *(["--ckpt_path=last"] if resume else [])], threads, lock)
+            known |= {"fitted": True, "tested": False}
+            _write(job, known)
+        if not known["tested"] or known.get("test") != list(job.test):
+            shutil.rmtree(job.directory / "test", ignore_errors=True)
+            say(f"{job.name}: testing")
+            _call(job, ["test", f"--ckpt_path={job.checkpoint}", *job.test], threads, lock)
+            _write(job, known | {"tested": True, "test": list(job.test)})
+        say(f"{job.name}: done")
+
+
+def forget(job: Job) -> None:
+    """Remove a run and what is known of it."""
+    job.beside(".json").unlink(missing_ok=True)
+    shutil.rmtree(job.directory, ignore_errors=True)
+
+
+def _call(job: Job, arguments: list[str], threads: int, lock: int) -> None:
+    paths = [str(RUN.parent / "src"), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+    }
+    log = job.beside(".log")
+    with log.open("a") as output:
+        command = [sys.executable, str(RUN), *arguments]
+        print("$", *command, file=output, flush=True)
+        ended = subprocess.run(
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env=environment,
+            pass_fds=(lock,),
+        )
+    if ended.returncode:
+        tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+        raise Failed(f"{job.name}: {arguments[0]} ended with status {ended.returncode}, see {log}:\n{tail}")
+
+
+@contextlib.contextmanager
+def _lock(job: Job, say: Callable[[str], None]) -> Iterator[int]:
+    path = job.beside(".lock")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"{job.name}: waiting for a process that is still at work in {job.directory}")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield file.fileno()
+
+
+def _write(job: Job, known: dict[str, Any]) -> None:
+    path = job.beside(".json")
+    fresh = path.with_suffix(".json.new")
+    fresh.write_text(json.dumps(known, indent=1) + "\n")
+    fresh.replace(path)  # whole or not at all

@@ -1,0 +1,52 @@
+"""The configuration a run would have, default values included: what a run that exists is held against."""
+
+import contextlib
+import io
+from typing import Any
+
+import yaml
+from jsonargparse import ArgumentParser
+from pytorch_lightning import LightningDataModule
+
+from kerple.compare.comparison import Job
+from kerple.evaluation.report import flatten
+
+PLACES = ("run_dir", "ckpt_path", "config", "logs", "experiment", "trust")  # where, not what
+
+
+def resolve(job: Job) -> dict[str, Any]:
+    """Resolved configuration of a run's fit, nested.
+
+    Raises:
+        ValueError: If the command line does not parse; with the parser's own message.
+    """
+    from kerple import cli  # it imports this package when `compare` is called
+
+    printed, complaint = io.StringIO(), io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(complaint):
+            cli.main(["fit", *job.fit, "--print_config"])
+    except SystemExit as end:
+        if end.code:
+            message = complaint.getvalue()
+            raise ValueError(f"compare: {job.name}: {message[message.rfind('error:') :].strip()}") from None
+    return {key: value for key, value in yaml.safe_load(printed.getvalue()).items() if key not in PLACES}
+
+
+def flat(config: dict[str, Any]) -> dict[str, Any]:
+    """The same, flat, lists of objects (callbacks) included, as JSON would give it back."""
+    flattened: dict[str, Any] = {}
+    for key, value in flatten(config).items():
+        if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+            named = {str(item.get("class_path", i)).rsplit(".", 1)[-1]: item for i, item in enumerate(value)}
+            flattened |= flatten(named, f"{key}.") if len(named) == len(value) else {key: value}
+        else:
+            flattened[key] = value
+    return flattened
+
+
+def prepare(data: dict[str, Any]) -> None:
+    """Build what the data of a configuration lacks, once, before runs that share it start side by side."""
+    parser = ArgumentParser()
+    parser.add_subclass_arguments(LightningDataModule, "data")
+    parser.instantiate_classes(parser.parse_object({"data": data})).data.prepare_data()

@@ -1,0 +1,138 @@
+"""The whole command over stand-in runs: what is run, skipped, refused and reported."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+
+from kerple import compare
+from kerple.compare import command
+from kerple.compare import job as jobs
+from kerple.compare.comparison import Job
+
+FAKE = Path(__file__).parent / "fake_run.py"
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A comparison of 2 strategies × 2 seeds; resolving needs no model: the flags stand for the configuration."""
+
+    def resolve(job: Job) -> dict[str, Any]:
+        settings = dict(flag.removeprefix("--").split("=", 1) for flag in job.fit if "run_dir" not in flag)
+        return {"flags": settings, "data": {"class_path": "none"}}
+
+    monkeypatch.setattr(jobs, "RUN", FAKE)
+    monkeypatch.setattr(command, "resolve", resolve)
+    monkeypatch.setattr(command, "prepare", lambda data: None)
+    (tmp_path / "base.yaml").write_text("{}")
+    settings = {
+        "name": "small",
+        "base": [str(tmp_path / "base.yaml")],
+        "strategies": {"KerpleLog": {}, "ALiBi": None},
+        "seeds": [1, 2],
+        "baseline": "KerpleLog",
+        "runs": str(tmp_path / "runs"),
+        "output": str(tmp_path / "report"),
+    }
+    path = tmp_path / "compare.yaml"
+    path.write_text(yaml.safe_dump(settings, sort_keys=False))
+    return path
+
+
+def starts(config: Path) -> int:
+    return sum(len(path.read_text().splitlines()) for path in config.parent.glob("runs/*/*.starts"))
+
+
+def test_runs_everything_once_and_reports(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    compare.main(["--config", str(config), "--parallel", "2"])
+    results = pd.read_csv(config.parent / "report" / "results.csv")
+    assert results.groupby(["strategy", "seed"], sort=False).ngroups == 4
+    assert list(results["strategy"].drop_duplicates()) == ["KerpleLog", "ALiBi"]  # in the order of the file
+    assert "[4/4]" in capsys.readouterr().out
+
+    before = (config.parent / "report" / "results.csv").read_bytes()
+    compare.main(["--config", str(config)])
+    assert starts(config) == 4
+    assert (config.parent / "report" / "results.csv").read_bytes() == before
+    assert "4 runs: 4 finished, 0 to do" in capsys.readouterr().out
+
+
+def test_a_new_strategy_runs_alone_and_a_changed_setting_is_refused(config: Path) -> None:
+    compare.main(["--config", str(config)])
+    settings = yaml.safe_load(config.read_text())
+    settings["strategies"]["T5"] = {}
+    config.write_text(yaml.safe_dump(settings, sort_keys=False))
+    compare.main(["--config", str(config)])
+    assert starts(config) == 6
+
+    settings["strategies"]["T5"] = {"flags": {"trainer.max_steps": 30}}
+    config.write_text(yaml.safe_dump(settings, sort_keys=False))
+    with pytest.raises(ValueError, match=r"T5 seed 1: flags\.trainer\.max_steps: '\(not there\)' -> '30'") as refused:
+        compare.main(["--config", str(config)])
+    assert "ALiBi" not in str(refused.value)
+    assert starts(config) == 6
+
+    compare.main(["--config", str(config), "--rerun-changed"])
+    assert starts(config) == 8
+
+
+def test_a_run_made_by_hand_is_not_taken_for_ours(config: Path) -> None:
+    by_hand = config.parent / "runs" / "ALiBi" / "seed-1"
+    by_hand.mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"ALiBi seed 1: .* was not made by compare"):
+        compare.main(["--config", str(config)])
+    assert starts(config) == 0
+    assert by_hand.exists()
+
+
+def test_report_only_runs_nothing_and_names_what_is_missing(config: Path) -> None:
+    with pytest.raises(ValueError, match=r"no run of small in .* is finished"):
+        compare.main(["--config", str(config), "--report-only"])
+    compare.main(["--config", str(config), "--seeds", "[1]"])
+    compare.main(["--config", str(config), "--report-only"])
+    assert starts(config) == 2
+    assert "KerpleLog seed 2, ALiBi seed 2" in (config.parent / "report" / "report.html").read_text()
+
+
+def test_report_of_directories_from_anywhere_needs_no_comparison(config: Path, tmp_path: Path) -> None:
+    compare.main(["--config", str(config)])
+    folders = [str(tmp_path / "runs" / "ALiBi"), str(tmp_path / "runs" / "KerpleLog" / "seed-1")]
+    output = str(tmp_path / "elsewhere")
+    compare.main(["--report-only", "--directories", *folders, "--baseline", "ALiBi", "--output", output])
+    results = pd.read_csv(tmp_path / "elsewhere" / "results.csv")
+    assert set(zip(results["strategy"], results["seed"], strict=True)) == {("ALiBi", 1), ("ALiBi", 2), ("KerpleLog", 1)}
+
+
+def test_a_failed_run_does_not_stop_the_others(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = yaml.safe_load(config.read_text())
+    settings["strategies"] = {"fail": {}, "KerpleLog": {}}
+    config.write_text(yaml.safe_dump(settings, sort_keys=False))
+    with pytest.raises(SystemExit) as end:
+        compare.main(["--config", str(config)])
+    assert end.value.code == 1
+    assert "2 of 4 runs failed" in capsys.readouterr().out
+    done = [json.loads(path.read_text())["tested"] for path in sorted(config.parent.glob("runs/KerpleLog/*.json"))]
+    assert done == [True, True]
+
+
+def test_ray_that_is_not_there_is_named(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    with pytest.raises(ValueError, match=r"pip install 'kerple\[ray\]'"):
+        compare.main(["--config", str(config), "--engine", "ray"])
+
+
+def test_nonsense_is_refused(config: Path) -> None:
+    with pytest.raises(ValueError, match="parallel: got 0"):
+        compare.main(["--config", str(config), "--parallel", "0"])
+
+
+@pytest.mark.slow
+def test_two_ray_workers_give_the_same_results(config: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    compare.main(["--config", str(config), "--engine", "ray", "--parallel", "2"])
+    spread = (tmp_path / "report" / "results.csv").read_bytes()
+    compare.main(["--config", str(config), "--runs", str(tmp_path / "local")])
+    assert (tmp_path / "report" / "results.csv").read_bytes() == spread

@@ -1,0 +1,66 @@
+"""What follows from a comparison file, without running anything."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kerple.compare.comparison import Comparison, Strategy, as_flags
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> str:
+    path = tmp_path / "base.yaml"
+    path.write_text("{}")
+    return str(path)
+
+
+def comparison(path: str, **changes: Any) -> Comparison:
+    per_layer = Strategy("KerpleLog", {"share_across_layers": False}, {"data.length": 128})
+    settings: dict[str, Any] = {"name": "small", "base": [path], "seeds": [1, 2], "baseline": "KerpleLog"}
+    settings["strategies"] = {"KerpleLog": None, "per layer": per_layer}
+    return Comparison(**settings | changes)
+
+
+def test_every_strategy_and_seed_is_one_run_with_its_own_flags(base: str) -> None:
+    jobs = comparison(base, flags={"trainer.max_steps": 9}, test={"config": "analysis.yaml"}).jobs()
+
+    assert [(job.label, job.seed) for job in jobs] == [
+        ("KerpleLog", 1),
+        ("per layer", 1),
+        ("KerpleLog", 2),
+        ("per layer", 2),
+    ]
+    assert jobs[3].fit == (
+        f"--config={base}",
+        "--seed_everything=2",
+        "--data.seed=2",
+        "--run_dir=logs/compare/small/per layer/seed-2",
+        "--trainer.max_steps=9",
+        "--data.length=128",
+        "--model.position=KerpleLog",
+        "--model.position.share_across_layers=false",
+    )
+    assert jobs[3].test == ("--config=analysis.yaml",)
+    assert str(jobs[0].beside(".json")) == "logs/compare/small/KerpleLog/seed-1.json"
+
+
+def test_flags_of_every_type() -> None:
+    assert as_flags({"a": "text", "b": 1e-3, "c": None, "d": True, "e": [1, 2], "f": {"g": "h"}}) == [
+        "--a=text", "--b=0.001", "--c=null", "--d=true", "--e=[1, 2]", '--f={"g": "h"}',
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seeds": [1, 1]}, r"seeds: got \[1\] twice"),
+        ({"seeds": []}, "seeds: got none"),
+        ({"strategies": {}}, "strategies: got none"),
+        ({"baseline": "KerpleLgo"}, "baseline: got 'KerpleLgo', expected one of the strategies: KerpleLog, per layer"),
+        ({"base": ["missing.yaml"]}, r"base: got missing\.yaml, which is not a file"),
+    ],
+)
+def test_mistakes_are_named_before_anything_runs(base: str, changes: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        comparison(base, **changes)

@@ -1,0 +1,105 @@
+"""One run: whatever happened before, it ends as if nothing had."""
+
+import json
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from kerple.compare import job as jobs
+from kerple.compare.comparison import Job
+
+FAKE = Path(__file__).parent / "fake_run.py"
+CONFIG = {"model.position.class_path": "KerpleLog", "trainer.max_steps": 20}
+
+
+@pytest.fixture(autouse=True)
+def _fake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "RUN", FAKE)
+
+
+def job(folder: Path, position: str = "KerpleLog", seed: int = 1, test: tuple[str, ...] = ()) -> Job:
+    directory = folder / position / f"seed-{seed}"
+    fit = (f"--seed_everything={seed}", f"--run_dir={directory}", f"--model.position={position}")
+    return Job(position, seed, directory, fit, test)
+
+
+def starts(run: Job) -> list[bool]:
+    """Of each fit that was started: whether it was told to resume."""
+    return [json.loads(line)["resume"] for line in run.beside(".starts").read_text().splitlines()]
+
+
+def result(run: Job) -> str:
+    return (run.directory / "test" / "extrapolation.json").read_text()
+
+
+def test_a_run_is_fitted_and_tested_once(tmp_path: Path) -> None:
+    run, said = job(tmp_path), []
+    jobs.run(run, CONFIG, 1, said.append)
+    first = result(run)
+    jobs.run(run, CONFIG, 1, said.append)
+    assert jobs.finished(run)
+    assert starts(run) == [False]
+    assert result(run) == first
+    assert said == [f"KerpleLog seed 1: {what}" for what in ("fitting", "testing", "done", "done")]
+
+
+def test_another_test_tests_again_and_does_not_fit_again(tmp_path: Path) -> None:
+    jobs.run(job(tmp_path), CONFIG, 1, lambda _: None)
+    again = job(tmp_path, test=("--trainer.precision=32-true",))
+    (again.directory / "test" / "left over").touch()
+    jobs.run(again, CONFIG, 1, lambda _: None)
+    assert starts(again) == [False]
+    assert [path.name for path in (again.directory / "test").iterdir()] == ["extrapolation.json"]
+
+
+def test_a_changed_configuration_is_named_key_by_key(tmp_path: Path) -> None:
+    run = job(tmp_path)
+    assert jobs.differences(run, CONFIG) == []
+    jobs.run(run, CONFIG, 1, lambda _: None)
+    changed = {"model.position.class_path": "KerpleLog", "trainer.max_steps": 21, "data.length": 64}
+    assert jobs.differences(run, changed) == ["trainer.max_steps: 20 -> 21", "data.length: '(not there)' -> 64"]
+    jobs.forget(run)
+    assert jobs.differences(run, changed) == []
+    assert not run.directory.exists()
+
+
+def test_a_failure_shows_the_end_of_what_was_printed(tmp_path: Path) -> None:
+    run = job(tmp_path, "fail")
+    with pytest.raises(jobs.Failed, match=r"(?s)fail seed 1: fit ended with status 1, see .*is not a position"):
+        jobs.run(run, CONFIG, 1, lambda _: None)
+    assert not jobs.finished(run)
+
+
+def _process(run: Job, fake: Path, group: bool) -> None:
+    if group:
+        os.setsid()
+    jobs.RUN = fake
+    jobs.run(run, CONFIG, 1, lambda _: None)
+
+
+@pytest.mark.parametrize("whole_group", [True, False])
+def test_killed_at_any_point_it_ends_the_same(tmp_path: Path, whole_group: bool) -> None:
+    """kill -9 of the process and its child (a power cut), or of the process alone (the child goes on, and is waited
+    for)."""
+    undisturbed = job(tmp_path / "undisturbed")
+    jobs.run(undisturbed, CONFIG, 1, lambda _: None)
+    run = job(tmp_path / "killed")
+    context = multiprocessing.get_context("fork")
+    for milliseconds in (15, 120, 200, 280, 360, 440, 500):
+        process = context.Process(target=_process, args=(run, FAKE, whole_group))
+        process.start()
+        time.sleep(milliseconds / 1000)
+        if whole_group:
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()
+        process.join()
+    jobs.run(run, CONFIG, 1, lambda _: None)
+
+    assert result(run) == result(undisturbed)
+    assert jobs.finished(run)
+    assert "Error" not in run.beside(".log").read_text()  # no two were ever at work in one folder
