@@ -16,11 +16,6 @@ FAKE = Path(__file__).parent / "fake_run.py"
 CONFIG = {"model.position.class_path": "KerpleLog", "trainer.max_steps": 20}
 
 
-@pytest.fixture(autouse=True)
-def _fake(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "RUN", FAKE)
-
-
 def job(folder: Path, position: str = "KerpleLog", seed: int = 1, test: tuple[str, ...] = ()) -> Job:
     directory = folder / position / f"seed-{seed}"
     fit = (f"--seed_everything={seed}", f"--run_dir={directory}", f"--model.position={position}")
@@ -38,9 +33,9 @@ def result(run: Job) -> str:
 
 def test_a_run_is_fitted_and_tested_once(tmp_path: Path) -> None:
     run, said = job(tmp_path), []
-    jobs.run(run, CONFIG, 1, said.append)
+    jobs.run(run, CONFIG, 1, said.append, FAKE)
     first = result(run)
-    jobs.run(run, CONFIG, 1, said.append)
+    jobs.run(run, CONFIG, 1, said.append, FAKE)
     assert jobs.finished(run)
     assert starts(run) == [False]
     assert result(run) == first
@@ -48,10 +43,10 @@ def test_a_run_is_fitted_and_tested_once(tmp_path: Path) -> None:
 
 
 def test_another_test_tests_again_and_does_not_fit_again(tmp_path: Path) -> None:
-    jobs.run(job(tmp_path), CONFIG, 1, lambda _: None)
+    jobs.run(job(tmp_path), CONFIG, 1, lambda _: None, FAKE)
     again = job(tmp_path, test=("--trainer.precision=32-true",))
     (again.directory / "test" / "left over").touch()
-    jobs.run(again, CONFIG, 1, lambda _: None)
+    jobs.run(again, CONFIG, 1, lambda _: None, FAKE)
     assert starts(again) == [False]
     assert [path.name for path in (again.directory / "test").iterdir()] == ["extrapolation.json"]
 
@@ -59,7 +54,7 @@ def test_another_test_tests_again_and_does_not_fit_again(tmp_path: Path) -> None
 def test_a_changed_configuration_is_named_key_by_key(tmp_path: Path) -> None:
     run = job(tmp_path)
     assert jobs.differences(run, CONFIG) == []
-    jobs.run(run, CONFIG, 1, lambda _: None)
+    jobs.run(run, CONFIG, 1, lambda _: None, FAKE)
     changed = {"model.position.class_path": "KerpleLog", "trainer.max_steps": 21, "data.length": 64}
     assert jobs.differences(run, changed) == ["trainer.max_steps: 20 -> 21", "data.length: '(not there)' -> 64"]
     jobs.forget(run)
@@ -70,15 +65,14 @@ def test_a_changed_configuration_is_named_key_by_key(tmp_path: Path) -> None:
 def test_a_failure_shows_the_end_of_what_was_printed(tmp_path: Path) -> None:
     run = job(tmp_path, "fail")
     with pytest.raises(jobs.Failed, match=r"(?s)fail seed 1: fit ended with status 1, see .*is not a position"):
-        jobs.run(run, CONFIG, 1, lambda _: None)
+        jobs.run(run, CONFIG, 1, lambda _: None, FAKE)
     assert not jobs.finished(run)
 
 
 def _process(run: Job, fake: Path, group: bool) -> None:
     if group:
         os.setsid()
-    jobs.RUN = fake
-    jobs.run(run, CONFIG, 1, lambda _: None)
+    jobs.run(run, CONFIG, 1, lambda _: None, fake)
 
 
 @pytest.mark.parametrize("whole_group", [True, False])
@@ -86,7 +80,7 @@ def test_killed_at_any_point_it_ends_the_same(tmp_path: Path, whole_group: bool)
     """kill -9 of the process and its child (a power cut), or of the process alone (the child goes on, and is waited
     for)."""
     undisturbed = job(tmp_path / "undisturbed")
-    jobs.run(undisturbed, CONFIG, 1, lambda _: None)
+    jobs.run(undisturbed, CONFIG, 1, lambda _: None, FAKE)
     run = job(tmp_path / "killed")
     context = multiprocessing.get_context("fork")
     for milliseconds in (15, 120, 200, 280, 360, 440, 500):
@@ -98,7 +92,7 @@ def test_killed_at_any_point_it_ends_the_same(tmp_path: Path, whole_group: bool)
         else:
             process.kill()
         process.join()
-    jobs.run(run, CONFIG, 1, lambda _: None)
+    jobs.run(run, CONFIG, 1, lambda _: None, FAKE)
 
     assert result(run) == result(undisturbed)
     assert jobs.finished(run)

@@ -16,7 +16,7 @@ def local(work: Sequence[tuple[Job, dict[str, Any]]], parallel: int, say: Say) -
     threads = max(1, cores() // parallel)
     failed = []
     with ThreadPoolExecutor(parallel) as pool:
-        running = {pool.submit(jobs.run, job, config, threads, say): job for job, config in work}
+        running = {pool.submit(jobs.run, job, config, threads, say, jobs.RUN): job for job, config in work}
         try:
             for future in as_completed(running):
                 if (error := future.exception()) is not None:
@@ -50,6 +50,7 @@ def ray(work: Sequence[tuple[Job, dict[str, Any]]], parallel: int, say: Say) -> 
         address=os.environ.get("RAY_ADDRESS"), ignore_reinit_error=True, log_to_driver=False, include_dashboard=False
     )
     gpus = 1 if cluster.cluster_resources().get("GPU", 0) else 0
+    program = jobs.RUN
     folder, path = os.getcwd(), os.environ.get("PYTHONPATH", "")
 
     @cluster.remote(num_cpus=threads, num_gpus=gpus, max_retries=3)
@@ -57,7 +58,7 @@ def ray(work: Sequence[tuple[Job, dict[str, Any]]], parallel: int, say: Say) -> 
         os.chdir(folder)
         os.environ["PYTHONPATH"] = path
         try:
-            jobs.run(job, config, threads, lambda _: None)
+            jobs.run(job, config, threads, lambda _: None, program)
         except jobs.Failed as error:
             return str(error)
         return None

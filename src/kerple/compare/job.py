@@ -49,7 +49,7 @@ def differences(job: Job, config: dict[str, Any]) -> list[str]:
     return [f"{key}: {before!r} -> {now!r}" for key, (before, now) in pairs.items() if before != now]
 
 
-def run(job: Job, config: dict[str, Any], threads: int, say: Callable[[str], None] = print) -> None:
+def run(job: Job, config: dict[str, Any], threads: int, say: Callable[[str], None], program: Path = RUN) -> None:
     """Bring a run to its end from wherever it is. Safe to kill at any point and to call again.
 
     The state file says only what is certain: "fitted" is written after the fit has ended well. Between, the checkpoint
@@ -62,6 +62,7 @@ def run(job: Job, config: dict[str, Any], threads: int, say: Callable[[str], Non
         config: Its resolved configuration, flat; recorded, so that a change is seen later.
         threads: CPU threads for the child.
         say: Where progress goes.
+        program: What is called as ``run.py``.
 
     Raises:
         Failed: If the fit or the test fails.
@@ -76,13 +77,13 @@ def run(job: Job, config: dict[str, Any], threads: int, say: Callable[[str], Non
             if not resume:
                 shutil.rmtree(job.directory, ignore_errors=True)
             say(f"{job.name}: {'resuming' if resume else 'fitting'}")
-            _call(job, ["fit", *job.fit, *(["--ckpt_path=last"] if resume else [])], threads, lock)
+            _call(job, ["fit", *job.fit, *(["--ckpt_path=last"] if resume else [])], threads, lock, program)
             known |= {"fitted": True, "tested": False}
             _write(job, known)
         if not known["tested"] or known.get("test") != list(job.test):
             shutil.rmtree(job.directory / "test", ignore_errors=True)
             say(f"{job.name}: testing")
-            _call(job, ["test", f"--ckpt_path={job.checkpoint}", *job.test], threads, lock)
+            _call(job, ["test", f"--ckpt_path={job.checkpoint}", *job.test], threads, lock, program)
             _write(job, known | {"tested": True, "test": list(job.test)})
         say(f"{job.name}: done")
 
@@ -93,7 +94,7 @@ def forget(job: Job) -> None:
     shutil.rmtree(job.directory, ignore_errors=True)
 
 
-def _call(job: Job, arguments: list[str], threads: int, lock: int) -> None:
+def _call(job: Job, arguments: list[str], threads: int, lock: int, program: Path) -> None:
     paths = [str(RUN.parent / "src"), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
@@ -102,7 +103,7 @@ def _call(job: Job, arguments: list[str], threads: int, lock: int) -> None:
     }
     log = job.beside(".log")
     with log.open("a") as output:
-        command = [sys.executable, str(RUN), *arguments]
+        command = [sys.executable, str(program), *arguments]
         print("$", *command, file=output, flush=True)
         ended = subprocess.run(
             command,
