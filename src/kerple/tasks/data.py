@@ -2,6 +2,7 @@
 
 import os
 
+import torch
 from pytorch_lightning import LightningDataModule
 from pytorch_lightning.utilities import rank_zero_warn
 from torch.utils.data import DataLoader
@@ -128,7 +129,7 @@ class TaskData(LightningDataModule):
             batch_size=None,
             sampler=RankOrder(batches, rank, world, start),
             num_workers=self.workers,
-            persistent_workers=self.workers > 0,
+            generator=torch.Generator(),  # a DataLoader draws a seed, which would move the model's random state
         )
 
     def val_dataloader(self) -> DataLoader[Batch]:
@@ -167,7 +168,8 @@ class TaskData(LightningDataModule):
     def _held_out(self, groups: list[list[Example]]) -> DataLoader[Batch]:
         rank, world = (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
         dataset = HeldOutBatches(groups, self.eval_batch_size, world)
-        return DataLoader(dataset, batch_size=None, sampler=RankOrder(len(dataset) // world, rank, world))
+        order = RankOrder(len(dataset) // world, rank, world)
+        return DataLoader(dataset, batch_size=None, sampler=order, generator=torch.Generator())
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt such as ``12+34=``, with the begin token a sequence starts with."""

@@ -1,0 +1,127 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pytorch_lightning import LightningDataModule, Trainer
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from kerple.callbacks.task_accuracy import TaskAccuracy, final_answer
+from kerple.lm import LanguageModel
+from kerple.positions import build
+from kerple.tasks import Addition, Copy, Parity, Sort, TaskData
+from kerple.tasks.accuracy import AnswerAccuracy
+from kerple.tasks.batches import collate
+
+
+def trained(data: TaskData, directory: Path, steps: int, position: str = "NoPE", **options: Any) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = LanguageModel(
+        lambda s: build(position, dim=s.dim, heads=s.heads, length=s.length),
+        data.vocabulary, data.length, layers=2, dim=32, heads=2, lr=1e-2, warmup=0.1,
+    )  # fmt: skip
+    trainer = Trainer(
+        max_steps=steps, callbacks=[TaskAccuracy(**options)], default_root_dir=directory, accelerator="cpu",
+        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False, gradient_clip_val=1.0,
+        check_val_every_n_epoch=None, val_check_interval=steps, num_sanity_val_steps=0,
+    )  # fmt: skip
+    trainer.fit(model, data)
+    trainer.test(model, data, verbose=False)
+    found = json.loads((Path(trainer.log_dir) / "accuracy.json").read_text())
+    found["directory"] = Path(trainer.log_dir)
+    return found
+
+
+def column(content: dict[str, Any], metric: str, protocol: str) -> dict[int, dict[str, Any]]:
+    return {r["length"]: r for r in content["rows"] if (r["metric"], r["protocol"]) == (metric, protocol)}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_trained_model_is_reported_by_length_and_protocol(tmp_path: Path) -> None:
+    data = TaskData(Copy(repeated=True), 10, train_length=4, batch_size=32, test_examples=40, seed=0)
+    content = trained(data, tmp_path, 150, generate=True)
+    forced, generated = (column(content, "exact_match", p) for p in ("teacher_forced", "generated"))
+    assert list(forced) == list(generated) == [n for n in range(1, 9) if n not in content["skipped"]]
+    for n, row in forced.items():
+        assert row["block_sum"] == generated[n]["block_sum"]  # example by example
+        assert row["count"] == len(row["block_sum"]) == len(data.test_sets()[n - 1])
+        assert row["sum"] == sum(row["block_sum"])
+        assert row["value"] == pytest.approx(row["sum"] / row["count"])
+    every = [hit for row in forced.values() for hit in row["block_sum"]]
+    assert 0 < sum(every) < len(every)  # or agreement would say nothing
+    for n, row in column(content, "token_accuracy", "generated").items():
+        assert row["count"] == sum(row["block_count"]) == (n + 1) * forced[n]["count"]
+        assert row["value"] >= forced[n]["value"]
+    assert (content["task"], content["strategy"], content["train_length"]) == ("RepeatedCopy", "NoPE", 4)
+
+    events = EventAccumulator(str(content["directory"]), {"images": 0, "scalars": 0}).Reload()
+    assert "test/accuracy" in events.Tags()["images"]
+    logged = events.Scalars("test/exact_match/teacher_forced/5")[0].value
+    assert logged == pytest.approx(forced[5]["value"])
+    assert 0 <= events.Scalars("val/exact_match")[0].value <= 1
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_two_operands_have_a_map_and_a_scratchpad_a_final_answer(tmp_path: Path) -> None:
+    data = TaskData(Addition(scratchpad=True), 60, train_length=2, batch_size=8, test_examples=6)
+    content = trained(data, tmp_path, 2, generate=True)
+    assert (content["directory"] / "accuracy_map.png").stat().st_size > 0
+    assert {row["metric"] for row in content["rows"]} == {"exact_match", "token_accuracy", "accuracy"}
+    assert {row["protocol"] for row in content["rows"] if row["metric"] == "accuracy"} == {"generated"}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lengths_a_strategy_cannot_reach_are_skipped(tmp_path: Path) -> None:
+    data = TaskData(Parity(), 12, train_length=8, batch_size=8, test_examples=4)
+    content = trained(data, tmp_path, 2, position="Learned")
+    assert 9 in column(content, "exact_match", "teacher_forced")  # « 9 bits = answer: 12 inputs
+    assert content["skipped"][-7:] == [10, 11, 12, 13, 14, 15, 16]
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("«12=1+2+0=3;>3»", "3"),
+        ("«12=3»··", "3"),
+        ("«12=1;>4>3»5»", "3"),
+        ("«12=1;>3", None),
+        ("«b=a:;>ab»", "ab"),
+    ],
+)
+def test_the_final_answer_of_what_was_written(text: str, answer: str | None) -> None:
+    assert final_answer(text) == answer
+
+
+def test_a_right_final_answer_counts_whatever_the_steps() -> None:
+    callback, data = TaskAccuracy(generate=True, slack=4), TaskData(Sort(scratchpad=True), 60, train_length=3)
+    examples = [e for group in data.test_sets()[1:3] for e in group][:6]
+    right = [data.encode(e.text.replace(e.scratchpad, "b:;")) for e in examples]
+
+    class Writes(torch.nn.Module):
+        """Writes wrong steps and then the right answer, whatever it reads."""
+
+        positions = (type("Anywhere", (), {"prefix_consistent": False, "max_length": None})(),)
+
+        def forward(self, tokens: torch.Tensor, window: None = None, cache: None = None) -> torch.Tensor:
+            n = tokens.shape[1]
+            following = [row[1 : n + 1] + [0] * (n + 1 - len(row)) for row in right]
+            return torch.nn.functional.one_hot(torch.tensor(following), data.vocabulary).float()
+
+    callback.examples, kind = examples, ("final", "generated")
+    callback.counts = {kind: AnswerAccuracy(len(examples))}
+    callback._measure_final(Writes(), collate(examples) | {"index": torch.arange(len(examples))})
+    hits, asked = callback.counts[kind].compute()
+    assert hits.tolist() == asked.tolist() == [1] * len(examples)
+    right[0] = data.encode(examples[0].text.replace(">", ">a"))
+    callback._measure_final(Writes(), collate(examples) | {"index": torch.arange(len(examples))})
+    assert callback.counts[kind].compute()[0].tolist() == [1] + [2] * (len(examples) - 1)
+
+
+def test_data_that_is_no_task_is_refused(tmp_path: Path) -> None:
+    trainer = Trainer(logger=False, enable_checkpointing=False, accelerator="cpu")
+    trainer.datamodule = LightningDataModule()
+    with pytest.raises(ValueError, match="the data is not a task"):
+        TaskAccuracy().setup(trainer, None, "test")
+    with pytest.raises(ValueError, match="slack: got -1"):
+        TaskAccuracy(slack=-1)
