@@ -35,6 +35,7 @@ class LanguageModel(LightningModule):
         bias: Whether linear layers and norms have biases.
         tied: Whether input and output embeddings are one matrix.
         eps: Of the LayerNorms.
+        init: Standard deviation of the weights.
         activation: ``gelu``, ``gelu_tanh`` or ``relu``.
         dropout: Probability of dropping an entry of the embeddings and of each block's two outputs.
         pad_vocabulary_to: The embedding has a multiple of this many rows; 128 is kind to tensor cores.
@@ -61,6 +62,7 @@ class LanguageModel(LightningModule):
         bias: bool = True,
         tied: bool = False,
         eps: float = 1e-5,
+        init: float = 0.02,
         activation: Literal["gelu", "gelu_tanh", "relu"] = "gelu",
         dropout: float = 0.0,
         pad_vocabulary_to: int = 1,
@@ -88,6 +90,7 @@ class LanguageModel(LightningModule):
             bias=bias,
             tied=tied,
             eps=eps,
+            init=init,
             activation=activation,
             dropout=dropout,
         )

@@ -19,13 +19,14 @@ def test_parameter_count_of_the_paper() -> None:
     assert sum(p.numel() for p in kerple.parameters()) == 162_322_944 + 24
 
 
-def test_initial_weights_have_the_recipe_s_spread() -> None:
-    network = Transformer(Shape(128, 4, 64), 8, 1000, NoPE)
+@pytest.mark.parametrize(("options", "std"), [({}, 0.02), ({"init": 0.125}, 0.125)])
+def test_initial_weights_have_the_recipe_s_spread(options: dict[str, float], std: float) -> None:
+    network = Transformer(Shape(128, 4, 64), 8, 1000, NoPE, **options)
     block = network.blocks[3]
     for weight in (network.embedding.weight, network.head.weight, block.attention.qkv.weight, block.mlp[0].weight):
-        assert weight.std().item() == pytest.approx(0.02, rel=0.05)
+        assert weight.std().item() == pytest.approx(std, rel=0.05)
     for weight in (block.attention.out.weight, block.mlp[-1].weight):
-        assert weight.std().item() == pytest.approx(0.02 / math.sqrt(16), rel=0.05)
+        assert weight.std().item() == pytest.approx(std / math.sqrt(16), rel=0.05)
     assert not block.attention.qkv.bias.any()
     assert not block.mlp[0].bias.any()
 

@@ -17,8 +17,8 @@ ACTIVATIONS = {"gelu": nn.GELU, "gelu_tanh": lambda: nn.GELU("tanh"), "relu": nn
 class Transformer(nn.Module):
     """Pre-LayerNorm decoder with GELU, as GPT-2 and the paper use it (Chi et al. 2022, arXiv 2205.09921, section 5).
 
-    Weights are drawn from N(0, 0.02), those that write into the residual stream from N(0, 0.02 / √(2 · layers)); biases
-    start at 0. Strategies initialise their own parameters.
+    Weights are drawn from N(0, init²), those that write into the residual stream from N(0, init² / (2 · layers));
+    biases start at 0. Strategies initialise their own parameters.
 
     Args:
         shape: Width D, heads H and training length.
@@ -29,6 +29,7 @@ class Transformer(nn.Module):
         bias: Whether linear layers and norms have biases. The head never has one.
         tied: Whether the head reuses the embedding's matrix.
         eps: Of the LayerNorms.
+        init: Standard deviation of the weights. 0.02 suits widths near 768; a width of 64 learns faster from 1/√64.
         activation: ``gelu``, ``gelu_tanh`` (GPT-2's approximation) or ``relu``.
         dropout: Probability of dropping an entry of the embeddings and of each block's two outputs.
 
@@ -47,6 +48,7 @@ class Transformer(nn.Module):
         bias: bool = True,
         tied: bool = False,
         eps: float = 1e-5,
+        init: float = 0.02,
         activation: Literal["gelu", "gelu_tanh", "relu"] = "gelu",
         dropout: float = 0.0,
     ) -> None:
@@ -54,6 +56,8 @@ class Transformer(nn.Module):
         for name, number in (("layers", layers), ("vocabulary", vocabulary)):
             if number < 1:
                 raise ValueError(f"{name}: got {number}, expected a positive number")
+        if init <= 0:
+            raise ValueError(f"init: got {init}, expected a positive standard deviation such as 0.02")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout: got {dropout}, expected a probability in [0, 1)")
         if activation not in ACTIVATIONS:
@@ -66,7 +70,7 @@ class Transformer(nn.Module):
         )
         self.norm = nn.LayerNorm(shape.dim, eps, bias=bias)
         self.head = nn.Linear(shape.dim, vocabulary, bias=False)
-        self._initialise()
+        self._initialise(init)
         if tied:
             self.head.weight = self.embedding.weight
         first = position(shape)
@@ -74,15 +78,15 @@ class Transformer(nn.Module):
             [first] if first.share_across_layers else [first, *(position(shape) for _ in range(layers - 1))]
         )
 
-    def _initialise(self) -> None:
+    def _initialise(self, std: float) -> None:
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
+                nn.init.normal_(module.weight, std=std)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
         for block in self.blocks:
             for into_residual in (block.attention.out, block.mlp[-1]):
-                nn.init.normal_(into_residual.weight, std=0.02 / (2 * len(self.blocks)) ** 0.5)
+                nn.init.normal_(into_residual.weight, std=std / (2 * len(self.blocks)) ** 0.5)
 
     def forward(self, tokens: Tensor, offset: int = 0, window: int | None = None, cache: Cache | None = None) -> Tensor:
         """Logits of the next token after each token.
