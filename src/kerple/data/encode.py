@@ -1,0 +1,110 @@
+"""Raw records to token ids: what every core does while preparing. Imports no torch: a worker is there in a moment."""
+
+import hashlib
+import json
+import multiprocessing
+import os
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from kerple.data.tokenizer import encode, one_thread
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A batch of records after tokenising.
+
+    Args:
+        digests: blake2b of each document's UTF-8 bytes, empty bytes for a record that is no document.
+        faults: Why a record is no document, else None.
+        sizes: UTF-8 bytes of each document.
+        lengths: Tokens of each (documents,), its end-of-text token included, 0 for a fault.
+        tokens: All of them in one row.
+    """
+
+    digests: list[bytes]
+    faults: list[str | None]
+    sizes: list[int]
+    lengths: NDArray[np.int64]
+    tokens: NDArray[np.uint32]
+
+
+class Encoder:
+    """Parses and tokenises batches of raw records.
+
+    Args:
+        tokenizer: Serialised, as `tokenizer.json` holds it.
+        end_of_text: Id put after every document.
+        text_field: Key of the text in a JSON line.
+    """
+
+    def __init__(self, tokenizer: str, end_of_text: int, text_field: str) -> None:
+        self.tokenizer, self.end_of_text, self.text_field = Tokenizer.from_str(tokenizer), end_of_text, text_field
+
+    def __call__(self, records: list[tuple[bytes, bool, str | None]]) -> Encoded:
+        texts, digests, faults, sizes = [], [], [], []
+        for raw, is_json, fault in records:
+            text, raw, fault = ("", b"", fault) if fault else parse(raw, is_json, self.text_field)
+            faults.append(fault)
+            sizes.append(len(raw))
+            digests.append(b"" if fault else digest_of(raw))
+            if not fault:
+                texts.append(text)
+        ids = [np.array([*own, self.end_of_text], np.uint32) for own in encode(self.tokenizer, texts)]
+        lengths = np.zeros(len(records), np.int64)
+        lengths[[fault is None for fault in faults]] = [len(own) for own in ids]
+        return Encoded(digests, faults, sizes, lengths, np.concatenate([np.empty(0, np.uint32), *ids]))
+
+
+def digest_of(raw: bytes) -> bytes:
+    """What tells one document from another: 128 bits of blake2b of its UTF-8 bytes."""
+    return hashlib.blake2b(raw, digest_size=16).digest()
+
+
+def parse(raw: bytes, is_json: bool, text_field: str) -> tuple[str, bytes, str | None]:
+    """A raw record to its text, the text's UTF-8 bytes, and what is wrong with it (None: nothing)."""
+    if not raw.strip():
+        return "", b"", "empty"
+    try:
+        if is_json:
+            entry = json.loads(raw)
+            text = entry.get(text_field) if isinstance(entry, dict) else None
+            if not isinstance(text, str):
+                return "", b"", "no text"
+            raw = text.encode()
+        else:
+            text = raw.decode()
+    except RecursionError:
+        return "", b"", "JSON too deep"
+    except UnicodeError:
+        return "", b"", "not Unicode"
+    except ValueError:
+        return "", b"", "broken JSON"
+    return (text, raw, None) if raw else ("", b"", "empty")
+
+
+_encoder: Encoder | None = None
+
+
+def start_worker(tokenizer: str, end_of_text: int, text_field: str) -> None:
+    """Make this process an encoder of its own that ends when the one that started it is gone, killed or not."""
+    global _encoder
+    one_thread()
+    _encoder = Encoder(tokenizer, end_of_text, text_field)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent: Any = multiprocessing.parent_process()
+    parent.join()
+    os._exit(1)
+
+
+def encode_in_worker(records: list[tuple[bytes, bool, str | None]]) -> Encoded:
+    assert _encoder is not None
+    return _encoder(records)

@@ -1,0 +1,295 @@
+"""What lies in a directory of shards: `manifest.json`, read without trusting it.
+
+The layout is a pure function of a few numbers, so a manifest is checked by computing what it has to say: run i of a
+split holds tokens i·R .. (i + 1)·R - 1 and is the regular tar member `<split>-<i>.u16` of shard i // runs_per_shard.
+"""
+
+import json
+import math
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+FORMAT = 1
+FILE = "manifest.json"
+SPLITS = ("train", "validation", "test")
+RUN_TOKENS = 1 << 20  # tokens per tar member: 1 Mi-token members read at 670 Mtok/s, 513-token members at 10
+RUNS_PER_SHARD = 64  # 128 MiB of uint16
+BLOCK = 512  # of tar
+SHA256 = re.compile(r"[0-9a-f]{64}")
+LARGEST = 1 << 48  # tokens, bytes or documents; more is no corpus but an attempt to overflow something
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where token t of a split lies: everything that follows from dtype, run and shard size.
+
+    Args:
+        dtype: "uint16" up to 65,536 entries of the vocabulary, "uint32" above; little-endian.
+        run_tokens: Tokens of a tar member, R; the last one of a split holds the rest.
+        runs_per_shard: Members of a tar file.
+    """
+
+    dtype: str
+    run_tokens: int = RUN_TOKENS
+    runs_per_shard: int = RUNS_PER_SHARD
+
+    @property
+    def numpy(self) -> np.dtype[Any]:
+        return np.dtype(self.dtype).newbyteorder("<")
+
+    @property
+    def run_bytes(self) -> int:
+        """Bytes of a full member in the tar file: header, payload, padding."""
+        return BLOCK + -(-self.run_tokens * self.numpy.itemsize // BLOCK) * BLOCK
+
+    def member(self, split: str, run: int) -> str:
+        return f"{split}-{run:08d}.{'u16' if self.numpy.itemsize == 2 else 'u32'}"
+
+    def shard(self, split: str, shard: int) -> str:
+        return f"{split}-{shard:05d}.tar"
+
+    def runs(self, tokens: int) -> int:
+        return -(-tokens // self.run_tokens)
+
+    def shards(self, tokens: int) -> int:
+        return -(-tokens // (self.run_tokens * self.runs_per_shard))
+
+    def tokens_in_run(self, tokens: int, run: int) -> int:
+        return min(self.run_tokens, tokens - run * self.run_tokens)
+
+    def shard_bytes(self, tokens: int, shard: int) -> int:
+        """Size of a finished tar file of a split of `tokens` tokens: its members and two zero blocks."""
+        own = min(tokens - shard * self.runs_per_shard * self.run_tokens, self.runs_per_shard * self.run_tokens)
+        full, rest = divmod(own, self.run_tokens)
+        last = BLOCK + -(-rest * self.numpy.itemsize // BLOCK) * BLOCK if rest else 0
+        return full * self.run_bytes + last + 2 * BLOCK
+
+
+@dataclass(frozen=True)
+class Split:
+    """One token stream: `checksums` are the sha256 of its runs' payloads, `offsets` that of `<name>.offsets`.
+
+    `bytes` counts the UTF-8 bytes of its documents; the end-of-text tokens between them stand for none.
+    """
+
+    name: str
+    tokens: int
+    documents: int
+    bytes: int
+    checksums: tuple[str, ...]
+    offsets: str
+
+    @property
+    def bytes_per_token(self) -> float:
+        return self.bytes / self.tokens if self.tokens else math.nan
+
+    @property
+    def offsets_file(self) -> str:
+        """Start of every document in the stream, little-endian uint64, in tokens."""
+        return f"{self.name}.offsets"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Contents of a directory of shards.
+
+    Args:
+        place: Path or URL of the directory, for messages.
+        vocabulary: Number of token ids; every id in every shard is below it.
+        end_of_text: Id of the token that ends each document.
+        tokenizer: sha256 of `tokenizer.json` beside the shards.
+        layout: dtype and sizes of the shards.
+        splits: By name: train, validation, test.
+        settings: What the shards were prepared from; two preparations with equal settings give equal bytes.
+        counts: Documents that were left out, by reason, and duplicates.
+    """
+
+    place: str
+    vocabulary: int
+    end_of_text: int
+    tokenizer: str
+    layout: Layout
+    splits: dict[str, Split]
+    settings: dict[str, Any]
+    counts: dict[str, int]
+
+    def to_json(self) -> str:
+        layout = self.layout
+        return json.dumps(
+            {
+                "format": FORMAT,
+                "vocabulary": self.vocabulary,
+                "end_of_text": self.end_of_text,
+                "tokenizer": {"file": "tokenizer.json", "sha256": self.tokenizer},
+                "dtype": layout.dtype,
+                "run_tokens": layout.run_tokens,
+                "runs_per_shard": layout.runs_per_shard,
+                "settings": self.settings,
+                "counts": self.counts,
+                "splits": {s.name: _split_to_json(s, layout) for s in self.splits.values()},
+            },
+            indent=1,
+        )
+
+    def write(self, directory: Path) -> None:
+        """Last of all files, and in one step: a directory without a manifest is not a corpus yet."""
+        write_atomically(directory / FILE, self.to_json().encode())
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Read and check `directory`/manifest.json.
+
+    Raises:
+        ValueError: It is missing, no JSON, or says something that cannot be; the message names the file and the entry.
+    """
+    path = directory / FILE
+    try:
+        return parse_manifest(path.read_bytes(), str(path))
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror}); `python run.py prepare` writes it") from error
+
+
+def parse_manifest(content: bytes, name: str) -> Manifest:
+    """Check the bytes of a manifest and build it; `name` is what messages call it."""
+    try:
+        entries = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{name}: is not JSON ({error})") from error
+    check = _Check(name)
+    top = check.mapping(entries, "manifest")
+    if (version := top.get("format")) != FORMAT:
+        raise ValueError(f"{name}: format is {version!r}, this program reads format {FORMAT}")
+    vocabulary = check.integer(top, "vocabulary", 1, 1 << 32)
+    dtype = "uint16" if vocabulary <= 1 << 16 else "uint32"
+    check.equal(top.get("dtype"), dtype, f"dtype for a vocabulary of {vocabulary}")
+    tokenizer = check.mapping(top.get("tokenizer"), "tokenizer")
+    check.equal(tokenizer.get("file"), "tokenizer.json", "tokenizer.file")
+    layout = Layout(
+        dtype, check.integer(top, "run_tokens", 1, 1 << 28), check.integer(top, "runs_per_shard", 1, 1 << 16)
+    )
+    splits = check.mapping(top.get("splits"), "splits")
+    check.equal(sorted(splits), sorted(SPLITS), "names of the splits")
+    counts = check.mapping(top.get("counts"), "counts")
+    return Manifest(
+        place=name.removesuffix(FILE).rstrip("/") or ".",
+        vocabulary=vocabulary,
+        end_of_text=check.integer(top, "end_of_text", 0, vocabulary),
+        tokenizer=check.sha256(tokenizer.get("sha256"), "tokenizer.sha256"),
+        layout=layout,
+        splits={split: _split_from_json(check, split, splits[split], layout) for split in SPLITS},
+        settings=check.mapping(top.get("settings"), "settings"),
+        counts={reason: check.integer(counts, reason, 0, LARGEST) for reason in counts},
+    )
+
+
+def _split_to_json(split: Split, layout: Layout) -> dict[str, Any]:
+    per = layout.runs_per_shard
+    return {
+        "tokens": split.tokens,
+        "documents": split.documents,
+        "bytes": split.bytes,
+        "offsets": {"file": split.offsets_file, "sha256": split.offsets},
+        "shards": [
+            {
+                "file": layout.shard(split.name, shard),
+                "bytes": layout.shard_bytes(split.tokens, shard),
+                "runs": [
+                    {
+                        "member": layout.member(split.name, run),
+                        "tokens": layout.tokens_in_run(split.tokens, run),
+                        "sha256": split.checksums[run],
+                    }
+                    for run in range(shard * per, min((shard + 1) * per, len(split.checksums)))
+                ],
+            }
+            for shard in range(layout.shards(split.tokens))
+        ],
+    }
+
+
+def _split_from_json(check: "_Check", name: str, entries: Any, layout: Layout) -> Split:
+    entries = check.mapping(entries, f"splits.{name}")
+    tokens = check.integer(entries, "tokens", 0, LARGEST)
+    offsets = check.mapping(entries.get("offsets"), f"splits.{name}.offsets")
+    shards = check.sequence(entries.get("shards"), f"splits.{name}.shards")
+    runs = [
+        run
+        for shard in shards
+        for run in check.sequence(check.mapping(shard, f"splits.{name}.shards").get("runs"), f"splits.{name}.runs")
+    ]
+    check.equal(len(runs), layout.runs(tokens), f"splits.{name}: number of runs for {tokens} tokens")
+    split = Split(
+        name=name,
+        tokens=tokens,
+        documents=check.integer(entries, "documents", 0, tokens + 1),
+        bytes=check.integer(entries, "bytes", 0, LARGEST),
+        checksums=tuple(
+            check.sha256(check.mapping(run, f"splits.{name}.runs").get("sha256"), f"splits.{name}.runs.sha256")
+            for run in runs
+        ),
+        offsets=check.sha256(offsets.get("sha256"), f"splits.{name}.offsets.sha256"),
+    )
+    # names and sizes are no news: they have to be those that follow from the counts, which also keeps paths out
+    check.equal(offsets.get("file"), split.offsets_file, f"splits.{name}.offsets.file")
+    for given, expected in zip(shards, _split_to_json(split, layout)["shards"], strict=False):
+        check.equal(given.get("file"), expected["file"], f"splits.{name}.shards.file")
+        check.equal(given.get("bytes"), expected["bytes"], f"{expected['file']}: bytes")
+        for run, expected_run in zip(given["runs"], expected["runs"], strict=False):
+            check.equal(run.get("member"), expected_run["member"], f"{expected['file']}: member")
+            check.equal(
+                run.get("tokens"), expected_run["tokens"], f"{expected['file']}: {expected_run['member']}: tokens"
+            )
+        check.equal(len(given["runs"]), len(expected["runs"]), f"{expected['file']}: number of members")
+    check.equal(len(shards), layout.shards(tokens), f"splits.{name}: number of shards for {tokens} tokens")
+    return split
+
+
+class _Check:
+    """Typed access to parsed JSON; every failure is a ValueError that names the file and the entry."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def mapping(self, value: Any, entry: str) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise ValueError(f"{self.name}: {entry} must be an object, got {_short(value)}")
+        return value
+
+    def sequence(self, value: Any, entry: str) -> list[Any]:
+        if not isinstance(value, list):
+            raise ValueError(f"{self.name}: {entry} must be a list, got {_short(value)}")
+        return value
+
+    def integer(self, entries: dict[str, Any], key: str, low: int, high: int) -> int:
+        value = entries.get(key)
+        if type(value) is not int or not low <= value <= high:
+            raise ValueError(f"{self.name}: {key} must be a whole number in {low} .. {high}, got {_short(value)}")
+        return value
+
+    def sha256(self, value: Any, entry: str) -> str:
+        if not isinstance(value, str) or not SHA256.fullmatch(value):
+            raise ValueError(f"{self.name}: {entry} must be 64 hexadecimal digits, got {_short(value)}")
+        return value
+
+    def equal(self, value: Any, expected: Any, entry: str) -> None:
+        if type(value) is not type(expected) or value != expected:
+            raise ValueError(f"{self.name}: {entry} must be {_short(expected)}, got {_short(value)}")
+
+
+def _short(value: Any) -> str:
+    text = repr(value) if not isinstance(value, str) or len(value) < 200 else repr(value[:80]) + "…"
+    return text if len(text) <= 200 else text[:200] + "…"

@@ -1,0 +1,138 @@
+"""Which tokens sample k is: a pure function of a seed and k.
+
+Nothing here knows of ranks, workers or steps, and nothing is drawn one after the other: to resume is to go on with the
+next k. The shuffle runs over the whole corpus and costs no memory, because it is computed instead of stored.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+ROUNDS = 8
+MIXTURE_PERIOD = 4096  # samples after which every component of a mixture has had exactly its share
+
+Indices = NDArray[np.int64]
+
+
+class Permutation:
+    """A keyed bijection of 0 .. size - 1, evaluated entry by entry (a Feistel network over mixed radices).
+
+    An index is written as (left, right) with two radices of about √size; each round adds a keyed hash of one half to
+    the other, which can be undone, so the whole is a bijection of 0 .. radix² - 1. Indices that land at or beyond
+    `size` are sent through again (cycle walking, Black and Rogaway 2002), which keeps it one on 0 .. size - 1.
+
+    Args:
+        size: Number of entries, at least 1.
+        key: Integers that choose the permutation, such as seed and epoch.
+    """
+
+    def __init__(self, size: int, *key: int) -> None:
+        assert size >= 1
+        self.size = size
+        self.radix = np.uint64(int(np.ceil(np.sqrt(size))) + (int(np.ceil(np.sqrt(size))) ** 2 < size))
+        self.round_keys = [np.uint64(hash_integers(*key, step)) for step in range(ROUNDS)]
+
+    def __call__(self, indices: Indices) -> Indices:
+        """Entries (n,) int64 in 0 .. size - 1 to their places (n,) int64 in the same range."""
+        assert indices.size == 0 or (indices.min() >= 0 and indices.max() < self.size)
+        places = self._round_trip(indices.astype(np.uint64))
+        while (outside := places >= self.size).any():
+            places[outside] = self._round_trip(places[outside])
+        return places.astype(np.int64)
+
+    def _round_trip(self, indices: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        left, right = indices // self.radix, indices % self.radix
+        for key in self.round_keys:
+            left, right = right, (left + mix(right + key) % self.radix) % self.radix
+        return left * self.radix + right
+
+
+class Order:
+    """Sample k of a token stream: epoch k // samples, and in it a place that a permutation of that epoch gives.
+
+    A sample is `length` + 1 consecutive tokens; neighbours share the one token that is target of the first and input
+    of the second. Each epoch cuts the stream at another phase, so a second epoch does not repeat the cuts of the first.
+
+    Args:
+        tokens: Length of the stream.
+        length: Targets per sample, T.
+        key: Integers that choose the order: the seed, and what tells one corpus of a mixture from another.
+
+    Raises:
+        ValueError: The stream is too short for one sample at every phase.
+    """
+
+    def __init__(self, tokens: int, length: int, *key: int) -> None:
+        self.length, self.key = length, key
+        self.samples = (tokens - length) // length  # so that the last sample fits at the largest phase, length - 1
+        if self.samples < 1:
+            raise ValueError(
+                f"length: {length} needs a stream of at least {2 * length} tokens, this one has {tokens}; "
+                "use a larger corpus or a smaller length"
+            )
+
+    def starts(self, samples: Indices) -> Indices:
+        """Sample numbers k (n,) to offsets (n,) int64 into the stream; sample k is stream[start : start + T + 1]."""
+        epochs, entries = np.divmod(samples, self.samples)
+        starts = np.empty_like(entries)
+        for epoch in np.unique(epochs):
+            phase = hash_integers(*self.key, int(epoch)) % self.length
+            inside = epochs == epoch
+            starts[inside] = phase + self.length * Permutation(self.samples, *self.key, int(epoch))(entries[inside])
+        return starts
+
+
+class Mixture:
+    """Sample k of several streams, each taking its share of the samples.
+
+    Every `MIXTURE_PERIOD` samples hold each stream exactly as often as its weight says (largest remainders), shuffled;
+    so sample k belongs to a stream, and is a certain sample of it, by arithmetic alone. A stream that is used up begins
+    its next epoch while the others go on.
+
+    Args:
+        orders: One order a stream.
+        weights: Shares, positive, of any sum.
+        seed: Chooses the shuffle.
+    """
+
+    def __init__(self, orders: list[Order], weights: list[float], seed: int) -> None:
+        if len(weights) != len(orders) or any(not w > 0 or not np.isfinite(w) for w in weights):
+            raise ValueError(f"mixture: weights must be positive and finite, one for each corpus, got {weights}")
+        self.orders, self.seed = orders, seed
+        exact = np.array(weights) / sum(weights) * MIXTURE_PERIOD
+        self.quota = np.floor(exact).astype(np.int64)
+        largest = np.argsort(self.quota - exact, kind="stable")[: MIXTURE_PERIOD - self.quota.sum()]
+        self.quota[largest] += 1
+        if (self.quota == 0).any():
+            raise ValueError(f"mixture: a share below 1/{MIXTURE_PERIOD} is never drawn, got weights {weights}")
+        self.first = np.concatenate([[0], np.cumsum(self.quota)])
+
+    def locate(self, samples: Indices) -> tuple[Indices, Indices]:
+        """Sample numbers k (n,) to the stream of each (n,) and its start there (n,)."""
+        if len(self.orders) == 1:
+            return np.zeros_like(samples), self.orders[0].starts(samples)
+        periods, slots = np.divmod(samples, MIXTURE_PERIOD)
+        for period in np.unique(periods):
+            inside = periods == period
+            slots[inside] = Permutation(MIXTURE_PERIOD, self.seed, int(period))(slots[inside])
+        streams = np.searchsorted(self.first, slots, side="right") - 1
+        own = periods * self.quota[streams] + slots - self.first[streams]  # the stream's own sample number
+        starts = np.empty_like(samples)
+        for stream in np.unique(streams):
+            inside = streams == stream
+            starts[inside] = self.orders[stream].starts(own[inside])
+        return streams, starts
+
+
+def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Finaliser of SplitMix64 (Steele, Lea, Flood 2014): a bijection of 64-bit words with good avalanche."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def hash_integers(*values: int) -> int:
+    """One 64-bit word from integers of any size and sign, the same on every machine."""
+    state = np.array([0x9E3779B97F4A7C15], dtype=np.uint64)
+    for value in values:
+        state = mix(state + np.uint64(0x9E3779B97F4A7C15) + mix(np.array([value % 2**64], dtype=np.uint64)))
+    return int(state[0])

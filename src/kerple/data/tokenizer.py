@@ -1,0 +1,115 @@
+"""Byte-level BPE tokenizers: trained here, or any Hugging Face one."""
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+END_OF_TEXT = "<|endoftext|>"
+TRAINED_HERE = "bpe"
+PIECE = 1 << 18  # characters tokenised at once: the tokenizer needs about a hundred bytes a token while it works
+
+
+def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
+    """Byte-level BPE as GPT-2's: 256 bytes, one end-of-text token, the rest merges learned from `texts`.
+
+    Raises:
+        ValueError: `vocabulary` leaves no room for the bytes and the end-of-text token.
+    """
+    if vocabulary < 257:
+        raise ValueError(f"vocabulary: {vocabulary} is below 257, the 256 bytes and {END_OF_TEXT}")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def load_tokenizer(source: str) -> Tokenizer:
+    """A `tokenizer.json`, a directory that holds one, or a name on the Hugging Face hub such as `gpt2`.
+
+    Raises:
+        ValueError: It is neither, the hub is out of reach, or the file is not a tokenizer.
+    """
+    path = Path(source)
+    if path.is_dir():
+        path = path / "tokenizer.json"
+    try:
+        if path.is_file():
+            return Tokenizer.from_file(str(path))
+        if path.suffix == ".json" or path.is_absolute() or source.startswith("."):
+            raise FileNotFoundError(f"there is no file {path}")
+        return Tokenizer.from_pretrained(source)
+    except Exception as error:  # the library raises bare Exception for a bad file and many kinds for a bad hub
+        raise ValueError(
+            f"tokenizer: {source!r} could not be loaded ({error}); expected {TRAINED_HERE!r} to train one here, a "
+            "tokenizer.json or its directory, or a name on the Hugging Face hub that can be reached from here"
+        ) from error
+
+
+def end_of_text(tokenizer: Tokenizer, source: str) -> int:
+    """Id of the token that ends a document.
+
+    Raises:
+        ValueError: The tokenizer has none of the usual names for it.
+    """
+    names = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "[SEP]")
+    for name in names:
+        if (number := tokenizer.token_to_id(name)) is not None:
+            return number
+    raise ValueError(f"tokenizer: {source!r} has no end-of-text token; looked for {', '.join(names)}")
+
+
+def vocabulary_size(tokenizer: Tokenizer) -> int:
+    """One more than the largest id, which is more than the number of tokens where ids have gaps."""
+    return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+
+def encode(tokenizer: Tokenizer, texts: list[str]) -> Iterator[list[int]]:
+    """Token ids of each text. One that spells `<|endoftext|>` gets its letters, not the token that ends documents."""
+    tokenizer.encode_special_tokens = True
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    pieces = [list(split_text(text)) for text in texts]
+    encodings = iter(tokenizer.encode_batch_fast([p for ps in pieces for p in ps], add_special_tokens=False))
+    for own in pieces:
+        ids = next(encodings).ids
+        for _ in own[1:]:
+            ids += next(encodings).ids
+        yield ids
+
+
+def split_text(text: str, size: int = PIECE) -> Iterator[str]:
+    """Cut a long text into pieces of at most `size` characters that tokenise as the whole does.
+
+    GPT-2's pattern never joins a newline, or a space after which a word begins, to what stands before it when that is
+    no whitespace. So a cut before the last such newline, or failing that such a space, changes no token. A text with
+    neither in `size` characters is cut where it is.
+    """
+    start = 0
+    while len(text) - start > size:
+        cut = next(
+            (c for mark in "\n " if (c := last_break(text, mark, start + 1, start + size)) > start), start + size
+        )
+        yield text[start:cut]
+        start = cut
+    yield text[start:]
+
+
+def last_break(text: str, mark: str, start: int, end: int) -> int:
+    """Last place in text[start:end] of a `mark` that follows what is not whitespace; -1 where there is none."""
+    while (end := text.rfind(mark, start, end)) > 0 and text[end - 1].isspace():
+        pass
+    return end
+
+
+def one_thread() -> None:
+    """Keep the tokenizer's own threads out of processes that already are one to a core."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
