@@ -15,7 +15,7 @@ from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveCon
 from pytorch_lightning.loggers import TensorBoardLogger
 
 import kerple.callbacks
-import kerple.data
+import kerple.data.datamodule
 import kerple.positions
 import kerple.tasks
 from kerple.checkpoints import CONFIG_KEY, read_config
