@@ -39,7 +39,7 @@ if command == "fit":
             fresh.replace(checkpoint)
 else:
     checkpoint = Path(options["ckpt_path"])
-    folder = checkpoint.parent.parent / "test"
+    folder = Path(options["run_dir"])
     folder.mkdir()  # raises where there is a test already
     state = json.loads(checkpoint.read_text())
     assert state["step"] == 20

@@ -43,7 +43,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def starts(config: Path) -> int:
-    return sum(len(path.read_text().splitlines()) for path in config.parent.glob("runs/*/*.starts"))
+    return sum(len(path.read_text().splitlines()) for path in config.parent.glob("runs/**/*.starts"))
 
 
 def test_runs_everything_once_and_reports(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,6 +106,16 @@ def test_report_of_directories_from_anywhere_needs_no_comparison(config: Path, t
     assert set(zip(results["strategy"], results["seed"], strict=True)) == {("ALiBi", 1), ("ALiBi", 2), ("KerpleLog", 1)}
 
 
+def test_parts_are_reported_together(config: Path) -> None:
+    settings = yaml.safe_load(config.read_text())
+    settings["parts"] = {"code": settings["base"], "prose": settings["base"]}
+    config.write_text(yaml.safe_dump(settings, sort_keys=False))
+    compare.main(["--config", str(config)])
+    results = pd.read_csv(config.parent / "report" / "results.csv")
+    assert starts(config) == 8
+    assert set(results["protocol"]) == {"code full", "prose full"}
+
+
 def test_a_failed_run_does_not_stop_the_others(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = yaml.safe_load(config.read_text())
     settings["strategies"] = {"fail": {}, "KerpleLog": {}}
@@ -114,8 +124,8 @@ def test_a_failed_run_does_not_stop_the_others(config: Path, capsys: pytest.Capt
         compare.main(["--config", str(config)])
     assert end.value.code == 1
     assert "2 of 4 runs failed" in capsys.readouterr().out
-    done = [json.loads(path.read_text())["tested"] for path in sorted(config.parent.glob("runs/KerpleLog/*.json"))]
-    assert done == [True, True]
+    done = [list(json.loads(path.read_text())["tests"]) for path in sorted(config.parent.glob("runs/KerpleLog/*.json"))]
+    assert done == [["test"], ["test"]]
 
 
 def test_ray_that_is_not_there_is_named(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,8 +41,21 @@ def test_every_strategy_and_seed_is_one_run_with_its_own_flags(base: str) -> Non
         "--model.position=KerpleLog",
         "--model.position.share_across_layers=false",
     )
-    assert jobs[3].test == ("--config=analysis.yaml",)
+    assert jobs[3].test == ("--config=analysis.yaml", "--run_dir=logs/compare/small/per layer/seed-2/test")
     assert str(jobs[0].beside(".json")) == "logs/compare/small/KerpleLog/seed-1.json"
+
+
+def test_parts_have_runs_of_their_own(base: str) -> None:
+    jobs = comparison(base, parts={"copy": [base], "reverse": [base]}, test_folder="again").jobs()
+    assert [(job.part, job.label, job.seed) for job in jobs[:3]] == [
+        ("copy", "KerpleLog", 1),
+        ("copy", "per layer", 1),
+        ("reverse", "KerpleLog", 1),
+    ]
+    assert len(jobs) == 8
+    assert jobs[2].fit[:2] == (f"--config={base}", f"--config={base}")
+    assert str(jobs[2].test_folder) == "logs/compare/small/reverse/KerpleLog/seed-1/again"
+    assert jobs[2].name == "reverse KerpleLog seed 1"
 
 
 def test_flags_of_every_type() -> None:

@@ -16,10 +16,12 @@ FAKE = Path(__file__).parent / "fake_run.py"
 CONFIG = {"model.position.class_path": "KerpleLog", "trainer.max_steps": 20}
 
 
-def job(folder: Path, position: str = "KerpleLog", seed: int = 1, test: tuple[str, ...] = ()) -> Job:
+def job(
+    folder: Path, position: str = "KerpleLog", seed: int = 1, test: tuple[str, ...] = (), into: str = "test"
+) -> Job:
     directory = folder / position / f"seed-{seed}"
     fit = (f"--seed_everything={seed}", f"--run_dir={directory}", f"--model.position={position}")
-    return Job(position, seed, directory, fit, test)
+    return Job(position, seed, directory, fit, (*test, f"--run_dir={directory / into}"))
 
 
 def starts(run: Job) -> list[bool]:
@@ -49,6 +51,28 @@ def test_another_test_tests_again_and_does_not_fit_again(tmp_path: Path) -> None
     jobs.run(again, CONFIG, 1, lambda _: None, FAKE)
     assert starts(again) == [False]
     assert [path.name for path in (again.directory / "test").iterdir()] == ["extrapolation.json"]
+
+
+def test_a_config_of_the_test_that_changes_tests_again(tmp_path: Path) -> None:
+    config = tmp_path / "analyses.yaml"
+    config.write_text("trainer: {callbacks: []}")
+    run = job(tmp_path, test=(f"--config={config}",))
+    jobs.run(run, CONFIG, 1, lambda _: None, FAKE)
+    config.write_text("# the same, said otherwise\ntrainer:\n  callbacks: []\n")
+    assert jobs.finished(run)
+    config.write_text("trainer: {callbacks: [Kernels]}")
+    assert not jobs.finished(run)
+
+
+def test_two_tests_of_one_run_do_not_touch_each_other(tmp_path: Path) -> None:
+    jobs.run(job(tmp_path), CONFIG, 1, lambda _: None, FAKE)
+    sliding = job(tmp_path, into="sliding")
+    assert not jobs.finished(sliding)
+    jobs.run(sliding, CONFIG, 1, lambda _: None, FAKE)
+    assert jobs.finished(sliding)
+    assert jobs.finished(job(tmp_path))
+    assert starts(sliding) == [False]
+    assert (sliding.directory / "sliding" / "extrapolation.json").read_text() == result(sliding)
 
 
 def test_a_changed_configuration_is_named_key_by_key(tmp_path: Path) -> None:

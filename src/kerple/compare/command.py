@@ -77,7 +77,7 @@ def _run(work: list[Job], options: Namespace) -> None:
     configs = {job: resolve(job) for job in work}
     flattened = {job: json.loads(json.dumps(flat(config))) for job, config in configs.items()}
     _check(work, flattened, options.rerun_changed)
-    open_jobs = [job for job in work if not jobs.finished(job) or jobs.state(job).get("test") != list(job.test)]
+    open_jobs = [job for job in work if not jobs.finished(job)]
     print(f"{len(work)} runs: {len(work) - len(open_jobs)} finished, {len(open_jobs)} to do")
     prepared: list[Any] = []
     for job in open_jobs:
@@ -121,7 +121,10 @@ def _report(comparison: Comparison, work: list[Job]) -> None:
     missing = [job.name for job in work if job not in ready]
     if not ready:
         raise ValueError(f"compare: no run of {comparison.name} in {comparison.runs_folder} is finished; run it first")
-    found = read(Run(job.label, job.seed, job.directory) for job in sorted(ready, key=_place(comparison)))
+    found = read(
+        Run(job.label, job.seed, job.directory, job.test_folder.name, job.part)
+        for job in sorted(ready, key=_place(comparison))
+    )
     path = report.write(
         found, comparison.report_folder, name=comparison.name, baseline=comparison.baseline, missing=missing
     )

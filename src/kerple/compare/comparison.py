@@ -33,7 +33,10 @@ class Comparison:
         seeds: Of initialisation and order of data; the tests pair by them.
         baseline: Label every other strategy is tested against.
         flags: Flags of every fit, on top of the configs.
+        parts: Name -> further configs. Every strategy and seed has a run in each part, as of tasks or corpora; results
+            of all parts are in one report. None: one nameless part.
         test: Flags of every test, on top of what the checkpoint says, for instance ``{config: configs/analysis.yaml}``.
+        test_folder: Of a run, that its test writes to: two comparisons may test the same runs in two ways.
         seeded: Flags of fit that are given the seed.
         runs: Where runs are kept; logs/compare/<name> if null.
         output: Where the report goes; results/<name> if null.
@@ -48,7 +51,9 @@ class Comparison:
     seeds: list[int]
     baseline: str
     flags: dict[str, Any] = field(default_factory=dict)
+    parts: dict[str, list[str]] = field(default_factory=dict)
     test: dict[str, Any] = field(default_factory=dict)
+    test_folder: str = "test"
     seeded: list[str] = field(default_factory=lambda: ["seed_everything", "data.seed"])
     runs: str | None = None
     output: str | None = None
@@ -62,7 +67,7 @@ class Comparison:
         if self.baseline not in self.strategies:
             known = ", ".join(self.strategies)
             raise ValueError(f"compare: baseline: got {self.baseline!r}, expected one of the strategies: {known}")
-        for path in self.base:
+        for path in (*self.base, *(path for paths in self.parts.values() for path in paths)):
             if not Path(path).is_file():
                 raise ValueError(f"compare: base: got {path}, which is not a file; paths are relative to where you are")
 
@@ -78,16 +83,18 @@ class Comparison:
 
     def jobs(self) -> list["Job"]:
         """All runs, seed by seed: after the first seeds there is a whole, if noisy, comparison."""
-        return [self._job(label, seed) for seed in self.seeds for label in self.strategies]
+        parts = list(self.parts) or [""]
+        return [self._job(part, label, seed) for seed in self.seeds for part in parts for label in self.strategies]
 
-    def _job(self, label: str, seed: int) -> "Job":
+    def _job(self, part: str, label: str, seed: int) -> "Job":
         strategy = self.strategies[label] or Strategy()
-        directory = self.runs_folder / label / f"seed-{seed}"
-        fit = [f"--config={path}" for path in self.base]
+        directory = self.runs_folder / part / label / f"seed-{seed}"
+        fit = [f"--config={path}" for path in (*self.base, *self.parts.get(part, []))]
         fit += as_flags(dict.fromkeys(self.seeded, seed) | {"run_dir": str(directory)} | self.flags | strategy.flags)
         fit += [f"--model.position={strategy.position or label}"]
         fit += as_flags({f"model.position.{key}": value for key, value in strategy.options.items()})
-        return Job(label, seed, directory, tuple(fit), tuple(as_flags(self.test)))
+        test = as_flags(self.test | {"run_dir": str(directory / self.test_folder)})
+        return Job(label, seed, directory, tuple(fit), tuple(test), part)
 
 
 @dataclass(frozen=True)
@@ -99,7 +106,8 @@ class Job:
         seed: Of the run.
         directory: Of the run; what belongs to the run but not in it lies beside, with the same stem.
         fit: Arguments of ``run.py fit``.
-        test: Arguments of ``run.py test``, without the checkpoint.
+        test: Arguments of ``run.py test``, without the checkpoint; the last is the folder it writes to.
+        part: Of the comparison, empty if it has only one.
     """
 
     label: str
@@ -107,11 +115,17 @@ class Job:
     directory: Path
     fit: tuple[str, ...]
     test: tuple[str, ...]
+    part: str = ""
 
     @property
     def name(self) -> str:
         """How the run is called in messages."""
-        return f"{self.label} seed {self.seed}"
+        return f"{self.part} {self.label} seed {self.seed}".strip()
+
+    @property
+    def test_folder(self) -> Path:
+        """Where the test writes."""
+        return Path(self.test[-1].removeprefix("--run_dir="))
 
     @property
     def checkpoint(self) -> Path:

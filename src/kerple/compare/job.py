@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 import kerple
 from kerple.compare.comparison import Job
 
@@ -22,16 +24,16 @@ class Failed(RuntimeError):
 
 
 def state(job: Job) -> dict[str, Any]:
-    """What is known of a run: ``config`` and ``test`` it was started with, and which of ``fit`` and ``test`` are
+    """What is known of a run: the ``config`` it was started with, whether it is ``fitted``, the flags of ``tests``
     done."""
     path = job.beside(".json")
     return json.loads(path.read_text()) if path.exists() else {}
 
 
 def finished(job: Job) -> bool:
-    """Whether the run was fitted and tested."""
+    """Whether the run was fitted, and tested as it is to be tested."""
     known = state(job)
-    return bool(known.get("fitted") and known.get("tested"))
+    return bool(known.get("fitted")) and known["tests"].get(job.test_folder.name) == _test(job)
 
 
 def differences(job: Job, config: dict[str, Any]) -> list[str]:
@@ -70,7 +72,7 @@ def run(job: Job, config: dict[str, Any], threads: int, say: Callable[[str], Non
     with _lock(job, say) as lock:
         known = state(job)
         if not known:
-            known = {"config": config, "fitted": False, "tested": False}
+            known = {"config": config, "fitted": False, "tests": {}}
             _write(job, known)
         if not known["fitted"]:
             resume = job.checkpoint.is_file()
@@ -78,14 +80,21 @@ def run(job: Job, config: dict[str, Any], threads: int, say: Callable[[str], Non
                 shutil.rmtree(job.directory, ignore_errors=True)
             say(f"{job.name}: {'resuming' if resume else 'fitting'}")
             _call(job, ["fit", *job.fit, *(["--ckpt_path=last"] if resume else [])], threads, lock, program)
-            known |= {"fitted": True, "tested": False}
+            known |= {"fitted": True, "tests": {}}
             _write(job, known)
-        if not known["tested"] or known.get("test") != list(job.test):
-            shutil.rmtree(job.directory / "test", ignore_errors=True)
+        if not finished(job):
+            shutil.rmtree(job.test_folder, ignore_errors=True)
             say(f"{job.name}: testing")
             _call(job, ["test", f"--ckpt_path={job.checkpoint}", *job.test], threads, lock, program)
-            _write(job, known | {"tested": True, "test": list(job.test)})
+            known["tests"][job.test_folder.name] = _test(job)
+            _write(job, known)
         say(f"{job.name}: done")
+
+
+def _test(job: Job) -> dict[str, Any]:
+    """What a test is asked for: its flags, and what the configs among them say."""
+    paths = [flag.removeprefix("--config=") for flag in job.test if flag.startswith("--config=")]
+    return {"flags": list(job.test), "configs": {path: yaml.safe_load(Path(path).read_text()) for path in paths}}
 
 
 def forget(job: Job) -> None:

@@ -149,8 +149,10 @@ def _configs(runs: Runs) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
             place = place.setdefault(parent, {})
         place[leaf] = first[key]
     differing: dict[str, dict[str, str]] = {}
-    for (strategy, _), config in flat.items():
-        differing.setdefault(strategy, {k: str(v) for k, v in config.items() if k not in shared})
+    for run, config in flat.items():
+        differing.setdefault(
+            f"{run.part} {run.strategy}".strip(), {k: str(v) for k, v in config.items() if k not in shared}
+        )
     return common, differing
 
 

@@ -19,6 +19,8 @@ import yaml
 
 RUN = ["strategy", "seed"]
 RESULT = ["metric", "protocol", "length"]
+LOSSES = ("ppl", "bits_per_byte")
+TOO_LARGE = ("attention_maps",)  # a row for each query and key
 SETTING = {"windowed": "window", "sliding": "stride", "last": "k"}  # part of the protocol's name, as in the logs
 
 
@@ -30,11 +32,15 @@ class Run:
         strategy: Its label in tables and figures.
         seed: Of initialisation and order of data.
         directory: The run directory.
+        test: Folder of the test in it.
+        part: Of a comparison over several tasks or corpora; empty if there is only one.
     """
 
     strategy: str
     seed: int
     directory: Path
+    test: str = "test"
+    part: str = ""
 
 
 @dataclass(frozen=True)
@@ -54,8 +60,8 @@ class Runs:
     blocks: pd.DataFrame
     costs: pd.DataFrame
     analyses: dict[str, pd.DataFrame]
-    configs: dict[tuple[str, int], dict[str, Any]]
-    environments: dict[tuple[str, int], dict[str, Any]]
+    configs: dict[Run, dict[str, Any]]
+    environments: dict[Run, dict[str, Any]]
 
     @property
     def training_length(self) -> int | None:
@@ -93,20 +99,22 @@ def read(runs: Iterable[Run]) -> Runs:
     configs, environments = {}, {}
     for run in runs:
         key = {"strategy": run.strategy, "seed": run.seed}
-        configs[run.strategy, run.seed] = _yaml(run.directory / "config.yaml")
-        rows = [(path, row) for path in sorted((run.directory / "test").glob("*.json")) for row in _rows(path)]
+        configs[run] = _yaml(run.directory / "config.yaml")
+        rows = [(path, row) for path in sorted((run.directory / run.test).glob("*.json")) for row in _rows(path)]
         if not rows:
             raise ValueError(f"{run.directory}: no result rows in {run.directory / 'test'}/*.json; test the run first")
         for path, row in rows:
             for result, blocks in _results(row, path):
+                if run.part and result["metric"] in LOSSES:  # a task is a protocol of its own, a corpus is not
+                    result["protocol"] = f"{run.part} {result['protocol']}"
                 tables["results"].append(key | result)
                 tables["blocks"] += [key | {c: result[c] for c in RESULT} | block for block in blocks]
         if (cost := run.directory / "cost.json").exists():
             measured = json.loads(cost.read_text())
-            environments[run.strategy, run.seed] = measured.pop("environment", {})
+            environments[run] = measured.pop("environment", {})
             tables["costs"].append(key | measured)
-        for name, table in _analyses(run.directory / "test"):
-            analyses.setdefault(name, []).append(table.assign(**key))
+        for name, table in _analyses(run.directory / run.test):
+            analyses.setdefault(name, []).append(table.assign(**key, **({"part": run.part} if run.part else {})))
     results = pd.DataFrame(tables["results"], columns=[*RUN, *RESULT, "value", "sum", "count"])
     blocks = pd.DataFrame(tables["blocks"], columns=[*RUN, *RESULT, "block", "sum", "count"])
     costs = pd.DataFrame(tables["costs"], columns=None if tables["costs"] else RUN)
@@ -124,7 +132,8 @@ def strategy(config: dict[str, Any]) -> str:
 def training_length(config: dict[str, Any]) -> int | None:
     """Training length in a resolved configuration, None if its data has no such setting."""
     data = config.get("data") or {}
-    return data.get("init_args", data).get("length")
+    settings = data.get("init_args", data)
+    return settings.get("train_length", settings.get("length"))  # tasks count what they are asked, not tokens
 
 
 def _yaml(path: Path) -> dict[str, Any]:
@@ -144,7 +153,8 @@ def _analyses(folder: Path) -> Iterator[tuple[str, pd.DataFrame]]:
     """CSV files as they are, and sums of loss by position in bins, 64 to a length: enough for a figure of any
     length."""
     for path in sorted(folder.glob("*.csv")):
-        yield path.stem, pd.read_csv(path)
+        if path.stem not in TOO_LARGE:
+            yield path.stem, _condensed(pd.read_csv(path))
     bins = []
     for path in sorted(folder.glob("*.json")):
         content = json.loads(path.read_text())
@@ -156,6 +166,21 @@ def _analyses(folder: Path) -> Iterator[tuple[str, pd.DataFrame]]:
             bins.append(binned.assign(length=curve["length"], ppl=np.exp(binned["sum"] / binned["count"])))
     if bins:
         yield "by_position", pd.concat(bins)[["length", "first", "ppl", "sum", "count"]]
+
+
+def _condensed(table: pd.DataFrame) -> pd.DataFrame:
+    """Sums over 64 bins of positions; distances that are 2^(n/4): neither loses what claims rest on."""
+    if {"position", "nll_full", "nll_windowed", "targets"} <= set(table.columns):
+        width = max(1, (table["position"].max() + 1) // 64)
+        table = table.assign(first=table["position"] // width * width)
+        summed = table.groupby(["first", "window"], as_index=False)[["targets", "nll_full", "nll_windowed"]].sum()
+        for name in ("full", "windowed"):
+            summed[f"ppl_{name}"] = np.exp(summed[f"nll_{name}"] / summed["targets"])
+        return summed
+    if "distance" in table and table["distance"].nunique() > 256:
+        kept = {0, *np.unique(np.round(2 ** np.arange(0, 32, 0.25)).astype(np.int64)), table["distance"].max()}
+        return table[table["distance"].isin(kept)]
+    return table
 
 
 def _results(row: dict[str, Any], path: Path) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
