@@ -1,0 +1,104 @@
+"""What TensorBoard opens on: perplexity against length on one page, hyper-parameters with results, kernels as
+histograms."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.loggers import TensorBoardLogger
+from torch.utils.tensorboard import SummaryWriter
+
+from kerple.callbacks.throughput import position_parameters
+from kerple.positions import Position
+
+AGAINST_LENGTH = "against_length"
+# tags are regular expressions; a chart shows them for every run that is chosen at the left of the page
+LAYOUT = {
+    "extrapolation": {
+        "perplexity against length (tokens)": ["Multiline", [f"{AGAINST_LENGTH}/ppl/.*"]],
+        "bits per byte against length (tokens)": ["Multiline", [f"{AGAINST_LENGTH}/bits_per_byte/.*"]],
+        "exact match against length": ["Multiline", [f"{AGAINST_LENGTH}/exact_match/.*"]],
+    },
+    "training": {
+        "loss": ["Multiline", ["train/loss", "val/loss"]],
+        "validation perplexity at each length, by step": ["Multiline", ["val/ppl/full/.*"]],
+        "tokens per second": ["Multiline", ["train/tokens_per_second"]],
+    },
+}
+
+
+class Dashboards(Callback):
+    """Lays out TensorBoard, and writes what its pages need beyond the scalars that others log.
+
+    - *Custom scalars*: a layout whose first page is every ``test/<metric>/<protocol>/<length>`` as a curve over length:
+      one scalar ``against_length/<metric>/<protocol>`` whose step is the length.
+    - *HParams*: the model's settings with the strategy, and the last value of each metric.
+    - *Histograms*: every parameter of the strategy, ``kernels/<name>``, after each validation.
+
+    Does nothing without a TensorBoardLogger.
+    """
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        _lay_out(trainer)
+        self._histograms(trainer, pl_module)
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        _lay_out(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            self._histograms(trainer, pl_module)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._hyperparameters(trainer, pl_module, ("train/", "val/"))
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for name, value in trainer.callback_metrics.items():
+            stage, *middle, length = name.split("/")
+            if stage == "test" and length.isdigit() and len(middle) == 2:
+                for writer in _writers(trainer):
+                    writer.add_scalar("/".join((AGAINST_LENGTH, *middle)), float(value), global_step=int(length))
+        self._hyperparameters(trainer, pl_module, ("test/",))
+
+    def _histograms(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for writer in _writers(trainer):
+            for name, parameter in _parameters(pl_module):
+                if torch.isfinite(
+                    parameter
+                ).all():  # TensorBoard refuses others; a run that diverged goes on to say so itself
+                    writer.add_histogram(f"kernels/{name}", parameter.detach().float().cpu(), trainer.global_step)
+
+    def _hyperparameters(self, trainer: Trainer, pl_module: LightningModule, prefixes: tuple[str, ...]) -> None:
+        settings = {
+            key: value for key, value in pl_module.hparams.items() if isinstance(value, bool | int | float | str)
+        }
+        settings |= {"strategy": _strategy(pl_module), "position_parameters": position_parameters(pl_module)}
+        settings["max_steps"] = trainer.max_steps
+        metrics = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith(prefixes)}
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger) and metrics:
+                logger.log_hyperparams(settings, metrics, step=trainer.global_step)
+
+
+def _lay_out(trainer: Trainer) -> None:
+    for writer in _writers(trainer):
+        writer.add_custom_scalars(LAYOUT)
+
+
+def _writers(trainer: Trainer) -> Iterator[SummaryWriter]:
+    """Writers of all TensorBoard loggers, on the first process only."""
+    if trainer.is_global_zero:
+        yield from (logger.experiment for logger in trainer.loggers if isinstance(logger, TensorBoardLogger))
+
+
+def _parameters(pl_module: LightningModule) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name, parameter) of all strategies; the layer stands in the name where each has its own."""
+    strategies = list(dict.fromkeys(m for m in pl_module.modules() if isinstance(m, Position)))
+    for i, strategy in enumerate(strategies):
+        for name, parameter in strategy.named_parameters():
+            yield (name if len(strategies) == 1 else f"{i}/{name}"), parameter
+
+
+def _strategy(pl_module: LightningModule) -> Any:
+    return next((type(m).__name__ for m in pl_module.modules() if isinstance(m, Position)), "none")
