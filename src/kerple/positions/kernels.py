@@ -47,6 +47,8 @@ class Kernel(Constrained, ABC):
         """Distances (N,) >= 0 in fp32 or fp64 -> (H, N)."""
 
     def __add__(self, other: "Kernel") -> "Sum":
+        if other.heads != self.heads:
+            raise ValueError(f"heads: got kernels of {self.heads} and {other.heads} heads, expected the same number")
         return Sum(self.heads, [lambda _: self, lambda _: other])
 
     def __mul__(self, factor: float) -> "Scaled":
@@ -255,7 +257,8 @@ def is_conditionally_positive_definite(
 def positive_definite_offset(kernel: Callable[[Tensor], Tensor], points: Tensor, tolerance: float = 1e-9) -> float:
     """The first c of 1, 2, 4, … for which kernel + c is positive semi-definite on these points, for every head.
 
-    The paper's lemma (section 3) says that there is one if the kernel is CPD. Softmax cancels it, so no strategy needs it.
+    The paper's lemma (section 3) holds if no Σ c_m c_n k(m, n) with Σ c_m = 0 and c ≠ 0 vanishes: -d² is CPD, but has
+    such sums on three points of a line, and no offset. Softmax cancels the offset, so no strategy needs it.
 
     Args:
         kernel: As in `is_conditionally_positive_definite`.
@@ -263,7 +266,7 @@ def positive_definite_offset(kernel: Callable[[Tensor], Tensor], points: Tensor,
         tolerance: How far below zero an eigenvalue may be, relative to the largest entry of the kernel.
 
     Raises:
-        ValueError: If no such c is found before fp64 stops telling one from another: the kernel is not CPD.
+        ValueError: If no such c is found before fp64 stops telling one from another: the kernel is not CPD, or -d².
     """
     gram = _gram(kernel, points)  # (H, N, N)
     allowed = tolerance * gram.abs().amax((-1, -2)).clamp(min=1.0)  # (H,)
