@@ -82,14 +82,17 @@ def test_perplexity_is_a_curve_over_length(folder: Path) -> None:
         assert {event.step: event.value for event in scalars} == pytest.approx(curve)
 
 
-@pytest.mark.parametrize("stage", ["fit", "test"])
-def test_the_layout_has_the_extrapolation_page_first(folder: Path, stage: str) -> None:
-    tensor = events(folder / stage).Tensors("custom_scalars__config__")[0].tensor_proto
-    layout = Layout.FromString(tensor.string_val[0])
-    assert [category.title for category in layout.category] == ["extrapolation", "training"]
-    chart = layout.category[0].chart[0]
-    assert chart.title.startswith("perplexity against length")
+def layout(folder: Path) -> Layout:
+    return Layout.FromString(events(folder).Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0])
+
+
+def test_the_custom_scalars_page_has_the_curves_of_a_test_and_the_course_of_a_fit(folder: Path) -> None:
+    fit, test = layout(folder / "fit").category, layout(folder / "test").category
+    assert [category.title for category in (*test, *fit)] == ["extrapolation", "training"]
+    (chart,) = test[0].chart  # none for metrics the test did not have
+    assert chart.title == "ppl against length"
     assert list(chart.multiline.tag) == ["against_length/ppl/.*"]
+    assert list(fit[0].chart[0].multiline.tag) == ["train/loss", "val/loss"]
 
 
 def test_kernels_are_histograms_at_each_validation(folder: Path) -> None:
@@ -136,7 +139,7 @@ def address(folder: Path) -> Iterator[str]:
         for _ in range(240):
             try:
                 layout = urllib.request.urlopen(f"{address}/data/plugin/custom_scalars/layout", timeout=2).read()
-                if b"perplexity" in layout:
+                if b"ppl against length" in layout:
                     break
             except OSError:
                 pass

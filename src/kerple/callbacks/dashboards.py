@@ -13,18 +13,10 @@ from kerple.callbacks.throughput import position_parameters
 from kerple.positions import Position
 
 AGAINST_LENGTH = "against_length"
-# tags are regular expressions; a chart shows them for every run that is chosen at the left of the page
-LAYOUT = {
-    "extrapolation": {
-        "perplexity against length (tokens)": ["Multiline", [f"{AGAINST_LENGTH}/ppl/.*"]],
-        "bits per byte against length (tokens)": ["Multiline", [f"{AGAINST_LENGTH}/bits_per_byte/.*"]],
-        "exact match against length": ["Multiline", [f"{AGAINST_LENGTH}/exact_match/.*"]],
-    },
-    "training": {
-        "loss": ["Multiline", ["train/loss", "val/loss"]],
-        "validation perplexity at each length, by step": ["Multiline", ["val/ppl/full/.*"]],
-        "tokens per second": ["Multiline", ["train/tokens_per_second"]],
-    },
+TRAINING = {
+    "loss": ["Multiline", ["train/loss", "val/loss"]],
+    "validation perplexity at each length, by step": ["Multiline", ["val/ppl/full/.*"]],
+    "tokens per second": ["Multiline", ["train/tokens_per_second"]],
 }
 
 
@@ -40,11 +32,9 @@ class Dashboards(Callback):
     """
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        _lay_out(trainer)
+        for writer in _writers(trainer):
+            writer.add_custom_scalars({"training": TRAINING})
         self._histograms(trainer, pl_module)
-
-    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        _lay_out(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
@@ -54,11 +44,19 @@ class Dashboards(Callback):
         self._hyperparameters(trainer, pl_module, ("train/", "val/"))
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        for name, value in trainer.callback_metrics.items():
-            stage, *middle, length = name.split("/")
-            if stage == "test" and length.isdigit() and len(middle) == 2:
-                for writer in _writers(trainer):
-                    writer.add_scalar("/".join((AGAINST_LENGTH, *middle)), float(value), global_step=int(length))
+        curves = {
+            tuple(name.split("/")[1:]): float(v) for name, v in trainer.callback_metrics.items() if _is_curve(name)
+        }
+        # tags are regular expressions; a chart shows them for every run that is chosen at the left of the page
+        charts = {
+            f"{metric} against length": ["Multiline", [f"{AGAINST_LENGTH}/{metric}/.*"]]
+            for metric in dict.fromkeys(metric for metric, _, _ in curves)
+        }
+        for writer in _writers(trainer):
+            if charts:
+                writer.add_custom_scalars({"extrapolation": charts})
+            for (metric, protocol, length), value in curves.items():
+                writer.add_scalar(f"{AGAINST_LENGTH}/{metric}/{protocol}", value, global_step=int(length))
         self._hyperparameters(trainer, pl_module, ("test/",))
 
     def _histograms(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -81,9 +79,9 @@ class Dashboards(Callback):
                 logger.log_hyperparams(settings, metrics, step=trainer.global_step)
 
 
-def _lay_out(trainer: Trainer) -> None:
-    for writer in _writers(trainer):
-        writer.add_custom_scalars(LAYOUT)
+def _is_curve(name: str) -> bool:
+    stage, *rest = name.split("/")
+    return stage == "test" and len(rest) == 3 and rest[-1].isdigit()
 
 
 def _writers(trainer: Trainer) -> Iterator[SummaryWriter]:

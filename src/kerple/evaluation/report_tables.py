@@ -101,9 +101,10 @@ def comparison(summary: pd.DataFrame, metric: str, protocol: str, trained: int |
         cells[row.strategy][_times(row.length, trained)] = Cell(f"{number(row.mean, row.std)}{mark}", bool(row.best))
     columns = [_times(length, trained) for length in shown]
     body = pd.DataFrame.from_dict(cells, orient="index").reindex(columns=columns).fillna(Cell("–"))
-    seeds = "–".join(sorted({str(n) for n in (chosen["seeds"].min(), chosen["seeds"].max())}))
+    fewest, most = int(chosen["seeds"].min()), int(chosen["seeds"].max())
+    seeds = f"{fewest} seed{'s' * (fewest > 1)}" if fewest == most else f"{fewest} to {most} seeds"
     note = (
-        f"Mean ± standard deviation over {seeds} seeds; best mean of a column in bold; {DAGGER}: differs "
+        f"Mean ± standard deviation over {seeds}; best mean of a column in bold; {DAGGER}: differs "
         f"from {baseline} (paired two-sided t-test, p < 0.05 after Holm's correction over the strategies of a column)."
     )
     if len(shown) < len(lengths):
@@ -174,7 +175,7 @@ def number(mean: float, std: float) -> str:
     """A mean with its standard deviation, in the digits that mean something at its size."""
     if not math.isfinite(mean):
         return "∞" if mean > 0 else "–"
-    digits = 3 if abs(mean) < 2 else 2 if abs(mean) < 100 else 1 if abs(mean) < 1000 else 0
+    digits = 3 if abs(mean) < 10 else 2 if abs(mean) < 100 else 1 if abs(mean) < 1000 else 0
     spread = f" ± {std:.{digits}f}" if math.isfinite(std) else ""
     return f"{mean:.{digits}f}{spread}"
 
