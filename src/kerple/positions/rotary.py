@@ -134,9 +134,10 @@ class XPos(Position):
     """RoPE with a decay of its own for each pair: ``q · ζ_i^(m/B)``, ``k · ζ_i^(-n/B)`` (Sun et al. 2022, arXiv
     2212.10554).
 
-    ``ζ_i = (2i/δ + 0.4) / 1.4`` for pair i. Positions are counted from the last multiple of 64·B at or before the
-    first one given, so that an offset overflows nothing. Factors stay within e^±80: decay is exact in inputs of up to
-    63·B tokens, 32,000 for the paper's B, and stops to grow with distance beyond.
+    ``ζ_i = (2i/δ + 0.4) / 1.4`` for pair i. Positions are counted from 0, or, in an input that ends at 63·B or later,
+    from its first, so that an offset overflows nothing: the decay is exact in inputs of up to 63·B tokens, 32,000 for
+    the paper's B. Factors stay within e^±80, and the decay stops to grow beyond. Keys can be cached up to position
+    63·B.
 
     Parameters: `0`. Cost: four multiplications per entry of q and k.
 
@@ -163,8 +164,8 @@ class XPos(Position):
         turns = frequencies(self.turned, self.base, positions.device)  # (δ/2,) fp64
         angle = positions.to(turns.dtype)[:, None] * turns  # (T, δ/2)
         pair = torch.arange(0, self.turned, 2, dtype=turns.dtype, device=turns.device) / self.turned  # (δ/2,)
-        period = 64 * self.decay
-        place = positions - positions[0] // period * period  # (T,)
+        origin = torch.where(positions[-1] < 63 * self.decay, 0, positions[0])
+        place = positions - origin  # (T,)
         size = (place[:, None] / self.decay * ((pair + 0.4) / 1.4).log()).clamp(-80, 80)  # (T, δ/2)
         cos, sin = angle.cos(), angle.sin()
         grown, shrunk = (-size).exp(), size.exp()

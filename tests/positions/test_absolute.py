@@ -1,0 +1,78 @@
+"""Sinusoid and learned table."""
+
+import math
+
+import pytest
+import torch
+
+from kerple.positions import Learned, Shape, Sinusoidal
+
+SHAPE = Shape(12, 2, 10)
+
+
+def test_the_sinusoid_is_the_papers() -> None:
+    positions = torch.tensor([0, 1, 7, 511, 40_000])
+    got = Sinusoidal(SHAPE).embed(torch.zeros(1, 5, 12), positions)[0]
+
+    for row, t in zip(got, positions.tolist(), strict=True):
+        for i in range(6):
+            angle = t / 10000 ** (2 * i / 12)
+            assert row[2 * i].item() == pytest.approx(math.sin(angle), abs=1e-6)
+            assert row[2 * i + 1].item() == pytest.approx(math.cos(angle), abs=1e-6)
+
+
+def test_it_is_added_to_the_embeddings_in_their_dtype() -> None:
+    x = torch.randn(2, 3, 12)
+    where = torch.arange(3)
+    added = Sinusoidal(SHAPE).embed(x, where)
+
+    torch.testing.assert_close(added - x, Sinusoidal(SHAPE).embed(torch.zeros(2, 3, 12), where))
+    assert Sinusoidal(SHAPE).embed(x.bfloat16(), where).dtype == torch.bfloat16
+
+
+def table(beyond: str) -> tuple[Learned, torch.Tensor]:
+    learned = Learned(SHAPE, beyond=beyond)
+    return learned, learned.table.detach()
+
+
+def embedded(learned: Learned, *positions: int) -> torch.Tensor:
+    return learned.embed(torch.zeros(1, len(positions), 12), torch.tensor(positions))[0].detach()
+
+
+@pytest.mark.parametrize("beyond", ["error", "clamp", "interpolate"])
+def test_within_the_table_a_position_has_its_row(beyond: str) -> None:
+    learned, rows = table(beyond)
+
+    torch.testing.assert_close(embedded(learned, 0, 3, 9), rows[[0, 3, 9]])
+
+
+def test_past_the_table_an_error_says_what_the_policies_are() -> None:
+    learned, _ = table("error")
+
+    with pytest.raises(ValueError, match=r"got 10, but Learned has 10 rows.*beyond: clamp or beyond: interpolate"):
+        embedded(learned, 9, 10)
+    assert learned.max_length == 10
+    assert table("clamp")[0].max_length is None
+
+
+def test_clamp_repeats_the_last_row() -> None:
+    learned, rows = table("clamp")
+
+    torch.testing.assert_close(embedded(learned, 8, 9, 10, 900), rows[[8, 9, 9, 9]])
+
+
+def test_interpolate_squeezes_a_long_input_into_the_table() -> None:
+    learned, rows = table("interpolate")
+    got = embedded(learned, *range(19))  # 18 -> 9, so every position is half a row
+
+    torch.testing.assert_close(got[::2], rows)
+    torch.testing.assert_close(got[1::2], (rows[1:] + rows[:-1]) / 2)
+
+
+def test_unknown_options_are_refused() -> None:
+    with pytest.raises(ValueError, match="beyond: got 'wrap', expected error, clamp or interpolate"):
+        Learned(SHAPE, beyond="wrap")
+    with pytest.raises(ValueError, match="dim: got 9, expected an even width"):
+        Sinusoidal(Shape(9, 3, 10))
+    with pytest.raises(ValueError, match="base: got 1"):
+        Sinusoidal(SHAPE, base=1)

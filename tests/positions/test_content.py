@@ -1,0 +1,92 @@
+"""CoPE and FoX against published code and loops."""
+
+import math
+
+import pytest
+import torch
+
+from kerple.positions import CoPE, FoX, Shape
+
+HEADS, HEAD_DIM, LENGTH = 3, 8, 40
+SHAPE = Shape(HEADS * HEAD_DIM, HEADS, 64)
+WHERE = torch.arange(LENGTH)
+
+
+def random(*size: int) -> torch.Tensor:
+    return torch.randn(*size, generator=torch.Generator().manual_seed(sum(size)))
+
+
+@pytest.mark.parametrize("rows", [4, 64])
+def test_cope_is_that_of_x_transformers(rows: int) -> None:
+    package = pytest.importorskip("x_transformers.x_transformers")
+    ours, theirs = CoPE(SHAPE, rows=rows), package.CoPE(HEAD_DIM, HEADS, rows)
+    ours.vectors.data = theirs.pos_emb.data = random(rows, HEAD_DIM)
+    q, k = 2 * random(2, 2, HEADS, LENGTH, HEAD_DIM)
+    future = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
+    logits = (q @ k.mT / math.sqrt(HEAD_DIM)).masked_fill(future, -torch.finfo(torch.float32).max)
+
+    torch.testing.assert_close(
+        ours.scores(q, k, WHERE, WHERE, None).tril(), theirs(q, logits).tril(), atol=1e-4, rtol=1e-4
+    )
+
+
+def test_cope_of_a_block_is_a_loop() -> None:
+    ours = CoPE(SHAPE, rows=5).double()
+    ours.vectors.data = random(5, HEAD_DIM).double()
+    q, k = random(2, 1, HEADS, 12, HEAD_DIM).double()
+    got = ours.scores(q[:, :, 8:], k[:, :, 2:], WHERE[8:12], WHERE[2:12], None)
+
+    for h in range(HEADS):
+        for m in range(8, 12):
+            for n in range(2, m + 1):
+                gates = [torch.sigmoid(q[0, h, m] @ k[0, h, i] / math.sqrt(HEAD_DIM)).item() for i in range(n, m + 1)]
+                p = min(sum(gates), 4)
+                low, high = ours.vectors[math.floor(p)], ours.vectors[math.ceil(p)]
+                e = low + (p - math.floor(p)) * (high - low)
+                torch.testing.assert_close(got[0, h, m - 8, n - 2], q[0, h, m] @ e)
+
+
+def test_fox_is_x_transformers_data_dependent_alibi() -> None:
+    package = pytest.importorskip("x_transformers.x_transformers")
+    ours, theirs = FoX(SHAPE, start=5.0), package.DataDependentAlibi(SHAPE.dim, HEADS)
+    linear = theirs.to_forget_gates[0]
+    assert linear.bias.tolist() == ours.gates.bias.tolist()  # both start at 5 here
+    ours.gates.load_state_dict(linear.state_dict())
+    x = random(2, LENGTH, SHAPE.dim)
+    q = k = torch.zeros(2, HEADS, LENGTH, HEAD_DIM)
+
+    torch.testing.assert_close(
+        ours.scores(q, k, WHERE, WHERE, ours.content(x)).tril(), theirs(x).tril(), atol=1e-4, rtol=1e-4
+    )
+
+
+def test_fox_of_a_block_is_a_loop_at_any_place() -> None:
+    ours = FoX(SHAPE).double()
+    x = random(1, 12, SHAPE.dim).double()
+    q, k = torch.zeros(1, HEADS, 4, HEAD_DIM), torch.zeros(1, HEADS, 10, HEAD_DIM)
+    where = 1000 + WHERE[:12]
+    got = ours.scores(q, k, where[8:], where[2:], ours.content(x)[:, :, 2:])
+
+    gate = torch.sigmoid(x[0] @ ours.gates.weight.T + ours.gates.bias)  # (T, H)
+    for h in range(HEADS):
+        for m in range(8, 12):
+            for n in range(2, m + 1):
+                expected = sum((gate[i, h].log() for i in range(n + 1, m + 1)), torch.zeros((), dtype=torch.float64))
+                torch.testing.assert_close(got[0, h, m - 8, n - 2], expected)
+
+
+def test_fox_keeps_near_gates_precise_after_a_long_past() -> None:
+    # prefix sums in fp32 would be off by 0.01 after 100,000 tokens of gates near 0.5
+    ours = FoX(SHAPE)
+    content = -torch.rand(1, HEADS, 100_000, 1)
+    q, k = torch.zeros(1, HEADS, 1, HEAD_DIM), torch.zeros(1, HEADS, 100_000, HEAD_DIM)
+    where = torch.arange(100_000)
+    got = ours.scores(q, k, where[-1:], where, content)
+
+    expected = content[0, :, -50:, 0].double().flip(-1).cumsum(-1).flip(-1)  # of keys 51 to 2 before the end
+    torch.testing.assert_close(got[0, :, 0, -51:-1].double(), expected, atol=1e-5, rtol=1e-6)
+
+
+def test_cope_refuses_one_row() -> None:
+    with pytest.raises(ValueError, match="rows: got 1"):
+        CoPE(SHAPE, rows=1)

@@ -1,0 +1,120 @@
+"""Shaw and Transformer-XL against published code and loops."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from kerple.attention.reference import attend_reference
+from kerple.positions import Shape, Shaw, TransformerXL
+
+HEADS, HEAD_DIM, LENGTH = 3, 8, 20
+SHAPE = Shape(HEADS * HEAD_DIM, HEADS, 64)
+WHERE = torch.arange(LENGTH)
+
+
+def random(*size: int) -> torch.Tensor:
+    return torch.randn(*size, generator=torch.Generator().manual_seed(sum(size)))
+
+
+@pytest.mark.parametrize("clip", [0, 4, 64])
+def test_shaws_key_term_is_that_of_wav2vec2_bert(clip: int) -> None:
+    module = pytest.importorskip("transformers.models.wav2vec2_bert.modeling_wav2vec2_bert")
+    term = getattr(module, "_apply_relative_key_position_encoding", None)
+    if term is None:
+        pytest.skip("this version of transformers has no relative key term of its own")
+    shaw = Shaw(SHAPE, clip=clip)
+    q, k = random(2, HEADS, LENGTH, HEAD_DIM), random(2, HEADS, LENGTH, HEAD_DIM)
+    # theirs counts key - query, from -clip; a causal model needs nothing to the right
+    table = torch.nn.Embedding(clip + 1, HEAD_DIM)
+    table.weight.data = shaw.key_vectors.data.flip(0)
+    theirs = SimpleNamespace(
+        left_max_position_embeddings=clip,
+        right_max_position_embeddings=0,
+        distance_embedding=table,
+        head_size=HEAD_DIM,
+        scaling=HEAD_DIM**-0.5,
+    )
+    _, expected = term(theirs, q, k)
+
+    ours = shaw.scores(q, k, WHERE, WHERE, None)
+    torch.testing.assert_close(ours.tril(), expected.tril(), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("clip", [0, 3, 100])
+def test_shaw_is_a_double_loop_in_fp64(clip: int) -> None:
+    shaw = Shaw(SHAPE, clip=clip).double()
+    q, k, v = random(3, 1, HEADS, 10, HEAD_DIM).double()
+    where = torch.arange(5, 15)
+    out = attend_reference(
+        q,
+        k,
+        v,
+        scores=lambda q, k, rows, columns: shaw.scores(q, k, where[rows], where[columns], None),
+        values=lambda p, rows, columns: shaw.values(p, where[rows], where[columns]),
+    )
+
+    for h in range(HEADS):
+        for m in range(10):
+            e = []
+            for n in range(m + 1):
+                key = k[0, h, n] + shaw.key_vectors[min(m - n, clip)]
+                e.append((q[0, h, m] @ key).item() / math.sqrt(HEAD_DIM))
+            alpha = torch.tensor(e, dtype=torch.float64).softmax(0)
+            z = sum(alpha[n] * (v[0, h, n] + shaw.value_vectors[min(m - n, clip)]) for n in range(m + 1))
+            torch.testing.assert_close(out[0, h, m], z)
+
+
+def test_shaw_refuses_a_negative_clip() -> None:
+    with pytest.raises(ValueError, match="clip: got -1"):
+        Shaw(SHAPE, clip=-1)
+
+
+def test_transformer_xl_is_xlnets_relative_core() -> None:
+    xlnet = pytest.importorskip("transformers.models.xlnet.modeling_xlnet")
+    config = xlnet.XLNetConfig(
+        d_model=SHAPE.dim, n_head=HEADS, d_inner=8, n_layer=1, vocab_size=5, attn_type="uni", dropout=0.0
+    )
+    core = xlnet.XLNetRelativeAttention(config).eval()
+    model = xlnet.XLNetModel(config)
+    ours = TransformerXL(SHAPE)
+    core.r_w_bias.data, core.r_r_bias.data = ours.u.data.clone(), ours.v.data.clone()
+    q, k, v = random(3, 2, HEADS, LENGTH, HEAD_DIM)
+    waves = model.relative_positional_encoding(LENGTH, LENGTH, bsz=2)  # (T + 1, B, D)
+    projected = torch.einsum("ibd,hed->ibhe", waves, ours.projection)
+    future = torch.ones(LENGTH, LENGTH).triu(1)[:, :, None, None]
+    with torch.no_grad():
+        expected = core.rel_attn_core(*(x.permute(2, 0, 1, 3) for x in (q, k, v)), projected, attn_mask=future)
+        got = attend_reference(q, k, v, scores=lambda q, k, *_: ours.scores(q, k, WHERE, WHERE, None))
+
+    torch.testing.assert_close(got, expected.permute(1, 2, 0, 3), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("queries", [slice(0, 20), slice(13, 20), slice(19, 20), slice(5, 6), slice(7, 12)])
+@pytest.mark.parametrize("first", [0, 3])
+def test_transformer_xl_of_any_block_is_a_loop(queries: slice, first: int) -> None:
+    ours = TransformerXL(SHAPE).double()
+    q, k = random(2, 1, HEADS, LENGTH, HEAD_DIM).double()
+    keys = slice(first, queries.stop)
+    got = ours.scores(q[:, :, queries], k[:, :, keys], WHERE[queries] + 7, WHERE[keys] + 7, None)
+    # the same by the sum of angles, which is what random positions use
+    ours.contiguous = False
+    factored = ours.scores(q[:, :, queries], k[:, :, keys], WHERE[queries] + 7, WHERE[keys] + 7, None)
+
+    omega = [10000 ** (-2 * i / SHAPE.dim) for i in range(SHAPE.dim // 2)]
+    for h in range(HEADS):
+        for i, m in enumerate(range(LENGTH)[queries]):
+            for j, n in enumerate(range(LENGTH)[keys]):
+                if n > m:
+                    continue
+                waves = [math.sin((m - n) * w) for w in omega] + [math.cos((m - n) * w) for w in omega]
+                r = ours.projection[h] @ torch.tensor(waves, dtype=torch.float64)
+                expected = (ours.u[h] @ k[0, h, n] + (q[0, h, m] + ours.v[h]) @ r) / math.sqrt(HEAD_DIM)
+                torch.testing.assert_close(got[0, h, i, j], expected)
+                torch.testing.assert_close(factored[0, h, i, j], expected)
+
+
+def test_transformer_xl_refuses_an_odd_width() -> None:
+    with pytest.raises(ValueError, match="dim: got 9"):
+        TransformerXL(Shape(9, 3, 64))

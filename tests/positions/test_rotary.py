@@ -1,0 +1,210 @@
+"""RoPE, its scalings and xPos against published code; queries and keys go through the whole rotation."""
+
+import importlib.util
+import math
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kerple.positions import RoPE, Shape, XPos
+
+HEADS, HEAD_DIM = 3, 16
+SHAPE = Shape(HEADS * HEAD_DIM, HEADS, 64)
+
+
+def qk(length: int) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(0)
+    return torch.randn(2, HEADS, length, HEAD_DIM), torch.randn(2, HEADS, length, HEAD_DIM)
+
+
+def close(ours: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor]) -> None:
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.25])
+def test_the_half_layout_is_gpt_neoxs(share: float) -> None:
+    neox = pytest.importorskip("transformers.models.gpt_neox.modeling_gpt_neox")
+    config = neox.GPTNeoXConfig(
+        hidden_size=SHAPE.dim,
+        num_attention_heads=HEADS,
+        max_position_embeddings=64,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": share},
+    )
+    q, k = qk(200)
+    cos, sin = neox.GPTNeoXRotaryEmbedding(config)(q, torch.arange(200)[None])
+
+    close(RoPE(SHAPE, share=share).rotate(q, k, torch.arange(200)), neox.apply_rotary_pos_emb(q, k, cos, sin))
+
+
+def test_the_half_layout_is_llamas() -> None:
+    llama = pytest.importorskip("transformers.models.llama.modeling_llama")
+    q, k = qk(200)
+    cos, sin = llama.LlamaRotaryEmbedding(llama_config({"rope_type": "default"}))(q, torch.arange(200)[None])
+
+    close(RoPE(SHAPE, base=500.0).rotate(q, k, torch.arange(200)), llama.apply_rotary_pos_emb(q, k, cos, sin))
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_the_interleaved_layout_is_gpt_js(share: float) -> None:
+    gptj = pytest.importorskip("transformers.models.gptj.modeling_gptj")
+    q, k = qk(200)
+    turned = int(share * HEAD_DIM)
+    sin, cos = gptj.create_sinusoidal_positions(200, turned).chunk(2, -1)
+
+    def theirs(x: Tensor) -> Tensor:
+        x = x.transpose(1, 2)  # (B, T, H, δ)
+        out = gptj.apply_rotary_pos_emb(x[..., :turned], sin[None], cos[None])
+        return torch.cat([out, x[..., turned:]], -1).transpose(1, 2)
+
+    ours = RoPE(SHAPE, share=share, layout="interleaved").rotate(q, k, torch.arange(200))
+    close(ours, (theirs(q), theirs(k)))
+
+
+def llama_config(rope: dict[str, Any]) -> Any:
+    llama = pytest.importorskip("transformers").LlamaConfig
+    return llama(
+        hidden_size=SHAPE.dim,
+        num_attention_heads=HEADS,
+        max_position_embeddings=64,
+        rope_parameters={"rope_theta": 500.0} | rope,
+    )
+
+
+@pytest.mark.parametrize("length", [40, 64, 300])
+@pytest.mark.parametrize(
+    ("scaling", "factor", "rope"),
+    [
+        ("pi", 4.0, {"rope_type": "linear", "factor": 4.0}),
+        ("dynamic_ntk", 1.0, {"rope_type": "dynamic", "factor": 1.0}),
+        ("dynamic_ntk", 2.0, {"rope_type": "dynamic", "factor": 2.0}),
+        ("yarn", 4.0, {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}),
+        ("yarn", 16.0, {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 64}),
+    ],
+)
+def test_scalings_are_those_of_transformers(scaling: Any, factor: float, rope: dict[str, Any], length: int) -> None:
+    llama = pytest.importorskip("transformers.models.llama.modeling_llama")
+    q, k = qk(length)
+    cos, sin = llama.LlamaRotaryEmbedding(llama_config(rope))(q, torch.arange(length)[None])
+    ours = RoPE(SHAPE, base=500.0, scaling=scaling, factor=factor)
+
+    close(ours.rotate(q, k, torch.arange(length)), llama.apply_rotary_pos_emb(q, k, cos, sin))
+
+
+def test_ntk_is_that_of_x_transformers() -> None:
+    package = pytest.importorskip("x_transformers.x_transformers")
+    q, k = qk(200)
+    freqs, scale = package.RotaryEmbedding(HEAD_DIM, base_rescale_factor=8.0)(torch.arange(200))
+    ours = RoPE(SHAPE, scaling="ntk", factor=8.0, layout="interleaved")
+
+    close(
+        ours.rotate(q, k, torch.arange(200)),
+        (package.apply_rotary_pos_emb(q, freqs, scale), package.apply_rotary_pos_emb(k, freqs, scale)),
+    )
+
+
+def test_ntk_keeps_the_fastest_angle_and_divides_the_slowest() -> None:
+    plain, scaled = (RoPE(SHAPE, scaling=s, factor=f).turns(torch.arange(9)) for s, f in ((None, None), ("ntk", 8.0)))
+    assert scaled[0] == plain[0]
+    assert (plain[-1] / scaled[-1]).item() == pytest.approx(8.0)
+
+
+def test_yarn_multiplies_logits_by_the_square_of_its_factor() -> None:
+    q, k = qk(1)
+    rotated_q, rotated_k = RoPE(SHAPE, scaling="yarn", factor=8.0).rotate(q, k, torch.zeros(1, dtype=torch.int64))
+
+    expected = (q * k).sum(-1) * (0.1 * math.log(8.0) + 1) ** 2
+    torch.testing.assert_close((rotated_q * rotated_k).sum(-1), expected)
+
+
+def test_angles_are_exact_far_out() -> None:
+    # fp32 angles would be off by 0.004 here
+    q, k = qk(1)
+    where = torch.tensor([40_007])
+    got, _ = RoPE(SHAPE).rotate(q, k, where)
+
+    for i in range(HEAD_DIM // 2):
+        angle = 40_007 * 10000 ** (-2 * i / HEAD_DIM)
+        a, b = q[0, 0, 0, i].item(), q[0, 0, 0, i + HEAD_DIM // 2].item()
+        assert got[0, 0, 0, i].item() == pytest.approx(a * math.cos(angle) - b * math.sin(angle), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"share": 0.2}, "share"),
+        ({"share": 1.5}, "share: got 1.5"),
+        ({"layout": "other"}, "layout: got 'other'"),
+        ({"base": 1.0}, "base: got 1.0"),
+        ({"scaling": "pi"}, "factor: got None, expected a number of 1 or more beside scaling pi"),
+        ({"scaling": "yarn", "factor": 0.5}, "factor: got 0.5"),
+        ({"scaling": "linear", "factor": 2.0}, "scaling: got 'linear', expected pi, ntk, dynamic_ntk, yarn"),
+        ({"scaling": "ntk", "factor": 2.0, "share": 0.125}, "needs 4 or more turned dimensions"),
+        ({"slow": 5.0, "fast": 2.0}, "slow, fast: got"),
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RoPE(SHAPE, **options)
+
+
+def torchscale_xpos() -> ModuleType:
+    # the leaf file by its path: the package imports fairscale and timm, which nothing here needs
+    spec = importlib.util.find_spec("torchscale")
+    if spec is None or spec.origin is None:
+        pytest.skip("torchscale is not installed")
+    path = Path(spec.origin).parent / "component" / "xpos_relative_position.py"
+    leaf = importlib.util.spec_from_file_location("torchscale_xpos", path)
+    assert leaf is not None
+    assert leaf.loader is not None
+    module = sys.modules.setdefault(leaf.name, importlib.util.module_from_spec(leaf))
+    leaf.loader.exec_module(module)
+    return module
+
+
+def scores(q: Tensor, k: Tensor) -> Tensor:
+    return (q @ k.mT).tril()  # (B, H, T, T)
+
+
+@pytest.mark.parametrize("length", [20, 300])
+def test_xpos_is_torchscales(length: int) -> None:
+    theirs = torchscale_xpos().XPOS(HEAD_DIM, scale_base=64)
+    q, k = qk(length)
+    by_them = [theirs(x.flatten(0, 1), downscale=d).view_as(x) for x, d in ((q, False), (k, True))]
+
+    # they count from the middle of the input, we do not: products are what can be compared
+    ours = scores(*XPos(SHAPE, decay=64).rotate(q, k, torch.arange(length)))
+    torch.testing.assert_close(ours, scores(*by_them), atol=1e-4, rtol=1e-4)
+
+
+def test_xpos_is_x_transformers() -> None:
+    package = pytest.importorskip("x_transformers.x_transformers")
+    q, k = qk(300)
+    freqs, scale = package.RotaryEmbedding(HEAD_DIM, use_xpos=True, scale_base=64)(torch.arange(300))
+    expected = scores(package.apply_rotary_pos_emb(q, freqs, scale), package.apply_rotary_pos_emb(k, freqs, scale**-1))
+    torch.testing.assert_close(
+        scores(*XPos(SHAPE, decay=64).rotate(q, k, torch.arange(300))), expected, atol=1e-4, rtol=1e-4
+    )
+
+
+@pytest.mark.parametrize("first", [0, 4095, 100_000])
+def test_xpos_decays_exactly_over_63_times_its_decay(first: int) -> None:
+    q = k = torch.ones(1, 1, 1, 2).expand(1, 1, 4032, 2)
+    rotated_q, rotated_k = XPos(Shape(2, 1, 64), decay=64, base=1e30).rotate(q, k, first + torch.arange(4032))
+
+    for distance in (0, 1, 64, 500):
+        product = (rotated_q[0, 0, -1] * rotated_k[0, 0, -1 - distance]).sum().item()
+        expected = 2 * math.cos(distance) * (0.4 / 1.4) ** (distance / 64)
+        assert product == pytest.approx(expected, rel=1e-3, abs=1e-6)
+
+
+def test_xpos_refuses_what_it_cannot_be() -> None:
+    with pytest.raises(ValueError, match="decay: got 0"):
+        XPos(SHAPE, decay=0)
+    with pytest.raises(ValueError, match=r"XPos: .* expected an even number"):
+        XPos(Shape(9, 3, 64))
