@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from hashlib import blake2b
 
 import torch
 from torch import Tensor
@@ -118,7 +119,9 @@ class RandomizedPositions(Position):
     def _draw(self) -> None:
         if self.drawn.is_meta:
             return
-        generator = torch.Generator().manual_seed((self.seed << 32) + int(self.step))
+        # hashed, because torch's generator only reads 32 bits of its seed: no shift keeps seed and step apart
+        digest = blake2b(f"{self.seed}/{int(self.step)}".encode(), digest_size=4).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest, "big"))
         self.drawn.copy_(torch.randperm(self.reach, generator=generator)[: self.length].sort().values)
 
     def _places(self, positions: Tensor) -> Tensor:
