@@ -115,7 +115,7 @@ def table(measurements: Sequence[Measurement], training_length: int) -> Table:
         made.add_row(f"{length:,}", ratio, *(_cell(cells.get((label, length))) for label in labels))
     counted = sorted({f"{m.protocol.label} {int(m.loss.targets.sum()):,}" for m in measurements if m.skipped is None})
     notes = [f"{m.protocol.label} at {m.length:,}: skipped, {m.skipped}" for m in measurements if m.skipped is not None]
-    made.caption = "\n".join(["targets scored: " + ", ".join(counted), *notes])
+    made.caption = "\n".join([*(f"targets scored: {of}" for of in counted), *notes])
     return made
 
 
@@ -129,7 +129,8 @@ def figure(measurements: Sequence[Measurement], training_length: int, title: str
         points = [(m.length, ppl) for m in at_label if (ppl := finite(m.loss.perplexity())) is not None]
         values += [ppl for _, ppl in points]
         if points:
-            axes.plot(*zip(*points, strict=True), marker="o", markersize=4, label=label)
+            behind = f" (targets from {at_label[0].protocol.skip:,} on)" if at_label[0].protocol.skip else ""
+            axes.plot(*zip(*points, strict=True), marker="o", markersize=4, label=label + behind)
     axes.axvline(
         training_length, color="0.6", linestyle="--", linewidth=1, label=f"training length {training_length:,}"
     )

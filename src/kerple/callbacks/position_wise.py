@@ -1,0 +1,96 @@
+"""Perplexity by position, with all the context and with the last tokens only (Chi et al. 2022, figure 5)."""
+
+import torch
+from matplotlib.figure import Figure
+from pytorch_lightning import LightningModule, Trainer
+from torch import Tensor
+
+from kerple.callbacks.analysis import Analysis, publish, strategy_name, synchronise
+from kerple.evaluation.metrics import TokenLoss
+from kerple.evaluation.protocols import per_position
+from kerple.evaluation.results import finite
+
+
+class PositionWisePerplexity(Analysis):
+    """Perplexity at each position of a long segment: `full` against `windowed` on the same targets.
+
+    The *context gain* at a position is the loss with the window minus the loss without, in nats per token: what
+    attention to farther tokens is worth there. Below zero, the farther tokens do harm. Writes ``position_wise.csv``:
+    position, sums and perplexities of both, context gain. The figure shows means over bins of positions.
+
+    Args:
+        length: Length of the segments.
+        window: Keys that `windowed` sees; None for the training length.
+        blocks: Segments to average over.
+        bins: Points of the curves in the figure.
+
+    Raises:
+        ValueError: If a number is not positive, the window is longer than the segment.
+    """
+
+    name = "position_wise"
+
+    def __init__(self, length: int, window: int | None = None, blocks: int = 64, bins: int = 32) -> None:
+        super().__init__(length, blocks)
+        if bins < 1 or (window is not None and not 1 <= window <= length):
+            raise ValueError(
+                f"PositionWisePerplexity: got window {window} and bins {bins}, expected a window in 1..{length} and at "
+                "least one bin"
+            )
+        self.window = window
+        self.bins = bins
+
+    def analyse(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        network, length = pl_module.network, self._length(pl_module)
+        window = self.window or network.shape.length
+        full, windowed = (TokenLoss(length).to(pl_module.device) for _ in range(2))
+        for _, tokens in self.read(trainer, pl_module):
+            with trainer.precision_plugin.forward_context():
+                full.update(per_position(network, tokens, length))
+                windowed.update(per_position(network, tokens, length, window=window))
+        synchronise(full, windowed)
+        rows = [
+            {
+                "position": i,
+                "window": window,
+                "targets": int(full.targets[i]),
+                "nll_full": float(full.nll[i]),
+                "nll_windowed": float(windowed.nll[i]),
+                "ppl_full": finite((full.nll[i] / full.targets[i]).exp()),
+                "ppl_windowed": finite((windowed.nll[i] / windowed.targets[i]).exp()),
+                "context_gain": float((windowed.nll[i] - full.nll[i]) / full.targets[i]),
+            }
+            for i in range(length)
+        ]
+        publish(trainer, self.name, self._figure(full, windowed, window, pl_module), rows)
+
+    def _figure(self, full: TokenLoss, windowed: TokenLoss, window: int, pl_module: LightningModule) -> Figure:
+        trained, width = pl_module.network.shape.length, -(-len(full.nll) // self.bins)
+        middles = torch.arange(len(full.nll), dtype=torch.float64).split(width)
+        at = [float(m.mean()) for m in middles]
+        counts = _binned(full.targets, width)
+        loss, loss_windowed = _binned(full.nll, width) / counts, _binned(windowed.nll, width) / counts
+        drawn = Figure(figsize=(6.4, 6), layout="constrained")
+        above, below = drawn.subplots(2, sharex=True, height_ratios=(3, 2))
+        above.plot(at, loss.exp(), label="full", linewidth=2.5)
+        above.plot(at, loss_windowed.exp(), "--", label=f"windowed: the last {window:,} keys of every layer")
+        above.set(
+            ylabel=f"perplexity (mean of {width} positions)" if width > 1 else "perplexity",
+            title=f"{strategy_name(pl_module)}: perplexity by position, {int(full.targets[0])} segments",
+        )
+        below.axhline(0, color="black", linewidth=0.8)
+        below.plot(at, loss_windowed - loss, color="C2", label="context gain")
+        below.set(xlabel="position in the segment (tokens)", ylabel="windowed - full (nats per token)")
+        for axes in (above, below):
+            axes.axvline(trained, color="0.6", linestyle="--", linewidth=1, label=f"training length {trained:,}")
+            axes.grid(alpha=0.3)
+            axes.legend()
+        # the first bin is of positions with hardly any context, and would flatten the rest
+        tops = torch.cat([loss[1:], loss_windowed[1:]]).exp() if len(loss) > 2 else loss.exp()
+        low, high = float(tops.min()), float(tops.max())
+        above.set_ylim(low - 0.05 * (high - low), high + 0.15 * (high - low) + 1e-6)
+        return drawn
+
+
+def _binned(values: Tensor, width: int) -> Tensor:
+    return torch.stack([part.sum() for part in values.cpu().split(width)])

@@ -1,0 +1,126 @@
+"""How much of the past the model uses: by gradient, and by the smallest window that is enough."""
+
+from collections.abc import Sequence
+
+import torch
+from matplotlib.figure import Figure
+from pytorch_lightning import LightningModule, Trainer
+from torch import Tensor
+
+from kerple.callbacks.analysis import Analysis, publish, strategy_name, synchronise
+from kerple.evaluation.metrics import TokenLoss
+from kerple.evaluation.receptive_field import distance_covering, gradient_by_distance, smallest_sufficient
+
+
+class ReceptiveField(Analysis):
+    """Cumulative normalised gradient of the last position's loss over input distance, and the smallest window whose
+    perplexity is within ``tolerance`` of the unrestricted one (Chi et al. 2023, arXiv 2212.10356).
+
+    A window w of L layers reaches L · (w - 1) tokens back: the two views need not agree. Writes
+    ``receptive_field.csv``: distance, share of the gradient, cumulative share; and ``receptive_window.csv``: window,
+    sum of the losses, targets, perplexity, ratio to full, and whether it is the smallest sufficient one.
+
+    Args:
+        length: Length of the segments; None for the training length. Should be a multiple of it to show what is
+            reached.
+        blocks: Segments.
+        windows: Windows to try, in keys; None for powers of 2 below the length. The unrestricted one is always there.
+        tolerance: Relative excess of perplexity that is still enough.
+
+    Raises:
+        ValueError: If a number is out of range.
+    """
+
+    name = "receptive_field"
+
+    def __init__(
+        self,
+        length: int | None = None,
+        blocks: int = 32,
+        windows: Sequence[int] | None = None,
+        tolerance: float = 0.01,
+    ) -> None:
+        super().__init__(length, blocks)
+        if tolerance < 0 or (windows is not None and (not windows or min(windows) < 1)):
+            raise ValueError(
+                f"ReceptiveField: got windows {windows} and tolerance {tolerance}, expected positive windows and a "
+                "tolerance of at least 0"
+            )
+        self.windows = windows
+        self.tolerance = tolerance
+
+    def analyse(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        network, length = pl_module.network, self._length(pl_module)
+        given = self.windows or [2**i for i in range(length.bit_length())]
+        windows = sorted({w for w in given if w < length})
+        losses = {w: TokenLoss().to(pl_module.device) for w in (*windows, length)}
+        shares = torch.zeros(length, dtype=torch.float64, device=pl_module.device)
+        for _, tokens in self.read(trainer, pl_module):
+            shares += gradient_by_distance(network, tokens)[0] / self.blocks
+            with trainer.precision_plugin.forward_context():
+                for window, loss in losses.items():
+                    loss.update(network.losses(tokens, window=None if window == length else window), 0)
+        shares = trainer.strategy.reduce(shares, reduce_op="sum").cpu()
+        synchronise(*losses.values())
+        perplexities = {w: float(loss.perplexity()) for w, loss in losses.items()}
+        enough = smallest_sufficient(perplexities, perplexities[length], self.tolerance)
+        assert enough is not None, "the unrestricted window is within any tolerance of itself"
+        cumulative = shares.cumsum(0)
+        publish(
+            trainer,
+            self.name,
+            self._figure(cumulative, perplexities, enough, pl_module),
+            [
+                {"distance": d, "share": float(shares[d]), "cumulative": float(cumulative[d])}
+                for d in range(len(shares))
+            ],
+        )
+        publish(
+            trainer,
+            "receptive_window",
+            None,
+            [
+                {
+                    "window": window,
+                    "nll_sum": float(loss.nll.sum()),
+                    "targets": int(loss.targets.sum()),
+                    "ppl": perplexities[window],
+                    "ratio_to_full": perplexities[window] / perplexities[length],
+                    "smallest_sufficient": window == enough,
+                }
+                for window, loss in losses.items()
+            ],
+        )
+
+    def _figure(
+        self, cumulative: Tensor, perplexities: dict[int, float], enough: int, pl_module: LightningModule
+    ) -> Figure:
+        trained, length = pl_module.network.shape.length, len(cumulative)
+        drawn = Figure(figsize=(10.4, 4.2), layout="constrained")
+        left, right = drawn.subplots(1, 2)
+        left.plot(range(1, length + 1), cumulative, label="cumulative share")
+        shares = cumulative.diff(prepend=torch.zeros(1, dtype=cumulative.dtype))
+        for part, style in ((0.5, ":"), (0.9, "-."), (0.99, "--")):
+            reached = distance_covering(shares, part) + 1
+            left.axvline(reached, color="C1", linestyle=style, linewidth=1, label=f"{part:.0%} in the last {reached:,}")
+        left.set(
+            xlabel="last inputs (tokens)",
+            ylabel="cumulative share of the gradient's norm",
+            title="gradient of the last position's loss",
+            ylim=(0, 1.02),
+        )
+        right.plot(list(perplexities), list(perplexities.values()), marker="o", markersize=4, label="windowed")
+        full = perplexities[length]
+        right.axhspan(
+            full, full * (1 + self.tolerance), color="C2", alpha=0.25, label=f"within {self.tolerance:.0%} of full"
+        )
+        right.axvline(enough, color="C1", linestyle="--", linewidth=1, label=f"smallest sufficient: {enough:,}")
+        right.set(xlabel="window (keys in each layer)", ylabel="perplexity", title="perplexity by window")
+        for axes in (left, right):
+            axes.axvline(trained, color="0.6", linewidth=1, label=f"training length {trained:,}")
+            axes.set_xscale("log", base=2)
+            axes.xaxis.set_major_formatter("{x:,.0f}")
+            axes.grid(alpha=0.3)
+            axes.legend(fontsize=8)
+        drawn.suptitle(f"{strategy_name(pl_module)}: receptive field in {self.blocks} segments of {length:,} tokens")
+        return drawn

@@ -1,0 +1,84 @@
+"""The same text, started at another position: relative strategies do not notice."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.figure import Figure
+from pytorch_lightning import LightningModule, Trainer
+
+from kerple.callbacks.analysis import Analysis, publish, strategy_name, synchronise
+from kerple.evaluation.metrics import TokenLoss
+from kerple.evaluation.results import finite, reach
+
+
+class ShiftTest(Analysis):
+    """Perplexity of the same segments with all positions shifted by 0, 100, 200, …
+
+    Writes ``shift.csv``: shift, sum of the losses, targets, perplexity, and for shifts a strategy has no positions for,
+    the reason instead. A strategy with few positions, such as Learned, is tested with segments shorter than it was
+    trained with.
+
+    Args:
+        shifts: Added to every position of a segment, in tokens; 0 among them, as what the others are compared with.
+        length: Length of the segments; None for the training length.
+        blocks: Segments.
+
+    Raises:
+        ValueError: If a shift is negative or none is 0.
+    """
+
+    name = "shift"
+
+    def __init__(
+        self, shifts: Sequence[int] = (0, 100, 200, 300, 400, 500), length: int | None = None, blocks: int = 64
+    ) -> None:
+        super().__init__(length, blocks)
+        if 0 not in shifts or min(shifts) < 0:
+            raise ValueError(f"ShiftTest: shifts: got {list(shifts)}, expected numbers of at least 0, and 0 among them")
+        self.shifts = sorted(set(shifts))
+
+    def analyse(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        network, length = pl_module.network, self._length(pl_module)
+        bound = reach(network)
+        within = [s for s in self.shifts if bound is None or s + length <= bound]
+        sums = {shift: TokenLoss().to(pl_module.device) for shift in within}
+        for _, tokens in self.read(trainer, pl_module):
+            for shift, loss in sums.items():
+                with trainer.precision_plugin.forward_context():
+                    loss.update(network.losses(tokens, offset=shift), 0)
+        synchronise(*sums.values())
+        rows: list[dict[str, Any]] = []
+        for shift in self.shifts:
+            loss = sums.get(shift)
+            rows.append(
+                {
+                    "shift": shift,
+                    "length": length,
+                    "nll_sum": None if loss is None else float(loss.nll.sum()),
+                    "targets": 0 if loss is None else int(loss.targets.sum()),
+                    "ppl": None if loss is None else finite(loss.perplexity()),
+                    "skipped": None if loss is not None else f"the strategy has only {bound} positions",
+                }
+            )
+        publish(trainer, self.name, _figure(rows, pl_module), rows)
+
+
+def _figure(rows: Sequence[dict[str, Any]], pl_module: LightningModule) -> Figure:
+    drawn = Figure(figsize=(6.4, 4), layout="constrained")
+    axes = drawn.add_subplot()
+    points = [(r["shift"], r["ppl"]) for r in rows if r["ppl"] is not None]
+    axes.plot(*zip(*points, strict=True), marker="o", label=strategy_name(pl_module))
+    for i, row in enumerate(r for r in rows if r["ppl"] is None):
+        axes.axvline(row["shift"], color="0.7", linestyle=":", label=None if i else f"skipped: {row['skipped']}")
+    base = points[0][1] if points else 1.0
+    low, high = min(p for _, p in points), max(p for _, p in points)
+    # 1% of room at least: rounding errors are not to look like an effect
+    axes.set_ylim(min(low, base * 0.99) * 0.99, max(high, base * 1.01) * 1.01)
+    axes.set(
+        xlabel="position of the first token",
+        ylabel="perplexity",
+        title=f"{strategy_name(pl_module)}: the same {rows[0]['length']}-token segments, shifted",
+    )
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return drawn

@@ -1,0 +1,74 @@
+"""The four-term plot of an absolute encoding."""
+
+import torch
+from matplotlib.figure import Figure
+from pytorch_lightning import LightningModule, Trainer
+
+from kerple.callbacks.analysis import Analysis, publish, strategy_name
+from kerple.evaluation.four_terms import TERMS, four_terms, spread
+
+
+class FourTerms(Analysis):
+    """Takes the first layer's scores under an absolute encoding apart into word-word, word-position, position-word and
+    position-position, and draws the four matrices, averaged over heads and texts.
+
+    Writes ``four_terms.csv``: head, term, and the term's standard deviation over the keys a query sees: how much it has
+    to say in the softmax. Other strategies have no such terms, and it is said so.
+
+    Args:
+        length: Tokens of a text; None for the training length.
+        blocks: Texts.
+        heads: Drawn heads; None averages over all.
+    """
+
+    name = "four_terms"
+
+    def __init__(self, length: int | None = None, blocks: int = 16, heads: list[int] | None = None) -> None:
+        super().__init__(length, blocks)
+        self.heads = heads
+
+    def impossible(self, pl_module: LightningModule) -> str | None:
+        if not pl_module.network.positions[0].uses("embed"):
+            return f"{strategy_name(pl_module)} adds nothing to the embeddings, so there are no four terms"
+        return super().impossible(pl_module)
+
+    def analyse(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        network = pl_module.network
+        names = (*TERMS, "rest")
+        length, heads = self._length(pl_module), network.shape.heads
+        if self.heads is not None and not all(0 <= h < heads for h in self.heads):
+            raise ValueError(f"FourTerms: heads: got {self.heads}, expected numbers in 0..{heads - 1}")
+        # variance of each term and head, and the mean matrices
+        variance = torch.zeros(len(names), heads, dtype=torch.float64, device=pl_module.device)
+        mean = torch.zeros(len(names), heads, length, length, dtype=torch.float64, device=pl_module.device)
+        for _, tokens in self.read(trainer, pl_module):
+            terms = four_terms(network, tokens[:, :-1])
+            for i, name in enumerate(names):
+                variance[i] += spread(terms[name]).square() / self.blocks
+                mean[i] += terms[name][0].double() / self.blocks
+        variance = trainer.strategy.reduce(variance, reduce_op="sum")
+        mean = trainer.strategy.reduce(mean, reduce_op="sum")
+        rows = [
+            {"head": head, "term": name, "standard_deviation": float(variance[i, head].sqrt())}
+            for head in range(heads)
+            for i, name in enumerate(names)
+        ]
+        chosen = mean[:4, self.heads] if self.heads is not None else mean[:4]  # (4, heads, T, T)
+        publish(trainer, self.name, self._figure(chosen.mean(1).cpu(), variance.mean(1).sqrt(), pl_module), rows)
+
+    def _figure(self, matrices: torch.Tensor, deviations: torch.Tensor, pl_module: LightningModule) -> Figure:
+        drawn = Figure(figsize=(8.4, 7.6), layout="constrained")
+        of = "all heads" if self.heads is None else f"heads {', '.join(map(str, self.heads))}"
+        for axes, matrix, name, deviation in zip(
+            drawn.subplots(2, 2, sharex=True, sharey=True).flat, matrices, TERMS, deviations, strict=False
+        ):
+            seen = matrix.masked_fill(torch.ones_like(matrix).triu(1).bool(), float("nan"))
+            limit = float(seen.abs().nan_to_num(0).quantile(0.99)) or 1.0  # one outlier is not to hide the structure
+            image = axes.imshow(seen, cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
+            drawn.colorbar(image, ax=axes, shrink=0.85, label="score (nats)")
+            axes.set_title(f"{name} (standard deviation {float(deviation):.3f})", fontsize=10)
+            axes.set(xlabel="key position n", ylabel="query position m")
+        drawn.suptitle(
+            f"{strategy_name(pl_module)}, first layer: terms of the scaled scores, mean of {of} and {self.blocks} texts"
+        )
+        return drawn

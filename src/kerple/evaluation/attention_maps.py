@@ -1,0 +1,80 @@
+"""What every head attends to: probabilities written out, and two numbers that sum them up."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kerple.attention.reference import attend_reference
+from kerple.evaluation.instrument import uncompiled
+from kerple.model import Transformer
+from kerple.model.block import Places, SelfAttention
+from kerple.positions import Position
+
+Visit = Callable[[int, Tensor], None]
+
+
+@torch.no_grad()
+def visit_probabilities(
+    network: Transformer, tokens: Tensor, visit: Visit, *, offset: int = 0, window: int | None = None
+) -> None:
+    """Run the network and show each layer's attention probabilities.
+
+    Computed a second time beside the network's own attention, in fp32 (fp64 in an fp64 network), by the explicit
+    reference: with one-hot values, its output is the probabilities. One layer's exist at a time.
+
+    Args:
+        network: The model, in eval mode.
+        tokens: (B, T) int64.
+        visit: Called with the layer's number and its probabilities (B, H, T, T), zero in the future.
+        offset: Added to every position.
+        window: Limits attention as in the network's forward.
+    """
+
+    def show(layer: int, attention: SelfAttention, arguments: tuple[Any, ...]) -> None:
+        x, position, places = arguments[:3]
+        visit(layer, _probabilities(attention, x, position, places))
+
+    hooks = [b.attention.register_forward_pre_hook(partial(show, i)) for i, b in enumerate(network.blocks)]
+    try:
+        with uncompiled(network):
+            network.features(tokens, offset=offset, window=window)
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def entropy(probabilities: Tensor) -> Tensor:
+    """Entropy of each query's distribution over keys, -Σ p log p in nats; (…, T, T) to (…, T)."""
+    return torch.special.entr(probabilities).sum(-1)
+
+
+def mean_distance(probabilities: Tensor) -> Tensor:
+    """Mean attended distance Σ p·d of each query in tokens; (…, T, T), queries the last axis but one, to (…, T)."""
+    index = torch.arange(probabilities.shape[-1], device=probabilities.device)
+    distance = (index[:, None] - index).clamp(min=0)  # (T, T)
+    return (probabilities * distance).sum(-1)
+
+
+def _probabilities(attention: SelfAttention, x: Tensor, position: Position, places: Places) -> Tensor:
+    device = x.device.type
+    with torch.autocast(device, enabled=False):
+        weight, bias = attention.qkv.weight, attention.qkv.bias
+        wide = torch.promote_types(torch.float32, weight.dtype)
+        qkv = torch.nn.functional.linear(x.to(wide), weight.to(wide), None if bias is None else bias.to(wide))
+        q, k, _ = qkv.unflatten(-1, (3, attention.heads, -1)).permute(2, 0, 3, 1, 4)  # each (B, H, T, δ)
+        q, k = position.rotate(q, k, places.positions)
+        scores = None
+        if position.uses("scores"):
+            content = position.content(x)
+
+            def scores(q: Tensor, k: Tensor, rows: slice, columns: slice) -> Tensor:
+                seen = None if content is None else content[:, :, columns]
+                return position.scores(q, k, places.positions[rows], places.positions[columns], seen)
+
+        one_hot = torch.eye(x.shape[1], device=x.device, dtype=wide).expand(*q.shape[:2], -1, -1)  # (B, H, T, T)
+        return attend_reference(
+            q, k, one_hot, table=places.table, weight=places.weight, window=places.window, scores=scores
+        )

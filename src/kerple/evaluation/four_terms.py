@@ -1,0 +1,75 @@
+"""The four terms of a score under an absolute encoding: word-word, word-position, position-word, position-position."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from kerple.model import Transformer
+
+TERMS = ("word-word", "word-position", "position-word", "position-position")
+
+
+@torch.no_grad()
+def four_terms(network: Transformer, tokens: Tensor) -> dict[str, Tensor]:
+    """Scores of the first layer taken apart, ``(x_m + p_m) W_Q · (x_n + p_n) W_K / √δ`` (Ke et al. 2021, arXiv
+    2006.15595, equation 6).
+
+    The decomposition is exact in this pre-LayerNorm model: given the norm's divisor σ of x + p, which both parts share,
+    the norm is linear. What its shift and the biases of W_Q and W_K contribute belongs to neither and is a fifth entry.
+
+    Args:
+        network: A model whose strategy adds something to the embeddings and leaves the scores alone.
+        tokens: (B, T) int64.
+
+    Returns:
+        The entries of `TERMS` and "rest", (B, H, T, T) fp32 (fp64 in an fp64 network) each, queries in rows; the future
+        is not masked. They add up to the scores before the softmax.
+
+    Raises:
+        ValueError: If the strategy does not add to the embeddings, or does more than that.
+    """
+    position = network.positions[0]
+    if not position.uses("embed") or any(position.uses(hook) for hook in ("rotate", "bias", "weight", "scores")):
+        raise ValueError(
+            f"four terms: {type(position).__name__} does not work by adding to the embeddings alone; "
+            "use Learned or Sinusoidal"
+        )
+    block, places = network.blocks[0], torch.arange(tokens.shape[1], device=tokens.device)
+    norm, attention = block.attention_norm, block.attention
+    with torch.autocast(tokens.device.type, enabled=False):
+        wide = torch.promote_types(torch.float32, attention.qkv.weight.dtype)
+        words = network.embedding(tokens).to(wide)  # (B, T, D)
+        both = position.embed(words, places)
+        sigma = (both.var(-1, correction=0, keepdim=True) + norm.eps).sqrt()
+        gain = norm.weight.to(wide) / sigma
+        parts = {"word": _centred(words) * gain, "position": _centred(both - words) * gain}
+        shift = 0 if norm.bias is None else norm.bias.to(wide)
+        w_q, w_k, _ = attention.qkv.weight.to(wide).chunk(3)
+        b_q, b_k = (None, None) if attention.qkv.bias is None else attention.qkv.bias.to(wide).chunk(3)[:2]
+
+        def heads(x: Tensor) -> Tensor:
+            return x.unflatten(-1, (attention.heads, -1)).transpose(1, 2)  # (B, H, T, δ)
+
+        scale = (both.shape[-1] // attention.heads) ** -0.5
+        q = {name: heads(linear(part, w_q)) for name, part in parts.items()}
+        k = {name: heads(linear(part, w_k)) for name, part in parts.items()}
+        terms = {f"{a}-{b}": q[a] @ k[b].transpose(-1, -2) * scale for a in q for b in k}
+        normed = parts["word"] + parts["position"] + shift
+        whole = heads(linear(normed, w_q, b_q)) @ heads(linear(normed, w_k, b_k)).transpose(-1, -2) * scale
+        return terms | {"rest": whole - sum(terms.values())}
+
+
+def spread(term: Tensor) -> Tensor:
+    """Standard deviation of a term (B, H, T, T) over the keys each query sees, pooled over queries and texts; (H,)
+    fp64.
+
+    A constant per query is taken out first: softmax does not see it.
+    """
+    seen = torch.ones(term.shape[-2:], dtype=torch.bool, device=term.device).tril()
+    values = term.double().masked_fill(~seen, 0)
+    centred = (values - (values.sum(-1) / seen.sum(-1))[..., None]).masked_fill(~seen, 0)
+    return (centred.square().sum((0, 2, 3)) / (len(term) * seen.sum())).sqrt()
+
+
+def _centred(x: Tensor) -> Tensor:
+    return x - x.mean(-1, keepdim=True)

@@ -1,0 +1,248 @@
+"""Each analysis inside a real Trainer: its numbers against a second computation, its figure in TensorBoard."""
+
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pytorch_lightning import Callback, Trainer, seed_everything
+from pytorch_lightning.loggers import TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from kerple.callbacks.analysis import Analysis
+from kerple.callbacks.attention import AttentionMaps, AttentionStatistics
+from kerple.callbacks.kernels import Kernels
+from kerple.callbacks.position_wise import PositionWisePerplexity
+from kerple.callbacks.receptive_field import ReceptiveField
+from kerple.callbacks.shift import ShiftTest
+from kerple.callbacks.terms import FourTerms
+from kerple.evaluation.protocols import full, windowed
+from kerple.lm import LanguageModel
+from kerple.positions import build
+from tests.callbacks.random_text import RandomText
+
+Rows = list[dict[str, str]]
+
+
+def model_of(name: str, layers: int = 2, **options: Any) -> LanguageModel:
+    seed_everything(0, verbose=False)
+    position = lambda s: build(name, dim=s.dim, heads=s.heads, length=s.length, **options)  # noqa: E731
+    model = LanguageModel(position, vocabulary=23, length=8, layers=layers, dim=16, heads=2, lr=0.01)
+    with torch.no_grad():
+        for module in model.network.modules():  # at their real start all tokens are equally likely
+            if isinstance(module, torch.nn.Linear | torch.nn.Embedding):
+                module.weight.normal_(std=0.3)
+    return model
+
+
+def trainer_of(directory: Path, *callbacks: Callback, **options: Any) -> Trainer:
+    return Trainer(
+        logger=TensorBoardLogger(directory, name="", version=""),
+        callbacks=list(callbacks),
+        accelerator="cpu",
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **options,
+    )
+
+
+def tested(directory: Path, callback: Callback, model: LanguageModel, data: RandomText | None = None) -> Rows:
+    trainer_of(directory, callback).test(model, data or RandomText(tokens=400), verbose=False)
+    model.eval()
+    return table(directory, getattr(callback, "name", "kernels"))
+
+
+def table(directory: Path, name: str) -> Rows:
+    with (directory / f"{name}.csv").open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def images(directory: Path) -> list[str]:
+    return EventAccumulator(str(directory)).Reload().Tags()["images"]
+
+
+def blocks_of(length: int, count: int) -> torch.Tensor:
+    blocks = RandomText(tokens=400).blocks("test", length)
+    return torch.stack([blocks[i]["tokens"] for i in range(count)])
+
+
+@torch.no_grad()
+def test_position_wise_compares_full_and_windowed_on_the_same_targets(tmp_path: Path) -> None:
+    model = model_of("KerpleLog")
+    rows = tested(tmp_path, PositionWisePerplexity(32, window=4, blocks=5), model)
+    tokens = blocks_of(32, 5)
+    all_of_it = full(model.network, tokens, 32).double().mean(0)
+    last_four = windowed(model.network, tokens, 32, window=4).double().mean(0)
+    assert [int(r["position"]) for r in rows] == list(range(32))
+    assert [float(r["ppl_full"]) for r in rows] == pytest.approx(all_of_it.exp().tolist(), rel=1e-5)
+    assert [float(r["ppl_windowed"]) for r in rows] == pytest.approx(last_four.exp().tolist(), rel=1e-5)
+    assert [float(r["context_gain"]) for r in rows] == pytest.approx((last_four - all_of_it).tolist(), abs=1e-5)
+    assert [float(r["context_gain"]) for r in rows[:4]] == pytest.approx([0] * 4, abs=1e-6)
+    assert all(int(r["targets"]) == 5 for r in rows)
+    assert images(tmp_path) == ["analyses/position_wise"]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("name", "moves"), [("Sinusoidal", True), ("KerpleLog", False)])
+def test_shift_scores_the_same_segments_at_other_positions(name: str, moves: bool, tmp_path: Path) -> None:
+    model = model_of(name)
+    rows = tested(tmp_path, ShiftTest(shifts=[100, 0, 7], blocks=6), model)
+    assert [int(r["shift"]) for r in rows] == [0, 7, 100]
+    tokens = blocks_of(8, 6)
+    for row in rows:
+        loss = model.network.losses(tokens, offset=int(row["shift"])).double()
+        assert float(row["nll_sum"]) == pytest.approx(float(loss.sum()), rel=1e-6)
+        assert float(row["ppl"]) == pytest.approx(math.exp(float(loss.mean())), rel=1e-6)
+        assert int(row["targets"]) == 48
+    ratio = float(rows[2]["ppl"]) / float(rows[0]["ppl"])
+    assert (abs(ratio - 1) > 1e-3) == moves
+    assert images(tmp_path) == ["analyses/shift"]
+
+
+def test_shifts_a_strategy_has_no_position_for_say_so(tmp_path: Path) -> None:
+    rows = tested(tmp_path, ShiftTest(shifts=[0, 4, 5], length=4, blocks=6), model_of("Learned"))
+    assert [bool(r["ppl"]) for r in rows] == [True, True, False]
+    assert "8 positions" in rows[2]["skipped"]
+    assert rows[0]["skipped"] == ""
+
+
+def test_kernels_are_the_strategys_table(tmp_path: Path) -> None:
+    model = model_of("KerpleLog")
+    rows = tested(tmp_path, Kernels(length=100), model)
+    bias = model.network.positions[0].bias(100)
+    assert {int(r["distance"]) for r in rows} >= {0, 1, 2, 3, 99}
+    for row in rows:
+        assert float(row["bias"]) == pytest.approx(float(bias[int(row["head"]), int(row["distance"])]), rel=1e-6)
+        assert row["layer"] == "all"
+    assert images(tmp_path) == ["analyses/kernels"]
+
+
+def test_kernels_have_a_trajectory_that_survives_a_resumption(tmp_path: Path) -> None:
+    data = RandomText(tokens=2000)
+    short = trainer_of(tmp_path / "a", Kernels(every=2, distances=(1, 50)), max_steps=4, limit_val_batches=0)
+    short.fit(model_of("KerpleLog"), data)
+    short.save_checkpoint(tmp_path / "middle.ckpt")
+    model, kernels = model_of("KerpleLog"), Kernels(every=2, distances=(1, 50))
+    trainer_of(tmp_path / "b", kernels, max_steps=8, limit_val_batches=0).fit(
+        model, data, ckpt_path=tmp_path / "middle.ckpt", weights_only=False
+    )
+    rows = table(tmp_path / "b", "kernels_trajectory")
+    assert list(dict.fromkeys(int(r["step"]) for r in rows)) == [0, 2, 4, 6, 8]
+    at_end = {(r["name"], int(r["head"])): float(r["value"]) for r in rows if r["step"] == "8"}
+    position = model.network.positions[0]
+    bias = position.bias(51)
+    for head in range(2):
+        assert at_end["bias at 50", head] == pytest.approx(float(bias[head, 50]), rel=1e-6)
+    learned = {name.rpartition(".")[2] for name, _ in position.named_parameters()}
+    assert learned
+    assert {name for name, _ in at_end} == learned | {"bias at 1", "bias at 50"}
+    first = [float(r["value"]) for r in rows if r["step"] == "0"]
+    assert first != pytest.approx([float(r["value"]) for r in rows if r["step"] == "8"], rel=1e-3)
+    assert images(tmp_path / "b") == ["analyses/kernels_trajectory"]
+
+
+def test_kernels_of_weights_and_of_layers_are_drawn_too(tmp_path: Path) -> None:
+    rows = tested(tmp_path, Kernels(length=40), model_of("KerpleBiasWeight", share_across_layers=False))
+    assert {r["layer"] for r in rows} == {"0", "1"}
+    assert all(r["bias"] and r["weight"] for r in rows)
+
+
+@torch.no_grad()
+def test_receptive_field_windows_are_windowed_perplexities(tmp_path: Path) -> None:
+    model = model_of("KerpleLog")
+    shares = tested(tmp_path, ReceptiveField(length=16, blocks=6), model)
+    tokens = blocks_of(16, 6)
+    assert [int(r["distance"]) for r in shares] == list(range(16))
+    assert float(shares[-1]["cumulative"]) == pytest.approx(1, abs=1e-9)
+    rows = table(tmp_path, "receptive_window")
+    assert [int(r["window"]) for r in rows] == [1, 2, 4, 8, 16]
+    whole = math.exp(float(full(model.network, tokens, 16).double().mean()))
+    for row in rows:
+        ppl = math.exp(float(windowed(model.network, tokens, 16, window=int(row["window"])).double().mean()))
+        assert float(row["ppl"]) == pytest.approx(ppl, rel=1e-6)
+        assert float(row["ratio_to_full"]) == pytest.approx(ppl / whole, rel=1e-6)
+    assert sum(r["smallest_sufficient"] == "True" for r in rows) == 1
+    assert images(tmp_path) == ["analyses/receptive_field"]
+
+
+def test_attention_statistics_of_one_token_segments_are_zero_and_of_even_heads_known(tmp_path: Path) -> None:
+    model = model_of("NoPE")
+    with torch.no_grad():
+        for block in model.network.blocks:
+            block.attention.qkv.weight.zero_()  # equal scores: each query looks at all its keys alike
+    rows = tested(tmp_path, AttentionStatistics(length=8, blocks=3), model)
+    assert len(rows) == 4
+    for row in rows:
+        assert float(row["entropy"]) == pytest.approx(sum(math.log(n) for n in range(1, 9)) / 8, rel=1e-6)
+        assert float(row["distance"]) == pytest.approx(sum(n / 2 for n in range(8)) / 8, rel=1e-6)
+    assert images(tmp_path) == ["analyses/attention_statistics"]
+
+
+def test_attention_maps_hold_every_visible_key_once(tmp_path: Path) -> None:
+    rows = tested(tmp_path, AttentionMaps(heads=[(1, 0), (0, 1)], length=6), model_of("T5"))
+    assert [(r["layer"], r["head"]) for r in rows[::21]] == [("1", "0"), ("0", "1")]
+    assert len(rows) == 2 * 21
+    total = sum(float(r["probability"]) for r in rows if r["query"] == "5" and r["layer"] == "0")
+    assert total == pytest.approx(1, abs=1e-6)
+    assert images(tmp_path) == ["analyses/attention_maps"]
+
+
+def test_four_terms_are_written_for_an_absolute_encoding(tmp_path: Path) -> None:
+    rows = tested(tmp_path, FourTerms(blocks=4), model_of("Sinusoidal"))
+    assert len(rows) == 2 * 5
+    assert all(float(r["standard_deviation"]) > 0 for r in rows if r["term"] != "rest")
+    assert images(tmp_path) == ["analyses/four_terms"]
+
+
+@pytest.mark.parametrize(
+    ("callback", "strategy", "reason"),
+    [
+        (FourTerms(), "KerpleLog", "adds nothing to the embeddings"),
+        (Kernels(), "RoPE", "no table of distances"),
+        (PositionWisePerplexity(32, blocks=2), "Learned", "no position past 7"),
+        (ReceptiveField(length=16, blocks=2), "Learned", "no position past 7"),
+        (AttentionStatistics(length=16, blocks=2), "Learned", "no position past 7"),
+    ],
+)
+def test_what_a_strategy_cannot_show_is_skipped_with_a_reason(
+    callback: Callback, strategy: str, reason: str, tmp_path: Path
+) -> None:
+    name = getattr(callback, "name", "kernels")
+    with pytest.warns(UserWarning, match=reason):
+        trainer_of(tmp_path, callback).test(model_of(strategy), RandomText(tokens=400), verbose=False)
+    assert reason in json.loads((tmp_path / f"{name}.json").read_text())["skipped"]
+    assert not (tmp_path / f"{name}.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ShiftTest(shifts=[1, 2]), "0 among them"),
+        (lambda: ShiftTest(shifts=[0, -2]), "at least 0"),
+        (lambda: ShiftTest(blocks=0), "blocks: got 0"),
+        (lambda: PositionWisePerplexity(32, window=33), "window 33"),
+        (lambda: PositionWisePerplexity(0), "length: got 0"),
+        (lambda: ReceptiveField(windows=[0]), "positive windows"),
+        (lambda: ReceptiveField(tolerance=-0.1), "tolerance"),
+        (lambda: Kernels(every=0), "every 0"),
+    ],
+)
+def test_bad_options_are_errors(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("callback", "message"),
+    [
+        (ShiftTest(blocks=1000), "the test split has only 49 of 8 targets"),
+        (AttentionMaps(heads=[(2, 0)]), r"got \[\(2, 0\)\], expected layers 0..1"),
+        (FourTerms(heads=[5]), r"heads: got \[5\]"),
+    ],
+)
+def test_what_the_model_or_the_data_lacks_is_an_error(callback: Analysis, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        tested(tmp_path, callback, model_of("Sinusoidal"))

@@ -1,0 +1,64 @@
+"""The four terms add up to the scores the model computes."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from kerple.evaluation.four_terms import TERMS, four_terms, spread
+
+
+@pytest.mark.parametrize("name", ["Sinusoidal", "Learned"])
+def test_terms_add_up_to_the_models_own_scores(name: str, tiny_network) -> None:
+    network, tokens = tiny_network(name), torch.randint(50, (2, 12))
+    for module in network.modules():  # biases start at 0: give them something to say
+        if isinstance(module, torch.nn.LayerNorm):
+            torch.nn.init.normal_(module.weight)
+            torch.nn.init.normal_(module.bias)
+        elif isinstance(module, torch.nn.Linear) and module.bias is not None:
+            torch.nn.init.normal_(module.bias)
+    seen: list[Tensor] = []
+    hook = network.blocks[0].attention.qkv.register_forward_hook(lambda m, i, output: seen.append(output))
+    with torch.no_grad():
+        network(tokens)
+    hook.remove()
+    q, k, _ = seen[0].unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
+    expected = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+
+    terms = four_terms(network, tokens)
+
+    assert set(terms) == {*TERMS, "rest"}
+    torch.testing.assert_close(sum(terms.values()), expected, rtol=1e-4, atol=1e-4)
+    assert all(float(term.abs().max()) > 1e-3 for term in terms.values())
+
+
+def test_each_term_depends_on_what_it_is_named_after(tiny_network) -> None:
+    network = tiny_network("Learned")
+    same = torch.full((1, 12), 7)
+    terms = four_terms(network, same)
+    position = network.positions[0]
+    with torch.no_grad():
+        position.table.zero_()
+    without = four_terms(network, same)
+    assert not any(without[t].any() for t in TERMS[1:])  # no position, no term with one
+    torch.testing.assert_close(without["word-word"], without["word-word"][..., :1, :1].expand(-1, -1, 12, 12))
+    assert terms["position-position"].std() > 0
+    with torch.no_grad():
+        position.table.normal_()
+        network.embedding.weight.zero_()
+    wordless = four_terms(network, same)
+    assert not any(wordless[t].any() for t in TERMS[:3])
+    assert wordless["position-position"].any()
+
+
+def test_strategies_without_four_terms_are_refused(tiny_network) -> None:
+    for name in ("NoPE", "RoPE", "KerpleLog"):
+        with pytest.raises(ValueError, match=f"{name} does not work by adding to the embeddings alone"):
+            four_terms(tiny_network(name), torch.randint(50, (1, 8)))
+
+
+def test_spread_ignores_the_future_and_what_softmax_ignores() -> None:
+    term = torch.zeros(1, 1, 3, 3)
+    term[0, 0] = torch.tensor([[5.0, 99.0, 99.0], [1.0, 3.0, 99.0], [0.0, 0.0, 3.0]])
+    # rows around their means: 0 | -1, 1 | -1, -1, 2: squares 0 + 2 + 6 over 6 entries
+    assert float(spread(term)) == pytest.approx((8 / 6) ** 0.5)
+    assert float(spread(term + torch.tensor([[1.0], [20.0], [300.0]]))) == pytest.approx((8 / 6) ** 0.5)

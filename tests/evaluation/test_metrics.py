@@ -1,0 +1,93 @@
+"""Sums and counts: what a perplexity is made of, and the ways it goes wrong elsewhere."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from kerple.evaluation.metrics import TokenLoss
+
+
+def test_perplexity_is_one_exp_of_one_quotient_not_a_mean_of_means() -> None:
+    short, long = torch.tensor([6.0, 4.0]), torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, 1.0])  # windows of unequal size
+    metric = TokenLoss(bytes_per_token=3.0)
+    metric.update(short, 0)
+    metric.update(long, 0)
+    assert float(metric.compute()) == pytest.approx(math.exp(16 / 8), rel=1e-12)
+    assert float(metric.compute()) != pytest.approx(math.exp((5 + 1) / 2), rel=0.1)  # mean of the windows' means
+    assert float(metric.compute()) != pytest.approx((math.exp(5) + math.exp(1)) / 2, rel=0.1)  # of their perplexities
+    assert float(metric.bits_per_byte()) == pytest.approx(2 / math.log(2) / 3, rel=1e-12)
+
+
+def test_sums_are_fp64_and_counts_are_integers() -> None:
+    losses = torch.full((3, 2**20), 7.1)  # an fp32 sum of these is wrong in the fourth digit already
+    metric = TokenLoss()
+    for _ in range(8):
+        metric.update(losses, 0)
+    exact = 8 * losses.numel() * float(losses[0, 0])
+    assert metric.nll.dtype == torch.float64
+    assert metric.targets.dtype == torch.int64
+    assert float(metric.nll) == pytest.approx(exact, rel=1e-14)
+    assert int(metric.targets) == 8 * losses.numel()
+    small = TokenLoss()
+    small.update(torch.tensor([2.0**25]), 0)
+    small.update(torch.tensor([1.0]), 0)
+    assert float(small.nll) == 2.0**25 + 1  # lost in an fp32 sum
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_losses_of_low_precision_are_refused(dtype: torch.dtype) -> None:
+    with pytest.raises(ValueError, match="losses: got"):
+        TokenLoss().update(torch.ones(4, dtype=dtype), 0)
+
+
+def test_half_the_model_does_not_halve_the_sums() -> None:
+    metric = TokenLoss().half().bfloat16()
+    metric.update(torch.tensor([2.0**25]), 0)
+    metric.update(torch.tensor([1.0]), 0)
+    assert float(metric.nll) == 2.0**25 + 1
+
+
+def test_groups_are_kept_apart() -> None:
+    metric = TokenLoss(groups=3)
+    metric.update(torch.tensor([[1.0, 2.0]]), 2)
+    metric.update(torch.tensor([5.0]), 0)
+    assert metric.nll.tolist() == [5.0, 0.0, 3.0]
+    assert metric.targets.tolist() == [1, 0, 2]
+    assert metric.perplexities()[2] == pytest.approx(math.exp(1.5))
+    assert math.isnan(float(metric.perplexities()[1]))
+
+
+def test_columns_are_groups_without_a_group() -> None:
+    metric = TokenLoss(groups=2)
+    metric.update(torch.tensor([[[1.0, 2.0], [3.0, 4.0]], [[5.0, 6.0], [7.0, 8.0]]]))  # (2, 2, 2)
+    metric.update(torch.tensor([1.0, 1.0]))
+    assert metric.nll.tolist() == [17.0, 21.0]
+    assert metric.targets.tolist() == [5, 5]
+    with pytest.raises(ValueError, match="expected 2 columns"):
+        metric.update(torch.ones(4, 3))
+
+
+def test_states_of_devices_are_added() -> None:
+    here, there = TokenLoss(groups=2), TokenLoss(groups=2)
+    here.update(torch.tensor([1.0, 2.0]), 0)
+    there.update(torch.tensor([4.0]), 1)
+
+    def gather(state: Tensor, group: object = None) -> list[Tensor]:
+        other = there.nll if state.dtype == torch.float64 else there.targets
+        return [state, other]
+
+    here.sync(dist_sync_fn=gather, distributed_available=lambda: True)
+    assert here.nll.tolist() == [3.0, 4.0]
+    assert here.targets.tolist() == [2, 1]
+    assert here.nll.dtype == torch.float64
+
+
+def test_mistakes_are_errors() -> None:
+    with pytest.raises(ValueError, match="groups: got 0"):
+        TokenLoss(groups=0)
+    with pytest.raises(ValueError, match="bytes_per_token: got 0"):
+        TokenLoss(bytes_per_token=0)
+    with pytest.raises(ValueError, match="bytes_per_token: got None"):
+        TokenLoss().bits_per_byte()
