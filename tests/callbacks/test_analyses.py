@@ -49,7 +49,7 @@ def trainer_of(directory: Path, *callbacks: Callback, **options: Any) -> Trainer
     )
 
 
-def tested(directory: Path, callback: Callback, model: LanguageModel, data: RandomText | None = None) -> Rows:
+def analysed(directory: Path, callback: Callback, model: LanguageModel, data: RandomText | None = None) -> Rows:
     trainer_of(directory, callback).test(model, data or RandomText(tokens=400), verbose=False)
     model.eval()
     return table(directory, getattr(callback, "name", "kernels"))
@@ -72,7 +72,7 @@ def blocks_of(length: int, count: int) -> torch.Tensor:
 @torch.no_grad()
 def test_position_wise_compares_full_and_windowed_on_the_same_targets(tmp_path: Path) -> None:
     model = model_of("KerpleLog")
-    rows = tested(tmp_path, PositionWisePerplexity(32, window=4, blocks=5), model)
+    rows = analysed(tmp_path, PositionWisePerplexity(32, window=4, blocks=5), model)
     tokens = blocks_of(32, 5)
     all_of_it = full(model.network, tokens, 32).double().mean(0)
     last_four = windowed(model.network, tokens, 32, window=4).double().mean(0)
@@ -89,7 +89,7 @@ def test_position_wise_compares_full_and_windowed_on_the_same_targets(tmp_path: 
 @pytest.mark.parametrize(("name", "moves"), [("Sinusoidal", True), ("KerpleLog", False)])
 def test_shift_scores_the_same_segments_at_other_positions(name: str, moves: bool, tmp_path: Path) -> None:
     model = model_of(name)
-    rows = tested(tmp_path, ShiftTest(shifts=[100, 0, 7], blocks=6), model)
+    rows = analysed(tmp_path, ShiftTest(shifts=[100, 0, 7], blocks=6), model)
     assert [int(r["shift"]) for r in rows] == [0, 7, 100]
     tokens = blocks_of(8, 6)
     for row in rows:
@@ -103,7 +103,7 @@ def test_shift_scores_the_same_segments_at_other_positions(name: str, moves: boo
 
 
 def test_shifts_a_strategy_has_no_position_for_say_so(tmp_path: Path) -> None:
-    rows = tested(tmp_path, ShiftTest(shifts=[0, 4, 5], length=4, blocks=6), model_of("Learned"))
+    rows = analysed(tmp_path, ShiftTest(shifts=[0, 4, 5], length=4, blocks=6), model_of("Learned"))
     assert [bool(r["ppl"]) for r in rows] == [True, True, False]
     assert "8 positions" in rows[2]["skipped"]
     assert rows[0]["skipped"] == ""
@@ -111,7 +111,7 @@ def test_shifts_a_strategy_has_no_position_for_say_so(tmp_path: Path) -> None:
 
 def test_kernels_are_the_strategys_table(tmp_path: Path) -> None:
     model = model_of("KerpleLog")
-    rows = tested(tmp_path, Kernels(length=100), model)
+    rows = analysed(tmp_path, Kernels(length=100), model)
     bias = model.network.positions[0].bias(100)
     assert {int(r["distance"]) for r in rows} >= {0, 1, 2, 3, 99}
     for row in rows:
@@ -145,7 +145,7 @@ def test_kernels_have_a_trajectory_that_survives_a_resumption(tmp_path: Path) ->
 
 
 def test_kernels_of_weights_and_of_layers_are_drawn_too(tmp_path: Path) -> None:
-    rows = tested(tmp_path, Kernels(length=40), model_of("KerpleBiasWeight", share_across_layers=False))
+    rows = analysed(tmp_path, Kernels(length=40), model_of("KerpleBiasWeight", share_across_layers=False))
     assert {r["layer"] for r in rows} == {"0", "1"}
     assert all(r["bias"] and r["weight"] for r in rows)
 
@@ -153,7 +153,7 @@ def test_kernels_of_weights_and_of_layers_are_drawn_too(tmp_path: Path) -> None:
 @torch.no_grad()
 def test_receptive_field_windows_are_windowed_perplexities(tmp_path: Path) -> None:
     model = model_of("KerpleLog")
-    shares = tested(tmp_path, ReceptiveField(length=16, blocks=6), model)
+    shares = analysed(tmp_path, ReceptiveField(length=16, blocks=6), model)
     tokens = blocks_of(16, 6)
     assert [int(r["distance"]) for r in shares] == list(range(16))
     assert float(shares[-1]["cumulative"]) == pytest.approx(1, abs=1e-9)
@@ -173,7 +173,7 @@ def test_attention_statistics_of_one_token_segments_are_zero_and_of_even_heads_k
     with torch.no_grad():
         for block in model.network.blocks:
             block.attention.qkv.weight.zero_()  # equal scores: each query looks at all its keys alike
-    rows = tested(tmp_path, AttentionStatistics(length=8, blocks=3), model)
+    rows = analysed(tmp_path, AttentionStatistics(length=8, blocks=3), model)
     assert len(rows) == 4
     for row in rows:
         assert float(row["entropy"]) == pytest.approx(sum(math.log(n) for n in range(1, 9)) / 8, rel=1e-6)
@@ -182,7 +182,7 @@ def test_attention_statistics_of_one_token_segments_are_zero_and_of_even_heads_k
 
 
 def test_attention_maps_hold_every_visible_key_once(tmp_path: Path) -> None:
-    rows = tested(tmp_path, AttentionMaps(heads=[(1, 0), (0, 1)], length=6), model_of("T5"))
+    rows = analysed(tmp_path, AttentionMaps(heads=[(1, 0), (0, 1)], length=6), model_of("T5"))
     assert [(r["layer"], r["head"]) for r in rows[::21]] == [("1", "0"), ("0", "1")]
     assert len(rows) == 2 * 21
     total = sum(float(r["probability"]) for r in rows if r["query"] == "5" and r["layer"] == "0")
@@ -191,7 +191,7 @@ def test_attention_maps_hold_every_visible_key_once(tmp_path: Path) -> None:
 
 
 def test_four_terms_are_written_for_an_absolute_encoding(tmp_path: Path) -> None:
-    rows = tested(tmp_path, FourTerms(blocks=4), model_of("Sinusoidal"))
+    rows = analysed(tmp_path, FourTerms(blocks=4), model_of("Sinusoidal"))
     assert len(rows) == 2 * 5
     assert all(float(r["standard_deviation"]) > 0 for r in rows if r["term"] != "rest")
     assert images(tmp_path) == ["analyses/four_terms"]
@@ -245,4 +245,4 @@ def test_bad_options_are_errors(make: Any, message: str) -> None:
 )
 def test_what_the_model_or_the_data_lacks_is_an_error(callback: Analysis, message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
-        tested(tmp_path, callback, model_of("Sinusoidal"))
+        analysed(tmp_path, callback, model_of("Sinusoidal"))

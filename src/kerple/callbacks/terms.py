@@ -66,7 +66,7 @@ class FourTerms(Analysis):
             limit = float(seen.abs().nan_to_num(0).quantile(0.99)) or 1.0  # one outlier is not to hide the structure
             image = axes.imshow(seen, cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
             drawn.colorbar(image, ax=axes, shrink=0.85, label="score (nats)")
-            axes.set_title(f"{name} (standard deviation {float(deviation):.3f})", fontsize=10)
+            axes.set_title(f"{name}: standard deviation {float(deviation):.2g}", fontsize=10)
             axes.set(xlabel="key position n", ylabel="query position m")
         drawn.suptitle(
             f"{strategy_name(pl_module)}, first layer: terms of the scaled scores, mean of {of} and {self.blocks} texts"
