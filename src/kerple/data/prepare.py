@@ -1,5 +1,9 @@
 """`python run.py prepare --config …`: build the shards a data config asks for, nothing else."""
 
+import argparse
+from pathlib import Path
+
+import yaml
 from jsonargparse import ArgumentParser
 from pytorch_lightning import LightningDataModule
 
@@ -12,16 +16,20 @@ def main(arguments: list[str]) -> None:
 
     Args:
         arguments: Of the command line. A config may be of `data` alone or a whole run's, of which only `data` is used.
+
+    Raises:
+        ValueError: A config cannot be read or has no `data` section.
     """
     parser = ArgumentParser(prog="run.py prepare", description=__doc__)
-    parser.add_argument("--config", action="config", help="a config with a `data` section; others may follow and win")
+    parser.add_argument("--config", action="config", help="a config with a `data` section; what follows it wins")
     parser.add_subclass_arguments(
         LightningDataModule, "data", default={"class_path": "kerple.data.datamodule.TokenShards"}
     )
-    # a whole run's config has these too; they are no concern of the data
-    for section in ("model", "trainer", "seed_everything", "experiment", "logs", "run_dir", "ckpt_path", "trust"):
-        parser.add_argument(f"--{section}", type=object, default=None, help="ignored")
-    config = parser.parse_args(arguments)
+    files = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    files.add_argument("--config", "-c", action="append", default=[])
+    given, rest = files.parse_known_args(arguments)
+    sections = [argument for path in given.config for argument in ("--config", _data_section(path))]
+    config = parser.parse_args([*sections, *rest])
     prepare(parser.instantiate_classes(config).data)
 
 
@@ -30,3 +38,13 @@ def prepare(data: TokenShards) -> None:
     data.prepare_data()
     data.setup()
     show(data.manifest)
+
+
+def _data_section(path: str) -> str:
+    try:
+        config = yaml.safe_load(Path(path).read_text())
+    except (OSError, UnicodeError, yaml.YAMLError) as error:
+        raise ValueError(f"config: {path} cannot be read ({error})") from error
+    if not isinstance(config, dict) or not isinstance(config.get("data"), dict):
+        raise ValueError(f"config: {path} has no section `data`; configs/data holds examples")
+    return yaml.safe_dump({"data": config["data"]})

@@ -177,7 +177,45 @@ def open_bytes(path: str) -> BinaryIO:
 def decompress(file: BinaryIO, name: str) -> IO[bytes]:
     """Undo what the name's ending says: .zst (all frames of it), .gz, anything else as it is."""
     if name.endswith(".zst"):
-        return cast("IO[bytes]", zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True))
+        return cast("IO[bytes]", io.BufferedReader(ZstdFrames(file), 1 << 20))
     if name.endswith(".gz"):
         return cast("IO[bytes]", gzip.GzipFile(fileobj=file))
     return cast("IO[bytes]", file)
+
+
+class ZstdFrames(io.RawIOBase):
+    """Decompresses frame after frame, and fails where a file ends inside one: the library's own reader just ends there.
+
+    Args:
+        file: The compressed bytes.
+
+    Raises:
+        EOFError, zstandard.ZstdError: While reading, for a file that is cut off or damaged.
+    """
+
+    FEED = 1 << 12  # at zstd's largest ratio these become 128 MiB
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.frame, self.ready = file, None, memoryview(b"")
+        self.left = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self.ready:
+            fed = self.left or self.file.read(self.FEED)
+            self.left = b""
+            if not fed:
+                if self.frame is not None:
+                    raise EOFError("the file ends inside a compressed frame")
+                return 0
+            if self.frame is None:
+                self.frame = zstandard.ZstdDecompressor().decompressobj()
+            self.ready = memoryview(self.frame.decompress(fed))
+            if self.frame.eof:
+                self.left, self.frame = self.frame.unused_data, None
+        part = self.ready[: len(buffer)]
+        buffer[: len(part)] = part
+        self.ready = self.ready[len(part) :]
+        return len(part)

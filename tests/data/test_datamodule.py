@@ -1,0 +1,219 @@
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.callbacks import ModelCheckpoint
+from torch import Tensor
+
+from kerple.data import TokenShards
+from kerple.data.manifest import Manifest, read_manifest
+
+LENGTH = 16
+
+
+@pytest.fixture
+def module(prepared: Path) -> Callable[..., TokenShards]:
+    def make(rank: int = 0, ranks: int = 1, max_steps: int = 6, accumulate: int = 1, **options: object) -> TokenShards:
+        settings = {"corpus": None, "directory": str(prepared), "vocabulary": 300, "length": LENGTH, "batch_size": 8}
+        data = TokenShards(**{**settings, **options})  # type: ignore[arg-type]
+        device = SimpleNamespace(root_device=torch.device("cpu"))
+        data.trainer = SimpleNamespace(  # type: ignore[assignment]
+            global_rank=rank, world_size=ranks, max_steps=max_steps, accumulate_grad_batches=accumulate, strategy=device
+        )
+        data.setup()
+        return data
+
+    return make
+
+
+def rows(*loaders: object) -> Tensor:
+    """Batches of all ranks in the order of the run, (samples, T + 1)."""
+    return torch.cat([batch["tokens"] for step in zip(*loaders, strict=True) for batch in step])  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "accumulate", "batch_size", "workers"), [(2, 1, 4, 0), (1, 2, 4, 0), (4, 2, 1, 0), (1, 1, 8, 2)]
+)
+def test_the_order_is_that_of_one_device(
+    module: Callable[..., TokenShards], ranks: int, accumulate: int, batch_size: int, workers: int
+) -> None:
+    expected = rows(module().train_dataloader())
+
+    loaders = [
+        module(rank, ranks, accumulate=accumulate, batch_size=batch_size, workers=workers).train_dataloader()
+        for rank in range(ranks)
+    ]
+
+    assert expected.shape == (6 * 8, LENGTH + 1)
+    assert torch.equal(rows(*loaders), expected)
+    assert not torch.equal(rows(module(seed=3).train_dataloader()), expected)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_going_on_from_a_state_with_other_devices(module: Callable[..., TokenShards], workers: int) -> None:
+    expected = rows(module().train_dataloader())
+    first = module(workers=workers).train_dataloader()
+    batches = iter(first)
+    for _ in range(2):
+        next(batches)
+    state = first.state_dict()
+
+    again = [module(rank, 2, batch_size=4).train_dataloader() for rank in range(2)]
+    for loader in again:
+        loader.load_state_dict(state)
+
+    assert torch.equal(rows(*again), expected[16:])
+    with pytest.raises(ValueError, match="stopped after 16 samples"):
+        module(batch_size=5).train_dataloader().load_state_dict(state)
+
+
+def test_a_second_epoch_goes_on_with_other_samples(module: Callable[..., TokenShards]) -> None:
+    loader = module(max_steps=-1, samples=48).train_dataloader()
+
+    twice = torch.cat([rows(loader), rows(loader)])
+
+    assert torch.equal(twice, rows(module(max_steps=12).train_dataloader()))
+
+
+def test_loading_leaves_the_random_state_of_the_model_alone(module: Callable[..., TokenShards]) -> None:
+    before = torch.get_rng_state()
+    rows(module().train_dataloader())
+    list(module().val_dataloader())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_every_target_of_the_test_split_once_on_some_device(module: Callable[..., TokenShards], ranks: int) -> None:
+    loaders = []
+    for rank in range(ranks):
+        data = module(rank, ranks)
+        data.evaluation_length = 40
+        loaders.append(list(data.test_dataloader()))
+
+    assert len({len(batches) for batches in loaders}) == 1
+    found = {int(b["index"]): b["tokens"][0] for batches in loaders for b in batches if b["index"] >= 0}
+    stream = module().stream("test")
+    blocks = (len(stream) - 1) // 40
+    assert sorted(found) == list(range(blocks))
+    targets = torch.cat([found[i][1:] for i in range(blocks)]).tolist()
+    assert targets == stream.read(1, blocks * 40).tolist()
+    assert sum(int(b["index"] >= 0) for batches in loaders for b in batches) == blocks
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_validation_scores_each_segment_once(module: Callable[..., TokenShards], ranks: int) -> None:
+    batches = [b for rank in range(ranks) for b in module(rank, ranks, validation_segments=21).val_dataloader()]
+
+    assert all(batch["tokens"].shape == (8, LENGTH + 1) for batch in batches)
+    assert sum(int(batch["scored"].sum()) for batch in batches) == 21 * LENGTH
+    scored = torch.cat([batch["index"][batch["scored"][:, 0]] for batch in batches])
+    assert sorted(scored.tolist()) == list(range(21))
+
+
+def test_a_mixture_takes_from_each_folder(
+    module: Callable[..., TokenShards], prepared: Path, tmp_path: Path, small_build: Callable[..., Manifest]
+) -> None:
+    (tmp_path / "other.jsonl").write_text("".join(f'{{"text": "zzz {i} zzz zzz zzz zzz"}}\n' for i in range(400)))
+    small_build(tmp_path / "other", tmp_path / "other.jsonl", tokenizer=str(prepared))
+    data = module(mixture={str(prepared): 3.0, str(tmp_path / "other"): 1.0}, max_steps=100)
+
+    texts = [data.decode(row) for row in rows(data.train_dataloader())]
+
+    assert abs(sum("zzz" in text for text in texts) / len(texts) - 0.25) < 0.05
+    small_build(tmp_path / "third", tmp_path / "other.jsonl")
+    with pytest.raises(ValueError, match=r"mixture: .*third has another tokenizer"):
+        module(mixture={str(tmp_path / "third"): 1.0}).train_dataloader()
+
+
+def test_text_and_bytes(module: Callable[..., TokenShards], prepared: Path) -> None:
+    data = module()
+    assert data.decode(data.encode("grey wolves <|endoftext|>")) == "grey wolves <|endoftext|>"
+    split = read_manifest(prepared).splits["test"]
+    assert data.bytes_per_token("test") == split.bytes / split.tokens
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"length": 0}, "length: must be at least 1, got 0"),
+        ({"vocabulary": 299}, r"vocabulary: 299, but .* vocabulary of 300"),
+        ({"corpus": None, "directory": None}, "directory: must name a folder"),
+        ({"directory": "/nowhere"}, r"/nowhere/manifest\.json: cannot be read"),
+        ({"shares": (1.0, 1.0, 1.0), "corpus": "stdlib"}, "shares"),
+    ],
+)
+def test_settings_that_cannot_be(module: Callable[..., TokenShards], options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        module(**options)
+
+
+def test_a_split_shorter_than_a_block(module: Callable[..., TokenShards]) -> None:
+    with pytest.raises(ValueError, match=r"split test has \d+ tokens, a block of 1000000"):
+        module().blocks("test", 1_000_000)
+    with pytest.raises(ValueError, match="expected one of train, validation, test"):
+        module().blocks("dev", 10)
+
+
+class Watcher(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.seen: list[Tensor] = []
+
+    def training_step(self, batch: dict[str, Tensor], index: int) -> Tensor:
+        self.seen.append(batch["tokens"])
+        return self.weight.sum()
+
+    def validation_step(self, batch: dict[str, Tensor], index: int) -> None: ...
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def test_lightning_resumes_with_the_next_sample(prepared: Path, tmp_path: Path) -> None:
+    def fit(steps: int, checkpoint: str | None = None) -> Tensor:
+        data = TokenShards(None, directory=str(prepared), vocabulary=300, length=LENGTH, batch_size=8)
+        keep = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=3, save_top_k=-1)
+        model = Watcher()
+        trainer = Trainer(
+            max_steps=steps,
+            callbacks=[keep],
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            accelerator="cpu",
+            val_check_interval=2,
+            check_val_every_n_epoch=None,
+            num_sanity_val_steps=0,
+        )
+        trainer.fit(model, data, ckpt_path=checkpoint, weights_only=True)
+        return torch.cat(model.seen)
+
+    whole = fit(9)
+
+    assert torch.equal(fit(9, str(tmp_path / "step=3.ckpt")), whole[24:])
+    longer = fit(12, str(tmp_path / "step=9.ckpt"))  # from the end of the run-long epoch
+    assert len(longer) == 24
+    assert torch.equal(torch.cat([whole, longer]), fit(12))
+
+
+def test_what_the_demo_asks_for_is_prepared(
+    json_lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from kerple.data import inspect, prepare
+
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(json_lines, "books.d")
+    config = (
+        "data: {class_path: TokenShards, init_args: {corpus: books.d, vocabulary: 300, prepare_workers: 1}}\nlogs: x\n"
+    )
+    Path("config.yaml").write_text(config)
+
+    prepare.main(["--config", "config.yaml"])
+    inspect.main(["data/books-bpe300", "--tokens", "5", "--seed", "1"])
+
+    assert "every checksum is right" in capsys.readouterr().out
