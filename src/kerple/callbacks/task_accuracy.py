@@ -31,9 +31,10 @@ class TaskAccuracy(Callback):
     model write the answer greedily, through the cache; with a scratchpad it also counts, as metric ``accuracy``, final
     answers that are right whatever the steps before them.
 
-    Writes ``accuracy.json`` into the run's log directory: rows of metric, protocol, length, value, sum, count and, by
-    example, what they are sums of. Prints a table; puts a figure against length into TensorBoard, and a heat map where
-    the task counts two sizes. During `fit` it logs ``val/exact_match`` and ``val/token_accuracy``.
+    Writes ``accuracy.json`` into the run's log directory: ``rows`` of metric, protocol (the task's name, so that a
+    report has one column a task), length, value, sum, count and, by example, what they are sums of; ``generated`` has
+    the rows of what the model wrote itself. Prints a table; puts a figure against length into TensorBoard, and a heat
+    map where the task counts two sizes. During `fit` it logs ``val/exact_match`` and ``val/token_accuracy``.
 
     Args:
         generate: Also measure ``generated``.
@@ -129,7 +130,7 @@ class TaskAccuracy(Callback):
         strategy = type(pl_module.network.positions[0]).__name__
         lengths = [example.sizes[:1] for example in self.examples]
         curves = {kind: grouped(*both, lengths) for kind, both in counted.items()}
-        rows = [row for kind, both in counted.items() for row in result_rows(kind, *both, lengths)]
+        rows = {kind: result_rows(data.task.name, kind[0], *both, lengths) for kind, both in counted.items()}
         skipped = sorted(set(data.test_lengths) - {n for (n,) in curves[TOKENS, TEACHER_FORCED]})
         content = {
             "task": data.task.name,
@@ -137,11 +138,16 @@ class TaskAccuracy(Callback):
             "train_length": data.train_length,
             "skipped": skipped,
             "precision": str(trainer.precision),
-            "rows": rows,
+            "rows": rows[TOKENS, TEACHER_FORCED] + rows.get((FINAL, GENERATED), []),
+            "generated": rows.get((TOKENS, GENERATED), []),
         }
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "accuracy.json").write_text(json.dumps(content) + "\n")
-        scalars = {f"test/{r['metric']}/{r['protocol']}/{r['length']}": r["value"] for r in rows}
+        scalars = {
+            f"test/{row['metric']}/{protocol}/{row['length']}": row["value"]
+            for (_, protocol), found in rows.items()
+            for row in found
+        }
         shown = {protocol: curve for (what, protocol), curve in curves.items() if what == TOKENS}
         figures = {
             "accuracy": against_length(shown, data.train_length, f"{data.task.name}, {strategy}"),
@@ -172,10 +178,9 @@ def final_answer(text: str) -> str | None:
 
 
 def result_rows(
-    kind: tuple[str, str], right: Tensor, asked: Tensor, lengths: list[tuple[int, ...]]
+    protocol: str, what: str, right: Tensor, asked: Tensor, lengths: list[tuple[int, ...]]
 ) -> list[dict[str, Any]]:
-    """Rows of one protocol, one for each metric and length; ``block_sum`` has one entry an example."""
-    what, protocol = kind
+    """One row for each metric and length; ``block_sum`` has one entry an example."""
     rows = []
     for (length,), accuracy in grouped(right, asked, lengths).items():
         members = [i for i, key in enumerate(lengths) if key == (length,) and asked[i] > 0]

@@ -1,0 +1,63 @@
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from jsonargparse import ArgumentParser
+from pytorch_lightning import LightningDataModule
+
+import kerple.positions
+import kerple.tasks
+from kerple.lm import LanguageModel
+
+ROOT = Path(__file__).parents[2] / "configs"
+FILES = sorted(path for folder in ("tasks", "paper/nope") for path in (ROOT / folder).glob("*.yaml"))
+TASKS = [path for path in FILES if path.name != "base.yaml"]
+
+
+def merged(path: Path) -> dict[str, Any]:
+    base, own = (yaml.safe_load(p.read_text()) for p in (path.with_name("base.yaml"), path))
+    return base | own | {key: base[key] | own.get(key, {}) for key in ("model", "trainer")}
+
+
+def built(path: Path) -> Any:
+    parser = ArgumentParser()
+    parser.add_class_arguments(LanguageModel, "model")
+    parser.add_subclass_arguments(LightningDataModule, "data")
+    parser.link_arguments("data.init_args.vocabulary", "model.vocabulary")
+    parser.link_arguments("data.init_args.length", "model.length")
+    config = parser.parse_object({key: merged(path)[key] for key in ("model", "data")})
+    with torch.device("meta"):
+        return parser.instantiate_classes(config)
+
+
+@pytest.mark.parametrize("path", TASKS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_the_stated_length_holds_the_longest_training_sequence(path: Path) -> None:
+    data, rng = built(path).data, np.random.default_rng(0)
+    drawn = [data.task.example(data.train_length, rng) for _ in range(500)]
+    longest = max(len(example.tokens()) - 1 for example in drawn)
+    assert longest <= data.length
+    if len({len(example.text) for example in drawn}) == 1:
+        assert longest == data.length
+    assert data.test_lengths[-1] == 2 * data.train_length
+
+
+def test_the_published_model_has_its_size() -> None:
+    model = built(ROOT / "paper/nope/copy.yaml").model
+    vocabulary = model.vocabulary
+    blocks, norm, embeddings = 12 * (12 * 768**2 + 13 * 768), 2 * 768, 2 * vocabulary * 768
+    assert sum(p.numel() for p in model.parameters()) == blocks + norm + embeddings
+
+
+def test_every_task_of_the_literature_has_a_published_config() -> None:
+    names = {built(path).data.task.name for path in TASKS if path.parent.name == "nope"}
+    published = {"RepeatedCopy", "Copy", "Reverse", "Sort", "SortNumbers", "Addition", "ModularSum", "Parity"}
+    assert names == published | {"Polynomial", "VariableChain"}
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.name == "base.yaml"], ids=lambda p: p.parent.name)
+def test_the_shared_settings_do_not_favour_a_strategy(path: Path) -> None:
+    assert isinstance(merged(path)["model"]["position"], str)
+    assert merged(path)["model"]["position"] in kerple.positions.names()
