@@ -11,9 +11,10 @@ from torch import Tensor
 from kerple.data.build import Recipe, build
 from kerple.data.corpora import HUB
 from kerple.data.loader import Batch, BatchLoader, BlockBatches, Blocks, EvaluationLoader, Stream, TrainingBatches
-from kerple.data.manifest import SPLITS, Manifest, read_manifest
+from kerple.data.manifest import SPLITS, Manifest
 from kerple.data.order import Mixture, Order
-from kerple.data.shards import TokenStream
+from kerple.data.remote import CACHE_BYTES, Folder, open_folder
+from kerple.data.streams import is_remote
 from kerple.data.tokenizer import TRAINED_HERE, load_tokenizer
 
 
@@ -48,6 +49,10 @@ class TokenShards(LightningDataModule):
             (`raise`).
         largest_document: Bytes beyond which a document or line of JSON is too large.
         validation_segments: At most so many segments of `length` targets make up the validation loss.
+        shuffle_shards: Shuffle the samples of so many shards (of 64 Mi tokens) together, and the shards, instead of all
+            samples of the corpus: for shards at a URL, of which only a part fits into the cache.
+        cache: Folder for copies of shards from a URL.
+        cache_bytes: Size below which those copies are kept; must hold `shuffle_shards` shards and one.
         mixture: Prepared folders and their weights in the training samples; validation and test stay those of
             `directory`. null: only `directory`.
         workers: Processes that load batches ahead; memory-mapped shards seldom need one.
@@ -74,6 +79,9 @@ class TokenShards(LightningDataModule):
         on_fault: Literal["skip", "raise"] = "skip",
         largest_document: int = 1 << 26,
         validation_segments: int = 512,
+        shuffle_shards: int | None = None,
+        cache: str = "data/.cache",
+        cache_bytes: int = CACHE_BYTES,
         mixture: dict[str, float] | None = None,
         workers: int = 0,
         prepare_workers: int = 0,
@@ -90,15 +98,17 @@ class TokenShards(LightningDataModule):
             ("prepare_workers", prepare_workers, 0),
             ("largest_document", largest_document, 1),
             ("samples", 1 if samples is None else samples, 1),
+            ("shuffle_shards", 1 if shuffle_shards is None else shuffle_shards, 1),
         ):
             if value < low:
                 raise ValueError(f"{name}: must be at least {low}, got {value}")
         self.recipe = None
-        if corpus is not None:
+        self.place = directory or default_directory(corpus or "", tokenizer, vocabulary)
+        if corpus is not None and not is_remote(self.place):  # what lies at a URL is prepared
             self.recipe = Recipe(
                 corpus, tokenizer, vocabulary, tuple(shares), text_field, drop_duplicates, largest_document
             )
-        self.directory = Path(directory or default_directory(corpus or "", tokenizer, vocabulary))
+        self.shuffle_shards, self.cache, self.cache_bytes = shuffle_shards, cache, cache_bytes
         self.vocabulary, self.length, self.batch_size, self.seed = vocabulary, length, batch_size, seed
         self.samples, self.on_fault, self.validation_segments = samples, on_fault, validation_segments
         self.mixture, self.workers, self.prepare_workers, self.verify = mixture, workers, prepare_workers, verify
@@ -107,7 +117,7 @@ class TokenShards(LightningDataModule):
     def prepare_data(self) -> None:
         """Build the shards that are missing; an interrupted preparation goes on where it stopped."""
         if self.recipe is not None:
-            build(self.directory, self.recipe, self.prepare_workers, self.on_fault)
+            build(Path(self.place), self.recipe, self.prepare_workers, self.on_fault)
 
     def setup(self, stage: str | None = None) -> None:
         """Read the manifest and check it against the settings.
@@ -115,14 +125,14 @@ class TokenShards(LightningDataModule):
         Raises:
             ValueError: The shards were prepared with other settings or do not fit the vocabulary or each other.
         """
-        self.manifest = read_manifest(self.directory)
-        self._check_vocabulary(self.manifest)
+        self.folder = self._open(self.place)
+        self.manifest = self.folder.manifest
 
     def train_dataloader(self) -> BatchLoader:
         streams, orders, weights = [], [], []
-        for number, (stream, weight) in enumerate(self._training_streams()):
-            streams.append(stream)
-            orders.append(Order(len(stream), self.length, self.seed, number))
+        for number, (folder, weight) in enumerate(self._training_folders()):
+            streams.append(folder.stream("train"))
+            orders.append(self._order(folder, number))
             weights.append(weight)
         rank, ranks = self._rank()
         together = self.batch_size * ranks
@@ -159,18 +169,18 @@ class TokenShards(LightningDataModule):
         blocks = Blocks(self.stream(split), length, limit)
         if len(blocks) == 0:
             raise ValueError(
-                f"{self.directory}: split {split} has {len(blocks.stream)} tokens, a block of {length} targets needs "
+                f"{self.place}: split {split} has {len(blocks.stream)} tokens, a block of {length} targets needs "
                 f"{length + 1}; give the split a larger share, or use a larger corpus"
             )
         return blocks
 
     def stream(self, split: str) -> Stream:
         """The tokens of a split."""
-        return TokenStream(self.directory, self._manifest(), split, self.verify)
+        return self._folder().stream(split)
 
     def bytes_per_token(self, split: str) -> float:
         """UTF-8 bytes of the split's documents over its tokens, end-of-text tokens among them."""
-        return self._manifest().splits[split].bytes_per_token
+        return self._folder().manifest.splits[split].bytes_per_token
 
     def encode(self, text: str) -> list[int]:
         """Token ids, without an end-of-text token."""
@@ -189,22 +199,19 @@ class TokenShards(LightningDataModule):
             for key, value in batch.items()
         }
 
-    def _training_streams(self) -> list[tuple[Stream, float]]:
+    def _training_folders(self) -> list[tuple[Folder, float]]:
         if self.mixture is None:
-            return [(self.stream("train"), 1.0)]
+            return [(self._folder(), 1.0)]
         if not self.mixture:
             raise ValueError("mixture: is empty; name prepared folders and their weights, or null for none")
-        streams: list[tuple[Stream, float]] = []
-        for place, weight in self.mixture.items():
-            manifest = read_manifest(Path(place))
-            self._check_vocabulary(manifest)
-            if manifest.tokenizer != self._manifest().tokenizer:
+        folders = [(self._open(place), float(weight)) for place, weight in self.mixture.items()]
+        for folder, _ in folders:
+            if folder.manifest.tokenizer != self._folder().manifest.tokenizer:
                 raise ValueError(
-                    f"mixture: {place} has another tokenizer than {self.directory}; prepare it with data.tokenizer: "
-                    f"{self.directory / 'tokenizer.json'}"
+                    f"mixture: {folder.place} has another tokenizer than {self.place}; prepare it with data.tokenizer: "
+                    f"{self.place}/tokenizer.json"
                 )
-            streams.append((TokenStream(Path(place), manifest, "train", self.verify), float(weight)))
-        return streams
+        return folders
 
     def _batches(self, samples_in_corpus: int, together: int) -> int:
         """Micro-batches in the run."""
@@ -229,15 +236,32 @@ class TokenShards(LightningDataModule):
                 f"{manifest.vocabulary}; set data.vocabulary to at least that, or prepare another folder"
             )
 
-    def _manifest(self) -> Manifest:
-        if not hasattr(self, "manifest"):
+    def _folder(self) -> Folder:
+        if not hasattr(self, "folder"):
             self.setup()
-        return self.manifest
+        return self.folder
+
+    def _open(self, place: str) -> Folder:
+        folder = open_folder(place, self.verify, self.cache, self.cache_bytes)
+        self._check_vocabulary(folder.manifest)
+        return folder
+
+    def _order(self, folder: Folder, number: int) -> Order:
+        split, layout = folder.manifest.splits["train"], folder.manifest.layout
+        at_once = self.shuffle_shards or layout.shards(split.tokens)
+        needed = (min(at_once, layout.shards(split.tokens)) + 1) * layout.shard_bytes(split.tokens, 0)
+        if is_remote(folder.place) and needed > self.cache_bytes:
+            raise ValueError(
+                f"cache_bytes: {self.cache_bytes}, but the {at_once} shards of {folder.place} that are shuffled "
+                f"together and one more take {needed}; raise it or set a smaller shuffle_shards"
+            )
+        chunk = layout.run_tokens * layout.runs_per_shard if self.shuffle_shards else None
+        return Order(split.tokens, self.length, self.seed, number, chunk=chunk, together=at_once)
 
     def _load_tokenizer(self) -> Tokenizer:
         if self._tokenizer is None:
-            path = self.directory / "tokenizer.json"
-            if hashlib.sha256(path.read_bytes()).hexdigest() != self._manifest().tokenizer:
+            path = self._folder().directory / "tokenizer.json"
+            if hashlib.sha256(path.read_bytes()).hexdigest() != self.manifest.tokenizer:
                 raise ValueError(f"{path}: its sha256 is not the manifest's; prepare or copy the folder again")
             self._tokenizer = load_tokenizer(str(path))
         return self._tokenizer

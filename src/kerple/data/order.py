@@ -56,14 +56,21 @@ class Order:
         tokens: Length of the stream.
         length: Targets per sample, T.
         key: Integers that choose the order: the seed, and what tells one corpus of a mixture from another.
+        chunk: Tokens of a shard where few of them can be at hand at a time: the shards are shuffled, and the samples
+            of `together` shards among each other; no sample then lies in two shards. None: all samples of the stream.
+        together: Shards whose samples are shuffled together.
 
     Raises:
         ValueError: The stream is too short for one sample at every phase.
     """
 
-    def __init__(self, tokens: int, length: int, *key: int) -> None:
-        self.length, self.key = length, key
-        self.samples = (tokens - length) // length  # so that the last sample fits at the largest phase, length - 1
+    def __init__(self, tokens: int, length: int, *key: int, chunk: int | None = None, together: int = 1) -> None:
+        self.length, self.key, self.chunk, self.together = length, key, chunk or tokens, together
+        full, rest = divmod(tokens, self.chunk)
+        self.full = full  # chunks; what is left of the stream beside them makes up one more, which comes last
+        # so that the last sample fits at the largest phase, length - 1
+        self.per_chunk = max(self.chunk - length, 0) // length
+        self.samples = full * self.per_chunk + max(rest - length, 0) // length
         if self.samples < 1:
             raise ValueError(
                 f"length: {length} needs a stream of at least {2 * length} tokens, this one has {tokens}; "
@@ -77,8 +84,23 @@ class Order:
         for epoch in np.unique(epochs):
             phase = hash_integers(*self.key, int(epoch)) % self.length
             inside = epochs == epoch
-            starts[inside] = phase + self.length * Permutation(self.samples, *self.key, int(epoch))(entries[inside])
+            starts[inside] = phase + self._places(entries[inside], int(epoch))
         return starts
+
+    def _places(self, entries: Indices, epoch: int) -> Indices:
+        """Entries of an epoch to tokens, before the phase."""
+        if self.full <= 1:
+            return self.length * Permutation(self.samples, *self.key, epoch)(entries)
+        group_size = self.together * self.per_chunk
+        groups, inside = np.divmod(entries, group_size)
+        for group in np.unique(groups):
+            own = groups == group
+            size = min(group_size, self.samples - int(group) * group_size)
+            inside[own] = Permutation(size, *self.key, epoch, 1 + int(group))(inside[own])
+        slots, samples = np.divmod(groups * group_size + inside, self.per_chunk)
+        chunks = slots.copy()
+        chunks[slots < self.full] = Permutation(self.full, *self.key, epoch, 0)(slots[slots < self.full])
+        return chunks * self.chunk + samples * self.length
 
 
 class Mixture:

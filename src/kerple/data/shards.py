@@ -217,7 +217,7 @@ def runs_of(layout: Layout, split: Split, shard: int) -> range:
     return range(first, min(first + layout.runs_per_shard, layout.runs(split.tokens)))
 
 
-def check_run(path: Path, layout: Layout, split: Split, run: int, tokens: Tokens) -> None:
+def check_run(path: Path | str, layout: Layout, split: Split, run: int, tokens: Tokens) -> None:
     """Compare a run's sha256 with the manifest's."""
     if hashlib.sha256(tokens).hexdigest() != split.checksums[run]:
         name = layout.member(split.name, run)

@@ -1,0 +1,199 @@
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+
+from kerple.data import TokenShards, streams
+from kerple.data.corpora import sources
+from kerple.data.manifest import Manifest, read_manifest
+from kerple.data.remote import RemoteFolder
+from kerple.data.shards import TokenStream
+
+
+class Server(ThreadingHTTPServer):
+    """Serves a folder, with ranges, and lets every second request go wrong in the ways asked for, in turn."""
+
+    daemon_threads = True
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.folder, self.faults, self.ranges = folder, list[str](), True
+        self.requests = list[str]()
+        self.turn = 0
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+    def fault(self) -> str | None:
+        self.turn += 1
+        return self.faults[self.turn // 2 % len(self.faults)] if self.faults and self.turn % 2 else None
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Server
+
+    def do_HEAD(self) -> None:
+        self.answer(body=False)
+
+    def do_GET(self) -> None:
+        self.server.requests.append(self.path)
+        self.answer(body=True)
+
+    def answer(self, body: bool) -> None:
+        path = self.server.folder / self.path.lstrip("/")
+        if not path.is_file():
+            self.send_error(404)
+            return
+        content, status = path.read_bytes(), 200
+        fault = self.server.fault() if body else None
+        if fault == "error":
+            self.send_error(503)
+            return
+        start = 0
+        if self.server.ranges and (asked := self.headers.get("Range")):
+            start, end = (int(part or len(content) - 1) for part in asked.removeprefix("bytes=").split("-"))
+            total, status = len(content), 206
+            content = content[start : end + 1]
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        if self.server.ranges:
+            self.send_header("Accept-Ranges", "bytes")
+        if status == 206:
+            self.send_header("Content-Range", f"bytes {start}-{start + len(content) - 1}/{total}")
+        self.end_headers()
+        if body:
+            self.wfile.write(content[: len(content) // 2] if fault else content)
+            if fault == "stall":
+                time.sleep(1.5)
+            self.close_connection = fault is not None
+
+    def log_message(self, *arguments: object) -> None: ...
+
+
+@pytest.fixture
+def server(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setattr(streams, "STALL", 0.3)
+    shutil.copytree(prepared, tmp_path / "served")
+    server = Server(tmp_path / "served")
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def shard_bytes(folder: Path) -> int:
+    return (folder / "train-00000.tar").stat().st_size
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+@pytest.mark.parametrize("faults", [[], ["drop"], ["error"], ["stall"], ["drop", "error", "stall"]])
+def test_whatever_the_server_does_the_tokens_are_the_same(
+    server: Server, prepared: Path, tmp_path: Path, faults: list[str], ranges: bool
+) -> None:
+    server.faults, server.ranges = faults, ranges
+
+    folder = RemoteFolder(server.url, tmp_path / "cache", pause=0.01)
+    stream = folder.stream("train")
+
+    expected = TokenStream(prepared, read_manifest(prepared), "train")
+    assert stream.read(0, len(stream)).tolist() == expected.read(0, len(expected)).tolist()
+
+
+def test_a_server_that_only_fails_ends_in_an_error_that_names_the_file(server: Server, tmp_path: Path) -> None:
+    folder = RemoteFolder(server.url, tmp_path / "cache", attempts=3, pause=0.01)
+    (server.folder / "train-00000.tar").rename(server.folder / "gone")
+    with pytest.raises(ValueError, match=r"/train-00000\.tar: there is no such file"):
+        folder.stream("train").read(0, 10)
+    with pytest.raises(ValueError, match=r"manifest\.json: .*attempts failed|manifest\.json: there is no such"):
+        RemoteFolder("http://127.0.0.1:9", tmp_path / "cache", attempts=2, pause=0.01)
+
+
+def test_the_cache_stays_below_its_size_and_keeps_what_was_used_last(
+    server: Server, prepared: Path, tmp_path: Path
+) -> None:
+    limit = 2 * shard_bytes(prepared)
+    folder = RemoteFolder(server.url, tmp_path / "cache", limit)
+    stream, shard = folder.stream("train"), 3000
+    expected = TokenStream(prepared, read_manifest(prepared), "train")
+    for number in (0, 1, 2, 0, 3, 3, 1):
+        place = min(number * shard + 50, len(stream) - 20)
+        assert stream.read(place, 20).tolist() == expected.read(place, 20).tolist()
+        assert sum(p.stat().st_size for p in folder.directory.glob("*.tar")) <= limit
+        assert len(stream.maps) <= 2
+    again = RemoteFolder(server.url, tmp_path / "cache", limit).stream("train")
+    before = len(server.requests)
+    again.read(50 + shard, 20)
+    assert len(server.requests) == before  # the copy of an earlier run serves
+    with pytest.raises(ValueError, match="cache_bytes: 100, but two shards"):
+        RemoteFolder(server.url, tmp_path / "cache", 100)
+
+
+def damage_payload(content: bytearray) -> None:
+    content[600] ^= 1
+
+
+def damage_name(content: bytearray) -> None:
+    content[:5] = b"../x-"
+
+
+def compress(content: bytearray) -> None:
+    content[:2] = b"\x1f\x8b"
+
+
+@pytest.mark.parametrize("damage", [damage_payload, damage_name, compress])
+def test_a_shard_that_is_not_the_manifests_is_refused(
+    server: Server, tmp_path: Path, damage: Callable[[bytearray], None]
+) -> None:
+    shard = server.folder / "train-00000.tar"
+    content = bytearray(shard.read_bytes())
+    damage(content)
+    shard.write_bytes(content)
+    folder = RemoteFolder(server.url, tmp_path / "cache")
+    with pytest.raises(ValueError, match=r"http://127\.0\.0\.1:\d+/train-00000\.tar: "):
+        folder.stream("train").read(0, 10)
+    assert not list(folder.directory.glob("*.tar"))
+
+
+def test_training_from_a_url_sees_the_samples_of_the_local_folder(
+    server: Server, prepared: Path, tmp_path: Path
+) -> None:
+    def samples(directory: str) -> torch.Tensor:
+        data = TokenShards(
+            None,
+            directory=directory,
+            vocabulary=300,
+            length=16,
+            batch_size=8,
+            shuffle_shards=1,
+            cache=str(tmp_path / "cache"),
+            cache_bytes=2 * shard_bytes(prepared),
+        )
+        return torch.cat([batch["tokens"] for batch in data.train_dataloader()])
+
+    assert torch.equal(samples(server.url), samples(str(prepared)))
+
+
+def test_a_cache_too_small_for_the_shuffle_is_refused(server: Server, prepared: Path, tmp_path: Path) -> None:
+    size = 2 * shard_bytes(prepared)
+    data = TokenShards(
+        None, directory=server.url, vocabulary=300, length=16, cache=str(tmp_path / "cache"), cache_bytes=size
+    )
+    with pytest.raises(ValueError, match=f"cache_bytes: {size}, but the .* shards .* set a smaller shuffle_shards"):
+        data.train_dataloader()
+
+
+def test_a_corpus_over_http(
+    server: Server, json_lines: Path, tmp_path: Path, small_build: Callable[..., Manifest]
+) -> None:
+    shutil.copy(json_lines / "part0.jsonl", server.folder)
+    server.faults = ["drop", "error"]
+    local = small_build(tmp_path / "local", json_lines / "part0.jsonl")
+
+    remote = small_build(tmp_path / "remote", f"{server.url}/part0.jsonl")
+
+    assert remote.splits == local.splits
+    assert sources(f"{server.url}/part0.jsonl")[0].size is None
