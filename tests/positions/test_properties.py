@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -220,6 +220,24 @@ def test_gradients_reach_every_parameter(name: str, tiny_network: Make) -> None:
     for parameter, value in network.named_parameters():
         assert value.grad is not None, parameter
         assert value.grad.abs().sum() > 0, parameter
+
+
+@pytest.fixture(scope="module")
+def process_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    store = tmp_path_factory.mktemp("ddp") / "store"
+    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@over_names
+@pytest.mark.usefixtures("process_group")
+def test_ddp_finds_no_unused_parameter(name: str, tiny_network: Make) -> None:
+    network = tiny_network(name).train()
+    parallel = torch.nn.parallel.DistributedDataParallel(network)
+    for _ in range(2):  # the second forward complains of what the first left without a gradient
+        parallel(torch.randint(0, 50, (2, 25))).logsumexp(-1).mean().backward()
+        network.constrain_()
 
 
 @over_names
