@@ -54,7 +54,7 @@ def test_a_trained_model_is_reported_by_length_and_protocol(tmp_path: Path) -> N
     for n, row in column(content, "token_accuracy", "generated").items():
         assert row["count"] == sum(row["block_count"]) == (n + 1) * forced[n]["count"]
         assert row["value"] >= forced[n]["value"]
-    assert (content["task"], content["strategy"], content["train_length"]) == ("RepeatedCopy", "NoPE", 4)
+    assert (content["task"], content["strategy"], content["train_length"]) == ("repeated copy", "NoPE", 4)
 
     events = EventAccumulator(str(content["directory"]), {"images": 0, "scalars": 0}).Reload()
     assert "test/accuracy" in events.Tags()["images"]

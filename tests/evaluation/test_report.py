@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 
 from kerple.evaluation import report, report_runs
 from kerple.evaluation.report_runs import Run, locate, read
@@ -134,6 +135,21 @@ def test_task_accuracies_need_nothing_of_their_own(tmp_path: Path) -> None:
     assert "| T5 | 0.500 | **0.300** | **0.750** |" in text
     assert "| Sinusoidal | 0.000 | 0.000 | 0.333 |" in text
     assert "### Exact match, copy" in text
+
+
+def test_tasks_are_ranked_beyond_the_training_length_of_each(tmp_path: Path) -> None:
+    for strategy, copy, reverse in (("NoPE", 0.9, 0.2), ("T5", 0.5, 0.3)):
+        for task, last, trained in (("copy", copy, 30), ("reverse", reverse, 20)):
+            place = tmp_path / "runs" / task / strategy / "seed-1236"
+            write_task_run(place, strategy, 1236, {task: (1.0, 1.0, last, last / 2)})
+            config = yaml.safe_load((place / "config.yaml").read_text())
+            config["data"]["init_args"] |= {"length": 82, "train_length": trained}
+            (place / "config.yaml").write_text(yaml.safe_dump(config))
+    report.write(read(locate([tmp_path / "runs"])), tmp_path / "report", name="tasks", baseline="NoPE")
+    text = (tmp_path / "report" / "table.md").read_text()
+    assert "### Exact match at lengths beyond training, by task" in text
+    assert "| NoPE | **0.450** | 0.150 | **0.750** |" in text  # copy at 40 only, reverse at 30 and 40
+    assert "| T5 | 0.250 | **0.225** | **0.750** |" in text
 
 
 def test_positions_are_binned_and_keep_their_sums(tmp_path: Path) -> None:

@@ -82,36 +82,36 @@ def passkey(prompt: str) -> str:
 
 
 SOLVERS: dict[str, Callable[[str], str]] = {
-    "Copy": copy,
-    "RepeatedCopy": copy,
-    "Reverse": reverse,
-    "Sort": sort_letters,
-    "SortNumbers": sort_numbers,
-    "Addition": add,
-    "ModularSum": sum_modulo,
-    "Parity": parity,
-    "Polynomial": polynomial,
-    "VariableChain": chain,
-    "Passkey": passkey,
+    "copy": copy,
+    "repeated copy": copy,
+    "reverse": reverse,
+    "sort": sort_letters,
+    "sort numbers": sort_numbers,
+    "addition": add,
+    "modular sum": sum_modulo,
+    "parity": parity,
+    "polynomial": polynomial,
+    "variable chain": chain,
+    "passkey": passkey,
 }
 
 
 def length(name: str, prompt: str) -> int:
     """The length of a problem, read from its text."""
-    if name in ("Copy", "RepeatedCopy", "Reverse", "Sort", "Parity"):
+    if name in ("copy", "repeated copy", "reverse", "sort", "parity"):
         return len(prompt)
-    if name == "Addition":
+    if name == "addition":
         return max(map(len, prompt.split("+")))
-    if name == "SortNumbers":
+    if name == "sort numbers":
         return len(prompt.split(","))
-    if name == "ModularSum":
+    if name == "modular sum":
         return len(prompt.split("+"))
-    if name == "Polynomial":
+    if name == "polynomial":
         return prompt.count("x")
-    if name == "VariableChain":
+    if name == "variable chain":
         return prompt.count("=")
-    if name == "Passkey":
+    if name == "passkey":
         return len(re.sub(r"\[\d+\]", "", prompt))
-    if name == "AssociativeRecall":
+    if name == "associative recall":
         return len(prompt) // 2
     raise AssertionError(name)

@@ -68,7 +68,7 @@ def test_a_small_space_is_tested_once_each_and_an_empty_one_is_said_to_be() -> N
         assert {e.prompt for e in group} <= set(held_out)
         assert len({e.prompt for e in group}) == len(group) == min(len(held_out), 100)
     assert not groups[1]
-    with pytest.warns(UserWarning, match="Parity has so few problems of length 1"):
+    with pytest.warns(UserWarning, match="parity has so few problems of length 1"):
         data.test_dataloader()
 
 
@@ -187,8 +187,8 @@ def test_distinct_stops_where_there_are_no_more() -> None:
         ({"vocabulary": 10}, "data.vocabulary: got 10"),
         ({"seed": -3}, "data.seed: got -3"),
         ({"test_lengths": [0, 4]}, "data.test_lengths: got 0"),
-        ({"train_length": 53}, "data.train_length: got 53, but VariableChain has problems up to length 52"),
-        ({"test_lengths": [60]}, "data.test_lengths: got 60, but VariableChain"),
+        ({"train_length": 53}, "data.train_length: got 53, but variable chain has problems up to length 52"),
+        ({"test_lengths": [60]}, "data.test_lengths: got 60, but variable chain"),
     ],
 )
 def test_mistakes_are_named(settings: dict[str, Any], message: str) -> None:
@@ -197,7 +197,7 @@ def test_mistakes_are_named(settings: dict[str, Any], message: str) -> None:
 
 
 def test_a_training_length_in_tokens_that_is_too_short_says_what_is_needed() -> None:
-    with pytest.raises(ValueError, match="got 41 tokens, but Copy with train_length 20 has training sequences of 42"):
+    with pytest.raises(ValueError, match="got 41 tokens, but copy with train_length 20 has training sequences of 42"):
         TaskData(Copy(), 41).setup("fit")
     TaskData(Copy(), 42).setup("fit")
 

@@ -54,12 +54,12 @@ def write(runs: Runs, folder: Path, *, name: str, baseline: str, missing: list[s
     for analysis, table in runs.analyses.items():
         table.to_csv(folder / f"{analysis}.csv", index=False, float_format="%.8g")
 
-    main, details = _tables(summary, runs, trained, baseline)
+    main, details = _tables(summary, runs, baseline)
     title = f"# {name}\n\n"
     (folder / "table.md").write_text(title + "\n".join(t.markdown() for t in (*main, *details)))
     (folder / "table.tex").write_text("\n".join(t.latex() for t in (*main, *details)))
     drawn = []
-    for figure_name, figure in figures(summary, trained, baseline):
+    for figure_name, figure in figures(summary, runs.trained, baseline):
         _, svg = save(figure, folder, figure_name)
         drawn.append((figure_name, f"data:image/svg+xml;base64,{base64.b64encode(svg.read_bytes()).decode()}"))
 
@@ -89,20 +89,18 @@ def write(runs: Runs, folder: Path, *, name: str, baseline: str, missing: list[s
     return path
 
 
-def _tables(
-    summary: pd.DataFrame, runs: Runs, trained: int | None, baseline: str
-) -> tuple[list[tables.Table], list[tables.Table]]:
+def _tables(summary: pd.DataFrame, runs: Runs, baseline: str) -> tuple[list[tables.Table], list[tables.Table]]:
     """Tables to read first, and those that back them."""
     main, details = [], []
     for metric, group in summary.groupby("metric", sort=False):
         protocols = list(dict.fromkeys(group["protocol"]))
-        overview = tables.tasks(runs.results, str(metric), trained)
+        overview = tables.tasks(runs.results, str(metric), runs.trained)
         main += [overview] if overview else []
         for protocol in protocols:
             # bits per byte say the same of one tokenizer as perplexity does: kept, not in the way
             place = details if metric == "bits_per_byte" else main
-            place.append(tables.comparison(summary, str(metric), protocol, trained, baseline))
-            interval = tables.intervals(summary, str(metric), protocol, trained, baseline)
+            place.append(tables.comparison(summary, str(metric), protocol, runs.trained[protocol], baseline))
+            interval = tables.intervals(summary, str(metric), protocol, runs.trained[protocol], baseline)
             details += [interval] if interval else []
     cost = tables.costs(runs)
     return main + ([cost] if cost else []), details

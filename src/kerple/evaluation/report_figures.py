@@ -1,6 +1,6 @@
 """Figures of a comparison, drawn from its tables alone."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ Draw = Callable[[Axes, pd.DataFrame, Styles], tuple[float, float]]
 HEADROOM = 4.0  # a curve that leaves the axis above this many times the best one has said what it has to say
 
 
-def figures(summary: pd.DataFrame, trained: int | None, baseline: str) -> Iterator[tuple[str, Figure]]:
+def figures(summary: pd.DataFrame, trained: Mapping[str, int | None], baseline: str) -> Iterator[tuple[str, Figure]]:
     """(name, figure) of every metric against length, a panel for each protocol, and of every ratio to the baseline.
 
     Bits per byte have none beside perplexity: the same curves on another axis.
@@ -62,7 +62,7 @@ def _styles(strategies: pd.Series) -> Styles:
     }
 
 
-def _panels(chosen: pd.DataFrame, styles: Styles, trained: int | None, draw: Draw, label: str) -> Figure:
+def _panels(chosen: pd.DataFrame, styles: Styles, trained: Mapping[str, int | None], draw: Draw, label: str) -> Figure:
     protocols = list(dict.fromkeys(chosen["protocol"]))
     columns = min(len(protocols), 3)
     rows = -(-len(protocols) // columns)
@@ -78,7 +78,7 @@ def _panels(chosen: pd.DataFrame, styles: Styles, trained: int | None, draw: Dra
         ax.grid(alpha=0.25, linewidth=0.6)
         ax.spines[["top", "right"]].set_visible(False)
         ax.set_xlabel("evaluation length (tokens)")
-        _lengths(ax, sorted(panel["length"].unique()), trained)
+        _lengths(ax, sorted(panel["length"].unique()), trained[protocol])
     axes[0, 0].set_ylim(min(low for low, _ in ranges), max(high for _, high in ranges))  # shared by all panels
     if axes[0, 0].get_yscale() == "log":
         _plain_log_ticks(axes[0, 0])

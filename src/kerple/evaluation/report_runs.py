@@ -54,6 +54,7 @@ class Runs:
         analyses: The CSV files of the tests, one table for each name.
         configs: Resolved configuration of each run.
         environments: Versions and machine each run recorded.
+        trained: Training length behind each protocol, None where its runs differ: tasks have each their own.
     """
 
     results: pd.DataFrame
@@ -62,6 +63,7 @@ class Runs:
     analyses: dict[str, pd.DataFrame]
     configs: dict[Run, dict[str, Any]]
     environments: dict[Run, dict[str, Any]]
+    trained: dict[str, int | None]
 
     @property
     def training_length(self) -> int | None:
@@ -97,6 +99,7 @@ def read(runs: Iterable[Run]) -> Runs:
     tables: dict[str, list[dict[str, Any]]] = {"results": [], "blocks": [], "costs": []}
     analyses: dict[str, list[pd.DataFrame]] = {}
     configs, environments = {}, {}
+    lengths: dict[str, set[int | None]] = {}
     for run in runs:
         key = {"strategy": run.strategy, "seed": run.seed}
         configs[run] = _yaml(run.directory / "config.yaml")
@@ -107,6 +110,7 @@ def read(runs: Iterable[Run]) -> Runs:
             for result, blocks in _results(row, path):
                 if run.part and result["metric"] in LOSSES:  # a task is a protocol of its own, a corpus is not
                     result["protocol"] = f"{run.part} {result['protocol']}"
+                lengths.setdefault(result["protocol"], set()).add(training_length(configs[run]))
                 tables["results"].append(key | result)
                 tables["blocks"] += [key | {c: result[c] for c in RESULT} | block for block in blocks]
         if (cost := run.directory / "cost.json").exists():
@@ -120,7 +124,8 @@ def read(runs: Iterable[Run]) -> Runs:
     costs = pd.DataFrame(tables["costs"], columns=None if tables["costs"] else RUN)
     joined = {name: pd.concat(parts, ignore_index=True) for name, parts in analyses.items()}
     front = {name: table[[*RUN, *table.columns.drop(RUN)]] for name, table in joined.items()}
-    return Runs(results, blocks, costs, front, configs, environments)
+    trained = {protocol: next(iter(found)) if len(found) == 1 else None for protocol, found in lengths.items()}
+    return Runs(results, blocks, costs, front, configs, environments, trained)
 
 
 def strategy(config: dict[str, Any]) -> str:

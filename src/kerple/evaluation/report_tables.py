@@ -1,7 +1,7 @@
 """Tables of a comparison: strategies down, lengths across, as the paper's Table 3 prints them."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -127,24 +127,25 @@ def intervals(summary: pd.DataFrame, metric: str, protocol: str, trained: int | 
     return Table(f"{NAMES.get(metric, metric)} relative to {baseline}, {protocol}", body, note)
 
 
-def tasks(results: pd.DataFrame, metric: str, trained: int | None) -> Table | None:
+def tasks(results: pd.DataFrame, metric: str, trained: Mapping[str, int | None]) -> Table | None:
     """Strategies by tasks: mean beyond the training length, and the mean reciprocal rank over tasks.
 
     None for a metric with fewer than two protocols, or one that is not an accuracy: only a task is a protocol of its
     own.
     """
     chosen = results[results["metric"] == metric]
-    if trained is not None:
-        chosen = chosen[chosen["length"] > trained]
     if metric not in HIGHER_IS_BETTER or chosen["protocol"].nunique() < 2:
         return None
+    lengths = {trained[protocol] for protocol in chosen["protocol"].unique()}
+    if None not in lengths:
+        chosen = chosen[chosen["length"] > chosen["protocol"].map(trained)]
     scores = chosen.groupby(["strategy", "protocol"], sort=False)["value"].mean().unstack()
     scores = scores.loc[list(dict.fromkeys(chosen["strategy"])), list(dict.fromkeys(chosen["protocol"]))]
     ranks = mean_reciprocal_rank(scores, metric)
     columns = {**{c: scores[c] for c in scores}, "mean reciprocal rank": ranks}
     body = pd.DataFrame({c: [Cell(f"{v:.3f}", v == column.max()) for v in column] for c, column in columns.items()})
     body.index = list(scores.index)
-    beyond = "" if trained is None else f" at lengths beyond {trained}"
+    beyond = "" if None in lengths else f" at lengths beyond {lengths.pop() if len(lengths) == 1 else 'training'}"
     note = (
         "Mean over seeds and lengths; ranks are over strategies, ties share one, and 1 / rank is averaged over tasks."
     )

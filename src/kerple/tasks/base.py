@@ -1,5 +1,6 @@
 """What a task is: for a length and a generator of random numbers, a prompt and the one right answer."""
 
+import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
@@ -68,6 +69,9 @@ class Task(ABC):
     longest: int | None = None
     """Largest length there are problems of; None where there is no bound."""
 
+    scratchpad: bool = False
+    """Whether steps are written before the answer."""
+
     @abstractmethod  # keeps the class abstract: jsonargparse would accept a concrete base as a task
     def __init__(self) -> None: ...
 
@@ -77,8 +81,9 @@ class Task(ABC):
 
     @property
     def name(self) -> str:
-        """What the task is called in logs and reports."""
-        return type(self).__name__
+        """What the task is called in logs and reports, in lower case."""
+        words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(self).__name__).lower()
+        return f"{words} with scratchpad" if self.scratchpad else words
 
 
 def spelled(digits: np.ndarray) -> str:

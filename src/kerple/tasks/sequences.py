@@ -36,7 +36,7 @@ class Copy(Task):
 
     @property
     def name(self) -> str:
-        return "RepeatedCopy" if self.repeated else "Copy"
+        return "repeated copy" if self.repeated else super().name
 
 
 class Reverse(Task):
@@ -98,4 +98,4 @@ class Sort(Task):
 
     @property
     def name(self) -> str:
-        return "SortNumbers" if self.digits else "Sort"
+        return super().name.replace("sort", "sort numbers") if self.digits else super().name
