@@ -35,6 +35,8 @@ HARMLESS = (
     ".*does not have many workers",  # memory-mapped shards need none
 )
 FROM_CHECKPOINT = ("seed_everything", "model", "data", "experiment")
+# devices and strategy are those of the machine that tests, not of the one that trained
+TRAINER_FROM_CHECKPOINT = ("precision", "callbacks", "limit_test_batches")
 
 
 class StoreConfig(SaveConfigCallback):
@@ -198,6 +200,5 @@ def _checkpoint_first(arguments: list[str]) -> list[str]:
     trust = [package for value in _option(arguments, "--trust") for package in value.split(",")]
     stored = read_config(paths[-1], tuple(trust))
     config = {key: stored[key] for key in FROM_CHECKPOINT if key in stored}
-    # devices and strategy are those of the machine that tests, not of the one that trained
-    config["trainer"] = {key: stored["trainer"][key] for key in ("precision", "callbacks")}
+    config["trainer"] = {key: stored["trainer"][key] for key in TRAINER_FROM_CHECKPOINT}
     return [arguments[0], "--config", yaml.safe_dump(config), *arguments[1:]]

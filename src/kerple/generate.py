@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--top_p", type=float | None, default=None, help="only the likeliest with this probability")
     parser.add_argument("--window", type=int | None, default=None, help="attention sees this many tokens; null: all")
     parser.add_argument("--seed", type=int | None, default=None, help="draw the same text again")
-    parser.add_argument("--trust", type=list[str], default=[], help="packages whose classes the checkpoint may name")
+    parser.add_argument("--trust", default="", help="packages whose classes the checkpoint may name: a,b,c")
     parser.add_argument(
         "--device", type=str, default="cuda" if torch.cuda.is_available() else "cpu", help="where to run"
     )
@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> None:
     if given.tokens < 1:
         raise ValueError(f"tokens: got {given.tokens}, expected at least 1")
 
-    model, data = load(given.ckpt_path, tuple(given.trust), given.device)
+    model, data = load(given.ckpt_path, tuple(given.trust.split(",")), given.device)
     random = torch.Generator(given.device)
     random.seed() if given.seed is None else random.manual_seed(given.seed)
     temperature = given.temperature

@@ -1,0 +1,80 @@
+"""Every configuration in configs/ parses and builds what it says."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from jsonargparse import ArgumentParser, Namespace
+from pytorch_lightning import LightningDataModule
+
+from kerple.cli import CLI, StoreConfig
+from kerple.lm import LanguageModel
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+PAPER = sorted((CONFIGS / "paper").glob("*.yaml"))
+
+
+class Parsed(CLI):
+    """The command line up to the point where the data, the model and the trainer would be built."""
+
+    def instantiate_classes(self) -> None: ...
+
+    def _run_subcommand(self, subcommand: str) -> None: ...
+
+
+def parsed(*arguments: str) -> Any:
+    cli = Parsed(
+        LanguageModel,
+        LightningDataModule,
+        subclass_mode_data=True,
+        save_config_callback=StoreConfig,
+        auto_configure_optimizers=False,
+        args=["fit", *arguments],
+    )
+    return cli.config.fit
+
+
+def build_on_meta(config: Namespace) -> LanguageModel:
+    parser = ArgumentParser()
+    parser.add_class_arguments(LanguageModel, "model")
+    with torch.device("meta"):
+        return parser.instantiate_classes(parser.parse_object({"model": config.model.as_dict()})).model
+
+
+@pytest.mark.parametrize("path", PAPER, ids=lambda path: path.stem)
+def test_the_paper_s_model_has_the_paper_s_size(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for position, extra in (("NoPE", 0), ("KerpleLog", 24)):
+        model = build_on_meta(parsed("--config", str(path), "--model.position", position))
+        assert sum(p.numel() for p in model.parameters()) == 162_322_944 + extra
+
+
+def test_the_paper_s_configs_cover_its_corpora_and_use_their_data() -> None:
+    assert {path.stem for path in PAPER} == {"openwebtext2", "github", "arxiv"}
+    for path in PAPER:
+        alone = yaml.safe_load((CONFIGS / "data" / path.name).read_text())
+        assert yaml.safe_load(path.read_text())["data"] == alone["data"]
+
+
+@pytest.mark.parametrize("path", PAPER, ids=lambda path: path.stem)
+def test_the_paper_s_recipe(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = parsed("--config", str(path))
+    data, model, trainer = config.data.init_args, config.model, config.trainer
+    assert data.batch_size * data.length * trainer.max_steps == 819_200_000
+    assert (model.lr, tuple(model.betas), model.adam_eps, model.weight_decay) == (6e-4, (0.9, 0.999), 1e-8, 0)
+    assert (model.warmup, trainer.gradient_clip_val, model.dropout) == (0.01, 1.0, 0)
+    assert tuple(data.shares) == (0.949, 0.05, 0.001)
+    extrapolation = next(c for c in trainer.callbacks if c.class_path.endswith("Extrapolation"))
+    assert extrapolation.init_args.lengths == [512 * 2**i for i in range(6)]
+
+
+def test_the_demo_s_config_says_what_the_demo_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = parsed("--config", str(CONFIGS / "demo.yaml"))
+    data = config.data.init_args
+    assert (data.vocabulary, data.length, data.batch_size) == (2048, 64, 128)
+    assert data.batch_size * data.length * config.trainer.max_steps == pytest.approx(2.5e6, rel=0.01)
+    assert sum(p.numel() for p in build_on_meta(config).parameters()) == pytest.approx(1.3e6, rel=0.05)
