@@ -1,7 +1,7 @@
 """Attention in blocks of queries, for what no fused kernel takes: weights by distance, scores from content.
 
-A block of queries meets the keys it may see, so a tensor of scores is (B, H, block, T) at most. In training every block is
-computed again in the backward pass instead of being kept: memory stays O(block · T), for one extra forward.
+A block of queries meets the keys it may see, so a tensor of scores is (B, H, block, T) at most. In training every block
+is computed again in the backward pass instead of being kept: memory stays O(block · T), for one extra forward.
 """
 
 import math

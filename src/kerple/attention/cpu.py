@@ -1,16 +1,16 @@
 """Attention with a learned table of distances on the CPU: torch's fused kernel forward, own backward, memory O(T).
 
-Forward, the fused kernel gets blocks of reversed queries and, as its mask, a view of the table (`distances`): causal blocks
-only. Backward, scores are computed again tile by tile; the table's gradient is the sum of theirs along distances.
+Forward, the fused kernel gets blocks of reversed queries and, as its mask, a view of the table (`distances`): causal
+blocks only. Backward, scores are computed again tile by tile (`cpu_backward`).
 """
 
 import torch
 from torch import Tensor
 
-from kerple.attention.distances import hankel_line, hankel_view, sum_by_distance
+from kerple.attention.cpu_backward import table_gradients
+from kerple.attention.distances import hankel_line, hankel_view
 
-FORWARD_BLOCK = 256
-BACKWARD_BLOCK = 128
+FORWARD_BLOCK = 256  # queries; larger blocks waste more of their masked corner, smaller ones call more often
 
 
 @torch.library.custom_op("kerple::table_attention", mutates_args=(), device_types="cpu")
@@ -56,34 +56,7 @@ def table_attention_backward(
     learned: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v in their dtype and of the table in its own (zeros unless ``learned``)."""
-    batch, _, queries, _ = q.shape
-    length, precise, scale = k.shape[2], table.dtype, q.shape[-1] ** -0.5
-    line = hankel_line(table, length, BACKWARD_BLOCK, window)
-    delta = (grad.to(precise) * out.to(precise)).sum(-1, keepdim=True).flip(2)  # (B, H, Tq, 1)
-    lse, q, grad = lse.unsqueeze(-1).flip(2), q.flip(2), grad.flip(2)
-    dq = torch.empty_like(q)
-    dk, dv = k.new_zeros(k.shape, dtype=precise), v.new_zeros(v.shape, dtype=precise)
-    dtable = torch.zeros_like(table)
-    for rows, columns in blocks(queries, length, BACKWARD_BLOCK, window):
-        here = slice(length - rows.stop, length - rows.start)
-        bias, total = hankel_view(line, length, rows, columns), None
-        for b in range(batch):
-            qb, gb, kb, vb = q[b, :, here], grad[b, :, here], k[b, :, columns], v[b, :, columns]
-            if q.dtype == precise:
-                p = torch.baddbmm(bias, qb, kb.transpose(1, 2), alpha=scale)  # (H, rows, columns)
-            else:
-                p = torch.bmm(qb, kb.transpose(1, 2)).to(precise).mul_(scale).add_(bias)
-            p.sub_(lse[b, :, here]).exp_()
-            dv[b, :, columns] += torch.bmm(p.to(q.dtype).transpose(1, 2), gb)
-            ds = torch.bmm(gb, vb.transpose(1, 2)).to(precise).sub_(delta[b, :, here]).mul_(p)
-            if learned:
-                total = ds.clone() if total is None else total.add_(ds)
-            ds = ds.to(q.dtype)
-            dq[b, :, here] = torch.bmm(ds, kb)
-            dk[b, :, columns] += torch.bmm(ds.transpose(1, 2), qb)
-        if total is not None:
-            sum_by_distance(total, dtable, rows, columns)
-    return dq.flip(2).mul_(scale), dk.mul_(scale).to(k.dtype), dv.to(v.dtype), dtable
+    return table_gradients(grad, q, k, v, table, out, lse, window, learned)
 
 
 def blocks(queries: int, length: int, block: int, window: int | None) -> list[tuple[slice, slice]]:
@@ -100,7 +73,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, table: Tensor, window: int | None, learne
 
 @table_attention_backward.register_fake
 def _(grad, q, k, v, table, out, lse, window, learned):
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), torch.empty_like(table)
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), torch.empty_like(table)
 
 
 def _save(ctx, inputs, output) -> None:

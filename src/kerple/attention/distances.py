@@ -1,7 +1,7 @@
 """A (H, T) table of distances read as a block of scores without writing the block down, and summed back.
 
-Queries m in rows and keys n in columns have the distance d = m - n. With the *query order reversed* the distance is constant
-along anti-diagonals, so a block is a view with strides (1, 1) of one vector: a Hankel matrix that costs no memory.
+Queries m in rows and keys n in columns have the distance d = m - n. With the *query order reversed* the distance is
+constant along anti-diagonals, so a block is a view with strides (1, 1) of one vector: a Hankel matrix, no memory.
 """
 
 import math
@@ -39,8 +39,8 @@ def hankel_view(line: Tensor, length: int, rows: slice, columns: slice) -> Tenso
 def sum_by_distance(block: Tensor, total: Tensor, rows: slice, columns: slice) -> None:
     """Add the entries of a block (H, rows, columns), first row the *last* query, to ``total`` (H, T) by their distance.
 
-    The block is padded to a pitch at which its anti-diagonals are columns, so a plain sum over rows does it: no atomics,
-    one order. Entries in the future must be zero.
+    Padded to a pitch at which its anti-diagonals are columns, a plain sum over rows does it: no atomics, one order.
+    Entries in the future must be zero.
     """
     heads, height, width = block.shape
     pitch = height + width - 1

@@ -3,11 +3,12 @@
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 
 from kerple.attention.blocks import attend_blocks
 from kerple.attention.cpu import table_attention
 from kerple.attention.reference import Scores, Values
+
+TINY = 16  # keys: so few gain nothing from bf16, and a softmax over them is all differences of nearly equal numbers
 
 
 def attend(
@@ -23,9 +24,9 @@ def attend(
 ) -> Tensor:
     """Causal attention, softmax(q·k/√δ + what the strategy adds)·v.
 
-    Distances are those of row indices: query row m, key row n, d = m - n. The queries are the last Tq of the Tk rows: all
-    of them in training, the newest ones when keys come from a cache. Scores, softmax and the table's gradient are fp32
-    (fp64 for fp64 input); gradients are the same bits in every run. Under autocast q, k and v are cast to its dtype.
+    Distances are those of row indices: query row m, key row n, d = m - n. The queries are the last Tq of the Tk rows:
+    all of them in training, the newest ones when keys come from a cache. Scores, softmax and the table's gradient are
+    fp32 (fp64 for fp64 input); gradients are the same bits in every run. Under autocast q, k, v are cast to its dtype.
 
     Args:
         q: (B, H, Tq, δ), Tq <= Tk. Any strides.
@@ -34,8 +35,8 @@ def attend(
         table: (H, >= Tk), added to the scaled score at distance d. Never becomes a T × T tensor; its gradient neither.
         weight: (H, >= Tk), multiplies q·k/√δ at distance d, before the table is added.
         window: Only keys at distance d < window are seen; time and memory are then O(T · window).
-        scores: ``scores(q, k, rows, columns)``, for a block of queries and the keys it may see and the slices of row indices
-            they are, gives (B or 1, H, rows, columns), added to the scaled scores. Called again in the backward pass.
+        scores: ``scores(q, k, rows, columns)``, for a block of queries, the keys it may see and the slices of row
+            indices they are, gives (B or 1, H, rows, columns), added to the scaled scores. Called again in backward.
         values: ``values(attention, rows, columns)``, for the probabilities (B, H, rows, columns) of a block, gives
             (B, H, rows, δ), added to the output.
 
@@ -51,20 +52,22 @@ def attend(
         q, k, v = (x.to(torch.get_autocast_dtype(device)) for x in (q, k, v))
     queries, length = q.shape[2], k.shape[2]
     window = None if window is None or window >= length else window
-    precise = torch.promote_types(q.dtype, torch.float32)
-    table, weight = (None if x is None else x.to(precise) for x in (table, weight))
-
-    if weight is not None or scores is not None or values is not None:
-        return attend_blocks(q, k, v, table=table, weight=weight, window=window, scores=scores, values=values)
-    if table is None and window is None and (queries == length or queries == 1):
+    plain = table is None and weight is None and window is None and scores is None and values is None
+    if plain and queries in (1, length):  # torch aligns its causal mask with the first rows, not with the last
         return F.scaled_dot_product_attention(q, k, v, is_causal=queries > 1)
-    if device == "cpu":
+    dtype, precise = q.dtype, torch.promote_types(q.dtype, torch.float32)
+    if length <= TINY:
+        q, k, v = (x.to(precise) for x in (q, k, v))
+    table, weight = (None if x is None else x.to(precise) for x in (table, weight))
+    if weight is not None or scores is not None or values is not None:
+        out = attend_blocks(q, k, v, table=table, weight=weight, window=window, scores=scores, values=values)
+    elif device == "cpu":
         if table is None:
             table = q.new_zeros(q.shape[1], length, dtype=precise)
-        return table_attention(q, k, v, table, window, table.requires_grad)[0]
-    if table is None and window is None:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=causal_lower_right(queries, length))
-    return attend_blocks(q, k, v, table=table, window=window)
+        out, _ = table_attention(q, k, v, table, window, table.requires_grad)
+    else:
+        out = attend_blocks(q, k, v, table=table, window=window)
+    return out.to(dtype)
 
 
 def check(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, weight: Tensor | None, window: int | None) -> None:

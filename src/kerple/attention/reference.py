@@ -22,8 +22,8 @@ def attend_reference(
 ) -> Tensor:
     """Causal attention in the precision given, scores and probabilities written out.
 
-    The arguments and the result are those of `kerple.attention.attend`; nothing is checked and nothing is fused. In fp64 it
-    is what every other way is compared with. Memory is O(B·H·T²).
+    The arguments and the result are those of `kerple.attention.attend`; nothing is checked and nothing is fused. In
+    fp64 it is what every other way is compared with. Memory is O(B·H·T²).
     """
     length, rows = k.shape[2], slice(k.shape[2] - q.shape[2], k.shape[2])
     index = torch.arange(length, device=q.device)
