@@ -225,3 +225,13 @@ def test_another_kernel_on_the_command_line_has_its_own_defaults() -> None:
     position = parse("--model.position", "Kerple", "--model.position.bias", "Power")
 
     assert sorted(name for name, _ in position.named_parameters()) == ["additive.exponent", "additive.strength"]
+
+
+def test_a_saved_configuration_leaves_another_strategy_its_own_sharing(tmp_path: Path) -> None:
+    parser = jsonargparse.ArgumentParser()
+    parser.add_class_arguments(Model, "model")
+    saved = tmp_path / "config.yaml"
+    saved.write_text(parser.dump(parser.parse_args(["--model.position", "KerpleLog"])))
+
+    assert parse("--config", str(saved)).share_across_layers
+    assert not parse("--config", str(saved), "--model.position", "Shaw").share_across_layers

@@ -61,12 +61,13 @@ class Position(Constrained, ABC):
     """Whether the logits stay the same when every position is shifted by one `offset`."""
 
     prefix_consistent: bool = True
-    """Whether the logits of a prefix are the prefix of the logits; false where the length of the input changes
-    angles."""
+    """Whether the logits of a prefix are the prefix of the logits; not where the input's length changes angles."""
 
     share_across_layers: bool = True
-    """Whether one instance serves all layers (an instance may override it); otherwise the model builds one per
-    layer."""
+    """Whether one instance serves all layers, or the model builds one per layer; an instance may override it.
+
+    As an option it defaults to None, the strategy's usual: jsonargparse carries the options of a saved configuration
+    over when the command line changes the strategy, and one's default would become another's wish."""
 
     max_length: int | None = None
     """First position that cannot be represented; None where there is no such bound."""
@@ -78,7 +79,7 @@ class Position(Constrained, ABC):
         self.register_buffer("anchor", torch.zeros(()), persistent=False)  # a strategy without state has a device too
 
     def uses(self, hook: str) -> bool:
-        """Whether this strategy overrides ``hook``."""
+        """Whether this strategy overrides ``hook``; may differ between training and evaluation, so ask each time."""
         return getattr(type(self), hook) is not getattr(Position, hook)
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
@@ -98,8 +99,7 @@ class Position(Constrained, ABC):
         return None
 
     def content(self, x: Tensor) -> Tensor | None:
-        """Numbers per token, made from the block's input x (B, T, D), that `scores` needs; (B, H, T, c), cached like
-        keys."""
+        """Numbers per token that `scores` needs, from the block's normed input x (B, T, D); (B, H, T, c), cached."""
         return None
 
     def scores(

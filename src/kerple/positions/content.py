@@ -21,7 +21,7 @@ class CoPE(Position):
     Args:
         shape: What the model hands to every strategy.
         rows: Number of vectors; further counts share the last.
-        share_across_layers: One set of vectors for all layers, or one per layer, as in the paper.
+        share_across_layers: One set of vectors for all layers, or one per layer (if None, as in the paper).
 
     Raises:
         ValueError: If there are fewer than 2 rows.
@@ -29,11 +29,11 @@ class CoPE(Position):
 
     shift_invariant = True
 
-    def __init__(self, shape: Shape, rows: int = 64, share_across_layers: bool = False) -> None:
+    def __init__(self, shape: Shape, rows: int = 64, share_across_layers: bool | None = None) -> None:
         super().__init__()
         if rows < 2:
             raise ValueError(f"CoPE: rows: got {rows}, expected 2 or more; the paper uses 64")
-        self.share_across_layers = share_across_layers
+        self.share_across_layers = bool(share_across_layers)
         self.vectors = nn.Parameter(torch.zeros(rows, shape.head_dim, dtype=torch.float32))
 
     def scores(
@@ -62,14 +62,14 @@ class FoX(Position):
     Args:
         shape: What the model hands to every strategy.
         start: Of b; the larger, the more is remembered at first.
-        share_across_layers: One set of gates for all layers, or one per layer, as in the paper.
+        share_across_layers: One set of gates for all layers, or one per layer (if None, as in the paper).
     """
 
     shift_invariant = True
 
-    def __init__(self, shape: Shape, start: float = 0.0, share_across_layers: bool = False) -> None:
+    def __init__(self, shape: Shape, start: float = 0.0, share_across_layers: bool | None = None) -> None:
         super().__init__()
-        self.share_across_layers = share_across_layers
+        self.share_across_layers = bool(share_across_layers)
         self.gates = nn.Linear(shape.dim, shape.heads, dtype=torch.float32)
         nn.init.normal_(self.gates.weight, std=0.02)
         nn.init.constant_(self.gates.bias, start)

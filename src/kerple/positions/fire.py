@@ -20,7 +20,7 @@ class FIRE(Position):
         shape: What the model hands to every strategy.
         hidden: Width of the MLP.
         threshold: Start of L in tokens; None is a quarter of the training length, as the paper's 512 for 2048.
-        share_across_layers: One set of parameters for all layers, or one per layer, as in the paper.
+        share_across_layers: One set of parameters for all layers, or one per layer (if None, as in the paper).
 
     Raises:
         ValueError: If a number is not positive.
@@ -31,7 +31,7 @@ class FIRE(Position):
         shape: Shape,
         hidden: int = 32,
         threshold: float | None = None,
-        share_across_layers: bool = False,
+        share_across_layers: bool | None = None,
     ) -> None:
         super().__init__()
         if hidden < 1:
@@ -39,7 +39,7 @@ class FIRE(Position):
         self.threshold = max(shape.length / 4, 1.0) if threshold is None else threshold
         if not self.threshold >= 1:
             raise ValueError(f"FIRE: threshold: got {threshold}, expected 1 token or more; the paper uses 512")
-        self.share_across_layers = share_across_layers
+        self.share_across_layers = bool(share_across_layers)
         self.learn("c", 1, 0.1, minimum=1e-3)
         self.learn("threshold_scale", 1, 1.0, minimum=1 / self.threshold)  # of order 1, so that an optimiser moves it
         first, second = nn.Linear(1, hidden, dtype=torch.float32), nn.Linear(hidden, shape.heads, dtype=torch.float32)

@@ -73,8 +73,7 @@ class Kernel(Constrained, ABC):
     # learn_exponent defaults to None in every kernel: jsonargparse carries a default over when a command line changes
     # the class, so a False of Log's would reach Power
     def set_exponent(self, start: Start, learn: bool, usual: float, floor: float) -> None:
-        """``exponent`` (H,) in [floor, 2], learned from ``start`` or U(floor, 2), or fixed at ``start`` or
-        ``usual``."""
+        """``exponent`` (H,) in [floor, 2]: learned, from ``start`` or U(floor, 2), or ``start`` or ``usual``, fixed."""
         if learn:
             self.draw("exponent", start, 2.0, floor, maximum=2.0)
         else:

@@ -28,7 +28,7 @@ class Kerple(Position):
         shape: What the model hands to every strategy.
         bias: Builder of the additive kernel b, given H; None for none.
         weight: Builder of the multiplicative kernel w, given H; None for none.
-        share_across_layers: One set of parameters for all layers, as in the paper, or one per layer.
+        share_across_layers: One set of parameters for all layers (yes if None, as in the paper) or one per layer.
 
     Raises:
         ValueError: If there is neither kernel.
@@ -37,12 +37,16 @@ class Kerple(Position):
     shift_invariant = True
 
     def __init__(
-        self, shape: Shape, bias: Build | None = Log, weight: Build | None = None, share_across_layers: bool = True
+        self,
+        shape: Shape,
+        bias: Build | None = Log,
+        weight: Build | None = None,
+        share_across_layers: bool | None = None,
     ) -> None:
         super().__init__()
         if bias is None and weight is None:
             raise ValueError("Kerple: bias and weight: got neither; give at least one kernel, or use NoPE")
-        self.share_across_layers = share_across_layers
+        self.share_across_layers = share_across_layers is not False
         self.additive = None if bias is None else bias(shape.heads)
         self.multiplicative = None if weight is None else weight(shape.heads)
 
@@ -67,7 +71,7 @@ class KerpleLog(Kerple):
         r1: Start of the strength; one number or one per head, None draws from U(0, 2).
         r2: Start of the rate; None draws from U(0, 1).
         floor: Lower bound of all of them, positive.
-        share_across_layers: One set of parameters for all layers, or one per layer.
+        share_across_layers: One set of parameters for all layers (yes if None) or one per layer.
 
     Raises:
         ValueError: If a start is out of range, or there is neither one nor H of it.
@@ -77,7 +81,12 @@ class KerpleLog(Kerple):
     r2 = property(attrgetter("additive.rate"))
 
     def __init__(
-        self, shape: Shape, r1: Start = None, r2: Start = None, floor: float = 0.01, share_across_layers: bool = True
+        self,
+        shape: Shape,
+        r1: Start = None,
+        r2: Start = None,
+        floor: float = 0.01,
+        share_across_layers: bool | None = None,
     ) -> None:
         super().__init__(shape, lambda heads: Log(heads, r1, r2, floor=floor), None, share_across_layers)
 
@@ -92,7 +101,7 @@ class KerplePower(Kerple):
         r1: Start of the strength; one number or one per head, None draws from U(0, 1).
         r2: Start of the exponent; None draws from U(0, 2).
         floor: Lower bound of all of them, positive.
-        share_across_layers: One set of parameters for all layers, or one per layer.
+        share_across_layers: One set of parameters for all layers (yes if None) or one per layer.
 
     Raises:
         ValueError: If a start is out of range, or there is neither one nor H of it.
@@ -102,7 +111,12 @@ class KerplePower(Kerple):
     r2 = property(attrgetter("additive.exponent"))
 
     def __init__(
-        self, shape: Shape, r1: Start = None, r2: Start = None, floor: float = 0.01, share_across_layers: bool = True
+        self,
+        shape: Shape,
+        r1: Start = None,
+        r2: Start = None,
+        floor: float = 0.01,
+        share_across_layers: bool | None = None,
     ) -> None:
         super().__init__(shape, lambda heads: Power(heads, r1, r2, floor=floor), None, share_across_layers)
 
@@ -118,7 +132,7 @@ class KerpleLog3(Kerple):
         r2: Start of the rate; None draws from U(0, 1).
         r3: Start of the exponent; None draws from U(0, 2).
         floor: Lower bound of all of them, positive.
-        share_across_layers: One set of parameters for all layers, or one per layer.
+        share_across_layers: One set of parameters for all layers (yes if None) or one per layer.
 
     Raises:
         ValueError: If a start is out of range, or there is neither one nor H of it.
@@ -135,7 +149,7 @@ class KerpleLog3(Kerple):
         r2: Start = None,
         r3: Start = None,
         floor: float = 0.01,
-        share_across_layers: bool = True,
+        share_across_layers: bool | None = None,
     ) -> None:
         super().__init__(shape, lambda heads: Log(heads, r1, r2, r3, True, floor), None, share_across_layers)
 
@@ -152,7 +166,7 @@ class KerpleBiasWeight(Kerple):
         r3: Start of the weight's rate; None draws from U(0, 1).
         r4: Start of the weight's exponent; None draws from U(0, 2).
         floor: Lower bound of all of them, positive.
-        share_across_layers: One set of parameters for all layers, or one per layer.
+        share_across_layers: One set of parameters for all layers (yes if None) or one per layer.
 
     Raises:
         ValueError: If a start is out of range, or there is neither one nor H of it.
@@ -171,7 +185,7 @@ class KerpleBiasWeight(Kerple):
         r3: Start = None,
         r4: Start = None,
         floor: float = 0.01,
-        share_across_layers: bool = True,
+        share_across_layers: bool | None = None,
     ) -> None:
         super().__init__(
             shape,
@@ -193,7 +207,7 @@ class KerpleBias2(Kerple):
         r1: Start of the strength; one number or one per head, None draws from U(0, 1).
         r2: Start of the rate; None draws from U(0, 1).
         floor: Lower bound of all of them, positive.
-        share_across_layers: One set of parameters for all layers, or one per layer.
+        share_across_layers: One set of parameters for all layers (yes if None) or one per layer.
 
     Raises:
         ValueError: If a start is out of range, or there is neither one nor H of it.
@@ -203,7 +217,12 @@ class KerpleBias2(Kerple):
     r2 = property(attrgetter("additive.kernel.rate"))
 
     def __init__(
-        self, shape: Shape, r1: Start = None, r2: Start = None, floor: float = 0.01, share_across_layers: bool = True
+        self,
+        shape: Shape,
+        r1: Start = None,
+        r2: Start = None,
+        floor: float = 0.01,
+        share_across_layers: bool | None = None,
     ) -> None:
         super().__init__(
             shape,
@@ -226,7 +245,7 @@ class KerpleBias3(Kerple):
         r2: Start of the rate; None draws from U(0, 1).
         r3: Start of the exponent; None draws from U(0, 2).
         floor: Lower bound of all of them, positive.
-        share_across_layers: One set of parameters for all layers, or one per layer.
+        share_across_layers: One set of parameters for all layers (yes if None) or one per layer.
 
     Raises:
         ValueError: If a start is out of range, or there is neither one nor H of it.
@@ -243,7 +262,7 @@ class KerpleBias3(Kerple):
         r2: Start = None,
         r3: Start = None,
         floor: float = 0.01,
-        share_across_layers: bool = True,
+        share_across_layers: bool | None = None,
     ) -> None:
         super().__init__(
             shape,
@@ -262,7 +281,7 @@ class KerpleWeight1(Kerple):
         shape: What the model hands to every strategy.
         r1: Start of the rate; one number or one per head, None draws from U(0, 1).
         floor: Lower bound of all of them, positive.
-        share_across_layers: One set of parameters for all layers, or one per layer.
+        share_across_layers: One set of parameters for all layers (yes if None) or one per layer.
 
     Raises:
         ValueError: If a start is out of range, or there is neither one nor H of it.
@@ -270,7 +289,9 @@ class KerpleWeight1(Kerple):
 
     r1 = property(attrgetter("multiplicative.rate"))
 
-    def __init__(self, shape: Shape, r1: Start = None, floor: float = 0.01, share_across_layers: bool = True) -> None:
+    def __init__(
+        self, shape: Shape, r1: Start = None, floor: float = 0.01, share_across_layers: bool | None = None
+    ) -> None:
         super().__init__(shape, None, lambda heads: Gaussian(heads, r1, floor=floor), share_across_layers)
 
 
@@ -284,7 +305,7 @@ class KerpleWeight2(Kerple):
         r1: Start of the rate; one number or one per head, None draws from U(0, 1).
         r2: Start of the exponent; None draws from U(0, 2).
         floor: Lower bound of all of them, positive.
-        share_across_layers: One set of parameters for all layers, or one per layer.
+        share_across_layers: One set of parameters for all layers (yes if None) or one per layer.
 
     Raises:
         ValueError: If a start is out of range, or there is neither one nor H of it.
@@ -294,6 +315,11 @@ class KerpleWeight2(Kerple):
     r2 = property(attrgetter("multiplicative.exponent"))
 
     def __init__(
-        self, shape: Shape, r1: Start = None, r2: Start = None, floor: float = 0.01, share_across_layers: bool = True
+        self,
+        shape: Shape,
+        r1: Start = None,
+        r2: Start = None,
+        floor: float = 0.01,
+        share_across_layers: bool | None = None,
     ) -> None:
         super().__init__(shape, None, lambda heads: Gaussian(heads, r1, r2, True, floor), share_across_layers)

@@ -13,8 +13,7 @@ from kerple.positions.rotary import RoPE
 
 
 class RandomizedPositions(Position):
-    """Ordered random positions while training, plain ones in evaluation (Ruoss et al. 2023, arXiv 2305.16843, section
-    3).
+    """Ordered random positions while training, plain ones in evaluation (Ruoss et al. 2023, arXiv 2305.16843, § 3).
 
     In training, token t of an input stands at the t-th of L positions drawn without repetition from 0..reach-1 and
     sorted; L is the training length. A shorter input takes the first of them, tokens from L on repeat the gaps one

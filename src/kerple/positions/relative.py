@@ -19,7 +19,7 @@ class Shaw(Position):
     Args:
         shape: What the model hands to every strategy.
         clip: Distance from which all are the same. 0 makes the strategy blind to distance.
-        share_across_layers: One set of vectors for all layers, or one per layer, as in the paper.
+        share_across_layers: One set of vectors for all layers, or one per layer (if None, as in the paper).
 
     Raises:
         ValueError: If ``clip`` is negative.
@@ -27,11 +27,11 @@ class Shaw(Position):
 
     shift_invariant = True
 
-    def __init__(self, shape: Shape, clip: int = 16, share_across_layers: bool = False) -> None:
+    def __init__(self, shape: Shape, clip: int = 16, share_across_layers: bool | None = None) -> None:
         super().__init__()
         if clip < 0:
             raise ValueError(f"Shaw: clip: got {clip}, expected a distance of 0 or more; the paper uses 16")
-        self.clip, self.share_across_layers = clip, share_across_layers
+        self.clip, self.share_across_layers = clip, bool(share_across_layers)
         self.key_vectors = nn.Parameter(torch.empty(clip + 1, shape.head_dim, dtype=torch.float32))
         self.value_vectors = nn.Parameter(torch.empty(clip + 1, shape.head_dim, dtype=torch.float32))
         nn.init.xavier_uniform_(self.key_vectors)
@@ -67,7 +67,7 @@ class TransformerXL(Position):
 
     Args:
         shape: What the model hands to every strategy; its width D must be even.
-        share_across_layers: One set of parameters for all layers, or one per layer, as in the paper.
+        share_across_layers: One set of parameters for all layers, or one per layer (if None, as in the paper).
 
     Raises:
         ValueError: If D is odd.
@@ -78,13 +78,13 @@ class TransformerXL(Position):
     contiguous = True
     """Whether positions follow each other without gaps; if not, H times the multiplications are needed."""
 
-    def __init__(self, shape: Shape, share_across_layers: bool = False) -> None:
+    def __init__(self, shape: Shape, share_across_layers: bool | None = None) -> None:
         super().__init__()
         if shape.dim % 2:
             raise ValueError(
                 f"TransformerXL: dim: got {shape.dim}, expected an even width: sines and cosines come in pairs"
             )
-        self.share_across_layers = share_across_layers
+        self.share_across_layers = bool(share_across_layers)
         heads, head_dim = shape.heads, shape.head_dim
         self.u = nn.Parameter(torch.empty(heads, head_dim, dtype=torch.float32).normal_(std=0.02))
         self.v = nn.Parameter(torch.empty(heads, head_dim, dtype=torch.float32).normal_(std=0.02))

@@ -30,8 +30,7 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
 
 
 class RoPE(Position):
-    """Rotary embedding: pairs of q and k turned by ``t · base^(-2i/r)`` (Su et al. 2021, arXiv 2104.09864, section
-    3.2).
+    """Rotary embedding: pairs of q and k turned by ``t · base^(-2i/r)`` (Su et al. 2021, arXiv 2104.09864, § 3.2).
 
     Values are not turned. r = share · δ dimensions of each head are, the rest pass. Scaling needs no training: set it
     when a checkpoint is tested past its training length L, with s = ``factor``:
@@ -39,12 +38,10 @@ class RoPE(Position):
     - ``pi``: angles divided by s (Chen et al. 2023, arXiv 2306.15595).
     - ``ntk``: base · s^(r/(r-2)), which keeps the fast angles and divides the slowest by s.
     - ``dynamic_ntk``: the same with s·T/L - (s - 1) in place of s, for an input that ends at T > L. All angles change
-    with T:
-      the logits of a prefix are not the prefix of the logits, they move with an offset, and keys cached at a shorter
-      T stay at its angles.
+      with T: the logits of a prefix are not the prefix of the logits, they move with an offset, and keys cached at a
+      shorter T stay at its angles.
     - ``yarn``: angles that turn less than once in L are divided by s, those that turn more than 32 times are kept,
-    those
-      between are mixed; q and k are multiplied by 0.1·ln s + 1 (Peng et al. 2023, arXiv 2309.00071).
+      those between are mixed; q and k are multiplied by 0.1·ln s + 1 (Peng et al. 2023, arXiv 2309.00071).
 
     Parameters: `0`. Cost: four multiplications per entry of q and k.
 
