@@ -109,7 +109,9 @@ def paper(tmp_path: Path) -> Path:
     also = sliding.assign(protocol="sliding32", value=18 + sliding["length"] / 1e5 + sliding["seed"] / 1e5)
     pd.concat([sliding, also]).to_csv(tmp_path / "sliding" / "results.csv", index=False)
     accuracy = {"NoPE": 0.986, "T5": 0.771, "ALiBi": 0.289, "RoPE": 0.0, "Sinusoidal": 0.0}
-    rows = [(s, seed, "exact_match", "repeated copy", n, v) for s, v in accuracy.items() for seed in SEEDS for n in (30, 40)]
+    rows = [
+        (s, seed, "exact_match", "repeated copy", n, v) for s, v in accuracy.items() for seed in SEEDS for n in (30, 40)
+    ]
     (tmp_path / "tasks").mkdir()
     columns = ["strategy", "seed", "metric", "protocol", "length", "value"]
     pd.DataFrame(rows, columns=columns).to_csv(tmp_path / "tasks" / "results.csv", index=False)

@@ -39,7 +39,7 @@ def measured(network: nn.Module, data: TaskData, generate: bool) -> tuple[Tensor
 
 
 def held_out(task: Task) -> TaskData:
-    return TaskData(task, 200, train_length=6, test_lengths=[3, 6, 9], test_examples=40)
+    return TaskData(task, 200, train_length=6, test_lengths=[3, 6, 7], test_examples=25)
 
 
 TASKS = [Copy(), Addition(), Sort(digits=2, scratchpad=True), AssociativeRecall()]

@@ -1,3 +1,4 @@
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ def merged(path: Path) -> dict[str, Any]:
     return base | own | {key: base[key] | own.get(key, {}) for key in ("model", "trainer")}
 
 
+@cache
 def built(path: Path) -> Any:
     parser = ArgumentParser()
     parser.add_class_arguments(LanguageModel, "model")

@@ -28,7 +28,7 @@ def sequences(loader: Any) -> list[str]:
 
 
 def test_training_lengths_are_uniform() -> None:
-    data, draws = TaskData(Reverse(), 100, train_length=10, seed=3), 10_000
+    data, draws = TaskData(Reverse(), 100, train_length=10, seed=3), 5_000
     counts = np.bincount([data.sample(i).sizes[0] for i in range(draws)], minlength=11)
     assert counts[0] == 0
     assert ((counts[1:] - draws / 10) ** 2 / (draws / 10)).sum() < 27.9  # χ², 9 degrees: p > 0.001
@@ -39,7 +39,7 @@ def test_training_lengths_are_uniform() -> None:
 )
 def test_no_test_or_validation_problem_is_trained_on(task) -> None:
     data = TaskData(task, 200, train_length=4, test_lengths=list(range(1, 9)), val_examples=200)
-    trained = {data.sample(i).identity for i in range(4000)}
+    trained = {data.sample(i).identity for i in range(2000)}
     tested = {example.identity for group in data.test_sets() for example in group}
     validated = {example.identity for example in data.validation_set()}
     assert tested
@@ -47,13 +47,13 @@ def test_no_test_or_validation_problem_is_trained_on(task) -> None:
     assert not trained & tested
     assert not trained & validated
     assert not tested & validated
-    whole = {task.example(n, np.random.default_rng(i)).identity for n in range(1, 5) for i in range(1500)}
+    whole = {task.example(n, np.random.default_rng(i)).identity for n in range(1, 5) for i in range(500)}
     assert whole & tested  # or nothing of the training lengths would be tested
 
 
 def test_addition_holds_out_both_orders_of_the_operands() -> None:
     data = TaskData(Addition(), 100, train_length=3)
-    trained = {tuple(sorted(data.sample(i).prompt.split("+"))) for i in range(5000)}
+    trained = {tuple(sorted(data.sample(i).prompt.split("+"))) for i in range(2500)}
     assert not trained & {tuple(sorted(e.prompt.split("+"))) for group in data.test_sets() for e in group}
 
 
@@ -97,7 +97,7 @@ def test_the_order_is_the_same_for_any_number_of_workers() -> None:
         return sequences(ranked(TaskData(Copy(), 100, batch_size=4, seed=5, workers=workers)).train_dataloader())
 
     alone = seen(0)
-    assert alone == seen(2) == seen(3)
+    assert alone == seen(1) == seen(2)
     assert len(set(alone)) > 20
     other = ranked(TaskData(Copy(), 100, batch_size=4, seed=6))
     assert sequences(other.train_dataloader()) != alone
