@@ -1,5 +1,6 @@
 """A data module of random tokens with everything the callbacks ask of `TokenShards`, in memory."""
 
+import numpy as np
 import torch
 from pytorch_lightning import LightningDataModule
 from torch import Tensor
@@ -41,6 +42,19 @@ class Share(Dataset[dict[str, Tensor | int]]):
         return {"tokens": torch.zeros(self.blocks.length + 1, dtype=torch.int64), "index": -1}
 
 
+class Read:
+    """A stream as a data module gives it."""
+
+    def __init__(self, tokens: Tensor) -> None:
+        self.tokens = tokens
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def read(self, start: int, count: int) -> np.ndarray:
+        return self.tokens[start : start + count].numpy()
+
+
 class RandomText(LightningDataModule):
     """Splits of ``tokens`` random tokens each."""
 
@@ -50,6 +64,7 @@ class RandomText(LightningDataModule):
         super().__init__()
         self.vocabulary, self.length, self.batch_size, self.workers = vocabulary, length, batch_size, workers
         self.evaluation_length: int | None = None
+        self.begins = [0]
         self.streams = {
             split: torch.randint(vocabulary, (tokens,), generator=torch.Generator().manual_seed(i))
             for i, split in enumerate(SPLITS)
@@ -57,6 +72,12 @@ class RandomText(LightningDataModule):
 
     def blocks(self, split: str, length: int, limit: int | None = None) -> Blocks:
         return Blocks(self.streams[split], length, limit)
+
+    def stream(self, split: str) -> Read:
+        return Read(self.streams[split])
+
+    def documents(self, split: str) -> list[int]:
+        return self.begins
 
     def bytes_per_token(self, split: str) -> float:
         return {"train": 3.0, "validation": 2.5, "test": 2.0}[split]

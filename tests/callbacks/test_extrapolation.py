@@ -2,17 +2,22 @@
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
-from pytorch_lightning import Trainer, seed_everything
+from pytorch_lightning import Callback, Trainer, seed_everything
 from pytorch_lightning.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.data import DataLoader
 
+from kerple.callbacks.attention import AttentionStatistics
 from kerple.callbacks.extrapolation import Extrapolation
+from kerple.callbacks.receptive_field import ReceptiveField
+from kerple.callbacks.shift import ShiftTest
 from kerple.lm import LanguageModel
 from kerple.positions import Position, Shape, build
 from tests.callbacks.random_text import RandomText
@@ -37,12 +42,17 @@ def model_of(position: Any = None, length: int = 8) -> LanguageModel:
 
 
 def run(
-    directory: Path, callback: Extrapolation, data: RandomText | None = None, position: Any = None, **trainer: Any
+    directory: Path,
+    callback: Extrapolation,
+    data: RandomText | None = None,
+    position: Any = None,
+    also: Sequence[Callback] = (),
+    **trainer: Any,
 ) -> dict[str, Any]:
     """Test an untrained model and read extrapolation.json."""
     Trainer(
         logger=TensorBoardLogger(directory, name="", version=""),
-        callbacks=[callback],
+        callbacks=[callback, *also],
         accelerator="cpu",
         enable_progress_bar=False,
         enable_model_summary=False,
@@ -108,18 +118,24 @@ def test_sums_do_not_depend_on_batch_size_or_workers(tmp_path: Path) -> None:
 
 def test_two_processes_give_the_sums_of_one(tmp_path: Path) -> None:
     data = lambda: RandomText(tokens=170)  # noqa: E731  # 5 blocks: the second process gets a filler
-    one = run(tmp_path / "one", Extrapolation([8, 32]), data(), Short)
+    analyses = lambda: [ShiftTest(blocks=5), ReceptiveField(blocks=5), AttentionStatistics(blocks=5)]  # noqa: E731
+    one = run(tmp_path / "one", Extrapolation([8, 32]), data(), Short, also=analyses())
     two = run(
         tmp_path / "two",
         Extrapolation([8, 32]),
         data(),
         Short,
+        also=analyses(),
         strategy="ddp_spawn",
         devices=2,
         use_distributed_sampler=False,
     )
     assert sums(two) == pytest.approx(sums(one), rel=1e-12)
     assert [r["block_targets"] for r in two["rows"]] == [r["block_targets"] for r in one["rows"]] == [[32] * 5] * 2
+    for name in ("shift", "receptive_field", "receptive_window", "attention_statistics"):
+        ours, theirs = (pd.read_csv(tmp_path / run / f"{name}.csv") for run in ("one", "two"))
+        assert len(ours)
+        pd.testing.assert_frame_equal(ours, theirs, rtol=1e-9)
 
 
 class Repeats(RandomText):
@@ -167,6 +183,22 @@ def test_papers_sampling_scores_its_own_segments_at_each_length(tmp_path: Path) 
     assert len(result["rows"]) == 4
 
 
+def test_documents_are_never_left_within_a_block(tmp_path: Path) -> None:
+    data = RandomText(tokens=200)
+    data.begins = [0, 20, 53, 54, 119, 187]  # sizes 20, 33, 1, 65, 68, 13: blocks of 32 targets need 33 tokens
+    result = run(tmp_path, Extrapolation([8, 32], documents=True), data)
+    stream, network = data.streams["test"], model_of().eval().network
+    tokens = torch.stack([stream[s : s + 33] for s in (20, 54, 86, 119, 151)])
+    with torch.no_grad():
+        losses = network.losses(tokens).double()
+    at_32 = next(r for r in result["rows"] if r["protocol"] == "full" and r["length"] == 32)
+    assert at_32["block_nll"] == pytest.approx(losses.sum(1).tolist(), rel=1e-6)
+    assert {r["targets"] for r in result["rows"]} == {5 * 32}
+    data.begins = list(range(0, 200, 32))
+    with pytest.raises(ValueError, match="no document has the 33 tokens of a block, the longest has 32"):
+        run(tmp_path, Extrapolation([8, 32], documents=True), data)
+
+
 def test_the_curve_is_logged_after_each_validation_of_a_fit(tmp_path: Path) -> None:
     data, model = RandomText(tokens=400), model_of()
     callback = Extrapolation([8, 32], validation_blocks=3)
@@ -210,6 +242,7 @@ def test_the_curve_is_logged_after_each_validation_of_a_fit(tmp_path: Path) -> N
         ({"skip": 4}, "skip: got 4"),
         ({"protocols": ["sliding"], "stride": 4, "skip": 32}, "skip: got 32"),
         ({"protocols": ["sliding"], "stride": 4, "sampling": "paper"}, "sliding"),
+        ({"documents": True, "sampling": "paper"}, "sampling: got 'paper'"),
         ({"sampling": "random"}, "sampling: got 'random'"),
         ({"segments": 0}, "segments: got 0"),
         ({"validation_blocks": -1}, "validation_blocks"),
@@ -225,7 +258,7 @@ def test_options_that_cannot_be_honoured_are_errors(options: dict[str, Any], mes
     ("options", "message"),
     [
         ({"lengths": [8, 256]}, "lengths: got 256, but the test split has no block"),
-        ({"lengths": [8, 32], "sampling": "paper"}, "segments: got 320, but the test split has only 24 segments of 8"),
+        ({"lengths": [8, 32], "sampling": "paper"}, "segments: got 320, but there are only 24"),
     ],
 )
 def test_more_than_the_data_holds_is_an_error(tmp_path: Path, options: dict[str, Any], message: str) -> None:

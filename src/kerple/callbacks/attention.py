@@ -101,7 +101,7 @@ def _statistics_figure(means: Tensor, pl_module: LightningModule, length: int) -
     layers, heads = means.shape[1:]
     drawn = Figure(figsize=(2.4 + 0.9 * heads, 1.8 + 1.0 * layers), layout="constrained")
     for axes, values, label in zip(drawn.subplots(1, 2, sharey=True), means, MEASURES.values(), strict=True):
-        image = axes.imshow(values, aspect="auto", cmap="viridis")
+        image = axes.imshow(values.numpy(), aspect="auto", cmap="viridis")
         middle = float(values.min() + values.max()) / 2
         for layer, head in product(range(layers), range(heads)):
             value = float(values[layer, head])
@@ -124,7 +124,7 @@ def _maps_figure(maps: dict[tuple[int, int], Tensor], pl_module: LightningModule
     for axes, ((layer, head), p) in zip(panels.flat, maps.items(), strict=False):
         # square root: a row of 64 even probabilities and a single sharp one are both to be seen
         shown = p.sqrt().masked_fill(torch.ones_like(p).triu(1).bool(), float("nan"))
-        image = axes.imshow(shown, cmap="magma", vmin=0, vmax=1, interpolation="nearest")
+        image = axes.imshow(shown.numpy(), cmap="magma", vmin=0, vmax=1, interpolation="nearest")
         axes.set(xlabel="key position", ylabel="query position", title=f"layer {layer}, head {head}")
     drawn.colorbar(image, ax=panels, label="√ of the attention probability", shrink=0.8)
     drawn.suptitle(f"{strategy_name(pl_module)}: attention of the first test segment")

@@ -5,15 +5,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.trainer.states import RunningStage, TrainerFn
 from rich.console import Console
 
 from kerple.evaluation import results
+from kerple.evaluation.options import checked_lengths, chosen_protocols
 from kerple.evaluation.protocols import TOKENS_PER_FORWARD, Name, Protocol
 from kerple.evaluation.results import Measurement
+from kerple.evaluation.segments import DocumentBlocks, shuffled
 
 
 class Extrapolation(Callback):
@@ -40,8 +41,9 @@ class Extrapolation(Callback):
             tables).
         segments: Segments at each length with ``sampling: paper``.
         seed: Of that shuffle.
-        documents: Only blocks that lie inside one document (longer than the longest length, that is).
-        validation_blocks: Blocks scored after each validation in fit; 0 for none.
+        documents: Only blocks that lie inside one document (longer than the longest length, that is), cut from its
+            first token on; needs a data module with ``stream`` and ``documents``.
+        validation_blocks: At most so many blocks are scored after each validation in fit; 0 for none.
         tokens_per_forward: Bound on the tokens run at once; a longer segment runs alone.
 
     Raises:
@@ -65,29 +67,25 @@ class Extrapolation(Callback):
         tokens_per_forward: int = TOKENS_PER_FORWARD,
     ) -> None:
         super().__init__()
-        self.lengths = _checked_lengths(lengths)
+        self.lengths = checked_lengths(lengths)
         self.block = self.lengths[-1]
-        options: dict[str, dict[str, Any]] = {
-            "windowed": {"window": window or 1},  # the training length is known in setup
-            "sliding": {"stride": stride, "skip": skip},
-            "last": {"k": k},
-        }
-        self.protocols = [Protocol(name, **options.get(name, {})) for name in dict.fromkeys(protocols)]
-        if not self.protocols:
-            raise ValueError("protocols: got none, expected at least one, such as full")
-        self._check_options(protocols, window, stride, skip, k, sampling)
+        self.names = tuple(protocols)
+        self.options: dict[str, Any] = {"window": window, "stride": stride, "skip": skip, "k": k}
+        self.protocols = chosen_protocols(self.names, self.lengths, **self.options)
         for name, number, least in (
             ("segments", segments, 1),
             ("validation_blocks", validation_blocks, 0),
             ("tokens_per_forward", tokens_per_forward, 1),
         ):
             if number < least:
-                raise ValueError(f"Extrapolation: {name}: got {number}, expected at least {least}")
-        if sampling == "paper" and documents:
+                raise ValueError(f"{name}: got {number}, expected at least {least}")
+        if sampling not in ("blocks", "paper"):
+            raise ValueError(f"sampling: got {sampling!r}, expected 'blocks' or 'paper'")
+        if sampling == "paper" and (documents or "sliding" in protocols):
             raise ValueError(
-                "Extrapolation: documents: got true with sampling: paper, which ignores documents; drop one"
+                "sampling: got 'paper', whose segments ignore documents and have no text before them for sliding; "
+                "use sampling: blocks, or neither documents nor sliding"
             )
-        self.window = window
         self.sampling = sampling
         self.segments = segments
         self.seed = seed
@@ -96,36 +94,6 @@ class Extrapolation(Callback):
         self.tokens_per_forward = tokens_per_forward
         self.measurements: list[Measurement] = []
 
-    def _check_options(
-        self,
-        protocols: Sequence[str],
-        window: int | None,
-        stride: int | None,
-        skip: int,
-        k: int | None,
-        sampling: str,
-    ) -> None:
-        shortest = self.lengths[0]
-        for option, value, owner in (("window", window, "windowed"), ("stride", stride, "sliding"), ("k", k, "last")):
-            if value is not None and owner not in protocols:
-                raise ValueError(
-                    f"Extrapolation: {option}: got {value}, but protocols has no {owner}; add it or drop {option}"
-                )
-            if option != "window" and value is not None and value > shortest:
-                raise ValueError(
-                    f"Extrapolation: {option}: got {value}, expected at most {shortest}, the shortest length"
-                )
-        if window is not None and window < 1:
-            raise ValueError(f"Extrapolation: window: got {window}, expected a positive number of keys")
-        if skip and "sliding" not in protocols:
-            raise ValueError(f"Extrapolation: skip: got {skip}, but protocols has no sliding; add it or drop skip")
-        if skip >= self.block:
-            raise ValueError(f"Extrapolation: skip: got {skip}, expected less than {self.block}, the longest length")
-        if sampling not in ("blocks", "paper"):
-            raise ValueError(f"Extrapolation: sampling: got {sampling!r}, expected 'blocks' or 'paper'")
-        if sampling == "paper" and "sliding" in protocols:
-            raise ValueError("Extrapolation: sliding needs text before its segment, sampling: paper has none; drop one")
-
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         datamodule = trainer.datamodule
         if datamodule is None or not hasattr(datamodule, "blocks"):
@@ -133,19 +101,18 @@ class Extrapolation(Callback):
                 "Extrapolation: the trainer has no data module with blocks(split, length); give it TokenShards"
             )
         datamodule.evaluation_length = self.block
-        training = pl_module.network.shape.length
-        self.protocols = [
-            Protocol("windowed", window=self.window or training) if p.name == "windowed" else p for p in self.protocols
-        ]
+        self.protocols = chosen_protocols(
+            self.names, self.lengths, **self.options, training_length=pl_module.network.shape.length
+        )
         # what the data cannot give is told before the first forward: hours may lie between
         if stage == "test":
             for length in self.lengths if self.sampling == "paper" else [self.block]:
-                _blocks(trainer, "test", length, least=self.segments if self.sampling == "paper" else 1)
+                self._text(trainer, length)
         elif stage == "fit" and self.validation_blocks:
             _blocks(trainer, "validation", self.block)
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        groups = self.segments if self.sampling == "paper" else len(_blocks(trainer, "test", self.block))
+        groups = self.segments if self.sampling == "paper" else len(self._text(trainer, self.block)[0])
         self.measurements = self._plan(trainer, pl_module, "test", self.protocols, groups)
 
     def on_test_batch_end(
@@ -157,14 +124,18 @@ class Extrapolation(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        if self.sampling == "blocks":
+        if self.sampling == "blocks" and not self.documents:
             self._measure(trainer, pl_module, batch, self.measurements)
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.sampling == "paper":
-            self._measure_paper(trainer, pl_module)
+            for length in self.lengths:
+                at_length = [m for m in self.measurements if m.length == length]
+                self._measure_all(trainer, pl_module, *self._text(trainer, length), at_length)
+        elif self.documents:
+            self._measure_all(trainer, pl_module, *self._text(trainer, self.block), self.measurements)
         _synchronise(self.measurements)
-        partly = self.sampling == "blocks" and trainer.limit_test_batches != 1.0
+        partly = self.sampling == "blocks" and not self.documents and trainer.limit_test_batches != 1.0
         for m in self.measurements:
             _check_counts(m, m.length if self.sampling == "paper" else self.block, partly)
             if m.skipped is None and m.protocol.name != "per_position":
@@ -182,9 +153,7 @@ class Extrapolation(Callback):
             return
         blocks = _blocks(trainer, "validation", self.block, self.validation_blocks)
         measurements = self._plan(trainer, pl_module, "validation", [Protocol("full")], len(blocks))
-        for i in range(trainer.global_rank, len(blocks), trainer.world_size):
-            tokens = blocks[i]["tokens"].to(pl_module.device)[None]
-            self._measure(trainer, pl_module, {"tokens": tokens, "index": i}, measurements)
+        self._measure_all(trainer, pl_module, blocks, range(len(blocks)), measurements)
         _synchronise(measurements)
         for m in measurements:
             _check_counts(m, self.block, partly=False)
@@ -216,15 +185,27 @@ class Extrapolation(Callback):
         with trainer.precision_plugin.forward_context():
             results.measure(pl_module.network, batch["tokens"], index, measurements, self.tokens_per_forward)
 
-    def _measure_paper(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        for length in self.lengths:
-            segments = _blocks(trainer, "test", length)
-            generator = torch.Generator().manual_seed(self.seed)
-            order = torch.randperm(len(segments), generator=generator)[: self.segments].tolist()
-            at_length = [m for m in self.measurements if m.length == length]
-            for i in range(trainer.global_rank, self.segments, trainer.world_size):
-                tokens = segments[order[i]]["tokens"].to(pl_module.device)[None]
-                self._measure(trainer, pl_module, {"tokens": tokens, "index": i}, at_length)
+    def _measure_all(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        blocks: Any,
+        order: Sequence[int],
+        measurements: Sequence[Measurement],
+    ) -> None:
+        for i in range(trainer.global_rank, len(order), trainer.world_size):
+            tokens = blocks[order[i]]["tokens"].to(pl_module.device)[None]
+            self._measure(trainer, pl_module, {"tokens": tokens, "index": i}, measurements)
+
+    def _text(self, trainer: Trainer, length: int) -> tuple[Any, Sequence[int]]:
+        """What `test` reads at a length, and in which order."""
+        if self.documents:
+            blocks = DocumentBlocks(trainer.datamodule.stream("test"), trainer.datamodule.documents("test"), length)
+            return blocks, range(len(blocks))
+        blocks = _blocks(trainer, "test", length)
+        if self.sampling == "paper":
+            return blocks, shuffled(len(blocks), self.segments, self.seed).tolist()
+        return blocks, range(len(blocks))
 
     def _report(self, trainer: Trainer, pl_module: LightningModule, directory: Path) -> None:
         network = pl_module.network
@@ -249,30 +230,12 @@ class Extrapolation(Callback):
         Console().print(results.table(self.measurements, network.shape.length))
 
 
-def _checked_lengths(lengths: Sequence[int]) -> list[int]:
-    if not lengths or min(lengths) < 1:
-        raise ValueError(f"Extrapolation: lengths: got {list(lengths)}, expected at least one positive number")
-    ordered = sorted(set(lengths))
-    uneven = [n for n in ordered if ordered[-1] % n]
-    if uneven:
-        raise ValueError(
-            f"Extrapolation: lengths: {uneven} do not divide the longest, {ordered[-1]}; a block of that many "
-            "targets could not be cut into equal segments. Choose divisors, such as powers of 2 times the shortest"
-        )
-    return ordered
-
-
-def _blocks(trainer: Trainer, split: str, length: int, limit: int | None = None, least: int = 1) -> Any:
+def _blocks(trainer: Trainer, split: str, length: int, limit: int | None = None) -> Any:
     blocks = trainer.datamodule.blocks(split, length, limit)
     if not len(blocks):
         raise ValueError(
-            f"Extrapolation: lengths: got {length}, but the {split} split has no block of that many targets; use a "
-            "larger split or shorter lengths"
-        )
-    if len(blocks) < least:
-        raise ValueError(
-            f"Extrapolation: segments: got {least}, but the {split} split has only {len(blocks)} segments of {length} "
-            "targets; lower segments or use a larger split"
+            f"lengths: got {length}, but the {split} split has no block of that many targets; use a larger split or "
+            "shorter lengths"
         )
     return blocks
 

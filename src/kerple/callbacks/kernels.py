@@ -145,7 +145,7 @@ def _figure(
         for head in range(heads) if table is not None else ():
             numbers = ", ".join(f"{name} {float(values[head]):.3g}" for name, values in learned.items())
             label = f"head {head}" + (f": {numbers}" if numbers else "")
-            axes.plot(distances, table[head].cpu()[distances], label=label, color=f"C{head % 10}")
+            axes.plot(distances, table[head].cpu()[distances].tolist(), label=label, color=f"C{head % 10}")
         axes.axvline(trained, color="0.6", linestyle="--", linewidth=1, label=f"training length {trained:,}")
         axes.set_xscale("symlog", linthresh=1)
         axes.set_xlim(0, distances[-1])

@@ -72,14 +72,14 @@ class PositionWisePerplexity(Analysis):
         loss, loss_windowed = _binned(full.nll, width) / counts, _binned(windowed.nll, width) / counts
         drawn = Figure(figsize=(6.4, 6), layout="constrained")
         above, below = drawn.subplots(2, sharex=True, height_ratios=(3, 2))
-        above.plot(at, loss.exp(), label="full", linewidth=2.5)
-        above.plot(at, loss_windowed.exp(), "--", label=f"windowed: the last {window:,} keys of every layer")
+        above.plot(at, loss.exp().tolist(), label="full", linewidth=2.5)
+        above.plot(at, loss_windowed.exp().tolist(), "--", label=f"windowed: the last {window:,} keys of every layer")
         above.set(
             ylabel=f"perplexity (mean of {width} positions)" if width > 1 else "perplexity",
             title=f"{strategy_name(pl_module)}: perplexity by position, {int(full.targets[0])} segments",
         )
         below.axhline(0, color="black", linewidth=0.8)
-        below.plot(at, loss_windowed - loss, color="C2", label="context gain")
+        below.plot(at, (loss_windowed - loss).tolist(), color="C2", label="context gain")
         below.set(xlabel="position in the segment (tokens)", ylabel="windowed - full (nats per token)")
         for axes in (above, below):
             axes.axvline(trained, color="0.6", linestyle="--", linewidth=1, label=f"training length {trained:,}")

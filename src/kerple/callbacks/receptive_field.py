@@ -98,7 +98,7 @@ class ReceptiveField(Analysis):
         trained, length = pl_module.network.shape.length, len(cumulative)
         drawn = Figure(figsize=(10.4, 4.2), layout="constrained")
         left, right = drawn.subplots(1, 2)
-        left.plot(range(1, length + 1), cumulative, label="cumulative share")
+        left.plot(range(1, length + 1), cumulative.tolist(), label="cumulative share")
         shares = cumulative.diff(prepend=torch.zeros(1, dtype=cumulative.dtype))
         for part, style in ((0.5, ":"), (0.9, "-."), (0.99, "--")):
             reached = distance_covering(shares, part) + 1

@@ -64,7 +64,7 @@ class FourTerms(Analysis):
         ):
             seen = matrix.masked_fill(torch.ones_like(matrix).triu(1).bool(), float("nan"))
             limit = float(seen.abs().nan_to_num(0).quantile(0.99)) or 1.0  # one outlier is not to hide the structure
-            image = axes.imshow(seen, cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
+            image = axes.imshow(seen.numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
             drawn.colorbar(image, ax=axes, shrink=0.85, label="score (nats)")
             axes.set_title(f"{name}: standard deviation {float(deviation):.2g}", fontsize=10)
             axes.set(xlabel="key position n", ylabel="query position m")

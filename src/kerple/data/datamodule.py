@@ -4,12 +4,15 @@ import hashlib
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pytorch_lightning import LightningDataModule
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from kerple.data.build import Recipe, build
 from kerple.data.corpora import HUB
+from kerple.data.inspect import read_offsets
 from kerple.data.loader import Batch, BatchLoader, BlockBatches, Blocks, EvaluationLoader, Stream, TrainingBatches
 from kerple.data.manifest import SPLITS, Manifest
 from kerple.data.order import Mixture, Order
@@ -177,6 +180,14 @@ class TokenShards(LightningDataModule):
     def stream(self, split: str) -> Stream:
         """The tokens of a split."""
         return self._folder().stream(split)
+
+    def documents(self, split: str) -> NDArray[np.int64]:
+        """Where each document of a split begins in its token stream, (documents,) ascending.
+
+        Raises:
+            ValueError: The file of them is missing or not what the manifest says.
+        """
+        return read_offsets(self.directory, self._manifest(), split).astype(np.int64)
 
     def bytes_per_token(self, split: str) -> float:
         """UTF-8 bytes of the split's documents over its tokens, end-of-text tokens among them."""

@@ -1,0 +1,69 @@
+"""Which protocols at which lengths: options that cannot be honoured are errors, not silent truncations."""
+
+from collections.abc import Sequence
+
+from kerple.evaluation.protocols import Name, Protocol
+
+
+def checked_lengths(lengths: Sequence[int]) -> list[int]:
+    """The lengths in ascending order.
+
+    Raises:
+        ValueError: If there is none, one is not positive, or one does not divide the longest.
+    """
+    if not lengths or min(lengths) < 1:
+        raise ValueError(f"lengths: got {list(lengths)}, expected at least one positive number")
+    ordered = sorted(set(lengths))
+    if uneven := [n for n in ordered if ordered[-1] % n]:
+        raise ValueError(
+            f"lengths: {uneven} do not divide the longest, {ordered[-1]}; a block of that many targets could not be "
+            "cut into equal segments. Choose divisors, such as powers of 2 times the shortest"
+        )
+    return ordered
+
+
+def chosen_protocols(
+    names: Sequence[Name],
+    lengths: Sequence[int],
+    *,
+    window: int | None,
+    stride: int | None,
+    skip: int,
+    k: int | None,
+    training_length: int = 1,
+) -> list[Protocol]:
+    """The named protocols with their options, each once.
+
+    Args:
+        names: Names of protocols.
+        lengths: Ascending, as `checked_lengths` gives them.
+        window: Of windowed; None for the training length.
+        stride: Of sliding, at most the shortest length.
+        skip: Of sliding, below the longest length.
+        k: Of last, at most the shortest length.
+        training_length: In tokens.
+
+    Raises:
+        ValueError: If there is none, one is unknown, an option is out of range, or there is one for a protocol that was
+            not named.
+    """
+    if not names:
+        raise ValueError("protocols: got none, expected at least one, such as full")
+    options = {"window": ("windowed", window), "stride": ("sliding", stride), "k": ("last", k)}
+    for option, (owner, value) in options.items():
+        if value is not None and owner not in names:
+            raise ValueError(f"{option}: got {value}, but protocols has no {owner}; add it or drop {option}")
+        if value is not None and value < 1:
+            raise ValueError(f"{option}: got {value}, expected a positive number")
+        if option != "window" and value is not None and value > lengths[0]:
+            raise ValueError(f"{option}: got {value}, expected at most {lengths[0]}, the shortest length")
+    if skip and "sliding" not in names:
+        raise ValueError(f"skip: got {skip}, but protocols has no sliding; add it or drop skip")
+    if skip >= lengths[-1]:
+        raise ValueError(f"skip: got {skip}, expected less than {lengths[-1]}, the longest length")
+    own = {
+        "windowed": {"window": window or training_length},
+        "sliding": {"stride": stride, "skip": skip},
+        "last": {"k": k},
+    }
+    return [Protocol(name, **own.get(name, {})) for name in dict.fromkeys(names)]

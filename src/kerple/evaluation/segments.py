@@ -1,0 +1,68 @@
+"""Other ways to choose the text that is scored: inside documents only, and the paper's shuffled segments."""
+
+from typing import Any, Protocol
+
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+from torch.utils.data import Dataset
+
+
+class Stream(Protocol):
+    """A split's tokens; `kerple.data` has one."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, start: int, count: int) -> Any:
+        """Tokens start..start+count-1 as an array of integers (count,)."""
+        ...
+
+
+class DocumentBlocks(Dataset[dict[str, Any]]):
+    """Blocks of ``length`` targets that each lie inside one document, cut from its first token on.
+
+    No target is predicted across a document's border, and documents of ``length`` tokens or fewer are left out. Items
+    are those of a data module's ``blocks``: {"tokens": (length+1,) int64, "index": i}.
+
+    Args:
+        stream: Tokens of a split.
+        begins: Where each document begins in it, ascending; the last one ends with the stream.
+        length: Targets in a block.
+
+    Raises:
+        ValueError: If no document is that long.
+    """
+
+    def __init__(self, stream: Stream, begins: ArrayLike, length: int) -> None:
+        self.stream, self.length = stream, length
+        begin = torch.as_tensor(begins, dtype=torch.int64)
+        sizes = torch.diff(begin, append=torch.tensor([len(stream)]))
+        counts = ((sizes - 1) // length).clamp(min=0)  # blocks in each document
+        if not int(counts.sum()):
+            longest = int(sizes.max()) if len(sizes) else 0
+            raise ValueError(
+                f"documents: no document has the {length + 1} tokens of a block, the longest has {longest}; use "
+                "shorter lengths, a split with longer documents, or documents: false"
+            )
+        before = torch.repeat_interleave(counts.cumsum(0) - counts, counts)
+        self.starts = torch.repeat_interleave(begin, counts) + (torch.arange(len(before)) - before) * length
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if not 0 <= index < len(self.starts):
+            raise IndexError(index)
+        tokens = self.stream.read(int(self.starts[index]), self.length + 1)
+        return {"tokens": torch.as_tensor(tokens.astype("int64")), "index": index}
+
+
+def shuffled(count: int, chosen: int, seed: int) -> Tensor:
+    """The first ``chosen`` of a permutation of 0..count-1 that depends on the seed alone; (chosen,) int64.
+
+    Raises:
+        ValueError: If there are not so many.
+    """
+    if chosen > count:
+        raise ValueError(f"segments: got {chosen}, but there are only {count}; lower segments or use a larger split")
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:chosen]

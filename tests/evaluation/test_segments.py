@@ -1,0 +1,52 @@
+"""Blocks inside documents against a loop over documents, and the shuffle of the paper's sampling."""
+
+import numpy as np
+import pytest
+import torch
+
+from kerple.evaluation.segments import DocumentBlocks, shuffled
+
+
+class Counting:
+    """Token t is t."""
+
+    def __len__(self) -> int:
+        return 300
+
+    def read(self, start: int, count: int) -> np.ndarray:
+        return np.arange(start, start + count, dtype=np.uint16)
+
+
+@pytest.mark.parametrize("length", [1, 7, 30, 100])
+def test_blocks_tile_each_document_and_cross_no_border(length: int) -> None:
+    begins = [0, 1, 3, 40, 40, 75, 106, 207]  # one document is empty
+    blocks = DocumentBlocks(Counting(), np.array(begins, dtype=np.uint64).astype(np.int64), length)
+    expected = []
+    for begin, end in zip(begins, [*begins[1:], 300], strict=True):
+        start = begin
+        while start + length + 1 <= end:
+            expected.append(list(range(start, start + length + 1)))
+            start += length
+    assert [blocks[i]["tokens"].tolist() for i in range(len(blocks))] == expected
+    assert [blocks[i]["index"] for i in range(len(blocks))] == list(range(len(expected)))
+    assert blocks[0]["tokens"].dtype == torch.int64
+    with pytest.raises(IndexError):
+        blocks[len(blocks)]
+
+
+def test_documents_that_are_all_too_short_are_an_error() -> None:
+    with pytest.raises(ValueError, match="no document has the 121 tokens of a block, the longest has 120"):
+        DocumentBlocks(Counting(), [0, 60, 180], 120)
+
+
+def test_the_shuffle_depends_on_the_seed_alone_and_repeats_nothing() -> None:
+    chosen = shuffled(1000, 320, seed=7)
+    assert len(set(chosen.tolist())) == 320
+    assert int(chosen.min()) >= 0
+    assert int(chosen.max()) < 1000
+    assert chosen.tolist() != sorted(chosen.tolist())
+    torch.manual_seed(5)
+    assert torch.equal(shuffled(1000, 320, seed=7), chosen)
+    assert not torch.equal(shuffled(1000, 320, seed=8), chosen)
+    with pytest.raises(ValueError, match="got 4, but there are only 3"):
+        shuffled(3, 4, seed=0)
