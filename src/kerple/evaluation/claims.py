@@ -89,10 +89,11 @@ def markdown(findings: list[Finding]) -> str:
     lines = [
         "# Claims, and what the committed numbers say of them",
         "",
-        "Written by `python -m kerple.evaluation.claims results` from the CSV files beside this file; a test computes it",
-        "again. At this size (1.3M parameters, trained at 64 tokens on source code) a contradicted claim is contradicted",
-        "here, not for the models it was made of. Verdicts are by 95% intervals over paired seeds, corrected for the",
-        f"number of parts a claim can fail in; {100 * rules.TIE:.1f}% counts as equal. 1× is the training length.",
+        "Written by `python -m kerple.evaluation.claims results` from the CSV files beside this file; a test computes",
+        "it again. At this size (1.3M parameters, trained at 64 tokens on source code) a contradicted claim is",
+        "contradicted here, not for the models it was made of. Verdicts are by 95% intervals over paired seeds,",
+        "corrected for the number of parts a claim can fail in; "
+        f"{100 * rules.TIE:.1f}% counts as equal. 1× is the training length.",
         "",
         ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) + ".",
         "",

@@ -1,0 +1,58 @@
+"""The comparisons that come with the project: every run of theirs parses, and runs that are shared are the same."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from kerple.compare.comparison import Comparison, Strategy
+from kerple.compare.resolve import flat, resolve
+
+ROOT = Path(__file__).parents[2]
+COMPARISONS = sorted(
+    p for p in (ROOT / "configs/compare").glob("*.yaml") if "strategies" in yaml.safe_load(p.read_text())
+)
+
+
+def load(path: Path) -> Comparison:
+    settings = yaml.safe_load(path.read_text())
+    settings["strategies"] = {label: Strategy(**(what or {})) for label, what in settings["strategies"].items()}
+    return Comparison(**settings)
+
+
+@pytest.fixture(autouse=True)
+def _root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)  # paths in comparisons are relative to where the command is typed
+
+
+@pytest.mark.parametrize("path", COMPARISONS, ids=lambda path: path.stem)
+def test_every_run_parses_and_has_a_folder_of_its_own(path: Path) -> None:
+    comparison = load(path)
+    jobs = comparison.jobs()
+    assert len({job.directory for job in jobs}) == len(jobs)
+    for job in (job for job in jobs if job.seed == comparison.seeds[0]):
+        config = resolve(job)
+        wanted = comparison.strategies[job.label] or Strategy()
+        assert config["model"]["position"]["class_path"].endswith(f".{wanted.position or job.label}")
+        assert config["seed_everything"] == job.seed
+    tests = tuple(flag for flag in jobs[0].test if flag.startswith("--config="))
+    resolve(replace(jobs[0], fit=jobs[0].fit + tests))  # what a test adds parses too
+
+
+def test_runs_that_comparisons_share_are_the_same_runs() -> None:
+    seen: dict[Path, dict] = {}
+    shared = 0
+    for path in COMPARISONS:
+        for job in (job for job in load(path).jobs() if job.label == "KerpleLog" and job.seed == 1236):
+            config = flat(resolve(job))
+            shared += job.directory in seen
+            assert seen.setdefault(job.directory, config) == config, path
+    assert shared >= 2  # claims and sliding test the demo's
+
+
+def test_a_flag_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    comparison = load(ROOT / "configs/compare/demo.yaml")
+    comparison.flags["model.leyers"] = 3
+    with pytest.raises(ValueError, match=r"(?s)compare: NoPE seed 1235: .*model\.leyers"):
+        resolve(comparison.jobs()[0])
