@@ -74,5 +74,6 @@ def attend_block(
     )
     hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
     p = s.masked_fill(hidden, -math.inf).softmax(-1).to(v.dtype)
-    out = torch.matmul(p, v)  # (B, H, rows, δ)
+    with torch.autocast(q.device.type, enabled=False):
+        out = torch.matmul(p, v)  # (B, H, rows, δ)
     return out if values is None else out + values(p, rows, columns).to(out.dtype)

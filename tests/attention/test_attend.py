@@ -1,0 +1,197 @@
+"""Every way of attending against explicit attention in fp64 and its autograd."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from kerple.attention import attend
+from kerple.attention.blocks import attend_blocks
+from kerple.attention.reference import attend_reference
+
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+def inputs(batch: int, heads: int, queries: int, keys: int, dtype: torch.dtype, dim: int = 16) -> list[Tensor]:
+    """q, k, v and the output's gradient, in fp64, with values that ``dtype`` can represent."""
+    shapes = [(batch, heads, queries, dim), *[(batch, heads, keys, dim)] * 2, (batch, heads, queries, dim)]
+    return [torch.randn(shape).to(dtype).double() for shape in shapes]
+
+
+def kerple_table(r1: Tensor, r2: Tensor, length: int) -> Tensor:
+    return -r1[:, None] * torch.log1p(r2[:, None] * torch.arange(length, dtype=r1.dtype))
+
+
+def error(got: Tensor, wanted: Tensor) -> float:
+    """Relative; absolute where nothing is wanted (one key: its probability is 1 whatever the score)."""
+    size = wanted.norm().item()
+    return (got.double() - wanted).norm().item() / (size if size > 1e-9 else 1.0)
+
+
+def compare(
+    way, dtype: torch.dtype, batch: int, heads: int, queries: int, keys: int, window: int | None, strided: bool
+):
+    q, k, v, grad = inputs(batch, heads, queries, keys, dtype)
+    r1, r2 = torch.rand(2, heads).double().add(0.1)
+    precise = torch.promote_types(dtype, torch.float32)
+    results = []
+    for attention, kind in ((attend_reference, torch.float64), (way, dtype)):
+        leaves = [x.to(kind, copy=True).requires_grad_() for x in (q, k, v)]
+        given = leaves
+        if strided:  # as a model has them: (B, T, H, δ) in memory
+            given = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in leaves]
+        parameters = [r.to(torch.promote_types(kind, precise)).clone().requires_grad_() for r in (r1, r2)]
+        table = kerple_table(*parameters, keys + 3)
+        table.retain_grad()
+        out = attention(*given, table=table, window=window)
+        assert out.dtype == kind
+        (out.double() * grad).sum().backward() if kind == torch.float64 else out.backward(grad.to(kind))
+        results.append([out.detach(), *(x.grad for x in (*leaves, table))])
+        results[-1].append(torch.stack([p.grad for p in parameters]))
+        if kind == torch.float64:  # r's gradient is a sum that cancels; what it may be off by follows its terms
+            terms = torch.autograd.grad(kerple_table(*parameters, keys + 3), parameters, table.grad.abs())
+            cancelled = torch.stack(terms).norm() / results[-1][-1].norm().clamp(min=1e-9)
+    for name, wanted, got in zip(("out", "q", "k", "v", "table", "r"), *results, strict=True):
+        assert error(got, wanted) < TOLERANCE[dtype] * (cancelled.clamp(1) if name == "r" else 1), name
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize(
+    ("length", "heads", "batch", "strided"),
+    [(1, 1, 1, False), (2, 12, 3, False), (63, 12, 3, True), (128, 1, 3, False), (300, 12, 1, True), (1000, 1, 3, True),
+     (1000, 12, 1, False)],
+)  # fmt: skip
+def test_gradients_are_those_of_explicit_attention(dtype, window, length, heads, batch, strided) -> None:
+    compare(attend, dtype, batch, heads, length, length, window, strided)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize("queries", [1, 7, 200])
+def test_queries_are_the_last_rows(dtype, window, queries) -> None:
+    compare(attend, dtype, 2, 3, queries, 300, window, True)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("window", [None, 50])
+def test_blocks_agree_too(dtype, window) -> None:
+    compare(attend_blocks, dtype, 2, 3, 300, 300, window, True)
+
+
+def test_gradcheck() -> None:
+    q, k, v, _ = (x.requires_grad_() for x in inputs(2, 2, 9, 9, torch.float64, dim=3))
+    table = torch.randn(2, 9, dtype=torch.float64, requires_grad=True)
+    weight = torch.rand(2, 9, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda *x: attend(*x[:3], table=x[3]), (q, k, v, table))
+    assert torch.autograd.gradcheck(lambda *x: attend(*x[:3], table=x[3], window=4), (q, k, v, table))
+    assert torch.autograd.gradcheck(
+        lambda *x: attend_blocks(*x[:3], table=x[3], weight=x[4], window=5, block=4), (q, k, v, table, weight)
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_same_bits_in_every_run(dtype) -> None:
+    q, k, v, grad = (x.to(dtype).requires_grad_() for x in inputs(3, 4, 300, 300, dtype))
+    table = torch.randn(4, 300, requires_grad=True)
+    runs = [torch.autograd.grad(attend(q, k, v, table=table), (q, k, v, table), grad) for _ in range(3)]
+    for other in runs[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(runs[0], other, strict=True))
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_without_a_table(window) -> None:
+    q, k, v, _ = (x.float() for x in inputs(2, 3, 70, 70, torch.float32))
+    for queries in (70, 30, 1):
+        q_ = q[:, :, -queries:]
+        torch.testing.assert_close(attend(q_, k, v, window=window), attend_reference(q_, k, v, window=window))
+
+
+def test_weight_scores_and_values_in_blocks_are_those_of_explicit_attention() -> None:
+    batch, heads, length, dim = 2, 3, 300, 8
+    q, k, v, grad = inputs(batch, heads, length, length, torch.float64, dim)
+    results = []
+    for attention in (attend_reference, attend):
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        generator = torch.Generator().manual_seed(3)
+        table, weight, gate, turn = (
+            torch.rand(*shape, dtype=torch.float64, generator=generator).requires_grad_()
+            for shape in ((heads, length), (heads, length), (heads, length), (dim, dim))
+        )
+
+        def scores(q_: Tensor, k_: Tensor, rows: slice, columns: slice, gate: Tensor = gate, turn: Tensor = turn):
+            return (q_ @ turn @ k_.transpose(-1, -2)) * gate[:, rows, None] + gate[:, None, columns]
+
+        def values(p: Tensor, rows: slice, columns: slice, gate: Tensor = gate) -> Tensor:
+            return (p * gate[:, None, columns]).sum(-1, keepdim=True) * gate[:, rows, None].expand(-1, -1, dim)
+
+        out = attention(*leaves, table=table, weight=weight, window=170, scores=scores, values=values)
+        results.append([out, *torch.autograd.grad(out, (*leaves, table, weight, gate, turn), grad)])
+    for wanted, got in zip(*results, strict=True):
+        torch.testing.assert_close(got, wanted)
+
+
+def test_the_future_is_not_seen() -> None:
+    q, k, v, _ = (x.float() for x in inputs(1, 2, 300, 300, torch.float32))
+    table = torch.randn(2, 300)
+    before = attend(q, k, v, table=table)
+    k[:, :, 200:], v[:, :, 200:] = 1e4, math.pi
+    after = attend(q, k, v, table=table)
+    torch.testing.assert_close(after[:, :, :200], before[:, :, :200])
+    assert not torch.allclose(after[:, :, 200:], before[:, :, 200:])
+
+
+def test_a_steep_table_has_finite_gradients() -> None:
+    q, k, v, grad = (x.float().mul(5).requires_grad_() for x in inputs(1, 2, 700, 700, torch.float32))
+    table = (-2.0 * torch.arange(700.0).expand(2, -1)).requires_grad_()
+    grads = torch.autograd.grad(attend(q, k, v, table=table), (q, k, v, table), grad)
+    assert all(x.isfinite().all() for x in grads)
+
+
+def test_autocast_gives_its_dtype_and_an_fp32_table_gradient() -> None:
+    q, k, v, _ = (x.float().requires_grad_() for x in inputs(1, 2, 40, 40, torch.bfloat16))
+    table = torch.randn(2, 40, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = attend(q, k, v, table=table)
+    out.float().sum().backward()
+    assert out.dtype == torch.bfloat16
+    assert table.grad is not None
+    assert table.grad.dtype == torch.float32
+
+
+@pytest.mark.slow  # compiles C++
+def test_compiled_gives_the_same() -> None:
+    q, k, v, grad = (x.float().requires_grad_() for x in inputs(2, 3, 130, 130, torch.float32))
+    table = torch.randn(3, 130, requires_grad=True)
+
+    def both(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
+        return attend(q, k, v, table=table) + attend(q, k, v, table=table, window=30)
+
+    wanted, got = (f(q, k, v, table) for f in (both, torch.compile(both, fullgraph=True)))
+    torch.testing.assert_close(got, wanted)
+    for a, b in zip(*(torch.autograd.grad(x, (q, k, v, table), grad) for x in (wanted, got)), strict=True):
+        torch.testing.assert_close(b, a)
+
+
+def test_the_custom_operators_keep_torchs_contract() -> None:
+    q, k, v, _ = (x.float().requires_grad_() for x in inputs(2, 3, 20, 20, torch.float32))
+    table = torch.randn(3, 20, requires_grad=True)
+    torch.library.opcheck(torch.ops.kerple.table_attention.default, (q, k, v, table, None, True))
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"k": torch.zeros(1, 2, 5, 4)}, "q, k, v"),
+        ({"q": torch.zeros(1, 2, 7, 4)}, "q"),
+        ({"q": torch.zeros(1, 2, 6, 4).bfloat16()}, "q, k, v"),
+        ({"table": torch.zeros(2, 5)}, "table"),
+        ({"weight": torch.zeros(3, 6)}, "weight"),
+        ({"window": 0}, "window"),
+    ],
+)
+def test_what_does_not_fit_is_refused(change, name) -> None:
+    arguments = {"q": torch.zeros(1, 2, 6, 4), "k": torch.zeros(1, 2, 6, 4), "v": torch.zeros(1, 2, 6, 4)}
+    with pytest.raises(ValueError, match=f"^{name}: got .*expected"):
+        attend(**{**arguments, **change})
