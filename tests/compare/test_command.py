@@ -1,6 +1,8 @@
 """The whole command over stand-in runs: what is run, skipped, refused and reported."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -79,10 +81,34 @@ def test_a_new_strategy_runs_alone_and_a_changed_setting_is_refused(config: Path
     assert starts(config) == 8
 
 
-def test_a_run_made_by_hand_is_not_taken_for_ours(config: Path) -> None:
+def test_a_run_made_by_hand_is_taken_over_if_it_is_the_one(config: Path) -> None:
+    by_hand = config.parent / "runs" / "ALiBi" / "seed-1"
+    by_hand.parent.mkdir(parents=True)
+    fit = [f"--run_dir={by_hand}", "--seed_everything=1", "--model.position=ALiBi"]
+    subprocess.run([sys.executable, str(FAKE), "fit", *fit], check=True)
+    (by_hand / "test").mkdir()
+    (by_hand / "test" / "notes.txt").write_text("mine")
+    written = {"flags": {"seed_everything": "1", "data.seed": "1", "model.position": "ALiBi"}, "logs": "logs"}
+    written |= {"config": None, "model": {"position": "ALiBi"}, "data": {"class_path": "none", "filled in": 3}}
+    path = by_hand / "config.yaml"
+    path.write_text(yaml.safe_dump(written | {"data": {"class_path": "other"}}))
+    with pytest.raises(ValueError, match=r"ALiBi seed 1: .*data\.class_path: 'other' -> 'none'"):
+        compare.main(["--config", str(config)])
+    assert starts(config) == 1
+
+    base = str(config.parent / "base.yaml")
+    path.write_text(yaml.safe_dump(written | {"flags": written["flags"] | {"config": base}}))
+    compare.main(["--config", str(config)])
+    resumed = [json.loads(line)["resume"] for line in by_hand.with_name("seed-1.starts").read_text().splitlines()]
+    assert resumed == [False, True]  # resuming a run that has ended does nothing
+    assert (by_hand / "test-by-hand-1" / "notes.txt").read_text() == "mine"
+    assert [path.name for path in (by_hand / "test").iterdir()] == ["extrapolation.json"]
+
+
+def test_a_folder_that_is_no_run_is_not_taken_for_ours(config: Path) -> None:
     by_hand = config.parent / "runs" / "ALiBi" / "seed-1"
     by_hand.mkdir(parents=True)
-    with pytest.raises(ValueError, match=r"ALiBi seed 1: .* was not made by compare"):
+    with pytest.raises(ValueError, match=r"ALiBi seed 1: .* was not made by compare, and has no config\.yaml"):
         compare.main(["--config", str(config)])
     assert starts(config) == 0
     assert by_hand.exists()

@@ -7,7 +7,8 @@ import pytest
 import yaml
 
 from kerple.compare.comparison import Comparison, Strategy
-from kerple.compare.resolve import flat, resolve
+from kerple.compare.flat import flat
+from kerple.compare.resolve import resolve
 
 ROOT = Path(__file__).parents[2]
 COMPARISONS = sorted(

@@ -1,6 +1,5 @@
 """The command: what to do with a comparison."""
 
-import json
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
@@ -10,7 +9,8 @@ from jsonargparse import ArgumentParser, Namespace
 from kerple.compare import job as jobs
 from kerple.compare.comparison import Comparison, Job
 from kerple.compare.engines import ENGINES
-from kerple.compare.resolve import flat, prepare, resolve
+from kerple.compare.flat import flat
+from kerple.compare.resolve import prepare, resolve
 from kerple.evaluation import report
 from kerple.evaluation.report_runs import Run, locate, read
 
@@ -75,7 +75,7 @@ def _report_directories(arguments: list[str]) -> None:
 
 def _run(work: list[Job], options: Namespace) -> None:
     configs = {job: resolve(job) for job in work}
-    flattened = {job: json.loads(json.dumps(flat(config))) for job, config in configs.items()}
+    flattened = {job: flat(config) for job, config in configs.items()}
     _check(work, flattened, options.rerun_changed)
     open_jobs = [job for job in work if not jobs.finished(job)]
     print(f"{len(work)} runs: {len(work) - len(open_jobs)} finished, {len(open_jobs)} to do")
@@ -107,8 +107,8 @@ def _check(work: list[Job], configs: dict[Job, dict[str, Any]], rerun_changed: b
                 jobs.forget(job)
             elif changed:
                 complaints.append(f"{job.name}: {'; '.join(changed)}")
-        elif job.directory.exists():
-            complaints.append(f"{job.name}: {job.directory} is there but was not made by compare")
+        elif job.directory.exists() and (reasons := jobs.adopt(job, configs[job])):
+            complaints.append(f"{job.name}: {'; '.join(reasons)}")
     if complaints:
         raise ValueError(
             "compare: runs that exist were made with another configuration; add --rerun_changed to start them afresh, "

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ import yaml
 
 import kerple
 from kerple.compare.comparison import Job
+from kerple.compare.flat import flat
 
 RUN = Path(kerple.__file__).parents[2] / "run.py"
 
@@ -83,10 +85,15 @@ def run(job: Job, config: dict[str, Any], threads: int, say: Callable[[str], Non
             known |= {"fitted": True, "tests": {}}
             _write(job, known)
         if not finished(job):
+            name = job.test_folder.name
+            if job.test_folder.exists() and name not in known["tests"]:
+                _set_aside(job.test_folder)
             shutil.rmtree(job.test_folder, ignore_errors=True)
+            known["tests"][name] = None  # from here on the folder is ours
+            _write(job, known)
             say(f"{job.name}: testing")
             _call(job, ["test", f"--ckpt_path={job.checkpoint}", *job.test], threads, lock, program)
-            known["tests"][job.test_folder.name] = _test(job)
+            known["tests"][name] = _test(job)
             _write(job, known)
         say(f"{job.name}: done")
 
@@ -95,6 +102,34 @@ def _test(job: Job) -> dict[str, Any]:
     """What a test is asked for: its flags, and what the configs among them say."""
     paths = [flag.removeprefix("--config=") for flag in job.test if flag.startswith("--config=")]
     return {"flags": list(job.test), "configs": {path: yaml.safe_load(Path(path).read_text()) for path in paths}}
+
+
+def adopt(job: Job, config: dict[str, Any]) -> list[str]:
+    """Take over a run that `fit` has written by hand, if it is the one asked for.
+
+    It is resumed, which does nothing if it has ended, and then tested. Its own test is set aside, not removed.
+
+    Args:
+        job: The run; its directory exists, its state does not.
+        config: Its resolved configuration, flat.
+
+    Returns:
+        Why not, empty if the run is ours now. What the configuration leaves open (null), the run may have filled in.
+    """
+    path = job.directory / "config.yaml"
+    if not path.is_file() or not job.checkpoint.is_file():
+        return [f"{job.directory} was not made by compare, and has no config.yaml and checkpoints/last.ckpt"]
+    written = flat(yaml.safe_load(path.read_text()))
+    pairs = {key: (written.get(key), now) for key, now in config.items() if now is not None}
+    if changed := [f"{key}: {before!r} -> {now!r}" for key, (before, now) in pairs.items() if before != now]:
+        return changed
+    _write(job, {"config": config, "fitted": False, "tests": {}})
+    return []
+
+
+def _set_aside(folder: Path) -> None:
+    names = (folder.with_name(f"{folder.name}-by-hand-{n}") for n in itertools.count(1))
+    folder.rename(next(name for name in names if not name.exists()))
 
 
 def forget(job: Job) -> None:

@@ -9,7 +9,6 @@ from jsonargparse import ArgumentParser
 from pytorch_lightning import LightningDataModule
 
 from kerple.compare.comparison import Job
-from kerple.evaluation.report import flatten
 
 PLACES = ("run_dir", "ckpt_path", "config", "logs", "experiment", "trust")  # where, not what
 
@@ -31,18 +30,6 @@ def resolve(job: Job) -> dict[str, Any]:
             message = complaint.getvalue()
             raise ValueError(f"compare: {job.name}: {message[message.rfind('error:') :].strip()}") from None
     return {key: value for key, value in yaml.safe_load(printed.getvalue()).items() if key not in PLACES}
-
-
-def flat(config: dict[str, Any]) -> dict[str, Any]:
-    """The same, flat, lists of objects (callbacks) included, as JSON would give it back."""
-    flattened: dict[str, Any] = {}
-    for key, value in flatten(config).items():
-        if isinstance(value, list) and any(isinstance(item, dict) for item in value):
-            named = {str(item.get("class_path", i)).rsplit(".", 1)[-1]: item for i, item in enumerate(value)}
-            flattened |= flatten(named, f"{key}.") if len(named) == len(value) else {key: value}
-        else:
-            flattened[key] = value
-    return flattened
 
 
 def prepare(data: dict[str, Any]) -> None:

@@ -1,0 +1,19 @@
+"""Configurations as one level of keys, so that two can be held against each other."""
+
+import json
+from typing import Any
+
+from kerple.evaluation.report import flatten
+
+
+def flat(config: dict[str, Any]) -> dict[str, Any]:
+    """A nested configuration, flat, lists of objects (callbacks) by their class names included, as JSON gives it
+    back."""
+    flattened: dict[str, Any] = {}
+    for key, value in flatten(config).items():
+        if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+            named = {str(item.get("class_path", i)).rsplit(".", 1)[-1]: item for i, item in enumerate(value)}
+            flattened |= flatten(named, f"{key}.") if len(named) == len(value) else {key: value}
+        else:
+            flattened[key] = value
+    return json.loads(json.dumps(flattened))
