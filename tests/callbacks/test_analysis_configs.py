@@ -1,0 +1,56 @@
+"""The files of configs/analyses compose with a run's own configuration, in fit and in test."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from kerple.cli import main
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "configs" / "analyses").glob("*.yaml"))
+
+
+def classes(config: dict) -> list[str]:
+    return [callback["class_path"].rpartition(".")[2] for callback in config["trainer"]["callbacks"]]
+
+
+def own(path: Path) -> list[str]:
+    trainer = yaml.safe_load(path.read_text())["trainer"]
+    return [callback["class_path"] for callback in trainer.get("callbacks", trainer.get("callbacks+"))]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_an_analysis_adds_to_the_demo_or_takes_the_callbacks_place(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    demo = ROOT / "configs" / "demo.yaml"
+    with pytest.raises(SystemExit) as exit:
+        main(["fit", "--config", str(demo), "--config", str(path), "--print_config"])
+    assert exit.value.code == 0
+    before = [] if "callbacks" in yaml.safe_load(path.read_text())["trainer"] else own(demo)
+    assert classes(yaml.safe_load(capsys.readouterr().out)) == before + own(path)
+
+
+def test_a_test_appends_to_what_its_checkpoint_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    toy = {
+        "model": {"position": "KerpleLog", "layers": 1, "dim": 16, "heads": 2},
+        "data": {"class_path": "tests.callbacks.random_text.RandomText", "init_args": {"tokens": 400}},
+        "trainer": {
+            "max_steps": 2,
+            "accelerator": "cpu",
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "callbacks": [{"class_path": "LastCheckpoint"}],
+        },
+    }
+    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(toy))
+    shift = {"trainer": {"callbacks+": [{"class_path": "ShiftTest", "init_args": {"blocks": 5, "shifts": [0, 3]}}]}}
+    (tmp_path / "shift.yaml").write_text(yaml.safe_dump(shift))
+    main(["fit", "--config", "toy.yaml", "--run_dir", "run"])
+    checkpoint = "run/checkpoints/last.ckpt"
+    main(["test", "--ckpt_path", checkpoint, "--trust", "tests", "--config", "shift.yaml"])
+    written = tmp_path / "run" / "test"
+    assert (written / "shift.csv").is_file()
+    assert classes(yaml.safe_load((written / "config.yaml").read_text())) == ["LastCheckpoint", "ShiftTest"]
