@@ -10,6 +10,7 @@ import os
 import platform
 import random
 import re
+import resource
 import tempfile
 import threading
 import time
@@ -49,13 +50,14 @@ def measure(folder: Path, megabytes: int, workers: int) -> dict[str, object]:
     (folder / "tokenizer.json").write_text(train_tokenizer(texts(20 * 10**6), 2048).to_str())
     alone = [tokenizers_alone(folder / "tokenizer.json", corpus, size // 10)]
     recipe = Recipe(str(corpus), str(folder / "tokenizer.json"))
-    begin = time.perf_counter()
+    begin, busy = time.perf_counter(), core_seconds()
     with PeakMemory() as memory:
         manifest = build(folder / "shards", recipe, workers, progress=False)
-    seconds = time.perf_counter() - begin
+    seconds, busy = time.perf_counter() - begin, core_seconds() - busy
     alone.append(tokenizers_alone(folder / "tokenizer.json", corpus, size // 10))
     tokens = sum(split.tokens for split in manifest.splits.values())
-    by_library = sum(t for t, _ in alone) / sum(s for _, s in alone)
+    by_library = sum(t for t, _, _ in alone) / sum(s for _, s, _ in alone)
+    by_library_busy = sum(t for t, _, _ in alone) / sum(b for _, _, b in alone)
     loading = {f"{n} x {t}": load(folder / "shards", t, n) for t, n in ((64, 128), (512, 32), (2048, 8))}
     return {
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
@@ -68,6 +70,11 @@ def measure(folder: Path, megabytes: int, workers: int) -> dict[str, object]:
         "prepare_tokens_per_second_per_core": round(tokens / seconds / workers),
         "tokenizers_alone_tokens_per_second_per_core": round(by_library / workers),
         "prepare_over_tokenizers_alone": round(tokens / seconds / by_library, 3),
+        # seconds a core really worked: comparable on a machine that others use too
+        "prepare_tokens_per_busy_core_second": round(tokens / busy),
+        "tokenizers_alone_tokens_per_busy_core_second": round(by_library_busy),
+        "prepare_over_tokenizers_alone_busy": round(tokens / busy / by_library_busy, 3),
+        "load_average_at_end": os.getloadavg()[0],
         "prepare_peak_bytes_all_processes": memory.peak,
         "loading_tokens_per_second": loading,
         "loading_over_fastest_step": {k: round(v / FASTEST_STEP, 1) for k, v in loading.items()},
@@ -102,8 +109,8 @@ def write_corpus(path: Path, size: int) -> int:
     return total
 
 
-def tokenizers_alone(tokenizer: Path, corpus: Path, size: int) -> tuple[int, float]:
-    """Tokens and seconds of the library on the first `size` bytes of text, in batches as `prepare` makes them."""
+def tokenizers_alone(tokenizer: Path, corpus: Path, size: int) -> tuple[int, float, float]:
+    """Tokens, seconds and busy core seconds of the library on the first `size` bytes of text, in large batches."""
     library = tokenizers.Tokenizer.from_file(str(tokenizer))
     batches: list[list[str]] = [[]]
     taken = in_batch = 0
@@ -119,10 +126,16 @@ def tokenizers_alone(tokenizer: Path, corpus: Path, size: int) -> tuple[int, flo
                     batches.append([])
                     in_batch = 0
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
-    begin, tokens = time.perf_counter(), 0
+    begin, busy, tokens = time.perf_counter(), core_seconds(), 0
     for batch in batches:
         tokens += sum(len(e.ids) for e in library.encode_batch_fast(batch, add_special_tokens=False))
-    return tokens, time.perf_counter() - begin
+    return tokens, time.perf_counter() - begin, core_seconds() - busy
+
+
+def core_seconds() -> float:
+    """Processor time of this process, its threads and its finished children."""
+    own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
 
 
 def load(directory: Path, length: int, batch_size: int) -> int:
