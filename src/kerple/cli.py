@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import yaml
-from pytorch_lightning import LightningDataModule, LightningModule, Trainer
+from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from pytorch_lightning.loggers import TensorBoardLogger
 
@@ -18,6 +18,11 @@ import kerple.callbacks
 import kerple.data.datamodule
 import kerple.positions
 import kerple.tasks
+from kerple.callbacks.checkpoints import LastCheckpoint
+from kerple.callbacks.health import Finite
+from kerple.callbacks.provenance import Provenance
+from kerple.callbacks.random_state import RandomState
+from kerple.checkpoint_io import AtomicCheckpointIO
 from kerple.checkpoints import CONFIG_KEY, read_config
 from kerple.lm import LanguageModel
 from kerple.runs import fit_directory, test_directory
@@ -111,7 +116,21 @@ class CLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         logger = getattr(self, "_logger", None)
-        return super().instantiate_trainer(**({} if logger is None else {"logger": logger}), **kwargs)
+        if logger is not None:
+            kwargs["logger"] = logger
+        trainer = self._get(self.config_init, "trainer")
+        plugins = trainer["plugins"] or []
+        kwargs["plugins"] = [*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()]
+        if self.subcommand == "fit":
+            kwargs["callbacks"] = _with_safety(trainer["callbacks"] or [], trainer["enable_checkpointing"])
+        return super().instantiate_trainer(**kwargs)
+
+
+def _with_safety(given: Callback | list[Callback], checkpoints: bool | None) -> list[Callback]:
+    """What every fit has, unless the configuration sets it up itself: a run can always be resumed, and explained."""
+    given = given if isinstance(given, list) else [given]
+    safety = [RandomState, Finite, Provenance, *([] if checkpoints is False else [LastCheckpoint])]
+    return given + [kind() for kind in safety if not any(isinstance(callback, kind) for callback in given)]
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,0 +1,61 @@
+"""What made a run: code, packages, command. The configuration lies beside it, in config.yaml."""
+
+import json
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+from pytorch_lightning import Callback, LightningModule, Trainer
+
+GIT = ["git", "-C", str(Path(__file__).parent)]
+
+
+class Provenance(Callback):
+    """Writes ``provenance/<n>/`` into the run's folder, n = 0 for the first start and one more for each resumption.
+
+    ``run.json`` (start, command line, folder, git revision, whether the tree had changes, checkpoint resumed from,
+    devices), ``changes.patch`` if it had, and ``lock.txt``, every installed package with its version.
+    """
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        directory = Path(trainer.log_dir or trainer.default_root_dir)  # asked on every rank: it is a broadcast
+        if stage != "fit" or not trainer.is_global_zero:
+            return
+        root = directory / "provenance"
+        folder = root / str(len(list(root.iterdir())) if root.is_dir() else 0)
+        folder.mkdir(parents=True)
+        changes = _git("diff", "HEAD")
+        (folder / "run.json").write_text(json.dumps(_described(trainer, bool(changes)), indent=1) + "\n")
+        (folder / "lock.txt").write_text("".join(f"{line}\n" for line in _lock()))
+        if changes:
+            (folder / "changes.patch").write_text(changes)
+
+
+def _described(trainer: Trainer, changed: bool) -> dict[str, Any]:
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": [sys.executable, *sys.argv],
+        "folder": os.getcwd(),
+        "revision": _git("rev-parse", "HEAD").strip() or None,
+        "changed": changed,
+        "resumed_from": str(trainer.ckpt_path) if trainer.ckpt_path else None,
+        "devices": trainer.world_size,
+        "job": os.environ.get("SLURM_JOB_ID"),
+    }
+
+
+def _lock() -> list[str]:
+    return sorted({f"{d.metadata['Name']}=={d.version}" for d in distributions()}, key=str.lower)
+
+
+def _git(*arguments: str) -> str:
+    """What git prints; nothing outside a repository."""
+    try:
+        done = subprocess.run([*GIT, *arguments], capture_output=True, text=True, errors="replace", timeout=30)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout if done.returncode == 0 else ""

@@ -1,0 +1,82 @@
+"""The random numbers of training, as a stream of their own that a checkpoint can hold."""
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+from pytorch_lightning import Callback, LightningModule, Trainer
+
+KEY = "random_states"
+State = dict[str, Any]
+
+
+class RandomState(Callback):
+    """Keeps the random state from the end of one micro-batch to the start of the next, and in every checkpoint.
+
+    What validation, loaders and sanity checks draw in between does not move it; so a resumed run draws what an
+    undisturbed one draws, whichever of them it repeats. Each rank has a stream of its own, and the checkpoint has all
+    of them. A rank the checkpoint does not know (more devices than before) starts one from the seed, its number and
+    the step.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._state: State | None = None
+        self._stored: list[State] | None = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        rank = trainer.global_rank
+        if self._stored is not None and rank < len(self._stored):
+            self._state = self._stored[rank]
+        elif rank or self._stored is not None:
+            # all ranks are seeded alike, for equal weights; from here on they have to differ
+            words = np.random.SeedSequence([torch.initial_seed(), rank, trainer.global_step]).generate_state(3)
+            torch.manual_seed(int(words[0]))
+            random.seed(int(words[1]))
+            np.random.seed(int(words[2]))  # noqa: NPY002 (the global generator is the one libraries draw from)
+            self._state = capture(pl_module.device)
+        else:
+            self._state = capture(pl_module.device)
+        self._stored = None
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        assert self._state is not None
+        restore(self._state, pl_module.device)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._state = capture(pl_module.device)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        states = [self._state]
+        if trainer.world_size > 1:  # every rank comes here, only the first one writes
+            states = [None] * trainer.world_size
+            torch.distributed.all_gather_object(states, self._state)
+        if None not in states:
+            checkpoint[KEY] = states
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self._stored = checkpoint.get(KEY)
+
+
+def capture(device: torch.device) -> State:
+    """The state of every generator training may draw from: torch's (of the device too), numpy's and Python's."""
+    name, keys, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+        "numpy": (name, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, gauss),
+        "python": random.getstate(),
+    }
+
+
+def restore(state: State, device: torch.device) -> None:
+    """Undo what was drawn since `capture`."""
+    torch.set_rng_state(state["torch"].cpu())
+    if state["cuda"] is not None and device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"].cpu(), device)
+    name, keys, position, has_gauss, gauss = state["numpy"]
+    np.random.set_state((name, keys.cpu().numpy().astype(np.uint32), position, has_gauss, gauss))  # noqa: NPY002
+    random.setstate(state["python"])

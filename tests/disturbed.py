@@ -1,0 +1,183 @@
+"""Fits in processes of their own, to be killed: callbacks that write down what happened and that interrupt it."""
+
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from pytorch_lightning import Callback, LightningModule, Trainer
+
+ROOT = Path(__file__).parents[1]
+
+
+class Record(Callback):
+    """Appends a line for each micro-batch (number, loss, tokens) and for each validation to a file of its rank."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: dict[str, Any], batch_idx: int
+    ) -> None:
+        tokens = batch["tokens"].tolist()
+        self._write(trainer, ["batch", trainer.fit_loop.total_batch_idx, outputs["loss"].item(), tokens])
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._write(trainer, ["validation", trainer.global_step, trainer.callback_metrics["val/loss"].item()])
+
+    def _write(self, trainer: Trainer, row: list[Any]) -> None:
+        with open(Path(self.folder) / f"rank{trainer.global_rank}.jsonl", "a") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+class Interrupt(Callback):
+    """Sends a signal to its own process, or raises, at the n-th call of a hook; `rank` alone does."""
+
+    def __init__(self, hook: str, call: int, number: int = signal.SIGKILL, rank: int = 0) -> None:
+        super().__init__()
+        self.call, self.number, self.rank = call, number, rank
+        setattr(self, hook, self._hook)
+
+    def _hook(self, trainer: Trainer, *_: Any) -> None:
+        self.call -= 1
+        if self.call == 0 and trainer.global_rank == self.rank:
+            if not self.number:
+                raise RuntimeError("interrupted")
+            os.kill(os.getpid(), self.number)
+
+
+def interruption(hook: str, call: int, number: int = signal.SIGKILL, rank: int = 0) -> list[dict[str, Any]]:
+    options = {"hook": hook, "call": call, "number": int(number), "rank": rank}
+    return [{"class_path": "tests.disturbed.Interrupt", "init_args": options}]
+
+
+class Fit:
+    """One configuration of a small run in a folder; each `start` is a new process that goes on where the last stopped.
+
+    Args:
+        folder: Of the run; must not exist.
+        shards: Prepared tokens, vocabulary 300.
+        processes: Over gloo, if more than one.
+        config: Settings of model, data and trainer that differ from those below.
+    """
+
+    def __init__(self, folder: Path, shards: Path, processes: int = 1, **config: dict[str, Any]) -> None:
+        folder.mkdir()
+        self.folder, self.processes = folder, processes
+        self.run = folder / "run"
+        data = {"corpus": None, "directory": str(shards), "vocabulary": 300, "length": 16, "batch_size": 4}
+        self.config: dict[str, Any] = {
+            "seed_everything": 7,
+            "run_dir": str(self.run),
+            "model": {"position": "KerpleLog", "layers": 1, "dim": 16, "heads": 2, "lr": 0.01, "dropout": 0.2}
+            | config.get("model", {}),
+            "data": {
+                "class_path": "TokenShards",
+                "init_args": data | {"validation_segments": 8} | config.get("data", {}),
+            },
+            "trainer": {
+                "accelerator": "cpu",
+                "devices": processes,
+                "strategy": "auto" if processes == 1 else "ddp",
+                "max_steps": 12,
+                "accumulate_grad_batches": 2,
+                "val_check_interval": 6,
+                "check_val_every_n_epoch": None,
+                "num_sanity_val_steps": 1,
+                "log_every_n_steps": 1,
+                "gradient_clip_val": 1.0,
+                "logger": False,
+                "enable_progress_bar": False,
+                "enable_model_summary": False,
+                "use_distributed_sampler": False,
+            }
+            | config.get("trainer", {}),
+        }
+        self.every = 3
+
+    def start(self, interruption: list[dict[str, Any]] | None = None, kill_after: float | None = None) -> int:
+        """Exit status of the first process (negative: the signal that killed it)."""
+        checkpoint = {"class_path": "LastCheckpoint", "init_args": {"every_n_train_steps": self.every}}
+        record = {"class_path": "tests.disturbed.Record", "init_args": {"folder": str(self.folder)}}
+        self.config["trainer"]["callbacks"] = [record, *(interruption or []), checkpoint]
+        path = self.folder / "config.yaml"
+        path.write_text(yaml.safe_dump(self.config))
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["kerple.cli"])
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+        started = [
+            context.Process(target=_fit, args=(path, rank, self.processes, port)) for rank in range(self.processes)
+        ]
+        for process in started:
+            process.start()
+        started[0].join(kill_after)
+        if kill_after is not None:
+            started[0].kill()
+            started[0].join()
+        for process in started[1:]:
+            process.join(0 if started[0].exitcode == -signal.SIGKILL else 60)
+            process.kill()  # the others wait for the one that was killed
+        return started[0].exitcode
+
+    def rows(self, rank: int = 0) -> dict[tuple[str, int], Any]:
+        """What was recorded, by kind and number; a batch done twice has to have been the same both times."""
+        found: dict[tuple[str, int], Any] = {}
+        for line in (self.folder / f"rank{rank}.jsonl").read_text().splitlines():
+            kind, number, *values = json.loads(line)
+            assert found.setdefault((kind, number), values) == values, (kind, number)
+        return found
+
+    def checkpoint(self) -> dict[str, Any]:
+        return torch.load(self.run / "checkpoints" / "last.ckpt", weights_only=True)
+
+
+def _fit(config: Path, rank: int, processes: int, port: int) -> None:
+    log = open(config.parent / f"log{rank}.txt", "a")  # noqa: SIM115 (until the process ends)
+    os.dup2(log.fileno(), 1)
+    os.dup2(log.fileno(), 2)
+    sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
+    os.chdir(config.parent)
+    torch.set_num_threads(1)
+    if processes > 1:  # as torchrun sets them
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(processes)}
+        os.environ |= {"TORCHELASTIC_RUN_ID": "test", "GROUP_RANK": "0", "TORCHELASTIC_RESTART_COUNT": "0"}
+    from kerple.cli import main
+
+    main(["fit", "--config", str(config), "--ckpt_path", "last"])
+
+
+def same(ours: Any, theirs: Any) -> bool:
+    """Whether two nested containers of tensors are equal in every bit."""
+    if isinstance(ours, torch.Tensor):
+        return ours.dtype == theirs.dtype and torch.equal(ours, theirs)
+    if isinstance(ours, dict):
+        return ours.keys() == theirs.keys() and all(same(value, theirs[key]) for key, value in ours.items())
+    if isinstance(ours, list | tuple):
+        return len(ours) == len(theirs) and all(same(a, b) for a, b in zip(ours, theirs, strict=True))
+    return bool(ours == theirs)
+
+
+def prepare(folder: Path) -> Path:
+    """Token shards of a few thousand words."""
+    from kerple.data.datamodule import TokenShards
+
+    words = ["alpha", "beta", "gamma", "delta", "kernel", "distance", "length", "token", "bias", "head"]
+    generator = torch.Generator().manual_seed(0)
+    (folder / "text").mkdir()
+    for document in range(60):
+        chosen = torch.randint(len(words), (200,), generator=generator).tolist()
+        (folder / "text" / f"{document}.txt").write_text(" ".join(words[i] for i in chosen))
+    shards = folder / "shards"
+    TokenShards(str(folder / "text"), vocabulary=300, directory=str(shards), prepare_workers=1).prepare_data()
+    return shards

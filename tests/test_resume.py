@@ -1,0 +1,93 @@
+"""A run that was stopped, however, and resumed is the run that was not: samples, losses, validations, every bit."""
+
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.disturbed import Fit, interruption, prepare, same
+
+EPOCHS = {"data": {"samples": 40}}  # 10 micro-batches an epoch: its end is in the middle of everything
+SETTINGS = {"one epoch": {}, "epochs": EPOCHS, "workers": {"data": {"workers": 2}}}
+
+
+@pytest.fixture(scope="session")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare(tmp_path_factory.mktemp("shards"))
+
+
+@pytest.fixture(scope="session")
+def undisturbed(shards: Path, tmp_path_factory: pytest.TempPathFactory):
+    fits: dict[str, Fit] = {}
+
+    def of(name: str) -> Fit:
+        if name not in fits:
+            fit = Fit(tmp_path_factory.mktemp("undisturbed") / "fit", shards, **SETTINGS[name])
+            assert fit.start() == 0
+            fits[name] = fit
+        return fits[name]
+
+    return of
+
+
+def assert_same_run(fit: Fit, undisturbed: Fit) -> None:
+    assert fit.rows() == undisturbed.rows()
+    ours, theirs = fit.checkpoint(), undisturbed.checkpoint()
+    for key in ("state_dict", "optimizer_states", "lr_schedulers", "random_states", "global_step"):
+        assert same(ours[key], theirs[key]), key
+
+
+def test_the_reference_run_is_one_that_could_go_wrong(undisturbed) -> None:
+    rows = undisturbed("one epoch").rows()
+    assert [n for kind, n in rows if kind == "batch"] == list(range(24))
+    assert [n for kind, n in rows if kind == "validation"] == [0, 3, 6, 9, 12]
+    assert undisturbed("workers").rows() == rows
+    assert undisturbed("epochs").rows().keys() >= {("batch", n) for n in range(24)}
+
+
+@pytest.mark.parametrize(
+    ("setting", "stop", "status"),
+    [
+        ("one epoch", interruption("on_before_optimizer_step", 8), -signal.SIGKILL),
+        ("epochs", interruption("on_train_batch_start", 12), -signal.SIGKILL),  # the first epoch's end is saved
+        ("one epoch", interruption("on_validation_batch_end", 4), -signal.SIGKILL),  # saved before, not validated
+        ("one epoch", interruption("on_train_batch_start", 14, signal.SIGTERM), 143),  # in the middle of a step
+        ("one epoch", interruption("on_validation_batch_start", 4, signal.SIGTERM), 143),
+        ("one epoch", interruption("on_train_batch_end", 10, signal.SIGUSR1), 138),
+        ("epochs", interruption("on_train_batch_end", 20, signal.SIGTERM), 143),
+        ("one epoch", interruption("on_before_backward", 21, 0), 1),  # an exception
+        ("workers", interruption("on_train_batch_start", 17), -signal.SIGKILL),
+    ],
+)
+def test_a_stopped_run_continues_in_every_bit(
+    setting: str, stop: list, status: int, shards: Path, tmp_path: Path, undisturbed
+) -> None:
+    fit = Fit(tmp_path / "fit", shards, **SETTINGS[setting])
+    assert fit.start(stop) == status
+    assert fit.start() == 0
+    assert_same_run(fit, undisturbed(setting))
+
+
+def test_a_run_may_be_stopped_again_and_again(shards: Path, tmp_path: Path, undisturbed) -> None:
+    fit = Fit(tmp_path / "fit", shards, **EPOCHS)
+    for _ in range(20):
+        if fit.start(interruption("on_train_batch_end", 3, signal.SIGTERM)) == 0:
+            break
+    assert_same_run(fit, undisturbed("epochs"))
+
+
+@pytest.mark.slow
+def test_kill_at_random_moments(shards: Path, tmp_path: Path, undisturbed) -> None:
+    draw = random.Random(0)
+    before = time.monotonic()
+    assert Fit(tmp_path / "timed", shards).start() == 0
+    duration = time.monotonic() - before
+    killed = 0
+    while killed < 20:
+        fit = Fit(tmp_path / f"fit{killed}", shards)
+        while fit.start(kill_after=draw.uniform(0.1, 1.0) * duration) != 0:
+            killed += 1
+        assert_same_run(fit, undisturbed("one epoch"))
+        killed += not killed
