@@ -12,7 +12,6 @@ from torch import Tensor
 
 from kerple.data.build import Recipe, build
 from kerple.data.corpora import HUB
-from kerple.data.inspect import read_offsets
 from kerple.data.loader import Batch, BatchLoader, BlockBatches, Blocks, EvaluationLoader, Stream, TrainingBatches
 from kerple.data.manifest import SPLITS, Manifest
 from kerple.data.order import Mixture, Order
@@ -187,7 +186,7 @@ class TokenShards(LightningDataModule):
         Raises:
             ValueError: The file of them is missing or not what the manifest says.
         """
-        return read_offsets(self.directory, self._manifest(), split).astype(np.int64)
+        return self._folder().documents(split)
 
     def bytes_per_token(self, split: str) -> float:
         """UTF-8 bytes of the split's documents over its tokens, end-of-text tokens among them."""

@@ -15,6 +15,7 @@ from filelock import FileLock
 from numpy.typing import NDArray
 from webdataset.tariterators import reraise_exception, tar_file_iterator
 
+from kerple.data.inspect import read_offsets
 from kerple.data.manifest import FILE, Manifest, Split, parse_manifest, read_manifest
 from kerple.data.shards import TokenStream, check_run, header, map_shard, runs_of
 from kerple.data.streams import ResumingStream, check_protocol, is_remote
@@ -40,6 +41,10 @@ class Folder:
 
     def stream(self, split: str) -> TokenStream:
         return TokenStream(self.directory, self.manifest, split, self.verify)
+
+    def documents(self, split: str) -> NDArray[np.int64]:
+        """Where each document of a split begins in its stream, (documents,) ascending."""
+        return read_offsets(self.directory, self.manifest, split).astype(np.int64)
 
 
 class RemoteFolder(Folder):
@@ -78,6 +83,15 @@ class RemoteFolder(Folder):
 
     def stream(self, split: str) -> TokenStream:
         return RemoteStream(self, split)
+
+    def documents(self, split: str) -> NDArray[np.int64]:
+        path = self.directory / self.manifest.splits[split].offsets_file
+        with FileLock(self.directory / ".lock"):
+            if not path.exists():
+                part = path.with_suffix(".part")
+                part.write_bytes(self._small(path.name))
+                part.replace(path)
+        return super().documents(split)
 
     def fetch(self, split: Split, shard: int) -> Path:
         """A checked local copy of a shard; downloads it unless it is there.

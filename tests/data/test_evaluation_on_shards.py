@@ -1,0 +1,47 @@
+"""The extrapolation test on real token shards: whole stream, and inside documents only."""
+
+import json
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+from pytorch_lightning import Trainer
+
+from kerple.callbacks.extrapolation import Extrapolation
+from kerple.data import TokenShards
+from kerple.data.remote import Folder, RemoteFolder
+from kerple.lm import LanguageModel
+from kerple.positions import NoPE
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_extrapolation_scores_what_the_shards_hold(prepared: Path, tmp_path: Path, inside: bool) -> None:
+    data = TokenShards(None, vocabulary=300, directory=str(prepared), length=8, batch_size=4)
+    model = LanguageModel(NoPE, vocabulary=300, length=8, layers=1, dim=16, heads=2)
+    callback = Extrapolation([8, 32], documents=inside)
+    options = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
+    Trainer(callbacks=[callback], accelerator="cpu", default_root_dir=tmp_path, **options).test(model, data)
+    result = json.loads((tmp_path / "extrapolation.json").read_text())
+
+    stream, begins = data.stream("test"), data.documents("test")
+    tokens = stream.read(0, len(stream))
+    end_of_text = data.manifest.end_of_text
+    # oracle of the documents: a new one begins behind each end-of-text token
+    assert begins.tolist() == [0, *(np.flatnonzero(tokens[:-1] == end_of_text) + 1)]
+    sizes = np.diff([*begins, len(stream)])
+    blocks = sum((size - 1) // 32 for size in sizes) if inside else (len(stream) - 1) // 32
+    assert blocks > 0
+    for row in result["rows"]:
+        assert row["targets"] == blocks * 32
+        assert row["block_targets"] == [32] * blocks
+    assert result["bytes_per_token"] == data.bytes_per_token("test")
+
+
+def test_a_remote_folder_knows_its_documents_too(prepared: Path, tmp_path: Path) -> None:
+    memory = fsspec.filesystem("memory")
+    memory.put(f"{prepared}/", "/documents-of-shards/", recursive=True)
+    remote, local = RemoteFolder("memory://documents-of-shards", tmp_path), Folder(str(prepared))
+    for _ in range(2):  # fetched, then from the cache
+        assert remote.documents("test").tolist() == local.documents("test").tolist()
+    assert len(local.documents("test")) > 1
