@@ -152,6 +152,31 @@ def test_tasks_are_ranked_beyond_the_training_length_of_each(tmp_path: Path) -> 
     assert "| T5 | 0.250 | **0.225** | **0.750** |" in text
 
 
+def test_position_wise_losses_are_summed_in_bins_and_drawn(tmp_path: Path) -> None:
+    positions = np.arange(256)
+    for strategy in ("KerpleLog", "ALiBi"):
+        directory = write_run(tmp_path / "runs" / strategy, strategy, 1236, CURVES[strategy])
+        table = pd.DataFrame({"position": positions, "window": 64, "targets": 10})
+        table["nll_full"], table["nll_windowed"] = 30 - positions / 100, 31.0
+        table.to_csv(directory / "test" / "position_wise.csv", index=False)
+    report.write(read(locate([tmp_path / "runs"])), tmp_path / "report", name="x", baseline="KerpleLog")
+    binned = pd.read_csv(tmp_path / "report" / "position_wise.csv").query("strategy == 'ALiBi'")
+    assert list(binned["first"]) == list(range(0, 256, 4))
+    assert binned["targets"].unique() == [40]
+    assert binned["nll_full"].iloc[1] == pytest.approx(4 * 30 - (4 + 5 + 6 + 7) / 100)
+    assert binned["ppl_windowed"].iloc[0] == pytest.approx(np.exp(3.1))
+    assert "last 64 keys" in (tmp_path / "report" / "position-wise.svg").read_text()
+
+
+def test_distances_are_thinned_but_keep_both_ends(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run", "ALiBi", 1236, CURVES["ALiBi"])
+    distances = np.arange(2048)
+    pd.DataFrame({"head": 0, "distance": distances, "bias": -distances}).to_csv(directory / "test" / "kernels.csv")
+    kept = read([Run("ALiBi", 1236, directory)]).analyses["kernels"]["distance"]
+    assert {0, 1, 2, 4, 64, 1024, 2047} <= set(kept)
+    assert len(kept) < 50
+
+
 def test_positions_are_binned_and_keep_their_sums(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run", "RoPE", 1236, CURVES["RoPE"])
     path = directory / "test" / "extrapolation.json"

@@ -11,7 +11,7 @@ import pandas as pd
 import yaml
 
 from kerple.evaluation import report_tables as tables
-from kerple.evaluation.report_figures import figures, save
+from kerple.evaluation.report_figures import figures, position_wise, save
 from kerple.evaluation.report_runs import Runs
 from kerple.evaluation.statistics import summarise
 
@@ -59,7 +59,10 @@ def write(runs: Runs, folder: Path, *, name: str, baseline: str, missing: list[s
     (folder / "table.md").write_text(title + "\n".join(t.markdown() for t in (*main, *details)))
     (folder / "table.tex").write_text("\n".join(t.latex() for t in (*main, *details)))
     drawn = []
-    for figure_name, figure in figures(summary, runs.trained, baseline):
+    found = list(figures(summary, runs.trained, baseline))
+    if "position_wise" in runs.analyses:
+        found.append(("position-wise", position_wise(runs.analyses["position_wise"], summary["strategy"], baseline)))
+    for figure_name, figure in found:
         _, svg = save(figure, folder, figure_name)
         drawn.append((figure_name, f"data:image/svg+xml;base64,{base64.b64encode(svg.read_bytes()).decode()}"))
 

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from kerple.evaluation.report_tables import NAMES
 from kerple.evaluation.statistics import lower_is_better
@@ -17,7 +18,8 @@ from kerple.evaluation.statistics import lower_is_better
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8A8A8A")
 DASHES = ("-", "--", ":", "-.")
 MARKERS = "osD^vP*X"
-Styles = dict[str, dict[str, str]]
+DOTTED = {"linestyle": (0, (1, 1)), "linewidth": 2.0}
+Styles = dict[str, dict[str, Any]]
 Draw = Callable[[Axes, pd.DataFrame, Styles], tuple[float, float]]
 HEADROOM = 4.0  # a curve that leaves the axis above this many times the best one has said what it has to say
 
@@ -40,6 +42,38 @@ def figures(summary: pd.DataFrame, trained: Mapping[str, int | None], baseline: 
                     chosen[chosen["ratio_low"].notna()], styles, trained, _ratios, f"difference from {baseline} (%)"
                 ),
             )
+
+
+def position_wise(table: pd.DataFrame, strategies: pd.Series, baseline: str) -> Figure:
+    """Perplexity by position in a long segment, mean over seeds, and the baseline's with a window (Chi et al. 2022,
+    figure 5).
+
+    Args:
+        table: strategy, first position of a bin, window, ppl_full and ppl_windowed, a row for each seed.
+        strategies: All of the comparison, so that each keeps its colour.
+        baseline: The strategy that is also drawn with attention to the last ``window`` keys only.
+    """
+    styles = _styles(strategies)
+    means = table.groupby(["strategy", "window", "first"], sort=False, as_index=False)[
+        ["ppl_full", "ppl_windowed"]
+    ].mean()
+    figure = Figure(figsize=(8.2, 4.2), layout="constrained")
+    ax = figure.subplots()
+    for (strategy, window), group in means.groupby(["strategy", "window"], sort=False):
+        style = styles[str(strategy)] | {"marker": ""}
+        ax.plot(group["first"], group["ppl_full"], label=strategy, linewidth=1.3, **style)
+        if strategy == baseline:
+            ax.plot(group["first"], group["ppl_windowed"], label=f"{strategy}, last {window} keys", **style | DOTTED)
+    width = np.diff(np.unique(means["first"])).min() if means["first"].nunique() > 1 else 1
+    settled = means[means["first"] > 0]["ppl_full"]  # the first tokens of a segment have nothing to go by
+    ax.set_yscale("log")
+    ax.set_ylim(settled.min() / 1.04, min(settled.max(), 2 * settled.min()) * 1.04)
+    _plain_log_ticks(ax)
+    ax.set(xlabel=f"position in the segment (means over {width})", ylabel="perplexity")
+    ax.grid(alpha=0.25, linewidth=0.6)
+    ax.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside right center", frameon=False, fontsize=9)
+    return figure
 
 
 def save(figure: Figure, folder: Path, name: str) -> tuple[Path, Path]:
@@ -115,11 +149,11 @@ def _ratios(ax: Axes, panel: pd.DataFrame, styles: Styles) -> tuple[float, float
         ax.fill_between(group["length"], *percent[1:], alpha=0.15, color=styles[strategy]["color"], linewidth=0)
     ax.axhline(0, color="black", linewidth=0.8)
     difference = 100 * (panel["ratio"] - 1)
-    return max(difference.min() * 1.3 - 1, -50), min(difference.max() * 1.1 + 1, 40)
+    return max(min(difference.min(), 0) * 1.2 - 1, -50), min(max(difference.max(), 0) * 1.1 + 1, 40)
 
 
 def _lengths(ax: Axes, lengths: list[int], trained: int | None) -> None:
-    if len(lengths) > 1 and lengths[-1] / lengths[0] >= 8:
+    if len(lengths) > 1 and lengths[-1] / lengths[0] >= 4:
         ax.set_xscale("log", base=2)
         ax.xaxis.set_major_locator(FixedLocator(lengths if len(lengths) <= 8 else lengths[:: -(-len(lengths) // 8)]))
         ax.xaxis.set_minor_locator(NullLocator())
@@ -136,6 +170,8 @@ def _plain_log_ticks(ax: Axes) -> None:
     low, high = ax.get_ylim()
     steps = np.array([1, 1.2, 1.5, 2, 3, 4, 5, 7]) if high / low < 20 else np.array([1, 2, 5])
     ticks = [t for p in range(-4, 9) for t in steps * 10.0**p if low <= t <= high]
+    if high / low < 2:
+        ticks = [t for t in MaxNLocator(6).tick_values(low, high) if low <= t <= high]
     ax.yaxis.set_major_locator(FixedLocator(ticks))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:.3g}"))
     ax.yaxis.set_minor_locator(NullLocator())
