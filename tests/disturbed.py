@@ -14,6 +14,10 @@ import yaml
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 ROOT = Path(__file__).parents[1]
+# torch is imported once, in a process that has run nothing and forks the others
+os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["kerple.cli"])
 
 
 class Record(Callback):
@@ -112,11 +116,8 @@ class Fit:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["kerple.cli"])
-        os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
         started = [
-            context.Process(target=_fit, args=(path, rank, self.processes, port)) for rank in range(self.processes)
+            PROCESSES.Process(target=_fit, args=(path, rank, self.processes, port)) for rank in range(self.processes)
         ]
         for process in started:
             process.start()
@@ -148,6 +149,8 @@ def _fit(config: Path, rank: int, processes: int, port: int) -> None:
     sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
     os.chdir(config.parent)
     torch.set_num_threads(1)
+    # a loader's workers are to be children of this process, as in a run from the command line: they notice its death
+    multiprocessing.set_start_method("fork", force=True)
     if processes > 1:  # as torchrun sets them
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(processes)}

@@ -94,7 +94,8 @@ def test_a_flag_wins_over_the_checkpoint(toy: Path) -> None:
 
 
 def test_constraints_hold_in_the_checkpoint_after_steps_of_a_huge_rate(toy: Path) -> None:
-    skip = ["--trainer.callbacks+=Finite", "--trainer.callbacks.action=skip"]  # such a rate breaks the rest of the model
+    # such a rate soon breaks the rest of the model, which would stop the run
+    skip = ["--trainer.callbacks+=Finite", "--trainer.callbacks.action=skip"]
     fit("--trainer.max_steps", "50", "--model.lr", "1.0", "--model.position", "KerplePower", *skip)
     state = torch.load("logs/toy/KerplePower/seed-3/checkpoints/last.ckpt", weights_only=True)["state_dict"]
     stored = {key: value for key, value in state.items() if ".positions." in key}
