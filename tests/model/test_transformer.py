@@ -106,7 +106,8 @@ def test_losses_are_the_cross_entropy_of_the_logits(tiny_network) -> None:
     torch.testing.assert_close(network.losses(tokens, last=5), expected[:, -5:])
 
 
-def test_losses_in_chunks_have_the_values_and_gradients_of_one_piece() -> None:
+@pytest.mark.parametrize("kept", [0, 10**6])
+def test_losses_in_chunks_have_the_values_and_gradients_of_one_piece(kept: int) -> None:
     head = torch.nn.Linear(8, 11, bias=False).double()
     features = torch.randn(29, 8, dtype=torch.double, requires_grad=True)
     targets = torch.randint(0, 11, (29,))
@@ -114,7 +115,7 @@ def test_losses_in_chunks_have_the_values_and_gradients_of_one_piece() -> None:
     expected = torch.autograd.grad(whole.sum(), (features, head.weight))
 
     # the chunked path computes in fp32, so fp64 inputs measure its rounding
-    chunked = target_losses(head, features, targets, at_once=4 * 11)
+    chunked = target_losses(head, features, targets, chunk=4 * 11, kept=kept)
     actual = torch.autograd.grad(chunked.sum(), (features, head.weight))
 
     torch.testing.assert_close(chunked.double(), whole, atol=1e-6, rtol=1e-6)

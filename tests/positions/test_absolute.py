@@ -27,6 +27,7 @@ def test_it_is_added_to_the_embeddings_in_their_dtype() -> None:
     added = Sinusoidal(SHAPE).embed(x, where)
 
     torch.testing.assert_close(added - x, Sinusoidal(SHAPE).embed(torch.zeros(2, 3, 12), where))
+    torch.testing.assert_close(Sinusoidal(SHAPE, scaled=True).embed(x, where) - added, x * (12**0.5 - 1))
     assert Sinusoidal(SHAPE).embed(x.bfloat16(), where).dtype == torch.bfloat16
 
 

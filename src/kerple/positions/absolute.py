@@ -28,20 +28,22 @@ class NoPE(Position):
 class Sinusoidal(Position):
     """Fixed waves added to the embeddings (Vaswani et al. 2017, arXiv 1706.03762, section 3.5).
 
-    ``x_t + P[t]``, ``P[t, 2i] = sin(t / base^(2i/D))``, ``P[t, 2i+1] = cos(t / base^(2i/D))``; embeddings are not
-    multiplied by √D. The divisor is D/2 frequencies, not the D/2 - 1 of tensor2tensor and of what was ported from it.
+    ``x_t + P[t]``, ``P[t, 2i] = sin(t / base^(2i/D))``, ``P[t, 2i+1] = cos(t / base^(2i/D))``. The divisor is D/2
+    frequencies, not the D/2 - 1 of tensor2tensor and of what was ported from it.
 
     Parameters: `0`. Cost: one (T, D) table a forward.
 
     Args:
         shape: What the model hands to every strategy; its width D must be even.
         base: The longest wavelength is 2π times this.
+        scaled: Multiply the embeddings by √D first, as section 3.4 of the paper does. Without it, as in GPT-NeoX and
+            so in KERPLE's tables, waves of amplitude 1 drown embeddings that start at N(0, 0.02).
 
     Raises:
         ValueError: If D is odd or the base not above 1.
     """
 
-    def __init__(self, shape: Shape, base: float = 10000.0) -> None:
+    def __init__(self, shape: Shape, base: float = 10000.0, scaled: bool = False) -> None:
         super().__init__()
         if shape.dim % 2:
             raise ValueError(
@@ -49,12 +51,12 @@ class Sinusoidal(Position):
             )
         if base <= 1:
             raise ValueError(f"Sinusoidal: base: got {base}, expected a number above 1; the paper uses 10000")
-        self.dim, self.base = shape.dim, base
+        self.dim, self.base, self.gain = shape.dim, base, shape.dim**0.5 if scaled else 1.0
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         angle = angles(positions, self.dim, self.base)  # (T, D/2) fp64
         waves = torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)  # (T, D)
-        return (precise(x) + waves.to(precise(x).dtype)).to(x.dtype)
+        return (precise(x) * self.gain + waves.to(precise(x).dtype)).to(x.dtype)
 
 
 class Learned(Position):
