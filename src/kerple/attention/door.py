@@ -68,6 +68,10 @@ def attend(
         if table is None:
             table = q.new_zeros(q.shape[1], length, dtype=precise)
         out, _ = table_attention(q, k, v, table, window, table.requires_grad)
+    elif device == "cuda" and queries == length and q.dtype != torch.float64:
+        from kerple.attention.cuda import attend_flex  # not on every machine, and slow to import
+
+        out = attend_flex(q, k, v, table, window)
     else:
         out = attend_blocks(q, k, v, table=table, window=window)
     return out.to(dtype)
