@@ -48,10 +48,10 @@ class StoreConfig(SaveConfigCallback):
     """Writes the resolved configuration beside the logs and into every checkpoint, never over an earlier one."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        directory = Path(trainer.log_dir or trainer.default_root_dir)  # asked on every rank: it is a broadcast
         if self.already_saved or not trainer.is_global_zero:
             return
         self.already_saved = True
-        directory = Path(trainer.log_dir or trainer.default_root_dir)
         directory.mkdir(parents=True, exist_ok=True)
         text, path, resumption = self._text(), directory / "config.yaml", 0
         while path.exists() and path.read_text() != text:

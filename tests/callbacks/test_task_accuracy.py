@@ -1,4 +1,7 @@
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -125,3 +128,24 @@ def test_data_that_is_no_task_is_refused(tmp_path: Path) -> None:
         TaskAccuracy().setup(trainer, None, "test")
     with pytest.raises(ValueError, match="slack: got -1"):
         TaskAccuracy(slack=-1)
+
+
+@pytest.mark.slow
+def test_the_command_line_reports_the_same_on_two_devices(tmp_path: Path) -> None:
+    """Through run.py, because a collective asked of one rank only would hang there and nowhere else."""
+    root = Path(__file__).parents[2]
+
+    def run(*arguments: str) -> None:
+        environment = os.environ | {"PYTHONPATH": str(root / "src"), "OMP_NUM_THREADS": "1"}
+        subprocess.run(
+            [sys.executable, root / "run.py", *arguments], cwd=root, env=environment, check=True, timeout=250
+        )
+
+    two = ("--trainer.accelerator=cpu", "--trainer.devices=2")
+    configs = (f"--config={root}/configs/tasks/base.yaml", f"--config={root}/configs/tasks/addition.yaml")
+    run("fit", *configs, f"--run_dir={tmp_path}/run", "--trainer.max_steps=2", *two)
+    checkpoint = f"--ckpt_path={tmp_path}/run/checkpoints/last.ckpt"
+    run("test", checkpoint, f"--run_dir={tmp_path}/one", "--data.eval_batch_size=64")
+    run("test", checkpoint, f"--run_dir={tmp_path}/two", "--data.eval_batch_size=64", *two)
+    found = [json.loads((tmp_path / name / "accuracy.json").read_text()) for name in ("one", "two")]
+    assert found[0]["rows"] == found[1]["rows"]
