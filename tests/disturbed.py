@@ -113,11 +113,28 @@ class Fit:
         self.config["trainer"]["callbacks"] = [record, *(interruption or []), checkpoint]
         path = self.folder / "config.yaml"
         path.write_text(yaml.safe_dump(self.config))
+        arguments = ["fit", "--config", str(path), "--ckpt_path", "last"]
+        return self._command(arguments, self.processes, kill_after)
+
+    def test(self, processes: int, lengths: list[int]) -> dict[str, Any]:
+        """What `test` of the last checkpoint writes, by so many processes."""
+        directory = self.folder / f"test-by-{processes}"
+        callback = {"class_path": "Extrapolation", "init_args": {"lengths": lengths}}
+        trainer = {"accelerator": "cpu", "devices": processes, "callbacks": [callback], "logger": False}
+        path = self.folder / "test.yaml"
+        path.write_text(yaml.safe_dump({"trainer": trainer | {"strategy": "auto" if processes == 1 else "ddp"}}))
+        last = str(self.run / "checkpoints" / "last.ckpt")
+        arguments = ["test", "--config", str(path), "--ckpt_path", last, "--run_dir", str(directory)]
+        assert self._command([*arguments, "--trust", "tests"], processes) == 0
+        return json.loads((directory / "extrapolation.json").read_text())
+
+    def _command(self, arguments: list[str], processes: int, kill_after: float | None = None) -> int:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         started = [
-            PROCESSES.Process(target=_fit, args=(path, rank, self.processes, port)) for rank in range(self.processes)
+            PROCESSES.Process(target=_run, args=(arguments, self.folder, rank, processes, port))
+            for rank in range(processes)
         ]
         for process in started:
             process.start()
@@ -129,6 +146,10 @@ class Fit:
             process.join(0 if started[0].exitcode == -signal.SIGKILL else 60)
             process.kill()  # the others wait for the one that was killed
         return started[0].exitcode
+
+    def configure(self, section: str, **settings: Any) -> None:
+        """Change settings of the model, the data or the trainer for the starts to come."""
+        self.config[section] = self.config[section] | settings
 
     def rows(self, rank: int = 0) -> dict[tuple[str, int], Any]:
         """What was recorded, by kind and number; a batch done twice has to have been the same both times."""
@@ -142,12 +163,12 @@ class Fit:
         return torch.load(self.run / "checkpoints" / "last.ckpt", weights_only=True)
 
 
-def _fit(config: Path, rank: int, processes: int, port: int) -> None:
-    log = open(config.parent / f"log{rank}.txt", "a")  # noqa: SIM115 (until the process ends)
+def _run(arguments: list[str], folder: Path, rank: int, processes: int, port: int) -> None:
+    log = open(folder / f"log{rank}.txt", "a")  # noqa: SIM115 (until the process ends)
     os.dup2(log.fileno(), 1)
     os.dup2(log.fileno(), 2)
     sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
-    os.chdir(config.parent)
+    os.chdir(folder)
     torch.set_num_threads(1)
     # a loader's workers are to be children of this process, as in a run from the command line: they notice its death
     multiprocessing.set_start_method("fork", force=True)
@@ -157,7 +178,7 @@ def _fit(config: Path, rank: int, processes: int, port: int) -> None:
         os.environ |= {"TORCHELASTIC_RUN_ID": "test", "GROUP_RANK": "0", "TORCHELASTIC_RESTART_COUNT": "0"}
     from kerple.cli import main
 
-    main(["fit", "--config", str(config), "--ckpt_path", "last"])
+    main(arguments)
 
 
 def same(ours: Any, theirs: Any) -> bool:

@@ -1,0 +1,87 @@
+"""Two processes over gloo against one: the same samples in the same order, the same losses, the same sums."""
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.disturbed import Fit, interruption, prepare, same
+
+PLAIN = {"model": {"dropout": 0.0}, "trainer": {"max_steps": 8}}
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare(tmp_path_factory.mktemp("shards"))
+
+
+def batches(fit: Fit, rank: int = 0) -> dict[int, list[Any]]:
+    return {number: values for (kind, number), values in fit.rows(rank).items() if kind == "batch"}
+
+
+def steps(fit: Fit, processes: int, accumulate: int) -> list[tuple[float, list[list[int]]]]:
+    """Mean loss and samples of each optimiser step, in order."""
+    found = []
+    by_rank = [[values for _, values in sorted(batches(fit, rank).items())] for rank in range(processes)]
+    assert len({len(rows) for rows in by_rank}) == 1
+    for first in range(0, len(by_rank[0]), accumulate):
+        parts = [rows[number] for number in range(first, first + accumulate) for rows in by_rank]
+        samples = [sample for _, tokens in parts for sample in tokens]
+        # Lightning's loss of a micro-batch is its share of the step's
+        found.append((sum(loss for loss, _ in parts) / processes, samples))
+    return found
+
+
+def test_two_processes_do_what_one_does(shards: Path, tmp_path: Path) -> None:
+    one = Fit(tmp_path / "one", shards, data={"batch_size": 8}, **PLAIN)
+    two = Fit(tmp_path / "two", shards, processes=2, **PLAIN)
+    assert one.start() == two.start() == 0
+    for ours, theirs in zip(steps(two, 2, 2), steps(one, 1, 2), strict=True):
+        assert ours[1] == theirs[1]
+        assert ours[0] == pytest.approx(theirs[0], rel=1e-5)
+    for key, loss in one.rows().items():
+        if key[0] == "validation":
+            assert two.rows()[key] == pytest.approx(loss, rel=1e-5)
+            assert two.rows(rank=1)[key] == two.rows()[key]
+
+    sums = [one.test(processes, [16, 32, 64])["rows"] for processes in (1, 2)]
+    assert len(sums[0]) == 6  # two protocols at three lengths
+    for ours, theirs in zip(*sums, strict=True):
+        assert ours["targets"] == theirs["targets"] > 0
+        assert ours["nll_sum"] == pytest.approx(theirs["nll_sum"], rel=1e-12)
+
+
+def test_two_processes_stopped_by_a_signal_to_one_and_by_a_kill_continue_in_every_bit(
+    shards: Path, tmp_path: Path
+) -> None:
+    undisturbed, stopped = (Fit(tmp_path / name, shards, processes=2) for name in ("undisturbed", "stopped"))
+    assert undisturbed.start() == 0
+    assert stopped.start(interruption("on_train_batch_start", 6, signal.SIGTERM, rank=1)) == 143
+    assert stopped.start(interruption("on_before_optimizer_step", 4)) == -signal.SIGKILL
+    assert stopped.start() == 0
+    for rank in (0, 1):
+        assert stopped.rows(rank) == undisturbed.rows(rank)
+    ours, theirs = stopped.checkpoint(), undisturbed.checkpoint()
+    for key in ("state_dict", "optimizer_states", "lr_schedulers", "random_states", "global_step"):
+        assert same(ours[key], theirs[key]), key
+    states = ours["random_states"]
+    assert len(states) == 2
+    assert not same(states[0]["torch"], states[1]["torch"])  # dropout differs between ranks
+
+
+def test_another_number_of_processes_goes_on_with_the_next_sample(shards: Path, tmp_path: Path) -> None:
+    one, moved = (Fit(tmp_path / name, shards, **PLAIN) for name in ("one", "moved"))
+    assert one.start() == 0
+    # one process and two micro-batches a step, stopped after 5 steps; then two processes and one
+    assert moved.start(interruption("on_train_batch_end", 10, signal.SIGTERM)) == 143
+    before = steps(moved, 1, 2)
+    (moved.folder / "rank0.jsonl").unlink()
+    moved.processes = 2
+    moved.configure("trainer", devices=2, strategy="ddp", accumulate_grad_batches=1, val_check_interval=3)
+    assert moved.start() == 0
+    after = steps(moved, 2, 1)
+    assert len(before) == 5
+    for ours, theirs in zip(before + after, steps(one, 1, 2), strict=True):
+        assert ours[1] == theirs[1]
+        assert ours[0] == pytest.approx(theirs[0], rel=1e-5)
