@@ -1,5 +1,6 @@
 """The real thing: compare is killed while it fits and while it tests, and ends with the same results.csv."""
 
+import contextlib
 import json
 import os
 import random
@@ -7,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -33,7 +35,7 @@ def comparison(tmp_path: Path) -> Path:
             },
         },
         "trainer": {
-            "max_steps": 300, "accelerator": "cpu", "val_check_interval": 100, "check_val_every_n_epoch": None,
+            "max_steps": 100, "accelerator": "cpu", "val_check_interval": 50, "check_val_every_n_epoch": None,
             "num_sanity_val_steps": 0, "limit_val_batches": 2, "log_every_n_steps": 10, "enable_progress_bar": False,
             "callbacks": [
                 {"class_path": "LastCheckpoint", "init_args": {"every_n_train_steps": 10}},
@@ -49,7 +51,25 @@ def comparison(tmp_path: Path) -> Path:
     return tmp_path / "compare.yaml"
 
 
-def start(comparison: Path, name: str) -> subprocess.Popen:
+Start = Callable[[str], subprocess.Popen]
+
+
+@pytest.fixture
+def start(comparison: Path) -> Iterator[Start]:
+    """Starts the comparison into a folder of that name; what is still alive at the end is killed."""
+    started: list[subprocess.Popen] = []
+
+    def call(name: str) -> subprocess.Popen:
+        started.append(_start(comparison, name))
+        return started[-1]
+
+    yield call
+    for process in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # children too, when compare itself is dead
+
+
+def _start(comparison: Path, name: str) -> subprocess.Popen:
     folder = comparison.parent / name
     command = [sys.executable, str(ROOT / "run.py"), "compare", "--config", str(comparison)]
     command += ["--runs", str(folder / "runs"), "--output", str(folder / "report")]
@@ -58,17 +78,18 @@ def start(comparison: Path, name: str) -> subprocess.Popen:
 
 
 def wait_for(path: Path, process: subprocess.Popen) -> None:
-    for _ in range(3000):
+    for _ in range(6000):
         if path.exists():
             return
         assert process.poll() is None, f"ended before {path} was there"
         time.sleep(0.1)
-    pytest.fail(f"{path} was not there after five minutes")
+    pytest.fail(f"{path} was not there after ten minutes")
 
 
 @pytest.mark.slow
-def test_killed_and_started_again_it_gives_the_same_results(comparison: Path) -> None:
-    assert start(comparison, "undisturbed").wait(timeout=580) == 0
+@pytest.mark.timeout(3600)  # ten starts of Lightning, which a busy machine takes its time for
+def test_killed_and_started_again_it_gives_the_same_results(comparison: Path, start: Start) -> None:
+    assert start("undisturbed").wait() == 0
 
     run = comparison.parent / "killed" / "runs" / "KerpleLog" / "seed-1"
     # with its child in the middle of a fit; with its child before the first checkpoint of a fit; alone, in a test
@@ -77,11 +98,11 @@ def test_killed_and_started_again_it_gives_the_same_results(comparison: Path) ->
         (run / "test", False),
         (run.parent.parent / "ALiBi" / "seed-1.json", True),
     ):
-        process = start(comparison, "killed")
+        process = start("killed")
         wait_for(sign, process)
         (os.killpg if whole_group else os.kill)(process.pid, signal.SIGKILL)
         process.wait()
-    assert start(comparison, "killed").wait(timeout=580) == 0
+    assert start("killed").wait() == 0
 
     expected, found = (comparison.parent / name / "report" / "results.csv" for name in ("undisturbed", "killed"))
     assert found.read_bytes() == expected.read_bytes()
