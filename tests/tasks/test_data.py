@@ -35,7 +35,9 @@ def test_training_lengths_are_uniform() -> None:
 
 
 @pytest.mark.parametrize(
-    "task", [Copy(repeated=True), Copy(symbols=3), Addition(), Parity(), ModularSum(), VariableChain()], ids=str
+    "task",
+    [Copy(repeated=True), Copy(symbols=3), Addition(), Parity(), ModularSum(), VariableChain()],
+    ids=lambda task: type(task).__name__,
 )
 def test_no_test_or_validation_problem_is_trained_on(task) -> None:
     data = TaskData(task, 200, train_length=4, test_lengths=list(range(1, 9)), val_examples=200)
