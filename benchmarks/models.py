@@ -1,0 +1,40 @@
+"""The two models that are measured, and one training step of either."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+import kerple.positions as positions
+from kerple.model import Transformer
+from kerple.positions import Position, Shape
+
+SIZES = {"demo": (128, 4, 4, 2048), "162M": (768, 12, 12, 50304)}  # width, heads, layers, vocabulary: configs/
+
+
+def build(size: str, name: str, length: int, device: str = "cpu") -> Transformer:
+    dim, heads, layers, vocabulary = SIZES[size]
+
+    def position(shape: Shape) -> Position:
+        return positions.build(name, dim=shape.dim, heads=shape.heads, length=shape.length)
+
+    return Transformer(Shape(dim, heads, length), layers, vocabulary, position).to(device)
+
+
+def training_step(network: Transformer, batch: int, length: int) -> Callable[[], None]:
+    """One step as a fit makes it: bf16 autocast, clipping at 1, fused AdamW; to be called."""
+    device = next(network.parameters()).device
+    optimiser = torch.optim.AdamW(network.parameters(), lr=1e-4, fused=True)
+    tokens = torch.randint(network.embedding.num_embeddings, (batch, length + 1), device=device)
+    return partial(_step, network, optimiser, tokens)
+
+
+def _step(network: Transformer, optimiser: torch.optim.Optimizer, tokens: Tensor) -> None:
+    with torch.autocast(tokens.device.type, torch.bfloat16):
+        loss = network.losses(tokens).mean()
+    optimiser.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+    optimiser.step()
+    network.constrain_()
