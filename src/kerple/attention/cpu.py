@@ -10,7 +10,10 @@ from torch import Tensor
 from kerple.attention.cpu_backward import table_gradients
 from kerple.attention.distances import hankel_line, hankel_view
 
-FORWARD_BLOCK = 256  # queries; larger blocks waste more of their masked corner, smaller ones call more often
+
+def forward_block(queries: int, window: int | None) -> int:
+    """Queries per call of the fused kernel: from 768 on it cuts them in larger pieces; more wastes a larger corner."""
+    return 768 if queries >= 2048 and (window is None or window >= 4096) else 256
 
 
 @torch.library.custom_op("kerple::table_attention", mutates_args=(), device_types="cpu")
@@ -29,10 +32,11 @@ def table_attention(
     """
     batch, heads, queries, dim = q.shape
     length = k.shape[2]
-    line = hankel_line(table, length, FORWARD_BLOCK, window)
+    block = forward_block(queries, window)
+    line = hankel_line(table, length, block, window)
     out = q.new_empty(batch, heads, queries, dim)
     lse = table.new_empty(batch, heads, queries)
-    for rows, columns in blocks(queries, length, FORWARD_BLOCK, window):
+    for rows, columns in blocks(queries, length, block, window):
         here = slice(rows.start - length + queries, rows.stop - length + queries)
         mask = hankel_view(line, length, rows, columns).expand(batch, -1, -1, -1)
         o, e = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
@@ -73,7 +77,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, table: Tensor, window: int | None, learne
 
 @table_attention_backward.register_fake
 def _(grad, q, k, v, table, out, lse, window, learned):
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), torch.empty_like(table)
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), torch.empty_like(table)
 
 
 def _save(ctx, inputs, output) -> None:

@@ -4,6 +4,7 @@ A tile is a block of queries against a block of keys, for as many heads and batc
 scores are made, used and forgotten there. Buffers are taken once per call: fresh pages cost as much as the arithmetic.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -66,24 +67,24 @@ def table_gradients(
     line = hankel_line(table, length, high, window, hidden=0.0)
     lse, delta = lse.unsqueeze(-1), row_dots(grad, out, precise)  # (B, H, Tq, 1)
     once = wide >= length  # every query meets all its keys in one tile
-    dq = torch.empty_like(q) if once else torch.zeros_like(q, dtype=precise)
-    dk, dv, dtable = torch.empty_like(k), torch.empty_like(v), torch.zeros_like(table)
-    dk_buffer, dv_buffer = take(batch * heads_at_once * wide * dim), take(batch * heads_at_once * wide * dim)
+    dq = q.new_empty(q.shape) if once else q.new_zeros(q.shape, dtype=precise)
+    dk, dv, dtable = k.new_empty(k.shape), v.new_empty(v.shape), torch.zeros_like(table)
+    in_place = queries <= high or (once and not low and heads_at_once == heads)  # sums need no place of their own
+    sums = None if in_place else [take(batch * heads_at_once * wide * dim) for _ in "kv"]
 
     for h in slices(0, heads, heads_at_once):
         n_heads = h.stop - h.start
         for j in slices(0, length, wide):
             size = (batch, n_heads, j.stop - j.start, dim)
-            dk_tile, dv_tile = (x[: batch * n_heads * size[2] * dim].view(size).zero_() for x in (dk_buffer, dv_buffer))
+            tiles = (dk[:, h, j], dv[:, h, j]) if sums is None else (x[: math.prod(size)].view(size) for x in sums)
+            dk_tile, dv_tile = tiles
             begin = first + max(0, j.start - first) // high * high
             end = length if window is None else min(length, j.stop - 1 + window)
-            for i in slices(begin, end, high, length):
+            later_first = slices(begin, end, high, length)[::-1]  # the last block of queries sees the whole tile
+            for i in later_first:
                 n, w = i.stop - i.start, min(j.stop, i.stop) - j.start
-                above, here, seen = (
-                    i.start - j.start,
-                    slice(i.start - first, i.stop - first),
-                    slice(j.start, j.start + w),
-                )
+                above = i.start - j.start  # distance of the tile's first entry
+                here, seen = slice(i.start - first, i.stop - first), slice(j.start, j.start + w)
                 bias = toeplitz(line[h], length - i.stop + j.start, n, w, bias_buffer)  # (heads, n, w)
                 skew = None if skew_buffer is None else skew_buffer[: n_heads * (n + 1) * (n + w)].view(n_heads, -1)
                 for b in slices(0, batch, batch_at_once):
@@ -113,11 +114,11 @@ def table_gradients(
                         ds.copy_(torch.bmm(gt, vt.mT, out=half))
                         p_in = ds_in = half.copy_(p)
                     columns = columns_buffer[: g * w * dim].view(g, w, dim)
-                    add_product(dv_tile[b, :, :w], p_in.mT, gt, 1.0, columns)
+                    add_product(dv_tile[b, :, :w], p_in.mT, gt, 1.0, columns, i is later_first[0])
                     ds4.sub_(delta[b, h, here]).mul_(p4)
                     if half_buffer is not None:
                         ds_in.copy_(ds)
-                    add_product(dk_tile[b, :, :w], ds_in.mT, qt, scale, columns)
+                    add_product(dk_tile[b, :, :w], ds_in.mT, qt, scale, columns, i is later_first[0])
                     x = torch.bmm(ds_in, kt, out=rows_buffer[: g * n * dim].view(g, n, dim)).view(n_batch, -1, n, dim)
                     if once:
                         torch.mul(x, scale, out=dq[b, h, here])
@@ -131,7 +132,10 @@ def table_gradients(
                             into.add_(ds4.sum(0) if n_batch > 1 else ds4[0])
                 if skew is not None:
                     add_by_distance(skew, dtable[h], n, w, above)
-            dk[:, h, j], dv[:, h, j] = dk_tile, dv_tile
+            if not later_first:  # keys no query sees
+                dk_tile.zero_(), dv_tile.zero_()
+            if sums is not None:
+                dk[:, h, j], dv[:, h, j] = dk_tile, dv_tile
     return dq.to(q.dtype), dk, dv, dtable
 
 
@@ -141,8 +145,10 @@ def slices(start: int, stop: int, step: int, limit: int | None = None) -> list[s
 
 
 def row_dots(a: Tensor, b: Tensor, precise: torch.dtype) -> Tensor:
-    """Σ a·b over the last dimension, kept as 1, one batch element at a time to keep its temporaries small."""
-    return torch.stack([(x.to(precise) * y.to(precise)).sum(-1, keepdim=True) for x, y in zip(a, b, strict=True)])
+    """Σ a·b over the last dimension, kept as 1, some batch elements at a time: temporaries are a megabyte or so."""
+    some = max(1, 2**18 // a[0].numel())
+    parts = zip(a.split(some), b.split(some), strict=True)
+    return torch.cat([(x.to(precise) * y.to(precise)).sum(-1, keepdim=True) for x, y in parts])
 
 
 def toeplitz(line: Tensor, offset: int, n: int, w: int, buffer: Tensor) -> Tensor:
@@ -152,10 +158,13 @@ def toeplitz(line: Tensor, offset: int, n: int, w: int, buffer: Tensor) -> Tenso
     return rows.as_strided((heads, n, w), (n * pitch, pitch - 1, 1), n - 1)
 
 
-def add_product(total: Tensor, a: Tensor, b: Tensor, scale: float, buffer: Tensor) -> None:
-    """Add scale · a·b, (g, w, n) times (g, n, δ), to ``total`` (B, H, w, δ), in place in the product if it can be."""
-    if total.is_contiguous() and total.dtype == a.dtype:
-        total.view(buffer.shape).baddbmm_(a, b, alpha=scale)
+def add_product(total: Tensor, a: Tensor, b: Tensor, scale: float, buffer: Tensor, first: bool) -> None:
+    """Add scale · a·b, (g, w, n) times (g, n, δ), to ``total`` (B, H, w, δ), or write it there if it is the first."""
+    if total.is_contiguous() and total.dtype == a.dtype and (not first or scale == 1):
+        total = total.view(buffer.shape)
+        torch.bmm(a, b, out=total) if first else total.baddbmm_(a, b, alpha=scale)
+    elif first:
+        torch.mul(torch.bmm(a, b, out=buffer).view(total.shape), scale, out=total)
     else:
         total.add_(torch.bmm(a, b, out=buffer).view(total.shape), alpha=scale)
 
