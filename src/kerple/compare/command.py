@@ -79,6 +79,8 @@ def _run(work: list[Job], options: Namespace) -> None:
     _check(work, flattened, options.rerun_changed)
     open_jobs = [job for job in work if not jobs.finished(job)]
     print(f"{len(work)} runs: {len(work) - len(open_jobs)} finished, {len(open_jobs)} to do")
+    if open_jobs:
+        print(f"what a run prints goes to a file like {open_jobs[0].beside('.log')}")
     prepared: list[Any] = []
     for job in open_jobs:
         if (data := configs[job].get("data")) not in prepared:
@@ -128,7 +130,12 @@ def _report(comparison: Comparison, work: list[Job]) -> None:
     path = report.write(
         found, comparison.report_folder, name=comparison.name, baseline=comparison.baseline, missing=missing
     )
-    print((comparison.report_folder / "table.md").read_text())
+    title, first, *_ = (
+        (comparison.report_folder / "table.md").read_text().split("### ")
+    )  # the others are for the report
+    print(f"{title}### {first}")
+    for figure in sorted(comparison.report_folder.glob("*-against-length.png")):
+        print(f"figure: {figure}")
     print(f"report: {path}")
 
 
