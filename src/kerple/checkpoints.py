@@ -25,19 +25,10 @@ def read_config(path: str | Path, trust: tuple[str, ...] = ()) -> dict[str, Any]
             trusted packages.
     """
     path = Path(path)
-    if not path.is_file():
-        raise ValueError(
-            f"ckpt_path: got {path}, which is not a file; expected a checkpoint a run of `fit` has written"
-        )
     try:
-        # Lightning's own loader knows no "meta"; mmap keeps the weights of a large model on disk
-        stored = torch.load(path, map_location="meta", weights_only=True, mmap=True)
-        config = yaml.safe_load(stored[CONFIG_KEY])
-    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError, yaml.YAMLError) as error:
-        raise ValueError(
-            f"ckpt_path: {path} is not a checkpoint written by `python run.py fit` ({type(error).__name__}: "
-            f"{str(error).splitlines()[0][:200]})"
-        ) from error
+        config = yaml.safe_load(check(path)[CONFIG_KEY])
+    except (KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
+        raise _no_checkpoint(path, error) from error
     allowed = (*TRUSTED, *trust)
     for name in _class_paths(config):
         if name.split(".")[0] not in allowed:
@@ -46,6 +37,36 @@ def read_config(path: str | Path, trust: tuple[str, ...] = ()) -> dict[str, Any]
                 f"if you trust it, add --trust {name.split('.')[0]}"
             )
     return config
+
+
+def check(path: str | Path) -> Any:
+    """A checkpoint's content without its tensors' values, as sure to run nothing when it is loaded for good.
+
+    FSDP's way of loading a file has an unpickler of its own, which would run what it is told to; so this comes first.
+
+    Args:
+        path: A local checkpoint file.
+
+    Raises:
+        ValueError: If there is no such file, or it holds anything but tensors and plain containers.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(
+            f"ckpt_path: got {path}, which is not a file; expected a checkpoint a run of `fit` has written"
+        )
+    try:
+        # Lightning's own loader knows no "meta"; mmap keeps the weights of a large model on disk
+        return torch.load(path, map_location="meta", weights_only=True, mmap=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise _no_checkpoint(path, error) from error
+
+
+def _no_checkpoint(path: Path, error: Exception) -> ValueError:
+    reason = (str(error).splitlines() or [""])[0][:200]
+    return ValueError(
+        f"ckpt_path: {path} is not a checkpoint written by `python run.py fit` ({type(error).__name__}: {reason})"
+    )
 
 
 def _class_paths(node: Any) -> list[str]:

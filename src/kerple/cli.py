@@ -23,7 +23,7 @@ from kerple.callbacks.health import Finite
 from kerple.callbacks.provenance import Provenance
 from kerple.callbacks.random_state import RandomState
 from kerple.checkpoint_io import AtomicCheckpointIO
-from kerple.checkpoints import CONFIG_KEY, read_config
+from kerple.checkpoints import CONFIG_KEY, check, read_config
 from kerple.lm import LanguageModel
 from kerple.runs import fit_directory, test_directory
 
@@ -106,6 +106,8 @@ class CLI(LightningCLI):
             if config.ckpt_path == "last":  # of this run; nothing to resume is a fresh start, so that a requeued job
                 last = directory / "checkpoints" / "last.ckpt"  # can be given the same command line every time
                 config.ckpt_path = str(last) if last.is_file() else None
+            if config.ckpt_path is not None:
+                check(config.ckpt_path)
         else:
             directory = test_directory(config.run_dir, config.ckpt_path, self.subcommand)
         config.weights_only = True  # a checkpoint is data: nothing in it may run
