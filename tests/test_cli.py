@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from kerple.cli import main
 from kerple.positions import names
@@ -141,3 +142,10 @@ def test_a_checkpoint_that_names_a_foreign_class_is_refused(toy: Path, capsys: p
     with pytest.raises(SystemExit):
         main(["test", "--ckpt_path", "logs/toy/KerpleLog/seed-3/checkpoints/last.ckpt"])
     assert "names the class tests.toy.ToyData" in capsys.readouterr().err
+
+
+def test_bolts_monitors_draw_histograms_of_the_data(toy: Path) -> None:
+    monitors = Path(__file__).parents[1] / "configs" / "analyses" / "data-monitors.yaml"
+    fit("--config", str(monitors), "--trainer.max_steps", "60")
+    events = EventAccumulator(str(toy / "logs/toy/KerpleLog/seed-3"), size_guidance={"histograms": 0}).Reload()
+    assert {"training_step/tokens/[4, 9]", "output/network.norm/[4, 8, 16]"} <= set(events.Tags()["histograms"])

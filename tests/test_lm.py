@@ -93,10 +93,3 @@ def test_a_bad_number_is_named(option: dict, message: str) -> None:
 
 def test_the_vocabulary_is_padded_to_a_multiple() -> None:
     assert model(pad_vocabulary_to=8).network.head.out_features == 16
-
-
-def test_bolts_monitors_load_beside_lightning_2() -> None:
-    from kerple.bolts import ModuleDataMonitor, TrainingDataMonitor
-
-    assert ModuleDataMonitor(log_every_n_steps=1) is not None
-    assert TrainingDataMonitor(log_every_n_steps=1) is not None

@@ -8,7 +8,7 @@ import torch
 import yaml
 
 CONFIG_KEY = "config"
-TRUSTED = ("kerple", "pytorch_lightning", "torch", "torchmetrics")
+TRUSTED = ("kerple", "pytorch_lightning", "torch", "torchmetrics", "pl_bolts")
 
 
 def read_config(path: str | Path, trust: tuple[str, ...] = ()) -> dict[str, Any]:
