@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,24 @@ class Interrupt(Callback):
             os.kill(os.getpid(), self.number)
 
 
+class KillAfter(Callback):
+    """Has the kernel kill this process at whatever it does after some CPU time of training: no handler, no clean-up.
+
+    CPU time, because a busy machine does not move the moment. 0 seconds: only writes down how many training took.
+    """
+
+    def __init__(self, seconds: float, folder: str) -> None:
+        super().__init__()
+        self.seconds, self.folder = seconds, folder
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.began = time.process_time()
+        signal.setitimer(signal.ITIMER_PROF, self.seconds)  # then SIGPROF, which nobody handles
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        (Path(self.folder) / "seconds.txt").write_text(str(time.process_time() - self.began))
+
+
 def interruption(hook: str, call: int, number: int = signal.SIGKILL, rank: int = 0) -> list[dict[str, Any]]:
     options = {"hook": hook, "call": call, "number": int(number), "rank": rank}
     return [{"class_path": "tests.disturbed.Interrupt", "init_args": options}]
@@ -106,7 +125,7 @@ class Fit:
         }
         self.every = 3
 
-    def start(self, interruption: list[dict[str, Any]] | None = None, kill_after: float | None = None) -> int:
+    def start(self, interruption: list[dict[str, Any]] | None = None) -> int:
         """Exit status of the first process (negative: the signal that killed it)."""
         checkpoint = {"class_path": "LastCheckpoint", "init_args": {"every_n_train_steps": self.every}}
         record = {"class_path": "tests.disturbed.Record", "init_args": {"folder": str(self.folder)}}
@@ -114,7 +133,7 @@ class Fit:
         path = self.folder / "config.yaml"
         path.write_text(yaml.safe_dump(self.config))
         arguments = ["fit", "--config", str(path), "--ckpt_path", "last"]
-        return self._command(arguments, self.processes, kill_after)
+        return self._command(arguments, self.processes)
 
     def test(self, processes: int, lengths: list[int]) -> dict[str, Any]:
         """What `test` of the last checkpoint writes, by so many processes."""
@@ -128,7 +147,7 @@ class Fit:
         assert self._command([*arguments, "--trust", "tests"], processes) == 0
         return json.loads((directory / "extrapolation.json").read_text())
 
-    def _command(self, arguments: list[str], processes: int, kill_after: float | None = None) -> int:
+    def _command(self, arguments: list[str], processes: int) -> int:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -138,10 +157,7 @@ class Fit:
         ]
         for process in started:
             process.start()
-        started[0].join(kill_after)
-        if kill_after is not None:
-            started[0].kill()
-            started[0].join()
+        started[0].join()
         for process in started[1:]:
             process.join(0 if started[0].exitcode == -signal.SIGKILL else 60)
             process.kill()  # the others wait for the one that was killed
@@ -150,6 +166,10 @@ class Fit:
     def configure(self, section: str, **settings: Any) -> None:
         """Change settings of the model, the data or the trainer for the starts to come."""
         self.config[section] = self.config[section] | settings
+
+    def kill_after(self, seconds: float) -> list[dict[str, Any]]:
+        options = {"seconds": seconds, "folder": str(self.folder)}
+        return [{"class_path": "tests.disturbed.KillAfter", "init_args": options}]
 
     def rows(self, rank: int = 0) -> dict[tuple[str, int], Any]:
         """What was recorded, by kind and number; a batch done twice has to have been the same both times."""
@@ -160,7 +180,9 @@ class Fit:
         return found
 
     def checkpoint(self) -> dict[str, Any]:
-        return torch.load(self.run / "checkpoints" / "last.ckpt", weights_only=True)
+        # a run killed before its first checkpoint leaves a folder that is not used again
+        (last,) = self.folder.glob("run*/checkpoints/last.ckpt")
+        return torch.load(last, weights_only=True)
 
 
 def _run(arguments: list[str], folder: Path, rank: int, processes: int, port: int) -> None:

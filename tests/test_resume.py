@@ -2,7 +2,7 @@
 
 import random
 import signal
-import time
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -81,13 +81,15 @@ def test_a_run_may_be_stopped_again_and_again(shards: Path, tmp_path: Path, undi
 @pytest.mark.slow
 def test_kill_at_random_moments(shards: Path, tmp_path: Path, undisturbed) -> None:
     draw = random.Random(0)
-    before = time.monotonic()
-    assert Fit(tmp_path / "timed", shards).start() == 0
-    duration = time.monotonic() - before
+    timed = Fit(tmp_path / "timed", shards)
+    assert timed.start(timed.kill_after(0)) == 0
+    whole = float((timed.folder / "seconds.txt").read_text())
     killed = 0
-    while killed < 20:
-        fit = Fit(tmp_path / f"fit{killed}", shards)
-        while fit.start(kill_after=draw.uniform(0.1, 1.0) * duration) != 0:
+    for run in count():
+        fit = Fit(tmp_path / f"fit{run}", shards)
+        while (status := fit.start(fit.kill_after(draw.uniform(0.02, 1.0) * whole))) != 0:
+            assert status == -signal.SIGPROF
             killed += 1
         assert_same_run(fit, undisturbed("one epoch"))
-        killed += not killed
+        if killed >= 20:
+            break
