@@ -32,8 +32,8 @@ def hankel_line(table: Tensor, length: int, block: int, window: int | None, hidd
 
 def hankel_view(line: Tensor, length: int, rows: slice, columns: slice) -> Tensor:
     """Block (H, rows, columns) of ``hankel_line``'s vector, no copy; its first row is the *last* query of ``rows``."""
-    size = (line.shape[0], rows.stop - rows.start, columns.stop - columns.start)
-    return line.as_strided(size, (line.stride(0), 1, 1), line.storage_offset() + length - rows.stop + columns.start)
+    height, width = rows.stop - rows.start, columns.stop - columns.start
+    return line.narrow(1, length - rows.stop + columns.start, height + width - 1).unfold(1, width, 1)
 
 
 def sum_by_distance(block: Tensor, total: Tensor, rows: slice, columns: slice) -> None:
