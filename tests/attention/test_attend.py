@@ -80,6 +80,20 @@ def test_blocks_agree_too(dtype, window) -> None:
     compare(attend_blocks, dtype, 2, 3, 300, 300, window, True)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("which", range(3))
+def test_any_strides(which, window, dtype) -> None:
+    """Rows that are not contiguous: torch's fused kernel, called by itself, would read past them."""
+    given = [x.to(dtype) for x in inputs(2, 3, 70, 70, dtype)[:3]]
+    table = torch.randn(3, 70)
+    for x in (given[which].mT.contiguous().mT, given[which][..., :1].expand(given[which].shape)):
+        strided, dense = ([*given[:which], y, *given[which + 1 :]] for y in (x, x.contiguous()))
+        wanted = attend_reference(*(y.double() for y in dense), table=table.double(), window=window)
+        got = attend(*strided, table=table, window=window)
+        assert error(got, wanted) < TOLERANCE[dtype]
+
+
 def test_gradcheck() -> None:
     q, k, v, _ = (x.requires_grad_() for x in inputs(2, 2, 9, 9, torch.float64, dim=3))
     table = torch.randn(2, 9, dtype=torch.float64, requires_grad=True)

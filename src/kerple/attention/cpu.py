@@ -34,6 +34,7 @@ def table_attention(
     length = k.shape[2]
     block = forward_block(queries, window)
     line = hankel_line(table, length, block, window)
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))  # the kernel takes it for granted
     out = q.new_empty(batch, heads, queries, dim)
     lse = table.new_empty(batch, heads, queries)
     for rows, columns in blocks(queries, length, block, window):
