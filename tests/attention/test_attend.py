@@ -202,6 +202,8 @@ def test_the_custom_operators_keep_torchs_contract() -> None:
         ({"q": torch.zeros(1, 2, 6, 4).bfloat16()}, "q, k, v"),
         ({"table": torch.zeros(2, 5)}, "table"),
         ({"weight": torch.zeros(3, 6)}, "weight"),
+        ({name: torch.zeros(1, 0, 6, 4) for name in "qkv"} | {"table": torch.zeros(0, 6)}, "q, k, v"),
+        ({name: torch.zeros(0, 2, 6, 4) for name in "qkv"}, "q, k, v"),
         ({"window": 0}, "window"),
     ],
 )

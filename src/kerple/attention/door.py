@@ -84,6 +84,8 @@ def check(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, weight: Tensor 
             f"q, k, v: got shapes {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}, "
             "expected (B, H, Tq, δ), (B, H, Tk, δ), (B, H, Tk, δ)"
         )
+    if 0 in (q.shape[0], q.shape[1], q.shape[3]):  # torch's fused kernel would divide by it
+        raise ValueError(f"q, k, v: got shape {tuple(q.shape)}, expected at least 1 sequence, head and dimension")
     if not 0 < q.shape[2] <= k.shape[2]:
         raise ValueError(
             f"q: got {q.shape[2]} queries for {k.shape[2]} keys, expected 1 to {k.shape[2]}: the last rows"
