@@ -99,10 +99,17 @@ def test_sampling_follows_the_probabilities() -> None:
     assert shares()[0] == 1
 
 
+@pytest.mark.parametrize("temperature", [1e-3, 1e-40, 1e-300])
+def test_a_temperature_close_to_0_takes_the_likeliest(temperature: float) -> None:
+    logits = torch.tensor([[-40.0, 60.0, 59.0], [3.0, -1e4, 2.0]])
+    assert choose(logits, temperature).tolist() == choose(logits, top_p=0.9).tolist() == [1, 0]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"temperature": -1.0}, "temperature: got -1"),
+        ({"temperature": float("nan")}, "temperature: got nan"),
         ({"temperature": 1.0, "top_k": 0}, "top_k: got 0"),
         ({"temperature": 1.0, "top_p": 1.5}, "top_p: got 1.5"),
     ],

@@ -44,7 +44,7 @@ def choose(
     Raises:
         ValueError: If a number is out of range.
     """
-    if temperature < 0:
+    if not temperature >= 0:  # nan too
         raise ValueError(f"temperature: got {temperature}, expected 0 (the likeliest token) or more")
     if top_k is not None and top_k < 1:
         raise ValueError(f"top_k: got {top_k}, expected at least 1")
@@ -52,7 +52,9 @@ def choose(
         raise ValueError(f"top_p: got {top_p}, expected a probability in (0, 1]")
     if temperature == 0:
         return logits.argmax(-1)
-    scaled, order = (logits.float() / temperature).sort(-1, descending=True)  # (B, V) each
+    ordered, order = logits.float().sort(-1, descending=True)  # (B, V) each
+    # differences, or a temperature close to 0 makes infinities whose difference is not a number
+    scaled = (ordered - ordered[:, :1]) / max(temperature, torch.finfo(torch.float32).tiny)
     if top_k is not None:
         scaled[:, top_k:] = float("-inf")
     probabilities = scaled.softmax(-1)
