@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from kerple.model import Transformer
 from kerple.model.head import target_losses
-from kerple.positions import KerpleLog, NoPE, Shape, names
+from kerple.positions import KerpleLog, Learned, NoPE, Shape, names
 
 
 def test_parameter_count_of_the_paper() -> None:
@@ -93,6 +93,17 @@ def test_the_window_hides_what_lies_before_it(name: str, tiny_network) -> None:
 def test_a_window_of_nothing_is_refused(tiny_network) -> None:
     with pytest.raises(ValueError, match="window: got 0"):
         tiny_network("NoPE")(torch.zeros(1, 4, dtype=torch.long), window=0)
+
+
+def test_a_strategy_s_last_position_is_compared_without_asking_the_device(monkeypatch) -> None:
+    """On a GPU, or compiled, nobody looks at the positions themselves: an index out of range would end the process."""
+    monkeypatch.setattr(Learned, "_refuse", lambda self, positions: None)
+    network, tokens = Transformer(Shape(8, 2, 10), 1, 20, Learned), torch.zeros(1, 6, dtype=torch.long)
+    cache = network.new_cache()
+    network(tokens, offset=4, cache=cache)
+    for arguments in ({"offset": 5}, {"cache": cache}):
+        with pytest.raises(ValueError, match=r"position: got 1\d, but Learned .* is 10; .*beyond: clamp"):
+            network(tokens, **arguments)
 
 
 def test_losses_are_the_cross_entropy_of_the_logits(tiny_network) -> None:

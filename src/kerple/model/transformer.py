@@ -113,6 +113,12 @@ class Transformer(nn.Module):
             raise ValueError(f"window: got {window}, expected at least 1 key (the query's own), or none for all keys")
         known = 0 if cache is None else cache.length
         length = known + tokens.shape[1]
+        for p in self.positions:
+            if p.max_length is not None and offset + length > p.max_length:
+                raise ValueError(
+                    f"position: got {offset + length - 1}, but {type(p).__name__} ends at {p.max_length - 1}: its "
+                    f"max_length is {p.max_length}; read less, or with Learned choose beyond: clamp or interpolate"
+                )
         positions = torch.arange(offset, offset + length, device=tokens.device)  # (Tk,)
         x = self.embedding(tokens)  # (B, T, D)
         x = self.dropout(self.positions[0].embed(x, positions[known:]))
