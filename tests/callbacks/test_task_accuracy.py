@@ -82,6 +82,24 @@ def test_lengths_a_strategy_cannot_reach_are_skipped(tmp_path: Path) -> None:
     assert content["skipped"][-7:] == [10, 11, 12, 13, 14, 15, 16]
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_scratchpad_may_run_on_as_far_as_the_strategy_reaches(tmp_path: Path) -> None:
+    data = TaskData(Parity(scratchpad=True), 12, train_length=4, test_lengths=[3, 4, 5], batch_size=8)
+    content = trained(data, tmp_path, 2, position="Learned", generate=True, slack=16)
+    finals = column(content, "accuracy")
+    assert list(finals) == [n for n in (3, 4) if n not in content["skipped"]]  # « 4 bits = 4 bits > bit: 11 inputs
+    assert finals[4]["count"] == column(content, "exact_match")[4]["count"] > 0
+    assert 5 in content["skipped"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_strategy_that_reaches_no_test_length_has_an_empty_report(tmp_path: Path) -> None:
+    data = TaskData(Addition(), 10, train_length=2, test_lengths=[8, 9], batch_size=8, test_examples=4)
+    content = trained(data, tmp_path, 2, position="Learned")
+    assert content["rows"] == []
+    assert content["skipped"] == [8, 9]
+
+
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
@@ -97,7 +115,7 @@ def test_the_final_answer_of_what_was_written(text: str, answer: str | None) -> 
 
 
 def test_a_right_final_answer_counts_whatever_the_steps() -> None:
-    callback, data = TaskAccuracy(generate=True, slack=4), TaskData(Sort(scratchpad=True), 60, train_length=3)
+    callback, data = TaskAccuracy(generate=True), TaskData(Sort(scratchpad=True), 60, train_length=3)
     examples = [e for group in data.test_sets()[1:3] for e in group][:6]
     right = [data.encode(e.text.replace(e.scratchpad, "b:;")) for e in examples]
 
@@ -113,11 +131,11 @@ def test_a_right_final_answer_counts_whatever_the_steps() -> None:
 
     callback.examples, kind = examples, ("final", "generated")
     callback.counts = {kind: AnswerAccuracy(len(examples))}
-    callback._measure_final(Writes(), collate(examples) | {"index": torch.arange(len(examples))})
+    callback._measure_final(Writes(), collate(examples) | {"index": torch.arange(len(examples))}, 4)
     hits, asked = callback.counts[kind].compute()
     assert hits.tolist() == asked.tolist() == [1] * len(examples)
     right[0] = data.encode(examples[0].text.replace(">", ">a"))
-    callback._measure_final(Writes(), collate(examples) | {"index": torch.arange(len(examples))})
+    callback._measure_final(Writes(), collate(examples) | {"index": torch.arange(len(examples))}, 4)
     assert callback.counts[kind].compute()[0].tolist() == [1] + [2] * (len(examples) - 1)
 
 

@@ -39,7 +39,7 @@ class TaskAccuracy(Callback):
     Args:
         generate: Also measure ``generated``.
         slack: Tokens the model may write beyond the right answer's length before it counts as wrong; only matters with
-            a scratchpad.
+            a scratchpad, and a strategy with a last position writes no further than that.
 
     Raises:
         ValueError: If the data is not a task, or slack is negative.
@@ -94,11 +94,12 @@ class TaskAccuracy(Callback):
                 written = fill_in(network, tokens, scored)  # (B, T + 1)
                 self.counts[TOKENS, GENERATED].update(written[:, 1:], tokens[:, 1:], scored, index)
             if (FINAL, GENERATED) in self.counts:
-                self._measure_final(network, batch)
+                slack = self.slack if reach is None else min(self.slack, reach - scored.shape[1])
+                self._measure_final(network, batch, slack)
 
-    def _measure_final(self, network: Transformer, batch: dict[str, Tensor]) -> None:
-        room = F.pad(batch["tokens"], (0, self.slack))  # (B, T + 1 + slack)
-        free = F.pad(batch["scored"], (0, self.slack)).cummax(1).values  # from the answer's start to the end
+    def _measure_final(self, network: Transformer, batch: dict[str, Tensor], slack: int) -> None:
+        room = F.pad(batch["tokens"], (0, slack))  # (B, T + 1 + slack)
+        free = F.pad(batch["scored"], (0, slack)).cummax(1).values  # from the answer's start to the end
         written = fill_in(network, room, free)
         right = [
             final_answer(decode(row)) == self.examples[i].answer if i >= 0 else False
@@ -149,10 +150,10 @@ class TaskAccuracy(Callback):
             for row in found
         }
         shown = {protocol: curve for (what, protocol), curve in curves.items() if what == TOKENS}
-        figures = {
-            "accuracy": against_length(shown, data.train_length, f"{data.task.name}, {strategy}"),
-        }
-        if len(data.task.axes) > 1:
+        figures = {}
+        if rows[TOKENS, TEACHER_FORCED]:
+            figures["accuracy"] = against_length(shown, data.train_length, f"{data.task.name}, {strategy}")
+        if figures and len(data.task.axes) > 1:
             pairs = [example.sizes[-2:] for example in self.examples]
             cells = grouped(*counted[TOKENS, TEACHER_FORCED], pairs)
             title = f"{data.task.name}, {strategy}: teacher-forced exact match"
@@ -164,7 +165,8 @@ class TaskAccuracy(Callback):
             if isinstance(logger, TensorBoardLogger):
                 for name, figure in figures.items():
                     logger.experiment.add_figure(f"test/{name}", figure, global_step=trainer.global_step)
-        Console().print(_table(f"{data.task.name}, {strategy}", curves, data.train_length))
+        if figures:
+            Console().print(_table(f"{data.task.name}, {strategy}", curves, data.train_length))
         if skipped:
             Console().print(f"not tested, no problems held out or beyond the strategy's reach: {skipped}")
 
