@@ -74,6 +74,11 @@ def test_a_small_space_is_tested_once_each_and_an_empty_one_is_said_to_be() -> N
         data.test_dataloader()
 
 
+def test_nothing_to_test_at_all_is_a_mistake() -> None:
+    with pytest.raises(ValueError, match=r"data.test_lengths: got 1, 2, but modular sum .*longer"):
+        TaskData(ModularSum(), 100, train_length=2, test_lengths=[1, 2], held_out=1e-4).test_dataloader()
+
+
 def test_every_length_keeps_something_to_train_on() -> None:
     for task in (Copy(), Copy(repeated=True), Sort(), Addition(), ModularSum(), Parity(), VariableChain()):
         for n in (1, 2, 3):

@@ -138,6 +138,11 @@ class TaskData(LightningDataModule):
     def test_dataloader(self) -> DataLoader[Batch]:
         groups = self.test_sets()
         missing = [str(length) for length, group in zip(self.test_lengths, groups, strict=True) if not group]
+        if len(missing) == len(groups):
+            raise ValueError(
+                f"data.test_lengths: got {', '.join(missing)}, but {self.task.name} has so few problems that short "
+                "that none is held out of training; test longer ones, or hold out more"
+            )
         if missing:
             rank_zero_warn(
                 f"{self.task.name} has so few problems of length {', '.join(missing)} that none is held out of "
