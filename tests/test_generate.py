@@ -48,6 +48,17 @@ def test_a_trained_model_answers_and_stops(tmp_path: Path, capsys: pytest.Captur
     with pytest.raises(SystemExit):
         main(["predict", checkpoint, "--tokens", "0"])
     assert "tokens: got 0" in capsys.readouterr().err
+    for flags, message in (
+        (["--temperature=-1"], "temperature: got -1"),
+        (["--window=0"], "window: got 0"),
+        (["--device=abacus"], "device: got 'abacus'"),
+        (["--seed=99999999999999999999"], "seed: got 99999999999999999999"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["predict", checkpoint, "--prompt", "a=", *flags])
+        said = capsys.readouterr()
+        assert message in said.err
+        assert not said.out  # nothing is printed before it is known that something can follow
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from itertools import chain
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -52,6 +53,13 @@ def main(arguments: list[str]) -> None:
     given = parser.parse_args(arguments)
     if given.tokens < 1:
         raise ValueError(f"tokens: got {given.tokens}, expected at least 1")
+    if given.seed is not None and not 0 <= given.seed < 2**63:
+        raise ValueError(f"seed: got {given.seed}, expected 0 to 2^63 - 1")
+    try:
+        torch.empty(0, device=given.device)
+    except (RuntimeError, AssertionError) as error:  # an unknown one, or one torch was built without
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device: got {given.device!r}, expected one torch has here, such as cpu: {reason}") from error
 
     model, data = load(given.ckpt_path, tuple(given.trust.split(",")), given.device)
     random = torch.Generator(given.device)
@@ -72,11 +80,14 @@ def main(arguments: list[str]) -> None:
         stop=end,
         generator=random,
     )
-    sys.stdout.write(given.prompt)
-    for piece in pieces(data, (int(token) for token in new), end):
-        sys.stdout.write(piece)
-        sys.stdout.flush()
-    sys.stdout.write("\n")
+    following = pieces(data, (int(token) for token in new), end)
+    first = next(following, "")  # a number out of range is found out here, before anything is printed
+    try:
+        for piece in chain([given.prompt + first], following):
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+    finally:
+        sys.stdout.write("\n")
 
 
 def load(path: str, trust: tuple[str, ...] = (), device: str = "cpu") -> tuple[LanguageModel, Text]:
