@@ -1,6 +1,7 @@
 """What a checkpoint says about the run that wrote it, read without running anything it contains."""
 
-import pickle
+import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import yaml
 
 CONFIG_KEY = "config"
 TRUSTED = ("kerple", "pytorch_lightning", "torch", "torchmetrics", "pl_bolts")
+TEXT = {"corpus", "tokenizer", "directory", "text_field", "cache"}  # of this project's data: nothing is imported for it
 
 
 def read_config(path: str | Path, trust: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -16,21 +18,27 @@ def read_config(path: str | Path, trust: tuple[str, ...] = ()) -> dict[str, Any]
 
     Tensors are mapped to no memory at all; nothing is unpickled but plain containers and numbers.
 
+    The parser that gets this configuration imports more than what stands behind ``class_path``: where it expects a
+    class or a function, a text is an import path, a configuration written out, or a file of one. So every text in it
+    is looked at.
+
     Args:
         path: A local checkpoint file.
         trust: Packages, beside this one and Lightning, whose classes the checkpoint may name.
 
     Raises:
-        ValueError: If there is no such file, it is no checkpoint of this project, or it names a class outside the
-            trusted packages.
+        ValueError: If there is no such file, it is no checkpoint of this project, or it names a class or function
+            outside the trusted packages, or a file.
     """
     path = Path(path)
+    content = check(path)
     try:
-        config = yaml.safe_load(check(path)[CONFIG_KEY])
-    except (KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
+        config = yaml.safe_load(content[CONFIG_KEY])
+        names = list(_names(config))
+    except (LookupError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as error:
         raise _no_checkpoint(path, error) from error
-    allowed = (*TRUSTED, *trust)
-    for name in _class_paths(config):
+    allowed = (*TRUSTED, *filter(None, trust))
+    for name in names:
         if name.split(".")[0] not in allowed:
             raise ValueError(
                 f"ckpt_path: {path} names the class {name}, expected one from {', '.join(allowed)}; "
@@ -58,7 +66,7 @@ def check(path: str | Path) -> Any:
     try:
         # Lightning's own loader knows no "meta"; mmap keeps the weights of a large model on disk
         return torch.load(path, map_location="meta", weights_only=True, mmap=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+    except Exception as error:  # a damaged pickle raises whatever its reader stumbles over
         raise _no_checkpoint(path, error) from error
 
 
@@ -69,10 +77,39 @@ def _no_checkpoint(path: Path, error: Exception) -> ValueError:
     )
 
 
-def _class_paths(node: Any) -> list[str]:
-    if isinstance(node, dict):
-        own = [str(node["class_path"])] if "class_path" in node else []
-        return own + [name for value in node.values() for name in _class_paths(value)]
-    if isinstance(node, list):
-        return [name for value in node for name in _class_paths(value)]
-    return []
+def _names(config: dict[str, Any]) -> Iterator[str]:
+    """What a run of this configuration may import. A TypeError if it is none."""
+    model, data, trainer = (config[section] for section in ("model", "data", "trainer"))
+    if not all(isinstance(section, dict) for section in (model, data, trainer)):
+        raise TypeError("model, data and trainer are no mappings")
+    init_args = data.get("init_args") or {}
+    if str(data.get("class_path")).startswith("kerple.") and isinstance(init_args, dict):
+        data = {"init_args": {k: v for k, v in init_args.items() if not (k in TEXT and isinstance(v, str))}}
+    yield from _class_paths(config)
+    for part in (model, data, trainer.get("callbacks")):
+        yield from _texts(part)
+
+
+def _class_paths(node: Any) -> Iterator[str]:
+    if isinstance(node, dict) and "class_path" in node:
+        yield str(node["class_path"])
+    for value in _inside(node):
+        yield from _class_paths(value)
+
+
+def _texts(node: Any) -> Iterator[str]:
+    """Texts that are import paths or files, in configurations written out as text too."""
+    if isinstance(node, str):
+        if ("." in node and all(part.isidentifier() for part in node.split("."))) or os.path.isfile(node):
+            yield node
+        try:
+            node = yaml.safe_load(node)
+        except yaml.YAMLError:  # the parser leaves it a text, then
+            return
+        yield from _class_paths(node)
+    for value in _inside(node):
+        yield from _texts(value)
+
+
+def _inside(node: Any) -> Iterable[Any]:
+    return node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
