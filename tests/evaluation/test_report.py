@@ -137,6 +137,64 @@ def test_task_accuracies_need_nothing_of_their_own(tmp_path: Path) -> None:
     assert "### Exact match, copy" in text
 
 
+def test_a_task_that_a_strategy_lacks_is_left_open_and_nothing_is_ranked(tmp_path: Path) -> None:
+    for strategy, tasks in (("NoPE", {"copy": 0.9, "reverse": 0.2}), ("T5", {"copy": 0.5})):
+        for task, beyond in tasks.items():
+            accuracies = {task: (1.0, 1.0, beyond, beyond)}
+            write_task_run(tmp_path / "runs" / task / strategy / "seed-1236", strategy, 1236, accuracies)
+    report.write(read(locate([tmp_path / "runs"])), tmp_path / "report", name="tasks", baseline="NoPE")
+    text = (tmp_path / "report" / "table.md").read_text()
+    assert "| NoPE | **0.900** | **0.200** |" in text
+    assert "| T5 | 0.500 | – |" in text
+    assert "reciprocal" not in text
+
+
+HOSTILE = ("base/line", "<script>alert(1)</script>", r"a_b & 50% $x$ #1 {y} ~z^ \input{q} |", r"$\nosuch$", "_low")
+
+
+def test_labels_are_text_in_every_language(tmp_path: Path) -> None:
+    runs = [
+        Run(label, seed, write_run(tmp_path / f"{i}-{seed}", "RoPE", seed, CURVES["RoPE"]))
+        for i, label in enumerate(HOSTILE)
+        for seed in SEEDS[:2]
+    ]
+    report.write(read(runs), tmp_path / "report", name="<b>&", baseline="base/line", missing=["<i>"])
+
+    page = (tmp_path / "report" / "report.html").read_text()
+    links = Links()
+    links.feed(page)
+    assert links.open == []
+    assert not {"<script>", "<b>&", "<i>"} & set(re.findall(r"<script>|<b>&|<i>", page))
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+
+    tex = (tmp_path / "report" / "table.tex").read_text()
+    escaped = r"a\_b \& 50\% \$x\$ \#1 \{y\} \textasciitilde{}z\textasciicircum{} \textbackslash{}input\{q\} $|$ &"
+    assert escaped in tex
+    rows = [line for line in tex.splitlines() if line.endswith(r"\\") and "alert" in line]
+    assert all(len(re.findall(r"(?<!\\)&", line)) == len(LENGTHS) for line in rows if "pm" in line)
+
+    rows = [line for line in (tmp_path / "report" / "table.md").read_text().splitlines() if "input" in line]
+    assert all(len(re.findall(r"(?<!\\)\|", line)) == len(LENGTHS) + 2 for line in rows if "±" in line)
+    assert " _low" in (tmp_path / "report" / "ppl-against-length.svg").read_text()  # in the legend
+    assert (tmp_path / "report" / "ppl-relative-to-base_line.png").exists()
+
+
+def test_a_comparison_of_nothing_but_collapsed_runs_is_reported(tmp_path: Path) -> None:
+    runs = []
+    for strategy in ("NoPE", "RoPE"):
+        directory = write_run(tmp_path / strategy, strategy, 1236, CURVES["RoPE"])
+        path = directory / "test" / "extrapolation.json"
+        content = json.loads(path.read_text())
+        for row in content["rows"]:
+            row |= {"nll_sum": None, "bits_per_byte": None, "block_nll": [None] * 12}
+        path.write_text(json.dumps(content))
+        table = pd.DataFrame({"position": range(2), "window": 64, "targets": 10, "nll_full": 1e5, "nll_windowed": 1e5})
+        table.to_csv(directory / "test" / "position_wise.csv", index=False)
+        runs.append(Run(strategy, 1236, directory))
+    report.write(read(runs), tmp_path / "report", name="x", baseline="NoPE")
+    assert "| RoPE | **∞** | **∞** | **∞** | **∞** |" in (tmp_path / "report" / "table.md").read_text()
+
+
 def test_tasks_are_ranked_beyond_the_training_length_of_each(tmp_path: Path) -> None:
     for strategy, copy, reverse in (("NoPE", 0.9, 0.2), ("T5", 0.5, 0.3)):
         for task, last, trained in (("copy", copy, 30), ("reverse", reverse, 20)):
@@ -208,6 +266,7 @@ def test_an_infinite_loss_is_infinite_and_not_an_error(tmp_path: Path) -> None:
     [
         (lambda row: row.pop("nll_sum"), "expected nll_sum and targets"),
         (lambda row: row["block_nll"].pop(), r"block_nll \(11 blocks\) does not add up"),
+        (lambda row: row.update(targets=0, nll_sum=0.0, block_nll=[0.0] * 12), "got 0 targets"),
     ],
 )
 def test_files_that_contradict_themselves_are_named(tmp_path: Path, change, message: str) -> None:
@@ -227,6 +286,32 @@ def test_runs_that_are_not_there_or_not_tested_are_named(tmp_path: Path) -> None
     (directory / "test" / "extrapolation.json").unlink()
     with pytest.raises(ValueError, match="test the run first"):
         report_runs.read(locate([tmp_path]))
+
+
+def test_a_run_that_was_tested_in_several_ways_is_one_run(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run", "RoPE", 1236, CURVES["RoPE"])
+    for name in ("test", "sliding", "test_v1"):  # each test writes the configuration it had
+        (directory / name).mkdir(exist_ok=True)
+        (directory / name / "config.yaml").write_text((directory / "config.yaml").read_text())
+    assert locate([tmp_path]) == [Run("RoPE", 1236, directory)]
+
+
+@pytest.mark.parametrize("content", ["a: 1", "[1, 2]", "model: {position: [", "model: {position: RoPE}"])
+def test_a_configuration_that_is_not_ours_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.yaml").write_text(content)
+    with pytest.raises(ValueError, match=re.escape(str(tmp_path / "config.yaml"))):
+        locate([tmp_path])
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("test/extrapolation.json", '{"rows": ['), ("test/kernels.csv", ""), ("cost.json", "{"), ("config.yaml", "[")],
+)
+def test_a_damaged_file_of_a_run_is_named(tmp_path: Path, name: str, content: str) -> None:
+    directory = write_run(tmp_path / "run", "RoPE", 1236, CURVES["RoPE"])
+    (directory / name).write_text(content)
+    with pytest.raises(ValueError, match=re.escape(str(directory / name))):
+        read([Run("RoPE", 1236, directory)])
 
 
 def test_a_mean_of_seeds_is_printed_in_the_digits_that_mean_something() -> None:

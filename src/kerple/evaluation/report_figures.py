@@ -1,5 +1,6 @@
 """Figures of a comparison, drawn from its tables alone."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ def figures(summary: pd.DataFrame, trained: Mapping[str, int | None], baseline: 
 
     Bits per byte have none beside perplexity: the same curves on another axis.
     """
+    summary = summary.assign(strategy=summary["strategy"].map(_label))
     styles = _styles(summary["strategy"])
     for metric, chosen in summary.groupby("metric", sort=False):
         if metric == "bits_per_byte" and "ppl" in set(summary["metric"]):
@@ -39,7 +41,11 @@ def figures(summary: pd.DataFrame, trained: Mapping[str, int | None], baseline: 
             yield (
                 f"{metric}-relative-to-{baseline}",
                 _panels(
-                    chosen[chosen["ratio_low"].notna()], styles, trained, _ratios, f"difference from {baseline} (%)"
+                    chosen[chosen["ratio_low"].notna()],
+                    styles,
+                    trained,
+                    _ratios,
+                    f"difference from {_label(baseline)} (%)",
                 ),
             )
 
@@ -53,7 +59,8 @@ def position_wise(table: pd.DataFrame, strategies: pd.Series, baseline: str) -> 
         strategies: All of the comparison, so that each keeps its colour.
         baseline: The strategy that is also drawn with attention to the last ``window`` keys only.
     """
-    styles = _styles(strategies)
+    table, baseline = table.assign(strategy=table["strategy"].map(_label)), _label(baseline)
+    styles = _styles(strategies.map(_label))
     means = table.groupby(["strategy", "window", "first"], sort=False, as_index=False)[
         ["ppl_full", "ppl_windowed"]
     ].mean()
@@ -67,7 +74,8 @@ def position_wise(table: pd.DataFrame, strategies: pd.Series, baseline: str) -> 
     width = np.diff(np.unique(means["first"])).min() if means["first"].nunique() > 1 else 1
     settled = means[means["first"] > 0]["ppl_full"]  # the first tokens of a segment have nothing to go by
     ax.set_yscale("log")
-    ax.set_ylim(settled.min() / 1.04, min(settled.max(), 2 * settled.min()) * 1.04)
+    if np.isfinite(settled.min()):
+        ax.set_ylim(settled.min() / 1.04, min(settled.max(), 2 * settled.min()) * 1.04)
     _plain_log_ticks(ax)
     ax.set(xlabel=f"position in the segment (means over {width})", ylabel="perplexity")
     ax.grid(alpha=0.25, linewidth=0.6)
@@ -78,11 +86,17 @@ def position_wise(table: pd.DataFrame, strategies: pd.Series, baseline: str) -> 
 
 def save(figure: Figure, folder: Path, name: str) -> tuple[Path, Path]:
     """Write a figure as PNG and SVG; their paths. Nothing in the files depends on when they were written."""
-    paths = folder / f"{name}.png", folder / f"{name}.svg"
+    file = name.replace("/", "_")
+    paths = folder / f"{file}.png", folder / f"{file}.svg"
     figure.savefig(paths[0], dpi=150, metadata={"Software": None})
     with rc_context({"svg.hashsalt": name}):
         figure.savefig(paths[1], metadata={"Date": None})
     return paths
+
+
+def _label(strategy: str) -> str:
+    """As it is: not as a formula between dollars, and not left out of legends for a low line in front."""
+    return re.sub("^_", " _", str(strategy).replace("$", r"\$"))
 
 
 def _styles(strategies: pd.Series) -> Styles:
@@ -108,7 +122,7 @@ def _panels(chosen: pd.DataFrame, styles: Styles, trained: Mapping[str, int | No
     for ax, protocol in zip(axes.flat, protocols, strict=False):
         panel = chosen[chosen["protocol"] == protocol]
         ranges.append(draw(ax, panel, styles))
-        ax.set_title(protocol, fontsize=10)
+        ax.set_title(_label(protocol), fontsize=10)
         ax.grid(alpha=0.25, linewidth=0.6)
         ax.spines[["top", "right"]].set_visible(False)
         ax.set_xlabel("evaluation length (tokens)")
@@ -137,6 +151,8 @@ def _values(ax: Axes, panel: pd.DataFrame, styles: Styles) -> tuple[float, float
         return -0.02, 1.02
     ax.set_yscale("log")
     best, worst = panel["mean"].min(), panel["mean"].max()
+    if not np.isfinite(best):
+        return 1, HEADROOM
     return best / 1.04, min(worst, HEADROOM * best) * 1.04
 
 

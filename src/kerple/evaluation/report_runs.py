@@ -76,17 +76,24 @@ def locate(directories: Iterable[Path]) -> list[Run]:
     """Runs below these directories, labelled by the strategy and the seed in their configuration.
 
     Raises:
-        ValueError: If there is none.
+        ValueError: If there is none, or a config.yaml is not one that `fit` wrote.
     """
     roots = list(directories)
-    found = sorted({path.parent for root in roots for path in root.rglob("config.yaml") if path.parent.name != "test"})
+    folders = {path.parent for root in roots for path in root.rglob("config.yaml")}
+    # a test writes its configuration too, into a folder of whatever name inside the run's
+    found = sorted(folder for folder in folders if folder.name != "test" and not folders & {*folder.parents})
     if not found:
         where = ", ".join(map(str, roots))
         raise ValueError(f"runs: no config.yaml below {where}; expected directories that `fit` wrote")
     runs = []
     for directory in found:
         config = _yaml(directory / "config.yaml")
-        runs.append(Run(strategy(config), int(config["seed_everything"]), directory))
+        try:
+            runs.append(Run(strategy(config), int(config["seed_everything"]), directory))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{directory / 'config.yaml'}: has no model.position and seed_everything, expected what `fit` wrote"
+            ) from error
     return runs
 
 
@@ -105,7 +112,9 @@ def read(runs: Iterable[Run]) -> Runs:
         configs[run] = _yaml(run.directory / "config.yaml")
         rows = [(path, row) for path in sorted((run.directory / run.test).glob("*.json")) for row in _rows(path)]
         if not rows:
-            raise ValueError(f"{run.directory}: no result rows in {run.directory / 'test'}/*.json; test the run first")
+            raise ValueError(
+                f"{run.directory}: no result rows in {run.directory / run.test}/*.json; test the run first"
+            )
         for path, row in rows:
             for result, blocks in _results(row, path):
                 if run.part and result["metric"] in LOSSES:  # a task is a protocol of its own, a corpus is not
@@ -114,7 +123,7 @@ def read(runs: Iterable[Run]) -> Runs:
                 tables["results"].append(key | result)
                 tables["blocks"] += [key | {c: result[c] for c in RESULT} | block for block in blocks]
         if (cost := run.directory / "cost.json").exists():
-            measured = json.loads(cost.read_text())
+            measured = _json(cost)
             environments[run] = measured.pop("environment", {})
             tables["costs"].append(key | measured)
         for name, table in _analyses(run.directory / run.test):
@@ -144,12 +153,22 @@ def training_length(config: dict[str, Any]) -> int | None:
 def _yaml(path: Path) -> dict[str, Any]:
     if not path.exists():
         raise ValueError(f"{path.parent}: has no {path.name}, expected a directory that `fit` wrote")
-    return yaml.safe_load(path.read_text())
+    try:
+        return yaml.safe_load(path.read_text())
+    except (UnicodeError, yaml.YAMLError) as error:
+        raise ValueError(f"{path}: is no YAML ({error})") from error
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: is no JSON ({error}); test the run again") from error
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
     """Result rows of a JSON file, none if it is some other analysis's."""
-    content = json.loads(path.read_text())
+    content = _json(path)
     rows = content.get("rows", []) if isinstance(content, dict) else content
     return [row for row in rows if isinstance(row, dict) and {"protocol", "length"} <= row.keys()]
 
@@ -159,10 +178,14 @@ def _analyses(folder: Path) -> Iterator[tuple[str, pd.DataFrame]]:
     length."""
     for path in sorted(folder.glob("*.csv")):
         if path.stem not in TOO_LARGE:
-            yield path.stem, _condensed(pd.read_csv(path))
+            try:
+                table = pd.read_csv(path)
+            except ValueError as error:
+                raise ValueError(f"{path}: is no CSV ({error}); test the run again") from error
+            yield path.stem, _condensed(table)
     bins = []
     for path in sorted(folder.glob("*.json")):
-        content = json.loads(path.read_text())
+        content = _json(path)
         for curve in content.get("by_position", []) if isinstance(content, dict) else []:
             table = pd.DataFrame({"sum": curve["nll_sum"], "count": curve["targets"]}, dtype=np.float64)
             width = max(1, curve["length"] // 64)
@@ -205,6 +228,8 @@ def _results(row: dict[str, Any], path: Path) -> Iterator[tuple[dict[str, Any], 
     # a null is what strict JSON has for an infinite loss
     sums = {"sum": math.inf if row["nll_sum"] is None else float(row["nll_sum"]), "count": int(row["targets"])}
     cell = {"protocol": protocol, "length": length}
+    if sums["count"] < 1:
+        raise ValueError(f"{where}: got {sums['count']} targets, expected at least one")
     nats = sums["sum"] / sums["count"]
     blocks = _blocks(row, "block_nll", "block_targets", sums, where)
     # np.exp: a collapsed model's perplexity is infinite, not an error

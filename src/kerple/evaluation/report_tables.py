@@ -1,5 +1,6 @@
 """Tables of a comparison: strategies down, lengths across, as the paper's Table 3 prints them."""
 
+import html
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,7 +13,14 @@ from kerple.evaluation.statistics import HIGHER_IS_BETTER, interval, mean_recipr
 
 MOST_COLUMNS = 12
 DAGGER = "†"
-LATEX = {"_": r"\_", "%": r"\%", "<": "$<$", "±": r"$\pm$", DAGGER: r"$^\dagger$", "×": r"$\times$", "–": "--"}
+LATEX = str.maketrans(
+    {
+        **{c: rf"\{c}" for c in "_%&#${}"},
+        **{"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}"},
+        **{"<": "$<$", ">": "$>$", "|": "$|$", "±": r"$\pm$", "×": r"$\times$", "∞": r"$\infty$", "–": "--"},
+        DAGGER: r"$^\dagger$",
+    }
+)
 NAMES = {
     "ppl": "Perplexity",
     "bits_per_byte": "Bits per byte",
@@ -46,26 +54,31 @@ class Table:
 
     def markdown(self) -> str:
         """GitHub's dialect."""
-        body = self._text(lambda cell: f"**{cell.text}**" if cell.bold else cell.text)
+        body = self._text(_markdown, "**{}**")
         lines = [["", *body.columns], ["---", *["---:"] * len(body.columns)], *map(list, body.itertuples())]
         table = "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
         return f"### {self.title}\n\n{table}\n" + (f"\n{self.note}\n" if self.note else "")
 
     def latex(self) -> str:
         """A ``table`` float; needs the package booktabs."""
-        body = self._text(lambda cell: _latex(rf"\textbf{{{cell.text}}}" if cell.bold else cell.text))
-        body.index = [_latex(str(i)) for i in body.index]
-        body.columns = [_latex(str(c)) for c in body.columns]
+        body = self._text(_latex, r"\textbf{{{}}}")
         caption = _latex(f"{self.title}. {self.note}".strip())
         return body.to_latex(escape=False, caption=caption, column_format="l" + "r" * body.shape[1], position="t")
 
     def html(self) -> str:
         """A ``table`` element; bold cells carry the class ``best``."""
-        body = self._text(lambda cell: f'<b class="best">{cell.text}</b>' if cell.bold else cell.text)
+        body = self._text(html.escape, '<b class="best">{}</b>')
         return body.to_html(escape=False, border=0, justify="right")
 
-    def _text(self, render: Callable[[Cell], str]) -> pd.DataFrame:
-        return self.body.map(lambda cell: render(cell if isinstance(cell, Cell) else Cell(str(cell))))
+    def _text(self, escape: Callable[[str], str], bold: str) -> pd.DataFrame:
+        """Cells, index and columns as text of a language; labels are whatever somebody called a strategy."""
+
+        def render(cell: Cell | str) -> str:
+            cell = cell if isinstance(cell, Cell) else Cell(str(cell))
+            return bold.format(escape(cell.text)) if cell.bold else escape(cell.text)
+
+        body = self.body.map(render)
+        return body.set_axis(map(render, body.index), axis=0).set_axis(map(render, body.columns), axis=1)
 
 
 def with_intervals(summary: pd.DataFrame, runs: Runs, baseline: str) -> pd.DataFrame:
@@ -141,13 +154,18 @@ def tasks(results: pd.DataFrame, metric: str, trained: Mapping[str, int | None])
         chosen = chosen[chosen["length"] > chosen["protocol"].map(trained)]
     scores = chosen.groupby(["strategy", "protocol"], sort=False)["value"].mean().unstack()
     scores = scores.loc[list(dict.fromkeys(chosen["strategy"])), list(dict.fromkeys(chosen["protocol"]))]
-    ranks = mean_reciprocal_rank(scores, metric)
-    columns = {**{c: scores[c] for c in scores}, "mean reciprocal rank": ranks}
-    body = pd.DataFrame({c: [Cell(f"{v:.3f}", v == column.max()) for v in column] for c, column in columns.items()})
+    whole = not scores.isna().any(axis=None)  # ranks among different rivals cannot be averaged
+    columns = {c: scores[c] for c in scores}
+    if whole:
+        columns["mean reciprocal rank"] = mean_reciprocal_rank(scores, metric)
+    body = pd.DataFrame(
+        {c: [Cell(f"{v:.3f}" if v == v else "–", v == column.max()) for v in column] for c, column in columns.items()}
+    )
     body.index = list(scores.index)
     beyond = "" if None in lengths else f" at lengths beyond {lengths.pop() if len(lengths) == 1 else 'training'}"
+    ranks = "ranks are over strategies, ties share one, and 1 / rank is averaged over tasks."
     note = (
-        "Mean over seeds and lengths; ranks are over strategies, ties share one, and 1 / rank is averaged over tasks."
+        f"Mean over seeds and lengths; {ranks if whole else 'no ranks: there are tasks that not all strategies have.'}"
     )
     return Table(f"{NAMES.get(metric, metric)}{beyond}, by task", body, note)
 
@@ -199,6 +217,8 @@ def _spread(lengths: list[int], count: int) -> list[int]:
 
 
 def _latex(text: str) -> str:
-    for plain, tex in LATEX.items():
-        text = text.replace(plain, tex)
-    return text.replace("∞", r"$\infty$")
+    return text.translate(LATEX)
+
+
+def _markdown(text: str) -> str:
+    return text.replace("|", r"\|").replace("<", "&lt;")
