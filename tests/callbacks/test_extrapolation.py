@@ -151,9 +151,11 @@ def test_a_loader_that_repeats_or_drops_a_block_is_found_out(tmp_path: Path) -> 
         run(tmp_path, Extrapolation([8, 32]), Repeats())
 
 
-def test_a_limit_on_test_batches_shows_in_the_counts(tmp_path: Path) -> None:
-    result = run(tmp_path, Extrapolation([8, 32]), limit_test_batches=2)
-    assert all(row["targets"] == 64 and row["block_targets"][:3] == [32, 32, 0] for row in result["rows"])
+@pytest.mark.parametrize("limit", [1, 2])  # 1 is one batch, 1.0 is all of them
+def test_a_limit_on_test_batches_shows_in_the_counts(tmp_path: Path, limit: int) -> None:
+    result = run(tmp_path, Extrapolation([8, 32]), limit_test_batches=limit)
+    scored = [32] * limit + [0] * (3 - limit)
+    assert all(row["targets"] == 32 * limit and row["block_targets"][:3] == scored for row in result["rows"])
 
 
 def test_lengths_out_of_reach_are_skipped_with_a_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -197,6 +199,15 @@ def test_documents_are_never_left_within_a_block(tmp_path: Path) -> None:
     data.begins = list(range(0, 200, 32))
     with pytest.raises(ValueError, match="no document has the 33 tokens of a block, the longest has 32"):
         run(tmp_path, Extrapolation([8, 32], documents=True), data)
+
+
+class NoDocuments(RandomText):
+    documents = None
+
+
+def test_data_that_knows_no_documents_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="documents: got true, but NoDocuments does not know where documents begin"):
+        run(tmp_path, Extrapolation([8, 32], documents=True), NoDocuments())
 
 
 def test_the_curve_is_logged_after_each_validation_of_a_fit(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ import gzip
 import io
 import json
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow
@@ -106,6 +107,58 @@ def test_a_damaged_file_is_one_fault_with_its_name(tmp_path: Path, ending: str, 
     assert last.fault is not None
     assert last.fault.startswith("damaged file")
     assert str(path) in last.name
+
+
+def tar_of_five() -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for number in range(5):
+            member = tarfile.TarInfo(f"{number}.jsonl")
+            member.size = len(LINES)
+            archive.addfile(member, io.BytesIO(LINES))
+    return packed.getvalue()
+
+
+def without_third_header(content: bytes) -> bytes:
+    place = content.index(b"2.jsonl")
+    return content[:place] + b"x" * 512 + content[place + 512 :]
+
+
+def before_fourth_member(content: bytes) -> bytes:
+    return content[: content.index(b"3.jsonl")]
+
+
+@pytest.mark.parametrize("ending", ["tar", "tar.gz", "tgz", "tar.zst"])
+@pytest.mark.parametrize("damage", [without_third_header, before_fourth_member])
+def test_a_tar_that_lost_members_does_not_look_like_one_that_ended(
+    tmp_path: Path, ending: str, damage: Callable[[bytes], bytes]
+) -> None:
+    pack = {"tar": bytes, "tar.zst": zstandard.compress}.get(ending, gzip.compress)
+    path = tmp_path / f"broken.{ending}"
+    path.write_bytes(pack(tar_of_five()))
+    assert len(list(sources(str(path))[0].records((0, 0), LIMIT))) == 5 * LINES.count(b"\n")
+    path.write_bytes(pack(damage(tar_of_five())))
+    with pytest.raises(ValueError, match=rf"broken\.{ending}: is not a tar file that can be read to its end"):
+        list(sources(str(path))[0].records((0, 0), LIMIT))
+
+
+@pytest.mark.parametrize("ending", ["tar.gz", "tar.zst"])
+@pytest.mark.parametrize("damage", [lambda b: b[:-20], lambda b: b"\1" * 9 + b, lambda b: b[:40] + b"\7" * 9 + b[49:]])
+def test_a_damaged_tar_is_named(tmp_path: Path, ending: str, damage: Callable[[bytes], bytes]) -> None:
+    path = tmp_path / f"broken.{ending}"
+    path.write_bytes(damage((gzip.compress if ending == "tar.gz" else zstandard.compress)(tar_of_five())))
+    with pytest.raises(ValueError, match=r"broken\.tar\..*: is not a tar file that can be read to its end"):
+        list(sources(str(path))[0].records((0, 0), LIMIT))
+
+
+def test_a_damaged_text_file_is_one_fault_with_its_name(tmp_path: Path) -> None:
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"some text " * 99)[:-9])
+    (tmp_path / "b.txt.zst").write_bytes(b"no zstd at all")
+    (tmp_path / "c.txt").write_bytes(b"good")
+    records = list(sources(str(tmp_path))[0].records((0, 0), LIMIT))
+    assert [(Path(r.name).name, r.raw, (r.fault or "")[:12]) for r in records] == [
+        ("a.txt.gz", b"", "damaged file"), ("b.txt.zst", b"", "damaged file"), ("c.txt", b"good", ""),
+    ]  # fmt: skip
 
 
 def test_the_built_in_corpus_is_large_and_leaves_packages_out() -> None:

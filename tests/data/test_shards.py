@@ -140,3 +140,21 @@ def test_other_files_are_verified_too(copied: Path, name: str) -> None:
     (copied / name).write_bytes(flip_last)
     with pytest.raises(ValueError, match=name):
         verify(copied, read_manifest(copied), progress=False)
+
+
+@pytest.mark.parametrize("lie", [[1], [2**63], [5, 5], [7, 6], [-1]])
+def test_documents_that_cannot_be_are_refused_though_their_checksum_is_right(copied: Path, lie: list[int]) -> None:
+    path = copied / "train.offsets"
+    offsets = np.fromfile(path, "<u8")
+    if lie == [1]:
+        offsets[0] = 1
+    elif lie == [-1]:
+        offsets[-1] = read_manifest(copied).splits["train"].tokens
+    else:
+        offsets[1 : 1 + len(lie)] = lie
+    offsets.tofile(path)
+    manifest = json.loads((copied / "manifest.json").read_text())
+    manifest["splits"]["train"]["offsets"]["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    (copied / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match=r"train\.offsets: must rise from 0 to below the [0-9]+ tokens"):
+        read_offsets(copied, read_manifest(copied), "train")

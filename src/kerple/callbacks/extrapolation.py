@@ -100,6 +100,11 @@ class Extrapolation(Callback):
             raise ValueError(
                 "Extrapolation: the trainer has no data module with blocks(split, length); give it TokenShards"
             )
+        if self.documents and not (getattr(datamodule, "documents", None) and getattr(datamodule, "stream", None)):
+            raise ValueError(
+                f"Extrapolation: documents: got true, but {type(datamodule).__name__} does not know where documents "
+                "begin; use TokenShards, or documents: false"
+            )
         datamodule.evaluation_length = self.block
         self.protocols = chosen_protocols(
             self.names, self.lengths, **self.options, training_length=pl_module.network.shape.length
@@ -135,7 +140,9 @@ class Extrapolation(Callback):
         elif self.documents:
             self._measure_all(trainer, pl_module, *self._text(trainer, self.block), self.measurements)
         _synchronise(self.measurements)
-        partly = self.sampling == "blocks" and not self.documents and trainer.limit_test_batches != 1.0
+        # 1.0 is all of them, 1 is one
+        limited = trainer.limit_test_batches != 1 or isinstance(trainer.limit_test_batches, int)
+        partly = self.sampling == "blocks" and not self.documents and limited
         for m in self.measurements:
             _check_counts(m, m.length if self.sampling == "paper" else self.block, partly)
             if m.skipped is None and m.protocol.name != "per_position":

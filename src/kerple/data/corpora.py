@@ -69,9 +69,14 @@ class TextFiles(Source):
         for number in range(start[1], len(self.paths)):
             path = self.paths[number]
             with open_bytes(path) as file:
-                raw = decompress(file, path).read(limit + 1)
+                try:
+                    raw, fault = decompress(file, path).read(limit + 1), None
+                except ValueError:
+                    raise
+                except Exception as error:  # gzip, zlib and zstandard each raise kinds of their own
+                    raw, fault = b"", f"damaged file: {error}"
             consumed += self.sizes[number]
-            fault = f"more than {limit} bytes" if len(raw) > limit else None
+            fault = f"more than {limit} bytes" if len(raw) > limit else fault
             yield Record(b"" if fault else raw, path, (0, number + 1), False, consumed, fault)
 
 
@@ -86,6 +91,19 @@ class JsonLines(Source):
             yield from lines(decompress(file, self.name), self.name, 0, start[1], limit, file)
 
 
+class _Header(tarfile.TarInfo):
+    """A header that must be one: the library takes anything else after the first for the end of the archive."""
+
+    @classmethod
+    def fromtarfile(cls, archive: tarfile.TarFile) -> tarfile.TarInfo:
+        try:
+            return super().fromtarfile(archive)
+        except tarfile.HeaderError as error:
+            if archive.offset and not isinstance(error, tarfile.EOFHeaderError):  # the blocks of zeros at the end
+                raise tarfile.ReadError(f"{error} at byte {archive.offset}") from error
+            raise
+
+
 class Tar(Source):
     """A tar of JSON lines and text files, read in one pass; only regular members count, none is written anywhere."""
 
@@ -96,12 +114,14 @@ class Tar(Source):
         with open_bytes(self.name) as file:
             outer = self.name.replace(".tgz", ".tar.gz")
             try:
-                with tarfile.open(fileobj=decompress(file, outer), mode="r|") as archive:
+                with tarfile.open(fileobj=decompress(file, outer), mode="r|", tarinfo=_Header) as archive:
                     for number, member in enumerate(archive):
                         if number >= start[0] and member.isreg() and (content := archive.extractfile(member)):
                             skip = start[1] if number == start[0] else 0
                             yield from self._member(member, content, number, skip, limit, file)
-            except tarfile.TarError as error:
+            except ValueError:
+                raise
+            except Exception as error:  # of the archive, or of what it is compressed with
                 raise ValueError(f"{self.name}: is not a tar file that can be read to its end ({error})") from error
 
     def _member(

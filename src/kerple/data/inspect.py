@@ -74,7 +74,8 @@ def read_offsets(directory: Path, manifest: Manifest, split: str) -> np.memmap:
     """Where each document of a split begins in its token stream (documents,) uint64, mapped.
 
     Raises:
-        ValueError: The file is missing or its size or checksum differ.
+        ValueError: The file is missing, its size or checksum differ, or the documents it tells of are not one behind
+            the other from the first token on.
     """
     expected, path = manifest.splits[split], directory / manifest.splits[split].offsets_file
     if not path.is_file() or path.stat().st_size != 8 * expected.documents:
@@ -84,7 +85,10 @@ def read_offsets(directory: Path, manifest: Manifest, split: str) -> np.memmap:
             raise ValueError(f"{path}: its sha256 is not the manifest's; prepare or copy the folder again")
     if not expected.documents:
         return np.empty(0, "<u8")  # type: ignore[return-value]
-    return np.memmap(path, "<u8", mode="r")
+    offsets = np.memmap(path, "<u8", mode="r")
+    if offsets[0] or offsets[-1] >= expected.tokens or (offsets[1:] <= offsets[:-1]).any():
+        raise ValueError(f"{path}: must rise from 0 to below the {expected.tokens} tokens; prepare the folder again")
+    return offsets
 
 
 def verify(directory: Path, manifest: Manifest, progress: bool = True) -> None:

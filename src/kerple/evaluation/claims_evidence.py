@@ -131,7 +131,12 @@ def every(*parts: Part) -> Part:
 
     To show that they do, each must be shown. To show that they do not, one is enough, but the more parts there are the
     sooner one looks wrong by chance: Bonferroni's correction.
+
+    Raises:
+        Untested: If there is no part: the results have none of the lengths it is about.
     """
+    if not parts:
+        raise Untested("the results have none of the lengths that it is about")
     return Part(max(part.wrong for part in parts), min(1.0, len(parts) * min(part.right for part in parts)))
 
 
