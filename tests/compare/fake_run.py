@@ -10,12 +10,18 @@ import sys
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
+
+from kerple.runs import fit_directory
+
 command, *arguments = sys.argv[1:]
 options = dict(argument.removeprefix("--").split("=", 1) for argument in arguments)
 strategy = options.get("model.position", "")
 
 if command == "fit":
     directory = Path(options["run_dir"])
+    if "ckpt_path" in options:
+        directory = fit_directory(str(directory), "", "", "", None, options["ckpt_path"])
     checkpoint = directory / "checkpoints" / "last.ckpt"
     with (directory.parent / f"{directory.name}.starts").open("a") as starts:
         starts.write(json.dumps({"resume": "ckpt_path" in options}) + "\n")

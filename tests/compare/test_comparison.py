@@ -23,7 +23,7 @@ def comparison(path: str, **changes: Any) -> Comparison:
 
 
 def test_every_strategy_and_seed_is_one_run_with_its_own_flags(base: str) -> None:
-    jobs = comparison(base, flags={"trainer.max_steps": 9}, test={"config": "analysis.yaml"}).jobs()
+    jobs = comparison(base, flags={"trainer.max_steps": 9}, test={"config": base}).jobs()
 
     assert [(job.label, job.seed) for job in jobs] == [
         ("KerpleLog", 1),
@@ -41,7 +41,7 @@ def test_every_strategy_and_seed_is_one_run_with_its_own_flags(base: str) -> Non
         "--model.position=KerpleLog",
         "--model.position.share_across_layers=false",
     )
-    assert jobs[3].test == ("--config=analysis.yaml", "--run_dir=logs/compare/small/per layer/seed-2/test")
+    assert jobs[3].test == (f"--config={base}", "--run_dir=logs/compare/small/per layer/seed-2/test")
     assert str(jobs[0].beside(".json")) == "logs/compare/small/KerpleLog/seed-1.json"
 
 
@@ -71,7 +71,15 @@ def test_flags_of_every_type() -> None:
         ({"seeds": []}, "seeds: got none"),
         ({"strategies": {}}, "strategies: got none"),
         ({"baseline": "KerpleLgo"}, "baseline: got 'KerpleLgo', expected one of the strategies: KerpleLog, per layer"),
-        ({"base": ["missing.yaml"]}, r"base: got missing\.yaml, which is not a file"),
+        ({"base": ["missing.yaml"]}, r"config: got missing\.yaml, which is not a file"),
+        ({"test": {"config": "missing.yaml"}}, r"config: got missing\.yaml, which is not a file"),
+        (
+            {"strategies": {"KerpleLog": None, "a/b": None}},
+            "strategies: got 'a/b', expected the plain name of a folder",
+        ),
+        ({"strategies": {"KerpleLog": None, "..": None}}, r"strategies: got '\.\.'"),
+        ({"parts": {"/tmp": []}}, "parts: got '/tmp'"),
+        ({"test_folder": "."}, r"test_folder: got '\.'"),
     ],
 )
 def test_mistakes_are_named_before_anything_runs(base: str, changes: dict, message: str) -> None:

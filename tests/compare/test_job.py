@@ -86,6 +86,51 @@ def test_a_changed_configuration_is_named_key_by_key(tmp_path: Path) -> None:
     assert not run.directory.exists()
 
 
+def test_a_version_that_somebody_made_beside_it_is_not_resumed_in_its_place(tmp_path: Path) -> None:
+    undisturbed, run = job(tmp_path / "undisturbed"), job(tmp_path)
+    jobs.run(undisturbed, CONFIG, 1, lambda _: None, FAKE)
+    finished = json.loads(undisturbed.checkpoint.read_text())
+    for checkpoint, step in ((run.checkpoint, 5), (run.directory.with_name("seed-1_v1") / "checkpoints/last.ckpt", 20)):
+        checkpoint.parent.mkdir(parents=True)
+        value = 1
+        for i in range(step):
+            value = (value * 31 + i) % 1009
+        checkpoint.write_text(json.dumps(finished | {"step": step, "value": value}))
+    run.beside(".json").write_text(json.dumps({"config": CONFIG, "fitted": False, "tests": {}}))
+    jobs.run(run, CONFIG, 1, lambda _: None, FAKE)
+    assert json.loads(run.checkpoint.read_text()) == finished
+    assert result(run) == result(undisturbed)
+
+
+def test_a_run_that_another_comparison_started_otherwise_meanwhile_is_not_ours(tmp_path: Path) -> None:
+    run = job(tmp_path)
+    jobs.run(run, CONFIG, 1, lambda _: None, FAKE)  # the other one, while we waited for the lock
+    with pytest.raises(jobs.Failed, match=r"another configuration: trainer\.max_steps: 20 -> 40"):
+        jobs.run(run, CONFIG | {"trainer.max_steps": 40}, 1, lambda _: None, FAKE)
+    assert starts(run) == [False]
+
+
+def test_a_run_at_work_is_not_removed_under_it(tmp_path: Path) -> None:
+    run = job(tmp_path)
+    context = multiprocessing.get_context("fork")
+    working = context.Process(target=_process, args=(run, FAKE, False))
+    working.start()
+    while not run.beside(".starts").exists():
+        time.sleep(0.01)
+    jobs.forget(run)
+    working.join()
+    assert working.exitcode == 0  # it came to its end
+    assert not run.directory.exists()
+
+
+def test_a_state_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    run = job(tmp_path)
+    run.directory.mkdir(parents=True)
+    run.beside(".json").write_text("")
+    with pytest.raises(ValueError, match=r"seed-1\.json is no JSON"):
+        jobs.finished(run)
+
+
 def test_a_failure_shows_the_end_of_what_was_printed(tmp_path: Path) -> None:
     run = job(tmp_path, "fail")
     with pytest.raises(jobs.Failed, match=r"(?s)fail seed 1: fit ended with status 1, see .*is not a position"):

@@ -111,4 +111,4 @@ def test_killed_and_started_again_it_gives_the_same_results(comparison: Path, st
         for line in run.with_name("seed-1.log").read_text().splitlines()
         if line.startswith("$") and " fit " in line
     ]
-    assert "--ckpt_path=last" in fits[-1]  # it was resumed, not started afresh
+    assert f"--ckpt_path={run / 'checkpoints' / 'last.ckpt'}" in fits[-1]  # it was resumed, not started afresh

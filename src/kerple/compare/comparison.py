@@ -42,7 +42,8 @@ class Comparison:
         output: Where the report goes; results/<name> if null.
 
     Raises:
-        ValueError: If a list is empty or has something twice, or the baseline is not among the strategies.
+        ValueError: If a list is empty or has something twice, the baseline is not among the strategies, a config is
+            not there, or what names a folder is no plain name.
     """
 
     name: str
@@ -67,9 +68,21 @@ class Comparison:
         if self.baseline not in self.strategies:
             known = ", ".join(self.strategies)
             raise ValueError(f"compare: baseline: got {self.baseline!r}, expected one of the strategies: {known}")
-        for path in (*self.base, *(path for paths in self.parts.values() for path in paths)):
+        for kind, names in (
+            ("strategies", self.strategies),
+            ("parts", self.parts),
+            ("test_folder", [self.test_folder]),
+        ):
+            if odd := [name for name in names if name in ("", "..") or Path(name).name != name]:
+                raise ValueError(
+                    f"compare: {kind}: got {odd[0]!r}, expected the plain name of a folder, without slashes"
+                )
+        tests = [path for key, path in self.test.items() if key == "config" and isinstance(path, str)]
+        for path in (*self.base, *(path for paths in self.parts.values() for path in paths), *tests):
             if not Path(path).is_file():
-                raise ValueError(f"compare: base: got {path}, which is not a file; paths are relative to where you are")
+                raise ValueError(
+                    f"compare: config: got {path}, which is not a file; paths are relative to where you are"
+                )
 
     @property
     def runs_folder(self) -> Path:

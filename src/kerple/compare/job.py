@@ -29,7 +29,12 @@ def state(job: Job) -> dict[str, Any]:
     """What is known of a run: the ``config`` it was started with, whether it is ``fitted``, the flags of ``tests``
     done."""
     path = job.beside(".json")
-    return json.loads(path.read_text()) if path.exists() else {}
+    try:
+        return json.loads(path.read_text()) if path.exists() else {}
+    except ValueError as error:
+        raise ValueError(
+            f"compare: {path} is no JSON ({error}); remove it, and the run is taken over or refused"
+        ) from error
 
 
 def finished(job: Job) -> bool:
@@ -57,9 +62,8 @@ def run(job: Job, config: dict[str, Any], threads: int, say: Callable[[str], Non
     """Bring a run to its end from wherever it is. Safe to kill at any point and to call again.
 
     The state file says only what is certain: "fitted" is written after the fit has ended well. Between, the checkpoint
-    decides: with one the fit is resumed, without one the folder is cleared. A child that outlives a killed parent
-        holds the
-    run's lock, so it is waited for instead of being joined by a second one in the same folder.
+    decides: with one the fit is resumed, without one the folder is cleared. A child that outlives a killed parent holds
+    the run's lock, so it is waited for instead of being joined by a second one in the same folder.
 
     Args:
         job: The run.
@@ -69,9 +73,14 @@ def run(job: Job, config: dict[str, Any], threads: int, say: Callable[[str], Non
         program: What is called as ``run.py``.
 
     Raises:
-        Failed: If the fit or the test fails.
+        Failed: If the fit or the test fails, or another comparison has started the run with another configuration since
+            this one looked.
     """
     with _lock(job, say) as lock:
+        if changed := differences(job, config):
+            raise Failed(
+                f"{job.name}: was started by another comparison with another configuration: {'; '.join(changed)}"
+            )
         known = state(job)
         if not known:
             known = {"config": config, "fitted": False, "tests": {}}
@@ -81,7 +90,9 @@ def run(job: Job, config: dict[str, Any], threads: int, say: Callable[[str], Non
             if not resume:
                 shutil.rmtree(job.directory, ignore_errors=True)
             say(f"{job.name}: {'resuming' if resume else 'fitting'}")
-            _call(job, ["fit", *job.fit, *(["--ckpt_path=last"] if resume else [])], threads, lock, program)
+            # not "last": that is of the newest version beside this folder, which somebody may have made by hand
+            checkpoint = [f"--ckpt_path={job.checkpoint}"] if resume else []
+            _call(job, ["fit", *job.fit, *checkpoint], threads, lock, program)
             known |= {"fitted": True, "tests": {}}
             _write(job, known)
         if not finished(job):
@@ -133,9 +144,10 @@ def _set_aside(folder: Path) -> None:
 
 
 def forget(job: Job) -> None:
-    """Remove a run and what is known of it."""
-    job.beside(".json").unlink(missing_ok=True)
-    shutil.rmtree(job.directory, ignore_errors=True)
+    """Remove a run and what is known of it, when nobody is at work in it any more."""
+    with _lock(job, print):
+        job.beside(".json").unlink(missing_ok=True)
+        shutil.rmtree(job.directory, ignore_errors=True)
 
 
 def _call(job: Job, arguments: list[str], threads: int, lock: int, program: Path) -> None:
