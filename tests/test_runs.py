@@ -47,6 +47,14 @@ def test_a_folder_asked_for_is_used_and_never_reused(tmp_path: Path) -> None:
     assert fit(tmp_path, run_dir=str(wanted)) == tmp_path / "mine_v1"
 
 
+def test_a_name_with_brackets_is_no_pattern(tmp_path: Path) -> None:
+    wanted = tmp_path / "lr[1]"
+    with_checkpoint(wanted)
+    with_checkpoint(tmp_path / "lr[1]_v1")
+    with_checkpoint(tmp_path / "lr1_v2")  # another run's
+    assert fit(tmp_path, "last", str(wanted)) == tmp_path / "lr[1]_v1"
+
+
 def test_a_test_writes_beside_the_checkpoints_of_its_run(tmp_path: Path) -> None:
     checkpoint = with_checkpoint(tmp_path / "run")
     assert folder_of_a_test(None, checkpoint, "test") == tmp_path / "run" / "test"

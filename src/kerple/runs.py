@@ -1,5 +1,6 @@
 """Where a run writes: each in a folder of its own, never over an earlier one."""
 
+from glob import escape
 from itertools import count
 from pathlib import Path
 
@@ -23,7 +24,7 @@ def fit_directory(
     """
     wanted = Path(run_dir) if run_dir else Path(logs) / experiment / strategy / f"seed-{seed}"
     versions = [wanted] if wanted.exists() else []
-    versions += sorted(wanted.parent.glob(f"{wanted.name}_v*"), key=lambda path: _version(path.name))
+    versions += sorted(wanted.parent.glob(f"{escape(wanted.name)}_v*"), key=lambda path: _version(path.name))
     if ckpt_path == "last":
         resumable = [path for path in versions if (path / "checkpoints" / "last.ckpt").is_file()]
         return resumable[-1] if resumable else _unused(wanted)
