@@ -288,6 +288,43 @@ def test_runs_that_are_not_there_or_not_tested_are_named(tmp_path: Path) -> None
         report_runs.read(locate([tmp_path]))
 
 
+def page_of(runs: list[Run], folder: Path) -> str:
+    report.write(read(runs), folder, name="x", baseline="KerpleLog")
+    return (folder / "report.html").read_text()
+
+
+def test_seeds_that_were_trained_otherwise_are_not_averaged_in_silence(root: Path, tmp_path: Path) -> None:
+    page = page_of(locate([root]), tmp_path / "before")
+    assert "differ in more" not in page
+    assert "everything but the strategy is the same" in page
+    runs = locate([root])[:-1]
+    changed = write_run(tmp_path / "run", "RoPE", 1237, CURVES["RoPE"])
+    config = yaml.safe_load((changed / "config.yaml").read_text())
+    config["data"]["init_args"] |= {"batch_size": 16, "seed": 1237}
+    (changed / "config.yaml").write_text(yaml.safe_dump(config))
+    found = read([*runs, Run("RoPE", 1237, changed)])
+    assert "RoPE: data.init_args.batch_size: 8 | 16" in report.mixed(found)
+    page = page_of([*runs, Run("RoPE", 1237, changed)], tmp_path / "after")
+    assert "RoPE: data.init_args.batch_size: 8 | 16" in page
+    assert "what differs beside the strategy is listed below" in page
+
+
+def test_the_report_says_what_was_scored(tmp_path: Path) -> None:
+    runs = []
+    for seed, sampling in ((1235, "blocks"), (1236, "paper")):
+        directory = write_run(tmp_path / str(seed), "KerpleLog", seed, CURVES["KerpleLog"])
+        path = directory / "test" / "extrapolation.json"
+        content = json.loads(path.read_text())
+        content |= {"block": 512, "sampling": sampling, "documents": sampling == "blocks", "precision": "bf16-mixed"}
+        content["rows"][0]["skip"] = 448
+        path.write_text(json.dumps(content))
+        runs.append(Run("KerpleLog", seed, directory))
+    page = page_of(runs[:1], tmp_path / "one")
+    assert "test split, blocks of 512 targets, inside documents only, the first 448 targets" in page
+    assert "computed in bf16-mixed" in page
+    assert any("other text at each length" in way for way in report.mixed(read(runs)))
+
+
 def test_a_run_that_was_tested_in_several_ways_is_one_run(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run", "RoPE", 1236, CURVES["RoPE"])
     for name in ("test", "sliding", "test_v1"):  # each test writes the configuration it had

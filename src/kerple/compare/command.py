@@ -12,7 +12,7 @@ from kerple.compare.engines import ENGINES
 from kerple.compare.flat import flat
 from kerple.compare.resolve import prepare, resolve
 from kerple.evaluation import report
-from kerple.evaluation.report_runs import Run, locate, read
+from kerple.evaluation.report_runs import Run, Runs, locate, read
 
 
 def main(arguments: list[str]) -> None:
@@ -71,6 +71,7 @@ def _report_directories(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     runs = read(locate([Path(directory) for directory in options.directories]))
     print(report.write(runs, Path(options.output), name=options.name, baseline=options.baseline))
+    _warn(runs)
 
 
 def _run(work: list[Job], options: Namespace) -> None:
@@ -137,6 +138,12 @@ def _report(comparison: Comparison, work: list[Job]) -> None:
     for figure in sorted(comparison.report_folder.glob("*-against-length.png")):
         print(f"figure: {figure}")
     print(f"report: {path}")
+    _warn(found)
+
+
+def _warn(runs: Runs) -> None:
+    for difference in report.mixed(runs):
+        print(f"warning: runs that should differ by their seed alone differ in {difference}")
 
 
 def _place(comparison: Comparison) -> Any:

@@ -1,6 +1,7 @@
 """The report of a comparison: one folder that can be read, cited and recomputed without the runs."""
 
 import base64
+from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
@@ -12,7 +13,7 @@ import yaml
 
 from kerple.evaluation import report_tables as tables
 from kerple.evaluation.report_figures import figures, position_wise, save
-from kerple.evaluation.report_runs import Runs
+from kerple.evaluation.report_runs import Run, Runs
 from kerple.evaluation.statistics import summarise
 
 PROTOCOLS = {
@@ -80,7 +81,9 @@ def write(runs: Runs, folder: Path, *, name: str, baseline: str, missing: list[s
         tables=main,
         details=details,
         figures=drawn,
-        protocols=_protocols(runs.results),
+        protocols=_protocols(runs),
+        mixed=mixed(runs),
+        alike=_only_positions_differ(runs),
         environments=_environments(runs),
         common=yaml.safe_dump(common, sort_keys=False),
         differing=differing,
@@ -109,17 +112,46 @@ def _tables(summary: pd.DataFrame, runs: Runs, baseline: str) -> tuple[list[tabl
     return main + ([cost] if cost else []), details
 
 
-def _protocols(results: pd.DataFrame) -> list[tuple[str, str, str, str]]:
+def mixed(runs: Runs) -> list[str]:
+    """Settings in which runs that differ by their seed alone differ: their mean is then of nothing in particular."""
+    complaints = []
+    for label, members in _members(runs, lambda run: f"{run.part} {run.strategy}".strip()).items():
+        for key in dict.fromkeys(key for _, config in members for key in config):
+            values = {str(config.get(key)): None for _, config in members}
+            if len(values) > 1 and any(config.get(key) != run.seed for run, config in members):
+                complaints.append(f"{label}: {key}: {' | '.join(values)}")
+    ways = {protocol: found for protocol, found in runs.text.items() if len(found) > 1}
+    return complaints + [f"{protocol}: {' | '.join(found)}" for protocol, found in ways.items()]
+
+
+def _only_positions_differ(runs: Runs) -> bool:
+    for members in _members(runs, lambda run: f"{run.part} {run.seed}").values():
+        (_, first), *others = members
+        if any(first.get(k) != c.get(k) for _, c in others for k in first | c if not k.startswith("model.position")):
+            return False
+    return True
+
+
+def _members(runs: Runs, key: Callable[[Run], str]) -> dict[str, list[tuple[Run, dict[str, Any]]]]:
+    """Runs, with their flat configurations, by some key."""
+    grouped: dict[str, list[tuple[Run, dict[str, Any]]]] = {}
+    for run, config in runs.configs.items():
+        public = {k: v for k, v in flatten(config).items() if not _private(k, v)}
+        grouped.setdefault(key(run), []).append((run, public))
+    return grouped
+
+
+def _protocols(runs: Runs) -> list[tuple[str, str, str, str]]:
     """(protocol, meaning, lengths, targets) of everything in the report."""
     rows = []
-    for protocol, group in results.groupby("protocol", sort=False):
+    for protocol, group in runs.results.groupby("protocol", sort=False):
         meaning = next((text for name, text in PROTOCOLS.items() if str(protocol).startswith(name)), "task")
         counts = group["count"].dropna()
         targets = "–".join(dict.fromkeys(f"{n:,.0f}" for n in (counts.min(), counts.max()) if n == n)) or "–"
         lengths = sorted(int(length) for length in group["length"].unique())
         many = f"{lengths[0]}–{lengths[-1]} ({len(lengths)} lengths)"
         shown = ", ".join(map(str, lengths)) if len(lengths) <= 16 else many
-        rows.append((str(protocol), meaning, shown, targets))
+        rows.append((str(protocol), ". ".join([meaning, *runs.text.get(str(protocol), [])]), shown, targets))
     return rows
 
 

@@ -9,7 +9,7 @@ task's accuracy).
 import json
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ RUN = ["strategy", "seed"]
 RESULT = ["metric", "protocol", "length"]
 LOSSES = ("ppl", "bits_per_byte")
 TOO_LARGE = ("attention_maps",)  # a row for each query and key
+ABOUT = ("split", "block", "sampling", "documents", "precision")  # of a test, in the file beside its rows
 SETTING = {"windowed": "window", "sliding": "stride", "last": "k"}  # part of the protocol's name, as in the logs
 
 
@@ -55,6 +56,7 @@ class Runs:
         configs: Resolved configuration of each run.
         environments: Versions and machine each run recorded.
         trained: Training length behind each protocol, None where its runs differ: tasks have each their own.
+        text: What each protocol was measured on and how it was chosen; more than one entry where runs differ.
     """
 
     results: pd.DataFrame
@@ -64,6 +66,7 @@ class Runs:
     configs: dict[Run, dict[str, Any]]
     environments: dict[Run, dict[str, Any]]
     trained: dict[str, int | None]
+    text: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def training_length(self) -> int | None:
@@ -107,6 +110,7 @@ def read(runs: Iterable[Run]) -> Runs:
     analyses: dict[str, list[pd.DataFrame]] = {}
     configs, environments = {}, {}
     lengths: dict[str, set[int | None]] = {}
+    text: dict[str, dict[str, None]] = {}
     for run in runs:
         key = {"strategy": run.strategy, "seed": run.seed}
         configs[run] = _yaml(run.directory / "config.yaml")
@@ -120,6 +124,8 @@ def read(runs: Iterable[Run]) -> Runs:
                 if run.part and result["metric"] in LOSSES:  # a task is a protocol of its own, a corpus is not
                     result["protocol"] = f"{run.part} {result['protocol']}"
                 lengths.setdefault(result["protocol"], set()).add(training_length(configs[run]))
+                if described := _text(row):
+                    text.setdefault(result["protocol"], {})[described] = None
                 tables["results"].append(key | result)
                 tables["blocks"] += [key | {c: result[c] for c in RESULT} | block for block in blocks]
         if (cost := run.directory / "cost.json").exists():
@@ -134,7 +140,8 @@ def read(runs: Iterable[Run]) -> Runs:
     joined = {name: pd.concat(parts, ignore_index=True) for name, parts in analyses.items()}
     front = {name: table[[*RUN, *table.columns.drop(RUN)]] for name, table in joined.items()}
     trained = {protocol: next(iter(found)) if len(found) == 1 else None for protocol, found in lengths.items()}
-    return Runs(results, blocks, costs, front, configs, environments, trained)
+    found = {protocol: list(described) for protocol, described in text.items()}
+    return Runs(results, blocks, costs, front, configs, environments, trained, found)
 
 
 def strategy(config: dict[str, Any]) -> str:
@@ -170,7 +177,22 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     """Result rows of a JSON file, none if it is some other analysis's."""
     content = _json(path)
     rows = content.get("rows", []) if isinstance(content, dict) else content
-    return [row for row in rows if isinstance(row, dict) and {"protocol", "length"} <= row.keys()]
+    about = {key: content[key] for key in ABOUT if key in content} if isinstance(content, dict) else {}
+    return [about | row for row in rows if isinstance(row, dict) and {"protocol", "length"} <= row.keys()]
+
+
+def _text(row: dict[str, Any]) -> str:
+    """The choices of `Extrapolation` that are in no protocol's name."""
+    paper = row.get("sampling") == "paper"
+    choices = [
+        f"{row['split']} split" if "split" in row else "",
+        f"blocks of {row['block']} targets" if "block" in row and not paper else "",
+        "shuffled segments, other text at each length" if paper else "",
+        "inside documents only" if row.get("documents") else "",
+        f"the first {row['skip']} targets of a block are context only" if row.get("skip") else "",
+        f"computed in {row['precision']}" if "precision" in row else "",
+    ]
+    return ", ".join(filter(None, choices))
 
 
 def _analyses(folder: Path) -> Iterator[tuple[str, pd.DataFrame]]:
