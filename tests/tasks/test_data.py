@@ -193,6 +193,8 @@ def test_distinct_stops_where_there_are_no_more() -> None:
         ({"examples": 0}, "data.examples: got 0"),
         ({"vocabulary": 10}, "data.vocabulary: got 10"),
         ({"seed": -3}, "data.seed: got -3"),
+        ({"seed": 2**64}, f"data.seed: got {2**64}"),
+        ({"workers": -1}, "data.workers: got -1"),
         ({"test_lengths": [0, 4]}, "data.test_lengths: got 0"),
         ({"train_length": 53}, "data.train_length: got 53, but variable chain has problems up to length 52"),
         ({"test_lengths": [60]}, "data.test_lengths: got 60, but variable chain"),
@@ -207,6 +209,12 @@ def test_a_training_length_in_tokens_that_is_too_short_says_what_is_needed() -> 
     with pytest.raises(ValueError, match="got 41 tokens, but copy with train_length 20 has training sequences of 42"):
         TaskData(Copy(), 41).setup("fit")
     TaskData(Copy(), 42).setup("fit")
+
+
+def test_a_loader_without_a_batch_is_refused() -> None:
+    data = ranked(TaskData(Copy(), 42, batch_size=4, examples=7), world=2, steps=-1)
+    with pytest.raises(ValueError, match=r"data.examples: got 7, fewer than the 8 of one batch"):
+        data.train_dataloader()
 
 
 def test_a_loader_without_an_end_is_refused() -> None:

@@ -28,7 +28,8 @@ class TaskData(LightningDataModule):
         test_lengths: Lengths of test problems; 1 to twice ``train_length`` if null.
         batch_size: Problems in a training batch, on each device.
         eval_batch_size: Problems in a batch of validation or test.
-        examples: Number of different training problems; null: a new one each time.
+        examples: Number of training problems drawn, short ones often more than once; then the same come again, in
+            another order each time. Null: always new draws.
         val_examples: Number of validation problems, of training lengths.
         test_examples: Number of test problems of each length, fewer where there are not as many.
         held_out: Share of the problems of training lengths that is kept for testing, and the same share for validation.
@@ -68,8 +69,10 @@ class TaskData(LightningDataModule):
             raise ValueError(f"data.held_out: got {held_out}, expected a share between 0 and 0.5")
         if vocabulary < len(CHARACTERS):
             raise ValueError(f"data.vocabulary: got {vocabulary}, expected at least the {len(CHARACTERS)} characters")
-        if seed is not None and seed < 0:
-            raise ValueError(f"data.seed: got {seed}, expected 0 or more")
+        if seed is not None and not 0 <= seed < 2**64:
+            raise ValueError(f"data.seed: got {seed}, expected 0 to 2^64 - 1")
+        if workers < 0:
+            raise ValueError(f"data.workers: got {workers}, expected 0 (the training process itself) or more")
         self.task, self.length, self.train_length, self.vocabulary = task, length, train_length, vocabulary
         self.test_lengths = sorted(set(test_lengths)) if test_lengths else list(range(1, 2 * train_length + 1))
         self.batch_size, self.eval_batch_size, self.workers = batch_size, eval_batch_size, workers
@@ -122,6 +125,11 @@ class TaskData(LightningDataModule):
         if batches is None:
             raise ValueError(
                 "trainer.max_steps: got none, expected the number of steps, or data.examples to end an epoch"
+            )
+        if batches < 1:
+            raise ValueError(
+                f"data.examples: got {self.examples}, fewer than the {self.batch_size * world} of one batch on every "
+                "device; ask for more, for smaller batches, or for a number of steps by trainer.max_steps"
             )
         dataset = TrainBatches(self.sample, self.batch_size, self.examples, self.seed)
         return DataLoader(
