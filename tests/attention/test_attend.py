@@ -1,6 +1,9 @@
 """Every way of attending against explicit attention in fp64 and its autograd."""
 
 import math
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -144,6 +147,29 @@ def test_weight_scores_and_values_in_blocks_are_those_of_explicit_attention() ->
         results.append([out, *torch.autograd.grad(out, (*leaves, table, weight, gate, turn), grad)])
     for wanted, got in zip(*results, strict=True):
         torch.testing.assert_close(got, wanted)
+
+
+RISE = """
+import resource, torch
+from kerple.attention import attend
+
+def peak(length):
+    q, k, v = (torch.randn(1, 2, length, 16, requires_grad=True) for _ in range(3))
+    attend(q, k, v, weight=torch.rand(2, length, requires_grad=True)).sum().backward()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+few = peak(512)
+print(peak(4096) - few)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts the peak in KiB")
+def test_blocks_take_less_memory_than_one_explicit_tensor() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", RISE], capture_output=True, text=True, timeout=120, check=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert float(done.stdout) < 2 * 4096**2 * 4 / 2**20  # MiB; of the explicit way's tensors there are several
 
 
 def test_the_future_is_not_seen() -> None:

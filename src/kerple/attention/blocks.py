@@ -38,13 +38,13 @@ def attend_blocks(
     starts = range(first, length, block)
     recompute = len(starts) > 1 and torch.is_grad_enabled()
     out = []
-    for start in starts:
+    for start in reversed(starts):  # largest first: growing ones fit in no hole of the heap, which then passes T × T
         rows = slice(start, min(length, start + block))
         columns = slice(0 if window is None else max(0, start - window + 1), rows.stop)
         run = partial(attend_block, rows=rows, columns=columns, window=window, scores=scores, values=values)
         tensors = (q[:, :, rows.start - first : rows.stop - first], k[:, :, columns], v[:, :, columns], table, weight)
         out.append(checkpoint(run, *tensors, use_reentrant=False) if recompute else run(*tensors))
-    return torch.cat(out, 2)
+    return torch.cat(out[::-1], 2)
 
 
 def attend_block(
