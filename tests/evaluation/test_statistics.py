@@ -112,11 +112,16 @@ def test_summary_of_the_papers_table_3(table_3: pd.DataFrame) -> None:
 
 
 def test_standard_deviation_has_n_minus_one_and_one_seed_has_none() -> None:
-    summary = summarise(pd.concat([rows("A", [1.0, 3.0]), rows("B", [2.0])]), "A").set_index("strategy")
+    results = pd.concat([rows("A", [1.0, 3.0]), rows("B", [2.0]), rows("C", [4.0])])
+    summary = summarise(results, "A").set_index("strategy")
     assert summary.loc["A", "std"] == pytest.approx(np.sqrt(2))
     assert np.isnan(summary.loc["B", "std"])
     assert summary.loc["A", "best"]
     assert summary.loc["B", "best"]  # a tie is marked twice
+
+
+def test_where_all_tie_none_is_best() -> None:
+    assert not summarise(pd.concat([rows("A", [2.0]), rows("B", [2.0])]), "A")["best"].any()
 
 
 def test_more_is_better_for_accuracies() -> None:

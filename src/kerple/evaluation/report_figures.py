@@ -125,7 +125,8 @@ def _panels(chosen: pd.DataFrame, styles: Styles, trained: Mapping[str, int | No
         ax.set_title(_label(protocol), fontsize=10)
         ax.grid(alpha=0.25, linewidth=0.6)
         ax.spines[["top", "right"]].set_visible(False)
-        ax.set_xlabel("evaluation length (tokens)")
+        tokens = lower_is_better(panel["metric"].iloc[0])  # an accuracy is one of problems, with sizes of their own
+        ax.set_xlabel("evaluation length (tokens)" if tokens else "length of the problem")
         _lengths(ax, sorted(panel["length"].unique()), trained[protocol])
     axes[0, 0].set_ylim(min(low for low, _ in ranges), max(high for _, high in ranges))  # shared by all panels
     if axes[0, 0].get_yscale() == "log":
@@ -169,11 +170,13 @@ def _ratios(ax: Axes, panel: pd.DataFrame, styles: Styles) -> tuple[float, float
 
 
 def _lengths(ax: Axes, lengths: list[int], trained: int | None) -> None:
-    if len(lengths) > 1 and lengths[-1] / lengths[0] >= 4:
+    if len(lengths) > 1 and np.median(np.divide(lengths[1:], lengths[:-1])) >= 1.4:  # by octaves, not one by one
         ax.set_xscale("log", base=2)
         ax.xaxis.set_major_locator(FixedLocator(lengths if len(lengths) <= 8 else lengths[:: -(-len(lengths) // 8)]))
         ax.xaxis.set_minor_locator(NullLocator())
         ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.0f}"))
+    else:
+        ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     if trained is not None and lengths[0] <= trained <= lengths[-1]:
         ax.axvline(trained, color="black", linewidth=0.8, linestyle=":")
         ax.annotate(

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from kerple.evaluation.report_runs import Runs
-from kerple.evaluation.statistics import HIGHER_IS_BETTER, interval, mean_reciprocal_rank
+from kerple.evaluation.statistics import HIGHER_IS_BETTER, interval, lower_is_better, mean_reciprocal_rank
 
 MOST_COLUMNS = 12
 DAGGER = "†"
@@ -84,20 +84,21 @@ class Table:
 def with_intervals(summary: pd.DataFrame, runs: Runs, baseline: str) -> pd.DataFrame:
     """Add bootstrap intervals over blocks: ``low`` and ``high`` of the mean, and of the ratio to the baseline.
 
-    ``ratio`` is the mean divided by the baseline's. Intervals are NaN where the runs kept no sums by block.
+    ``ratio`` is the mean divided by the baseline's; NaN for accuracies, which may be 0. Intervals are NaN where the
+    runs kept no sums by block.
     """
     means = summary.set_index(["strategy", "metric", "protocol", "length"])["mean"]
     columns: dict[str, list[float]] = {"low": [], "high": [], "ratio": [], "ratio_low": [], "ratio_high": []}
     blocks = {key: _by_block(group) for key, group in runs.blocks.groupby(["strategy", "metric", "protocol", "length"])}
     for row in summary.itertuples():
-        cell = (row.metric, row.protocol, row.length)
+        cell, divides = (row.metric, row.protocol, row.length), lower_is_better(row.metric)
         ours, theirs = blocks.get((row.strategy, *cell)), blocks.get((baseline, *cell))
         transform = np.exp if row.metric == "ppl" else np.asarray
         low, high = interval(*ours, transform) if ours else (math.nan, math.nan)
-        paired = ours and theirs and ours[0].shape[1] == theirs[0].shape[1] and row.strategy != baseline
+        paired = divides and ours and theirs and ours[0].shape[1] == theirs[0].shape[1] and row.strategy != baseline
         ratio = interval(*ours, transform, against=theirs) if paired else (math.nan, math.nan)
         reference = means.get((baseline, *cell), math.nan)
-        values = (low, high, row.mean / reference if reference else math.nan, *ratio)
+        values = (low, high, row.mean / reference if divides and reference else math.nan, *ratio)
         for name, value in zip(columns, values, strict=True):
             columns[name].append(value)
     return summary.assign(**columns)
@@ -158,8 +159,12 @@ def tasks(results: pd.DataFrame, metric: str, trained: Mapping[str, int | None])
     columns = {c: scores[c] for c in scores}
     if whole:
         columns["mean reciprocal rank"] = mean_reciprocal_rank(scores, metric)
+    best = {c: (column == column.max()) & (column > column.min()) for c, column in columns.items()}
     body = pd.DataFrame(
-        {c: [Cell(f"{v:.3f}" if v == v else "–", v == column.max()) for v in column] for c, column in columns.items()}
+        {
+            c: [Cell(f"{v:.3f}" if v == v else "–", b) for v, b in zip(columns[c], best[c], strict=True)]
+            for c in columns
+        }
     )
     body.index = list(scores.index)
     beyond = "" if None in lengths else f" at lengths beyond {lengths.pop() if len(lengths) == 1 else 'training'}"

@@ -101,8 +101,8 @@ def summarise(results: pd.DataFrame, baseline: str, alpha: float = 0.05) -> pd.D
 
     Returns:
         One row for each strategy and cell, in the order in which they first occur: ``seeds``, ``mean``, ``std`` (n - 1
-        in the denominator; NaN for one seed), ``best`` (the best mean of its cell, ties included), the columns of
-        `against_baseline` and ``significant`` (p_holm < alpha).
+        in the denominator; NaN for one seed), ``best`` (the best mean of its cell, ties included, unless all tie), the
+        columns of `against_baseline` and ``significant`` (p_holm < alpha).
 
     Raises:
         ValueError: If alpha is out of range, a metric is unknown, the baseline is missing, or a combination occurs
@@ -116,7 +116,8 @@ def summarise(results: pd.DataFrame, baseline: str, alpha: float = 0.05) -> pd.D
     summary = values.agg(seeds="count", mean="mean", std="std").reset_index()
     sign = np.where(summary["metric"].map(lower_is_better), 1.0, -1.0)
     cost = summary["mean"] * sign
-    summary["best"] = cost == cost.groupby([summary[c] for c in CELL]).transform("min")
+    cells = cost.groupby([summary[c] for c in CELL])
+    summary["best"] = (cost == cells.transform("min")) & (cost < cells.transform("max"))
     summary = summary.merge(tests, on=keys, how="left")
     summary["significant"] = summary["p_holm"] < alpha
     return summary
