@@ -161,10 +161,7 @@ def tasks(results: pd.DataFrame, metric: str, trained: Mapping[str, int | None])
         columns["mean reciprocal rank"] = mean_reciprocal_rank(scores, metric)
     best = {c: (column == column.max()) & (column > column.min()) for c, column in columns.items()}
     body = pd.DataFrame(
-        {
-            c: [Cell(f"{v:.3f}" if v == v else "–", b) for v, b in zip(columns[c], best[c], strict=True)]
-            for c in columns
-        }
+        {c: [Cell(f"{v:.3f}" if v == v else "–", b) for v, b in zip(columns[c], best[c], strict=True)] for c in columns}
     )
     body.index = list(scores.index)
     beyond = "" if None in lengths else f" at lengths beyond {lengths.pop() if len(lengths) == 1 else 'training'}"
