@@ -27,21 +27,6 @@ os._exit(0)
 """
 
 
-def test_two_processes_write_what_one_does(
-    json_lines: Path,
-    prepared: Path,
-    tmp_path: Path,
-    small_build: Build,
-    contents: Contents,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(builder, "BATCH_RECORDS", 7)
-
-    small_build(tmp_path, json_lines, workers=2)
-
-    assert contents(tmp_path) == contents(prepared)
-
-
 def kill_and_go_on(corpus: Path, directory: Path, delays: list[float], small_build: Build) -> int:
     """Prepare with a kill -9 after each delay in turn, then undisturbed; how many kills found it at work."""
     kills = 0

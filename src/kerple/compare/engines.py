@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
+from kerple.cluster import cores, joined
 from kerple.compare import job as jobs
 from kerple.compare.comparison import Job
 
@@ -39,21 +40,10 @@ def ray(work: Sequence[tuple[Job, dict[str, Any]]], parallel: int, say: Say) -> 
     Raises:
         ValueError: If Ray is not installed.
     """
-    try:
-        import ray as cluster
-    except ImportError as error:
-        raise ValueError(
-            "compare: engine: got 'ray', which is not installed; pip install 'kerple[ray]', or --engine local"
-        ) from error
     threads = max(1, cores() // parallel)
-    cluster.init(
-        address=os.environ.get("RAY_ADDRESS"), ignore_reinit_error=True, log_to_driver=False, include_dashboard=False
-    )
-    gpus = 1 if cluster.cluster_resources().get("GPU", 0) else 0
     program = jobs.RUN
     folder, path = os.getcwd(), os.environ.get("PYTHONPATH", "")
 
-    @cluster.remote(num_cpus=threads, num_gpus=gpus, max_retries=3)
     def remote(job: Job, config: dict[str, Any]) -> str | None:
         os.chdir(folder)
         os.environ["PYTHONPATH"] = path
@@ -63,23 +53,18 @@ def ray(work: Sequence[tuple[Job, dict[str, Any]]], parallel: int, say: Say) -> 
             return str(error)
         return None
 
-    waiting = {remote.remote(job, config): job for job, config in work}
     failed = []
-    try:
+    with joined("compare: engine", "--engine local") as cluster:
+        gpus = 1 if cluster.cluster_resources().get("GPU", 0) else 0
+        task = cluster.remote(num_cpus=threads, num_gpus=gpus, max_retries=3)(remote)
+        waiting = {task.remote(job, config): job for job, config in work}
         while waiting:
             (done, *_), _ = cluster.wait(list(waiting))
             job = waiting.pop(done)
             message = cluster.get(done)
             say(message or f"{job.name}: done")
             failed += [message] if message else []
-    finally:
-        cluster.shutdown()
     return failed
 
 
 ENGINES = {"local": local, "ray": ray}
-
-
-def cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,19 +1,14 @@
 """Corpus to shards: parallel, streaming, resumable, and the same bytes whoever does it.
 
-One process reads records in order and writes tokens in order; between the two, batches of records are tokenised by as
-many processes as there are cores. Nothing that is written depends on where a batch ends, so the number of processes,
-interruptions and commits leave no trace in the shards.
+One process reads records in order and writes tokens in order; between the two, batches of records are tokenised by all
+cores, or a cluster (`kerple.data.engines`). Nothing that is written depends on where a batch ends, so the number of
+workers, interruptions and commits leave no trace in the shards.
 """
 
 import hashlib
-import multiprocessing
-import os
 import time
 import warnings
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,7 +20,8 @@ from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from kerple.data.corpora import Place, Record, Source, sources
-from kerple.data.encode import Encoded, Encoder, digest_of, encode_in_worker, parse, start_worker
+from kerple.data.encode import Encoded, digest_of, parse
+from kerple.data.engines import ENGINES, Batch
 from kerple.data.journal import Journal, Progress, remove_journal
 from kerple.data.manifest import (
     FILE,
@@ -43,7 +39,6 @@ from kerple.data.tokenizer import TRAINED_HERE, end_of_text, load_tokenizer, tra
 
 BATCH_BYTES = 1 << 20  # raw bytes tokenised together
 BATCH_RECORDS = 1 << 12
-WAITING_BYTES = 1 << 28  # raw bytes on their way, whatever the number of workers
 TRAINING_BYTES = 10**8  # of the training split that a tokenizer is trained on
 COMMIT_SECONDS = 2.0
 
@@ -93,6 +88,7 @@ def build(
     recipe: Recipe,
     workers: int = 0,
     on_fault: Literal["skip", "raise"] = "skip",
+    engine: Literal["local", "ray"] = "local",
     progress: bool = True,
     run_tokens: int = RUN_TOKENS,
     runs_per_shard: int = RUNS_PER_SHARD,
@@ -107,6 +103,7 @@ def build(
         recipe: What to prepare.
         workers: Processes that tokenise; 0: one a core. 1: this one.
         on_fault: Whether one that is broken, not Unicode, too deep or too large is left out and counted, or fatal.
+        engine: Where they run: on this machine, or a Ray cluster, of which 0 workers are all CPUs.
         progress: Show progress bars on standard error.
         run_tokens, runs_per_shard: Sizes of members and shards.
         commit_seconds: At most this much work is lost by a kill.
@@ -114,6 +111,8 @@ def build(
     Raises:
         ValueError: The corpus or the tokenizer cannot be used, or the directory holds something prepared otherwise.
     """
+    if engine not in ENGINES:
+        raise ValueError(f"prepare_engine: got {engine!r}, expected one of {', '.join(ENGINES)}")
     directory.mkdir(parents=True, exist_ok=True)
     with FileLock(directory / ".lock"):
         if (directory / FILE).exists():
@@ -131,8 +130,10 @@ def build(
         with closing(Journal(directory, {**recipe.settings(), **asdict(layout)})) as journal:
             encoder = (tokenizer.to_str(), end_of_text(tokenizer, recipe.tokenizer), recipe.text_field)
             if not journal.progress.finished:
-                writing = _Writing(directory, recipe, layout, journal, on_fault, commit_seconds)
-                _tokenise(found, writing, encoder, workers or cores(), recipe.largest_document, progress)
+                writing, now = _Writing(directory, recipe, layout, journal, on_fault, commit_seconds), journal.progress
+                batches = _batches(found, now.source, now.place, recipe.largest_document)
+                with closing(ENGINES[engine](batches, encoder, workers)) as results:
+                    _write(found, writing, results, progress)
             manifest = _manifest(directory, recipe, layout, journal.progress, vocabulary, encoder[1], progress)
         manifest.write(directory)
         remove_journal(directory)
@@ -151,10 +152,6 @@ def check_recipe(manifest: Manifest, recipe: Recipe) -> Manifest:
             "or set data.corpus to null to take the shards as they are"
         )
     return manifest
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _tokenizer(directory: Path, recipe: Recipe, found: list[Source], progress: bool) -> Tokenizer:
@@ -238,17 +235,14 @@ class _Writing:
         self.journal.commit()
 
 
-def _tokenise(
-    found: list[Source], writing: _Writing, encoder: tuple[str, int, str], workers: int, limit: int, progress: bool
-) -> None:
+def _write(found: list[Source], writing: _Writing, results: Iterator[tuple[Batch, Encoded]], progress: bool) -> None:
     now = writing.journal.progress
     sizes = [source.size for source in found]
     total = None if None in sizes else sum(size or 0 for size in sizes)
     before = sum(size or 0 for size in sizes[: now.source])
-    batches = _batches(found, now.source, now.place, limit)
     with tqdm(total=total, initial=before, desc="tokenising", unit="B", unit_scale=True, disable=not progress) as bar:
         begin, first = time.monotonic(), sum(now.tokens.values())
-        for source, records, encoded in _encode_in_order(batches, encoder, workers):
+        for (source, records), encoded in results:
             writing.take(source, records, encoded)
             bar.n = sum(size or 0 for size in sizes[:source]) + records[-1].consumed
             speed = (sum(now.tokens.values()) - first) / max(time.monotonic() - begin, 1e-9)
@@ -257,7 +251,7 @@ def _tokenise(
     writing.finish()
 
 
-def _batches(found: list[Source], source: int, place: Place, limit: int) -> Iterator[tuple[int, list[Record]]]:
+def _batches(found: list[Source], source: int, place: Place, limit: int) -> Iterator[Batch]:
     for number in range(source, len(found)):
         batch, size = list[Record](), 0
         for record in found[number].records(place if number == source else (0, 0), limit):
@@ -268,41 +262,6 @@ def _batches(found: list[Source], source: int, place: Place, limit: int) -> Iter
                 batch, size = [], 0
         if batch:
             yield number, batch
-
-
-def _encode_in_order(
-    batches: Iterator[tuple[int, list[Record]]], encoder: tuple[str, int, str], workers: int
-) -> Iterator[tuple[int, list[Record], Encoded]]:
-    def bare(records: list[Record]) -> list[tuple[bytes, bool, str | None]]:
-        return [(r.raw, r.json, r.fault) for r in records]
-
-    if workers == 1:
-        own = Encoder(*encoder)
-        for source, batch in batches:
-            yield source, batch, own(bare(batch))
-        return
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), start_worker, encoder)
-    waiting: deque[tuple[int, list[Record], int, Future[Encoded]]] = deque()
-    waiting_bytes = 0
-    try:
-        for source, batch in batches:
-            size = sum(len(r.raw) for r in batch)
-            waiting.append((source, batch, size, pool.submit(encode_in_worker, bare(batch))))
-            waiting_bytes += size
-            while len(waiting) > 2 * workers or (waiting_bytes > WAITING_BYTES and len(waiting) > 1):
-                first, records, size, result = waiting.popleft()
-                waiting_bytes -= size
-                yield first, records, result.result()
-        while waiting:
-            first, records, _, result = waiting.popleft()
-            yield first, records, result.result()
-    except BrokenProcessPool as error:
-        raise ValueError(
-            "prepare_workers: a tokenising process died, most likely for want of memory; start again with fewer, "
-            "what is done is kept"
-        ) from error
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _manifest(

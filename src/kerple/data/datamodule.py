@@ -59,6 +59,7 @@ class TokenShards(LightningDataModule):
             `directory`. null: only `directory`.
         workers: Processes that load batches ahead; memory-mapped shards seldom need one.
         prepare_workers: Processes that tokenise. 0: one a core.
+        prepare_engine: Where they run: on this machine (`local`), or over a cluster by Ray (`ray`).
         verify: Compare the checksum of each run of tokens when it is first used.
     """
 
@@ -87,6 +88,7 @@ class TokenShards(LightningDataModule):
         mixture: dict[str, float] | None = None,
         workers: int = 0,
         prepare_workers: int = 0,
+        prepare_engine: Literal["local", "ray"] = "local",
         verify: bool = True,
     ) -> None:
         super().__init__()
@@ -114,12 +116,13 @@ class TokenShards(LightningDataModule):
         self.vocabulary, self.length, self.batch_size, self.seed = vocabulary, length, batch_size, seed
         self.samples, self.on_fault, self.validation_segments = samples, on_fault, validation_segments
         self.mixture, self.workers, self.prepare_workers, self.verify = mixture, workers, prepare_workers, verify
+        self.prepare_engine = prepare_engine
         self._tokenizer: Tokenizer | None = None
 
     def prepare_data(self) -> None:
         """Build the shards that are missing; an interrupted preparation goes on where it stopped."""
         if self.recipe is not None:
-            build(Path(self.place), self.recipe, self.prepare_workers, self.on_fault)
+            build(Path(self.place), self.recipe, self.prepare_workers, self.on_fault, self.prepare_engine)
 
     def setup(self, stage: str | None = None) -> None:
         """Read the manifest and check it against the settings.

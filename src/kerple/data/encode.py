@@ -4,15 +4,20 @@ import hashlib
 import json
 import multiprocessing
 import os
+import platform
 import threading
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import tokenizers
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from kerple.data.tokenizer import encode, one_thread
+
+Raw = tuple[bytes, bool, str | None]  # a record's bytes, whether they are JSON, why it is no document
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,7 @@ class Encoder:
     def __init__(self, tokenizer: str, end_of_text: int, text_field: str) -> None:
         self.tokenizer, self.end_of_text, self.text_field = Tokenizer.from_str(tokenizer), end_of_text, text_field
 
-    def __call__(self, records: list[tuple[bytes, bool, str | None]]) -> Encoded:
+    def __call__(self, records: list[Raw]) -> Encoded:
         texts, digests, faults, sizes = [], [], [], []
         for raw, is_json, fault in records:
             text, raw, fault = ("", b"", fault) if fault else parse(raw, is_json, self.text_field)
@@ -105,6 +110,34 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def encode_in_worker(records: list[tuple[bytes, bool, str | None]]) -> Encoded:
+def encode_in_worker(records: list[Raw]) -> Encoded:
     assert _encoder is not None
     return _encoder(records)
+
+
+def encode_from_store(tokenizer: list[Any], records: list[Raw]) -> Encoded:
+    """Tokenise in a worker of Ray.
+
+    Args:
+        tokenizer: One reference to the arguments of `Encoder` and the version of `tokenizers` in the object store; in a
+            list, because Ray would fetch a bare one again for every batch.
+        records: A batch.
+
+    Raises:
+        ValueError: This machine has another version of `tokenizers`, whose tokens might differ.
+    """
+    return _encoder_of(tokenizer[0])(records)
+
+
+@lru_cache(maxsize=1)
+def _encoder_of(reference: Any) -> Encoder:
+    import ray
+
+    *arguments, version = ray.get(reference)
+    if tokenizers.__version__ != version:
+        raise ValueError(
+            f"prepare_engine: machine {platform.node()} of the cluster has tokenizers {tokenizers.__version__}, this "
+            f"one {version}; install the same version on all"
+        )
+    one_thread()
+    return Encoder(*arguments)
