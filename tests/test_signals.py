@@ -5,8 +5,13 @@ import signal
 from pathlib import Path
 
 import pytest
+from pytorch_lightning import Callback, LightningModule, Trainer
 
+from kerple.callbacks.checkpoints import LastCheckpoint
+from kerple.lm import LanguageModel
+from kerple.positions import build
 from kerple.signals import Signals, requeue
+from tests.callbacks.random_text import RandomText
 
 
 @pytest.fixture
@@ -47,3 +52,25 @@ def test_signals_are_noted_and_the_handlers_of_others_put_back() -> None:
     assert signals.received == signal.SIGTERM  # to end wins over to come back
     signals.restore()
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+class AskedToStop(Callback):
+    def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_run_stopped_before_its_first_step_does_not_look_finished(tmp_path: Path) -> None:
+    model = LanguageModel(
+        lambda s: build("NoPE", dim=s.dim, heads=s.heads, length=s.length),
+        vocabulary=23, length=8, layers=1, dim=16, heads=2,
+    )  # fmt: skip
+    trainer = Trainer(
+        callbacks=[LastCheckpoint(), AskedToStop()], max_steps=2, accelerator="cpu", logger=False,
+        default_root_dir=tmp_path, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=1,
+    )  # fmt: skip
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as end:
+        trainer.fit(model, RandomText())
+    assert end.value.code == 143
+    assert trainer.global_step == 0
+    assert signal.getsignal(signal.SIGTERM) == before

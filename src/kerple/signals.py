@@ -26,6 +26,9 @@ class Signals:
         self._before: dict[signal.Signals, Any] = {}
 
     def install(self) -> None:
+        """Listen from now on; nothing where we do already."""
+        if self._before:
+            return
         self.received = 0
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._note) for number in STOPPING}

@@ -1,7 +1,7 @@
 """The checkpoint a stopped run resumes from."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from lightning_fabric.plugins import CheckpointIO
 from pytorch_lightning import LightningModule, Trainer
@@ -46,9 +46,15 @@ class LastCheckpoint(Checkpoint):
             directory = trainer.strategy.broadcast(trainer.log_dir or trainer.default_root_dir)
             self.path = Path(directory) / "checkpoints" / "last.ckpt"
 
+    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._signals.install()
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._saved_step = trainer.global_step
         self._signals.install()
+        if number := self._signals.agreed(trainer):
+            rank_zero_info(f"{_name(number)} before the first step: there is nothing to save")
+            self._leave(trainer, number)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -111,6 +117,9 @@ class LastCheckpoint(Checkpoint):
         rank_zero_info(f"{_name(number)} at step {trainer.global_step}: saving {self.path}")
         self.save(trainer)
         self._insist(trainer)
+        self._leave(trainer, number)
+
+    def _leave(self, trainer: Trainer, number: int) -> NoReturn:
         if _name(number) == "SIGUSR1" and trainer.is_global_zero:
             requeue()
         # Lightning's launcher kills the first process when another one that it started ends with anything but 0
