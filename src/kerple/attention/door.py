@@ -28,6 +28,9 @@ def attend(
     Distances are those of row indices: query row m, key row n, d = m - n. The queries are the last Tq of the Tk rows:
     all of them in training, the newest ones when keys come from a cache. Scores, softmax and the table's gradient are
     fp32 (fp64 for fp64 input); gradients are the same bits in every run. Under autocast q, k, v are cast to its dtype.
+    From bf16 input, products of matrices come as bf16 on the CPU: its backward pass and the ways in blocks round q·k
+    before the softmax. Relative errors of the gradients grow with the scores: 0.5% where scaled scores have a standard
+    deviation of 1, 1.5% at 3, 5% at 10 (T 512, δ 64; torch's fused kernel keeps 0.3%).
 
     Args:
         q: (B, H, Tq, δ), Tq <= Tk. Any strides.

@@ -27,7 +27,8 @@ class TaskAccuracy(Callback):
     """Measures exact match and token accuracy at every test length, with up to two protocols.
 
     ``teacher_forced`` takes the likeliest token at every scored position after the right answer so far: one forward,
-    and its exact match is that of greedy decoding, because a first mistake is a mistake in both. ``generated`` lets the
+    and its exact match is that of greedy decoding: a first mistake is a mistake in both (except for strategies whose
+    logits depend on tokens yet to come, such as RoPE with dynamic NTK: generate then). ``generated`` lets the
     model write the answer greedily, through the cache; with a scratchpad it also counts, as metric ``accuracy``, final
     answers that are right whatever the steps before them.
 
