@@ -130,6 +130,7 @@ def test_the_papers_own_numbers_reproduce_its_claims(paper: Path) -> None:
 
 def test_there_are_24_claims_and_a_row_for_each(paper: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [claim.number for claim in CLAIMS] == [f"C{n}" for n in range(1, 25)]
+    assert all(claim.how for claim in CLAIMS)
     main([str(paper)])
     text = (paper / "CLAIMS.md").read_text()
     assert text == markdown(judge(Evidence(paper)))

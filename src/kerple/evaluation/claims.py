@@ -5,6 +5,7 @@ of it is wrong beyond that spread, *not resolved* if the spread is too wide to t
 not there.
 """
 
+import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,13 +25,18 @@ class Claim:
         number: C1 to C24.
         text: The claim.
         source: Who makes it.
-        rule: From the evidence: what it says, what was found, and the file that shows it.
+        rule: From the evidence: what it says, what was found, and the file that shows it. Its docstring says how.
     """
 
     number: str
     text: str
     source: str
     rule: Rule
+
+    @property
+    def how(self) -> str:
+        """How the claim is tested."""
+        return inspect.getdoc(self.rule) or ""
 
 
 @dataclass(frozen=True)
@@ -90,20 +96,22 @@ def markdown(findings: list[Finding]) -> str:
         "# Claims, and what the committed numbers say of them",
         "",
         "Written by `python -m kerple.evaluation.claims results` from the CSV files beside this file; a test computes",
-        "it again. At this size (1.3M parameters, trained at 64 tokens on source code) a contradicted claim is",
-        "contradicted here, not for the models it was made of. Verdicts are by 95% intervals over paired seeds,",
+        "it again. At this size (demo, sliding, claims: 1.3M parameters, trained at 64 tokens on source code; tasks:",
+        "0.1M) a contradicted claim is contradicted here, not for the models it was made of. Verdicts are by 95%",
+        "intervals over paired seeds, as many as the reports say,",
         "corrected for the number of parts a claim can fail in; "
         f"{100 * rules.TIE:.1f}% counts as equal. 1× is the training length.",
         "",
         ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) + ".",
         "",
-        "| | claim | source | verdict | found | shown in |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| | claim | source | holds if | verdict | found | shown in |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for f in findings:
         shown = f"[{f.shown}]({f.shown})" if f.shown else "–"
         verdict = f.verdict if f.verdict == "not tested" else f"**{f.verdict}**"
-        lines.append(f"| {f.claim.number} | {f.claim.text} | {f.claim.source} | {verdict} | {f.found} | {shown} |")
+        cells = (f.claim.number, f.claim.text, f.claim.source, f.claim.how, verdict, f.found, shown)
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -1,4 +1,7 @@
-"""How each claim is judged. A rule names what it reads and returns (part, what was found, the file that shows it)."""
+"""How each claim is judged. A rule returns (part, what was found, the file that shows it).
+
+Its docstring is what CLAIMS.md prints as the way the claim was tested.
+"""
 
 from itertools import pairwise
 
@@ -28,6 +31,7 @@ TABLE = "table.md"
 
 
 def c1(e: Evidence) -> Judged:
+    """perplexity at each longer length ≤ 1.005 of that at 1×"""
     log = e.values(DEMO, "KerpleLog")
     first, *beyond = sorted(log.columns)
     ratios = {n: ratio(log[n], log[first]) for n in beyond}
@@ -35,18 +39,21 @@ def c1(e: Evidence) -> Judged:
 
 
 def c2(e: Evidence) -> Judged:
+    """perplexity ≤ 1.005 of power's at each length beyond 1×"""
     ratios = _against(e, DEMO, "KerpleLog", "KerplePower", beyond=True)
     found = "log against power: " + _by_length(ratios, _trained(e))
     return every(*(at_most(r, 1 + TIE) for r in ratios.values())), found, f"{DEMO}/{TABLE}"
 
 
 def c3(e: Evidence) -> Judged:
+    """perplexity below ALiBi's at each length beyond 1×, by the paired t-test after Holm"""
     log, alibi = (e.values(DEMO, s).drop(columns=_trained(e)) for s in ("KerpleLog", "ALiBi"))
     found = "log against ALiBi: " + _by_length(_against(e, DEMO, "KerpleLog", "ALiBi", beyond=True), _trained(e))
     return significantly_below(log, alibi), found, f"{DEMO}/{TABLE}"
 
 
 def c4(e: Evidence) -> Judged:
+    """T5's perplexity ≤ log's at 1× and 2×, above it from 8× on"""
     ratios, t = _against(e, DEMO, "T5", "KerpleLog"), _trained(e)
     near = [at_most(ratios[n]) for n in (t, 2 * t) if n in ratios]
     far = [above(r) for n, r in ratios.items() if n >= 8 * t]
@@ -56,24 +63,28 @@ def c4(e: Evidence) -> Judged:
 
 
 def c5(e: Evidence) -> Judged:
+    """perplexity at 4× more than twice that at 1×, for both"""
     found = {s: _grown(e, DEMO, s, 4) for s in ("RoPE", "Sinusoidal")}
     text = "4× against 1×: " + ", ".join(f"{s} {percent(r)}" for s, r in found.items())
     return every(*(above(r, 2) for r in found.values())), text, f"{DEMO}/{TABLE}"
 
 
 def c6(e: Evidence) -> Judged:
+    """perplexity within 1% of log's at every length"""
     ratios = _against(e, DEMO, "KerpleLog3", "KerpleLog")
     found = "3-para-log against log: " + _by_length(ratios, _trained(e))
     return every(*(within(r, 0.01) for r in ratios.values())), found, f"{DEMO}/{TABLE}"
 
 
 def c7(e: Evidence) -> Judged:
+    """perplexity above log's at every length"""
     ratios = _against(e, MORE, "KerpleBiasWeight", "KerpleLog")
     found = "bias+wht against log: " + _by_length(ratios, _trained(e))
     return every(*(above(r) for r in ratios.values())), found, f"{MORE}/{TABLE}"
 
 
 def c8(e: Evidence) -> Judged:
+    """3-para-bias more than doubled at 4×; 2-para-wht ≤ 1.05 of its 1× at every length"""
     bias = _grown(e, MORE, "KerpleBias3", 4)
     weight = e.values(MORE, "KerpleWeight2")
     flat = {n: ratio(weight[n], weight[_trained(e)]) for n in weight.columns if n > _trained(e)}
@@ -82,6 +93,7 @@ def c8(e: Evidence) -> Judged:
 
 
 def c9(e: Evidence) -> Judged:
+    """mean loss of positions 1× to 2×, 2× to 4×, 4× to 8×: each no higher than the one before"""
     losses, t = _by_position(e, "KerpleLog", "full"), _trained(e)
     octaves = [(n, 2 * n) for n in (t, 2 * t, 4 * t) if 2 * n <= _reach(losses)]
     if len(octaves) < 3:
@@ -93,6 +105,7 @@ def c9(e: Evidence) -> Judged:
 
 
 def c10(e: Evidence) -> Judged:
+    """mean loss at positions from 4× on: full no higher than windowed at 1×"""
     far = [n for n in _by_position(e, "KerpleLog", "full").columns if n >= 4 * _trained(e)]
     if not far:
         raise Untested("demo/position_wise.csv does not reach 4× the training length")
@@ -102,6 +115,7 @@ def c10(e: Evidence) -> Judged:
 
 
 def c11(e: Evidence) -> Judged:
+    """bins of positions beyond 1× where loss is above log-windowed's: at least 90% for ALiBi, under half for T5"""
     reference = _by_position(e, "KerpleLog", "windowed")
     later = [n for n in reference.columns if n >= _trained(e)]  # before that nothing is outside the window
     alibi, t5 = ((_by_position(e, s, "full") > reference)[later].mean(axis=1) for s in ("ALiBi", "T5"))
@@ -110,6 +124,7 @@ def c11(e: Evidence) -> Judged:
 
 
 def c12(e: Evidence) -> Judged:
+    """heads with a bias above -4 nats (e⁻⁴ = 2% of the weight) at 32×: two or more for log, fewer for the others"""
     flat = {}
     for strategy in ("KerpleLog", "KerplePower", "ALiBi"):
         rows = e.rows(DEMO, "kernels", strategy)
@@ -121,12 +136,14 @@ def c12(e: Evidence) -> Judged:
 
 
 def c13(e: Evidence) -> Judged:
+    """growth from 1× to 8× and to 32× larger than with shared parameters"""
     found = {n: ratio(_grown(e, MORE, "KerpleLog per layer", n), _grown(e, MORE, "KerpleLog", n)) for n in (8, 32)}
     text = "growth per layer against shared: " + ", ".join(f"{n}× {percent(r)}" for n, r in found.items())
     return every(*(above(r) for r in found.values())), text, f"{MORE}/{TABLE}"
 
 
 def c14(e: Evidence) -> Judged:
+    """tokens per second in training, NoPE's over log's, ≤ 1.03; runs side by side on one machine"""
     log, nope = (e.rows(DEMO, "costs", s).set_index("seed")["tokens_per_second"] for s in ("KerpleLog", "NoPE"))
     cost = ratio(nope, log)
     return (
@@ -137,6 +154,7 @@ def c14(e: Evidence) -> Judged:
 
 
 def c15(e: Evidence) -> Judged:
+    """from 64 to 512 tokens: `full` falls by more than 0.5%, `sliding` with stride 32 does not"""
     full = e.values("sliding", "ALiBi")
     names = [p for p in e.rows("sliding", "results", "ALiBi")["protocol"].unique() if str(p).startswith("sliding")]
     if not names:
@@ -147,6 +165,7 @@ def c15(e: Evidence) -> Judged:
 
 
 def c16(e: Evidence) -> Judged:
+    """growth from 1× to the longest length in this order, ALiBi's ≤ 1.05"""
     order = ("Sinusoidal", "RoPE", "T5", "ALiBi")
     grown = {s: growth(e.values(DEMO, s)) for s in order}
     found = "longest length against 1×: " + ", ".join(f"{s} {percent(r)}" for s, r in grown.items())
@@ -155,7 +174,7 @@ def c16(e: Evidence) -> Judged:
 
 
 def c17(e: Evidence) -> Judged:
-    """By reach: how many tokens beyond its training length a model stays within 5% of its perplexity there."""
+    """from training at 128 instead of 64, T5 gains most tokens beyond that length until perplexity is 5% worse"""
     gains = {}
     for strategy in ("T5", "RoPE", "Sinusoidal"):
         once, twice = _reached(e.values(DEMO, strategy), 1), _reached(e.values(MORE, f"{strategy} at 128"), 2)
@@ -166,6 +185,7 @@ def c17(e: Evidence) -> Judged:
 
 
 def c18(e: Evidence) -> Judged:
+    """same segments, started 48 (learned) or most positions later: > 0.5% worse if absolute, within 0.1% if relative"""
     answers, found = [], []
     for place, strategy in (
         (MORE, "Learned"),
@@ -183,7 +203,7 @@ def c18(e: Evidence) -> Judged:
 
 
 def c19(e: Evidence) -> Judged:
-    """Noise beside the others: each mixed term moves the scores less than half as much as each of the other two."""
+    """standard deviation of each mixed term of the scores under half that of word-word and of position-position"""
     rows = e.rows(DEMO, "four_terms", "Sinusoidal")
     terms = rows.groupby(["seed", "term"])["standard_deviation"].mean().unstack()
     mixed = terms[["word-position", "position-word"]].max(axis=1)
@@ -193,6 +213,7 @@ def c19(e: Evidence) -> Judged:
 
 
 def c20(e: Evidence) -> Judged:
+    """perplexity at 1×: clip 0 more than 5% above clip 16, clip 2 within 1% of it"""
     at = {clip: e.values(MORE, f"Shaw clip {clip}")[_trained(e)] for clip in (0, 2, 16)}
     none, two = ratio(at[0], at[16]), ratio(at[2], at[16])
     found = f"at 1×, against clip 16: clip 0 {percent(none)}, clip 2 {percent(two)}"
@@ -200,6 +221,7 @@ def c20(e: Evidence) -> Judged:
 
 
 def c21(e: Evidence) -> Judged:
+    """at 1× ≤ 1.1 of the mean of RoPE, T5, ALiBi, log; growth to the longest length larger than ALiBi's"""
     strategies = ("RoPE", "T5", "ALiBi", "KerpleLog")
     others = pd.concat([e.values(DEMO, s)[_trained(e)] for s in strategies], axis=1)
     close = ratio(e.values(DEMO, "NoPE")[_trained(e)], others.mean(axis=1))
@@ -210,6 +232,7 @@ def c21(e: Evidence) -> Judged:
 
 
 def c22(e: Evidence) -> Judged:
+    """mean exact match beyond length 20 on repeated letters in this order, ties allowed but first above last"""
     order = ("NoPE", "T5", "ALiBi", "RoPE", "Sinusoidal")
     trained = 20
     tables = {s: e.values("tasks", s, "repeated copy", "exact_match") for s in order}
@@ -221,12 +244,14 @@ def c22(e: Evidence) -> Judged:
 
 
 def c23(e: Evidence) -> Judged:
+    """growth from 1× to the longest length larger with twice the tokens"""
     less, more = (growth(e.values(MORE, s)) for s in ("KerpleLog", "KerpleLog 2x tokens"))
     found = f"log, longest length against 1×: {percent(less)}, with twice the tokens {percent(more)}"
     return above(ratio(more, less)), found, f"{MORE}/{TABLE}"
 
 
 def c24(e: Evidence) -> Judged:
+    """perplexity at each length above 256 higher with angles rounded to bf16"""
     exact, rounded = e.values(DEMO, "RoPE"), e.values(MORE, "RoPE in bf16")
     ratios = {n: ratio(rounded[n], exact[n]) for n in exact.columns if n > 256 and n in rounded}
     found = "bf16 against fp32 angles: " + _by_length(ratios, _trained(e))
