@@ -25,7 +25,7 @@ def joined(setting: str, instead: str) -> Iterator[Any]:
         instead: What to ask for without it, for the message.
 
     Raises:
-        ValueError: Ray is not installed.
+        ValueError: Ray is not installed, or its cluster does not answer.
     """
     try:
         import ray
@@ -35,12 +35,18 @@ def joined(setting: str, instead: str) -> Iterator[Any]:
         ) from error
     before = ray.is_initialized()
     if not before:
-        ray.init(
-            address=os.environ.get("RAY_ADDRESS"),
-            log_to_driver=False,
-            include_dashboard=False,
-            runtime_env={"py_modules": [str(Path(__file__).parent)]},
-        )
+        try:
+            ray.init(
+                address=os.environ.get("RAY_ADDRESS"),
+                log_to_driver=False,
+                include_dashboard=False,
+                runtime_env={"py_modules": [str(Path(__file__).parent)]},
+            )
+        except ConnectionError as error:
+            raise ValueError(
+                f"{setting}: Ray's cluster does not answer ({error}); start it, set RAY_ADDRESS to one that runs or to "
+                f"'local', or {instead}"
+            ) from error
     try:
         yield ray
     finally:
