@@ -21,6 +21,8 @@ import psutil
 import tokenizers
 import zstandard
 
+from kerple.cluster import cores
+
 RECORDS = Path(__file__).parent / "records"
 WORD = re.compile(r"[A-Za-z_]{4,}")
 # 6 x 162e6 = 1e9 FLOP a token of the paper's model; 4e14 FLOP/s is what the fastest single accelerators sustain on it
@@ -30,7 +32,7 @@ FASTEST_STEP = 400_000  # tokens per second
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megabytes", type=int, default=500, help="text in the corpus")
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="cores to use")
+    parser.add_argument("--workers", type=int, default=cores(), help="cores to use")
     given = parser.parse_args()
     os.environ["RAYON_NUM_THREADS"] = str(given.workers)  # before the library starts its threads
     with tempfile.TemporaryDirectory() as folder:

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import torch
 
+from kerple.cluster import cores
+
 RECORDS = Path(__file__).parent / "records"
 REPEATS = 9
 
@@ -77,7 +79,7 @@ def machine() -> dict[str, object]:
     flags = next((line.split() for line in _lines("/proc/cpuinfo") if line.startswith("flags")), [])
     return {
         "cpu": cpu,
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": cores(),
         "threads": torch.get_num_threads(),
         "amx": "amx_bf16" in flags,
         "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,

@@ -75,6 +75,7 @@ def compiled() -> Callable[..., Any]:
 
 @cache
 def compiled_by_itself() -> Callable[..., Any]:
+    """FlexAttention, compiled once for the process: for a network that is not compiled itself."""
     # past its limit, 8 by default, torch runs FlexAttention uncompiled: T × T scores. The ladder is longer than that
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
     return torch.compile(flex_attention, dynamic=False)

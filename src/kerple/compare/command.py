@@ -131,9 +131,8 @@ def _report(comparison: Comparison, work: list[Job]) -> None:
     path = report.write(
         found, comparison.report_folder, name=comparison.name, baseline=comparison.baseline, missing=missing
     )
-    title, first, *_ = (
-        (comparison.report_folder / "table.md").read_text().split("### ")
-    )  # the others are for the report
+    # the other tables are for the report
+    title, first, *_ = (comparison.report_folder / "table.md").read_text().split("### ")
     print(f"{title}### {first}")
     for figure in sorted(comparison.report_folder.glob("*-against-length.png")):
         print(f"figure: {figure}")

@@ -111,6 +111,7 @@ def _end_with_parent() -> None:
 
 
 def encode_in_worker(records: list[Raw]) -> Encoded:
+    """Encode with what `start_worker` has loaded into this process."""
     assert _encoder is not None
     return _encoder(records)
 

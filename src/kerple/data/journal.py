@@ -89,5 +89,6 @@ class Journal:
 
 
 def remove_journal(directory: Path) -> None:
+    """Delete the journal and what SQLite keeps beside it; one that is not there is fine."""
     for suffix in ("", "-wal", "-shm"):
         (directory / (FILE + suffix)).unlink(missing_ok=True)

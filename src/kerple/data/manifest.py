@@ -142,6 +142,7 @@ class Manifest:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all, on the disk before its name is."""
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("wb") as file:
         file.write(content)

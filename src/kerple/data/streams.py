@@ -21,6 +21,7 @@ T = TypeVar("T")
 
 
 def is_remote(path: str) -> bool:
+    """Whether a path is a URL that fsspec reads, not a file of this machine."""
     return "://" in path and not path.startswith("file://")
 
 
