@@ -1,6 +1,9 @@
 """The command line as a user meets it, run in this process on toy data."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -149,3 +152,18 @@ def test_bolts_monitors_draw_histograms_of_the_data(toy: Path) -> None:
     fit("--config", str(monitors), "--trainer.max_steps", "60")
     events = EventAccumulator(str(toy / "logs/toy/KerpleLog/seed-3"), size_guidance={"histograms": 0}).Reload()
     assert {"training_step/tokens/[4, 9]", "output/network.norm/[4, 8, 16]"} <= set(events.Tags()["histograms"])
+
+
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="this torch multiplies with another library")
+def test_products_are_made_in_the_reproducible_mode_by_a_fixed_number_of_threads() -> None:
+    product = "import torch\n{}\ntorch.ones(64, 64) @ torch.ones(64, 64)"
+    command = "import kerple.cli\ntry: kerple.cli.main(['--help'])\nexcept SystemExit: pass"
+    environment = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"} | {"MKL_VERBOSE": "1"}
+    plain, ours = (
+        subprocess.run(
+            [sys.executable, "-c", product.format(before)], env=environment, capture_output=True, text=True, check=True
+        ).stdout.splitlines()[-1]
+        for before in ("", command)
+    )
+    assert re.search("SGEMM.* CNR:OFF Dyn:1 ", plain)  # what MKL does by itself, and how it says so
+    assert re.search("SGEMM.* CNR:AUTO Dyn:0 ", ours)
