@@ -123,6 +123,21 @@ def test_report_only_runs_nothing_and_names_what_is_missing(config: Path) -> Non
     assert "KerpleLog seed 2, ALiBi seed 2" in (config.parent / "report" / "report.html").read_text()
 
 
+def test_report_only_says_which_runs_were_made_otherwise(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    compare.main(["--config", str(config)])
+    compare.main(["--config", str(config), "--report-only"])
+    assert "another configuration" not in capsys.readouterr().out
+    settings = yaml.safe_load(config.read_text())
+    settings["strategies"]["ALiBi"] = {"flags": {"trainer.max_steps": 30}}
+    config.write_text(yaml.safe_dump(settings, sort_keys=False))
+    compare.main(["--config", str(config), "--report-only"])
+    printed = capsys.readouterr().out
+    warning = "ALiBi seed 2 was run with another configuration: flags.trainer.max_steps: '(not there)' -> '30'"
+    assert warning in printed
+    assert "KerpleLog seed 1 was" not in printed
+    assert starts(config) == 4
+
+
 def test_report_of_directories_from_anywhere_needs_no_comparison(config: Path, tmp_path: Path) -> None:
     compare.main(["--config", str(config)])
     folders = [str(tmp_path / "runs" / "ALiBi"), str(tmp_path / "runs" / "KerpleLog" / "seed-1")]

@@ -33,7 +33,9 @@ def main(arguments: list[str]) -> None:
     if options.parallel < 1:
         raise ValueError(f"compare: parallel: got {options.parallel}, expected at least 1 run at a time")
     work = comparison.jobs()
-    if not options.report_only:
+    if options.report_only:
+        _warn_of_changes(work)
+    else:
         _run(work, options)
     _report(comparison, work)
 
@@ -117,6 +119,13 @@ def _check(work: list[Job], configs: dict[Job, dict[str, Any]], rerun_changed: b
             "compare: runs that exist were made with another configuration; add --rerun_changed to start them afresh, "
             "or give this comparison another name:\n  " + "\n  ".join(complaints)
         )
+
+
+def _warn_of_changes(work: list[Job]) -> None:
+    """Of finished runs that the comparison, as it is now, would not have made: they are still reported."""
+    for job in filter(jobs.finished, work):
+        if changed := jobs.differences(job, flat(resolve(job))):
+            print(f"warning: {job.name} was run with another configuration: {'; '.join(changed)}")
 
 
 def _report(comparison: Comparison, work: list[Job]) -> None:
