@@ -45,7 +45,7 @@ def joined(setting: str, instead: str) -> Iterator[Any]:
         except ConnectionError as error:
             raise ValueError(
                 f"{setting}: Ray's cluster does not answer ({error}); start it, set RAY_ADDRESS to one that runs or to "
-                f"'local', or {instead}"
+                f"'local', set RAY_AUTH_MODE=token for one that was started with a token, or {instead}"
             ) from error
     try:
         yield ray

@@ -1,4 +1,10 @@
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
 import sys
+import tempfile
 import time
 import types
 from collections.abc import Callable, Iterator
@@ -14,6 +20,8 @@ from kerple.data import engines
 from kerple.data.corpora import Record
 from kerple.data.encode import Encoded, Raw
 from kerple.data.manifest import Manifest
+
+ROOT = Path(__file__).parents[2]
 
 Build = Callable[..., Manifest]
 Contents = Callable[[Path], dict[str, bytes]]
@@ -162,6 +170,41 @@ def test_a_cluster_that_was_joined_before_stays_joined(
     finally:
         ray.shutdown()
     assert contents(tmp_path) == contents(prepared)
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> Iterator[str]:
+    """Of a cluster of one machine that somebody else has started, as `ray start` does by default: with a token."""
+    pytest.importorskip("ray")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    folder = tempfile.mkdtemp(prefix="ray")  # sockets have short paths
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--num-cpus=2"]
+    command += ["--include-dashboard=false", "--node-ip-address=127.0.0.1", f"--port={address.partition(':')[2]}"]
+    head = subprocess.Popen([*command, f"--temp-dir={folder}"], start_new_session=True, stdout=subprocess.DEVNULL)
+    services = psutil.Process(head.pid)
+    try:
+        yield address
+        assert head.poll() is None  # who joins a cluster leaves it running
+    finally:
+        for process in [*services.children(recursive=True), services]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        head.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.slow
+def test_a_cluster_that_the_environment_names_is_joined(address: str, json_lines: Path, tmp_path: Path) -> None:
+    def prepare(name: str, engine: str) -> dict[str, bytes]:
+        command = [sys.executable, str(ROOT / "run.py"), "prepare", f"--data.corpus={json_lines}"]
+        command += ["--data.vocabulary=300", f"--data.directory={tmp_path / name}", f"--data.prepare_engine={engine}"]
+        environment = os.environ | {"RAY_ADDRESS": address, "RAY_AUTH_MODE": "token"}
+        subprocess.run(command, env=environment, check=True)
+        return {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
+
+    assert prepare("spread", "ray") == prepare("here", "local")
 
 
 @pytest.mark.slow
