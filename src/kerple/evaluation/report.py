@@ -16,6 +16,7 @@ from kerple.evaluation.report_figures import figures, position_wise, save
 from kerple.evaluation.report_runs import Run, Runs
 from kerple.evaluation.statistics import summarise
 
+LATEX = "% \\usepackage{booktabs,graphicx}\n"
 PROTOCOLS = {
     "full": "non-overlapping segments of the length, every target scored, attention unrestricted (the paper's)",
     "windowed": "as full, attention limited to the last w keys in every layer; the name carries w",
@@ -58,7 +59,7 @@ def write(runs: Runs, folder: Path, *, name: str, baseline: str, missing: list[s
     main, details = _tables(summary, runs, baseline)
     title = f"# {name}\n\n"
     (folder / "table.md").write_text(title + "\n".join(t.markdown() for t in (*main, *details)))
-    (folder / "table.tex").write_text("\n".join(t.latex() for t in (*main, *details)))
+    (folder / "table.tex").write_text("\n".join([LATEX, *(t.latex() for t in (*main, *details))]))
     drawn = []
     found = list(figures(summary, runs.trained, baseline))
     if "position_wise" in runs.analyses:

@@ -12,6 +12,7 @@ from kerple.evaluation.report_runs import Runs
 from kerple.evaluation.statistics import HIGHER_IS_BETTER, interval, lower_is_better, mean_reciprocal_rank
 
 MOST_COLUMNS = 12
+PAGE_COLUMNS = 6  # of a mean and a deviation each
 DAGGER = "†"
 LATEX = str.maketrans(
     {
@@ -21,6 +22,7 @@ LATEX = str.maketrans(
         DAGGER: r"$^\dagger$",
     }
 )
+FIT = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}"
 NAMES = {
     "ppl": "Perplexity",
     "bits_per_byte": "Bits per byte",
@@ -60,10 +62,16 @@ class Table:
         return f"### {self.title}\n\n{table}\n" + (f"\n{self.note}\n" if self.note else "")
 
     def latex(self) -> str:
-        """A ``table`` float; needs the package booktabs."""
+        """A ``table`` float of the packages booktabs and graphicx.
+
+        More columns than a page has room for are split over tables below each other, what is still wider is scaled.
+        """
         body = self._text(_latex, r"\textbf{{{}}}")
         caption = _latex(f"{self.title}. {self.note}".strip())
-        return body.to_latex(escape=False, caption=caption, column_format="l" + "r" * body.shape[1], position="t")
+        parts = np.array_split(np.arange(body.shape[1]), max(1, -(-body.shape[1] // PAGE_COLUMNS)))
+        tables = [body.iloc[:, p].to_latex(escape=False, column_format="l" + "r" * len(p)).strip() for p in parts]
+        below = "\n\n\\medskip\n".join(f"{FIT}{{%\n{table}}}" for table in tables)
+        return f"\\begin{{table}}[t]\n\\caption{{{caption}}}\n{below}\n\\end{{table}}\n"
 
     def html(self) -> str:
         """A ``table`` element; bold cells carry the class ``best``."""

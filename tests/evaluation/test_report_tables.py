@@ -1,0 +1,41 @@
+"""Tables by themselves: what a page has room for, and what LaTeX says of them."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from kerple.evaluation.report_tables import Cell, Table
+
+ROWS, LENGTHS = ["NoPE", "a_b & 50% <x> ~^\\"], list(range(1, 14))
+
+
+@pytest.fixture
+def wide() -> Table:
+    cells = [[Cell(f"{row}.{length:02d} ± 0.10†", bold=length == 3) for length in LENGTHS] for row in range(len(ROWS))]
+    body = pd.DataFrame(cells, index=ROWS, columns=[f"{length} (1×)" for length in LENGTHS])
+    return Table("Exact match, 100%", body, "best < all")
+
+
+def test_columns_that_a_page_has_no_room_for_go_below_the_others(wide: Table) -> None:
+    parts = re.findall(r"\\toprule\n(.*?)\\bottomrule", wide.latex(), re.DOTALL)
+    assert [len(part.splitlines()[0].split(" & ")) - 1 for part in parts] == [5, 4, 4]
+    for row, name in enumerate(("NoPE", r"a\_b")):
+        lines = [line for part in parts for line in part.splitlines() if line.startswith(name)]
+        found = re.findall(r"(\d)\.(\d\d) \$\\pm\$", "".join(lines))
+        assert found == [(str(row), f"{length:02d}") for length in LENGTHS]
+    assert wide.latex().count(r"\caption") == 1
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no LaTeX here")
+def test_latex_takes_it_and_it_fits_the_line(wide: Table, tmp_path: Path) -> None:
+    document = r"\documentclass{article}\usepackage{booktabs,graphicx}\begin{document}%s\end{document}"
+    (tmp_path / "table.tex").write_text(document % wide.latex())
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "table.tex"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout
+    assert "Overfull" not in ended.stdout
+    assert "Output written" in ended.stdout
