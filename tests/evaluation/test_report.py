@@ -11,9 +11,8 @@ import pandas as pd
 import pytest
 import yaml
 
-from kerple.evaluation import report, report_runs
+from kerple.evaluation import report
 from kerple.evaluation.report_runs import Run, locate, read
-from kerple.evaluation.report_tables import number
 from tests.evaluation.runs_on_disk import BYTES_PER_TOKEN, CURVES, LENGTHS, write_run, write_task_run
 
 SEEDS = (1235, 1236, 1237)
@@ -226,68 +225,6 @@ def test_position_wise_losses_are_summed_in_bins_and_drawn(tmp_path: Path) -> No
     assert "last 64 keys" in (tmp_path / "report" / "position-wise.svg").read_text()
 
 
-def test_distances_are_thinned_but_keep_both_ends(tmp_path: Path) -> None:
-    directory = write_run(tmp_path / "run", "ALiBi", 1236, CURVES["ALiBi"])
-    distances = np.arange(2048)
-    pd.DataFrame({"head": 0, "distance": distances, "bias": -distances}).to_csv(directory / "test" / "kernels.csv")
-    kept = read([Run("ALiBi", 1236, directory)]).analyses["kernels"]["distance"]
-    assert {0, 1, 2, 4, 64, 1024, 2047} <= set(kept)
-    assert len(kept) < 50
-
-
-def test_positions_are_binned_and_keep_their_sums(tmp_path: Path) -> None:
-    directory = write_run(tmp_path / "run", "RoPE", 1236, CURVES["RoPE"])
-    path = directory / "test" / "extrapolation.json"
-    content = json.loads(path.read_text())
-    content["by_position"] = [{"length": 256, "nll_sum": list(range(256)), "targets": [2] * 256}]
-    content["rows"].append({"protocol": "per_position", "length": 256, "nll_sum": 32640, "targets": 512})
-    path.write_text(json.dumps(content))
-    runs = read([Run("RoPE", 1236, directory)])
-    table = runs.analyses["by_position"]
-    assert list(table["first"]) == list(range(0, 256, 4))
-    assert (table["sum"].sum(), table["count"].sum()) == (sum(range(256)), 512)
-    assert table["ppl"].iloc[1] == pytest.approx(np.exp((4 + 5 + 6 + 7) / 8))
-    assert "per_position" not in set(runs.results["protocol"])
-
-
-def test_an_infinite_loss_is_infinite_and_not_an_error(tmp_path: Path) -> None:
-    directory = write_run(tmp_path / "run", "Sinusoidal", 1236, CURVES["RoPE"])
-    path = directory / "test" / "extrapolation.json"
-    content = json.loads(path.read_text())
-    content["rows"][0] |= {"nll_sum": None, "ppl": None, "bits_per_byte": None, "block_nll": [None] * 12}
-    path.write_text(json.dumps(content))
-    runs = read([Run("Sinusoidal", 1236, directory)])
-    assert runs.results["value"].iloc[0] == np.inf
-    assert number(np.inf, np.nan) == "∞"
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda row: row.pop("nll_sum"), "expected nll_sum and targets"),
-        (lambda row: row["block_nll"].pop(), r"block_nll \(11 blocks\) does not add up"),
-        (lambda row: row.update(targets=0, nll_sum=0.0, block_nll=[0.0] * 12), "got 0 targets"),
-    ],
-)
-def test_files_that_contradict_themselves_are_named(tmp_path: Path, change, message: str) -> None:
-    directory = write_run(tmp_path / "run", "RoPE", 1236, CURVES["RoPE"])
-    path = directory / "test" / "extrapolation.json"
-    content = json.loads(path.read_text())
-    change(content["rows"][0])
-    path.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=rf"{re.escape(str(path))}, full at {LENGTHS[0]}.*{message}"):
-        read([Run("RoPE", 1236, directory)])
-
-
-def test_runs_that_are_not_there_or_not_tested_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no config\.yaml below"):
-        locate([tmp_path])
-    directory = write_run(tmp_path / "run", "RoPE", 1236, CURVES["RoPE"])
-    (directory / "test" / "extrapolation.json").unlink()
-    with pytest.raises(ValueError, match="test the run first"):
-        report_runs.read(locate([tmp_path]))
-
-
 def page_of(runs: list[Run], folder: Path) -> str:
     report.write(read(runs), folder, name="x", baseline="KerpleLog")
     return (folder / "report.html").read_text()
@@ -323,37 +260,3 @@ def test_the_report_says_what_was_scored(tmp_path: Path) -> None:
     assert "test split, blocks of 512 targets, inside documents only, the first 448 targets" in page
     assert "computed in bf16-mixed" in page
     assert any("other text at each length" in way for way in report.mixed(read(runs)))
-
-
-def test_a_run_that_was_tested_in_several_ways_is_one_run(tmp_path: Path) -> None:
-    directory = write_run(tmp_path / "run", "RoPE", 1236, CURVES["RoPE"])
-    for name in ("test", "sliding", "test_v1"):  # each test writes the configuration it had
-        (directory / name).mkdir(exist_ok=True)
-        (directory / name / "config.yaml").write_text((directory / "config.yaml").read_text())
-    assert locate([tmp_path]) == [Run("RoPE", 1236, directory)]
-
-
-@pytest.mark.parametrize("content", ["a: 1", "[1, 2]", "model: {position: [", "model: {position: RoPE}"])
-def test_a_configuration_that_is_not_ours_is_named(tmp_path: Path, content: str) -> None:
-    (tmp_path / "config.yaml").write_text(content)
-    with pytest.raises(ValueError, match=re.escape(str(tmp_path / "config.yaml"))):
-        locate([tmp_path])
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [("test/extrapolation.json", '{"rows": ['), ("test/kernels.csv", ""), ("cost.json", "{"), ("config.yaml", "[")],
-)
-def test_a_damaged_file_of_a_run_is_named(tmp_path: Path, name: str, content: str) -> None:
-    directory = write_run(tmp_path / "run", "RoPE", 1236, CURVES["RoPE"])
-    (directory / name).write_text(content)
-    with pytest.raises(ValueError, match=re.escape(str(directory / name))):
-        read([Run("RoPE", 1236, directory)])
-
-
-def test_a_mean_of_seeds_is_printed_in_the_digits_that_mean_something() -> None:
-    assert number(0.98321, 0.00449) == "0.983 ± 0.004"
-    assert number(21.4321, 0.0617) == "21.43 ± 0.06"
-    assert number(269.33, 33.4) == "269.3 ± 33.4"
-    assert number(30046.2, 12123.4) == "30046 ± 12123"
-    assert number(21.4, float("nan")) == "21.40"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from kerple.evaluation.report_tables import Cell, Table
+from kerple.evaluation.report_tables import Cell, Table, number
 
 ROWS, LENGTHS = ["NoPE", "a_b & 50% <x> ~^\\"], list(range(1, 14))
 
@@ -39,3 +39,12 @@ def test_latex_takes_it_and_it_fits_the_line(wide: Table, tmp_path: Path) -> Non
     assert ended.returncode == 0, ended.stdout
     assert "Overfull" not in ended.stdout
     assert "Output written" in ended.stdout
+
+
+def test_a_mean_of_seeds_is_printed_in_the_digits_that_mean_something() -> None:
+    assert number(0.98321, 0.00449) == "0.983 ± 0.004"
+    assert number(21.4321, 0.0617) == "21.43 ± 0.06"
+    assert number(269.33, 33.4) == "269.3 ± 33.4"
+    assert number(30046.2, 12123.4) == "30046 ± 12123"
+    assert number(21.4, float("nan")) == "21.40"
+    assert number(float("inf"), float("nan")) == "∞"
