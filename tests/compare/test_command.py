@@ -147,6 +147,18 @@ def test_report_of_directories_from_anywhere_needs_no_comparison(config: Path, t
     assert set(zip(results["strategy"], results["seed"], strict=True)) == {("ALiBi", 1), ("ALiBi", 2), ("KerpleLog", 1)}
 
 
+def test_another_test_of_directories_is_reported_if_asked_for(config: Path, tmp_path: Path) -> None:
+    compare.main(["--config", str(config)])
+    for folder in list((tmp_path / "runs").rglob("test")):
+        folder.rename(folder.with_name("sliding"))
+    asked = ["--report-only", "--directories", str(tmp_path / "runs"), "--baseline", "ALiBi"]
+    asked += ["--output", str(tmp_path / "elsewhere")]
+    compare.main([*asked, "--test_folder", "sliding"])
+    assert len(pd.read_csv(tmp_path / "elsewhere" / "results.csv")) == 2 * 2 * 2  # strategies, seeds, lengths
+    with pytest.raises(ValueError, match=r"/test/\*\.json"):
+        compare.main(asked)
+
+
 def test_parts_are_reported_together(config: Path) -> None:
     settings = yaml.safe_load(config.read_text())
     settings["parts"] = {"code": settings["base"], "prose": settings["base"]}

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from kerple.evaluation.report_runs import Run, locate, read
-from tests.evaluation.runs_on_disk import CURVES, LENGTHS, write_run
+from tests.evaluation.runs_on_disk import CURVES, LENGTHS, write_run, write_task_run
 
 
 def test_distances_are_thinned_but_keep_both_ends(tmp_path: Path) -> None:
@@ -79,6 +79,43 @@ def test_a_run_that_was_tested_in_several_ways_is_one_run(tmp_path: Path) -> Non
         (directory / name).mkdir(exist_ok=True)
         (directory / name / "config.yaml").write_text((directory / "config.yaml").read_text())
     assert locate([tmp_path]) == [Run("RoPE", 1236, directory)]
+
+
+def test_strategies_of_one_class_are_called_what_their_folders_are(tmp_path: Path) -> None:
+    for label in ("KerpleLog", "KerpleLog per layer"):
+        write_run(tmp_path / label / "seed-1235", "KerpleLog", 1235, CURVES["KerpleLog"])
+    write_run(tmp_path / "KerpleLog" / "seed-1236_v1", "KerpleLog", 1236, CURVES["KerpleLog"])
+    write_run(tmp_path / "penalty" / "seed-1235", "ALiBi", 1235, CURVES["ALiBi"])
+    assert [(run.strategy, run.seed) for run in locate([tmp_path])] == [
+        ("KerpleLog", 1235),
+        ("KerpleLog", 1236),
+        ("KerpleLog per layer", 1235),
+        ("ALiBi", 1235),  # nothing to tell it from: its class, wherever it lies
+    ]
+    results = read(locate([tmp_path])).results
+    assert not results.duplicated(["strategy", "seed", "metric", "protocol", "length"]).any()
+
+
+@pytest.mark.parametrize("names", [("here", "there"), ("here/KerpleLog/seed-1235", "there/KerpleLog/seed-1235")])
+def test_the_same_results_of_two_runs_are_named_with_what_to_do(tmp_path: Path, names: tuple[str, str]) -> None:
+    one, other = (write_run(tmp_path / name, "KerpleLog", 1235, CURVES["KerpleLog"]) for name in names)
+    expected = rf"{re.escape(str(one))} and {re.escape(str(other))}: .*KerpleLog seed 1235.*leave one out.*seed-1235"
+    with pytest.raises(ValueError, match=expected):
+        read(locate([tmp_path]))
+
+
+def test_runs_of_one_class_on_different_tasks_are_one_strategy(tmp_path: Path) -> None:
+    for task in ("copy", "reverse"):
+        place = tmp_path / task / "KerpleLog" / "seed-1235"
+        write_task_run(place, "KerpleLog", 1235, {task: (1.0, 1.0, 0.5, 0.2)})
+    assert set(read(locate([tmp_path])).results["strategy"]) == {"KerpleLog"}
+
+
+def test_another_test_of_the_runs_is_read_if_asked_for(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run", "RoPE", 1236, CURVES["RoPE"])
+    (directory / "test").rename(directory / "sliding")
+    assert locate([tmp_path], "sliding") == [Run("RoPE", 1236, directory, "sliding")]
+    assert set(read(locate([tmp_path], "sliding")).results["length"]) == set(LENGTHS)
 
 
 @pytest.mark.parametrize("content", ["a: 1", "[1, 2]", "model: {position: [", "model: {position: RoPE}"])

@@ -66,12 +66,22 @@ def _report_directories(arguments: list[str]) -> None:
         prog="run.py compare --report_only", description="One report of finished runs from anywhere."
     )
     parser.add_argument("--report_only", "--report-only", action="store_true", help="implied")
-    parser.add_argument("--directories", type=str, nargs="+", required=True, help="folders with runs in or below them")
+    parser.add_argument(
+        "--directories",
+        type=str,
+        nargs="+",
+        required=True,
+        help="folders with runs in or below them; a run is called by the class of its strategy, or, where a class has "
+        "a seed twice, by the folder above seed-<n>",
+    )
+    parser.add_argument(
+        "--test_folder", "--test-folder", type=str, default="test", help="of every run, where the test to report is"
+    )
     parser.add_argument("--baseline", type=str, required=True, help="strategy the others are tested against")
     parser.add_argument("--output", type=str, required=True, help="folder of the report")
     parser.add_argument("--name", type=str, default="comparison", help="its title")
     options = parser.parse_args(arguments)
-    runs = read(locate([Path(directory) for directory in options.directories]))
+    runs = read(locate(map(Path, options.directories), options.test_folder))
     print(report.write(runs, Path(options.output), name=options.name, baseline=options.baseline))
     _warn(runs)
 

@@ -8,8 +8,10 @@ task's accuracy).
 
 import json
 import math
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ RESULT = ["metric", "protocol", "length"]
 LOSSES = ("ppl", "bits_per_byte")
 TOO_LARGE = ("attention_maps",)  # a row for each query and key
 ABOUT = ("split", "block", "sampling", "documents", "precision")  # of a test, in the file beside its rows
+SEED_FOLDER = re.compile(r"seed-\d+(_v\d+)?")  # as `fit` names it: below the strategy's
 SETTING = {"windowed": "window", "sliding": "stride", "last": "k"}  # part of the protocol's name, as in the logs
 
 
@@ -75,8 +78,15 @@ class Runs:
         return lengths.pop() if len(lengths) == 1 else None
 
 
-def locate(directories: Iterable[Path]) -> list[Run]:
+def locate(directories: Iterable[Path], test: str = "test") -> list[Run]:
     """Runs below these directories, labelled by the strategy and the seed in their configuration.
+
+    Strategies of one class with other options would have one label: where a class has a seed twice, its runs are
+    labelled by the folder above ``seed-<n>``, if they lie in such folders.
+
+    Args:
+        directories: Where to look.
+        test: Folder of the test in every run.
 
     Raises:
         ValueError: If there is none, or a config.yaml is not one that `fit` wrote.
@@ -92,25 +102,34 @@ def locate(directories: Iterable[Path]) -> list[Run]:
     for directory in found:
         config = _yaml(directory / "config.yaml")
         try:
-            runs.append(Run(strategy(config), int(config["seed_everything"]), directory))
+            runs.append(Run(strategy(config), int(config["seed_everything"]), directory, test))
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"{directory / 'config.yaml'}: has no model.position and seed_everything, expected what `fit` wrote"
             ) from error
-    return runs
+    seeds = Counter((run.strategy, run.seed) for run in runs)
+    shared = {name for (name, _), times in seeds.items() if times > 1}
+    return [
+        replace(run, strategy=run.directory.parent.name)
+        if run.strategy in shared and SEED_FOLDER.fullmatch(run.directory.name)
+        else run
+        for run in runs
+    ]
 
 
 def read(runs: Iterable[Run]) -> Runs:
     """Read runs that were fitted and tested.
 
     Raises:
-        ValueError: If a run was not tested, or a file does not hold what its rows say; names the file.
+        ValueError: If a run was not tested, a file does not hold what its rows say, or two runs have the same results;
+            names the files.
     """
     tables: dict[str, list[dict[str, Any]]] = {"results": [], "blocks": [], "costs": []}
     analyses: dict[str, list[pd.DataFrame]] = {}
     configs, environments = {}, {}
     lengths: dict[str, set[int | None]] = {}
     text: dict[str, dict[str, None]] = {}
+    origin: dict[tuple[Any, ...], Path] = {}
     for run in runs:
         key = {"strategy": run.strategy, "seed": run.seed}
         configs[run] = _yaml(run.directory / "config.yaml")
@@ -123,6 +142,13 @@ def read(runs: Iterable[Run]) -> Runs:
             for result, blocks in _results(row, path):
                 if run.part and result["metric"] in LOSSES:  # a task is a protocol of its own, a corpus is not
                     result["protocol"] = f"{run.part} {result['protocol']}"
+                cell = tuple(result[c] for c in RESULT)
+                if (other := origin.setdefault((run.strategy, run.seed, *cell), run.directory)) != run.directory:
+                    raise ValueError(
+                        f"runs: {other} and {run.directory}: both hold {cell[0]}, {cell[1]} at {cell[2]} of "
+                        f"{run.strategy} seed {run.seed}, expected one; leave one out, or, if their strategies differ, "
+                        f"move each to <name>/seed-{run.seed} with a name of its own, which is then its label"
+                    )
                 lengths.setdefault(result["protocol"], set()).add(training_length(configs[run]))
                 if described := _text(row):
                     text.setdefault(result["protocol"], {})[described] = None
