@@ -260,3 +260,26 @@ def test_the_report_says_what_was_scored(tmp_path: Path) -> None:
     assert "test split, blocks of 512 targets, inside documents only, the first 448 targets" in page
     assert "computed in bf16-mixed" in page
     assert any("other text at each length" in way for way in report.mixed(read(runs)))
+
+
+def test_runs_scored_on_different_amounts_of_text_are_named(root: Path, tmp_path: Path) -> None:
+    assert report.mixed(read(locate([root]))) == []
+    runs = [
+        Run(strategy, seed, write_run(tmp_path / strategy / f"seed-{seed}", strategy, seed, CURVES[strategy], blocks))
+        for strategy, blocks in (("KerpleLog", 12), ("RoPE", 12), ("ALiBi", 3))
+        for seed in (1235, 1236)
+    ]
+    few = "1,536 (ALiBi seed 1235, ALiBi seed 1236)"  # 3 blocks of 512 targets, not 12
+    assert report.mixed(read(runs)) == [
+        f"full at 64: scored per run: 6,144 | {few}",
+        f"windowed64 at 64: scored per run: 6,144 | {few}",
+    ]
+    assert few in page_of(runs, tmp_path / "report")
+
+
+def test_corpora_of_different_sizes_are_no_mixture(tmp_path: Path) -> None:
+    runs = [
+        Run("KerpleLog", 1235, write_run(tmp_path / part, "KerpleLog", 1235, CURVES["KerpleLog"], blocks), part=part)
+        for part, blocks in (("code", 12), ("prose", 3))
+    ]
+    assert report.mixed(read(runs)) == []

@@ -13,7 +13,7 @@ import yaml
 
 from kerple.evaluation import report_tables as tables
 from kerple.evaluation.report_figures import figures, position_wise, save
-from kerple.evaluation.report_runs import Run, Runs
+from kerple.evaluation.report_runs import RESULT, Run, Runs
 from kerple.evaluation.statistics import summarise
 
 LATEX = "% \\usepackage{booktabs,graphicx}\n"
@@ -114,7 +114,10 @@ def _tables(summary: pd.DataFrame, runs: Runs, baseline: str) -> tuple[list[tabl
 
 
 def mixed(runs: Runs) -> list[str]:
-    """Settings in which runs that differ by their seed alone differ: their mean is then of nothing in particular."""
+    """Settings in which runs that differ by their seed alone differ: their mean is then of nothing in particular.
+
+    And tests that differ between any runs, in what they scored or how much: a difference is then not the strategy's.
+    """
     complaints = []
     for label, members in _members(runs, lambda run: f"{run.part} {run.strategy}".strip()).items():
         for key in dict.fromkeys(key for _, config in members for key in config):
@@ -122,7 +125,22 @@ def mixed(runs: Runs) -> list[str]:
             if len(values) > 1 and any(config.get(key) != run.seed for run, config in members):
                 complaints.append(f"{label}: {key}: {' | '.join(values)}")
     ways = {protocol: found for protocol, found in runs.text.items() if len(found) > 1}
-    return complaints + [f"{protocol}: {' | '.join(found)}" for protocol, found in ways.items()]
+    complaints += [f"{protocol}: {' | '.join(found)}" for protocol, found in ways.items()]
+    return complaints + _unequal(runs.results)
+
+
+def _unequal(results: pd.DataFrame) -> list[str]:
+    """Protocols that did not score as much in every run, each at the first such length: the test pairs what differs."""
+    complaints: dict[str, str] = {}
+    for (_, protocol, length), group in results.dropna(subset="count").groupby(RESULT, sort=False):
+        usual = group["count"].mode()[0]
+        found = [f"{usual:,.0f}"]
+        for count, odd in group[group["count"] != usual].groupby("count", sort=False):
+            names = (f"{strategy} seed {seed}" for strategy, seed in zip(odd["strategy"], odd["seed"], strict=True))
+            found.append(f"{count:,.0f} ({', '.join(names)})")
+        if len(found) > 1:
+            complaints.setdefault(protocol, f"{protocol} at {length}: scored per run: {' | '.join(found)}")
+    return list(complaints.values())
 
 
 def _only_positions_differ(runs: Runs) -> bool:
