@@ -283,3 +283,15 @@ def test_corpora_of_different_sizes_are_no_mixture(tmp_path: Path) -> None:
         for part, blocks in (("code", 12), ("prose", 3))
     ]
     assert report.mixed(read(runs)) == []
+
+
+def test_protocols_of_every_corpus_are_explained(tmp_path: Path) -> None:
+    runs = [
+        Run("KerpleLog", 1235, write_run(tmp_path / part, "KerpleLog", 1235, CURVES["KerpleLog"]), part=part)
+        for part in ("code", "prose")
+    ]
+    page = page_of(runs, tmp_path / "report")
+    for part in ("code", "prose"):
+        assert f'<th>{part} full</th><td class="text">non-overlapping segments of the length' in page
+        assert f'<th>{part} windowed64</th><td class="text">as full, attention limited' in page
+    assert ">task" not in page

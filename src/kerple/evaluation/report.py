@@ -163,8 +163,10 @@ def _members(runs: Runs, key: Callable[[Run], str]) -> dict[str, list[tuple[Run,
 def _protocols(runs: Runs) -> list[tuple[str, str, str, str]]:
     """(protocol, meaning, lengths, targets) of everything in the report."""
     rows = []
+    parts = dict.fromkeys(run.part for run in runs.configs)
+    meanings = {f"{part} {name}".strip(): text for part in parts for name, text in PROTOCOLS.items()}
     for protocol, group in runs.results.groupby("protocol", sort=False):
-        meaning = next((text for name, text in PROTOCOLS.items() if str(protocol).startswith(name)), "task")
+        meaning = next((text for name, text in meanings.items() if str(protocol).startswith(name)), "task")
         counts = group["count"].dropna()
         targets = "–".join(dict.fromkeys(f"{n:,.0f}" for n in (counts.min(), counts.max()) if n == n)) or "–"
         lengths = sorted(int(length) for length in group["length"].unique())
