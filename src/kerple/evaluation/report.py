@@ -63,7 +63,7 @@ def write(runs: Runs, folder: Path, *, name: str, baseline: str, missing: list[s
     drawn = []
     found = list(figures(summary, runs.trained, baseline))
     if "position_wise" in runs.analyses:
-        found.append(("position-wise", position_wise(runs.analyses["position_wise"], summary["strategy"], baseline)))
+        found += position_wise(runs.analyses["position_wise"], summary["strategy"], baseline)
     for figure_name, figure in found:
         _, svg = save(figure, folder, figure_name)
         drawn.append((figure_name, f"data:image/svg+xml;base64,{base64.b64encode(svg.read_bytes()).decode()}"))

@@ -50,17 +50,38 @@ def figures(summary: pd.DataFrame, trained: Mapping[str, int | None], baseline: 
             )
 
 
-def position_wise(table: pd.DataFrame, strategies: pd.Series, baseline: str) -> Figure:
-    """Perplexity by position in a long segment, mean over seeds, and the baseline's with a window (Chi et al. 2022,
-    figure 5).
+def position_wise(table: pd.DataFrame, strategies: pd.Series, baseline: str) -> Iterator[tuple[str, Figure]]:
+    """(name, figure) of perplexity by position in a long segment, mean over seeds, and the baseline's with a window
+    (Chi et al. 2022, figure 5).
 
     Args:
-        table: strategy, first position of a bin, window, ppl_full and ppl_windowed, a row for each seed.
+        table: strategy, first position of a bin, window, ppl_full and ppl_windowed, a row for each seed; of several
+            parts also the part, each of which has a figure of its own: perplexities of two corpora have no mean.
         strategies: All of the comparison, so that each keeps its colour.
         baseline: The strategy that is also drawn with attention to the last ``window`` keys only.
     """
     table, baseline = table.assign(strategy=table["strategy"].map(_label)), _label(baseline)
     styles = _styles(strategies.map(_label))
+    if "part" not in table:
+        yield "position-wise", _position_curves(table, styles, baseline)
+        return
+    for part, chosen in table.groupby("part", sort=False):
+        figure = _position_curves(chosen, styles, baseline)
+        figure.axes[0].set_title(_label(str(part)), fontsize=10)
+        yield f"position-wise-{part}", figure
+
+
+def save(figure: Figure, folder: Path, name: str) -> tuple[Path, Path]:
+    """Write a figure as PNG and SVG; their paths. Nothing in the files depends on when they were written."""
+    file = name.replace("/", "_")
+    paths = folder / f"{file}.png", folder / f"{file}.svg"
+    figure.savefig(paths[0], dpi=150, metadata={"Software": None})
+    with rc_context({"svg.hashsalt": name}):
+        figure.savefig(paths[1], metadata={"Date": None})
+    return paths
+
+
+def _position_curves(table: pd.DataFrame, styles: Styles, baseline: str) -> Figure:
     means = table.groupby(["strategy", "window", "first"], sort=False, as_index=False)[
         ["ppl_full", "ppl_windowed"]
     ].mean()
@@ -82,16 +103,6 @@ def position_wise(table: pd.DataFrame, strategies: pd.Series, baseline: str) -> 
     ax.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside right center", frameon=False, fontsize=9)
     return figure
-
-
-def save(figure: Figure, folder: Path, name: str) -> tuple[Path, Path]:
-    """Write a figure as PNG and SVG; their paths. Nothing in the files depends on when they were written."""
-    file = name.replace("/", "_")
-    paths = folder / f"{file}.png", folder / f"{file}.svg"
-    figure.savefig(paths[0], dpi=150, metadata={"Software": None})
-    with rc_context({"svg.hashsalt": name}):
-        figure.savefig(paths[1], metadata={"Date": None})
-    return paths
 
 
 def _label(strategy: str) -> str:
