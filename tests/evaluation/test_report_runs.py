@@ -118,6 +118,15 @@ def test_another_test_of_the_runs_is_read_if_asked_for(tmp_path: Path) -> None:
     assert set(read(locate([tmp_path], "sliding")).results["length"]) == set(LENGTHS)
 
 
+def test_costs_say_which_part_they_are_of(tmp_path: Path) -> None:
+    runs = [
+        Run("RoPE", 1236, write_run(tmp_path / part, "RoPE", 1236, CURVES["RoPE"]), part=part)
+        for part in ("code", "prose")
+    ]
+    assert list(read(runs).costs["part"]) == ["code", "prose"]
+    assert "part" not in read([Run("RoPE", 1236, tmp_path / "code")]).costs
+
+
 @pytest.mark.parametrize("content", ["a: 1", "[1, 2]", "model: {position: [", "model: {position: RoPE}"])
 def test_a_configuration_that_is_not_ours_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.yaml").write_text(content)

@@ -8,7 +8,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from kerple.evaluation.report_tables import Cell, Table, number
+from kerple.evaluation.report_runs import Run, read
+from kerple.evaluation.report_tables import Cell, Table, costs, number
+from tests.evaluation.runs_on_disk import CURVES, write_run
 
 ROWS, LENGTHS = ["NoPE", "a_b & 50% <x> ~^\\"], list(range(1, 14))
 
@@ -39,6 +41,29 @@ def test_latex_takes_it_and_it_fits_the_line(wide: Table, tmp_path: Path) -> Non
     assert ended.returncode == 0, ended.stdout
     assert "Overfull" not in ended.stdout
     assert "Output written" in ended.stdout
+
+
+def test_costs_of_different_tasks_are_not_averaged(tmp_path: Path) -> None:
+    runs = []
+    for part, of_its_own in (("copy", 8), ("reverse", 16)):
+        for strategy in ("NoPE", "KerpleLog"):
+            for seed in (1235, 1237):
+                place = tmp_path / part / strategy / f"seed-{seed}"
+                write_run(place, strategy, seed, CURVES["KerpleLog"], position_parameters=of_its_own)
+                runs.append(Run(strategy, seed, place, part=part))
+    body = costs(read(sorted(runs, key=lambda run: run.strategy, reverse=True))).body
+    assert list(body.index) == ["copy NoPE", "copy KerpleLog", "reverse NoPE", "reverse KerpleLog"]
+    assert [cell.text for cell in body["position parameters"]] == ["8", "8", "16", "16"]
+    assert {cell.text for cell in body["tokens per second"]} == {"27,236"}  # 26,000 + the mean of 1235 and 1237
+
+
+def test_sizes_that_differ_inside_a_row_of_costs_are_a_span(tmp_path: Path) -> None:
+    runs = [
+        Run("T5", seed, write_run(tmp_path / str(seed), "T5", seed, CURVES["RoPE"], position_parameters=own))
+        for seed, own in ((1235, 128), (1236, 32))
+    ]
+    row = costs(read(runs)).body.loc["T5"]
+    assert (row["position parameters"].text, row["all parameters"].text) == ("32–128", "1,310,000")
 
 
 def test_a_mean_of_seeds_is_printed_in_the_digits_that_mean_something() -> None:

@@ -54,7 +54,7 @@ class Runs:
     Args:
         results: metric, protocol, length, value, and the ``sum`` and ``count`` it is made of (NaN where unknown).
         blocks: metric, protocol, length, block, sum, count; empty if the runs kept no sums by block.
-        costs: What `Throughput` measured; one row for each run that has it.
+        costs: What `Throughput` measured; one row for each run that has it, with its part if it has one.
         analyses: The CSV files of the tests, one table for each name.
         configs: Resolved configuration of each run.
         environments: Versions and machine each run recorded.
@@ -132,6 +132,7 @@ def read(runs: Iterable[Run]) -> Runs:
     origin: dict[tuple[Any, ...], Path] = {}
     for run in runs:
         key = {"strategy": run.strategy, "seed": run.seed}
+        part = {"part": run.part} if run.part else {}
         configs[run] = _yaml(run.directory / "config.yaml")
         rows = [(path, row) for path in sorted((run.directory / run.test).glob("*.json")) for row in _rows(path)]
         if not rows:
@@ -157,9 +158,9 @@ def read(runs: Iterable[Run]) -> Runs:
         if (cost := run.directory / "cost.json").exists():
             measured = _json(cost)
             environments[run] = measured.pop("environment", {})
-            tables["costs"].append(key | measured)
+            tables["costs"].append(key | part | measured)
         for name, table in _analyses(run.directory / run.test):
-            analyses.setdefault(name, []).append(table.assign(**key, **({"part": run.part} if run.part else {})))
+            analyses.setdefault(name, []).append(table.assign(**key, **part))
     results = pd.DataFrame(tables["results"], columns=[*RUN, *RESULT, "value", "sum", "count"])
     blocks = pd.DataFrame(tables["blocks"], columns=[*RUN, *RESULT, "block", "sum", "count"])
     costs = pd.DataFrame(tables["costs"], columns=None if tables["costs"] else RUN)

@@ -181,19 +181,26 @@ def tasks(results: pd.DataFrame, metric: str, trained: Mapping[str, int | None])
 
 
 def costs(runs: Runs) -> Table | None:
-    """Position parameters, speed of training and peak memory of every strategy; None if no run measured them."""
+    """Position parameters, speed of training and peak memory of every strategy, part by part; None if no run measured
+    them."""
     if runs.costs.empty:
         return None
     rows: dict[str, dict[str, Cell]] = {}
-    for strategy, group in runs.costs.groupby("strategy", sort=False):
+    measured = runs.costs if "part" in runs.costs else runs.costs.assign(part="")
+    pairs = [
+        (part, *of_strategy)
+        for part, of_part in measured.groupby("part", sort=False)
+        for of_strategy in of_part.groupby("strategy", sort=False)
+    ]
+    for part, strategy, group in pairs:
         mean = group.mean(numeric_only=True)
         row = {
-            "position parameters": f"{group['position_parameters'].iloc[0]:,}",
-            "all parameters": f"{group['parameters'].iloc[0]:,}",
+            "position parameters": _span(group["position_parameters"]),
+            "all parameters": _span(group["parameters"]),
             "tokens per second": f"{mean['tokens_per_second']:,.0f}",
             "peak memory (MiB)": f"{mean['peak_memory_bytes'] / 2**20:,.0f}",
         }
-        rows[strategy] = {name: Cell(text) for name, text in row.items()}
+        rows[f"{part} {strategy}".strip()] = {name: Cell(text) for name, text in row.items()}
     note = (
         "Mean over seeds. Runs that trained side by side shared the machine: compare speeds by the benchmarks instead."
     )
@@ -214,6 +221,10 @@ def _by_block(group: pd.DataFrame) -> tuple[np.ndarray, np.ndarray] | None:
     if wide.isna().any(axis=None):
         return None
     return wide["sum"].to_numpy(), wide["count"].to_numpy()
+
+
+def _span(counts: pd.Series) -> str:
+    return "–".join(dict.fromkeys(f"{count:,}" for count in (counts.min(), counts.max())))
 
 
 def _times(length: int, trained: int | None) -> str:
