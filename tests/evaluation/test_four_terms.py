@@ -50,6 +50,17 @@ def test_each_term_depends_on_what_it_is_named_after(tiny_network) -> None:
     assert wordless["position-position"].any()
 
 
+def test_words_that_the_strategy_scales_are_still_words(tiny_network) -> None:
+    scaled, plain = tiny_network("Sinusoidal", scaled=True), tiny_network("Sinusoidal")
+    plain.load_state_dict(scaled.state_dict())
+    with torch.no_grad():
+        plain.embedding.weight *= 32**0.5  # the same model
+    tokens = torch.randint(50, (2, 12))
+    expected, terms = four_terms(plain, tokens), four_terms(scaled, tokens)
+    for name in expected:
+        torch.testing.assert_close(terms[name], expected[name], rtol=1e-4, atol=1e-5)
+
+
 def test_strategies_without_four_terms_are_refused(tiny_network) -> None:
     for name in ("NoPE", "RoPE", "KerpleLog"):
         with pytest.raises(ValueError, match=f"{name} does not work by adding to the embeddings alone"):

@@ -12,7 +12,7 @@ TERMS = ("word-word", "word-position", "position-word", "position-position")
 @torch.no_grad()
 def four_terms(network: Transformer, tokens: Tensor) -> dict[str, Tensor]:
     """Scores of the first layer taken apart, ``(x_m + p_m) W_Q · (x_n + p_n) W_K / √δ`` (Ke et al. 2021, arXiv
-    2006.15595, equation 6).
+    2006.15595, equation 6); where the strategy scales the words, x is what it makes of them.
 
     The decomposition is exact in this pre-LayerNorm model: given the norm's divisor σ of x + p, which both parts share,
     the norm is linear. What its shift and the biases of W_Q and W_K contribute belongs to neither and is a fifth entry.
@@ -40,9 +40,10 @@ def four_terms(network: Transformer, tokens: Tensor) -> dict[str, Tensor]:
         wide = torch.promote_types(torch.float32, attention.qkv.weight.dtype)
         words = network.embedding(tokens).to(wide)  # (B, T, D)
         both = position.embed(words, places)
+        alone = position.embed(torch.zeros_like(words), places)  # words may be scaled before positions are added
         sigma = (both.var(-1, correction=0, keepdim=True) + norm.eps).sqrt()
         gain = norm.weight.to(wide) / sigma
-        parts = {"word": _centred(words) * gain, "position": _centred(both - words) * gain}
+        parts = {"word": _centred(both - alone) * gain, "position": _centred(alone) * gain}
         shift = 0 if norm.bias is None else norm.bias.to(wide)
         w_q, w_k, _ = attention.qkv.weight.to(wide).chunk(3)
         b_q, b_k = (None, None) if attention.qkv.bias is None else attention.qkv.bias.to(wide).chunk(3)[:2]
