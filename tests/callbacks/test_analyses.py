@@ -241,6 +241,8 @@ def test_bad_options_are_errors(make: Any, message: str) -> None:
         (ShiftTest(blocks=1000), "the test split has only 49 of 8 targets"),
         (AttentionMaps(heads=[(2, 0)]), r"got \[\(2, 0\)\], expected layers 0..1"),
         (FourTerms(heads=[5]), r"heads: got \[5\]"),
+        (PositionWisePerplexity(4, blocks=2), "length: got 4, expected at least 8"),
+        (ReceptiveField(8, blocks=2, windows=[4, 64]), "windows: got 64, expected at most 8"),
     ],
 )
 def test_what_the_model_or_the_data_lacks_is_an_error(callback: Analysis, message: str, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ class PositionWisePerplexity(Analysis):
         bins: Points of the curves in the figure.
 
     Raises:
-        ValueError: If a number is not positive, the window is longer than the segment.
+        ValueError: If a number is not positive, or the window is longer than the segment.
     """
 
     name = "position_wise"
@@ -39,6 +39,15 @@ class PositionWisePerplexity(Analysis):
             )
         self.window = window
         self.bins = bins
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        window = self.window or pl_module.network.shape.length
+        if stage == "test" and window > self._length(pl_module):
+            raise ValueError(
+                f"PositionWisePerplexity: length: got {self._length(pl_module)}, expected at least {window}, the "
+                "window, by default the training length: no target would lose any context; change one of them"
+            )
 
     def analyse(self, trainer: Trainer, pl_module: LightningModule) -> None:
         network, length = pl_module.network, self._length(pl_module)

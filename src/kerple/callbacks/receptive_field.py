@@ -49,10 +49,19 @@ class ReceptiveField(Analysis):
         self.windows = windows
         self.tolerance = tolerance
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        length = self._length(pl_module)
+        if stage == "test" and self.windows and max(self.windows) > length:
+            raise ValueError(
+                f"ReceptiveField: windows: got {max(self.windows)}, expected at most {length}, the length of a "
+                "segment; choose shorter windows or a longer length"
+            )
+
     def analyse(self, trainer: Trainer, pl_module: LightningModule) -> None:
         network, length = pl_module.network, self._length(pl_module)
         given = self.windows or [2**i for i in range(length.bit_length())]
-        windows = sorted({w for w in given if w < length})
+        windows = sorted(set(given) - {length})
         losses = {w: TokenLoss().to(pl_module.device) for w in (*windows, length)}
         shares = torch.zeros(length, dtype=torch.float64, device=pl_module.device)
         for _, tokens in self.read(trainer, pl_module):
