@@ -64,6 +64,7 @@ class RandomText(LightningDataModule):
         super().__init__()
         self.vocabulary, self.length, self.batch_size, self.workers = vocabulary, length, batch_size, workers
         self.evaluation_length: int | None = None
+        self.evaluation_blocks: int | None = None
         self.begins = [0]
         self.streams = {
             split: torch.randint(vocabulary, (tokens,), generator=torch.Generator().manual_seed(i))
@@ -89,6 +90,6 @@ class RandomText(LightningDataModule):
         return DataLoader(self.blocks("validation", self.length), self.batch_size, num_workers=self.workers)
 
     def test_dataloader(self) -> DataLoader:
-        blocks = self.blocks("test", self.evaluation_length or self.length)
+        blocks = self.blocks("test", self.evaluation_length or self.length, self.evaluation_blocks)
         share = Share(blocks, self.trainer.global_rank, self.trainer.world_size)
         return DataLoader(share, 1, num_workers=self.workers)

@@ -94,7 +94,7 @@ def test_rows_are_the_sums_of_a_loop(tmp_path: Path) -> None:
 
 def test_every_protocol_reaches_tensorboard_and_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     protocols = ["full", "windowed", "sliding", "last", "per_position"]
-    result = run(tmp_path, Extrapolation([8, 32], protocols, stride=4, k=2, skip=8))
+    result = run(tmp_path, Extrapolation([8, 32], protocols, stride=4, k=2, block_length=64, skip=28))
     events = EventAccumulator(str(tmp_path)).Reload()
     scalars = {tag for tag in events.Tags()["scalars"] if tag.startswith("test/")}
     labels = ["full", "windowed8", "sliding4", "last2"]  # without a window given, windowed's is the training length
@@ -156,6 +156,35 @@ def test_a_limit_on_test_batches_shows_in_the_counts(tmp_path: Path, limit: int)
     result = run(tmp_path, Extrapolation([8, 32]), limit_test_batches=limit)
     scored = [32] * limit + [0] * (3 - limit)
     assert all(row["targets"] == 32 * limit and row["block_targets"][:3] == scored for row in result["rows"])
+
+
+def test_the_blocks_that_are_asked_for_are_scored_whatever_the_number_of_processes(tmp_path: Path) -> None:
+    callback = lambda: Extrapolation([8, 16], block_length=32, blocks=3)  # noqa: E731
+    data = lambda: RandomText(tokens=200)  # noqa: E731  # 6 blocks
+    one = run(tmp_path / "one", callback(), data(), Short)
+    two = run(
+        tmp_path / "two", callback(), data(), Short, strategy="ddp_spawn", devices=2, use_distributed_sampler=False
+    )
+    assert sums(two) == pytest.approx(sums(one), rel=1e-12)
+    assert [row["block_targets"] for row in (*one["rows"], *two["rows"])] == [[32] * 3] * 8
+    whole = run(tmp_path / "whole", Extrapolation([8, 16, 32]), data(), Short)
+    first = {(r["protocol"], r["length"]): math.fsum(r["block_nll"][:3]) for r in whole["rows"]}
+    assert sums(one) == pytest.approx({key: first[key] for key in sums(one)}, rel=1e-12)
+
+
+def test_a_limit_for_each_of_several_devices_is_refused(tmp_path: Path) -> None:
+    trainer = Trainer(
+        devices=2, strategy="ddp_spawn", accelerator="cpu", limit_test_batches=2, default_root_dir=tmp_path
+    )
+    callback = Extrapolation([8, 32])
+    trainer.datamodule = RandomText()
+    with pytest.raises(ValueError, match=r"limit_test_batches: got 2 for each of 2 devices.*option blocks"):
+        callback.setup(trainer, model_of(), "test")
+
+
+def test_two_of_them_would_write_one_file(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"more than one.*--run_dir"):
+        run(tmp_path, Extrapolation([8, 32]), also=[Extrapolation([8, 32], sampling="paper", segments=2)])
 
 
 def test_lengths_out_of_reach_are_skipped_with_a_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -252,6 +281,10 @@ def test_the_curve_is_logged_after_each_validation_of_a_fit(tmp_path: Path) -> N
         ({"window": 0}, "window: got 0"),
         ({"skip": 4}, "skip: got 4"),
         ({"protocols": ["sliding"], "stride": 4, "skip": 32}, "skip: got 32"),
+        ({"protocols": ["sliding"], "stride": 4, "skip": 27, "block_length": 64}, "skip: got 27, .* at least 28"),
+        ({"block_length": 16}, "block_length: got 16, expected a multiple of 32"),
+        ({"blocks": 0}, "blocks: got 0"),
+        ({"blocks": 2, "sampling": "paper"}, "blocks: .* use segments"),
         ({"protocols": ["sliding"], "stride": 4, "sampling": "paper"}, "sliding"),
         ({"documents": True, "sampling": "paper"}, "sampling: got 'paper'"),
         ({"sampling": "random"}, "sampling: got 'random'"),
@@ -270,6 +303,7 @@ def test_options_that_cannot_be_honoured_are_errors(options: dict[str, Any], mes
     [
         ({"lengths": [8, 256]}, "lengths: got 256, but the test split has no block"),
         ({"lengths": [8, 32], "sampling": "paper"}, "segments: got 320, but there are only 24"),
+        ({"lengths": [8, 32], "blocks": 7}, "blocks: got 7, but the test split has only 6 of 32 targets"),
     ],
 )
 def test_more_than_the_data_holds_is_an_error(tmp_path: Path, options: dict[str, Any], message: str) -> None:

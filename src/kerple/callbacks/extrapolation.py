@@ -20,7 +20,7 @@ from kerple.evaluation.segments import DocumentBlocks, shuffled
 class Extrapolation(Callback):
     """Computes evaluation protocols at several lengths on the same targets.
 
-    A test batch is one block of ``max(lengths)`` targets; for each length it is cut into segments, so that every
+    A test batch is one block of ``block_length`` targets; for each length it is cut into segments, so that every
     target is scored exactly once at every length. Writes ``extrapolation.json`` into the run's log directory, prints a
     table, logs ``test/ppl/<protocol>/<length>`` and ``test/bits_per_byte/<protocol>/<length>`` and a figure. Lengths
     the strategy cannot represent are reported as skipped.
@@ -30,11 +30,14 @@ class Extrapolation(Callback):
 
     Args:
         lengths: Evaluation lengths in tokens; each divides the longest.
+        block_length: Targets in a block, a multiple of the longest length; None for that length itself.
+        blocks: How many blocks of the test split are scored, its first ones, by all devices together; None for all.
+            Fewer are an error. `limit_test_batches` is for each device, and would make results depend on their number.
         protocols: Any of full, windowed, sliding, last, per_position.
         window: Keys seen by windowed; None for the training length.
         stride: New targets in each step of sliding; at most the shortest length.
         skip: Targets at the start of a block that sliding uses as context only, so that all scored ones have a full
-            window.
+            window: at least the longest length less the stride, or 0.
         k: Targets scored at the end of each segment by last; at most the shortest length.
         sampling: ``blocks``, the same targets at every length; or ``paper``, ``segments`` shuffled segments at each
             length as the paper's released code does (different text at different lengths: only for comparison with its
@@ -47,14 +50,17 @@ class Extrapolation(Callback):
         tokens_per_forward: Bound on the tokens run at once; a longer segment runs alone.
 
     Raises:
-        ValueError: If an option cannot be honoured; when the data is known, also if a split has no block of the
-            longest length or fewer than ``segments`` segments.
+        ValueError: If an option cannot be honoured; when the trainer and the data are known, also if the trainer has
+            two of these callbacks or limits the batches of several devices, or a split has fewer blocks or segments
+            than asked for.
     """
 
     def __init__(
         self,
         lengths: Sequence[int],
         protocols: Sequence[Name] = ("full", "windowed"),
+        block_length: int | None = None,
+        blocks: int | None = None,
         window: int | None = None,
         stride: int | None = None,
         skip: int = 0,
@@ -68,11 +74,16 @@ class Extrapolation(Callback):
     ) -> None:
         super().__init__()
         self.lengths = checked_lengths(lengths)
-        self.block = self.lengths[-1]
+        self.block = self.lengths[-1] if block_length is None else block_length
+        if self.block < 1 or self.block % self.lengths[-1]:
+            raise ValueError(
+                f"block_length: got {block_length}, expected a multiple of {self.lengths[-1]}, the longest length"
+            )
         self.names = tuple(protocols)
         self.options: dict[str, Any] = {"window": window, "stride": stride, "skip": skip, "k": k}
-        self.protocols = chosen_protocols(self.names, self.lengths, **self.options)
+        self.protocols = chosen_protocols(self.names, self.lengths, block=self.block, **self.options)
         for name, number, least in (
+            ("blocks", 1 if blocks is None else blocks, 1),
             ("segments", segments, 1),
             ("validation_blocks", validation_blocks, 0),
             ("tokens_per_forward", tokens_per_forward, 1),
@@ -86,7 +97,10 @@ class Extrapolation(Callback):
                 "sampling: got 'paper', whose segments ignore documents and have no text before them for sliding; "
                 "use sampling: blocks, or neither documents nor sliding"
             )
+        if sampling == "paper" and blocks is not None:
+            raise ValueError("blocks: sampling: paper has segments instead; use segments, or sampling: blocks")
         self.sampling = sampling
+        self.blocks = blocks
         self.segments = segments
         self.seed = seed
         self.documents = documents
@@ -105,19 +119,33 @@ class Extrapolation(Callback):
                 f"Extrapolation: documents: got true, but {type(datamodule).__name__} does not know where documents "
                 "begin; use TokenShards, or documents: false"
             )
-        datamodule.evaluation_length = self.block
+        if sum(isinstance(callback, Extrapolation) for callback in trainer.callbacks) > 1:
+            raise ValueError(
+                "Extrapolation: the trainer has more than one, and they share the test batches and their file; test "
+                "once for each, with another --run_dir"
+            )
+        datamodule.evaluation_length, datamodule.evaluation_blocks = self.block, self.blocks
         self.protocols = chosen_protocols(
-            self.names, self.lengths, **self.options, training_length=pl_module.network.shape.length
+            self.names,
+            self.lengths,
+            **self.options,
+            block=self.block,
+            training_length=pl_module.network.shape.length,
         )
         # what the data cannot give is told before the first forward: hours may lie between
         if stage == "test":
+            if trainer.world_size > 1 and _limited(trainer):
+                raise ValueError(
+                    f"trainer.limit_test_batches: got {trainer.limit_test_batches} for each of {trainer.world_size} "
+                    "devices, so that their number would decide what is scored; use the option blocks of Extrapolation"
+                )
             for length in self.lengths if self.sampling == "paper" else [self.block]:
                 self._text(trainer, length)
         elif stage == "fit" and self.validation_blocks:
             _blocks(trainer, "validation", self.block)
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        groups = self.segments if self.sampling == "paper" else len(self._text(trainer, self.block)[0])
+        groups = self.segments if self.sampling == "paper" else len(self._text(trainer, self.block)[1])
         self.measurements = self._plan(trainer, pl_module, "test", self.protocols, groups)
 
     def on_test_batch_end(
@@ -140,9 +168,7 @@ class Extrapolation(Callback):
         elif self.documents:
             self._measure_all(trainer, pl_module, *self._text(trainer, self.block), self.measurements)
         _synchronise(self.measurements)
-        # 1.0 is all of them, 1 is one
-        limited = trainer.limit_test_batches != 1 or isinstance(trainer.limit_test_batches, int)
-        partly = self.sampling == "blocks" and not self.documents and limited
+        partly = self.sampling == "blocks" and not self.documents and _limited(trainer)
         for m in self.measurements:
             _check_counts(m, m.length if self.sampling == "paper" else self.block, partly)
             if m.skipped is None and m.protocol.name != "per_position":
@@ -208,11 +234,16 @@ class Extrapolation(Callback):
         """What `test` reads at a length, and in which order."""
         if self.documents:
             blocks = DocumentBlocks(trainer.datamodule.stream("test"), trainer.datamodule.documents("test"), length)
-            return blocks, range(len(blocks))
-        blocks = _blocks(trainer, "test", length)
+        else:
+            blocks = _blocks(trainer, "test", length)
         if self.sampling == "paper":
             return blocks, shuffled(len(blocks), self.segments, self.seed).tolist()
-        return blocks, range(len(blocks))
+        if self.blocks is not None and len(blocks) < self.blocks:
+            raise ValueError(
+                f"blocks: got {self.blocks}, but the test split has only {len(blocks)} of {length} targets; lower it, "
+                "or use a larger split"
+            )
+        return blocks, range(len(blocks) if self.blocks is None else self.blocks)
 
     def _report(self, trainer: Trainer, pl_module: LightningModule, directory: Path) -> None:
         network = pl_module.network
@@ -235,6 +266,11 @@ class Extrapolation(Callback):
             if isinstance(logger, TensorBoardLogger):
                 logger.experiment.add_figure("test/extrapolation", drawn, global_step=trainer.global_step)
         Console().print(results.table(self.measurements, network.shape.length))
+
+
+def _limited(trainer: Trainer) -> bool:
+    # 1.0 is all of them, 1 is one
+    return trainer.limit_test_batches != 1 or isinstance(trainer.limit_test_batches, int)
 
 
 def _blocks(trainer: Trainer, split: str, length: int, limit: int | None = None) -> Any:

@@ -65,6 +65,7 @@ class TokenShards(LightningDataModule):
 
     manifest: Manifest
     evaluation_length: int | None = None
+    evaluation_blocks: int | None = None
 
     def __init__(
         self,
@@ -156,11 +157,12 @@ class TokenShards(LightningDataModule):
         return EvaluationLoader(batches, 0, self._pin_memory())
 
     def test_dataloader(self) -> EvaluationLoader:
-        """Blocks of the test split, `evaluation_length` targets each (unset: `length`), one a batch.
+        """The first `evaluation_blocks` blocks (unset: all) of the test split, `evaluation_length` targets each (unset:
+        `length`), one a batch.
 
         {"tokens": (1, length + 1), "index": (1,)}; every rank gets as many, short ranks fillers of index -1.
         """
-        blocks = self.blocks("test", self.evaluation_length or self.length)
+        blocks = self.blocks("test", self.evaluation_length or self.length, self.evaluation_blocks)
         return EvaluationLoader(BlockBatches(blocks, 1, *self._rank()), 0, self._pin_memory())
 
     def blocks(self, split: str, length: int, limit: int | None = None) -> Blocks:

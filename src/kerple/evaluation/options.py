@@ -30,6 +30,7 @@ def chosen_protocols(
     stride: int | None,
     skip: int,
     k: int | None,
+    block: int,
     training_length: int = 1,
 ) -> list[Protocol]:
     """The named protocols with their options, each once.
@@ -39,8 +40,9 @@ def chosen_protocols(
         lengths: Ascending, as `checked_lengths` gives them.
         window: Of windowed; None for the training length.
         stride: Of sliding, at most the shortest length.
-        skip: Of sliding, below the longest length.
+        skip: Of sliding, below the length of a block. Of every length, all steps must look the same behind it.
         k: Of last, at most the shortest length.
+        block: Targets in a block.
         training_length: In tokens.
 
     Raises:
@@ -59,8 +61,11 @@ def chosen_protocols(
             raise ValueError(f"{option}: got {value}, expected at most {lengths[0]}, the shortest length")
     if skip and "sliding" not in names:
         raise ValueError(f"skip: got {skip}, but protocols has no sliding; add it or drop skip")
-    if skip >= lengths[-1]:
-        raise ValueError(f"skip: got {skip}, expected less than {lengths[-1]}, the longest length")
+    if skip and not lengths[-1] - (stride or 0) <= skip < block:
+        raise ValueError(
+            f"skip: got {skip}, expected 0, or at least {lengths[-1] - (stride or 0)}, the longest length less the "
+            f"stride, and less than {block}, the length of a block; a longer block_length leaves more targets"
+        )
     own = {
         "windowed": {"window": window or training_length},
         "sliding": {"stride": stride, "skip": skip},
