@@ -1,8 +1,11 @@
 """The whole command over stand-in runs: what is run, skipped, refused and reported."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -108,10 +111,90 @@ def test_a_run_made_by_hand_is_taken_over_if_it_is_the_one(config: Path) -> None
 def test_a_folder_that_is_no_run_is_not_taken_for_ours(config: Path) -> None:
     by_hand = config.parent / "runs" / "ALiBi" / "seed-1"
     by_hand.mkdir(parents=True)
-    with pytest.raises(ValueError, match=r"ALiBi seed 1: .* was not made by compare, and has no config\.yaml"):
-        compare.main(["--config", str(config)])
+    for options in ([], ["--rerun-changed"]):
+        with pytest.raises(ValueError, match=r"ALiBi seed 1: has no config\.yaml") as refused:
+            compare.main(["--config", str(config), *options])
+        assert f"move or remove {by_hand}" in str(refused.value)
+        assert "--rerun_changed" not in str(refused.value)  # it does nothing for a folder that compare did not make
     assert starts(config) == 0
     assert by_hand.exists()
+
+
+def test_a_refused_call_removes_and_takes_over_nothing(config: Path) -> None:
+    compare.main(["--config", str(config), "--seeds", "[1]"])
+    settings = yaml.safe_load(config.read_text())
+    settings["strategies"] = {"KerpleLog": {"flags": {"trainer.max_steps": 30}}, "ALiBi": {}}
+    config.write_text(yaml.safe_dump(settings, sort_keys=False))
+    seed_2 = {name: config.parent / "runs" / name / "seed-2" for name in ("KerpleLog", "ALiBi")}
+    for folder in seed_2.values():
+        (folder / "checkpoints").mkdir(parents=True)
+        (folder / "checkpoints" / "last.ckpt").touch()
+    written = {"flags": {"seed_everything": "2", "data.seed": "2", "model.position": "ALiBi"}}
+    (seed_2["ALiBi"] / "config.yaml").write_text(yaml.safe_dump(written | {"data": {"class_path": "none"}}))
+    with pytest.raises(ValueError, match=r"KerpleLog seed 2: has no config\.yaml"):
+        compare.main(["--config", str(config), "--rerun-changed"])
+    assert (config.parent / "runs" / "KerpleLog" / "seed-1" / "test" / "extrapolation.json").exists()
+    assert not seed_2["ALiBi"].with_suffix(".json").exists()
+
+
+class Killed(BaseException):
+    """As by kill -9: nothing catches it."""
+
+
+def killed_before(number: int, monkeypatch: pytest.MonkeyPatch, call: Callable[[], None]) -> bool:
+    """Whether a call came as far as this change to the disk."""
+    changes = 0
+
+    def counting(change: Callable[..., None]) -> Callable[..., None]:
+        def counted(*arguments: Any, **options: Any) -> None:
+            nonlocal changes
+            changes += 1
+            if changes == number:
+                raise Killed
+            change(*arguments, **options)
+
+        return counted
+
+    with monkeypatch.context() as patched:
+        for name in ("replace", "unlink", "rmdir"):
+            patched.setattr(os, name, counting(getattr(os, name)))
+        try:
+            call()
+        except Killed:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("options", [[], ["--rerun-changed"]])
+def test_killed_while_a_changed_run_is_removed_it_can_be_started_again(
+    config: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> None:
+    monkeypatch.setattr(command, "_report", lambda comparison, work: None)
+    settings = yaml.safe_load(config.read_text()) | {"strategies": {"KerpleLog": {}}, "seeds": [1]}
+    config.write_text(yaml.safe_dump(settings))
+    compare.main(["--config", str(config)])
+    runs, kept = config.parent / "runs", config.parent / "kept"
+    runs.rename(kept)
+    config.write_text(yaml.safe_dump(settings | {"flags": {"trainer.max_steps": 30}}))
+    (job,) = command.Comparison(**settings | {"strategies": {"KerpleLog": None}}).jobs()
+
+    # the mark, 3 files and 3 folders, the state
+    for number in range(1, 9):
+        shutil.copytree(kept, runs)
+        assert killed_before(number, monkeypatch, lambda: jobs.forget(job))
+        if number == 1 and not options:  # nothing has happened yet
+            with pytest.raises(ValueError, match="add --rerun_changed"):
+                compare.main(["--config", str(config)])
+        else:
+            compare.main(["--config", str(config), *options])
+            assert starts(config) == 2
+            assert [json.loads(line)["resume"] for line in job.beside(".starts").read_text().splitlines()][1] is False
+            assert jobs.finished(job)
+            assert jobs.state(job)["config"]["flags.trainer.max_steps"] == "30"
+        shutil.rmtree(runs)
+    shutil.copytree(kept, runs)
+    assert not killed_before(9, monkeypatch, lambda: jobs.forget(job))
+    assert not job.directory.exists()
 
 
 def test_report_only_runs_nothing_and_names_what_is_missing(config: Path) -> None:

@@ -113,22 +113,32 @@ def _run(work: list[Job], options: Namespace) -> None:
 
 
 def _check(work: list[Job], configs: dict[Job, dict[str, Any]], rerun_changed: bool) -> None:
-    """Refuse to mix runs of different configurations, before anything is started."""
-    complaints = []
+    """Refuse to mix runs of different configurations, before anything is started, removed or taken over."""
+    outdated, by_hand = {}, {}
     for job in work:
         if jobs.state(job):
-            changed = jobs.differences(job, configs[job])
-            if changed and rerun_changed:
-                jobs.forget(job)
-            elif changed:
-                complaints.append(f"{job.name}: {'; '.join(changed)}")
-        elif job.directory.exists() and (reasons := jobs.adopt(job, configs[job])):
-            complaints.append(f"{job.name}: {'; '.join(reasons)}")
+            if changed := jobs.differences(job, configs[job]):
+                outdated[job] = changed
+        elif job.directory.exists():
+            by_hand[job] = jobs.objections(job, configs[job])
+    complaints = []
+    if outdated and not rerun_changed:
+        complaints.append("runs that exist have another configuration; add --rerun_changed to start them afresh")
+        complaints += [f"  {job.name}: {'; '.join(changed)}" for job, changed in outdated.items()]
+    if any(by_hand.values()):
+        complaints.append("folders that compare did not make are in the way, and it does not remove them")
+        complaints += [
+            f"  {job.name}: {'; '.join(reasons)}; move or remove {job.directory}"
+            for job, reasons in by_hand.items()
+            if reasons
+        ]
     if complaints:
-        raise ValueError(
-            "compare: runs that exist were made with another configuration; add --rerun_changed to start them afresh, "
-            "or give this comparison another name:\n  " + "\n  ".join(complaints)
-        )
+        complaints.append("Or keep them, and give this comparison another folder for its runs: --runs")
+        raise ValueError("compare: " + "\n".join(complaints))
+    for job in outdated:
+        jobs.forget(job)
+    for job in by_hand:
+        jobs.adopt(job, configs[job])
 
 
 def _warn_of_changes(work: list[Job]) -> None:

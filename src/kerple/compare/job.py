@@ -26,8 +26,8 @@ class Failed(RuntimeError):
 
 
 def state(job: Job) -> dict[str, Any]:
-    """What is known of a run: the ``config`` it was started with, whether it is ``fitted``, the flags of ``tests``
-    done."""
+    """What is known of a run: the ``config`` it was started with (null: it is being removed), whether it is ``fitted``,
+    the flags of ``tests`` done."""
     path = job.beside(".json")
     try:
         return json.loads(path.read_text()) if path.exists() else {}
@@ -82,7 +82,9 @@ def run(job: Job, config: dict[str, Any], threads: int, say: Callable[[str], Non
                 f"{job.name}: was started by another comparison with another configuration: {'; '.join(changed)}"
             )
         known = state(job)
-        if not known:
+        if known.get("config") is None:
+            if known:  # `forget` was killed
+                shutil.rmtree(job.directory, ignore_errors=True)
             known = {"config": config, "fitted": False, "tests": {}}
             _write(job, known)
         if not known["fitted"]:
@@ -115,27 +117,27 @@ def _test(job: Job) -> dict[str, Any]:
     return {"flags": list(job.test), "configs": {path: yaml.safe_load(Path(path).read_text()) for path in paths}}
 
 
-def adopt(job: Job, config: dict[str, Any]) -> list[str]:
-    """Take over a run that `fit` has written by hand, if it is the one asked for.
-
-    It is resumed, which does nothing if it has ended, and then tested. Its own test is set aside, not removed.
+def objections(job: Job, config: dict[str, Any]) -> list[str]:
+    """Why a folder that compare did not make cannot be taken for a run, empty if it can.
 
     Args:
         job: The run; its directory exists, its state does not.
-        config: Its resolved configuration, flat.
-
-    Returns:
-        Why not, empty if the run is ours now. What the configuration leaves open (null), the run may have filled in.
+        config: Its resolved configuration, flat. What it leaves open (null), the folder's run may have filled in.
     """
     path = job.directory / "config.yaml"
     if not path.is_file() or not job.checkpoint.is_file():
-        return [f"{job.directory} was not made by compare, and has no config.yaml and checkpoints/last.ckpt"]
+        return ["has no config.yaml and checkpoints/last.ckpt"]
     written = flat(yaml.safe_load(path.read_text()))
     pairs = {key: (written.get(key), now) for key, now in config.items() if now is not None}
-    if changed := [f"{key}: {before!r} -> {now!r}" for key, (before, now) in pairs.items() if before != now]:
-        return changed
+    return [f"{key}: {before!r} -> {now!r}" for key, (before, now) in pairs.items() if before != now]
+
+
+def adopt(job: Job, config: dict[str, Any]) -> None:
+    """Take over a run that `fit` has written by hand, once there are no `objections`.
+
+    It is resumed, which does nothing if it has ended, and then tested. Its own test is set aside, not removed.
+    """
     _write(job, {"config": config, "fitted": False, "tests": {}})
-    return []
 
 
 def _set_aside(folder: Path) -> None:
@@ -144,10 +146,15 @@ def _set_aside(folder: Path) -> None:
 
 
 def forget(job: Job) -> None:
-    """Remove a run and what is known of it, when nobody is at work in it any more."""
+    """Remove a run and what is known of it, when nobody is at work in it any more. Safe to kill at any point.
+
+    The state goes last: a folder without one is taken for somebody else's.
+    """
     with _lock(job, print):
-        job.beside(".json").unlink(missing_ok=True)
-        shutil.rmtree(job.directory, ignore_errors=True)
+        _write(job, {"config": None, "fitted": False, "tests": {}})
+        if job.directory.exists():
+            shutil.rmtree(job.directory)
+        job.beside(".json").unlink()
 
 
 def _call(job: Job, arguments: list[str], threads: int, lock: int, program: Path) -> None:
