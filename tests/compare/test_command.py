@@ -197,6 +197,15 @@ def test_killed_while_a_changed_run_is_removed_it_can_be_started_again(
     assert not job.directory.exists()
 
 
+def test_runs_that_were_copied_are_finished_where_they_are_now(config: Path) -> None:
+    compare.main(["--config", str(config)])
+    results = (config.parent / "report" / "results.csv").read_bytes()
+    copy = config.parent / "runs-copy"
+    shutil.copytree(config.parent / "runs", copy)
+    compare.main(["--config", str(config), "--report-only", "--runs", str(copy)])
+    assert (config.parent / "report" / "results.csv").read_bytes() == results
+
+
 def test_report_only_runs_nothing_and_names_what_is_missing(config: Path) -> None:
     with pytest.raises(ValueError, match=r"no run of small in .* is finished"):
         compare.main(["--config", str(config), "--report-only"])

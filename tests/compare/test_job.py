@@ -64,6 +64,18 @@ def test_a_config_of_the_test_that_changes_tests_again(tmp_path: Path) -> None:
     assert not jobs.finished(run)
 
 
+def test_where_a_run_lies_is_no_setting_of_its_test(tmp_path: Path) -> None:
+    run = job(tmp_path, test=("--trainer.precision=32-true",))
+    jobs.run(run, CONFIG, 1, lambda _: None, FAKE)
+    known = jobs.state(run)
+    assert known["tests"]["test"]["flags"] == ["--trainer.precision=32-true"]
+    # as it was written while the place was among the flags
+    known["tests"]["test"]["flags"].append("--run_dir=somewhere/else/test")
+    run.beside(".json").write_text(json.dumps(known))
+    assert jobs.finished(run)
+    assert not jobs.finished(job(tmp_path))
+
+
 def test_two_tests_of_one_run_do_not_touch_each_other(tmp_path: Path) -> None:
     jobs.run(job(tmp_path), CONFIG, 1, lambda _: None, FAKE)
     sliding = job(tmp_path, into="sliding")

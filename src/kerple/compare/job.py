@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +38,12 @@ def state(job: Job) -> dict[str, Any]:
 
 
 def finished(job: Job) -> bool:
-    """Whether the run was fitted, and tested as it is to be tested."""
+    """Whether the run was fitted and tested as it is to be tested."""
     known = state(job)
-    return bool(known.get("fitted")) and known["tests"].get(job.test_folder.name) == _test(job)
+    if not known.get("fitted"):
+        return False
+    done = known["tests"].get(job.test_folder.name)
+    return done is not None and done | {"flags": _settings(done["flags"])} == _test(job)
 
 
 def differences(job: Job, config: dict[str, Any]) -> list[str]:
@@ -114,7 +117,12 @@ def run(job: Job, config: dict[str, Any], threads: int, say: Callable[[str], Non
 def _test(job: Job) -> dict[str, Any]:
     """What a test is asked for: its flags, and what the configs among them say."""
     paths = [flag.removeprefix("--config=") for flag in job.test if flag.startswith("--config=")]
-    return {"flags": list(job.test), "configs": {path: yaml.safe_load(Path(path).read_text()) for path in paths}}
+    return {"flags": _settings(job.test), "configs": {path: yaml.safe_load(Path(path).read_text()) for path in paths}}
+
+
+def _settings(flags: Iterable[str]) -> list[str]:
+    # a run that is copied or found by another path was tested all the same
+    return [flag for flag in flags if not flag.startswith("--run_dir=")]
 
 
 def objections(job: Job, config: dict[str, Any]) -> list[str]:
