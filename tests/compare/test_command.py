@@ -197,6 +197,18 @@ def test_killed_while_a_changed_run_is_removed_it_can_be_started_again(
     assert not job.directory.exists()
 
 
+@pytest.mark.parametrize(("removed", "fits"), [("test", 4), ("", 5)])
+def test_what_was_removed_by_hand_is_made_again(config: Path, removed: str, fits: int) -> None:
+    compare.main(["--config", str(config)])
+    results = (config.parent / "report" / "results.csv").read_bytes()
+    shutil.rmtree(config.parent / "runs" / "ALiBi" / "seed-2" / removed)
+    compare.main(["--config", str(config), "--report-only"])
+    assert "ALiBi seed 2" in (config.parent / "report" / "report.html").read_text()
+    compare.main(["--config", str(config)])
+    assert (config.parent / "report" / "results.csv").read_bytes() == results
+    assert starts(config) == fits
+
+
 def test_runs_that_were_copied_are_finished_where_they_are_now(config: Path) -> None:
     compare.main(["--config", str(config)])
     results = (config.parent / "report" / "results.csv").read_bytes()

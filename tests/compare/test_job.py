@@ -76,6 +76,33 @@ def test_where_a_run_lies_is_no_setting_of_its_test(tmp_path: Path) -> None:
     assert not jobs.finished(job(tmp_path))
 
 
+def test_a_run_without_results_is_not_finished(tmp_path: Path) -> None:
+    run = job(tmp_path)
+    jobs.run(run, CONFIG, 1, lambda _: None, FAKE)
+    (run.test_folder / "extrapolation.json").unlink()
+    assert not jobs.finished(run)
+    jobs.run(run, CONFIG, 1, lambda _: None, FAKE)
+    assert jobs.finished(run)
+    assert starts(run) == [False]
+
+
+def test_a_run_whose_checkpoint_was_removed_is_fitted_again_once_a_test_needs_it(tmp_path: Path) -> None:
+    run, said = job(tmp_path), []
+    jobs.run(run, CONFIG, 1, lambda _: None, FAKE)
+    first = result(run)
+    run.checkpoint.unlink()
+    assert jobs.finished(run)  # its results are all that is asked for
+    sliding = job(tmp_path, into="sliding")
+    jobs.run(sliding, CONFIG, 1, said.append, FAKE)
+    assert said[0] == f"KerpleLog seed 1: {run.checkpoint} is gone"
+    assert starts(run) == [False, False]
+    assert jobs.finished(sliding)
+    assert not jobs.finished(run)  # its test was of the run before
+    jobs.run(run, CONFIG, 1, lambda _: None, FAKE)
+    assert result(run) == first
+    assert starts(run) == [False, False]
+
+
 def test_two_tests_of_one_run_do_not_touch_each_other(tmp_path: Path) -> None:
     jobs.run(job(tmp_path), CONFIG, 1, lambda _: None, FAKE)
     sliding = job(tmp_path, into="sliding")

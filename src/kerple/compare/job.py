@@ -38,9 +38,9 @@ def state(job: Job) -> dict[str, Any]:
 
 
 def finished(job: Job) -> bool:
-    """Whether the run was fitted and tested as it is to be tested."""
+    """Whether the run was fitted and tested as it is to be tested, and the results are there."""
     known = state(job)
-    if not known.get("fitted"):
+    if not known.get("fitted") or not any(job.test_folder.glob("*.json")):
         return False
     done = known["tests"].get(job.test_folder.name)
     return done is not None and done | {"flags": _settings(done["flags"])} == _test(job)
@@ -89,6 +89,10 @@ def run(job: Job, config: dict[str, Any], threads: int, say: Callable[[str], Non
             if known:  # `forget` was killed
                 shutil.rmtree(job.directory, ignore_errors=True)
             known = {"config": config, "fitted": False, "tests": {}}
+            _write(job, known)
+        if known["fitted"] and not finished(job) and not job.checkpoint.is_file():
+            say(f"{job.name}: {job.checkpoint} is gone")
+            known |= {"fitted": False, "tests": {}}
             _write(job, known)
         if not known["fitted"]:
             resume = job.checkpoint.is_file()
