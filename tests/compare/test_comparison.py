@@ -33,11 +33,11 @@ def test_every_strategy_and_seed_is_one_run_with_its_own_flags(base: str) -> Non
     ]
     assert jobs[3].fit == (
         f"--config={base}",
+        "--trainer.max_steps=9",
+        "--data.length=128",
         "--seed_everything=2",
         "--data.seed=2",
         "--run_dir=logs/compare/small/per layer/seed-2",
-        "--trainer.max_steps=9",
-        "--data.length=128",
         "--model.position=KerpleLog",
         "--model.position.share_across_layers=false",
     )
@@ -70,6 +70,7 @@ def test_flags_of_every_type() -> None:
         ({"seeds": [1, 1]}, r"seeds: got \[1\] twice"),
         ({"seeds": []}, "seeds: got none"),
         ({"strategies": {}}, "strategies: got none"),
+        ({"seeded": []}, "seeded: got none"),
         ({"baseline": "KerpleLgo"}, "baseline: got 'KerpleLgo', expected one of the strategies: KerpleLog, per layer"),
         ({"base": ["missing.yaml"]}, r"config: got missing\.yaml, which is not a file"),
         ({"test": {"config": "missing.yaml"}}, r"config: got missing\.yaml, which is not a file"),
@@ -80,6 +81,22 @@ def test_flags_of_every_type() -> None:
         ({"strategies": {"KerpleLog": None, "..": None}}, r"strategies: got '\.\.'"),
         ({"parts": {"/tmp": []}}, "parts: got '/tmp'"),
         ({"test_folder": "."}, r"test_folder: got '\.'"),
+        (
+            {"flags": {"seed_everything": 7}},
+            r"^compare: flags: got seed_everything, .* use seeds instead, or take it out of seeded$",
+        ),
+        ({"flags": {"data.init_args.seed": 7}}, r"flags: got data\.init_args\.seed, .* use seeds instead"),
+        ({"flags": {"model.seed": 7}, "seeded": ["model.seed"]}, r"flags: got model\.seed, .* use seeds instead"),
+        (
+            {"strategies": {"KerpleLog": Strategy(flags={"data.seed": 7})}},
+            r"strategies: KerpleLog: flags: got data\.seed, .* use seeds instead",
+        ),
+        ({"flags": {"run_dir": "here"}}, "flags: got run_dir, .* use runs instead"),
+        ({"flags": {"ckpt_path": "last"}}, "flags: got ckpt_path, .* stopped runs are resumed without it"),
+        ({"flags": {"model.position": "T5"}}, "flags: got model.position, .* use position and options of a strategy"),
+        ({"flags": {"model.position.clip": 2}}, r"flags: got model\.position\.clip, .* use position and options"),
+        ({"test": {"run_dir": "here"}}, "test: got run_dir, .* use test_folder instead"),
+        ({"test": {"ckpt_path": "a.ckpt"}}, "test: got ckpt_path, .* each run's last checkpoint is tested"),
     ],
 )
 def test_mistakes_are_named_before_anything_runs(base: str, changes: dict, message: str) -> None:

@@ -43,7 +43,7 @@ class Comparison:
 
     Raises:
         ValueError: If a list is empty or has something twice, the baseline is not among the strategies, a config is
-            not there, or what names a folder is no plain name.
+            not there, what names a folder is no plain name, or flags set what is set for every run here.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Comparison:
     output: str | None = None
 
     def __post_init__(self) -> None:
-        for key in ("base", "strategies", "seeds"):
+        for key in ("base", "strategies", "seeds", "seeded"):
             if not getattr(self, key):
                 raise ValueError(f"compare: {key}: got none, expected at least one")
         if twice := sorted({s for s in self.seeds if self.seeds.count(s) > 1}):
@@ -83,6 +83,16 @@ class Comparison:
                 raise ValueError(
                     f"compare: config: got {path}, which is not a file; paths are relative to where you are"
                 )
+        own = dict.fromkeys(self.seeded, "use seeds instead, or take it out of seeded") | {
+            "run_dir": "use runs instead",
+            "ckpt_path": "stopped runs are resumed without it",
+            "model.position": "use position and options of a strategy instead",
+        }
+        _refuse("flags", self.flags, own)
+        for label, strategy in self.strategies.items():
+            _refuse(f"strategies: {label}: flags", strategy.flags if strategy else {}, own)
+        own = {"run_dir": "use test_folder instead", "ckpt_path": "each run's last checkpoint is tested"}
+        _refuse("test", self.test, own)
 
     @property
     def runs_folder(self) -> Path:
@@ -103,7 +113,9 @@ class Comparison:
         strategy = self.strategies[label] or Strategy()
         directory = self.runs_folder / part / label / f"seed-{seed}"
         fit = [f"--config={path}" for path in (*self.base, *self.parts.get(part, []))]
-        fit += as_flags(dict.fromkeys(self.seeded, seed) | {"run_dir": str(directory)} | self.flags | strategy.flags)
+        fit += as_flags(self.flags | strategy.flags)
+        # the last wins: a seed in a config file among the flags must not make one run of all seeds
+        fit += as_flags(dict.fromkeys(self.seeded, seed) | {"run_dir": str(directory)})
         fit += [f"--model.position={strategy.position or label}"]
         fit += as_flags({f"model.position.{key}": value for key, value in strategy.options.items()})
         test = as_flags(self.test | {"run_dir": str(directory / self.test_folder)})
@@ -148,6 +160,15 @@ class Job:
     def beside(self, suffix: str) -> Path:
         """A file beside the run directory: ``.json`` its state, ``.lock``, ``.log`` what it printed."""
         return self.directory.with_name(self.directory.name + suffix)
+
+
+def _refuse(where: str, flags: Mapping[str, Any], own: dict[str, str]) -> None:
+    """Flags, or parts of them, that compare sets itself would win over it or be lost, without a word."""
+    for key in flags:
+        name = key.replace(".init_args.", ".")  # may be left out of a flag
+        for flag, advice in own.items():
+            if name == flag or name.startswith(f"{flag}."):
+                raise ValueError(f"compare: {where}: got {key}, which is set for every run; {advice}")
 
 
 def as_flags(values: Mapping[str, Any]) -> list[str]:
