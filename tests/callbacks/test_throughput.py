@@ -105,6 +105,38 @@ def test_a_resumed_run_keeps_the_rates_from_before(tmp_path: Path, clock: Clock)
     assert len(second.rates) == len(first.rates) + 1  # 2 intervals more, the first of them left out
 
 
+def fit(folder: Path, steps: int, resume: Path | None = None) -> int:
+    """Peak memory that cost.json gives for a fit up to so many steps."""
+    run = trainer(folder, [Throughput()], steps=steps, limit_val_batches=0)
+    run.fit(Model(), loader(), ckpt_path=resume, weights_only=False if resume else None)
+    run.save_checkpoint(folder / "last.ckpt")
+    return json.loads((folder / "cost.json").read_text())["peak_memory_bytes"]
+
+
+def test_a_resumed_run_keeps_the_peak_memory_from_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(throughput, "peak_memory", lambda device: 1000)
+    assert fit(tmp_path / "a", steps=4) == 1000
+    checkpoint = tmp_path / "a" / "last.ckpt"
+    monkeypatch.setattr(throughput, "peak_memory", lambda device: 400)
+    assert fit(tmp_path / "b", 4, checkpoint) == 1000  # nothing left to train, and cost.json not yet written
+    assert fit(tmp_path / "c", 8, checkpoint) == 1000
+    monkeypatch.setattr(throughput, "peak_memory", lambda device: 3000)
+    assert fit(tmp_path / "d", 8, checkpoint) == 3000
+
+
+def test_a_finished_run_that_is_resumed_keeps_its_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(throughput, "peak_memory", lambda device: 1000)
+    fit(tmp_path, steps=4)
+    before = (tmp_path / "cost.json").read_bytes()
+    content = torch.load(tmp_path / "last.ckpt", weights_only=False)
+    del content["callbacks"]["Throughput"]["peak"]  # as it was written when there was none
+    torch.save(content, tmp_path / "last.ckpt")
+    monkeypatch.setattr(throughput, "peak_memory", lambda device: 3000)
+    monkeypatch.setattr(throughput, "environment", lambda trainer, device: {"commit": "another"})
+    fit(tmp_path, 4, tmp_path / "last.ckpt")
+    assert (tmp_path / "cost.json").read_bytes() == before
+
+
 def test_position_parameters_of_a_model_without_any() -> None:
     assert position_parameters(torch.nn.Linear(2, 2)) == 0
 

@@ -24,10 +24,11 @@ class Throughput(Callback):
     end.
 
     A rate is over ``trainer.log_every_n_steps`` steps, of all devices together, waiting for data included, validation
-    excluded. The number in ``cost.json`` is the median rate: a busy moment of the machine does not move it. Rates are
-    kept in the checkpoint, so a resumed run knows those from before.
+    excluded. The number in ``cost.json`` is the median rate: a busy moment of the machine does not move it.
 
     Memory is the most that tensors ever took on a CUDA device, or the largest resident size of the process on a CPU.
+
+    Rates and memory are kept in the checkpoint, so a resumed run knows those from before.
 
     Args:
         skip: Intervals left out at the start: the first step allocates, compiles and warms caches.
@@ -42,10 +43,13 @@ class Throughput(Callback):
             raise ValueError(f"Throughput: skip: got {skip}, expected the number of intervals to leave out, 0 or more")
         self.skip = skip
         self.rates: list[float] = []
+        self.peak = 0
+        self._trained = False
         self._left_out = self._tokens = self._steps = 0
         self._since = self._paused = 0.0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._trained = True
         self._left_out = 0
         if pl_module.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(pl_module.device)
@@ -71,30 +75,41 @@ class Throughput(Callback):
         else:
             self.rates.append(rate)
         pl_module.log("train/tokens_per_second", rate, prog_bar=True)
-        pl_module.log("train/peak_memory_mib", peak_memory(pl_module.device) / 2**20)
+        self._see_memory(pl_module)
+        pl_module.log("train/peak_memory_mib", self.peak / 2**20)
         self._restart(pl_module)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._see_memory(pl_module)  # checkpoints are written after the other callbacks had their turn
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         directory = trainer.log_dir or trainer.default_root_dir  # asked on every rank: it is a broadcast
         if not trainer.is_global_zero:
             return
+        path = Path(directory) / "cost.json"
+        if path.exists() and not self._trained:
+            return  # a finished run was resumed: this process has nothing to say about it
+        self._see_memory(pl_module)
         cost = {
             "tokens_per_second": median(self.rates) if self.rates else None,
-            "peak_memory_bytes": peak_memory(pl_module.device),
+            "peak_memory_bytes": self.peak,
             "parameters": sum(p.numel() for p in pl_module.parameters()),
             "position_parameters": position_parameters(pl_module),
             "steps": trainer.global_step,
             "environment": environment(trainer, pl_module.device),
         }
-        path = Path(directory) / "cost.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(cost, indent=1) + "\n")
 
     def state_dict(self) -> dict[str, Any]:
-        return {"rates": self.rates}
+        return {"rates": self.rates, "peak": self.peak}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.rates = list(state_dict["rates"])
+        self.peak = state_dict.get("peak", 0)  # not in older checkpoints
+
+    def _see_memory(self, pl_module: LightningModule) -> None:
+        self.peak = max(self.peak, peak_memory(pl_module.device))
 
     def _restart(self, pl_module: LightningModule) -> None:
         self._tokens = self._steps = 0
