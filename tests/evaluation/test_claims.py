@@ -28,6 +28,10 @@ MORE = {
     "KerpleBias3": (24.2, 75, 2500, 40000, 189216, 250000),
     "KerpleWeight2": (24.8, 23.5, 22.8, 22.6, 22.9, 23.2),
     "KerpleLog per layer": (23.9, 22.2, 22.5, 23.5, 25.5, 28.0),
+}
+
+SETTINGS = {
+    "KerpleLog": PAPER["KerpleLog"],
     "KerpleLog 2x tokens": (22.9, 21.2, 21.1, 21.1, 21.5, 22.0),
     "Shaw clip 0": (30, 31, 32, 33, 34, 35),
     "Shaw clip 2": (24.0, 24, 25, 26, 27, 28),
@@ -103,6 +107,7 @@ def analyses(root: Path) -> None:
 def paper(tmp_path: Path) -> Path:
     results(tmp_path, "demo", PAPER)
     results(tmp_path, "claims", MORE)
+    results(tmp_path, "settings", SETTINGS)
     analyses(tmp_path)
     results(tmp_path, "sliding", {"ALiBi": PAPER["ALiBi"]})
     sliding = pd.read_csv(tmp_path / "sliding" / "results.csv")
