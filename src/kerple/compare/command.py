@@ -171,7 +171,7 @@ def _report(comparison: Comparison, work: list[Job]) -> None:
 
 def _warn(runs: Runs) -> None:
     for difference in report.mixed(runs):
-        print(f"warning: runs that should differ by their seed alone differ in {difference}")
+        print(f"warning: runs differ in more than strategy and seed: {difference}")
 
 
 def _place(comparison: Comparison) -> Any:
