@@ -21,7 +21,7 @@ import psutil
 import tokenizers
 import zstandard
 
-from kerple.cluster import cores
+from kerple.runs.cluster import cores
 
 RECORDS = Path(__file__).parent / "records"
 WORD = re.compile(r"[A-Za-z_]{4,}")
@@ -44,7 +44,7 @@ def main() -> None:
 
 def measure(folder: Path, megabytes: int, workers: int) -> dict[str, object]:
     """Make the corpus, tokenise a fifth of it with the library alone before and after preparing all of it, load it."""
-    from kerple.data.build import Recipe, build
+    from kerple.data.prepare.build import Recipe, build
     from kerple.data.tokenizer import train_tokenizer
 
     corpus = folder / "corpus.jsonl.zst"
@@ -85,7 +85,7 @@ def measure(folder: Path, megabytes: int, workers: int) -> dict[str, object]:
 
 def texts(size: int) -> Iterator[str]:
     """Documents of the built-in corpus, over and over, a tenth of their longer words changed each time."""
-    from kerple.data.corpora import standard_library
+    from kerple.data.prepare.corpora import standard_library
 
     draw, total = random.Random(0), 0
     while True:

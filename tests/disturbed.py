@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 # torch is imported once, in a process that has run nothing and forks the others
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["kerple.cli"])
+PROCESSES.set_forkserver_preload(["kerple.cli.main"])
 
 
 class Record(Callback):
@@ -198,7 +198,7 @@ def _run(arguments: list[str], folder: Path, rank: int, processes: int, port: in
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(processes)}
         os.environ |= {"TORCHELASTIC_RUN_ID": "test", "GROUP_RANK": "0", "TORCHELASTIC_RESTART_COUNT": "0"}
-    from kerple.cli import main
+    from kerple.cli.main import main
 
     main(arguments)
 

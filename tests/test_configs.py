@@ -9,7 +9,7 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace
 from pytorch_lightning import LightningDataModule
 
-from kerple.cli import CLI, StoreConfig
+from kerple.cli.main import CLI, StoreConfig
 from kerple.lm import LanguageModel
 
 CONFIGS = Path(__file__).parents[1] / "configs"

@@ -6,7 +6,7 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from kerple.callbacks.checkpoints import LastCheckpoint
+from kerple.callbacks.last_checkpoint import LastCheckpoint
 from tests.toy import ToyData
 
 

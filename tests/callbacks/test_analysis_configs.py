@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kerple.cli import main
+from kerple.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "configs" / "analyses").glob("*.yaml"))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
-from kerple.runs import fit_directory
+from kerple.runs.directories import fit_directory
 
 command, *arguments = sys.argv[1:]
 options = dict(argument.removeprefix("--").split("=", 1) for argument in arguments)

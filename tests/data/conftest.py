@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kerple.data.build import Recipe, build
 from kerple.data.manifest import Manifest
+from kerple.data.prepare.build import Recipe, build
 
 SENTENCE = "the cat sat on a mat while seven grey wolves sang long songs of résumé naïveté 猫 42 , . ; \n"
 WORDS = SENTENCE.split(" ")

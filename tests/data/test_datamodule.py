@@ -204,7 +204,7 @@ def test_lightning_resumes_with_the_next_sample(prepared: Path, tmp_path: Path) 
 def test_what_the_demo_asks_for_is_prepared(
     json_lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from kerple.data import inspect, prepare
+    from kerple.cli import inspect, prepare
 
     monkeypatch.chdir(tmp_path)
     shutil.copytree(json_lines, "books.d")

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kerple.data.encode import parse
 from kerple.data.manifest import Layout, parse_manifest, read_manifest
+from kerple.data.prepare.encode import parse
 from kerple.data.shards import TokenStream
 
 ANYTHING = st.recursive(

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from kerple.data import TokenShards, streams
-from kerple.data.corpora import sources
 from kerple.data.manifest import Manifest, read_manifest
+from kerple.data.prepare.corpora import sources
 from kerple.data.remote import RemoteFolder
 from kerple.data.shards import TokenStream
 

@@ -10,11 +10,11 @@ import pytest
 import webdataset
 from tokenizers import Tokenizer
 
-from kerple.data.build import Recipe
-from kerple.data.encode import digest_of
-from kerple.data.inspect import read_offsets, verify
 from kerple.data.manifest import SPLITS, read_manifest
+from kerple.data.prepare.build import Recipe
+from kerple.data.prepare.encode import digest_of
 from kerple.data.shards import TokenStream, header
+from kerple.data.verify import read_offsets, verify
 
 
 def expected_streams(documents: list[str], folder: Path) -> dict[str, list[int]]:

@@ -9,7 +9,7 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
-from kerple.callbacks.checkpoints import LastCheckpoint
+from kerple.callbacks.last_checkpoint import LastCheckpoint
 
 
 class Finite(Callback):

@@ -1,5 +1,1 @@
-"""`python run.py compare --config …`: strategies × seeds with everything else equal, and one report."""
-
-from kerple.compare.command import main
-
-__all__ = ["main"]
+"""Strategies × seeds with everything else equal: what is compared, and how its runs are run."""

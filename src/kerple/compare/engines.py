@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
-from kerple.cluster import cores, joined
 from kerple.compare import job as jobs
 from kerple.compare.comparison import Job
+from kerple.runs.cluster import cores, joined
 
 Say = Callable[[str], None]
 

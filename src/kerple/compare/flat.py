@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from kerple.evaluation.report import flatten
+from kerple.report.page import flatten
 
 
 def flat(config: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ def resolve(job: Job) -> dict[str, Any]:
     Raises:
         ValueError: If the command line does not parse; with the parser's own message.
     """
-    from kerple import cli  # it imports this package when `compare` is called
+    from kerple.cli import main as cli  # it imports this package when `compare` is called
 
     printed, complaint = io.StringIO(), io.StringIO()
     try:

@@ -10,11 +10,11 @@ from pytorch_lightning import LightningDataModule
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from kerple.data.build import Recipe, build
-from kerple.data.corpora import HUB
 from kerple.data.loader import Batch, BatchLoader, BlockBatches, Blocks, EvaluationLoader, Stream, TrainingBatches
 from kerple.data.manifest import SPLITS, Manifest
 from kerple.data.order import Mixture, Order
+from kerple.data.prepare.build import Recipe, build
+from kerple.data.prepare.corpora import HUB
 from kerple.data.remote import CACHE_BYTES, Folder, open_folder
 from kerple.data.streams import is_remote
 from kerple.data.tokenizer import TRAINED_HERE, load_tokenizer

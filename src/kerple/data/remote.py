@@ -15,10 +15,10 @@ from filelock import FileLock
 from numpy.typing import NDArray
 from webdataset.tariterators import reraise_exception, tar_file_iterator
 
-from kerple.data.inspect import read_offsets
 from kerple.data.manifest import FILE, Manifest, Split, parse_manifest, read_manifest
 from kerple.data.shards import TokenStream, check_run, header, map_shard, runs_of
 from kerple.data.streams import ResumingStream, check_protocol, is_remote
+from kerple.data.verify import read_offsets
 
 SMALL_FILE = 1 << 30  # bytes beyond which a manifest or tokenizer is none
 CACHE_BYTES = 16 << 30

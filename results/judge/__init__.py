@@ -1,0 +1,1 @@
+"""The rules by which the claims of the literature are judged from the committed results."""

@@ -1,0 +1,235 @@
+"""`python run.py`: fit, validate and test by LightningCLI; prepare, inspect, compare and predict beside them."""
+
+import os
+import sys
+import traceback
+import warnings
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
+from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from pytorch_lightning.loggers import TensorBoardLogger
+
+import kerple.callbacks
+import kerple.data.datamodule
+import kerple.positions
+import kerple.tasks
+from kerple.callbacks.health import Finite
+from kerple.callbacks.last_checkpoint import LastCheckpoint
+from kerple.callbacks.provenance import Provenance
+from kerple.callbacks.random_state import RandomState
+from kerple.lm import LanguageModel
+from kerple.runs.atomic import AtomicCheckpointIO
+from kerple.runs.directories import fit_directory, test_directory
+from kerple.runs.trust import CONFIG_KEY, check, read_config
+
+COMMANDS = {
+    "prepare": ("kerple.cli.prepare", "build the token shards of a data config, nothing else"),
+    "inspect": ("kerple.cli.inspect", "statistics, a decoded sample and checksums of token shards"),
+    "compare": ("kerple.cli.compare", "strategies × seeds with everything else equal, and one report"),
+    "predict": ("kerple.cli.predict", "continue a prompt with a trained model"),
+}
+# true of every run here, and nothing a user can or should act on
+HARMLESS = (
+    "The dirpath has changed",  # a test writes beside the fit's checkpoints, not among them
+    r"`isinstance\(treespec, LeafSpec\)`",
+    ".*does not have many workers",  # memory-mapped shards need none
+)
+FROM_CHECKPOINT = ("seed_everything", "model", "data", "experiment")
+# devices and strategy are those of the machine that tests, not of the one that trained
+TRAINER_FROM_CHECKPOINT = ("precision", "callbacks", "limit_test_batches")
+
+
+class StoreConfig(SaveConfigCallback):
+    """Writes the resolved configuration beside the logs and into every checkpoint, never over an earlier one."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        directory = Path(trainer.log_dir or trainer.default_root_dir)  # asked on every rank: it is a broadcast
+        if self.already_saved or not trainer.is_global_zero:
+            return
+        self.already_saved = True
+        directory.mkdir(parents=True, exist_ok=True)
+        text, path, resumption = self._text(), directory / "config.yaml", 0
+        while path.exists() and path.read_text() != text:
+            resumption += 1
+            path = directory / f"config-resumed-{resumption}.yaml"
+        path.write_text(text)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint[CONFIG_KEY] = self._text()
+
+    def _text(self) -> str:
+        return self.parser.dump(self.config, skip_none=False)
+
+
+class CLI(LightningCLI):
+    """LightningCLI with a directory for each run, and a model and data that `test` finds in the checkpoint."""
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        return {name: keys for name, keys in LightningCLI.subcommands().items() if name != "predict"}
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_argument("--experiment", default="run", help="First folder below --logs: what belongs together.")
+        parser.add_argument("--logs", default="logs", help="Root of all runs.")
+        parser.add_argument(
+            "--run_dir",
+            type=str | None,
+            default=None,
+            help="Folder of this run; null: <logs>/<experiment>/<strategy>/seed-<seed>, or a new version of it.",
+        )
+        parser.add_argument(
+            "--trust",
+            default="",
+            help="Packages whose classes a checkpoint may name, beside this project's and Lightning's: a,b,c.",
+        )
+        parser.link_arguments("data.init_args.vocabulary", "model.vocabulary")
+        parser.link_arguments("data.init_args.length", "model.length")
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: list[str]) -> None:
+        self.config = parser.parse_args(args)
+
+    def _parse_ckpt_path(self) -> None:
+        """Lightning lets a checkpoint's hyper-parameters win over flags; `_checkpoint_first` does it the other way."""
+
+    def before_instantiate_classes(self) -> None:
+        config = self.config[self.subcommand]
+        if self.subcommand == "fit":
+            strategy = config.model.position.class_path.rpartition(".")[2]
+            directory = fit_directory(
+                config.run_dir, config.logs, config.experiment, strategy, config.seed_everything, config.ckpt_path
+            )
+            if config.ckpt_path == "last":  # of this run; nothing to resume is a fresh start, so that a requeued job
+                last = directory / "checkpoints" / "last.ckpt"  # can be given the same command line every time
+                config.ckpt_path = str(last) if last.is_file() else None
+            if config.ckpt_path is not None:
+                check(config.ckpt_path)
+        else:
+            directory = test_directory(config.run_dir, config.ckpt_path, self.subcommand)
+        config.weights_only = True  # a checkpoint is data: nothing in it may run
+        config.trainer.default_root_dir = str(directory)
+        if config.trainer.logger in (None, True):
+            # save_dir/name/version: checkpoints, events and results land in the run's own folder
+            self._logger = TensorBoardLogger(str(directory), name="", version="", default_hp_metric=False)
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        logger = getattr(self, "_logger", None)
+        if logger is not None:
+            kwargs["logger"] = logger
+        trainer = self._get(self.config_init, "trainer")
+        plugins = trainer["plugins"] or []
+        kwargs["plugins"] = [*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()]
+        if self.subcommand == "fit":
+            kwargs["callbacks"] = _with_safety(trainer["callbacks"] or [], trainer["enable_checkpointing"])
+        return super().instantiate_trainer(**kwargs)
+
+
+def _with_safety(given: Callback | list[Callback], checkpoints: bool | None) -> list[Callback]:
+    """What every fit has, unless the configuration sets it up itself: a run can always be resumed, and explained."""
+    given = given if isinstance(given, list) else [given]
+    safety = [RandomState, Finite, Provenance, *([] if checkpoints is False else [LastCheckpoint])]
+    return given + [kind() for kind in safety if not any(isinstance(callback, kind) for callback in given)]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run one command; a user's mistake ends with one line on standard error and exit status 2."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    _sum_in_one_order()
+    if torch.cuda.is_available():  # TF32; on the CPU "high" is a slower path, four times at width 64
+        torch.set_float32_matmul_precision("high")
+    for message in HARMLESS:
+        warnings.filterwarnings("ignore", message)
+    try:
+        if arguments and arguments[0] in COMMANDS:
+            import_module(COMMANDS[arguments[0]][0]).main(arguments[1:])
+            return
+        _check_position(arguments)
+        CLI(
+            LanguageModel,
+            LightningDataModule,
+            subclass_mode_data=True,
+            save_config_callback=StoreConfig,
+            seed_everything_default=1235,
+            parser_kwargs={"description": _description()},
+            auto_configure_optimizers=False,
+            args=_checkpoint_first(arguments),
+        )
+    except ValueError as error:
+        if os.environ.get("KERPLE_TRACEBACK") or not _ours(error):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from error
+
+
+def _sum_in_one_order() -> None:
+    """Have products of matrices on the CPU end in the same bits in every run, as resumption bit for bit needs it.
+
+    MKL promises that in its reproducible mode alone, and only if it does not choose the number of threads itself.
+    """
+    os.environ.setdefault("MKL_CBWR", "AUTO")  # read at the first product
+    torch.set_num_threads(torch.get_num_threads())  # ends MKL's own choice
+
+
+def _description() -> str:
+    others = "; ".join(f"{name}: {what}" for name, (_, what) in COMMANDS.items())
+    return f"Length extrapolation of transformers. Beside the subcommands below: {others}."
+
+
+def _ours(error: BaseException) -> bool:
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and Path(frames[-1].filename).is_relative_to(Path(__file__).parents[1])
+
+
+def _option(arguments: list[str], *names: str) -> list[str]:
+    found = []
+    for i, argument in enumerate(arguments):
+        name, equals, value = argument.partition("=")
+        if name in names:
+            found += [value] if equals else arguments[i + 1 : i + 2]
+    return found
+
+
+def _check_position(arguments: list[str]) -> None:
+    """Name the strategies when an unknown one is asked for: the parser's own message speaks of callables."""
+    given = _option(arguments, "--model.position")
+    models = [Path(path) for path in _option(arguments, "--model")]
+    for path in map(Path, _option(arguments, "--config", "-c")):
+        model = _mapping(path).get("model")
+        models.append(path.parent / model if isinstance(model, str) else path)
+    for path in models:
+        content = _mapping(path)
+        position = content.get("model", content).get("position")
+        given.append(position.get("class_path") if isinstance(position, dict) else position)
+    for name in given:
+        if isinstance(name, str) and "." not in name and name.isidentifier() and name not in kerple.positions.names():
+            raise ValueError(
+                f"model.position: got {name!r}, expected one of {', '.join(kerple.positions.names())}, "
+                "or the import path of a class of your own"
+            )
+
+
+def _mapping(path: Path) -> dict[str, Any]:
+    """The YAML file's content, or nothing where the parser will have to complain."""
+    try:
+        content = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _checkpoint_first(arguments: list[str]) -> list[str]:
+    """Put what a checkpoint says before what the command line says, so that the command line wins."""
+    if arguments[:1] not in (["test"], ["validate"]) or {"-h", "--help"} & set(arguments):
+        return arguments
+    paths = _option(arguments, "--ckpt_path")
+    if not paths:
+        raise ValueError(f"ckpt_path: got nothing, expected a checkpoint to {arguments[0]}; add --ckpt_path FILE")
+    trust = [package for value in _option(arguments, "--trust") for package in value.split(",")]
+    stored = read_config(paths[-1], tuple(trust))
+    config = {key: stored[key] for key in FROM_CHECKPOINT if key in stored}
+    config["trainer"] = {key: stored["trainer"][key] for key in TRAINER_FROM_CHECKPOINT}
+    return [arguments[0], "--config", yaml.safe_dump(config), *arguments[1:]]

@@ -1,0 +1,136 @@
+"""`python run.py predict --ckpt_path … --prompt …`: continue a prompt, streaming to the terminal."""
+
+import sys
+from collections.abc import Iterator
+from itertools import chain
+from typing import Protocol, runtime_checkable
+
+import torch
+from jsonargparse import ArgumentParser
+from pytorch_lightning import LightningDataModule
+
+from kerple.lm import LanguageModel
+from kerple.model.generation import generate
+from kerple.runs.trust import read_config
+from kerple.tasks import TaskData
+
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what the bytes of a character decode to before the last of them is there
+
+
+@runtime_checkable
+class Text(Protocol):
+    """Data that can be read and written as text: `TokenShards`, `TaskData`."""
+
+    def setup(self, stage: str) -> None: ...
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, tokens: list[int]) -> str: ...
+
+
+def main(arguments: list[str]) -> None:
+    """Print the prompt and, as they are made, the tokens that follow it.
+
+    Args:
+        arguments: Of the command line.
+
+    Raises:
+        ValueError: If the checkpoint is not one, the prompt cannot be encoded or a number is out of range.
+    """
+    parser = ArgumentParser(prog="run.py predict", description=__doc__)
+    parser.add_argument("--ckpt_path", type=str, required=True, help="a checkpoint that `fit` has written")
+    parser.add_argument("--prompt", type=str, default="", help="text to continue; empty: a new document")
+    parser.add_argument("--tokens", type=int, default=200, help="how many tokens at most")
+    parser.add_argument("--temperature", type=float, default=None, help="0: the likeliest token; tasks: 0, text: 0.8")
+    parser.add_argument("--top_k", type=int | None, default=None, help="only the k likeliest tokens")
+    parser.add_argument("--top_p", type=float | None, default=None, help="only the likeliest with this probability")
+    parser.add_argument("--window", type=int | None, default=None, help="attention sees this many tokens; null: all")
+    parser.add_argument("--seed", type=int | None, default=None, help="draw the same text again")
+    parser.add_argument("--trust", default="", help="packages whose classes the checkpoint may name: a,b,c")
+    parser.add_argument(
+        "--device", type=str, default="cuda" if torch.cuda.is_available() else "cpu", help="where to run"
+    )
+    given = parser.parse_args(arguments)
+    if given.tokens < 1:
+        raise ValueError(f"tokens: got {given.tokens}, expected at least 1")
+    if given.seed is not None and not 0 <= given.seed < 2**63:
+        raise ValueError(f"seed: got {given.seed}, expected 0 to 2^63 - 1")
+    try:
+        torch.empty(0, device=given.device)
+    except (RuntimeError, AssertionError) as error:  # an unknown one, or one torch was built without
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device: got {given.device!r}, expected one torch has here, such as cpu: {reason}") from error
+
+    model, data = load(given.ckpt_path, tuple(given.trust.split(",")), given.device)
+    random = torch.Generator(given.device)
+    random.seed() if given.seed is None else random.manual_seed(given.seed)
+    temperature = given.temperature
+    if temperature is None:
+        temperature = 0.0 if isinstance(data, TaskData) else 0.8
+    end = end_of_text(data)
+    start = data.encode(given.prompt) if given.prompt or isinstance(data, TaskData) else [end]
+    new = generate(
+        model.network,
+        torch.tensor([start], device=given.device),
+        given.tokens,
+        temperature=temperature,
+        top_k=given.top_k,
+        top_p=given.top_p,
+        window=given.window,
+        stop=end,
+        generator=random,
+    )
+    following = pieces(data, (int(token) for token in new), end)
+    first = next(following, "")  # a number out of range is found out here, before anything is printed
+    try:
+        for piece in chain([given.prompt + first], following):
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+    finally:
+        sys.stdout.write("\n")
+
+
+def load(path: str, trust: tuple[str, ...] = (), device: str = "cpu") -> tuple[LanguageModel, Text]:
+    """The model of a checkpoint, in evaluation mode, and the data it was trained on, set up to encode and decode.
+
+    Args:
+        path: A checkpoint that `fit` has written.
+        trust: Packages, beside this one and Lightning, whose classes it may name.
+        device: Where the model goes.
+
+    Raises:
+        ValueError: If it is no such checkpoint, or its data is gone.
+    """
+    config = read_config(path, trust)
+    parser = ArgumentParser()
+    parser.add_class_arguments(LanguageModel, "model")
+    parser.add_subclass_arguments(LightningDataModule, "data")
+    parser.link_arguments("data.init_args.vocabulary", "model.vocabulary")
+    parser.link_arguments("data.init_args.length", "model.length")
+    made = parser.instantiate_classes(parser.parse_object({key: config[key] for key in ("model", "data")}))
+    if not isinstance(made.data, Text):  # a user's own data module
+        raise ValueError(f"ckpt_path: {path} was trained on {type(made.data).__name__}, which cannot encode a prompt")
+    made.data.setup("predict")
+    weights = torch.load(path, map_location=device, weights_only=True, mmap=True)["state_dict"]
+    made.model.load_state_dict(weights)
+    return made.model.to(device).eval(), made.data
+
+
+def end_of_text(data: Text) -> int:
+    """The token after which a text or an answer is over."""
+    return data.end if isinstance(data, TaskData) else data.manifest.end_of_text
+
+
+def pieces(data: Text, tokens: Iterator[int], end: int) -> Iterator[str]:
+    """Text of a stream of tokens, in pieces that never end inside a character; the end token is not shown."""
+    waiting: list[int] = []
+    for token in tokens:
+        if token == end:
+            break
+        waiting.append(token)
+        text = data.decode(waiting)
+        if not text.endswith(UNFINISHED):
+            yield text
+            waiting = []
+    if waiting:
+        yield data.decode(waiting)

@@ -1,0 +1,50 @@
+"""`python run.py prepare --config …`: build the shards a data config asks for, nothing else."""
+
+import argparse
+from pathlib import Path
+
+import yaml
+from jsonargparse import ArgumentParser
+from pytorch_lightning import LightningDataModule
+
+from kerple.cli.inspect import show
+from kerple.data.datamodule import TokenShards
+
+
+def main(arguments: list[str]) -> None:
+    """Build what is missing and print what is there.
+
+    Args:
+        arguments: Of the command line. A config may be of `data` alone or a whole run's, of which only `data` is used.
+
+    Raises:
+        ValueError: A config cannot be read or has no `data` section.
+    """
+    parser = ArgumentParser(prog="run.py prepare", description=__doc__)
+    parser.add_argument("--config", action="config", help="a config with a `data` section; what follows it wins")
+    parser.add_subclass_arguments(
+        LightningDataModule, "data", default={"class_path": "kerple.data.datamodule.TokenShards"}
+    )
+    files = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    files.add_argument("--config", "-c", action="append", default=[])
+    given, rest = files.parse_known_args(arguments)
+    sections = [argument for path in given.config for argument in ("--config", _data_section(path))]
+    config = parser.parse_args([*sections, *rest])
+    prepare(parser.instantiate_classes(config).data)
+
+
+def prepare(data: TokenShards) -> None:
+    """Build the shards of a datamodule and print a summary of them."""
+    data.prepare_data()
+    data.setup()
+    show(data.manifest)
+
+
+def _data_section(path: str) -> str:
+    try:
+        config = yaml.safe_load(Path(path).read_text())
+    except (OSError, UnicodeError, yaml.YAMLError) as error:
+        raise ValueError(f"config: {path} cannot be read ({error})") from error
+    if not isinstance(config, dict) or not isinstance(config.get("data"), dict):
+        raise ValueError(f"config: {path} has no section `data`; configs/data holds examples")
+    return yaml.safe_dump({"data": config["data"]})

@@ -1,0 +1,1 @@
+"""Corpora to shards of tokens."""

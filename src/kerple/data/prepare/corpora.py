@@ -1,0 +1,249 @@
+"""Corpora as streams of raw documents, each with a place to come back to.
+
+A corpus is a list of sources in a fixed order, a source a sequence of records. A record is the raw bytes of one
+document, not parsed yet: parsing is work for all cores and is done where the text is tokenised (`encode`).
+The place of a record is (member, number): which file of an archive, and how many records came before it in that.
+"""
+
+import random
+import sysconfig
+import tarfile
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from kerple.data.streams import check_protocol, decompress, filesystem, is_remote, open_bytes
+
+STANDARD_LIBRARY = "stdlib"
+HUB = "hf:"
+LINE_ENDINGS = (".jsonl", ".ndjson", ".jsonl.zst", ".jsonl.gz", ".ndjson.zst", ".ndjson.gz")
+TAR_ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.zst")
+PARQUET_ENDINGS = (".parquet",)
+DATA_ENDINGS = LINE_ENDINGS + TAR_ENDINGS + PARQUET_ENDINGS
+CHUNK = 1 << 20  # bytes read at once
+
+Place = tuple[int, int]
+BEGINNING: Place = (0, 0)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One document before parsing.
+
+    Args:
+        raw: A line of JSON if `json`, else UTF-8 text. Empty where `fault` says why it could not even be read.
+        name: File and line, for messages.
+        next: Place to go on from after this record.
+        consumed: Bytes of the source read so far, for progress; compressed ones where it is compressed.
+    """
+
+    raw: bytes
+    name: str
+    next: Place
+    json: bool
+    consumed: int
+    fault: str | None = None
+
+
+class Source(ABC):
+    """A file, or what else holds records in an order that never changes."""
+
+    name: str
+    size: int | None  # bytes as they lie, None where nobody knows
+
+    @abstractmethod
+    def records(self, start: Place, limit: int) -> Iterator[Record]:
+        """Records from the place `start` on; documents of more than `limit` bytes come as a fault, never whole."""
+
+
+class TextFiles(Source):
+    """Whole files, one document each."""
+
+    def __init__(self, name: str, paths: list[str], sizes: list[int]) -> None:
+        self.name, self.paths, self.sizes, self.size = name, paths, sizes, sum(sizes)
+
+    def records(self, start: Place, limit: int) -> Iterator[Record]:
+        consumed = sum(self.sizes[: start[1]])
+        for number in range(start[1], len(self.paths)):
+            path = self.paths[number]
+            with open_bytes(path) as file:
+                try:
+                    raw, fault = decompress(file, path).read(limit + 1), None
+                except ValueError:
+                    raise
+                except Exception as error:  # gzip, zlib and zstandard each raise kinds of their own
+                    raw, fault = b"", f"damaged file: {error}"
+            consumed += self.sizes[number]
+            fault = f"more than {limit} bytes" if len(raw) > limit else fault
+            yield Record(b"" if fault else raw, path, (0, number + 1), False, consumed, fault)
+
+
+class JsonLines(Source):
+    """One JSON object a line: .jsonl, also as .zst or .gz."""
+
+    def __init__(self, path: str, size: int | None) -> None:
+        self.name, self.size = path, size
+
+    def records(self, start: Place, limit: int) -> Iterator[Record]:
+        with open_bytes(self.name) as file:
+            yield from lines(decompress(file, self.name), self.name, 0, start[1], limit, file)
+
+
+class _Header(tarfile.TarInfo):
+    """A header that must be one: the library takes anything else after the first for the end of the archive."""
+
+    @classmethod
+    def fromtarfile(cls, archive: tarfile.TarFile) -> tarfile.TarInfo:
+        try:
+            return super().fromtarfile(archive)
+        except tarfile.HeaderError as error:
+            if archive.offset and not isinstance(error, tarfile.EOFHeaderError):  # the blocks of zeros at the end
+                raise tarfile.ReadError(f"{error} at byte {archive.offset}") from error
+            raise
+
+
+class Tar(Source):
+    """A tar of JSON lines and text files, read in one pass; only regular members count, none is written anywhere."""
+
+    def __init__(self, path: str, size: int | None) -> None:
+        self.name, self.size = path, size
+
+    def records(self, start: Place, limit: int) -> Iterator[Record]:
+        with open_bytes(self.name) as file:
+            outer = self.name.replace(".tgz", ".tar.gz")
+            try:
+                with tarfile.open(fileobj=decompress(file, outer), mode="r|", tarinfo=_Header) as archive:
+                    for number, member in enumerate(archive):
+                        if number >= start[0] and member.isreg() and (content := archive.extractfile(member)):
+                            skip = start[1] if number == start[0] else 0
+                            yield from self._member(member, content, number, skip, limit, file)
+            except ValueError:
+                raise
+            except Exception as error:  # of the archive, or of what it is compressed with
+                raise ValueError(f"{self.name}: is not a tar file that can be read to its end ({error})") from error
+
+    def _member(
+        self, member: tarfile.TarInfo, content: IO[bytes], number: int, skip: int, limit: int, file: IO[bytes]
+    ) -> Iterator[Record]:
+        name = f"{self.name}: {member.name}"
+        if member.name.endswith(LINE_ENDINGS):
+            yield from lines(decompress(content, member.name), name, number, skip, limit, file)
+        elif not skip:
+            fault = f"more than {limit} bytes" if member.size > limit else None
+            raw = b"" if fault else content.read()
+            yield Record(raw, name, (number, 1), False, file.tell(), fault)
+
+
+def lines(stream: IO[bytes], name: str, member: int, skip: int, limit: int, file: IO[bytes]) -> Iterator[Record]:
+    """Split a byte stream at newlines without ever holding a line of more than `limit` bytes.
+
+    The first `skip` lines are passed by. A stream that breaks off (a damaged frame, an early end) becomes one last
+    record with a fault.
+    """
+    number, pieces, length = 0, list[bytes](), 0
+
+    def record() -> Record:
+        fault = f"more than {limit} bytes" if length > limit else None
+        raw = b"" if fault else b"".join(pieces)
+        return Record(raw, f"{name}:{number}", (member, number), True, file.tell(), fault)
+
+    while True:
+        try:
+            chunk = stream.read(CHUNK)
+        except ValueError:
+            raise
+        except Exception as error:  # gzip, zlib and zstandard each raise kinds of their own
+            yield Record(b"", f"{name}:{number + 1}", (member, number + 1), True, file.tell(), f"damaged file: {error}")
+            return
+        if not chunk:
+            break
+        first, *rest = chunk.split(b"\n")
+        length += len(first)
+        if length <= limit:
+            pieces.append(first)
+        else:
+            pieces.clear()
+        for line in rest:
+            number += 1
+            if number > skip:
+                yield record()
+            pieces, length = [line] if len(line) <= limit else [], len(line)
+    if length:
+        number += 1
+        if number > skip:
+            yield record()
+
+
+def sources(corpus: str, text_field: str = "text") -> list[Source]:
+    """The sources of a corpus, in the order in which they are read.
+
+    Args:
+        corpus: `stdlib`, a file, a folder, a glob pattern or URL of JSON lines (.jsonl, .jsonl.zst, .jsonl.gz), of tar
+            files of those, of Parquet, or a folder of anything else, whose files are then a document each; or
+            `hf:NAME[:CONFIG[:SPLIT]]`, a Hugging Face dataset, streamed.
+        text_field: Column of Parquet files and Hugging Face datasets that holds the text.
+
+    Raises:
+        ValueError: Nothing is there.
+    """
+    if corpus == STANDARD_LIBRARY:
+        return [standard_library()]
+    if corpus.startswith(HUB):
+        from kerple.data.prepare.tables import HubDataset
+
+        return [HubDataset(corpus.removeprefix(HUB), text_field)]
+    files = _files(corpus)
+    if not files:
+        raise ValueError(
+            f"corpus: {corpus!r} holds no files; expected {STANDARD_LIBRARY!r}, a file, a folder, a URL or hf:NAME"
+        )
+    if not any(path.endswith(DATA_ENDINGS) for path, _ in files):
+        return [TextFiles(corpus, [path for path, _ in files], [size or 0 for _, size in files])]
+    found: list[Source] = []
+    for path, size in files:
+        if path.endswith(LINE_ENDINGS):
+            found.append(JsonLines(path, size))
+        elif path.endswith(TAR_ENDINGS):
+            found.append(Tar(path, size))
+        elif path.endswith(PARQUET_ENDINGS):
+            from kerple.data.prepare.tables import Parquet
+
+            found.append(Parquet(path, size, text_field))
+    return found
+
+
+def standard_library(seed: int = 0) -> TextFiles:
+    """The .py files of the Python that runs this, about 30 MB of real source code on every machine.
+
+    Sorted, then shuffled by a fixed seed, so that neighbours in the token stream are no neighbours in a package.
+    """
+    root = Path(sysconfig.get_paths()["stdlib"])
+    beside = {"site-packages", "dist-packages", "__pycache__"}
+    paths = sorted(p for p in root.rglob("*.py") if p.is_file() and not beside & set(p.relative_to(root).parts))
+    random.Random(seed).shuffle(paths)
+    return TextFiles(STANDARD_LIBRARY, [str(p) for p in paths], [p.stat().st_size for p in paths])
+
+
+def _files(corpus: str) -> list[tuple[str, int | None]]:
+    """Paths and sizes below a folder, matching a pattern, or the one file itself; sorted, hidden ones left out."""
+    check_protocol(corpus)
+    if is_remote(corpus) and not any(mark in corpus for mark in "*?[") and corpus.endswith(DATA_ENDINGS):
+        return [(corpus, None)]  # one URL: no listing, which web servers seldom offer
+    system, root = filesystem(corpus)
+    if any(mark in corpus for mark in "*?["):
+        found = system.glob(root, detail=True)
+    elif system.isdir(root):
+        found = system.find(root, detail=True)
+    elif system.exists(root):
+        found = {root: system.info(root)}
+    else:
+        found = {}
+    result = []
+    for path in sorted(found):
+        below = path.removeprefix(root).lstrip("/") if not any(mark in corpus for mark in "*?[") else Path(path).name
+        if found[path].get("type") == "file" and not any(part.startswith(".") for part in below.split("/")):
+            url = system.unstrip_protocol(path) if is_remote(corpus) else path
+            result.append((url, found[path].get("size")))
+    return result

@@ -1,0 +1,101 @@
+"""Corpora with columns: Parquet files and Hugging Face datasets. Their packages are imported on first use."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from kerple.data.prepare.corpora import Place, Record, Source
+from kerple.data.streams import open_bytes
+
+
+class Parquet(Source):
+    """One column of a Parquet file, a row group at a time; `pip install pyarrow`.
+
+    Args:
+        path: Local path or URL.
+        size: Bytes, if known.
+        text_field: The column, of strings.
+    """
+
+    def __init__(self, path: str, size: int | None, text_field: str) -> None:
+        self.name, self.size, self.text_field = path, size, text_field
+
+    def records(self, start: Place, limit: int) -> Iterator[Record]:
+        try:
+            import pyarrow
+            from pyarrow import parquet
+        except ImportError as error:
+            raise ValueError(f"{self.name}: reading Parquet needs pyarrow; pip install pyarrow") from error
+        from kerple.data.streams import is_remote
+
+        with open_bytes(self.name) if not is_remote(self.name) else _seekable(self.name) as file:
+            try:
+                table = parquet.ParquetFile(file)
+                if self.text_field not in table.schema_arrow.names:
+                    raise ValueError(f"has no column {self.text_field!r}, but {', '.join(table.schema_arrow.names)}")
+                yield from self._rows(table, start[1], limit)
+            except (pyarrow.ArrowException, OSError, ValueError) as error:
+                raise ValueError(f"{self.name}: {error}") from error
+
+    def _rows(self, table: Any, skip: int, limit: int) -> Iterator[Record]:
+        number = 0
+        for group in range(table.num_row_groups):
+            rows = table.metadata.row_group(group).num_rows
+            if number + rows <= skip:
+                number += rows
+                continue
+            for batch in table.iter_batches(batch_size=256, row_groups=[group], columns=[self.text_field]):
+                for value in batch.column(0):
+                    number += 1
+                    if number > skip:
+                        consumed = (self.size or 0) * number // max(table.metadata.num_rows, 1)
+                        yield text_record(value.as_py(), f"{self.name}:{number}", number, limit, consumed)
+
+
+class HubDataset(Source):
+    """A dataset of the Hugging Face hub, streamed; `pip install datasets`. Its loading scripts are never run.
+
+    Args:
+        name: `NAME[:CONFIG[:SPLIT]]`; the split is `train` unless named, and the split into train, validation and test
+            is made here, by content, as for every corpus.
+        text_field: The feature, a string.
+    """
+
+    size = None
+
+    def __init__(self, name: str, text_field: str) -> None:
+        self.name, self.text_field = name, text_field
+        self.path, self.config, self.split = (*name.split(":"), "", "")[:3]
+
+    def records(self, start: Place, limit: int) -> Iterator[Record]:
+        try:
+            import datasets
+        except ImportError as error:
+            raise ValueError(f"corpus: hf:{self.name} needs the package datasets; pip install datasets") from error
+        try:
+            rows = datasets.load_dataset(self.path, self.config or None, split=self.split or "train", streaming=True)
+            for number, row in enumerate(rows.skip(start[1]), start[1] + 1):
+                yield text_record(row.get(self.text_field), f"hf:{self.name}:{number}", number, limit, 0)
+        except (OSError, RuntimeError, ValueError) as error:
+            raise ValueError(f"corpus: hf:{self.name}: {error}") from error
+
+
+def text_record(text: Any, name: str, number: int, limit: int, consumed: int) -> Record:
+    """A record of a value that should be a string."""
+    raw, fault = b"", None
+    if not isinstance(text, str):
+        fault = "no text"
+    else:
+        raw = text.encode("utf-8", "surrogatepass")
+        if len(raw) > limit:
+            raw, fault = b"", f"more than {limit} bytes"
+    return Record(raw, name, (0, number), False, consumed, fault)
+
+
+def _seekable(path: str) -> Any:
+    from kerple.data.streams import filesystem, retry
+
+    def attempt() -> Any:
+        system, inner = filesystem(path)
+        return system.open(inner, "rb")
+
+    return retry(attempt, path)

@@ -1,0 +1,1 @@
+"""How runs are told: statistics, tables, figures and a page."""

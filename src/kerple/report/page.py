@@ -1,0 +1,226 @@
+"""The report of a comparison: one folder that can be read, cited and recomputed without the runs."""
+
+import base64
+from collections.abc import Callable
+from datetime import UTC, datetime
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pandas as pd
+import yaml
+
+from kerple.report import tables
+from kerple.report.figures import figures, position_wise, save
+from kerple.report.runs import RESULT, Run, Runs
+from kerple.report.statistics import summarise
+
+LATEX = "% \\usepackage{booktabs,graphicx}\n"
+PROTOCOLS = {
+    "full": "non-overlapping segments of the length, every target scored, attention unrestricted (the paper's)",
+    "windowed": "as full, attention limited to the last w keys in every layer; the name carries w",
+    "sliding": "context cut to the length, the window moves by s tokens, only new targets are scored; the name has s",
+    "last": "as full, but only the last k targets of each segment are scored; the name carries k",
+    "per_position": "as full, the loss by position in the segment",
+}
+
+
+def write(runs: Runs, folder: Path, *, name: str, baseline: str, missing: list[str] | None = None) -> Path:
+    """Write the report of finished runs.
+
+    ``results.csv`` (one row for each run and cell) is a function of the runs' tests alone: the same runs give the same
+    bytes. Beside it: ``summary.csv`` (statistics), ``costs.csv``, one CSV for each analysis, ``table.md``,
+    ``table.tex``, figures as PNG and SVG, and ``report.html``, which needs no other file.
+
+    Args:
+        runs: What `report_runs.read` found.
+        folder: Where to write; made if needed, files of the same names are replaced.
+        name: Of the comparison.
+        baseline: The strategy the others are tested against.
+        missing: Runs the comparison asks for and that are not there; named in the report.
+
+    Returns:
+        The path of report.html.
+
+    Raises:
+        ValueError: If the baseline has no results.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    trained = runs.training_length
+    summary = tables.with_intervals(summarise(runs.results, baseline), runs, baseline)
+    runs.results.to_csv(folder / "results.csv", index=False)
+    summary.to_csv(folder / "summary.csv", index=False, float_format="%.8g")
+    if not runs.costs.empty:
+        runs.costs.to_csv(folder / "costs.csv", index=False, float_format="%.8g")
+    for analysis, table in runs.analyses.items():
+        table.to_csv(folder / f"{analysis}.csv", index=False, float_format="%.8g")
+
+    main, details = _tables(summary, runs, baseline)
+    title = f"# {name}\n\n"
+    (folder / "table.md").write_text(title + "\n".join(t.markdown() for t in (*main, *details)))
+    (folder / "table.tex").write_text("\n".join([LATEX, *(t.latex() for t in (*main, *details))]))
+    drawn = []
+    found = list(figures(summary, runs.trained, baseline))
+    if "position_wise" in runs.analyses:
+        found += position_wise(runs.analyses["position_wise"], summary["strategy"], baseline)
+    for figure_name, figure in found:
+        _, svg = save(figure, folder, figure_name)
+        drawn.append((figure_name, f"data:image/svg+xml;base64,{base64.b64encode(svg.read_bytes()).decode()}"))
+
+    common, differing = _configs(runs)
+    template = resources.files("kerple.report").joinpath("page.html.jinja").read_text()
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    page = environment.from_string(template).render(
+        name=name,
+        baseline=baseline,
+        strategies=list(dict.fromkeys(runs.results["strategy"])),
+        seeds=sorted(int(s) for s in runs.results["seed"].unique()),
+        trained=trained,
+        tables=main,
+        details=details,
+        figures=drawn,
+        protocols=_protocols(runs),
+        mixed=mixed(runs),
+        alike=_only_positions_differ(runs),
+        environments=_environments(runs),
+        common=yaml.safe_dump(common, sort_keys=False),
+        differing=differing,
+        missing=missing or [],
+        written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+    )
+    path = folder / "report.html"
+    path.write_text(page)
+    return path
+
+
+def _tables(summary: pd.DataFrame, runs: Runs, baseline: str) -> tuple[list[tables.Table], list[tables.Table]]:
+    """Tables to read first, and those that back them."""
+    main, details = [], []
+    for metric, group in summary.groupby("metric", sort=False):
+        protocols = list(dict.fromkeys(group["protocol"]))
+        overview = tables.tasks(runs.results, str(metric), runs.trained)
+        main += [overview] if overview else []
+        for protocol in protocols:
+            # bits per byte say the same of one tokenizer as perplexity does: kept, not in the way
+            place = details if metric == "bits_per_byte" else main
+            place.append(tables.comparison(summary, str(metric), protocol, runs.trained[protocol], baseline))
+            interval = tables.intervals(summary, str(metric), protocol, runs.trained[protocol], baseline)
+            details += [interval] if interval else []
+    cost = tables.costs(runs)
+    return main + ([cost] if cost else []), details
+
+
+def mixed(runs: Runs) -> list[str]:
+    """Settings in which runs that differ by their seed alone differ: their mean is then of nothing in particular.
+
+    And tests that differ between any runs, in what they scored or how much: a difference is then not the strategy's.
+    """
+    complaints = []
+    for label, members in _members(runs, lambda run: f"{run.part} {run.strategy}".strip()).items():
+        for key in dict.fromkeys(key for _, config in members for key in config):
+            values = {str(config.get(key)): None for _, config in members}
+            if len(values) > 1 and any(config.get(key) != run.seed for run, config in members):
+                complaints.append(f"{label}: {key}: {' | '.join(values)}")
+    ways = {protocol: found for protocol, found in runs.text.items() if len(found) > 1}
+    complaints += [f"{protocol}: {' | '.join(found)}" for protocol, found in ways.items()]
+    return complaints + _unequal(runs.results)
+
+
+def _unequal(results: pd.DataFrame) -> list[str]:
+    """Protocols that did not score as much in every run, each at the first such length: the test pairs what differs."""
+    complaints: dict[str, str] = {}
+    for (_, protocol, length), group in results.dropna(subset="count").groupby(RESULT, sort=False):
+        usual = group["count"].mode()[0]
+        found = [f"{usual:,.0f}"]
+        for count, odd in group[group["count"] != usual].groupby("count", sort=False):
+            names = (f"{strategy} seed {seed}" for strategy, seed in zip(odd["strategy"], odd["seed"], strict=True))
+            found.append(f"{count:,.0f} ({', '.join(names)})")
+        if len(found) > 1:
+            complaints.setdefault(protocol, f"{protocol} at {length}: scored per run: {' | '.join(found)}")
+    return list(complaints.values())
+
+
+def _only_positions_differ(runs: Runs) -> bool:
+    for members in _members(runs, lambda run: f"{run.part} {run.seed}").values():
+        (_, first), *others = members
+        if any(first.get(k) != c.get(k) for _, c in others for k in first | c if not k.startswith("model.position")):
+            return False
+    return True
+
+
+def _members(runs: Runs, key: Callable[[Run], str]) -> dict[str, list[tuple[Run, dict[str, Any]]]]:
+    """Runs, with their flat configurations, by some key."""
+    grouped: dict[str, list[tuple[Run, dict[str, Any]]]] = {}
+    for run, config in runs.configs.items():
+        public = {k: v for k, v in flatten(config).items() if not _private(k, v)}
+        grouped.setdefault(key(run), []).append((run, public))
+    return grouped
+
+
+def _protocols(runs: Runs) -> list[tuple[str, str, str, str]]:
+    """(protocol, meaning, lengths, targets) of everything in the report."""
+    rows = []
+    parts = dict.fromkeys(run.part for run in runs.configs)
+    meanings = {f"{part} {name}".strip(): text for part in parts for name, text in PROTOCOLS.items()}
+    for protocol, group in runs.results.groupby("protocol", sort=False):
+        meaning = next((text for name, text in meanings.items() if str(protocol).startswith(name)), "task")
+        counts = group["count"].dropna()
+        targets = "–".join(dict.fromkeys(f"{n:,.0f}" for n in (counts.min(), counts.max()) if n == n)) or "–"
+        lengths = sorted(int(length) for length in group["length"].unique())
+        many = f"{lengths[0]}–{lengths[-1]} ({len(lengths)} lengths)"
+        shown = ", ".join(map(str, lengths)) if len(lengths) <= 16 else many
+        rows.append((str(protocol), ". ".join([meaning, *runs.text.get(str(protocol), [])]), shown, targets))
+    return rows
+
+
+def _environments(runs: Runs) -> list[tuple[str, str]]:
+    """(what, value) of versions and machine; where runs differ all values are shown."""
+    values: dict[str, dict[str, None]] = {}
+    for environment in runs.environments.values():
+        for key, value in environment.items():
+            values.setdefault(key, {})[str(value)] = None
+    return [(key, " | ".join(found)) for key, found in values.items()]
+
+
+def _configs(runs: Runs) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
+    """What all runs have in common, as one nested configuration, and what each strategy has of its own, flattened.
+
+    Seeds and directories are left out: they differ by design.
+    """
+    flat = {
+        key: {k: v for k, v in flatten(config).items() if not _private(k, v)} for key, config in runs.configs.items()
+    }
+    first = next(iter(flat.values()))
+    shared = {k for k, v in first.items() if all(k in other and other[k] == v for other in flat.values())}
+    common: dict[str, Any] = {}
+    for key in (k for k in first if k in shared):
+        *parents, leaf = key.split(".")
+        place = common
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[leaf] = first[key]
+    differing: dict[str, dict[str, str]] = {}
+    for run, config in flat.items():
+        differing.setdefault(
+            f"{run.part} {run.strategy}".strip(), {k: str(v) for k, v in config.items() if k not in shared}
+        )
+    return common, differing
+
+
+def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested keys joined by dots; lists and empty mappings are values."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, dict) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _private(key: str, value: Any) -> bool:
+    names = ("seed_everything", "run_dir", "config", "ckpt_path")
+    return key in names or key.endswith(("save_dir", "dirpath", "root_dir")) or "dirpath" in str(value)

@@ -1,0 +1,245 @@
+"""Tables of a comparison: strategies down, lengths across, as the paper's Table 3 prints them."""
+
+import html
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from kerple.report.runs import Runs
+from kerple.report.statistics import HIGHER_IS_BETTER, interval, lower_is_better, mean_reciprocal_rank
+
+MOST_COLUMNS = 12
+PAGE_COLUMNS = 6  # of a mean and a deviation each
+DAGGER = "†"
+LATEX = str.maketrans(
+    {
+        **{c: rf"\{c}" for c in "_%&#${}"},
+        **{"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}"},
+        **{"<": "$<$", ">": "$>$", "|": "$|$", "±": r"$\pm$", "×": r"$\times$", "∞": r"$\infty$", "–": "--"},
+        DAGGER: r"$^\dagger$",
+    }
+)
+FIT = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}"
+NAMES = {
+    "ppl": "Perplexity",
+    "bits_per_byte": "Bits per byte",
+    "exact_match": "Exact match",
+    "token_accuracy": "Token accuracy",
+    "mrr": "Mean reciprocal rank",
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell: text, and whether it is set in bold."""
+
+    text: str
+    bold: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table that knows how to be Markdown, LaTeX and HTML.
+
+    Args:
+        title: Shown above it.
+        body: Cells; the index are the strategies, the columns what stands above each.
+        note: Shown below it.
+    """
+
+    title: str
+    body: pd.DataFrame
+    note: str = ""
+
+    def markdown(self) -> str:
+        """GitHub's dialect."""
+        body = self._text(_markdown, "**{}**")
+        lines = [["", *body.columns], ["---", *["---:"] * len(body.columns)], *map(list, body.itertuples())]
+        table = "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+        return f"### {self.title}\n\n{table}\n" + (f"\n{self.note}\n" if self.note else "")
+
+    def latex(self) -> str:
+        """A ``table`` float of the packages booktabs and graphicx.
+
+        More columns than a page has room for are split over tables below each other, what is still wider is scaled.
+        """
+        body = self._text(_latex, r"\textbf{{{}}}")
+        caption = _latex(f"{self.title}. {self.note}".strip())
+        parts = np.array_split(np.arange(body.shape[1]), max(1, -(-body.shape[1] // PAGE_COLUMNS)))
+        tables = [body.iloc[:, p].to_latex(escape=False, column_format="l" + "r" * len(p)).strip() for p in parts]
+        below = "\n\n\\medskip\n".join(f"{FIT}{{%\n{table}}}" for table in tables)
+        return f"\\begin{{table}}[t]\n\\caption{{{caption}}}\n{below}\n\\end{{table}}\n"
+
+    def html(self) -> str:
+        """A ``table`` element; bold cells carry the class ``best``."""
+        body = self._text(html.escape, '<b class="best">{}</b>')
+        return body.to_html(escape=False, border=0, justify="right")
+
+    def _text(self, escape: Callable[[str], str], bold: str) -> pd.DataFrame:
+        """Cells, index and columns as text of a language; labels are whatever somebody called a strategy."""
+
+        def render(cell: Cell | str) -> str:
+            cell = cell if isinstance(cell, Cell) else Cell(str(cell))
+            return bold.format(escape(cell.text)) if cell.bold else escape(cell.text)
+
+        body = self.body.map(render)
+        return body.set_axis(map(render, body.index), axis=0).set_axis(map(render, body.columns), axis=1)
+
+
+def with_intervals(summary: pd.DataFrame, runs: Runs, baseline: str) -> pd.DataFrame:
+    """Add bootstrap intervals over blocks: ``low`` and ``high`` of the mean, and of the ratio to the baseline.
+
+    ``ratio`` is the mean divided by the baseline's; NaN for accuracies, which may be 0. Intervals are NaN where the
+    runs kept no sums by block.
+    """
+    means = summary.set_index(["strategy", "metric", "protocol", "length"])["mean"]
+    columns: dict[str, list[float]] = {"low": [], "high": [], "ratio": [], "ratio_low": [], "ratio_high": []}
+    blocks = {key: _by_block(group) for key, group in runs.blocks.groupby(["strategy", "metric", "protocol", "length"])}
+    for row in summary.itertuples():
+        cell, divides = (row.metric, row.protocol, row.length), lower_is_better(row.metric)
+        ours, theirs = blocks.get((row.strategy, *cell)), blocks.get((baseline, *cell))
+        transform = np.exp if row.metric == "ppl" else np.asarray
+        low, high = interval(*ours, transform) if ours else (math.nan, math.nan)
+        paired = divides and ours and theirs and ours[0].shape[1] == theirs[0].shape[1] and row.strategy != baseline
+        ratio = interval(*ours, transform, against=theirs) if paired else (math.nan, math.nan)
+        reference = means.get((baseline, *cell), math.nan)
+        values = (low, high, row.mean / reference if divides and reference else math.nan, *ratio)
+        for name, value in zip(columns, values, strict=True):
+            columns[name].append(value)
+    return summary.assign(**columns)
+
+
+def comparison(summary: pd.DataFrame, metric: str, protocol: str, trained: int | None, baseline: str) -> Table:
+    """Mean ± standard deviation over seeds by length; best in bold, † where the corrected test is significant."""
+    chosen = summary[(summary["metric"] == metric) & (summary["protocol"] == protocol)]
+    lengths = sorted(chosen["length"].unique())
+    shown = lengths if len(lengths) <= MOST_COLUMNS else _spread(lengths, MOST_COLUMNS)
+    cells: dict[str, dict[str, Cell]] = {s: {} for s in dict.fromkeys(chosen["strategy"])}
+    for row in chosen[chosen["length"].isin(shown)].itertuples():
+        mark = DAGGER if row.significant else ""
+        cells[row.strategy][_times(row.length, trained)] = Cell(f"{number(row.mean, row.std)}{mark}", bool(row.best))
+    columns = [_times(length, trained) for length in shown]
+    body = pd.DataFrame.from_dict(cells, orient="index").reindex(columns=columns).fillna(Cell("–"))
+    fewest, most = int(chosen["seeds"].min()), int(chosen["seeds"].max())
+    seeds = f"{fewest} seed{'s' * (fewest > 1)}" if fewest == most else f"{fewest} to {most} seeds"
+    note = (
+        f"Mean ± standard deviation over {seeds}; best mean of a column in bold; {DAGGER}: differs "
+        f"from {baseline} (paired two-sided t-test, p < 0.05 after Holm's correction over the strategies of a column)."
+    )
+    if len(shown) < len(lengths):
+        note += f" {len(shown)} of {len(lengths)} lengths are shown, results.csv has all."
+    return Table(f"{NAMES.get(metric, metric)}, {protocol}", body, note)
+
+
+def intervals(summary: pd.DataFrame, metric: str, protocol: str, trained: int | None, baseline: str) -> Table | None:
+    """Ratio to the baseline with its bootstrap interval over blocks, None where there are no blocks."""
+    chosen = summary[(summary["metric"] == metric) & (summary["protocol"] == protocol) & summary["ratio_low"].notna()]
+    if chosen.empty:
+        return None
+    rows: dict[str, dict[str, Cell]] = {}
+    for row in chosen.sort_values("length", kind="stable").itertuples():
+        text = f"{row.ratio:.3f} [{row.ratio_low:.3f}, {row.ratio_high:.3f}]"
+        rows.setdefault(row.strategy, {})[_times(row.length, trained)] = Cell(text)
+    order = [s for s in dict.fromkeys(summary["strategy"]) if s in rows]
+    body = pd.DataFrame.from_dict(rows, orient="index").loc[order].fillna(Cell("–"))
+    note = f"Divided by {baseline}'s; 95% bootstrap interval over blocks of the test set, the same on both sides."
+    return Table(f"{NAMES.get(metric, metric)} relative to {baseline}, {protocol}", body, note)
+
+
+def tasks(results: pd.DataFrame, metric: str, trained: Mapping[str, int | None]) -> Table | None:
+    """Strategies by tasks: mean beyond the training length, and the mean reciprocal rank over tasks.
+
+    None for a metric with fewer than two protocols, or one that is not an accuracy: only a task is a protocol of its
+    own.
+    """
+    chosen = results[results["metric"] == metric]
+    if metric not in HIGHER_IS_BETTER or chosen["protocol"].nunique() < 2:
+        return None
+    lengths = {trained[protocol] for protocol in chosen["protocol"].unique()}
+    if None not in lengths:
+        chosen = chosen[chosen["length"] > chosen["protocol"].map(trained)]
+    scores = chosen.groupby(["strategy", "protocol"], sort=False)["value"].mean().unstack()
+    scores = scores.loc[list(dict.fromkeys(chosen["strategy"])), list(dict.fromkeys(chosen["protocol"]))]
+    whole = not scores.isna().any(axis=None)  # ranks among different rivals cannot be averaged
+    columns = {c: scores[c] for c in scores}
+    if whole:
+        columns["mean reciprocal rank"] = mean_reciprocal_rank(scores, metric)
+    best = {c: (column == column.max()) & (column > column.min()) for c, column in columns.items()}
+    body = pd.DataFrame(
+        {c: [Cell(f"{v:.3f}" if v == v else "–", b) for v, b in zip(columns[c], best[c], strict=True)] for c in columns}
+    )
+    body.index = list(scores.index)
+    beyond = "" if None in lengths else f" at lengths beyond {lengths.pop() if len(lengths) == 1 else 'training'}"
+    ranks = "ranks are over strategies, ties share one, and 1 / rank is averaged over tasks."
+    note = (
+        f"Mean over seeds and lengths; {ranks if whole else 'no ranks: there are tasks that not all strategies have.'}"
+    )
+    return Table(f"{NAMES.get(metric, metric)}{beyond}, by task", body, note)
+
+
+def costs(runs: Runs) -> Table | None:
+    """Position parameters, speed of training and peak memory of every strategy, part by part; None if no run measured
+    them."""
+    if runs.costs.empty:
+        return None
+    rows: dict[str, dict[str, Cell]] = {}
+    measured = runs.costs if "part" in runs.costs else runs.costs.assign(part="")
+    pairs = [
+        (part, *of_strategy)
+        for part, of_part in measured.groupby("part", sort=False)
+        for of_strategy in of_part.groupby("strategy", sort=False)
+    ]
+    for part, strategy, group in pairs:
+        mean = group.mean(numeric_only=True)
+        row = {
+            "position parameters": _span(group["position_parameters"]),
+            "all parameters": _span(group["parameters"]),
+            "tokens per second": f"{mean['tokens_per_second']:,.0f}",
+            "peak memory (MiB)": f"{mean['peak_memory_bytes'] / 2**20:,.0f}",
+        }
+        rows[f"{part} {strategy}".strip()] = {name: Cell(text) for name, text in row.items()}
+    note = (
+        "Mean over seeds. Runs that trained side by side shared the machine: compare speeds by the benchmarks instead."
+    )
+    return Table("Cost of training", pd.DataFrame.from_dict(rows, orient="index"), note)
+
+
+def number(mean: float, std: float) -> str:
+    """A mean with its standard deviation, in the digits that mean something at its size."""
+    if not math.isfinite(mean):
+        return "∞" if mean > 0 else "–"
+    digits = 3 if abs(mean) < 10 else 2 if abs(mean) < 100 else 1 if abs(mean) < 1000 else 0
+    spread = f" ± {std:.{digits}f}" if math.isfinite(std) else ""
+    return f"{mean:.{digits}f}{spread}"
+
+
+def _by_block(group: pd.DataFrame) -> tuple[np.ndarray, np.ndarray] | None:
+    wide = group.pivot(index="seed", columns="block", values=["sum", "count"])
+    if wide.isna().any(axis=None):
+        return None
+    return wide["sum"].to_numpy(), wide["count"].to_numpy()
+
+
+def _span(counts: pd.Series) -> str:
+    return "–".join(dict.fromkeys(f"{count:,}" for count in (counts.min(), counts.max())))
+
+
+def _times(length: int, trained: int | None) -> str:
+    if not trained or length % trained or length < trained:
+        return f"{length}"
+    return f"{length} ({length // trained}×)"
+
+
+def _spread(lengths: list[int], count: int) -> list[int]:
+    return [lengths[i] for i in np.linspace(0, len(lengths) - 1, count).round().astype(int)]
+
+
+def _latex(text: str) -> str:
+    return text.translate(LATEX)
+
+
+def _markdown(text: str) -> str:
+    return text.replace("|", r"\|").replace("<", "&lt;")

@@ -1,0 +1,169 @@
+"""The command line as a user meets it, run in this process on toy data."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from kerple.cli.main import main
+from kerple.positions import names
+
+TOY = {
+    "seed_everything": 3,
+    "experiment": "toy",
+    "model": {"position": "KerpleLog", "layers": 2, "dim": 16, "heads": 2, "lr": 1.0},
+    "data": {"class_path": "tests.toy.ToyData"},
+    "trainer": {
+        "max_steps": 12,
+        "accelerator": "cpu",
+        "precision": "bf16-mixed",
+        "gradient_clip_val": 1.0,
+        "val_check_interval": 6,
+        "check_val_every_n_epoch": None,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "callbacks": [
+            {
+                "class_path": "ModelCheckpoint",
+                "init_args": {"filename": "best", "monitor": "val/loss", "enable_version_counter": False},
+            },
+            {"class_path": "LastCheckpoint", "init_args": {"every_n_train_steps": 5}},
+        ],
+    },
+}
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("toy.yaml").write_text(yaml.safe_dump(TOY))
+    return tmp_path
+
+
+def fit(*flags: str) -> None:
+    main(["fit", "--config", "toy.yaml", *flags])
+
+
+def config_of(folder: Path) -> dict:
+    return yaml.safe_load((folder / "config.yaml").read_text())
+
+
+def test_fit_leaves_checkpoints_events_and_its_configuration(toy: Path) -> None:
+    fit()
+    run = toy / "logs" / "toy" / "KerpleLog" / "seed-3"
+    assert {path.name for path in (run / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
+    assert list(run.glob("events.*"))
+    assert config_of(run)["model"]["layers"] == 2
+    last = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
+    assert last["global_step"] == 12  # the last step of all, which no multiple of 5 is
+    assert yaml.safe_load(last["config"]) == config_of(run)
+
+
+def test_a_second_fit_gets_a_folder_of_its_own(toy: Path) -> None:
+    fit("--trainer.max_steps", "1")
+    first = (toy / "logs/toy/KerpleLog/seed-3/config.yaml").read_text()
+    fit("--trainer.max_steps", "2")
+    assert (toy / "logs/toy/KerpleLog/seed-3/config.yaml").read_text() == first
+    assert config_of(toy / "logs/toy/KerpleLog/seed-3_v1")["trainer"]["max_steps"] == 2
+
+
+@pytest.mark.parametrize("name", names())
+def test_test_needs_nothing_but_the_checkpoint(name: str, toy: Path) -> None:
+    fit("--trainer.max_steps", "1", "--model.position", name)
+    run = toy / "logs" / "toy" / name / "seed-3"
+    Path("toy.yaml").unlink()
+
+    main(["test", "--ckpt_path", str(run / "checkpoints" / "last.ckpt"), "--trust", "tests"])
+
+    assert config_of(run / "test")["model"] == config_of(run)["model"]
+
+
+def test_a_flag_wins_over_the_checkpoint(toy: Path) -> None:
+    fit("--trainer.max_steps", "1", "--model.position.floor", "0.02")
+    run = toy / "logs/toy/KerpleLog/seed-3"
+    test = ["test", "--ckpt_path", str(run / "checkpoints" / "last.ckpt"), "--trust", "tests"]
+
+    main(test)
+    main([*test, "--model.position.floor", "0.03", "--data.batch_size", "2"])
+
+    assert config_of(run / "test")["model"]["position"]["init_args"]["floor"] == 0.02
+    assert config_of(run / "test_v1")["model"]["position"]["init_args"]["floor"] == 0.03
+    assert config_of(run / "test_v1")["data"]["init_args"]["batch_size"] == 2
+
+
+def test_constraints_hold_in_the_checkpoint_after_steps_of_a_huge_rate(toy: Path) -> None:
+    # such a rate soon breaks the rest of the model, which would stop the run
+    skip = ["--trainer.callbacks+=Finite", "--trainer.callbacks.action=skip"]
+    fit("--trainer.max_steps", "50", "--model.lr", "1.0", "--model.position", "KerplePower", *skip)
+    state = torch.load("logs/toy/KerplePower/seed-3/checkpoints/last.ckpt", weights_only=True)["state_dict"]
+    stored = {key: value for key, value in state.items() if ".positions." in key}
+    assert len(stored) == 2
+    for value in stored.values():
+        assert (value > 0).all()
+    assert any((value <= 2).all() for value in stored.values())  # the exponent
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["fit", "--config", "toy.yaml", "--model.position", "Kerple1og"], "expected one of .*KerpleLog"),
+        (["fit", "--config", "toy.yaml", "--model.heads", "3"], "heads: got 3, which does not divide dim 16"),
+        (["fit", "--config", "toy.yaml", "--trainer.max_steps", "-1"], "trainer.max_steps: got -1"),
+        (["test"], "ckpt_path: got nothing"),
+        (["test", "--ckpt_path", "nowhere.ckpt"], "nowhere.ckpt, which is not a file"),
+        (["test", "--ckpt_path", "toy.yaml"], "toy.yaml is not a checkpoint"),
+        (["test", "--ckpt_path", "https://example.org/a.ckpt"], "which is not a file"),
+    ],
+)
+def test_a_mistake_ends_with_one_line_that_says_what_to_do(
+    command: list[str], message: str, toy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(command)
+    assert stopped.value.code == 2
+    error = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert len(error) == 1
+    assert re.search(message, error[0])
+
+
+def test_a_name_in_a_file_is_checked_too(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("model.yaml").write_text(yaml.safe_dump({**TOY["model"], "position": {"class_path": "Rope"}}))
+    Path("toy.yaml").write_text(yaml.safe_dump({**TOY, "model": "model.yaml"}))
+    with pytest.raises(SystemExit):
+        fit()
+    assert "got 'Rope', expected one of" in capsys.readouterr().err
+
+
+def test_a_checkpoint_that_names_a_foreign_class_is_refused(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fit("--trainer.max_steps", "1")
+    with pytest.raises(SystemExit):
+        main(["test", "--ckpt_path", "logs/toy/KerpleLog/seed-3/checkpoints/last.ckpt"])
+    assert "names the class tests.toy.ToyData" in capsys.readouterr().err
+
+
+def test_bolts_monitors_draw_histograms_of_the_data(toy: Path) -> None:
+    monitors = Path(__file__).parents[2] / "configs" / "analyses" / "data-monitors.yaml"
+    fit("--config", str(monitors), "--trainer.max_steps", "60")
+    events = EventAccumulator(str(toy / "logs/toy/KerpleLog/seed-3"), size_guidance={"histograms": 0}).Reload()
+    assert {"training_step/tokens/[4, 9]", "output/network.norm/[4, 8, 16]"} <= set(events.Tags()["histograms"])
+
+
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="this torch multiplies with another library")
+def test_products_are_made_in_the_reproducible_mode_by_a_fixed_number_of_threads() -> None:
+    product = "import torch\n{}\ntorch.ones(64, 64) @ torch.ones(64, 64)"
+    command = "import kerple.cli.main\ntry: kerple.cli.main.main(['--help'])\nexcept SystemExit: pass"
+    environment = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"} | {"MKL_VERBOSE": "1"}
+    plain, ours = (
+        subprocess.run(
+            [sys.executable, "-c", product.format(before)], env=environment, capture_output=True, text=True, check=True
+        ).stdout.splitlines()[-1]
+        for before in ("", command)
+    )
+    assert re.search("SGEMM.* CNR:OFF Dyn:1 ", plain)  # what MKL does by itself, and how it says so
+    assert re.search("SGEMM.* CNR:AUTO Dyn:0 ", ours)

@@ -1,0 +1,99 @@
+"""`python run.py predict`, on a task and on text."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from kerple.cli.main import main
+from kerple.cli.predict import load, pieces
+from kerple.tasks import Copy, TaskData
+
+TRAINER = {
+    "max_steps": 150,
+    "accelerator": "cpu",
+    "gradient_clip_val": 1.0,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "limit_val_batches": 0,
+    "callbacks": [{"class_path": "LastCheckpoint", "init_args": {"every_n_train_steps": 1000}}],
+}
+MODEL = {"position": "ALiBi", "layers": 2, "dim": 32, "heads": 2, "lr": 1e-2, "init": 0.15, "warmup": 0.1}
+
+
+def trained(folder: Path, data: dict, steps: int) -> str:
+    config = {"model": MODEL, "trainer": TRAINER | {"max_steps": steps}, "data": data, "run_dir": str(folder / "run")}
+    (folder / "run.yaml").write_text(yaml.safe_dump(config))
+    main(["fit", "--config", str(folder / "run.yaml")])
+    return f"--ckpt_path={folder / 'run' / 'checkpoints' / 'last.ckpt'}"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_trained_model_answers_and_stops(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    task = {"class_path": "kerple.tasks.Copy", "init_args": {"repeated": True, "symbols": 2}}
+    settings = {"task": task, "train_length": 1, "test_lengths": [2], "length": 4, "held_out": 0.01, "batch_size": 8}
+    checkpoint = trained(tmp_path, {"class_path": "kerple.tasks.TaskData", "init_args": settings}, 60)
+    capsys.readouterr()
+    for letter in "ab":
+        main(["predict", checkpoint, "--prompt", f"{letter}="])
+        assert capsys.readouterr().out == f"{letter}={letter}\n"
+
+    model, data = load(checkpoint.partition("=")[2])
+    assert isinstance(data, TaskData)
+    assert not model.training
+    with pytest.raises(SystemExit):
+        main(["predict", checkpoint, "--prompt", "ß="])
+    assert "the character 'ß'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["predict", checkpoint, "--tokens", "0"])
+    assert "tokens: got 0" in capsys.readouterr().err
+    for flags, message in (
+        (["--temperature=-1"], "temperature: got -1"),
+        (["--window=0"], "window: got 0"),
+        (["--device=abacus"], "device: got 'abacus'"),
+        (["--seed=99999999999999999999"], "seed: got 99999999999999999999"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["predict", checkpoint, "--prompt", "a=", *flags])
+        said = capsys.readouterr()
+        assert message in said.err
+        assert not said.out  # nothing is printed before it is known that something can follow
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_text_is_drawn_again_by_its_seed(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    for i in range(30):
+        (corpus / f"{i}.txt").write_text("".join(f"déjà vu {i * j % 97} fois\n" for j in range(40)))
+    settings = {"corpus": str(corpus), "vocabulary": 300, "directory": str(tmp_path / "shards"), "length": 32}
+    data = {"class_path": "TokenShards", "init_args": settings | {"batch_size": 4, "prepare_workers": 1}}
+    checkpoint = trained(tmp_path, data, 3)
+    capsys.readouterr()
+
+    def written(*flags: str) -> str:
+        main(["predict", checkpoint, "--prompt=déjà", "--tokens=40", "--temperature=1", *flags])
+        return capsys.readouterr().out
+
+    first = written("--seed=1")
+    assert first.startswith("déjà")
+    assert written("--seed=1") == first != written("--seed=2")
+
+
+def test_pieces_never_end_inside_a_character() -> None:
+    class Bytes:
+        def decode(self, tokens: list[int]) -> str:
+            return bytes(tokens).decode(errors="replace")
+
+    text = "für δ: 日本"
+    streamed = list(pieces(Bytes(), iter([*text.encode(), 0, 65]), end=0))
+    assert streamed == list(text)  # the end token and what follows are not shown
+    assert list(pieces(Bytes(), iter("é".encode()[:1]), end=0)) == ["\N{REPLACEMENT CHARACTER}"]
+
+
+def test_tasks_begin_every_prompt_with_the_begin_token() -> None:
+    data = TaskData(Copy(), 42)
+    assert data.decode(data.encode("ab=")) == "«ab="
+    assert data.encode("«ab=") == data.encode("ab=")
+    assert torch.tensor(data.encode("ab=")).dtype == torch.int64

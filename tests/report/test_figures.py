@@ -1,0 +1,31 @@
+"""What figures show of tables whose numbers are known beforehand."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from kerple.report.figures import position_wise
+
+
+def test_positions_of_different_corpora_are_drawn_by_themselves() -> None:
+    rows = [
+        {"strategy": strategy, "seed": 1235, "first": first, "window": 64, "part": part, "ppl_full": ppl}
+        for strategy in ("KerpleLog", "ALiBi")
+        for part, ppl in (("code", 3.0), ("prose", 21.0))
+        for first in (0, 8, 16)
+    ]
+    table = pd.DataFrame(rows).assign(ppl_windowed=lambda table: table["ppl_full"])
+    drawn = dict(position_wise(table, table["strategy"], "KerpleLog"))
+    assert list(drawn) == ["position-wise-code", "position-wise-prose"]
+    for (part, ppl), figure in zip((("code", 3.0), ("prose", 21.0)), drawn.values(), strict=True):
+        (ax,) = figure.axes
+        assert ax.get_title() == part
+        assert [line.get_label() for line in ax.lines] == ["KerpleLog", "KerpleLog, last 64 keys", "ALiBi"]
+        assert np.concatenate([line.get_ydata() for line in ax.lines]) == pytest.approx(ppl)
+
+
+def test_a_comparison_of_one_corpus_has_one_figure_by_position() -> None:
+    table = pd.DataFrame({"strategy": "ALiBi", "first": [0, 8], "window": 64, "ppl_full": 3.0, "ppl_windowed": 4.0})
+    ((name, figure),) = position_wise(table, table["strategy"], "ALiBi")
+    assert name == "position-wise"
+    assert figure.axes[0].get_title() == ""

@@ -1,0 +1,75 @@
+"""Tables by themselves: what a page has room for, and what LaTeX says of them."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from kerple.report.runs import Run, read
+from kerple.report.tables import Cell, Table, costs, number
+from tests.report.runs_on_disk import CURVES, write_run
+
+ROWS, LENGTHS = ["NoPE", "a_b & 50% <x> ~^\\"], list(range(1, 14))
+
+
+@pytest.fixture
+def wide() -> Table:
+    cells = [[Cell(f"{row}.{length:02d} ± 0.10†", bold=length == 3) for length in LENGTHS] for row in range(len(ROWS))]
+    body = pd.DataFrame(cells, index=ROWS, columns=[f"{length} (1×)" for length in LENGTHS])
+    return Table("Exact match, 100%", body, "best < all")
+
+
+def test_columns_that_a_page_has_no_room_for_go_below_the_others(wide: Table) -> None:
+    parts = re.findall(r"\\toprule\n(.*?)\\bottomrule", wide.latex(), re.DOTALL)
+    assert [len(part.splitlines()[0].split(" & ")) - 1 for part in parts] == [5, 4, 4]
+    for row, name in enumerate(("NoPE", r"a\_b")):
+        lines = [line for part in parts for line in part.splitlines() if line.startswith(name)]
+        found = re.findall(r"(\d)\.(\d\d) \$\\pm\$", "".join(lines))
+        assert found == [(str(row), f"{length:02d}") for length in LENGTHS]
+    assert wide.latex().count(r"\caption") == 1
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no LaTeX here")
+def test_latex_takes_it_and_it_fits_the_line(wide: Table, tmp_path: Path) -> None:
+    document = r"\documentclass{article}\usepackage{booktabs,graphicx}\begin{document}%s\end{document}"
+    (tmp_path / "table.tex").write_text(document % wide.latex())
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "table.tex"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout
+    assert "Overfull" not in ended.stdout
+    assert "Output written" in ended.stdout
+
+
+def test_costs_of_different_tasks_are_not_averaged(tmp_path: Path) -> None:
+    runs = []
+    for part, of_its_own in (("copy", 8), ("reverse", 16)):
+        for strategy in ("NoPE", "KerpleLog"):
+            for seed in (1235, 1237):
+                place = tmp_path / part / strategy / f"seed-{seed}"
+                write_run(place, strategy, seed, CURVES["KerpleLog"], position_parameters=of_its_own)
+                runs.append(Run(strategy, seed, place, part=part))
+    body = costs(read(sorted(runs, key=lambda run: run.strategy, reverse=True))).body
+    assert list(body.index) == ["copy NoPE", "copy KerpleLog", "reverse NoPE", "reverse KerpleLog"]
+    assert [cell.text for cell in body["position parameters"]] == ["8", "8", "16", "16"]
+    assert {cell.text for cell in body["tokens per second"]} == {"27,236"}  # 26,000 + the mean of 1235 and 1237
+
+
+def test_sizes_that_differ_inside_a_row_of_costs_are_a_span(tmp_path: Path) -> None:
+    runs = [
+        Run("T5", seed, write_run(tmp_path / str(seed), "T5", seed, CURVES["RoPE"], position_parameters=own))
+        for seed, own in ((1235, 128), (1236, 32))
+    ]
+    row = costs(read(runs)).body.loc["T5"]
+    assert (row["position parameters"].text, row["all parameters"].text) == ("32–128", "1,310,000")
+
+
+def test_a_mean_of_seeds_is_printed_in_the_digits_that_mean_something() -> None:
+    assert number(0.98321, 0.00449) == "0.983 ± 0.004"
+    assert number(21.4321, 0.0617) == "21.43 ± 0.06"
+    assert number(269.33, 33.4) == "269.3 ± 33.4"
+    assert number(30046.2, 12123.4) == "30046 ± 12123"
+    assert number(21.4, float("nan")) == "21.40"
+    assert number(float("inf"), float("nan")) == "∞"
