@@ -76,6 +76,33 @@ def test_decay_falls_on_matrices_only() -> None:
     assert {id(module.network.positions[0].r1)} <= {id(p) for p in vectors["params"]}
 
 
+def test_muon_moves_the_matrices_of_the_blocks_and_nothing_else() -> None:
+    torch.manual_seed(0)
+    module, trainer = fitted(60, lr=0.02, optimizer="muon")
+    groups = trainer.optimizers[0].param_groups
+    block = module.network.blocks[0]
+    assert [{id(p) for p in group["params"]} for group in groups if group["muon"] == 3] == [
+        {id(block.attention.qkv.weight)}
+    ]
+    assert [{id(p) for p in group["params"]} for group in groups if group["muon"] == 1] == [
+        {id(block.attention.out.weight), id(block.mlp[0].weight), id(block.mlp[2].weight)}
+    ]
+    everything = [p for group in groups for p in group["params"]]
+    assert {id(p) for p in everything} == {id(p) for p in module.parameters()}
+    assert len(everything) == len(list(module.parameters()))
+    with torch.no_grad():
+        losses = module.network.losses(torch.arange(9)[None])
+    assert losses[0, 2:].mean() < 0.3  # from log(11) = 2.4
+
+
+def test_muon_is_refused_where_the_strategy_cuts_up_the_matrices() -> None:
+    module = model(optimizer="muon")
+    qkv = module.network.blocks[0].attention.qkv
+    qkv.weight = torch.nn.Parameter(qkv.weight.detach().flatten())  # as FSDP leaves it
+    with pytest.raises(ValueError, match=r"model\.optimizer: got muon"):
+        module.configure_optimizers()
+
+
 def test_a_model_for_other_data_is_refused() -> None:
     trainer = Trainer(max_steps=1, accelerator="cpu", logger=False, enable_checkpointing=False)
     with pytest.raises(ValueError, match="the data has 13 token ids, the model was built for 11"):

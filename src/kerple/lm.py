@@ -7,12 +7,14 @@ from typing import Any, Literal
 import torch
 from pytorch_lightning import LightningModule
 from pytorch_lightning.utilities.types import OptimizerLRScheduler
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torchmetrics import MeanMetric
 
 from kerple.bolts import LinearWarmupCosineAnnealingLR
+from kerple.errors import UserError
 from kerple.model import Transformer
+from kerple.muon import Muon
 from kerple.positions import Position, Shape
 
 Batch = dict[str, Tensor]
@@ -39,6 +41,7 @@ class LanguageModel(LightningModule):
         activation: ``gelu``, ``gelu_tanh`` or ``relu``.
         dropout: Probability of dropping an entry of the embeddings and of each block's two outputs.
         pad_vocabulary_to: The embedding has a multiple of this many rows; 128 is kind to tensor cores.
+        optimizer: ``adamw``, or ``muon`` for the matrices of the blocks and AdamW for the rest (`kerple.muon`).
         lr: Peak learning rate.
         betas: Of AdamW.
         adam_eps: Of AdamW.
@@ -66,6 +69,7 @@ class LanguageModel(LightningModule):
         activation: Literal["gelu", "gelu_tanh", "relu"] = "gelu",
         dropout: float = 0.0,
         pad_vocabulary_to: int = 1,
+        optimizer: Literal["adamw", "muon"] = "adamw",
         lr: float = 6e-4,
         betas: tuple[float, float] = (0.9, 0.999),
         adam_eps: float = 1e-8,
@@ -95,6 +99,7 @@ class LanguageModel(LightningModule):
             dropout=dropout,
         )
         self.vocabulary = vocabulary
+        self.muon = optimizer == "muon"
         self.optimiser = {"lr": lr, "betas": tuple(betas), "eps": adam_eps}
         self.weight_decay = weight_decay
         self.warmup = warmup
@@ -130,12 +135,15 @@ class LanguageModel(LightningModule):
         return losses.mean() if scored is None else (losses * scored).sum() / scored.sum()
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        trained = [p for p in self.parameters() if p.requires_grad]
-        groups = [
+        groups = self._muon_groups() if self.muon else []
+        taken = {p for group in groups for p in group["params"]}
+        trained = [p for p in self.parameters() if p.requires_grad and p not in taken]
+        groups += [
             {"params": [p for p in trained if p.ndim >= 2], "weight_decay": self.weight_decay},
             {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
         ]
-        optimiser = torch.optim.AdamW([g for g in groups if g["params"]], fused=True, **self.optimiser)
+        kind = Muon if self.muon else torch.optim.AdamW
+        optimiser = kind([g for g in groups if g["params"]], fused=True, **self.optimiser)
         # after the step, so that what is stored, shown and saved obeys its constraint
         optimiser.register_step_post_hook(lambda *_: self.network.constrain_())
         steps = self.trainer.max_steps
@@ -148,6 +156,25 @@ class LanguageModel(LightningModule):
             optimiser, warmup, max(steps, warmup + 1), warmup_start_lr=self.optimiser["lr"] / warmup
         )
         return {"optimizer": optimiser, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def _muon_groups(self) -> list[dict[str, Any]]:
+        """The weights of the blocks' linear layers; queries, keys and values are three matrices in one."""
+        threes = [block.attention.qkv for block in self.network.blocks]
+        singles = [m for m in self.network.blocks.modules() if isinstance(m, nn.Linear) and m not in threes]
+        groups = [
+            {
+                "params": [m.weight for m in modules if m.weight.requires_grad],
+                "weight_decay": self.weight_decay,
+                "muon": matrices,
+            }
+            for modules, matrices in ((threes, 3), (singles, 1))
+        ]
+        if any(p.ndim != 2 for group in groups for p in group["params"]):
+            raise UserError(
+                "model.optimizer: got muon, which needs whole matrices, but trainer.strategy cuts them up; "
+                "choose model.optimizer adamw, or a trainer.strategy such as ddp that keeps them whole"
+            )
+        return groups
 
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None

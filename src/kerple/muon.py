@@ -1,0 +1,87 @@
+"""Muon: matrices move by their orthogonalised momentum, everything else as in AdamW."""
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+MOMENTUM = 0.95
+COEFFICIENTS, STEPS = (3.4445, -4.7750, 2.0315), 5  # of the quintic Newton-Schulz iteration
+
+
+class Muon(torch.optim.AdamW):
+    """AdamW, but for parameter groups with ``"muon": n`` above 0, whose parameters are matrices: each is cut along
+    dimension 0 into n matrices (3 for queries, keys and values in one), and moved by Muon.
+
+    Learning rate and weight decay mean the same for both kinds: an update by Muon is scaled to the root mean square
+    that AdamW's usually has (Liu et al. 2025, arXiv 2502.16982, section 2.2). `torch.optim.Muon` is the same rule,
+    but takes nothing else than matrices and iterates in bf16, which many CPUs have to emulate; this iterates in fp32.
+
+    Args:
+        groups: Parameter groups; those without ``"muon"`` are AdamW's.
+        **options: Of AdamW.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], **options: Any) -> None:
+        super().__init__([{"muon": 0, **group} for group in groups], **options)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        groups = self.param_groups
+        for group in groups:
+            if group["muon"]:
+                self._move(group)
+        self.param_groups = [group for group in groups if not group["muon"]]
+        super().step()
+        self.param_groups = groups
+        return loss
+
+    def _move(self, group: dict[str, Any]) -> None:
+        alike: dict[torch.Size, list[Tensor]] = defaultdict(list)  # the iteration is faster on many matrices at once
+        for p in group["params"]:
+            if p.grad is not None:
+                alike[p.shape].append(p)
+        for shape, parameters in alike.items():
+            directions = orthogonalise(
+                torch.cat([self._momentum(p).view(group["muon"], -1, shape[1]) for p in parameters])
+            )  # (parameters · n, rows, columns)
+            scale = 0.2 * max(directions.shape[1:]) ** 0.5  # the entries' root mean square becomes 0.2
+            for p, direction in zip(parameters, directions.split(group["muon"]), strict=True):
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                p.add_(direction.reshape(shape), alpha=-group["lr"] * scale)
+
+    def _momentum(self, p: Tensor) -> Tensor:
+        """Nesterov's: the gradient, and what earlier ones left behind."""
+        state = self.state[p]
+        if not state:
+            state.update(step=torch.zeros(()), momentum=torch.zeros_like(p))  # AdamW looks for a step when it loads
+        state["step"] += 1
+        state["momentum"].lerp_(p.grad, 1 - MOMENTUM)
+        return p.grad.lerp(state["momentum"], MOMENTUM)
+
+
+def orthogonalise(matrices: Tensor) -> Tensor:
+    """About U·Vᵀ of each matrix U·S·Vᵀ: singular values that are not tiny beside the largest come to 0.7 to 1.2.
+
+    Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon, a Newton-Schulz iteration.
+
+    Args:
+        matrices: (n, rows, columns).
+
+    Returns:
+        (n, rows, columns) fp32.
+    """
+    a, b, c = COEFFICIENTS
+    tall = matrices.shape[1] > matrices.shape[2]
+    x = (matrices.mT if tall else matrices).float()
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    for _ in range(STEPS):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
