@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: demo test test-slow lint format bench clean
+.PHONY: demo test test-slow lint format docs bench clean
 .DEFAULT_GOAL := help
 
 help: ## list these commands
@@ -28,13 +28,21 @@ test: $(VENV)/ready ## the fast tests
 test-slow: $(VENV)/ready ## the tests that take minutes
 	$(RUN) -m pytest -m slow
 
-lint: $(VENV)/ready ## style and imports
+lint: $(VENV)/ready ## style, and that imports run one way
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
+	$(VENV)/bin/lint-imports
 
 format: $(VENV)/ready ## rewrite the code in the project's style
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
+
+docs: $(VENV)/docs ## build the documentation into site/, without a network; warnings are errors
+	$(RUN) -m mkdocs build --strict --quiet
+
+$(VENV)/docs: $(VENV)/ready requirements-docs.txt
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-docs.txt
+	@touch $@
 
 bench: $(VENV)/ready ## ratios measured side by side; records go to benchmarks/records
 	$(RUN) -m benchmarks.attention
@@ -42,4 +50,4 @@ bench: $(VENV)/ready ## ratios measured side by side; records go to benchmarks/r
 	$(RUN) -m benchmarks.evaluate
 
 clean: ## remove the virtual environment and caches; data and logs stay
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site dist .pytest_cache .ruff_cache .hypothesis
