@@ -38,7 +38,7 @@ format: $(VENV)/ready ## rewrite the code in the project's style
 	$(RUN) -m ruff format .
 
 docs: $(VENV)/docs ## build the documentation into site/, without a network; warnings are errors
-	$(RUN) -m mkdocs build --strict --quiet
+	$(VENV)/bin/zensical build --clean --strict
 
 $(VENV)/docs: $(VENV)/ready requirements-docs.txt
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-docs.txt
