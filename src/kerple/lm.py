@@ -50,7 +50,7 @@ class LanguageModel(LightningModule):
         compile: Compile the network with torch.compile.
 
     Raises:
-        ValueError: If a number is out of range, or a strategy cannot be built.
+        UserError: If a number is out of range, or a strategy cannot be built.
     """
 
     def __init__(
@@ -79,11 +79,11 @@ class LanguageModel(LightningModule):
     ) -> None:
         super().__init__()
         if lr <= 0:
-            raise ValueError(f"lr: got {lr}, expected a positive learning rate")
+            raise UserError(f"lr: got {lr}, expected a positive learning rate")
         if not 0 <= warmup < 1:
-            raise ValueError(f"warmup: got {warmup}, expected a share of the steps in [0, 1)")
+            raise UserError(f"warmup: got {warmup}, expected a share of the steps in [0, 1)")
         if pad_vocabulary_to < 1:
-            raise ValueError(f"pad_vocabulary_to: got {pad_vocabulary_to}, expected 1 (no padding) or more")
+            raise UserError(f"pad_vocabulary_to: got {pad_vocabulary_to}, expected 1 (no padding) or more")
         self.save_hyperparameters()
         self.network = Transformer(
             Shape(dim, heads, length),
@@ -110,7 +110,7 @@ class LanguageModel(LightningModule):
         data = getattr(self.trainer, "datamodule", None)
         vocabulary = getattr(data, "vocabulary", self.vocabulary)
         if vocabulary != self.vocabulary:
-            raise ValueError(
+            raise UserError(
                 f"vocabulary: the data has {vocabulary} token ids, the model was built for {self.vocabulary}; "
                 "use the data the model was trained on, or train a model for this data"
             )
@@ -148,7 +148,7 @@ class LanguageModel(LightningModule):
         optimiser.register_step_post_hook(lambda *_: self.network.constrain_())
         steps = self.trainer.max_steps
         if steps < 1:
-            raise ValueError(
+            raise UserError(
                 f"trainer.max_steps: got {steps}, expected the number of steps: the schedule spans them all"
             )
         warmup = max(2, round(self.warmup * steps))  # the schedule divides by warmup - 1
@@ -186,7 +186,7 @@ class LanguageModel(LightningModule):
         if gradient_clip_val is None:
             return
         if gradient_clip_algorithm not in (None, "norm"):
-            raise ValueError(
+            raise UserError(
                 f"trainer.gradient_clip_algorithm: got {gradient_clip_algorithm!r}, expected 'norm', the paper's way"
             )
         wrapped = self.trainer.strategy.model

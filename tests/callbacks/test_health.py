@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kerple.callbacks.health import Finite
+from kerple.errors import UserError
 from tests.callbacks.line import Line, fit
 
 
@@ -20,7 +21,7 @@ from tests.callbacks.line import Line, fit
 def test_a_run_stops_before_the_step_and_names_samples_and_checkpoint(kind: str, message: str, tmp_path: Path) -> None:
     model = Line(29, kind)
     last = tmp_path / "checkpoints" / "last.ckpt"
-    with pytest.raises(FloatingPointError) as raised:
+    with pytest.raises(UserError) as raised:
         fit(tmp_path, model, Finite())
     assert message in str(raised.value)
     assert str(last) in str(raised.value)

@@ -12,6 +12,7 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from kerple.cli.main import main
+from kerple.errors import UserError
 from kerple.positions import names
 
 TOY = {
@@ -130,6 +131,20 @@ def test_a_mistake_ends_with_one_line_that_says_what_to_do(
     error = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     assert len(error) == 1
     assert re.search(message, error[0])
+
+
+def test_debug_shows_the_traceback_of_a_mistake(toy: Path) -> None:
+    with pytest.raises(UserError, match="heads: got 3"):
+        fit("--debug", "--model.heads", "3")
+
+
+def test_a_fault_of_the_program_keeps_its_traceback(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: object) -> None:
+        raise ValueError("a bug of ours")
+
+    monkeypatch.setattr("kerple.callbacks.random_state.RandomState.__init__", broken)
+    with pytest.raises(ValueError, match="a bug of ours"):
+        fit("--trainer.max_steps", "1")
 
 
 def test_a_name_in_a_file_is_checked_too(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:

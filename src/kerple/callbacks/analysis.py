@@ -13,6 +13,7 @@ from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
+from kerple.errors import UserError
 from kerple.evaluation.metrics import TokenLoss
 from kerple.evaluation.results import reach
 
@@ -29,7 +30,7 @@ class Analysis(Callback):
         blocks: How many blocks are read. Fewer are an error, not a smaller sample.
 
     Raises:
-        ValueError: If a number is not positive, or, once the data is known, there are not so many blocks.
+        UserError: If a number is not positive, or, once the data is known, there are not so many blocks.
     """
 
     name: ClassVar[str]
@@ -39,20 +40,20 @@ class Analysis(Callback):
         super().__init__()
         for name, number in (("length", length), ("blocks", blocks)):
             if number is not None and number < 1:
-                raise ValueError(f"{type(self).__name__}: {name}: got {number}, expected a positive number")
+                raise UserError(f"{type(self).__name__}: {name}: got {number}, expected a positive number")
         self.length = length
         self.blocks = blocks
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         datamodule = trainer.datamodule
         if datamodule is None or not hasattr(datamodule, "blocks"):
-            raise ValueError(
+            raise UserError(
                 f"{type(self).__name__}: the trainer has no data module with blocks(split, length); give it TokenShards"
             )
         if stage == "test":
             found = len(datamodule.blocks("test", self._length(pl_module), self.blocks))
             if found < self.blocks:
-                raise ValueError(
+                raise UserError(
                     f"{type(self).__name__}: blocks: got {self.blocks}, but the test split has only {found} of "
                     f"{self._length(pl_module)} targets; lower blocks or length, or use a larger split"
                 )

@@ -9,6 +9,7 @@ from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor
 
 from kerple.callbacks.analysis import Analysis, publish, strategy_name
+from kerple.errors import UserError
 from kerple.evaluation.attention_maps import entropy, mean_distance, visit_probabilities
 
 MEASURES = {"entropy": "entropy of the attention (nats)", "distance": "mean attended distance (tokens)"}
@@ -61,7 +62,7 @@ class AttentionMaps(Analysis):
         length: Length of the segment; None for the training length.
 
     Raises:
-        ValueError: If there is no such layer or head.
+        UserError: If there is no such layer or head.
     """
 
     name = "attention_maps"
@@ -75,9 +76,7 @@ class AttentionMaps(Analysis):
         layers, heads = len(network.blocks), network.shape.heads
         chosen = [tuple(pair) for pair in self.heads or [(layer, 0) for layer in range(min(layers, 6))]]
         if wrong := [pair for pair in chosen if not (0 <= pair[0] < layers and 0 <= pair[1] < heads)]:
-            raise ValueError(
-                f"AttentionMaps: heads: got {wrong}, expected layers 0..{layers - 1}, heads 0..{heads - 1}"
-            )
+            raise UserError(f"AttentionMaps: heads: got {wrong}, expected layers 0..{layers - 1}, heads 0..{heads - 1}")
         maps: dict[tuple[int, int], Tensor] = {}
 
         def keep(layer: int, p: Tensor) -> None:

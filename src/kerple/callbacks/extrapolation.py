@@ -10,6 +10,7 @@ from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.trainer.states import RunningStage, TrainerFn
 from rich.console import Console
 
+from kerple.errors import UserError
 from kerple.evaluation import results
 from kerple.evaluation.options import checked_lengths, chosen_protocols
 from kerple.evaluation.protocols import TOKENS_PER_FORWARD, Name, Protocol
@@ -50,7 +51,7 @@ class Extrapolation(Callback):
         tokens_per_forward: Bound on the tokens run at once; a longer segment runs alone.
 
     Raises:
-        ValueError: If an option cannot be honoured; when the trainer and the data are known, also if the trainer has
+        UserError: If an option cannot be honoured; when the trainer and the data are known, also if the trainer has
             two of these callbacks or limits the batches of several devices, or a split has fewer blocks or segments
             than asked for.
     """
@@ -76,7 +77,7 @@ class Extrapolation(Callback):
         self.lengths = checked_lengths(lengths)
         self.block = self.lengths[-1] if block_length is None else block_length
         if self.block < 1 or self.block % self.lengths[-1]:
-            raise ValueError(
+            raise UserError(
                 f"block_length: got {block_length}, expected a multiple of {self.lengths[-1]}, the longest length"
             )
         self.names = tuple(protocols)
@@ -89,16 +90,16 @@ class Extrapolation(Callback):
             ("tokens_per_forward", tokens_per_forward, 1),
         ):
             if number < least:
-                raise ValueError(f"{name}: got {number}, expected at least {least}")
+                raise UserError(f"{name}: got {number}, expected at least {least}")
         if sampling not in ("blocks", "paper"):
-            raise ValueError(f"sampling: got {sampling!r}, expected 'blocks' or 'paper'")
+            raise UserError(f"sampling: got {sampling!r}, expected 'blocks' or 'paper'")
         if sampling == "paper" and (documents or "sliding" in protocols):
-            raise ValueError(
+            raise UserError(
                 "sampling: got 'paper', whose segments ignore documents and have no text before them for sliding; "
                 "use sampling: blocks, or neither documents nor sliding"
             )
         if sampling == "paper" and blocks is not None:
-            raise ValueError("blocks: sampling: paper has segments instead; use segments, or sampling: blocks")
+            raise UserError("blocks: sampling: paper has segments instead; use segments, or sampling: blocks")
         self.sampling = sampling
         self.blocks = blocks
         self.segments = segments
@@ -111,16 +112,16 @@ class Extrapolation(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         datamodule = trainer.datamodule
         if datamodule is None or not hasattr(datamodule, "blocks"):
-            raise ValueError(
+            raise UserError(
                 "Extrapolation: the trainer has no data module with blocks(split, length); give it TokenShards"
             )
         if self.documents and not (getattr(datamodule, "documents", None) and getattr(datamodule, "stream", None)):
-            raise ValueError(
+            raise UserError(
                 f"Extrapolation: documents: got true, but {type(datamodule).__name__} does not know where documents "
                 "begin; use TokenShards, or documents: false"
             )
         if sum(isinstance(callback, Extrapolation) for callback in trainer.callbacks) > 1:
-            raise ValueError(
+            raise UserError(
                 "Extrapolation: the trainer has more than one, and they share the test batches and their file; test "
                 "once for each, with another --run_dir"
             )
@@ -135,7 +136,7 @@ class Extrapolation(Callback):
         # what the data cannot give is told before the first forward: hours may lie between
         if stage == "test":
             if trainer.world_size > 1 and _limited(trainer):
-                raise ValueError(
+                raise UserError(
                     f"trainer.limit_test_batches: got {trainer.limit_test_batches} for each of {trainer.world_size} "
                     "devices, so that their number would decide what is scored; use the option blocks of Extrapolation"
                 )
@@ -239,7 +240,7 @@ class Extrapolation(Callback):
         if self.sampling == "paper":
             return blocks, shuffled(len(blocks), self.segments, self.seed).tolist()
         if self.blocks is not None and len(blocks) < self.blocks:
-            raise ValueError(
+            raise UserError(
                 f"blocks: got {self.blocks}, but the test split has only {len(blocks)} of {length} targets; lower it, "
                 "or use a larger split"
             )
@@ -276,7 +277,7 @@ def _limited(trainer: Trainer) -> bool:
 def _blocks(trainer: Trainer, split: str, length: int, limit: int | None = None) -> Any:
     blocks = trainer.datamodule.blocks(split, length, limit)
     if not len(blocks):
-        raise ValueError(
+        raise UserError(
             f"lengths: got {length}, but the {split} split has no block of that many targets; use a larger split or "
             "shorter lengths"
         )

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from kerple.callbacks.last_checkpoint import LastCheckpoint
+from kerple.errors import UserError
 
 
 class Finite(Callback):
@@ -23,13 +24,13 @@ class Finite(Callback):
             step counts for the schedule), warns, and logs how many as ``train/skipped_batches``.
 
     Raises:
-        FloatingPointError: With ``stop``: names the step, the samples and the last good checkpoint.
+        UserError: With ``stop``: names the step, the samples and the last good checkpoint.
     """
 
     def __init__(self, action: Literal["stop", "skip"] = "stop") -> None:
         super().__init__()
         if action not in ("stop", "skip"):
-            raise ValueError(f"Finite: action: got {action!r}, expected 'stop' or 'skip'")
+            raise UserError(f"Finite: action: got {action!r}, expected 'stop' or 'skip'")
         self.action = action
         self.skipped = 0
         self._samples: list[tuple[int, int] | list[int]] = []  # of the micro-batches since the last step
@@ -76,7 +77,7 @@ class Finite(Callback):
         good = (
             f"the last good checkpoint is {paths[0]}" if paths and paths[0].is_file() else "there is no checkpoint yet"
         )
-        raise FloatingPointError(
+        raise UserError(
             f"{message}. The weights are those before this step; {good}. Lower the learning rate or clip the gradient; "
             "--trainer.callbacks+=Finite --trainer.callbacks.action=skip leaves such batches out"
         )

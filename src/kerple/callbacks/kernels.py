@@ -9,6 +9,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from kerple.callbacks.analysis import publish, skip, strategy_name
+from kerple.errors import UserError
 from kerple.positions import Position
 
 
@@ -25,7 +26,7 @@ class Kernels(Callback):
         distances: At which the bias is noted during `fit`.
 
     Raises:
-        ValueError: If a number is not positive.
+        UserError: If a number is not positive.
     """
 
     def __init__(
@@ -33,7 +34,7 @@ class Kernels(Callback):
     ) -> None:
         super().__init__()
         if every < 1 or (length is not None and length < 2) or min(distances, default=0) < 0:
-            raise ValueError(
+            raise UserError(
                 f"Kernels: got length {length}, every {every}, distances {list(distances)}; expected a length of at "
                 "least 2, a positive number of steps and distances of at least 0"
             )

@@ -9,6 +9,7 @@ from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities.rank_zero import rank_zero_info
 
+from kerple.errors import UserError
 from kerple.runs.atomic import AtomicCheckpointIO
 from kerple.runs.signals import STOPPING, Signals, requeue
 
@@ -28,13 +29,13 @@ class LastCheckpoint(Checkpoint):
         every_n_train_steps: Optimiser steps between two checkpoints.
 
     Raises:
-        ValueError: If ``every_n_train_steps`` is not positive.
+        UserError: If ``every_n_train_steps`` is not positive.
     """
 
     def __init__(self, every_n_train_steps: int = 1000) -> None:
         super().__init__()
         if every_n_train_steps < 1:
-            raise ValueError(f"every_n_train_steps: got {every_n_train_steps}, expected 1 or more")
+            raise UserError(f"every_n_train_steps: got {every_n_train_steps}, expected 1 or more")
         self.every_n_train_steps = every_n_train_steps
         self.path: Path | None = None
         self._saved_step = -1
@@ -132,7 +133,7 @@ class LastCheckpoint(Checkpoint):
         failure = plugin.failure if isinstance(plugin, AtomicCheckpointIO) else None
         reason = trainer.strategy.broadcast(str(failure) if failure is not None else None)
         if reason is not None:
-            raise RuntimeError(
+            raise UserError(
                 f"step {trainer.global_step} could not be saved to {self.path}: {reason}. The checkpoint before it is "
                 "intact: free some space and resume with --ckpt_path last"
             )

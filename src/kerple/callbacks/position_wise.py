@@ -6,6 +6,7 @@ from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor
 
 from kerple.callbacks.analysis import Analysis, publish, strategy_name, synchronise
+from kerple.errors import UserError
 from kerple.evaluation.metrics import TokenLoss
 from kerple.evaluation.protocols import per_position
 from kerple.evaluation.results import finite
@@ -25,7 +26,7 @@ class PositionWisePerplexity(Analysis):
         bins: Points of the curves in the figure.
 
     Raises:
-        ValueError: If a number is not positive, or the window is longer than the segment.
+        UserError: If a number is not positive, or the window is longer than the segment.
     """
 
     name = "position_wise"
@@ -33,7 +34,7 @@ class PositionWisePerplexity(Analysis):
     def __init__(self, length: int, window: int | None = None, blocks: int = 64, bins: int = 32) -> None:
         super().__init__(length, blocks)
         if bins < 1 or (window is not None and not 1 <= window <= length):
-            raise ValueError(
+            raise UserError(
                 f"PositionWisePerplexity: got window {window} and bins {bins}, expected a window in 1..{length} and at "
                 "least one bin"
             )
@@ -44,7 +45,7 @@ class PositionWisePerplexity(Analysis):
         super().setup(trainer, pl_module, stage)
         window = self.window or pl_module.network.shape.length
         if stage == "test" and window > self._length(pl_module):
-            raise ValueError(
+            raise UserError(
                 f"PositionWisePerplexity: length: got {self._length(pl_module)}, expected at least {window}, the "
                 "window, by default the training length: no target would lose any context; change one of them"
             )

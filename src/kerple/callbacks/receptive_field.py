@@ -8,6 +8,7 @@ from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor
 
 from kerple.callbacks.analysis import Analysis, publish, strategy_name, synchronise
+from kerple.errors import UserError
 from kerple.evaluation.metrics import TokenLoss
 from kerple.evaluation.receptive_field import distance_covering, gradient_by_distance, smallest_sufficient
 
@@ -28,7 +29,7 @@ class ReceptiveField(Analysis):
         tolerance: Relative excess of perplexity that is still enough.
 
     Raises:
-        ValueError: If a number is out of range.
+        UserError: If a number is out of range.
     """
 
     name = "receptive_field"
@@ -42,7 +43,7 @@ class ReceptiveField(Analysis):
     ) -> None:
         super().__init__(length, blocks)
         if tolerance < 0 or (windows is not None and (not windows or min(windows) < 1)):
-            raise ValueError(
+            raise UserError(
                 f"ReceptiveField: got windows {windows} and tolerance {tolerance}, expected positive windows and a "
                 "tolerance of at least 0"
             )
@@ -53,7 +54,7 @@ class ReceptiveField(Analysis):
         super().setup(trainer, pl_module, stage)
         length = self._length(pl_module)
         if stage == "test" and self.windows and max(self.windows) > length:
-            raise ValueError(
+            raise UserError(
                 f"ReceptiveField: windows: got {max(self.windows)}, expected at most {length}, the length of a "
                 "segment; choose shorter windows or a longer length"
             )

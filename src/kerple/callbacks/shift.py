@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 from pytorch_lightning import LightningModule, Trainer
 
 from kerple.callbacks.analysis import Analysis, publish, strategy_name, synchronise
+from kerple.errors import UserError
 from kerple.evaluation.metrics import TokenLoss
 from kerple.evaluation.results import finite, reach
 
@@ -24,7 +25,7 @@ class ShiftTest(Analysis):
         blocks: Segments.
 
     Raises:
-        ValueError: If a shift is negative or none is 0.
+        UserError: If a shift is negative or none is 0.
     """
 
     name = "shift"
@@ -34,7 +35,7 @@ class ShiftTest(Analysis):
     ) -> None:
         super().__init__(length, blocks)
         if 0 not in shifts or min(shifts) < 0:
-            raise ValueError(f"ShiftTest: shifts: got {list(shifts)}, expected numbers of at least 0, and 0 among them")
+            raise UserError(f"ShiftTest: shifts: got {list(shifts)}, expected numbers of at least 0, and 0 among them")
         self.shifts = sorted(set(shifts))
 
     def analyse(self, trainer: Trainer, pl_module: LightningModule) -> None:

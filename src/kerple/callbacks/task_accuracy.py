@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from kerple.errors import UserError
 from kerple.model import Transformer
 from kerple.model.generation import fill_in
 from kerple.tasks import Example, TaskData
@@ -43,20 +44,20 @@ class TaskAccuracy(Callback):
             a scratchpad, and a strategy with a last position writes no further than that.
 
     Raises:
-        ValueError: If the data is not a task, or slack is negative.
+        UserError: If the data is not a task, or slack is negative.
     """
 
     def __init__(self, generate: bool = False, slack: int = 16) -> None:
         super().__init__()
         if slack < 0:
-            raise ValueError(f"TaskAccuracy: slack: got {slack}, expected 0 or more tokens")
+            raise UserError(f"TaskAccuracy: slack: got {slack}, expected 0 or more tokens")
         self.generate, self.slack = generate, slack
         self.examples: list[Example] = []
         self.counts: dict[tuple[str, str], AnswerAccuracy] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if not isinstance(trainer.datamodule, TaskData):
-            raise ValueError("TaskAccuracy: the data is not a task; use data: TaskData, or drop this callback")
+            raise UserError("TaskAccuracy: the data is not a task; use data: TaskData, or drop this callback")
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._start(pl_module, trainer.datamodule.validation_set(), [TEACHER_FORCED])

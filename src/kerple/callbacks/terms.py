@@ -5,6 +5,7 @@ from matplotlib.figure import Figure
 from pytorch_lightning import LightningModule, Trainer
 
 from kerple.callbacks.analysis import Analysis, publish, strategy_name
+from kerple.errors import UserError
 from kerple.evaluation.four_terms import TERMS, four_terms, spread
 
 
@@ -37,7 +38,7 @@ class FourTerms(Analysis):
         names = (*TERMS, "rest")
         length, heads = self._length(pl_module), network.shape.heads
         if self.heads is not None and not all(0 <= h < heads for h in self.heads):
-            raise ValueError(f"FourTerms: heads: got {self.heads}, expected numbers in 0..{heads - 1}")
+            raise UserError(f"FourTerms: heads: got {self.heads}, expected numbers in 0..{heads - 1}")
         # variance of each term and head, and the mean matrices
         variance = torch.zeros(len(names), heads, dtype=torch.float64, device=pl_module.device)
         mean = torch.zeros(len(names), heads, length, length, dtype=torch.float64, device=pl_module.device)

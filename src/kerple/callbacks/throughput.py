@@ -16,6 +16,7 @@ import psutil
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
+from kerple.errors import UserError
 from kerple.positions import Position
 
 
@@ -34,13 +35,13 @@ class Throughput(Callback):
         skip: Intervals left out at the start: the first step allocates, compiles and warms caches.
 
     Raises:
-        ValueError: If ``skip`` is negative.
+        UserError: If ``skip`` is negative.
     """
 
     def __init__(self, skip: int = 1) -> None:
         super().__init__()
         if skip < 0:
-            raise ValueError(f"Throughput: skip: got {skip}, expected the number of intervals to leave out, 0 or more")
+            raise UserError(f"Throughput: skip: got {skip}, expected the number of intervals to leave out, 0 or more")
         self.skip = skip
         self.rates: list[float] = []
         self.peak = 0

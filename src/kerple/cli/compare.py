@@ -11,6 +11,7 @@ from kerple.compare.comparison import Comparison, Job
 from kerple.compare.engines import ENGINES
 from kerple.compare.flat import flat
 from kerple.compare.resolve import prepare, resolve
+from kerple.errors import UserError
 from kerple.report import page as report
 from kerple.report.runs import Run, Runs, locate, read
 
@@ -22,7 +23,7 @@ def main(arguments: list[str]) -> None:
         arguments: Of the command line, without the command itself.
 
     Raises:
-        ValueError: If the comparison cannot be run as asked; nothing was started then.
+        UserError: If the comparison cannot be run as asked; nothing was started then.
         SystemExit: With status 1, if runs failed; the others were finished and are kept.
     """
     if any(argument.startswith("--directories") for argument in arguments):
@@ -31,7 +32,7 @@ def main(arguments: list[str]) -> None:
     options = _parser().instantiate_classes(_parser().parse_args(arguments))
     comparison = Comparison(**{field.name: options[field.name] for field in fields(Comparison)})
     if options.parallel < 1:
-        raise ValueError(f"compare: parallel: got {options.parallel}, expected at least 1 run at a time")
+        raise UserError(f"compare: parallel: got {options.parallel}, expected at least 1 run at a time")
     work = comparison.jobs()
     if options.report_only:
         _warn_of_changes(work)
@@ -43,6 +44,7 @@ def main(arguments: list[str]) -> None:
 def _parser() -> ArgumentParser:
     parser = ArgumentParser(
         prog="run.py compare",
+        exit_on_error=False,
         description="Fits and tests strategies × seeds, what is missing of them, and writes one report. "
         "With --report_only --directories DIR ... --baseline NAME --output DIR: of finished runs from anywhere.",
     )
@@ -63,7 +65,9 @@ def _parser() -> ArgumentParser:
 
 def _report_directories(arguments: list[str]) -> None:
     parser = ArgumentParser(
-        prog="run.py compare --report_only", description="One report of finished runs from anywhere."
+        prog="run.py compare --report_only",
+        description="One report of finished runs from anywhere.",
+        exit_on_error=False,
     )
     parser.add_argument("--report_only", "--report-only", action="store_true", help="implied")
     parser.add_argument(
@@ -134,7 +138,7 @@ def _check(work: list[Job], configs: dict[Job, dict[str, Any]], rerun_changed: b
         ]
     if complaints:
         complaints.append("Or keep them, and give this comparison another folder for its runs: --runs")
-        raise ValueError("compare: " + "\n".join(complaints))
+        raise UserError("compare: " + "\n".join(complaints))
     for job in outdated:
         jobs.forget(job)
     for job in by_hand:
@@ -152,7 +156,7 @@ def _report(comparison: Comparison, work: list[Job]) -> None:
     ready = [job for job in work if jobs.finished(job)]
     missing = [job.name for job in work if job not in ready]
     if not ready:
-        raise ValueError(f"compare: no run of {comparison.name} in {comparison.runs_folder} is finished; run it first")
+        raise UserError(f"compare: no run of {comparison.name} in {comparison.runs_folder} is finished; run it first")
     found = read(
         Run(job.label, job.seed, job.directory, job.test_folder.name, job.part)
         for job in sorted(ready, key=_place(comparison))

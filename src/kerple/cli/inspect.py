@@ -1,10 +1,10 @@
 """`python run.py inspect data/…`: what is in a folder of shards, and whether it still is what the manifest says."""
 
-import argparse
 import random
 from pathlib import Path
 
 import numpy as np
+from jsonargparse import ArgumentParser
 from rich.console import Console
 from rich.table import Table
 
@@ -20,7 +20,7 @@ def main(arguments: list[str]) -> None:
     Raises:
         ValueError: A file is not what the manifest says.
     """
-    parser = argparse.ArgumentParser(prog="run.py inspect", description=__doc__)
+    parser = ArgumentParser(prog="run.py inspect", description=__doc__, exit_on_error=False)
     parser.add_argument("directory", type=Path, help="folder with a manifest.json")
     parser.add_argument("--split", default="train", choices=SPLITS, help="split the sample is drawn from")
     parser.add_argument("--tokens", type=int, default=200, help="tokens of the sample")

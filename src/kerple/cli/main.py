@@ -2,7 +2,6 @@
 
 import os
 import sys
-import traceback
 import warnings
 from importlib import import_module
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import torch
 import yaml
+from jsonargparse import ArgumentError
 from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from pytorch_lightning.loggers import TensorBoardLogger
@@ -22,8 +22,9 @@ from kerple.callbacks.health import Finite
 from kerple.callbacks.last_checkpoint import LastCheckpoint
 from kerple.callbacks.provenance import Provenance
 from kerple.callbacks.random_state import RandomState
+from kerple.errors import UserError
 from kerple.lm import LanguageModel
-from kerple.runs.atomic import AtomicCheckpointIO
+from kerple.runs.atomic import NO_ROOM, AtomicCheckpointIO
 from kerple.runs.directories import fit_directory, test_directory
 from kerple.runs.trust import CONFIG_KEY, check, read_config
 
@@ -136,8 +137,14 @@ def _with_safety(given: Callback | list[Callback], checkpoints: bool | None) -> 
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run one command; a user's mistake ends with one line on standard error and exit status 2."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    """Run one command; a user's mistake ends with one line on standard error and exit status 2.
+
+    So does a full disk; any other error is a fault of this program or a library, and keeps its traceback. With
+    ``--debug`` all do.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if debug := "--debug" in arguments:
+        arguments.remove("--debug")
     _sum_in_one_order()
     if torch.cuda.is_available():  # TF32; on the CPU "high" is a slower path, four times at width 64
         torch.set_float32_matmul_precision("high")
@@ -154,14 +161,14 @@ def main(arguments: list[str] | None = None) -> None:
             subclass_mode_data=True,
             save_config_callback=StoreConfig,
             seed_everything_default=1235,
-            parser_kwargs={"description": _description()},
+            parser_kwargs={"description": _description(), "exit_on_error": False},
             auto_configure_optimizers=False,
             args=_checkpoint_first(arguments),
         )
-    except ValueError as error:
-        if os.environ.get("KERPLE_TRACEBACK") or not _ours(error):
+    except (UserError, ArgumentError, OSError) as error:
+        if debug or (isinstance(error, OSError) and error.errno not in NO_ROOM):
             raise
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         raise SystemExit(2) from error
 
 
@@ -176,12 +183,10 @@ def _sum_in_one_order() -> None:
 
 def _description() -> str:
     others = "; ".join(f"{name}: {what}" for name, (_, what) in COMMANDS.items())
-    return f"Length extrapolation of transformers. Beside the subcommands below: {others}."
-
-
-def _ours(error: BaseException) -> bool:
-    frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and Path(frames[-1].filename).is_relative_to(Path(__file__).parents[1])
+    return (
+        f"Length extrapolation of transformers. Beside the subcommands below: {others}. "
+        "--debug, anywhere: show the traceback of every error."
+    )
 
 
 def _option(arguments: list[str], *names: str) -> list[str]:
@@ -206,7 +211,7 @@ def _check_position(arguments: list[str]) -> None:
         given.append(position.get("class_path") if isinstance(position, dict) else position)
     for name in given:
         if isinstance(name, str) and "." not in name and name.isidentifier() and name not in kerple.positions.names():
-            raise ValueError(
+            raise UserError(
                 f"model.position: got {name!r}, expected one of {', '.join(kerple.positions.names())}, "
                 "or the import path of a class of your own"
             )
@@ -227,7 +232,7 @@ def _checkpoint_first(arguments: list[str]) -> list[str]:
         return arguments
     paths = _option(arguments, "--ckpt_path")
     if not paths:
-        raise ValueError(f"ckpt_path: got nothing, expected a checkpoint to {arguments[0]}; add --ckpt_path FILE")
+        raise UserError(f"ckpt_path: got nothing, expected a checkpoint to {arguments[0]}; add --ckpt_path FILE")
     trust = [package for value in _option(arguments, "--trust") for package in value.split(",")]
     stored = read_config(paths[-1], tuple(trust))
     config = {key: stored[key] for key in FROM_CHECKPOINT if key in stored}

@@ -9,6 +9,7 @@ import torch
 from jsonargparse import ArgumentParser
 from pytorch_lightning import LightningDataModule
 
+from kerple.errors import UserError
 from kerple.lm import LanguageModel
 from kerple.model.generation import generate
 from kerple.runs.trust import read_config
@@ -35,9 +36,9 @@ def main(arguments: list[str]) -> None:
         arguments: Of the command line.
 
     Raises:
-        ValueError: If the checkpoint is not one, the prompt cannot be encoded or a number is out of range.
+        UserError: If the checkpoint is not one, the prompt cannot be encoded or a number is out of range.
     """
-    parser = ArgumentParser(prog="run.py predict", description=__doc__)
+    parser = ArgumentParser(prog="run.py predict", description=__doc__, exit_on_error=False)
     parser.add_argument("--ckpt_path", type=str, required=True, help="a checkpoint that `fit` has written")
     parser.add_argument("--prompt", type=str, default="", help="text to continue; empty: a new document")
     parser.add_argument("--tokens", type=int, default=200, help="how many tokens at most")
@@ -52,14 +53,14 @@ def main(arguments: list[str]) -> None:
     )
     given = parser.parse_args(arguments)
     if given.tokens < 1:
-        raise ValueError(f"tokens: got {given.tokens}, expected at least 1")
+        raise UserError(f"tokens: got {given.tokens}, expected at least 1")
     if given.seed is not None and not 0 <= given.seed < 2**63:
-        raise ValueError(f"seed: got {given.seed}, expected 0 to 2^63 - 1")
+        raise UserError(f"seed: got {given.seed}, expected 0 to 2^63 - 1")
     try:
         torch.empty(0, device=given.device)
     except (RuntimeError, AssertionError) as error:  # an unknown one, or one torch was built without
         reason = str(error).splitlines()[0]
-        raise ValueError(f"device: got {given.device!r}, expected one torch has here, such as cpu: {reason}") from error
+        raise UserError(f"device: got {given.device!r}, expected one torch has here, such as cpu: {reason}") from error
 
     model, data = load(given.ckpt_path, tuple(given.trust.split(",")), given.device)
     random = torch.Generator(given.device)
@@ -99,7 +100,7 @@ def load(path: str, trust: tuple[str, ...] = (), device: str = "cpu") -> tuple[L
         device: Where the model goes.
 
     Raises:
-        ValueError: If it is no such checkpoint, or its data is gone.
+        UserError: If it is no such checkpoint, or its data is gone.
     """
     config = read_config(path, trust)
     parser = ArgumentParser()
@@ -109,7 +110,7 @@ def load(path: str, trust: tuple[str, ...] = (), device: str = "cpu") -> tuple[L
     parser.link_arguments("data.init_args.length", "model.length")
     made = parser.instantiate_classes(parser.parse_object({key: config[key] for key in ("model", "data")}))
     if not isinstance(made.data, Text):  # a user's own data module
-        raise ValueError(f"ckpt_path: {path} was trained on {type(made.data).__name__}, which cannot encode a prompt")
+        raise UserError(f"ckpt_path: {path} was trained on {type(made.data).__name__}, which cannot encode a prompt")
     made.data.setup("predict")
     weights = torch.load(path, map_location=device, weights_only=True, mmap=True)["state_dict"]
     made.model.load_state_dict(weights)

@@ -9,6 +9,7 @@ from pytorch_lightning import LightningDataModule
 
 from kerple.cli.inspect import show
 from kerple.data.datamodule import TokenShards
+from kerple.errors import UserError
 
 
 def main(arguments: list[str]) -> None:
@@ -18,9 +19,9 @@ def main(arguments: list[str]) -> None:
         arguments: Of the command line. A config may be of `data` alone or a whole run's, of which only `data` is used.
 
     Raises:
-        ValueError: A config cannot be read or has no `data` section.
+        UserError: A config cannot be read or has no `data` section.
     """
-    parser = ArgumentParser(prog="run.py prepare", description=__doc__)
+    parser = ArgumentParser(prog="run.py prepare", description=__doc__, exit_on_error=False)
     parser.add_argument("--config", action="config", help="a config with a `data` section; what follows it wins")
     parser.add_subclass_arguments(
         LightningDataModule, "data", default={"class_path": "kerple.data.datamodule.TokenShards"}
@@ -44,7 +45,7 @@ def _data_section(path: str) -> str:
     try:
         config = yaml.safe_load(Path(path).read_text())
     except (OSError, UnicodeError, yaml.YAMLError) as error:
-        raise ValueError(f"config: {path} cannot be read ({error})") from error
+        raise UserError(f"config: {path} cannot be read ({error})") from error
     if not isinstance(config, dict) or not isinstance(config.get("data"), dict):
-        raise ValueError(f"config: {path} has no section `data`; configs/data holds examples")
+        raise UserError(f"config: {path} has no section `data`; configs/data holds examples")
     return yaml.safe_dump({"data": config["data"]})

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kerple.errors import UserError
+
 
 @dataclass
 class Strategy:
@@ -42,7 +44,7 @@ class Comparison:
         output: Where the report goes; results/<name> if null.
 
     Raises:
-        ValueError: If a list is empty or has something twice, the baseline is not among the strategies, a config is
+        UserError: If a list is empty or has something twice, the baseline is not among the strategies, a config is
             not there, what names a folder is no plain name, or flags set what is set for every run here.
     """
 
@@ -62,25 +64,25 @@ class Comparison:
     def __post_init__(self) -> None:
         for key in ("base", "strategies", "seeds", "seeded"):
             if not getattr(self, key):
-                raise ValueError(f"compare: {key}: got none, expected at least one")
+                raise UserError(f"compare: {key}: got none, expected at least one")
         if twice := sorted({s for s in self.seeds if self.seeds.count(s) > 1}):
-            raise ValueError(f"compare: seeds: got {twice} twice, expected every seed once")
+            raise UserError(f"compare: seeds: got {twice} twice, expected every seed once")
         if self.baseline not in self.strategies:
             known = ", ".join(self.strategies)
-            raise ValueError(f"compare: baseline: got {self.baseline!r}, expected one of the strategies: {known}")
+            raise UserError(f"compare: baseline: got {self.baseline!r}, expected one of the strategies: {known}")
         for kind, names in (
             ("strategies", self.strategies),
             ("parts", self.parts),
             ("test_folder", [self.test_folder]),
         ):
             if odd := [name for name in names if name in ("", "..") or Path(name).name != name]:
-                raise ValueError(
+                raise UserError(
                     f"compare: {kind}: got {odd[0]!r}, expected the plain name of a folder, without slashes"
                 )
         tests = [path for key, path in self.test.items() if key == "config" and isinstance(path, str)]
         for path in (*self.base, *(path for paths in self.parts.values() for path in paths), *tests):
             if not Path(path).is_file():
-                raise ValueError(
+                raise UserError(
                     f"compare: config: got {path}, which is not a file; paths are relative to where you are"
                 )
         own = dict.fromkeys(self.seeded, "use seeds instead, or take it out of seeded") | {
@@ -168,7 +170,7 @@ def _refuse(where: str, flags: Mapping[str, Any], own: dict[str, str]) -> None:
         name = key.replace(".init_args.", ".")  # may be left out of a flag
         for flag, advice in own.items():
             if name == flag or name.startswith(f"{flag}."):
-                raise ValueError(f"compare: {where}: got {key}, which is set for every run; {advice}")
+                raise UserError(f"compare: {where}: got {key}, which is set for every run; {advice}")
 
 
 def as_flags(values: Mapping[str, Any]) -> list[str]:

@@ -17,6 +17,7 @@ import yaml
 import kerple
 from kerple.compare.comparison import Job
 from kerple.compare.flat import flat
+from kerple.errors import UserError
 
 RUN = Path(kerple.__file__).parents[2] / "run.py"
 
@@ -32,7 +33,7 @@ def state(job: Job) -> dict[str, Any]:
     try:
         return json.loads(path.read_text()) if path.exists() else {}
     except ValueError as error:
-        raise ValueError(
+        raise UserError(
             f"compare: {path} is no JSON ({error}); remove it, and the run is taken over or refused"
         ) from error
 

@@ -9,6 +9,7 @@ from jsonargparse import ArgumentParser
 from pytorch_lightning import LightningDataModule
 
 from kerple.compare.comparison import Job
+from kerple.errors import UserError
 
 PLACES = ("run_dir", "ckpt_path", "config", "logs", "experiment", "trust")  # where, not what
 
@@ -17,7 +18,7 @@ def resolve(job: Job) -> dict[str, Any]:
     """Resolved configuration of a run's fit, nested.
 
     Raises:
-        ValueError: If the command line does not parse; with the parser's own message.
+        UserError: If the command line does not parse; with the parser's own message.
     """
     from kerple.cli import main as cli  # it imports this package when `compare` is called
 
@@ -28,7 +29,7 @@ def resolve(job: Job) -> dict[str, Any]:
     except SystemExit as end:
         if end.code:
             message = complaint.getvalue()
-            raise ValueError(f"compare: {job.name}: {message[message.rfind('error:') :].strip()}") from None
+            raise UserError(f"compare: {job.name}: {message[message.rfind('error:') :].strip()}") from None
     return {key: value for key, value in yaml.safe_load(printed.getvalue()).items() if key not in PLACES}
 
 

@@ -18,6 +18,7 @@ from kerple.data.prepare.corpora import HUB
 from kerple.data.remote import CACHE_BYTES, Folder, open_folder
 from kerple.data.streams import is_remote
 from kerple.data.tokenizer import TRAINED_HERE, load_tokenizer
+from kerple.errors import UserError
 
 
 class TokenShards(LightningDataModule):
@@ -94,7 +95,7 @@ class TokenShards(LightningDataModule):
     ) -> None:
         super().__init__()
         if corpus is None and directory is None:
-            raise ValueError("directory: must name a folder of shards when corpus is null")
+            raise UserError("directory: must name a folder of shards when corpus is null")
         for name, value, low in (
             ("length", length, 1),
             ("batch_size", batch_size, 1),
@@ -106,7 +107,7 @@ class TokenShards(LightningDataModule):
             ("shuffle_shards", 1 if shuffle_shards is None else shuffle_shards, 1),
         ):
             if value < low:
-                raise ValueError(f"{name}: must be at least {low}, got {value}")
+                raise UserError(f"{name}: must be at least {low}, got {value}")
         self.recipe = None
         self.place = directory or default_directory(corpus or "", tokenizer, vocabulary)
         if corpus is not None and not is_remote(self.place):  # what lies at a URL is prepared
@@ -129,7 +130,7 @@ class TokenShards(LightningDataModule):
         """Read the manifest and check it against the settings.
 
         Raises:
-            ValueError: The shards were prepared with other settings or do not fit the vocabulary or each other.
+            UserError: The shards were prepared with other settings or do not fit the vocabulary or each other.
         """
         self.folder = self._open(self.place)
         self.manifest = self.folder.manifest
@@ -169,13 +170,13 @@ class TokenShards(LightningDataModule):
         """Disjoint runs of `length` targets of a split, as a map-style dataset.
 
         Raises:
-            ValueError: There is no such split, or it is shorter than one block.
+            UserError: There is no such split, or it is shorter than one block.
         """
         if split not in SPLITS:
-            raise ValueError(f"split: got {split!r}, expected one of {', '.join(SPLITS)}")
+            raise UserError(f"split: got {split!r}, expected one of {', '.join(SPLITS)}")
         blocks = Blocks(self.stream(split), length, limit)
         if len(blocks) == 0:
-            raise ValueError(
+            raise UserError(
                 f"{self.place}: split {split} has {len(blocks.stream)} tokens, a block of {length} targets needs "
                 f"{length + 1}; give the split a larger share, or use a larger corpus"
             )
@@ -189,7 +190,7 @@ class TokenShards(LightningDataModule):
         """Where each document of a split begins in its token stream, (documents,) ascending.
 
         Raises:
-            ValueError: The file of them is missing or not what the manifest says.
+            UserError: The file of them is missing or not what the manifest says.
         """
         return self._folder().documents(split)
 
@@ -218,11 +219,11 @@ class TokenShards(LightningDataModule):
         if self.mixture is None:
             return [(self._folder(), 1.0)]
         if not self.mixture:
-            raise ValueError("mixture: is empty; name prepared folders and their weights, or null for none")
+            raise UserError("mixture: is empty; name prepared folders and their weights, or null for none")
         folders = [(self._open(place), float(weight)) for place, weight in self.mixture.items()]
         for folder, _ in folders:
             if folder.manifest.tokenizer != self._folder().manifest.tokenizer:
-                raise ValueError(
+                raise UserError(
                     f"mixture: {folder.place} has another tokenizer than {self.place}; prepare it with data.tokenizer: "
                     f"{self.place}/tokenizer.json"
                 )
@@ -238,7 +239,7 @@ class TokenShards(LightningDataModule):
         else:
             batches = samples_in_corpus // together
         if batches == 0:
-            raise ValueError(
+            raise UserError(
                 f"batch_size: one batch of all devices takes {together} samples, there are "
                 f"{self.samples or samples_in_corpus}; use a smaller batch_size or length, or a larger corpus"
             )
@@ -246,7 +247,7 @@ class TokenShards(LightningDataModule):
 
     def _check_vocabulary(self, manifest: Manifest) -> None:
         if manifest.vocabulary > self.vocabulary:
-            raise ValueError(
+            raise UserError(
                 f"vocabulary: {self.vocabulary}, but {manifest.place} was made with a vocabulary of "
                 f"{manifest.vocabulary}; set data.vocabulary to at least that, or prepare another folder"
             )
@@ -266,7 +267,7 @@ class TokenShards(LightningDataModule):
         at_once = self.shuffle_shards or layout.shards(split.tokens)
         needed = (min(at_once, layout.shards(split.tokens)) + 1) * layout.shard_bytes(split.tokens, 0)
         if is_remote(folder.place) and needed > self.cache_bytes:
-            raise ValueError(
+            raise UserError(
                 f"cache_bytes: {self.cache_bytes}, but the {at_once} shards of {folder.place} that are shuffled "
                 f"together and one more take {needed}; raise it or set a smaller shuffle_shards"
             )
@@ -277,7 +278,7 @@ class TokenShards(LightningDataModule):
         if self._tokenizer is None:
             path = self._folder().directory / "tokenizer.json"
             if hashlib.sha256(path.read_bytes()).hexdigest() != self.manifest.tokenizer:
-                raise ValueError(f"{path}: its sha256 is not the manifest's; prepare or copy the folder again")
+                raise UserError(f"{path}: its sha256 is not the manifest's; prepare or copy the folder again")
             self._tokenizer = load_tokenizer(str(path))
         return self._tokenizer
 

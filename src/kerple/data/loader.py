@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from kerple.data.order import Mixture
 from kerple.data.shards import Tokens
+from kerple.errors import UserError
 
 Batch = dict[str, Any]
 
@@ -157,11 +158,11 @@ class BatchLoader:
         """Go on after the samples of `state`.
 
         Raises:
-            ValueError: They are no whole number of batches of this size.
+            UserError: They are no whole number of batches of this size.
         """
         before, inside = state["samples_before_epoch"], state["samples_in_epoch"]
         if before % self.samples or inside % self.samples:
-            raise ValueError(
+            raise UserError(
                 f"batch_size: the run stopped after {before + inside} samples, which is no multiple of the "
                 f"{self.samples} that all devices now take together; choose batch_size and devices so that it is"
             )

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from kerple.errors import UserError
+
 FORMAT = 1
 FILE = "manifest.json"
 SPLITS = ("train", "validation", "test")
@@ -155,13 +157,13 @@ def read_manifest(directory: Path) -> Manifest:
     """Read and check `directory`/manifest.json.
 
     Raises:
-        ValueError: It is missing, no JSON, or says something that cannot be; the message names the file and the entry.
+        UserError: It is missing, no JSON, or says something that cannot be; the message names the file and the entry.
     """
     path = directory / FILE
     try:
         return parse_manifest(path.read_bytes(), str(path))
     except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error.strerror}); `python run.py prepare` writes it") from error
+        raise UserError(f"{path}: cannot be read ({error.strerror}); `python run.py prepare` writes it") from error
 
 
 def parse_manifest(content: bytes, name: str) -> Manifest:
@@ -169,11 +171,11 @@ def parse_manifest(content: bytes, name: str) -> Manifest:
     try:
         entries = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{name}: is not JSON ({error})") from error
+        raise UserError(f"{name}: is not JSON ({error})") from error
     check = _Check(name)
     top = check.mapping(entries, "manifest")
     if (version := top.get("format")) != FORMAT:
-        raise ValueError(f"{name}: format is {version!r}, this program reads format {FORMAT}")
+        raise UserError(f"{name}: format is {version!r}, this program reads format {FORMAT}")
     vocabulary = check.integer(top, "vocabulary", 1, 1 << 32)
     dtype = "uint16" if vocabulary <= 1 << 16 else "uint32"
     check.equal(top.get("dtype"), dtype, f"dtype for a vocabulary of {vocabulary}")
@@ -267,28 +269,28 @@ class _Check:
 
     def mapping(self, value: Any, entry: str) -> dict[str, Any]:
         if not isinstance(value, dict):
-            raise ValueError(f"{self.name}: {entry} must be an object, got {_short(value)}")
+            raise UserError(f"{self.name}: {entry} must be an object, got {_short(value)}")
         return value
 
     def sequence(self, value: Any, entry: str) -> list[Any]:
         if not isinstance(value, list):
-            raise ValueError(f"{self.name}: {entry} must be a list, got {_short(value)}")
+            raise UserError(f"{self.name}: {entry} must be a list, got {_short(value)}")
         return value
 
     def integer(self, entries: dict[str, Any], key: str, low: int, high: int) -> int:
         value = entries.get(key)
         if type(value) is not int or not low <= value <= high:
-            raise ValueError(f"{self.name}: {key} must be a whole number in {low} .. {high}, got {_short(value)}")
+            raise UserError(f"{self.name}: {key} must be a whole number in {low} .. {high}, got {_short(value)}")
         return value
 
     def sha256(self, value: Any, entry: str) -> str:
         if not isinstance(value, str) or not SHA256.fullmatch(value):
-            raise ValueError(f"{self.name}: {entry} must be 64 hexadecimal digits, got {_short(value)}")
+            raise UserError(f"{self.name}: {entry} must be 64 hexadecimal digits, got {_short(value)}")
         return value
 
     def equal(self, value: Any, expected: Any, entry: str) -> None:
         if type(value) is not type(expected) or value != expected:
-            raise ValueError(f"{self.name}: {entry} must be {_short(expected)}, got {_short(value)}")
+            raise UserError(f"{self.name}: {entry} must be {_short(expected)}, got {_short(value)}")
 
 
 def _short(value: Any) -> str:

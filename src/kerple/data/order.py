@@ -7,6 +7,8 @@ next k. The shuffle runs over the whole corpus and costs no memory, because it i
 import numpy as np
 from numpy.typing import NDArray
 
+from kerple.errors import UserError
+
 ROUNDS = 8
 MIXTURE_PERIOD = 4096  # samples after which every component of a mixture has had exactly its share
 
@@ -61,7 +63,7 @@ class Order:
         together: Shards whose samples are shuffled together.
 
     Raises:
-        ValueError: The stream is too short for one sample at every phase.
+        UserError: The stream is too short for one sample at every phase.
     """
 
     def __init__(self, tokens: int, length: int, *key: int, chunk: int | None = None, together: int = 1) -> None:
@@ -72,7 +74,7 @@ class Order:
         self.per_chunk = max(self.chunk - length, 0) // length
         self.samples = full * self.per_chunk + max(rest - length, 0) // length
         if self.samples < 1:
-            raise ValueError(
+            raise UserError(
                 f"length: {length} needs a stream of at least {2 * length} tokens, this one has {tokens}; "
                 "use a larger corpus or a smaller length"
             )
@@ -118,14 +120,14 @@ class Mixture:
 
     def __init__(self, orders: list[Order], weights: list[float], seed: int) -> None:
         if len(weights) != len(orders) or any(not w > 0 or not np.isfinite(w) for w in weights):
-            raise ValueError(f"mixture: weights must be positive and finite, one for each corpus, got {weights}")
+            raise UserError(f"mixture: weights must be positive and finite, one for each corpus, got {weights}")
         self.orders, self.seed = orders, seed
         exact = np.array(weights) / sum(weights) * MIXTURE_PERIOD
         self.quota = np.floor(exact).astype(np.int64)
         largest = np.argsort(self.quota - exact, kind="stable")[: MIXTURE_PERIOD - self.quota.sum()]
         self.quota[largest] += 1
         if (self.quota == 0).any():
-            raise ValueError(f"mixture: a share below 1/{MIXTURE_PERIOD} is never drawn, got weights {weights}")
+            raise UserError(f"mixture: a share below 1/{MIXTURE_PERIOD} is never drawn, got weights {weights}")
         self.first = np.concatenate([[0], np.cumsum(self.quota)])
 
     def locate(self, samples: Indices) -> tuple[Indices, Indices]:

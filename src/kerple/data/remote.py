@@ -19,6 +19,7 @@ from kerple.data.manifest import FILE, Manifest, Split, parse_manifest, read_man
 from kerple.data.shards import TokenStream, check_run, header, map_shard, runs_of
 from kerple.data.streams import ResumingStream, check_protocol, is_remote
 from kerple.data.verify import read_offsets
+from kerple.errors import UserError
 
 SMALL_FILE = 1 << 30  # bytes beyond which a manifest or tokenizer is none
 CACHE_BYTES = 16 << 30
@@ -32,7 +33,7 @@ class Folder:
         verify: As in `TokenStream`.
 
     Raises:
-        ValueError: It has no manifest that can be used.
+        UserError: It has no manifest that can be used.
     """
 
     def __init__(self, place: str, verify: bool = True) -> None:
@@ -58,7 +59,7 @@ class RemoteFolder(Folder):
         pause: Seconds before the first new attempt, doubled after each.
 
     Raises:
-        ValueError: The manifest cannot be had, or the cache holds no two shards.
+        UserError: The manifest cannot be had, or the cache holds no two shards.
     """
 
     def __init__(
@@ -74,10 +75,10 @@ class RemoteFolder(Folder):
         self.cache_bytes = cache_bytes
         largest = max((self._shard_bytes(s, 0) for s in self.manifest.splits.values() if s.tokens), default=0)
         if cache_bytes < 2 * largest:
-            raise ValueError(f"cache_bytes: {cache_bytes}, but two shards of {place} take {2 * largest}")
+            raise UserError(f"cache_bytes: {cache_bytes}, but two shards of {place} take {2 * largest}")
         tokenizer = self._small("tokenizer.json")
         if hashlib.sha256(tokenizer).hexdigest() != self.manifest.tokenizer:
-            raise ValueError(f"{self.place}/tokenizer.json: its sha256 is not the manifest's; upload the folder again")
+            raise UserError(f"{self.place}/tokenizer.json: its sha256 is not the manifest's; upload the folder again")
         with FileLock(self.directory / ".lock"):
             (self.directory / "tokenizer.json").write_bytes(tokenizer)
 
@@ -97,7 +98,7 @@ class RemoteFolder(Folder):
         """A checked local copy of a shard; downloads it unless it is there.
 
         Raises:
-            ValueError: It cannot be had, or is not what the manifest says.
+            UserError: It cannot be had, or is not what the manifest says.
         """
         path = self.directory / self.manifest.layout.shard(split.name, shard)
         with FileLock(path.with_suffix(".lock")):  # whoever else wants this shard waits for the one download
@@ -130,20 +131,20 @@ class RemoteFolder(Folder):
         remote = ResumingStream(url, self._shard_bytes(split, shard), self.attempts, self.pause)
         with io.BufferedReader(remote, 1 << 20) as stream, part.open("r+b") as file:
             if stream.peek(len(first))[: len(first)] != first:  # a compressed tar could unpack to any size
-                raise ValueError(f"{url}: does not begin with the member the manifest says; upload it again")
+                raise UserError(f"{url}: does not begin with the member the manifest says; upload it again")
             try:
                 for member in tar_file_iterator(stream, handler=reraise_exception):
                     name, payload = member["fname"], member["data"]
                     run = expected.pop(name, None)
                     if run is None or len(payload) != self._run_bytes(split, run):
-                        raise ValueError(f"{url}: member {name!r} of {len(payload)} bytes is not in the manifest")
+                        raise UserError(f"{url}: member {name!r} of {len(payload)} bytes is not in the manifest")
                     check_run(url, layout, split, run, np.frombuffer(payload, layout.numpy))
                     file.seek((run - runs.start) * layout.run_bytes)
                     file.write(header(name, len(payload)) + payload)
             except tarfile.TarError as error:
-                raise ValueError(f"{url}: is not a tar file that can be read to its end ({error})") from error
+                raise UserError(f"{url}: is not a tar file that can be read to its end ({error})") from error
         if expected:
-            raise ValueError(f"{url}: member {min(expected)}: is missing")
+            raise UserError(f"{url}: member {min(expected)}: is missing")
 
     def _small(self, name: str) -> bytes:
         with ResumingStream(f"{self.place}/{name}", None, self.attempts, self.pause) as stream:
@@ -151,7 +152,7 @@ class RemoteFolder(Folder):
             while chunk := stream.read(1 << 20):
                 content += chunk
                 if len(content) > SMALL_FILE:
-                    raise ValueError(f"{self.place}/{name}: is larger than {SMALL_FILE} bytes")
+                    raise UserError(f"{self.place}/{name}: is larger than {SMALL_FILE} bytes")
         return bytes(content)
 
     def _run_bytes(self, split: Split, run: int) -> int:

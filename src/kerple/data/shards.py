@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kerple.data.manifest import BLOCK, Layout, Manifest, Split
+from kerple.errors import UserError
 
 Tokens = NDArray[np.integer[Any]]
 
@@ -164,7 +165,7 @@ class TokenStream:
         """All tokens of a run, checked.
 
         Raises:
-            ValueError: The shard is not what the manifest says; the message names file and member.
+            UserError: The shard is not what the manifest says; the message names file and member.
         """
         if (view := self.views.get(run)) is None:
             shard, place = divmod(run, self.layout.runs_per_shard)
@@ -190,14 +191,14 @@ def map_shard(path: Path, layout: Layout, split: Split, shard: int) -> NDArray[n
     """Map a tar file after comparing its size and every member's header with what the manifest implies.
 
     Raises:
-        ValueError: Anything differs; links, devices, other names, paths and sizes all do. Names file and member.
+        UserError: Anything differs; links, devices, other names, paths and sizes all do. Names file and member.
     """
     expected = layout.shard_bytes(split.tokens, shard)
     if not path.is_file():
-        raise ValueError(f"{path}: there is no such file; the manifest lists it, prepare or copy it again")
+        raise UserError(f"{path}: there is no such file; the manifest lists it, prepare or copy it again")
     if (size := path.stat().st_size) != expected:
         state = "truncated" if size < expected else "too long"
-        raise ValueError(
+        raise UserError(
             f"{path}: is {state}, {size} bytes where the manifest says {expected}; prepare or copy it again"
         )
     mapped = np.memmap(path, np.uint8, mode="r")
@@ -205,9 +206,7 @@ def map_shard(path: Path, layout: Layout, split: Split, shard: int) -> NDArray[n
         name, size = layout.member(split.name, run), layout.tokens_in_run(split.tokens, run) * layout.numpy.itemsize
         found = mapped[place * layout.run_bytes :][:BLOCK].tobytes()
         if found != header(name, size):
-            raise ValueError(
-                f"{path}: member {name}: expected a regular file of {size} bytes, found {_describe(found)}"
-            )
+            raise UserError(f"{path}: member {name}: expected a regular file of {size} bytes, found {_describe(found)}")
     return mapped.view(np.ndarray)
 
 
@@ -221,14 +220,14 @@ def check_run(path: Path | str, layout: Layout, split: Split, run: int, tokens: 
     """Compare a run's sha256 with the manifest's."""
     if hashlib.sha256(tokens).hexdigest() != split.checksums[run]:
         name = layout.member(split.name, run)
-        raise ValueError(f"{path}: member {name}: its sha256 is not the manifest's; prepare or copy the shard again")
+        raise UserError(f"{path}: member {name}: its sha256 is not the manifest's; prepare or copy the shard again")
 
 
 def check_ids(place: Path, layout: Layout, split: Split, run: int, tokens: Tokens, vocabulary: int) -> None:
     """Every id must have a row in the embedding."""
     if len(tokens) and (largest := int(tokens.max())) >= vocabulary:
         path = place / layout.shard(split.name, run // layout.runs_per_shard)
-        raise ValueError(
+        raise UserError(
             f"{path}: member {layout.member(split.name, run)}: token {largest}, the vocabulary ends at {vocabulary - 1}"
         )
 

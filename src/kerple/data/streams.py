@@ -12,6 +12,8 @@ from typing import IO, Any, BinaryIO, TypeVar, cast
 import fsspec
 import zstandard
 
+from kerple.errors import UserError
+
 ATTEMPTS = 8  # in a row without a single byte; 0.5 + 1 + 2 + … = a minute of patience
 FIRST_PAUSE = 0.5  # seconds
 STALL = 30.0  # seconds without a byte before a connection counts as dead
@@ -29,18 +31,18 @@ def check_protocol(path: str) -> None:
     """Refuse what is no plain file: chained URLs, shell pipes, protocols that run programs.
 
     Raises:
-        ValueError: Names the path.
+        UserError: Names the path.
     """
     protocol = path.partition("://")[0] if "://" in path else "file"
     if protocol not in SAFE_PROTOCOLS or "::" in path or path.startswith("pipe:"):
-        raise ValueError(f"{path}: expected a local path or a URL of {', '.join(sorted(SAFE_PROTOCOLS))}")
+        raise UserError(f"{path}: expected a local path or a URL of {', '.join(sorted(SAFE_PROTOCOLS))}")
 
 
 def filesystem(path: str) -> tuple[Any, str]:
     """The fsspec file system of a path and the path in it.
 
     Raises:
-        ValueError: The protocol is not a plain one, or its package is not installed.
+        UserError: The protocol is not a plain one, or its package is not installed.
     """
     check_protocol(path)
     options: dict[str, Any] = {}
@@ -52,23 +54,23 @@ def filesystem(path: str) -> tuple[Any, str]:
     try:
         return fsspec.core.url_to_fs(path, **options)
     except ImportError as error:
-        raise ValueError(f"{path}: {error}") from error
+        raise UserError(f"{path}: {error}") from error
 
 
 def retry(attempt: Callable[[], T], what: str, attempts: int = ATTEMPTS, pause: float = FIRST_PAUSE) -> T:
     """Call until it does not fail, waiting twice as long each time, with jitter so that many ranks do not come at once.
 
     Raises:
-        ValueError: It failed `attempts` times, or because there is no such file.
+        UserError: It failed `attempts` times, or because there is no such file.
     """
     for failures in range(attempts):
         try:
             return attempt()
         except FileNotFoundError as error:
-            raise ValueError(f"{what}: there is no such file") from error
+            raise UserError(f"{what}: there is no such file") from error
         except TEMPORARY + _client_errors() as error:
             if failures + 1 == attempts:
-                raise ValueError(f"{what}: {attempts} attempts failed, the last with {error!r}") from error
+                raise UserError(f"{what}: {attempts} attempts failed, the last with {error!r}") from error
             time.sleep(pause * 2**failures * (0.5 + random.random()))
     raise AssertionError("unreachable")
 
@@ -91,7 +93,7 @@ class ResumingStream(io.RawIOBase):
         pause: Seconds before the first new attempt; doubled after each.
 
     Raises:
-        ValueError: While reading, once the attempts are used up.
+        UserError: While reading, once the attempts are used up.
     """
 
     def __init__(
@@ -164,7 +166,7 @@ def open_bytes(path: str) -> BinaryIO:
     """A local or remote file for reading from front to back, as it lies; `tell` counts its bytes.
 
     Raises:
-        ValueError: It does not exist or cannot be reached.
+        UserError: It does not exist or cannot be reached.
     """
     check_protocol(path)
     if is_remote(path):
@@ -172,7 +174,7 @@ def open_bytes(path: str) -> BinaryIO:
     try:
         return open(path.removeprefix("file://"), "rb")
     except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error.strerror})") from error
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
 
 
 def decompress(file: BinaryIO, name: str) -> IO[bytes]:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from kerple.errors import UserError
+
 END_OF_TEXT = "<|endoftext|>"
 TRAINED_HERE = "bpe"
 PIECE = 1 << 18  # characters tokenised at once: the tokenizer needs about a hundred bytes a token while it works
@@ -15,10 +17,10 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
     """Byte-level BPE as GPT-2's: 256 bytes, one end-of-text token, the rest merges learned from `texts`.
 
     Raises:
-        ValueError: `vocabulary` leaves no room for the bytes and the end-of-text token.
+        UserError: `vocabulary` leaves no room for the bytes and the end-of-text token.
     """
     if vocabulary < 257:
-        raise ValueError(f"vocabulary: {vocabulary} is below 257, the 256 bytes and {END_OF_TEXT}")
+        raise UserError(f"vocabulary: {vocabulary} is below 257, the 256 bytes and {END_OF_TEXT}")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -36,7 +38,7 @@ def load_tokenizer(source: str) -> Tokenizer:
     """A `tokenizer.json`, a directory that holds one, or a name on the Hugging Face hub such as `gpt2`.
 
     Raises:
-        ValueError: It is neither, the hub is out of reach, or the file is not a tokenizer.
+        UserError: It is neither, the hub is out of reach, or the file is not a tokenizer.
     """
     path = Path(source)
     if path.is_dir():
@@ -48,7 +50,7 @@ def load_tokenizer(source: str) -> Tokenizer:
             raise FileNotFoundError(f"there is no file {path}")
         return Tokenizer.from_pretrained(source)
     except Exception as error:  # the library raises bare Exception for a bad file and many kinds for a bad hub
-        raise ValueError(
+        raise UserError(
             f"tokenizer: {source!r} could not be loaded ({error}); expected {TRAINED_HERE!r} to train one here, a "
             "tokenizer.json or its directory, or a name on the Hugging Face hub that can be reached from here"
         ) from error
@@ -58,13 +60,13 @@ def end_of_text(tokenizer: Tokenizer, source: str) -> int:
     """Id of the token that ends a document.
 
     Raises:
-        ValueError: The tokenizer has none of the usual names for it.
+        UserError: The tokenizer has none of the usual names for it.
     """
     names = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "[SEP]")
     for name in names:
         if (number := tokenizer.token_to_id(name)) is not None:
             return number
-    raise ValueError(f"tokenizer: {source!r} has no end-of-text token; looked for {', '.join(names)}")
+    raise UserError(f"tokenizer: {source!r} has no end-of-text token; looked for {', '.join(names)}")
 
 
 def vocabulary_size(tokenizer: Tokenizer) -> int:

@@ -8,26 +8,27 @@ from tqdm import tqdm
 
 from kerple.data.manifest import SPLITS, Manifest
 from kerple.data.shards import TokenStream
+from kerple.errors import UserError
 
 
 def read_offsets(directory: Path, manifest: Manifest, split: str) -> np.memmap:
     """Where each document of a split begins in its token stream (documents,) uint64, mapped.
 
     Raises:
-        ValueError: The file is missing, its size or checksum differ, or the documents it tells of are not one behind
+        UserError: The file is missing, its size or checksum differ, or the documents it tells of are not one behind
             the other from the first token on.
     """
     expected, path = manifest.splits[split], directory / manifest.splits[split].offsets_file
     if not path.is_file() or path.stat().st_size != 8 * expected.documents:
-        raise ValueError(f"{path}: must be a file of 8 bytes for each of {expected.documents} documents")
+        raise UserError(f"{path}: must be a file of 8 bytes for each of {expected.documents} documents")
     with path.open("rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != expected.offsets:
-            raise ValueError(f"{path}: its sha256 is not the manifest's; prepare or copy the folder again")
+            raise UserError(f"{path}: its sha256 is not the manifest's; prepare or copy the folder again")
     if not expected.documents:
         return np.empty(0, "<u8")  # type: ignore[return-value]
     offsets = np.memmap(path, "<u8", mode="r")
     if offsets[0] or offsets[-1] >= expected.tokens or (offsets[1:] <= offsets[:-1]).any():
-        raise ValueError(f"{path}: must rise from 0 to below the {expected.tokens} tokens; prepare the folder again")
+        raise UserError(f"{path}: must rise from 0 to below the {expected.tokens} tokens; prepare the folder again")
     return offsets
 
 
@@ -35,11 +36,11 @@ def verify(directory: Path, manifest: Manifest, progress: bool = True) -> None:
     """Read everything and compare it with the manifest.
 
     Raises:
-        ValueError: Names the first file and member that differ.
+        UserError: Names the first file and member that differ.
     """
     path = directory / "tokenizer.json"
     if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != manifest.tokenizer:
-        raise ValueError(f"{path}: is missing or its sha256 is not the manifest's; prepare or copy the folder again")
+        raise UserError(f"{path}: is missing or its sha256 is not the manifest's; prepare or copy the folder again")
     total = sum(len(split.checksums) for split in manifest.splits.values())
     with tqdm(total=total, desc="verifying", unit="run", disable=not progress) as bar:
         for split in SPLITS:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from kerple.errors import UserError
 from kerple.model import Transformer
 
 TERMS = ("word-word", "word-position", "position-word", "position-position")
@@ -26,11 +27,11 @@ def four_terms(network: Transformer, tokens: Tensor) -> dict[str, Tensor]:
         is not masked. They add up to the scores before the softmax.
 
     Raises:
-        ValueError: If the strategy does not add to the embeddings, or does more than that.
+        UserError: If the strategy does not add to the embeddings, or does more than that.
     """
     position = network.positions[0]
     if not position.uses("embed") or any(position.uses(hook) for hook in ("rotate", "bias", "weight", "scores")):
-        raise ValueError(
+        raise UserError(
             f"four terms: {type(position).__name__} does not work by adding to the embeddings alone; "
             "use Learned or Sinusoidal"
         )

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from kerple.errors import UserError
 from kerple.evaluation.protocols import Name, Protocol
 
 
@@ -9,13 +10,13 @@ def checked_lengths(lengths: Sequence[int]) -> list[int]:
     """The lengths in ascending order.
 
     Raises:
-        ValueError: If there is none, one is not positive, or one does not divide the longest.
+        UserError: If there is none, one is not positive, or one does not divide the longest.
     """
     if not lengths or min(lengths) < 1:
-        raise ValueError(f"lengths: got {list(lengths)}, expected at least one positive number")
+        raise UserError(f"lengths: got {list(lengths)}, expected at least one positive number")
     ordered = sorted(set(lengths))
     if uneven := [n for n in ordered if ordered[-1] % n]:
-        raise ValueError(
+        raise UserError(
             f"lengths: {uneven} do not divide the longest, {ordered[-1]}; a block of that many targets could not be "
             "cut into equal segments. Choose divisors, such as powers of 2 times the shortest"
         )
@@ -46,23 +47,23 @@ def chosen_protocols(
         training_length: In tokens.
 
     Raises:
-        ValueError: If there is none, one is unknown, an option is out of range, or there is one for a protocol that was
+        UserError: If there is none, one is unknown, an option is out of range, or there is one for a protocol that was
             not named.
     """
     if not names:
-        raise ValueError("protocols: got none, expected at least one, such as full")
+        raise UserError("protocols: got none, expected at least one, such as full")
     options = {"window": ("windowed", window), "stride": ("sliding", stride), "k": ("last", k)}
     for option, (owner, value) in options.items():
         if value is not None and owner not in names:
-            raise ValueError(f"{option}: got {value}, but protocols has no {owner}; add it or drop {option}")
+            raise UserError(f"{option}: got {value}, but protocols has no {owner}; add it or drop {option}")
         if value is not None and value < 1:
-            raise ValueError(f"{option}: got {value}, expected a positive number")
+            raise UserError(f"{option}: got {value}, expected a positive number")
         if option != "window" and value is not None and value > lengths[0]:
-            raise ValueError(f"{option}: got {value}, expected at most {lengths[0]}, the shortest length")
+            raise UserError(f"{option}: got {value}, expected at most {lengths[0]}, the shortest length")
     if skip and "sliding" not in names:
-        raise ValueError(f"skip: got {skip}, but protocols has no sliding; add it or drop skip")
+        raise UserError(f"skip: got {skip}, but protocols has no sliding; add it or drop skip")
     if skip and not lengths[-1] - (stride or 0) <= skip < block:
-        raise ValueError(
+        raise UserError(
             f"skip: got {skip}, expected 0, or at least {lengths[-1] - (stride or 0)}, the longest length less the "
             f"stride, and less than {block}, the length of a block; a longer block_length leaves more targets"
         )

@@ -7,6 +7,8 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from kerple.errors import UserError
+
 
 class Stream(Protocol):
     """A split's tokens; `kerple.data` has one."""
@@ -30,7 +32,7 @@ class DocumentBlocks(Dataset[dict[str, Any]]):
         length: Targets in a block.
 
     Raises:
-        ValueError: If no document is that long.
+        UserError: If no document is that long.
     """
 
     def __init__(self, stream: Stream, begins: ArrayLike, length: int) -> None:
@@ -40,7 +42,7 @@ class DocumentBlocks(Dataset[dict[str, Any]]):
         counts = ((sizes - 1) // length).clamp(min=0)  # blocks in each document
         if not int(counts.sum()):
             longest = int(sizes.max()) if len(sizes) else 0
-            raise ValueError(
+            raise UserError(
                 f"documents: no document has the {length + 1} tokens of a block, the longest has {longest}; use "
                 "shorter lengths, a split with longer documents, or documents: false"
             )
@@ -61,8 +63,8 @@ def shuffled(count: int, chosen: int, seed: int) -> Tensor:
     """The first ``chosen`` of a permutation of 0..count-1 that depends on the seed alone; (chosen,) int64.
 
     Raises:
-        ValueError: If there are not so many.
+        UserError: If there are not so many.
     """
     if chosen > count:
-        raise ValueError(f"segments: got {chosen}, but there are only {count}; lower segments or use a larger split")
+        raise UserError(f"segments: got {chosen}, but there are only {count}; lower segments or use a larger split")
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:chosen]

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from kerple.errors import UserError
 from kerple.model.transformer import Transformer
 
 
@@ -42,14 +43,14 @@ def choose(
         (B,) int64.
 
     Raises:
-        ValueError: If a number is out of range.
+        UserError: If a number is out of range.
     """
     if not temperature >= 0:  # nan too
-        raise ValueError(f"temperature: got {temperature}, expected 0 (the likeliest token) or more")
+        raise UserError(f"temperature: got {temperature}, expected 0 (the likeliest token) or more")
     if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k: got {top_k}, expected at least 1")
+        raise UserError(f"top_k: got {top_k}, expected at least 1")
     if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top_p: got {top_p}, expected a probability in (0, 1]")
+        raise UserError(f"top_p: got {top_p}, expected a probability in (0, 1]")
     if temperature == 0:
         return logits.argmax(-1)
     ordered, order = logits.float().sort(-1, descending=True)  # (B, V) each
@@ -91,10 +92,10 @@ def generate(
         (B,) int64.
 
     Raises:
-        ValueError: If the prompt is empty, or the strategy cannot reach a position.
+        UserError: If the prompt is empty, or the strategy cannot reach a position.
     """
     if prompt.shape[1] < 1:
-        raise ValueError("prompt: got no tokens, expected at least one to continue")
+        raise UserError("prompt: got no tokens, expected at least one to continue")
     reader, tokens = _Reader(network, window), prompt
     stopped = torch.zeros(len(prompt), dtype=torch.bool, device=prompt.device)
     for _ in range(steps):

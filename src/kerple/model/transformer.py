@@ -6,6 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from kerple.errors import UserError
 from kerple.model.block import Block, Places
 from kerple.model.cache import Cache, LayerCache
 from kerple.model.head import target_losses
@@ -34,7 +35,7 @@ class Transformer(nn.Module):
         dropout: Probability of dropping an entry of the embeddings and of each block's two outputs.
 
     Raises:
-        ValueError: If a number is out of range.
+        UserError: If a number is out of range.
     """
 
     def __init__(
@@ -55,13 +56,13 @@ class Transformer(nn.Module):
         super().__init__()
         for name, number in (("layers", layers), ("vocabulary", vocabulary)):
             if number < 1:
-                raise ValueError(f"{name}: got {number}, expected a positive number")
+                raise UserError(f"{name}: got {number}, expected a positive number")
         if init <= 0:
-            raise ValueError(f"init: got {init}, expected a positive standard deviation such as 0.02")
+            raise UserError(f"init: got {init}, expected a positive standard deviation such as 0.02")
         if not 0 <= dropout < 1:
-            raise ValueError(f"dropout: got {dropout}, expected a probability in [0, 1)")
+            raise UserError(f"dropout: got {dropout}, expected a probability in [0, 1)")
         if activation not in ACTIVATIONS:
-            raise ValueError(f"activation: got {activation!r}, expected one of {', '.join(ACTIVATIONS)}")
+            raise UserError(f"activation: got {activation!r}, expected one of {', '.join(ACTIVATIONS)}")
         self.shape = shape
         self.embedding = nn.Embedding(vocabulary, shape.dim)
         self.dropout = nn.Dropout(dropout)
@@ -101,7 +102,7 @@ class Transformer(nn.Module):
             (B, T, V) in the precision of the head.
 
         Raises:
-            ValueError: If the window is not positive, or the strategy cannot reach a position.
+            UserError: If the window is not positive, or the strategy cannot reach a position.
         """
         return self.head(self.features(tokens, offset, window, cache))
 
@@ -110,12 +111,12 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """What the head is given, (B, T, D); arguments as in `forward`."""
         if window is not None and window < 1:
-            raise ValueError(f"window: got {window}, expected at least 1 key (the query's own), or none for all keys")
+            raise UserError(f"window: got {window}, expected at least 1 key (the query's own), or none for all keys")
         known = 0 if cache is None else cache.length
         length = known + tokens.shape[1]
         for p in self.positions:
             if p.max_length is not None and offset + length > p.max_length:
-                raise ValueError(
+                raise UserError(
                     f"position: got {offset + length - 1}, but {type(p).__name__} ends at {p.max_length - 1}: its "
                     f"max_length is {p.max_length}; read less, or with Learned choose beyond: clamp or interpolate"
                 )

@@ -5,6 +5,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
+from kerple.errors import UserError
 from kerple.positions.base import Position, Shape
 
 __all__ = ["Position", "Shape", "build", "names"]
@@ -39,8 +40,8 @@ def build(name: str, *, dim: int, heads: int, length: int, **options: Any) -> Po
         **options: The strategy's own options.
 
     Raises:
-        ValueError: If there is no such strategy, or a number is out of range.
+        UserError: If there is no such strategy, or a number is out of range.
     """
     if name not in _BY_NAME:
-        raise ValueError(f"position: got {name!r}, expected one of {', '.join(names())}")
+        raise UserError(f"position: got {name!r}, expected one of {', '.join(names())}")
     return _BY_NAME[name](Shape(dim, heads, length), **options)

@@ -5,6 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from kerple.errors import UserError
 from kerple.positions.angles import angles, exact
 from kerple.positions.base import Position, Shape, precise
 
@@ -40,17 +41,17 @@ class Sinusoidal(Position):
             so in KERPLE's tables, waves of amplitude 1 drown embeddings that start at N(0, 0.02).
 
     Raises:
-        ValueError: If D is odd or the base not above 1.
+        UserError: If D is odd or the base not above 1.
     """
 
     def __init__(self, shape: Shape, base: float = 10000.0, scaled: bool = False) -> None:
         super().__init__()
         if shape.dim % 2:
-            raise ValueError(
+            raise UserError(
                 f"Sinusoidal: dim: got {shape.dim}, expected an even width: sines and cosines come in pairs"
             )
         if base <= 1:
-            raise ValueError(f"Sinusoidal: base: got {base}, expected a number above 1; the paper uses 10000")
+            raise UserError(f"Sinusoidal: base: got {base}, expected a number above 1; the paper uses 10000")
         self.dim, self.base, self.gain = shape.dim, base, shape.dim**0.5 if scaled else 1.0
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
@@ -74,13 +75,13 @@ class Learned(Position):
         beyond: What to do with positions of L and more.
 
     Raises:
-        ValueError: If ``beyond`` is none of these, or, with ``error``, a position is L or more.
+        UserError: If ``beyond`` is none of these, or, with ``error``, a position is L or more.
     """
 
     def __init__(self, shape: Shape, beyond: Literal["error", "clamp", "interpolate"] = "error") -> None:
         super().__init__()
         if beyond not in ("error", "clamp", "interpolate"):
-            raise ValueError(f"Learned: beyond: got {beyond!r}, expected error, clamp or interpolate")
+            raise UserError(f"Learned: beyond: got {beyond!r}, expected error, clamp or interpolate")
         self.beyond = beyond
         self.rows = shape.length
         self.max_length = shape.length if beyond == "error" else None
@@ -106,7 +107,7 @@ class Learned(Position):
         if positions.device.type != "cpu" or torch.compiler.is_compiling():
             return
         if int(positions.max()) >= self.rows:
-            raise ValueError(
+            raise UserError(
                 f"position: got {int(positions.max())}, but Learned has {self.rows} rows, 0 to {self.rows - 1}, "
                 "the training length; read less, or choose beyond: clamp or beyond: interpolate"
             )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kerple.errors import UserError
 from kerple.positions.constrained import Constrained
 
 
@@ -23,7 +24,7 @@ class Shape:
         length: Training length in tokens. Only the learned table is sized by it.
 
     Raises:
-        ValueError: If a number is not positive or the heads do not divide the width.
+        UserError: If a number is not positive or the heads do not divide the width.
     """
 
     dim: int
@@ -33,9 +34,9 @@ class Shape:
     def __post_init__(self) -> None:
         for name in ("dim", "heads", "length"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name}: got {getattr(self, name)}, expected a positive number")
+                raise UserError(f"{name}: got {getattr(self, name)}, expected a positive number")
         if self.dim % self.heads:
-            raise ValueError(f"heads: got {self.heads}, which does not divide dim {self.dim}; choose a divisor of dim")
+            raise UserError(f"heads: got {self.heads}, which does not divide dim {self.dim}; choose a divisor of dim")
 
     @property
     def head_dim(self) -> int:

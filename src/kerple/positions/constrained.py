@@ -6,6 +6,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from kerple.errors import UserError
+
 HUGE = 1e6
 """Upper end of a range without one: large enough not to matter, small enough that no table overflows fp32."""
 
@@ -42,7 +44,7 @@ class Constrained(nn.Module):
             maximum: Largest value allowed.
 
         Raises:
-            ValueError: If a starting value is outside [minimum, maximum], or there are neither 1 nor ``size`` of them.
+            UserError: If a starting value is outside [minimum, maximum], or there are neither 1 nor ``size`` of them.
         """
         parameter = torch.empty(size, dtype=torch.float32)
         if start is None:
@@ -50,9 +52,9 @@ class Constrained(nn.Module):
         else:
             values = [float(start)] * size if isinstance(start, int | float) else [float(v) for v in start]
             if len(values) != size:
-                raise ValueError(f"{name}: got {len(values)} starting values, expected 1 or {size} (one per head)")
+                raise UserError(f"{name}: got {len(values)} starting values, expected 1 or {size} (one per head)")
             if not all(minimum <= v <= maximum for v in values):  # not: min(values) < minimum, which NaN passes
-                raise ValueError(f"{name}: got a start of {start}, expected numbers from {minimum:g} to {maximum:g}")
+                raise UserError(f"{name}: got a start of {start}, expected numbers from {minimum:g} to {maximum:g}")
             parameter.copy_(torch.tensor(values, dtype=torch.float32))
         self.register_parameter(name, nn.Parameter(parameter))
         self.ranges[name] = (minimum, maximum)

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from kerple.errors import UserError
 from kerple.positions.angles import exact
 from kerple.positions.base import Position, Shape, precise
 
@@ -24,7 +25,7 @@ class CoPE(Position):
         share_across_layers: One set of vectors for all layers, or one per layer (if None, as in the paper).
 
     Raises:
-        ValueError: If there are fewer than 2 rows.
+        UserError: If there are fewer than 2 rows.
     """
 
     shift_invariant = True
@@ -32,7 +33,7 @@ class CoPE(Position):
     def __init__(self, shape: Shape, rows: int = 64, share_across_layers: bool | None = None) -> None:
         super().__init__()
         if rows < 2:
-            raise ValueError(f"CoPE: rows: got {rows}, expected 2 or more; the paper uses 64")
+            raise UserError(f"CoPE: rows: got {rows}, expected 2 or more; the paper uses 64")
         self.share_across_layers = bool(share_across_layers)
         self.vectors = nn.Parameter(torch.zeros(rows, shape.head_dim, dtype=torch.float32))
 

@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from kerple.errors import UserError
 from kerple.positions.angles import exact, frequencies
 from kerple.positions.base import Position, Shape
 
@@ -62,7 +63,7 @@ class T5(Position):
         max_distance: Where the last bucket begins at the latest; more than half the buckets.
 
     Raises:
-        ValueError: If a number is out of range.
+        UserError: If a number is out of range.
     """
 
     shift_invariant = True
@@ -70,9 +71,9 @@ class T5(Position):
     def __init__(self, shape: Shape, buckets: int = 32, max_distance: int = 128) -> None:
         super().__init__()
         if buckets < 2:
-            raise ValueError(f"T5: buckets: got {buckets}, expected 2 or more; the paper uses 32")
+            raise UserError(f"T5: buckets: got {buckets}, expected 2 or more; the paper uses 32")
         if max_distance <= buckets // 2:
-            raise ValueError(
+            raise UserError(
                 f"T5: max_distance: got {max_distance}, expected more than the {buckets // 2} distances with a "
                 "bucket of their own; the paper uses 128"
             )
@@ -105,7 +106,7 @@ class Sandwich(Position):
         size: Twice the number of cosines; the paper uses 128 for every head dimension.
 
     Raises:
-        ValueError: If the size is odd or below 2.
+        UserError: If the size is odd or below 2.
     """
 
     shift_invariant = True
@@ -113,7 +114,7 @@ class Sandwich(Position):
     def __init__(self, shape: Shape, size: int = 128) -> None:
         super().__init__()
         if size < 2 or size % 2:
-            raise ValueError(f"Sandwich: size: got {size}, expected an even number of 2 or more; the paper uses 128")
+            raise UserError(f"Sandwich: size: got {size}, expected an even number of 2 or more; the paper uses 128")
         self.heads, self.size = shape.heads, size
 
     def bias(self, length: int) -> Tensor:

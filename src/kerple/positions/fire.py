@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from kerple.errors import UserError
 from kerple.positions.base import Position, Shape, precise
 
 
@@ -23,7 +24,7 @@ class FIRE(Position):
         share_across_layers: One set of parameters for all layers, or one per layer (if None, as in the paper).
 
     Raises:
-        ValueError: If a number is not positive.
+        UserError: If a number is not positive.
     """
 
     def __init__(
@@ -35,10 +36,10 @@ class FIRE(Position):
     ) -> None:
         super().__init__()
         if hidden < 1:
-            raise ValueError(f"FIRE: hidden: got {hidden}, expected a positive width; the paper uses 32")
+            raise UserError(f"FIRE: hidden: got {hidden}, expected a positive width; the paper uses 32")
         self.threshold = max(shape.length / 4, 1.0) if threshold is None else threshold
         if not self.threshold >= 1:
-            raise ValueError(f"FIRE: threshold: got {threshold}, expected 1 token or more; the paper uses 512")
+            raise UserError(f"FIRE: threshold: got {threshold}, expected 1 token or more; the paper uses 512")
         self.share_across_layers = bool(share_across_layers)
         self.learn("c", 1, 0.1, minimum=1e-3)
         self.learn("threshold_scale", 1, 1.0, minimum=1 / self.threshold)  # of order 1, so that an optimiser moves it

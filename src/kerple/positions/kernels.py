@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from kerple.errors import UserError
 from kerple.positions.constrained import HUGE, Constrained
 
 Start = float | list[float] | None
@@ -48,7 +49,7 @@ class Kernel(Constrained, ABC):
 
     def __add__(self, other: "Kernel") -> "Sum":
         if other.heads != self.heads:
-            raise ValueError(f"heads: got kernels of {self.heads} and {other.heads} heads, expected the same number")
+            raise UserError(f"heads: got kernels of {self.heads} and {other.heads} heads, expected the same number")
         return Sum(self.heads, [lambda _: self, lambda _: other])
 
     def __mul__(self, factor: float) -> "Scaled":
@@ -59,9 +60,7 @@ class Kernel(Constrained, ABC):
     def draw(self, name: str, start: Start, upper: float, floor: float, maximum: float = HUGE) -> None:
         """Learn ``name`` (H,) in [floor, maximum], starting at ``start``, or from U(floor, upper) if that is None."""
         if not 0 < floor < upper:
-            raise ValueError(
-                f"floor: got {floor}, expected a positive number below {upper}; the paper's code uses 0.01"
-            )
+            raise UserError(f"floor: got {floor}, expected a positive number below {upper}; the paper's code uses 0.01")
         self.learn(name, self.heads, start, between=(floor, upper), minimum=floor, maximum=maximum)
 
     def fix(self, name: str, value: float | list[float], *, minimum: float, maximum: float = HUGE) -> None:
@@ -186,13 +185,13 @@ class Sum(Kernel):
         kernels: Builders of the kernels, each given H.
 
     Raises:
-        ValueError: If there are none.
+        UserError: If there are none.
     """
 
     def __init__(self, heads: int, kernels: Sequence[Callable[[int], Kernel]]) -> None:
         super().__init__(heads)
         if not kernels:
-            raise ValueError("Sum: kernels: got none, expected at least one kernel")
+            raise UserError("Sum: kernels: got none, expected at least one kernel")
         self.kernels = nn.ModuleList(build(heads) for build in kernels)
         self.conditionally_positive_definite = all(k.conditionally_positive_definite for k in self.kernels)
 
@@ -212,7 +211,7 @@ class Scaled(Kernel):
         floor: Lower bound of a learned factor.
 
     Raises:
-        ValueError: If a factor is negative, or below the floor if learned.
+        UserError: If a factor is negative, or below the floor if learned.
     """
 
     factor: Tensor
@@ -265,7 +264,7 @@ def positive_definite_offset(kernel: Callable[[Tensor], Tensor], points: Tensor,
         tolerance: How far below zero an eigenvalue may be, relative to the largest entry of the kernel.
 
     Raises:
-        ValueError: If no such c is found before fp64 stops telling one from another: the kernel is not CPD, or -d².
+        UserError: If no such c is found before fp64 stops telling one from another: the kernel is not CPD, or -d².
     """
     gram = _gram(kernel, points)  # (H, N, N)
     allowed = tolerance * gram.abs().amax((-1, -2)).clamp(min=1.0)  # (H,)
@@ -274,7 +273,7 @@ def positive_definite_offset(kernel: Callable[[Tensor], Tensor], points: Tensor,
         if bool((_extremes(gram + offset)[0] >= -allowed).all()):
             return offset
         offset *= 2
-    raise ValueError(
+    raise UserError(
         f"kernel: no offset up to {offset:g} makes it positive semi-definite on the {gram.shape[-1]} points, expected "
         "a conditionally positive definite kernel; see is_conditionally_positive_definite"
     )

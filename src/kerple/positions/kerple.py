@@ -8,6 +8,7 @@ from operator import attrgetter
 
 from torch import Tensor
 
+from kerple.errors import UserError
 from kerple.positions.base import Position, Shape
 from kerple.positions.kernels import Gaussian, Kernel, Log, Power, Scaled, Start
 
@@ -31,7 +32,7 @@ class Kerple(Position):
         share_across_layers: One set of parameters for all layers (yes if None, as in the paper) or one per layer.
 
     Raises:
-        ValueError: If there is neither kernel.
+        UserError: If there is neither kernel.
     """
 
     shift_invariant = True
@@ -45,7 +46,7 @@ class Kerple(Position):
     ) -> None:
         super().__init__()
         if bias is None and weight is None:
-            raise ValueError("Kerple: bias and weight: got neither; give at least one kernel, or use NoPE")
+            raise UserError("Kerple: bias and weight: got neither; give at least one kernel, or use NoPE")
         self.share_across_layers = share_across_layers is not False
         self.additive = None if bias is None else bias(shape.heads)
         self.multiplicative = None if weight is None else weight(shape.heads)
@@ -74,7 +75,7 @@ class KerpleLog(Kerple):
         share_across_layers: One set of parameters for all layers (yes if None) or one per layer.
 
     Raises:
-        ValueError: If a start is out of range, or there is neither one nor H of it.
+        UserError: If a start is out of range, or there is neither one nor H of it.
     """
 
     r1 = property(attrgetter("additive.strength"))
@@ -104,7 +105,7 @@ class KerplePower(Kerple):
         share_across_layers: One set of parameters for all layers (yes if None) or one per layer.
 
     Raises:
-        ValueError: If a start is out of range, or there is neither one nor H of it.
+        UserError: If a start is out of range, or there is neither one nor H of it.
     """
 
     r1 = property(attrgetter("additive.strength"))
@@ -135,7 +136,7 @@ class KerpleLog3(Kerple):
         share_across_layers: One set of parameters for all layers (yes if None) or one per layer.
 
     Raises:
-        ValueError: If a start is out of range, or there is neither one nor H of it.
+        UserError: If a start is out of range, or there is neither one nor H of it.
     """
 
     r1 = property(attrgetter("additive.strength"))
@@ -169,7 +170,7 @@ class KerpleBiasWeight(Kerple):
         share_across_layers: One set of parameters for all layers (yes if None) or one per layer.
 
     Raises:
-        ValueError: If a start is out of range, or there is neither one nor H of it.
+        UserError: If a start is out of range, or there is neither one nor H of it.
     """
 
     r1 = property(attrgetter("additive.strength"))
@@ -210,7 +211,7 @@ class KerpleBias2(Kerple):
         share_across_layers: One set of parameters for all layers (yes if None) or one per layer.
 
     Raises:
-        ValueError: If a start is out of range, or there is neither one nor H of it.
+        UserError: If a start is out of range, or there is neither one nor H of it.
     """
 
     r1 = property(attrgetter("additive.factor"))
@@ -248,7 +249,7 @@ class KerpleBias3(Kerple):
         share_across_layers: One set of parameters for all layers (yes if None) or one per layer.
 
     Raises:
-        ValueError: If a start is out of range, or there is neither one nor H of it.
+        UserError: If a start is out of range, or there is neither one nor H of it.
     """
 
     r1 = property(attrgetter("additive.factor"))
@@ -284,7 +285,7 @@ class KerpleWeight1(Kerple):
         share_across_layers: One set of parameters for all layers (yes if None) or one per layer.
 
     Raises:
-        ValueError: If a start is out of range, or there is neither one nor H of it.
+        UserError: If a start is out of range, or there is neither one nor H of it.
     """
 
     r1 = property(attrgetter("multiplicative.rate"))
@@ -308,7 +309,7 @@ class KerpleWeight2(Kerple):
         share_across_layers: One set of parameters for all layers (yes if None) or one per layer.
 
     Raises:
-        ValueError: If a start is out of range, or there is neither one nor H of it.
+        UserError: If a start is out of range, or there is neither one nor H of it.
     """
 
     r1 = property(attrgetter("multiplicative.rate"))

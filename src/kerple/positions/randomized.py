@@ -7,6 +7,7 @@ from hashlib import blake2b
 import torch
 from torch import Tensor
 
+from kerple.errors import UserError
 from kerple.positions.base import Position, Shape, precise
 from kerple.positions.relative import TransformerXL
 from kerple.positions.rotary import RoPE
@@ -32,7 +33,7 @@ class RandomizedPositions(Position):
         seed: Of the draws.
 
     Raises:
-        ValueError: If ``reach`` is shorter than the training length.
+        UserError: If ``reach`` is shorter than the training length.
     """
 
     step: Tensor
@@ -48,7 +49,7 @@ class RandomizedPositions(Position):
         super().__init__()
         self.reach = 32 * shape.length if reach is None else reach
         if self.reach < shape.length:
-            raise ValueError(
+            raise UserError(
                 f"RandomizedPositions: reach: got {reach}, expected at least the training length {shape.length}; "
                 "choose the longest input to be tested"
             )

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from kerple.errors import UserError
 from kerple.positions.angles import frequencies
 from kerple.positions.base import Position, Shape, precise
 
@@ -22,7 +23,7 @@ class Shaw(Position):
         share_across_layers: One set of vectors for all layers, or one per layer (if None, as in the paper).
 
     Raises:
-        ValueError: If ``clip`` is negative.
+        UserError: If ``clip`` is negative.
     """
 
     shift_invariant = True
@@ -30,7 +31,7 @@ class Shaw(Position):
     def __init__(self, shape: Shape, clip: int = 16, share_across_layers: bool | None = None) -> None:
         super().__init__()
         if clip < 0:
-            raise ValueError(f"Shaw: clip: got {clip}, expected a distance of 0 or more; the paper uses 16")
+            raise UserError(f"Shaw: clip: got {clip}, expected a distance of 0 or more; the paper uses 16")
         self.clip, self.share_across_layers = clip, bool(share_across_layers)
         self.key_vectors = nn.Parameter(torch.empty(clip + 1, shape.head_dim, dtype=torch.float32))
         self.value_vectors = nn.Parameter(torch.empty(clip + 1, shape.head_dim, dtype=torch.float32))
@@ -70,7 +71,7 @@ class TransformerXL(Position):
         share_across_layers: One set of parameters for all layers, or one per layer (if None, as in the paper).
 
     Raises:
-        ValueError: If D is odd.
+        UserError: If D is odd.
     """
 
     shift_invariant = True
@@ -81,7 +82,7 @@ class TransformerXL(Position):
     def __init__(self, shape: Shape, share_across_layers: bool | None = None) -> None:
         super().__init__()
         if shape.dim % 2:
-            raise ValueError(
+            raise UserError(
                 f"TransformerXL: dim: got {shape.dim}, expected an even width: sines and cosines come in pairs"
             )
         self.share_across_layers = bool(share_across_layers)

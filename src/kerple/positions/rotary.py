@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from kerple.errors import UserError
 from kerple.positions.angles import exact, frequencies
 from kerple.positions.base import Position, Shape, precise
 
@@ -57,7 +58,7 @@ class RoPE(Position):
         slow: Turns in L up to which ``yarn`` divides an angle by s.
 
     Raises:
-        ValueError: If an option is out of range, or r is not an even number of dimensions.
+        UserError: If an option is out of range, or r is not an even number of dimensions.
     """
 
     shift_invariant = True
@@ -77,18 +78,18 @@ class RoPE(Position):
         self.turned = turned_dimensions("RoPE", shape, base, share, layout)
         self.base, self.layout, self.scaling, self.length = base, layout, scaling, shape.length
         if scaling not in (None, "pi", "ntk", "dynamic_ntk", "yarn"):
-            raise ValueError(f"RoPE: scaling: got {scaling!r}, expected pi, ntk, dynamic_ntk, yarn or none")
+            raise UserError(f"RoPE: scaling: got {scaling!r}, expected pi, ntk, dynamic_ntk, yarn or none")
         if scaling is not None and (factor is None or not factor >= 1):
-            raise ValueError(
+            raise UserError(
                 f"RoPE: factor: got {factor}, expected a number of 1 or more beside scaling {scaling}: how many times "
                 "the training length is to be reached"
             )
         if scaling in ("ntk", "dynamic_ntk") and self.turned == 2:
-            raise ValueError(
+            raise UserError(
                 f"RoPE: scaling: {scaling} needs 4 or more turned dimensions a head, got 2; choose pi or yarn"
             )
         if not 0 < slow < fast:
-            raise ValueError(f"RoPE: slow, fast: got {slow}, {fast}, expected 0 < slow < fast; the paper uses 1 and 32")
+            raise UserError(f"RoPE: slow, fast: got {slow}, {fast}, expected 0 < slow < fast; the paper uses 1 and 32")
         self.factor, self.fast, self.slow = factor or 1.0, fast, slow
         if scaling == "dynamic_ntk":
             self.shift_invariant = self.prefix_consistent = False
@@ -145,7 +146,7 @@ class XPos(Position):
         layout: As for RoPE.
 
     Raises:
-        ValueError: If an option is out of range, or the head dimension odd.
+        UserError: If an option is out of range, or the head dimension odd.
     """
 
     shift_invariant = True
@@ -154,7 +155,7 @@ class XPos(Position):
         super().__init__()
         self.turned = turned_dimensions("XPos", shape, base, 1.0, layout)
         if decay < 1:
-            raise ValueError(f"XPos: decay: got {decay}, expected 1 or more tokens; the paper uses 512")
+            raise UserError(f"XPos: decay: got {decay}, expected 1 or more tokens; the paper uses 512")
         self.base, self.decay, self.layout = base, decay, layout
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -172,14 +173,14 @@ class XPos(Position):
 def turned_dimensions(name: str, shape: Shape, base: float, share: float, layout: Layout) -> int:
     """How many dimensions of each head turn; complains in the name of the strategy."""
     if base <= 1:
-        raise ValueError(f"{name}: base: got {base}, expected a number above 1; the paper uses 10000")
+        raise UserError(f"{name}: base: got {base}, expected a number above 1; the paper uses 10000")
     if layout not in ("half", "interleaved"):
-        raise ValueError(f"{name}: layout: got {layout!r}, expected half or interleaved")
+        raise UserError(f"{name}: layout: got {layout!r}, expected half or interleaved")
     if not 0 < share <= 1:
-        raise ValueError(f"{name}: share: got {share}, expected a part of the head in (0, 1]; the paper turns all: 1")
+        raise UserError(f"{name}: share: got {share}, expected a part of the head in (0, 1]; the paper turns all: 1")
     turned = round(share * shape.head_dim)
     if turned < 2 or turned % 2:
-        raise ValueError(
+        raise UserError(
             f"{name}: {share:g} of a head of {shape.head_dim} is {turned} dimensions, expected an even number "
             "of 2 or more to turn; choose another share, or heads and dim with an even head dimension"
         )

@@ -19,6 +19,8 @@ import numpy as np
 import pandas as pd
 import yaml
 
+from kerple.errors import UserError
+
 RUN = ["strategy", "seed"]
 RESULT = ["metric", "protocol", "length"]
 LOSSES = ("ppl", "bits_per_byte")
@@ -89,7 +91,7 @@ def locate(directories: Iterable[Path], test: str = "test") -> list[Run]:
         test: Folder of the test in every run.
 
     Raises:
-        ValueError: If there is none, or a config.yaml is not one that `fit` wrote.
+        UserError: If there is none, or a config.yaml is not one that `fit` wrote.
     """
     roots = list(directories)
     folders = {path.parent for root in roots for path in root.rglob("config.yaml")}
@@ -97,14 +99,14 @@ def locate(directories: Iterable[Path], test: str = "test") -> list[Run]:
     found = sorted(folder for folder in folders if folder.name != "test" and not folders & {*folder.parents})
     if not found:
         where = ", ".join(map(str, roots))
-        raise ValueError(f"runs: no config.yaml below {where}; expected directories that `fit` wrote")
+        raise UserError(f"runs: no config.yaml below {where}; expected directories that `fit` wrote")
     runs = []
     for directory in found:
         config = _yaml(directory / "config.yaml")
         try:
             runs.append(Run(strategy(config), int(config["seed_everything"]), directory, test))
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(
+            raise UserError(
                 f"{directory / 'config.yaml'}: has no model.position and seed_everything, expected what `fit` wrote"
             ) from error
     seeds = Counter((run.strategy, run.seed) for run in runs)
@@ -121,7 +123,7 @@ def read(runs: Iterable[Run]) -> Runs:
     """Read runs that were fitted and tested.
 
     Raises:
-        ValueError: If a run was not tested, a file does not hold what its rows say, or two runs have the same results;
+        UserError: If a run was not tested, a file does not hold what its rows say, or two runs have the same results;
             names the files.
     """
     tables: dict[str, list[dict[str, Any]]] = {"results": [], "blocks": [], "costs": []}
@@ -136,16 +138,14 @@ def read(runs: Iterable[Run]) -> Runs:
         configs[run] = _yaml(run.directory / "config.yaml")
         rows = [(path, row) for path in sorted((run.directory / run.test).glob("*.json")) for row in _rows(path)]
         if not rows:
-            raise ValueError(
-                f"{run.directory}: no result rows in {run.directory / run.test}/*.json; test the run first"
-            )
+            raise UserError(f"{run.directory}: no result rows in {run.directory / run.test}/*.json; test the run first")
         for path, row in rows:
             for result, blocks in _results(row, path):
                 if run.part and result["metric"] in LOSSES:  # a task is a protocol of its own, a corpus is not
                     result["protocol"] = f"{run.part} {result['protocol']}"
                 cell = tuple(result[c] for c in RESULT)
                 if (other := origin.setdefault((run.strategy, run.seed, *cell), run.directory)) != run.directory:
-                    raise ValueError(
+                    raise UserError(
                         f"runs: {other} and {run.directory}: both hold {cell[0]}, {cell[1]} at {cell[2]} of "
                         f"{run.strategy} seed {run.seed}, expected one; leave one out, or, if their strategies differ, "
                         f"move each to <name>/seed-{run.seed} with a name of its own, which is then its label"
@@ -186,18 +186,18 @@ def training_length(config: dict[str, Any]) -> int | None:
 
 def _yaml(path: Path) -> dict[str, Any]:
     if not path.exists():
-        raise ValueError(f"{path.parent}: has no {path.name}, expected a directory that `fit` wrote")
+        raise UserError(f"{path.parent}: has no {path.name}, expected a directory that `fit` wrote")
     try:
         return yaml.safe_load(path.read_text())
     except (UnicodeError, yaml.YAMLError) as error:
-        raise ValueError(f"{path}: is no YAML ({error})") from error
+        raise UserError(f"{path}: is no YAML ({error})") from error
 
 
 def _json(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: is no JSON ({error}); test the run again") from error
+        raise UserError(f"{path}: is no JSON ({error}); test the run again") from error
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
@@ -230,7 +230,7 @@ def _analyses(folder: Path) -> Iterator[tuple[str, pd.DataFrame]]:
             try:
                 table = pd.read_csv(path)
             except ValueError as error:
-                raise ValueError(f"{path}: is no CSV ({error}); test the run again") from error
+                raise UserError(f"{path}: is no CSV ({error}); test the run again") from error
             yield path.stem, _condensed(table)
     bins = []
     for path in sorted(folder.glob("*.json")):
@@ -271,14 +271,14 @@ def _results(row: dict[str, Any], path: Path) -> Iterator[tuple[dict[str, Any], 
         yield cell | {"value": float(row["value"])} | sums, _blocks(row, "block_sum", "block_count", sums, where)
         return
     if not {"nll_sum", "targets"} <= row.keys():
-        raise ValueError(f"{where}: got {', '.join(row)}, expected nll_sum and targets, or metric and value")
+        raise UserError(f"{where}: got {', '.join(row)}, expected nll_sum and targets, or metric and value")
     if protocol == "per_position":
         return  # the sums of full once more; what it adds is by position, see `_by_position`
     # a null is what strict JSON has for an infinite loss
     sums = {"sum": math.inf if row["nll_sum"] is None else float(row["nll_sum"]), "count": int(row["targets"])}
     cell = {"protocol": protocol, "length": length}
     if sums["count"] < 1:
-        raise ValueError(f"{where}: got {sums['count']} targets, expected at least one")
+        raise UserError(f"{where}: got {sums['count']} targets, expected at least one")
     nats = sums["sum"] / sums["count"]
     blocks = _blocks(row, "block_nll", "block_targets", sums, where)
     # np.exp: a collapsed model's perplexity is infinite, not an error
@@ -295,5 +295,5 @@ def _blocks(row: dict[str, Any], sums: str, counts: str, total: dict[str, float]
     # blocks of one test are equally long; a writer whose blocks are not says how long each is
     numbers = row.get(counts) or [total["count"] / len(parts)] * len(parts)
     if len(numbers) != len(parts) or not math.isclose(math.fsum(parts), total["sum"], rel_tol=1e-6, abs_tol=1e-9):
-        raise ValueError(f"{where}: {sums} ({len(parts)} blocks) does not add up to the row's sum {total['sum']}")
+        raise UserError(f"{where}: {sums} ({len(parts)} blocks) does not add up to the row's sum {total['sum']}")
     return [{"block": i, "sum": s, "count": n} for i, (s, n) in enumerate(zip(parts, numbers, strict=True))]

@@ -13,6 +13,8 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
+from kerple.errors import UserError
+
 CELL = ["metric", "protocol", "length"]
 LOWER_IS_BETTER = ("ppl", "bits_per_byte", "loss")
 HIGHER_IS_BETTER = ("exact_match", "token_accuracy", "accuracy")
@@ -22,11 +24,11 @@ def lower_is_better(metric: str) -> bool:
     """Whether a smaller value of this metric wins.
 
     Raises:
-        ValueError: If the metric is not known; guessing would put the bold on the worst.
+        UserError: If the metric is not known; guessing would put the bold on the worst.
     """
     if metric not in LOWER_IS_BETTER + HIGHER_IS_BETTER:
         known = ", ".join(LOWER_IS_BETTER + HIGHER_IS_BETTER)
-        raise ValueError(f"metric: got {metric!r}, expected one of {known}; add it to kerple.report.statistics")
+        raise UserError(f"metric: got {metric!r}, expected one of {known}; add it to kerple.report.statistics")
     return metric in LOWER_IS_BETTER
 
 
@@ -61,11 +63,11 @@ def against_baseline(results: pd.DataFrame, baseline: str) -> pd.DataFrame:
         exactly equal, there is no test and t and p are NaN; the same non-zero difference at every seed gives p = 0.
 
     Raises:
-        ValueError: If the baseline has no results, or a combination occurs twice.
+        UserError: If the baseline has no results, or a combination occurs twice.
     """
     strategies = list(dict.fromkeys(results["strategy"]))
     if baseline not in strategies:
-        raise ValueError(f"baseline: got {baseline!r}, expected one of {', '.join(strategies)}")
+        raise UserError(f"baseline: got {baseline!r}, expected one of {', '.join(strategies)}")
     _once(results)
     rows = []
     for cell, group in results.groupby(CELL, sort=False):
@@ -105,11 +107,11 @@ def summarise(results: pd.DataFrame, baseline: str, alpha: float = 0.05) -> pd.D
         columns of `against_baseline` and ``significant`` (p_holm < alpha).
 
     Raises:
-        ValueError: If alpha is out of range, a metric is unknown, the baseline is missing, or a combination occurs
+        UserError: If alpha is out of range, a metric is unknown, the baseline is missing, or a combination occurs
             twice.
     """
     if not 0 < alpha < 1:
-        raise ValueError(f"alpha: got {alpha}, expected a level between 0 and 1 such as 0.05")
+        raise UserError(f"alpha: got {alpha}, expected a level between 0 and 1 such as 0.05")
     tests = against_baseline(results, baseline)
     keys = ["strategy", *CELL]
     values = results.groupby(keys, sort=False)["value"]
@@ -153,13 +155,13 @@ def interval(
         Lower and upper end; NaN with fewer than two blocks.
 
     Raises:
-        ValueError: If the shapes differ.
+        UserError: If the shapes differ.
     """
     sides = [(sums, counts), *([against] if against is not None else [])]
     arrays = [(np.asarray(s, dtype=np.float64), np.asarray(c, dtype=np.float64)) for s, c in sides]
     shapes = {a.shape[1:] for pair in arrays for a in pair}
     if len(shapes) > 1 or any(s.ndim != 2 or s.shape != c.shape for s, c in arrays):
-        raise ValueError(
+        raise UserError(
             f"blocks: got shapes {[tuple(a.shape for a in pair) for pair in arrays]}, expected (seeds, blocks)"
         )
     blocks = arrays[0][0].shape[1]
@@ -196,11 +198,11 @@ def mean_reciprocal_rank(scores: pd.DataFrame, metric: str) -> pd.Series:
         One number in (0, 1] for each strategy; 1 means best at every task.
 
     Raises:
-        ValueError: If a strategy lacks a task: ranks over different sets of rivals cannot be averaged.
+        UserError: If a strategy lacks a task: ranks over different sets of rivals cannot be averaged.
     """
     if scores.isna().any(axis=None):
         lacking = [f"{s} lacks {t}" for s, row in scores.iterrows() for t in scores.columns[row.isna()]]
-        raise ValueError(f"mean reciprocal rank: {'; '.join(lacking)}; run what is missing or leave the task out")
+        raise UserError(f"mean reciprocal rank: {'; '.join(lacking)}; run what is missing or leave the task out")
     return (1 / scores.rank(axis=0, ascending=lower_is_better(metric), method="average")).mean(axis=1)
 
 
@@ -208,6 +210,6 @@ def _once(results: pd.DataFrame) -> None:
     keys = ["strategy", "seed", *CELL]
     twice = results[results.duplicated(keys)]
     if len(twice):
-        raise ValueError(
+        raise UserError(
             f"results: {dict(twice.iloc[0][keys])} occurs twice, expected one value for each strategy, seed and cell"
         )

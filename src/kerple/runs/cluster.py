@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from kerple.errors import UserError
+
 
 def cores() -> int:
     """Cores this process may use."""
@@ -25,12 +27,12 @@ def joined(setting: str, instead: str) -> Iterator[Any]:
         instead: What to ask for without it, for the message.
 
     Raises:
-        ValueError: Ray is not installed, or its cluster does not answer.
+        UserError: Ray is not installed, or its cluster does not answer.
     """
     try:
         import ray
     except ImportError as error:
-        raise ValueError(
+        raise UserError(
             f"{setting}: got 'ray', which is not installed; pip install 'kerple[ray]', or {instead}"
         ) from error
     before = ray.is_initialized()
@@ -43,7 +45,7 @@ def joined(setting: str, instead: str) -> Iterator[Any]:
                 runtime_env={"py_modules": [str(Path(__file__).parents[1])]},
             )
         except ConnectionError as error:
-            raise ValueError(
+            raise UserError(
                 f"{setting}: Ray's cluster does not answer ({error}); start it, set RAY_ADDRESS to one that runs or to "
                 f"'local', set RAY_AUTH_MODE=token for one that was started with a token, or {instead}"
             ) from error

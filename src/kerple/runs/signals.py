@@ -11,6 +11,8 @@ import torch
 from pytorch_lightning import Trainer
 from pytorch_lightning.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
+from kerple.errors import UserError
+
 STOPPING = (signal.SIGTERM, signal.SIGUSR1)
 
 
@@ -57,7 +59,7 @@ def requeue() -> None:
     if "SLURM_ARRAY_JOB_ID" in os.environ:
         job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
     if not re.fullmatch(r"[0-9]+(_[0-9]+)?", job):
-        raise ValueError(f"SLURM_JOB_ID: got {job!r}, expected the number of a job")
+        raise UserError(f"SLURM_JOB_ID: got {job!r}, expected the number of a job")
     try:
         subprocess.run(["scontrol", "requeue", job], check=True, timeout=60)
         rank_zero_info(f"Requeued the job {job}.")

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import yaml
 
+from kerple.errors import UserError
+
 CONFIG_KEY = "config"
 TRUSTED = ("kerple", "pytorch_lightning", "torch", "torchmetrics", "pl_bolts")
 TEXT = {"corpus", "tokenizer", "directory", "text_field", "cache"}  # of this project's data: nothing is imported for it
@@ -27,7 +29,7 @@ def read_config(path: str | Path, trust: tuple[str, ...] = ()) -> dict[str, Any]
         trust: Packages, beside this one and Lightning, whose classes the checkpoint may name.
 
     Raises:
-        ValueError: If there is no such file, it is no checkpoint of this project, or it names a class or function
+        UserError: If there is no such file, it is no checkpoint of this project, or it names a class or function
             outside the trusted packages, or a file.
     """
     path = Path(path)
@@ -40,7 +42,7 @@ def read_config(path: str | Path, trust: tuple[str, ...] = ()) -> dict[str, Any]
     allowed = (*TRUSTED, *filter(None, trust))
     for name in names:
         if name.split(".")[0] not in allowed:
-            raise ValueError(
+            raise UserError(
                 f"ckpt_path: {path} names the class {name}, expected one from {', '.join(allowed)}; "
                 f"if you trust it, add --trust {name.split('.')[0]}"
             )
@@ -56,13 +58,11 @@ def check(path: str | Path) -> Any:
         path: A local checkpoint file.
 
     Raises:
-        ValueError: If there is no such file, or it holds anything but tensors and plain containers.
+        UserError: If there is no such file, or it holds anything but tensors and plain containers.
     """
     path = Path(path)
     if not path.is_file():
-        raise ValueError(
-            f"ckpt_path: got {path}, which is not a file; expected a checkpoint a run of `fit` has written"
-        )
+        raise UserError(f"ckpt_path: got {path}, which is not a file; expected a checkpoint a run of `fit` has written")
     try:
         # Lightning's own loader knows no "meta"; mmap keeps the weights of a large model on disk
         return torch.load(path, map_location="meta", weights_only=True, mmap=True)
@@ -70,9 +70,9 @@ def check(path: str | Path) -> Any:
         raise _no_checkpoint(path, error) from error
 
 
-def _no_checkpoint(path: Path, error: Exception) -> ValueError:
+def _no_checkpoint(path: Path, error: Exception) -> UserError:
     reason = (str(error).splitlines() or [""])[0][:200]
-    return ValueError(
+    return UserError(
         f"ckpt_path: {path} is not a checkpoint written by `python run.py fit` ({type(error).__name__}: {reason})"
     )
 

@@ -4,6 +4,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from kerple.errors import UserError
 from kerple.tasks.base import Example, Task, spelled
 
 
@@ -25,7 +26,7 @@ class Addition(Task):
         scratchpad: Write the steps before the answer.
 
     Raises:
-        ValueError: If the order is neither of the two.
+        UserError: If the order is neither of the two.
     """
 
     axes: ClassVar[tuple[str, ...]] = ("length", "digits of the first operand", "digits of the second operand")
@@ -38,7 +39,7 @@ class Addition(Task):
         scratchpad: bool = False,
     ) -> None:
         if order not in ("plain", "reversed"):
-            raise ValueError(f"Addition: order: got {order!r}, expected 'plain' or 'reversed'")
+            raise UserError(f"Addition: order: got {order!r}, expected 'plain' or 'reversed'")
         self.order, self.padded, self.equal, self.scratchpad = order, padded, equal, scratchpad
 
     def example(self, length: int, rng: np.random.Generator) -> Example:

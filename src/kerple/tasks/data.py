@@ -7,6 +7,7 @@ from pytorch_lightning import LightningDataModule
 from pytorch_lightning.utilities import rank_zero_warn
 from torch.utils.data import DataLoader
 
+from kerple.errors import UserError
 from kerple.tasks.base import Example, Task
 from kerple.tasks.batches import Batch, HeldOutBatches, RankOrder, TrainBatches
 from kerple.tasks.draw import Split, distinct, draw
@@ -38,7 +39,7 @@ class TaskData(LightningDataModule):
         vocabulary: Number of token ids, at least that of the characters.
 
     Raises:
-        ValueError: If a number is out of range.
+        UserError: If a number is out of range.
     """
 
     def __init__(
@@ -62,17 +63,17 @@ class TaskData(LightningDataModule):
         numbers |= {"eval_batch_size": eval_batch_size, "val_examples": val_examples, "test_examples": test_examples}
         for name, number in numbers.items():
             if number < 1:
-                raise ValueError(f"data.{name}: got {number}, expected a positive number")
+                raise UserError(f"data.{name}: got {number}, expected a positive number")
         if examples is not None and examples < 1:
-            raise ValueError(f"data.examples: got {examples}, expected a positive number, or null for no repetition")
+            raise UserError(f"data.examples: got {examples}, expected a positive number, or null for no repetition")
         if not 0 < held_out < 0.5:
-            raise ValueError(f"data.held_out: got {held_out}, expected a share between 0 and 0.5")
+            raise UserError(f"data.held_out: got {held_out}, expected a share between 0 and 0.5")
         if vocabulary < len(CHARACTERS):
-            raise ValueError(f"data.vocabulary: got {vocabulary}, expected at least the {len(CHARACTERS)} characters")
+            raise UserError(f"data.vocabulary: got {vocabulary}, expected at least the {len(CHARACTERS)} characters")
         if seed is not None and not 0 <= seed < 2**64:
-            raise ValueError(f"data.seed: got {seed}, expected 0 to 2^64 - 1")
+            raise UserError(f"data.seed: got {seed}, expected 0 to 2^64 - 1")
         if workers < 0:
-            raise ValueError(f"data.workers: got {workers}, expected 0 (the training process itself) or more")
+            raise UserError(f"data.workers: got {workers}, expected 0 (the training process itself) or more")
         self.task, self.length, self.train_length, self.vocabulary = task, length, train_length, vocabulary
         self.test_lengths = sorted(set(test_lengths)) if test_lengths else list(range(1, 2 * train_length + 1))
         self.batch_size, self.eval_batch_size, self.workers = batch_size, eval_batch_size, workers
@@ -83,15 +84,15 @@ class TaskData(LightningDataModule):
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
         for name, asked in (("train_length", train_length), ("test_lengths", self.test_lengths[-1])):
             if task.longest is not None and asked > task.longest:
-                raise ValueError(f"data.{name}: got {asked}, but {task.name} has problems up to length {task.longest}")
+                raise UserError(f"data.{name}: got {asked}, but {task.name} has problems up to length {task.longest}")
         if self.test_lengths[0] < 1:
-            raise ValueError(f"data.test_lengths: got {self.test_lengths[0]}, expected positive lengths")
+            raise UserError(f"data.test_lengths: got {self.test_lengths[0]}, expected positive lengths")
 
     def setup(self, stage: str) -> None:
         samples = [self._draw("train", i, self.train_length) for i in range(100)]
         needed = max(len(example.tokens()) - 1 for example in samples)
         if needed > self.length:
-            raise ValueError(
+            raise UserError(
                 f"data.length: got {self.length} tokens, but {self.task.name} with train_length {self.train_length} "
                 f"has training sequences of {needed}; set it to {needed} or more"
             )
@@ -103,7 +104,7 @@ class TaskData(LightningDataModule):
     def _draw(self, split: Split, index: int, length: int | None = None) -> Example:
         example = draw(self.task, split, self.seed, index, self.train_length, self.held_out, length)
         if example is None:
-            raise ValueError(
+            raise UserError(
                 f"data.held_out: with {self.held_out} of the problems kept for testing, {self.task.name} has none "
                 "left to train on at some length; hold out less, or give the task more symbols"
             )
@@ -123,11 +124,11 @@ class TaskData(LightningDataModule):
                 batches = self.trainer.max_steps * accumulate  # one run-long epoch: resuming is seeking
                 start = self.trainer.global_step * accumulate
         if batches is None:
-            raise ValueError(
+            raise UserError(
                 "trainer.max_steps: got none, expected the number of steps, or data.examples to end an epoch"
             )
         if batches < 1:
-            raise ValueError(
+            raise UserError(
                 f"data.examples: got {self.examples}, fewer than the {self.batch_size * world} of one batch on every "
                 "device; ask for more, for smaller batches, or for a number of steps by trainer.max_steps"
             )
@@ -147,7 +148,7 @@ class TaskData(LightningDataModule):
         groups = self.test_sets()
         missing = [str(length) for length, group in zip(self.test_lengths, groups, strict=True) if not group]
         if len(missing) == len(groups):
-            raise ValueError(
+            raise UserError(
                 f"data.test_lengths: got {', '.join(missing)}, but {self.task.name} has so few problems that short "
                 "that none is held out of training; test longer ones, or hold out more"
             )
@@ -163,7 +164,7 @@ class TaskData(LightningDataModule):
         if self._validation is None:
             found = distinct(self.task, "val", self.val_examples, self.train_length, self.held_out)
             if not found:
-                raise ValueError(
+                raise UserError(
                     f"data.held_out: {self.held_out} leaves {self.task.name} no validation problems; hold out more"
                 )
             self._validation = sorted(found, key=lambda example: len(example.text))

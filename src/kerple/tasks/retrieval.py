@@ -4,6 +4,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from kerple.errors import UserError
 from kerple.tasks.base import Example, Task, spelled
 from kerple.tasks.vocabulary import LETTERS
 
@@ -22,16 +23,16 @@ class Passkey(Task):
             letter.
 
     Raises:
-        ValueError: If digits is not positive or the filler is neither.
+        UserError: If digits is not positive or the filler is neither.
     """
 
     axes: ClassVar[tuple[str, ...]] = ("length", "tenth of the filler before the key")
 
     def __init__(self, digits: int = 5, filler: str = "sentences") -> None:
         if digits < 1:
-            raise ValueError(f"Passkey: digits: got {digits}, expected at least 1")
+            raise UserError(f"Passkey: digits: got {digits}, expected at least 1")
         if filler not in ("sentences", "letters"):
-            raise ValueError(f"Passkey: filler: got {filler!r}, expected 'sentences' or 'letters'")
+            raise UserError(f"Passkey: filler: got {filler!r}, expected 'sentences' or 'letters'")
         self.digits, self.filler = digits, filler
 
     def example(self, length: int, rng: np.random.Generator) -> Example:
@@ -55,14 +56,14 @@ class AssociativeRecall(Task):
         queries: How many keys are asked for; all of them if None. At lengths with fewer pairs, all.
 
     Raises:
-        ValueError: If queries is not positive.
+        UserError: If queries is not positive.
     """
 
     longest = len(LETTERS)
 
     def __init__(self, queries: int | None = None) -> None:
         if queries is not None and queries < 1:
-            raise ValueError(f"AssociativeRecall: queries: got {queries}, expected at least 1, or none for all keys")
+            raise UserError(f"AssociativeRecall: queries: got {queries}, expected at least 1, or none for all keys")
         self.queries = queries
 
     def example(self, length: int, rng: np.random.Generator) -> Example:

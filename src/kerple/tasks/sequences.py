@@ -2,13 +2,14 @@
 
 import numpy as np
 
+from kerple.errors import UserError
 from kerple.tasks.base import Example, Task
 from kerple.tasks.vocabulary import LETTERS
 
 
 def _check_symbols(name: str, symbols: int) -> None:
     if not 2 <= symbols <= len(LETTERS):
-        raise ValueError(f"{name}: symbols: got {symbols}, expected 2 to {len(LETTERS)}, the letters there are")
+        raise UserError(f"{name}: symbols: got {symbols}, expected 2 to {len(LETTERS)}, the letters there are")
 
 
 class Copy(Task):
@@ -20,7 +21,7 @@ class Copy(Task):
         symbols: Number of different letters, 2 to 52.
 
     Raises:
-        ValueError: If symbols is out of range.
+        UserError: If symbols is out of range.
     """
 
     def __init__(self, repeated: bool = False, symbols: int = 26) -> None:
@@ -46,7 +47,7 @@ class Reverse(Task):
         symbols: Number of different letters, 2 to 52.
 
     Raises:
-        ValueError: If symbols is out of range.
+        UserError: If symbols is out of range.
     """
 
     def __init__(self, symbols: int = 26) -> None:
@@ -70,13 +71,13 @@ class Sort(Task):
         scratchpad: Write the steps before the answer.
 
     Raises:
-        ValueError: If digits is not 0 to 18 or symbols is out of range.
+        UserError: If digits is not 0 to 18 or symbols is out of range.
     """
 
     def __init__(self, digits: int = 0, symbols: int = 26, scratchpad: bool = False) -> None:
         _check_symbols("Sort", symbols)
         if not 0 <= digits <= 18:
-            raise ValueError(f"Sort: digits: got {digits}, expected 0 (letters) to 18 (what int64 holds)")
+            raise UserError(f"Sort: digits: got {digits}, expected 0 (letters) to 18 (what int64 holds)")
         self.digits, self.symbols, self.scratchpad = digits, symbols, scratchpad
 
     def example(self, length: int, rng: np.random.Generator) -> Example:

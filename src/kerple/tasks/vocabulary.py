@@ -1,5 +1,7 @@
 """The characters all tasks are written in: one token each."""
 
+from kerple.errors import UserError
+
 PAD, BEGIN, END = "·", "«", "»"
 CHARACTERS = (
     PAD + BEGIN + END + "0123456789" + "abcdefghijklmnopqrstuvwxyz" + "ABCDEFGHIJKLMNOPQRSTUVWXYZ" + "=>+-*^%,;:?.[]() "
@@ -13,21 +15,21 @@ def encode(text: str) -> list[int]:
     """Token ids of a text, one for each character.
 
     Raises:
-        ValueError: If a character is not one of `CHARACTERS`.
+        UserError: If a character is not one of `CHARACTERS`.
     """
     try:
         return [IDS[character] for character in text]
     except KeyError as unknown:
-        raise ValueError(f"text: got the character {unknown}, expected one of {CHARACTERS[3:]!r}") from None
+        raise UserError(f"text: got the character {unknown}, expected one of {CHARACTERS[3:]!r}") from None
 
 
 def decode(tokens: list[int]) -> str:
     """The text of token ids; padding leaves nothing behind.
 
     Raises:
-        ValueError: If an id is outside the vocabulary.
+        UserError: If an id is outside the vocabulary.
     """
     outside = [t for t in tokens if not 0 <= t < len(CHARACTERS)]
     if outside:
-        raise ValueError(f"tokens: got id {outside[0]}, expected 0 to {len(CHARACTERS) - 1}")
+        raise UserError(f"tokens: got id {outside[0]}, expected 0 to {len(CHARACTERS) - 1}")
     return "".join(CHARACTERS[t] for t in tokens if t != PAD_ID)

@@ -36,6 +36,7 @@ from kerple.data.prepare.engines import ENGINES, Batch
 from kerple.data.prepare.journal import Journal, Progress, remove_journal
 from kerple.data.shards import ShardWriter, checksums
 from kerple.data.tokenizer import TRAINED_HERE, end_of_text, load_tokenizer, train_tokenizer, vocabulary_size
+from kerple.errors import UserError
 
 BATCH_BYTES = 1 << 20  # raw bytes tokenised together
 BATCH_RECORDS = 1 << 12
@@ -68,7 +69,7 @@ class Recipe:
     def __post_init__(self) -> None:
         shares = self.shares
         if len(shares) != 3 or not all(0 <= s <= 1 for s in shares) or abs(sum(shares) - 1) > 1e-6:
-            raise ValueError(
+            raise UserError(
                 f"shares: expected three numbers, for train, validation, test, that add up to 1, got {shares}"
             )
 
@@ -109,10 +110,10 @@ def build(
         commit_seconds: At most this much work is lost by a kill.
 
     Raises:
-        ValueError: The corpus or the tokenizer cannot be used, or the directory holds something prepared otherwise.
+        UserError: The corpus or the tokenizer cannot be used, or the directory holds something prepared otherwise.
     """
     if engine not in ENGINES:
-        raise ValueError(f"prepare_engine: got {engine!r}, expected one of {', '.join(ENGINES)}")
+        raise UserError(f"prepare_engine: got {engine!r}, expected one of {', '.join(ENGINES)}")
     directory.mkdir(parents=True, exist_ok=True)
     with FileLock(directory / ".lock"):
         if (directory / FILE).exists():
@@ -122,7 +123,7 @@ def build(
         tokenizer = _tokenizer(directory, recipe, found, progress)
         vocabulary = vocabulary_size(tokenizer)
         if vocabulary > recipe.vocabulary:
-            raise ValueError(
+            raise UserError(
                 f"vocabulary: {recipe.vocabulary}, but tokenizer {recipe.tokenizer!r} has {vocabulary} entries; "
                 f"set it to {vocabulary} or more (a model may have rows to spare)"
             )
@@ -147,7 +148,7 @@ def check_recipe(manifest: Manifest, recipe: Recipe) -> Manifest:
     differing = {k: (manifest.settings.get(k), v) for k, v in asked.items() if manifest.settings.get(k) != v}
     if differing:
         told = "; ".join(f"{key} was {was!r}, is {now!r}" for key, (was, now) in differing.items())
-        raise ValueError(
+        raise UserError(
             f"{manifest.place}: was prepared with other settings: {told}. Give data.directory another folder, "
             "or set data.corpus to null to take the shards as they are"
         )
@@ -200,7 +201,7 @@ class _Writing:
         for i, record in enumerate(records):
             if fault := encoded.faults[i]:
                 if self.on_fault == "raise" and fault != "empty":
-                    raise ValueError(f"{record.name}: {fault}; data.on_fault: skip counts such documents and goes on")
+                    raise UserError(f"{record.name}: {fault}; data.on_fault: skip counts such documents and goes on")
                 now.counts[fault.partition(":")[0]] = now.counts.get(fault.partition(":")[0], 0) + 1
                 continue
             if not self.journal.is_new(encoded.digests[i]):

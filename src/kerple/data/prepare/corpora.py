@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from kerple.data.streams import check_protocol, decompress, filesystem, is_remote, open_bytes
+from kerple.errors import UserError
 
 STANDARD_LIBRARY = "stdlib"
 HUB = "hf:"
@@ -122,7 +123,7 @@ class Tar(Source):
             except ValueError:
                 raise
             except Exception as error:  # of the archive, or of what it is compressed with
-                raise ValueError(f"{self.name}: is not a tar file that can be read to its end ({error})") from error
+                raise UserError(f"{self.name}: is not a tar file that can be read to its end ({error})") from error
 
     def _member(
         self, member: tarfile.TarInfo, content: IO[bytes], number: int, skip: int, limit: int, file: IO[bytes]
@@ -186,7 +187,7 @@ def sources(corpus: str, text_field: str = "text") -> list[Source]:
         text_field: Column of Parquet files and Hugging Face datasets that holds the text.
 
     Raises:
-        ValueError: Nothing is there.
+        UserError: Nothing is there.
     """
     if corpus == STANDARD_LIBRARY:
         return [standard_library()]
@@ -196,7 +197,7 @@ def sources(corpus: str, text_field: str = "text") -> list[Source]:
         return [HubDataset(corpus.removeprefix(HUB), text_field)]
     files = _files(corpus)
     if not files:
-        raise ValueError(
+        raise UserError(
             f"corpus: {corpus!r} holds no files; expected {STANDARD_LIBRARY!r}, a file, a folder, a URL or hf:NAME"
         )
     if not any(path.endswith(DATA_ENDINGS) for path, _ in files):

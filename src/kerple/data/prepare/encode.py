@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from kerple.data.tokenizer import encode, one_thread
+from kerple.errors import UserError
 
 Raw = tuple[bytes, bool, str | None]  # a record's bytes, whether they are JSON, why it is no document
 
@@ -125,7 +126,7 @@ def encode_from_store(tokenizer: list[Any], records: list[Raw]) -> Encoded:
         records: A batch.
 
     Raises:
-        ValueError: This machine has another version of `tokenizers`, whose tokens might differ.
+        UserError: This machine has another version of `tokenizers`, whose tokens might differ.
     """
     return _encoder_of(tokenizer[0])(records)
 
@@ -136,7 +137,7 @@ def _encoder_of(reference: Any) -> Encoder:
 
     *arguments, version = ray.get(reference)
     if tokenizers.__version__ != version:
-        raise ValueError(
+        raise UserError(
             f"prepare_engine: machine {platform.node()} of the cluster has tokenizers {tokenizers.__version__}, this "
             f"one {version}; install the same version on all"
         )

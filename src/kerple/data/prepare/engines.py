@@ -15,6 +15,7 @@ import tokenizers
 
 from kerple.data.prepare.corpora import Record
 from kerple.data.prepare.encode import Encoded, Encoder, Raw, encode_from_store, encode_in_worker, start_worker
+from kerple.errors import UserError
 from kerple.runs.cluster import cores, joined
 
 WAITING_BYTES = 1 << 28  # raw bytes on their way, whatever the number of workers
@@ -29,7 +30,7 @@ def local(batches: Iterator[Batch], tokenizer: Tokenizer, workers: int) -> Itera
     """Tokenise by `workers` processes of this machine, 0: one a core, 1: this one.
 
     Raises:
-        ValueError: A process died.
+        UserError: A process died.
     """
     workers = workers or cores()
     if workers == 1:
@@ -43,7 +44,7 @@ def local(batches: Iterator[Batch], tokenizer: Tokenizer, workers: int) -> Itera
             batches, lambda raw: pool.submit(encode_in_worker, raw), lambda future: future.result(), 2 * workers
         )
     except BrokenProcessPool as error:
-        raise ValueError(
+        raise UserError(
             "prepare_workers: a tokenising process died, most likely for want of memory; start again with fewer, "
             "what is done is kept"
         ) from error
@@ -57,7 +58,7 @@ def ray(batches: Iterator[Batch], tokenizer: Tokenizer, workers: int) -> Iterato
     A batch whose worker or machine dies is given to another one, three times.
 
     Raises:
-        ValueError: Ray is not installed, a batch was lost too often, or a machine has another version of `tokenizers`.
+        UserError: Ray is not installed, a batch was lost too often, or a machine has another version of `tokenizers`.
     """
     with joined("prepare_engine", "prepare_engine: local") as cluster:
         tasks = cluster.remote(num_cpus=1, max_retries=RETRIES)(encode_from_store)
@@ -79,7 +80,7 @@ def ray(batches: Iterator[Batch], tokenizer: Tokenizer, workers: int) -> Iterato
         except cluster.exceptions.RayTaskError as error:
             raise error.cause from error
         except cluster.exceptions.RayError as error:
-            raise ValueError(
+            raise UserError(
                 f"prepare_engine: a batch was lost {RETRIES + 1} times with the worker that tokenised it, most likely "
                 f"for want of memory ({error}); start again with fewer prepare_workers, what is done is kept"
             ) from error

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kerple.data.manifest import SPLITS
+from kerple.errors import UserError
 
 FILE = "journal.sqlite"
 
@@ -44,7 +45,7 @@ class Journal:
         settings: What is being prepared; a journal of other settings belongs to another corpus.
 
     Raises:
-        ValueError: The directory holds an interrupted preparation with other settings, or no journal that can be read.
+        UserError: The directory holds an interrupted preparation with other settings, or no journal that can be read.
     """
 
     def __init__(self, directory: Path, settings: dict[str, Any]) -> None:
@@ -59,9 +60,9 @@ class Journal:
             self.database.execute("CREATE TABLE IF NOT EXISTS state (key TEXT PRIMARY KEY, value TEXT)")
             stored = dict(self.database.execute("SELECT key, value FROM state"))
         except sqlite3.Error as error:
-            raise ValueError(f"{path}: cannot be used ({error}); delete the folder to prepare it again") from error
+            raise UserError(f"{path}: cannot be used ({error}); delete the folder to prepare it again") from error
         if "settings" in stored and json.loads(stored["settings"]) != json.loads(json.dumps(settings)):
-            raise ValueError(
+            raise UserError(
                 f"{directory}: holds an interrupted preparation with other settings, {stored['settings']}; "
                 "delete the folder, or give data.directory another one"
             )

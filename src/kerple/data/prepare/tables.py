@@ -5,6 +5,7 @@ from typing import Any
 
 from kerple.data.prepare.corpora import Place, Record, Source
 from kerple.data.streams import open_bytes
+from kerple.errors import UserError
 
 
 class Parquet(Source):
@@ -24,17 +25,17 @@ class Parquet(Source):
             import pyarrow
             from pyarrow import parquet
         except ImportError as error:
-            raise ValueError(f"{self.name}: reading Parquet needs pyarrow; pip install pyarrow") from error
+            raise UserError(f"{self.name}: reading Parquet needs pyarrow; pip install pyarrow") from error
         from kerple.data.streams import is_remote
 
         with open_bytes(self.name) if not is_remote(self.name) else _seekable(self.name) as file:
             try:
                 table = parquet.ParquetFile(file)
                 if self.text_field not in table.schema_arrow.names:
-                    raise ValueError(f"has no column {self.text_field!r}, but {', '.join(table.schema_arrow.names)}")
+                    raise UserError(f"has no column {self.text_field!r}, but {', '.join(table.schema_arrow.names)}")
                 yield from self._rows(table, start[1], limit)
             except (pyarrow.ArrowException, OSError, ValueError) as error:
-                raise ValueError(f"{self.name}: {error}") from error
+                raise UserError(f"{self.name}: {error}") from error
 
     def _rows(self, table: Any, skip: int, limit: int) -> Iterator[Record]:
         number = 0
@@ -70,13 +71,13 @@ class HubDataset(Source):
         try:
             import datasets
         except ImportError as error:
-            raise ValueError(f"corpus: hf:{self.name} needs the package datasets; pip install datasets") from error
+            raise UserError(f"corpus: hf:{self.name} needs the package datasets; pip install datasets") from error
         try:
             rows = datasets.load_dataset(self.path, self.config or None, split=self.split or "train", streaming=True)
             for number, row in enumerate(rows.skip(start[1]), start[1] + 1):
                 yield text_record(row.get(self.text_field), f"hf:{self.name}:{number}", number, limit, 0)
         except (OSError, RuntimeError, ValueError) as error:
-            raise ValueError(f"corpus: hf:{self.name}: {error}") from error
+            raise UserError(f"corpus: hf:{self.name}: {error}") from error
 
 
 def text_record(text: Any, name: str, number: int, limit: int, consumed: int) -> Record:
