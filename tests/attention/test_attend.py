@@ -237,3 +237,36 @@ def test_what_does_not_fit_is_refused(change, name) -> None:
     arguments = {"q": torch.zeros(1, 2, 6, 4), "k": torch.zeros(1, 2, 6, 4), "v": torch.zeros(1, 2, 6, 4)}
     with pytest.raises(ValueError, match=f"^{name}: got .*expected"):
         attend(**{**arguments, **change})
+
+
+@pytest.mark.parametrize("spread", [1.0, 3.0])
+@pytest.mark.parametrize("way", [attend, attend_blocks])
+def test_bf16_scores_are_not_rounded_before_the_softmax(way, spread: float) -> None:
+    """Against fp64, no way of attending in bf16 is further off than torch's fused kernel, forward or backward."""
+    q, k, v, grad = inputs(2, 4, 300, 300, torch.bfloat16, dim=64)
+    q, k = ((x * spread**0.5).bfloat16().double() for x in (q, k))  # scaled scores of this standard deviation
+
+    def errors(attention, **given: Tensor) -> list[float]:
+        results = []
+        for kind in (torch.float64, torch.bfloat16):
+            leaves = [x.to(kind).requires_grad_() for x in (q, k, v)]
+            out = (attend_reference if kind == torch.float64 else attention)(*leaves, **given)
+            results.append([out, *torch.autograd.grad(out, leaves, grad.to(kind))])
+        return [error(got, wanted) for wanted, got in zip(*results, strict=True)]
+
+    fused = errors(lambda *x, **_: torch.nn.functional.scaled_dot_product_attention(*x, is_causal=True))
+    ours = errors(way, table=torch.zeros(4, 300))
+    assert all(a <= 1.5 * b for a, b in zip(ours, fused, strict=True)), (ours, fused)
+
+
+@pytest.mark.parametrize("which", ["q", "k", "v", "table", "weight"])
+def test_forward_mode_is_refused_where_it_would_be_0_in_silence(which: str) -> None:
+    given = {name: torch.randn(1, 2, 40, 8) for name in "qkv"} | ({which: torch.randn(2, 40)} if len(which) > 1 else {})
+
+    def run(x: Tensor) -> Tensor:
+        return attend(**given | {which: x})
+
+    with pytest.raises(NotImplementedError, match="only reverse mode is implemented"):
+        torch.func.jvp(run, (given[which],), (torch.ones_like(given[which]),))
+    with pytest.raises(NotImplementedError, match="only reverse mode"), torch.autograd.forward_ad.dual_level():
+        run(torch.autograd.forward_ad.make_dual(given[which], torch.ones_like(given[which])))

@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kerple import positions as package
 from kerple.model.transformer import Transformer
 from kerple.positions import Position, Shape, build, names
 from kerple.positions.constrained import Constrained
+from kerple.positions.products import product
 
 LENGTH = 32
 Make = Callable[..., Transformer]
@@ -189,7 +191,8 @@ def test_ranges_survive_a_huge_learning_rate_and_the_checkpoint(name: str, tiny_
 
 
 @over_names
-def test_a_range_repairs_what_is_not_a_number(name: str) -> None:
+def test_what_is_not_a_number_stays_so(name: str) -> None:
+    """A run stops on NaN; a range that made the floor of it would hide where it arose."""
     position = make_position(name)
     for module in position.modules():
         if isinstance(module, Constrained):
@@ -197,7 +200,51 @@ def test_a_range_repairs_what_is_not_a_number(name: str) -> None:
                 getattr(module, parameter).data.fill_(float("nan"))
     position.constrain_()
 
-    assert all(p.isfinite().all() for p in position.parameters())
+    assert all(getattr(m, p).isnan().all() for m in position.modules() if isinstance(m, Constrained) for p in m.ranges)
+
+
+class NoRoundedProducts(TorchDispatchMode):
+    """Fails on every product of matrices that autocast or TF32 could round; `product` is an operator of its own."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        assert not re.match(r"aten\.(mm|bmm|addmm|baddbmm|mv|dot|linear|einsum)\b", str(function)), function
+        return function(*args, **(kwargs or {}))
+
+
+@over_names
+def test_neither_autocast_nor_tf32_reaches_what_a_strategy_computes(name: str) -> None:
+    position = make_position(name)
+    with NoRoundedProducts():
+        made = [x.sum() for x in made_by(position).values() if x.requires_grad]
+        torch.autograd.backward(made)
+
+
+def test_the_product_of_a_strategy_is_full_under_any_setting() -> None:
+    a, b = torch.randn(2, 3, 5, 7, requires_grad=True), torch.randn(7, 4, requires_grad=True)
+    seen = []
+    real = torch.matmul
+
+    def matmul(x: Tensor, y: Tensor) -> Tensor:
+        seen.append(("matmul", torch.get_float32_matmul_precision(), torch.is_autocast_enabled("cpu")))
+        return real(x, y)
+
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        with torch.autocast("cpu", torch.bfloat16), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch, "matmul", matmul)
+            out = product(a, b)
+            grads = torch.autograd.grad(out.square().sum(), (a, b))
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert seen == [("matmul", "highest", False)] * 3
+    wanted = torch.autograd.grad((a.double() @ b.double()).square().sum(), (a, b))
+    for got, expected in zip((out, *grads), (a @ b, *wanted), strict=True):
+        torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-5)
+    exact = [x.detach().double().requires_grad_() for x in (a, b)]
+    assert torch.autograd.gradcheck(product, exact)
+    torch.library.opcheck(torch.ops.kerple.product.default, exact)
 
 
 @over_names

@@ -62,7 +62,7 @@ def attend_block(
     """One block: q (B, H, rows, δ) against k and v (B, H, columns, δ); (B, H, rows, δ)."""
     precise = torch.promote_types(q.dtype, torch.float32)
     with torch.autocast(q.device.type, enabled=False):
-        s = torch.matmul(q, k.transpose(-1, -2)).to(precise) * q.shape[-1] ** -0.5  # (B, H, rows, columns)
+        s = torch.matmul(q.to(precise), k.to(precise).mT) * q.shape[-1] ** -0.5  # (B, H, rows, columns)
         if weight is not None:
             s = s * DistanceBlock.apply(weight, rows, columns, 0.0)
         if table is not None:

@@ -100,8 +100,8 @@ def table_gradients(
                     else:
                         qt, gt, kt, vt = (x.contiguous() for x in (qt, gt, kt, vt))  # or each product copies its own
                         half = half_buffer[: g * n * w].view(g, n, w)
-                        p.copy_(torch.bmm(qt, kt.mT, out=half))
-                        torch.add(bias, p4, alpha=scale, out=p4).sub_(lse[b, h, here]).exp_()
+                        torch.sub(bias, lse[b, h, here], out=p4)
+                        p.baddbmm_(qt.to(precise), kt.to(precise).mT, alpha=scale).exp_()
                     # zeros after exp, not -inf before it: exp is several times slower where it underflows
                     if above < w - 1:
                         p.tril_(above)

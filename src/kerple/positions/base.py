@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kerple.errors import UserError
 from kerple.positions.constrained import Constrained
+from kerple.positions.products import precise as precise
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,6 @@ class Shape:
     def head_dim(self) -> int:
         """Dimension δ of one head."""
         return self.dim // self.heads
-
-
-def precise(x: Tensor) -> Tensor:
-    """x in fp32, or as it is in fp64: what biases, angles and scores are computed in."""
-    return x if x.dtype == torch.float64 else x.float()
 
 
 class Position(Constrained, ABC):

@@ -61,10 +61,12 @@ class Constrained(nn.Module):
 
     @torch.no_grad()
     def constrain_(self) -> None:
-        """Project the stored parameters into their ranges, in place; called after each optimiser step."""
+        """Project the stored parameters into their ranges, in place; called after each optimiser step.
+
+        NaN stays NaN: a run has to stop where it arises, not go on with a floor that nothing has learned.
+        """
         for name, (minimum, maximum) in self.ranges.items():
-            parameter = getattr(self, name)
-            parameter.nan_to_num_(nan=minimum, posinf=maximum, neginf=minimum).clamp_(minimum, maximum)
+            getattr(self, name).clamp_(minimum, maximum)
         _constrain_children(self)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:

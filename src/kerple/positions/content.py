@@ -6,7 +6,8 @@ from torch.nn import functional as F
 
 from kerple.errors import UserError
 from kerple.positions.angles import exact
-from kerple.positions.base import Position, Shape, precise
+from kerple.positions.base import Position, Shape
+from kerple.positions.products import product
 
 
 class CoPE(Position):
@@ -41,15 +42,13 @@ class CoPE(Position):
         self, q: Tensor, k: Tensor, query_positions: Tensor, key_positions: Tensor, content: Tensor | None
     ) -> Tensor:
         last = self.vectors.shape[0] - 1
-        with torch.autocast(q.device.type, enabled=False):
-            q, k = precise(q), precise(k)
-            seen = query_positions[:, None] >= key_positions  # (Tq, Tk)
-            gates = (q @ k.mT * q.shape[-1] ** -0.5).sigmoid() * seen  # (B, H, Tq, Tk)
-            count = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=last)  # (B, H, Tq, Tk)
-            products = q @ self.vectors.T  # (B, H, Tq, rows)
-            below = count.detach().floor()
-            share, row = count - below, below.long()
-            return torch.lerp(products.gather(-1, row), products.gather(-1, (row + 1).clamp(max=last)), share)
+        seen = query_positions[:, None] >= key_positions  # (Tq, Tk)
+        gates = (product(q, k.mT) * q.shape[-1] ** -0.5).sigmoid() * seen  # (B, H, Tq, Tk)
+        count = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=last)  # (B, H, Tq, Tk)
+        products = product(q, self.vectors.T)  # (B, H, Tq, rows)
+        below = count.detach().floor()
+        share, row = count - below, below.long()
+        return torch.lerp(products.gather(-1, row), products.gather(-1, (row + 1).clamp(max=last)), share)
 
 
 class FoX(Position):
@@ -76,8 +75,7 @@ class FoX(Position):
         nn.init.constant_(self.gates.bias, start)
 
     def content(self, x: Tensor) -> Tensor:
-        with torch.autocast(x.device.type, enabled=False):
-            return F.logsigmoid(self.gates(precise(x))).mT[..., None]  # (B, H, T, 1)
+        return F.logsigmoid(product(x, self.gates.weight.T) + self.gates.bias).mT[..., None]  # (B, H, T, 1)
 
     def scores(
         self, q: Tensor, k: Tensor, query_positions: Tensor, key_positions: Tensor, content: Tensor | None

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from kerple.errors import UserError
-from kerple.positions.base import Position, Shape, precise
+from kerple.positions.base import Position, Shape
+from kerple.positions.products import precise, product
 
 
 class FIRE(Position):
@@ -49,13 +50,12 @@ class FIRE(Position):
     def scores(
         self, q: Tensor, k: Tensor, query_positions: Tensor, key_positions: Tensor, content: Tensor | None
     ) -> Tensor:
-        with torch.autocast(q.device.type, enabled=False):
-            distance = precise((query_positions[:, None] - key_positions).clamp(min=0).to(self.c.dtype))  # (Tq, Tk)
-            reach = torch.maximum(self.threshold_scale * self.threshold, query_positions.to(self.c.dtype))  # (Tq,)
-            x = torch.log1p(self.c * distance) / torch.log1p(self.c * reach)[:, None]  # (Tq, Tk) in [0, 1]
-            slope, intercept, knots = self._pieces()
-            piece = torch.bucketize(x.detach(), knots)  # (Tq, Tk)
-            return (slope[:, piece] * x + intercept[:, piece])[None]  # (1, H, Tq, Tk)
+        distance = precise((query_positions[:, None] - key_positions).clamp(min=0).to(self.c.dtype))  # (Tq, Tk)
+        reach = torch.maximum(self.threshold_scale * self.threshold, query_positions.to(self.c.dtype))  # (Tq,)
+        x = torch.log1p(self.c * distance) / torch.log1p(self.c * reach)[:, None]  # (Tq, Tk) in [0, 1]
+        slope, intercept, knots = self._pieces()
+        piece = torch.bucketize(x.detach(), knots)  # (Tq, Tk)
+        return (slope[:, piece] * x + intercept[:, piece])[None]  # (1, H, Tq, Tk)
 
     def _pieces(self) -> tuple[Tensor, Tensor, Tensor]:
         # the MLP on [0, 1] as slopes and intercepts (H, hidden + 1) of the pieces between its sorted knots (hidden,)
@@ -66,6 +66,6 @@ class FIRE(Position):
             edges = torch.cat([knots.new_zeros(1), knots, knots.new_ones(1)])
             middle = (edges[1:] + edges[:-1]) / 2  # (hidden + 1,)
             active = (middle[:, None] * w + b > 0).to(w.dtype)  # (hidden + 1, hidden)
-        slope = second.weight @ (active * w).T  # (H, hidden + 1)
-        intercept = second.weight @ (active * b).T + second.bias[:, None]
+        slope = product(second.weight, (active * w).T)  # (H, hidden + 1)
+        intercept = product(second.weight, (active * b).T) + second.bias[:, None]
         return slope, intercept, knots

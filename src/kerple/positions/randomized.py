@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from kerple.errors import UserError
-from kerple.positions.base import Position, Shape, precise
+from kerple.positions.base import Position, Shape
+from kerple.positions.products import precise, product
 from kerple.positions.relative import TransformerXL
 from kerple.positions.rotary import RoPE
 
@@ -102,9 +103,8 @@ class RandomizedPositions(Position):
         if (table := inner.bias(length)) is not None:
             total = total + table[:, distance]  # (1 or B, H, Tq, Tk)
         if (weight := inner.weight(length)) is not None:
-            with torch.autocast(q.device.type, enabled=False):
-                plain = precise(q) @ precise(k).mT * q.shape[-1] ** -0.5  # (B, H, Tq, Tk)
-                total = total + plain * (weight[:, distance] - 1)  # the attention adds plain itself
+            plain = product(q, k.mT) * q.shape[-1] ** -0.5  # (B, H, Tq, Tk)
+            total = total + plain * (weight[:, distance] - 1)  # the attention adds plain itself
         return total
 
     def values(self, attention: Tensor, query_positions: Tensor, key_positions: Tensor) -> Tensor:

@@ -5,7 +5,8 @@ from torch import Tensor, nn
 
 from kerple.errors import UserError
 from kerple.positions.angles import frequencies
-from kerple.positions.base import Position, Shape, precise
+from kerple.positions.base import Position, Shape
+from kerple.positions.products import precise, product
 
 
 class Shaw(Position):
@@ -42,16 +43,14 @@ class Shaw(Position):
         self, q: Tensor, k: Tensor, query_positions: Tensor, key_positions: Tensor, content: Tensor | None
     ) -> Tensor:
         row = self._row(query_positions, key_positions)  # (Tq, Tk)
-        with torch.autocast(q.device.type, enabled=False):
-            products = precise(q) @ self.key_vectors.T * q.shape[-1] ** -0.5  # (B, H, Tq, clip + 1)
+        products = product(q, self.key_vectors.T) * q.shape[-1] ** -0.5  # (B, H, Tq, clip + 1)
         return products.gather(-1, row.expand(*q.shape[:2], *row.shape))  # (B, H, Tq, Tk)
 
     def values(self, attention: Tensor, query_positions: Tensor, key_positions: Tensor) -> Tensor:
         row = self._row(query_positions, key_positions).expand_as(attention)  # (B, H, Tq, Tk)
-        with torch.autocast(attention.device.type, enabled=False):
-            shares = precise(attention.new_zeros(*attention.shape[:3], self.clip + 1))
-            shares = shares.scatter_add(-1, row, precise(attention))  # (B, H, Tq, clip + 1), what each vector gets
-            return (shares @ self.value_vectors).to(attention.dtype)  # (B, H, Tq, δ)
+        shares = precise(attention.new_zeros(*attention.shape[:3], self.clip + 1))
+        shares = shares.scatter_add(-1, row, precise(attention))  # (B, H, Tq, clip + 1), what each vector gets
+        return product(shares, self.value_vectors).to(attention.dtype)  # (B, H, Tq, δ)
 
     def _row(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
         return (query_positions[:, None] - key_positions).clamp(0, self.clip)  # (Tq, Tk)
@@ -94,19 +93,18 @@ class TransformerXL(Position):
     def scores(
         self, q: Tensor, k: Tensor, query_positions: Tensor, key_positions: Tensor, content: Tensor | None
     ) -> Tensor:
-        with torch.autocast(q.device.type, enabled=False):
-            of_key = (precise(k) @ self.u[:, :, None]).mT  # (B, H, 1, Tk)
-            by = precise(q) + self.v[:, None]  # (B, H, Tq, δ)
-            of_distance = (self._shifted if self.contiguous else self._factored)(by, query_positions, key_positions)
-            return (of_key + of_distance) * q.shape[-1] ** -0.5  # (B, H, Tq, Tk)
+        of_key = product(k, self.u[:, :, None]).mT  # (B, H, 1, Tk)
+        by = precise(q) + self.v[:, None]  # (B, H, Tq, δ)
+        of_distance = (self._shifted if self.contiguous else self._factored)(by, query_positions, key_positions)
+        return (of_key + of_distance) * q.shape[-1] ** -0.5  # (B, H, Tq, Tk)
 
     def _shifted(self, by: Tensor, query_positions: Tensor, key_positions: Tensor) -> Tensor:
         queries, keys = len(query_positions), len(key_positions)
         columns = queries + keys  # one for each distance, the largest first, and a spare one
         largest = query_positions[-1] - key_positions[0]
         distance = largest - torch.arange(columns, device=by.device)  # (columns,)
-        vectors = self._waves(distance).to(by.dtype) @ self.projection.mT  # (H, columns, δ)
-        products = (by @ vectors.mT).flatten(-2)  # (B, H, Tq · columns)
+        vectors = product(self._waves(distance).to(by.dtype), self.projection.mT)  # (H, columns, δ)
+        products = product(by, vectors.mT).flatten(-2)  # (B, H, Tq · columns)
         # a row begins one entry sooner than the row above, so read rows that are one entry shorter
         shifted = products.narrow(-1, queries - 1, queries * (columns - 1)).unflatten(-1, (queries, columns - 1))
         return shifted[..., :keys]  # (B, H, Tq, Tk)
@@ -116,8 +114,8 @@ class TransformerXL(Position):
         first = key_positions[0]
         sin_m, cos_m = self._waves(query_positions - first).to(by.dtype).chunk(2, -1)  # (Tq, D/2) each
         sin_n, cos_n = self._waves(key_positions - first).to(by.dtype).chunk(2, -1)  # (Tk, D/2) each
-        of_sin, of_cos = (by @ self.projection).chunk(2, -1)  # (B, H, Tq, D/2) each
-        return (of_sin * sin_m + of_cos * cos_m) @ cos_n.T + (of_cos * sin_m - of_sin * cos_m) @ sin_n.T
+        of_sin, of_cos = product(by, self.projection).chunk(2, -1)  # (B, H, Tq, D/2) each
+        return product(of_sin * sin_m + of_cos * cos_m, cos_n.T) + product(of_cos * sin_m - of_sin * cos_m, sin_n.T)
 
     def _waves(self, distance: Tensor) -> Tensor:
         turns = frequencies(self.projection.shape[-1], 10000.0, distance.device)  # (D/2,)
