@@ -32,9 +32,9 @@ class TokenShards(LightningDataModule):
     neither, the training split once.
 
     Args:
-        corpus: `stdlib` (the standard library of the running Python), a file, folder, pattern or URL of .jsonl,
-            .jsonl.zst, .jsonl.gz, .tar of those, .parquet or text files, or `hf:NAME[:CONFIG[:SPLIT]]`. null: use the
-            shards in `directory` as they are.
+        corpus: `stdlib` (the standard library of the running Python), `packages` (that and the packages this project
+            requires), a file, folder, pattern or URL of .jsonl, .jsonl.zst, .jsonl.gz, .tar of those, .parquet or text
+            files, or `hf:NAME[:CONFIG[:SPLIT]]`. null: use the shards in `directory` as they are.
         tokenizer: `bpe` trains a byte-level BPE on the training split; else a tokenizer.json, a directory with one, or
             a name on the Hugging Face hub such as gpt2.
         vocabulary: Entries of a tokenizer trained here, and rows of the model's embedding; at least the entries of any

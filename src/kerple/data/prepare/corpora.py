@@ -181,9 +181,9 @@ def sources(corpus: str, text_field: str = "text") -> list[Source]:
     """The sources of a corpus, in the order in which they are read.
 
     Args:
-        corpus: `stdlib`, a file, a folder, a glob pattern or URL of JSON lines (.jsonl, .jsonl.zst, .jsonl.gz), of tar
-            files of those, of Parquet, or a folder of anything else, whose files are then a document each; or
-            `hf:NAME[:CONFIG[:SPLIT]]`, a Hugging Face dataset, streamed.
+        corpus: `stdlib`, `packages`, a file, a folder, a glob pattern or URL of JSON lines (.jsonl, .jsonl.zst,
+            .jsonl.gz), of tar files of those, of Parquet, or a folder of anything else, whose files are then a document
+            each; or `hf:NAME[:CONFIG[:SPLIT]]`, a Hugging Face dataset, streamed.
         text_field: Column of Parquet files and Hugging Face datasets that holds the text.
 
     Raises:
@@ -191,6 +191,10 @@ def sources(corpus: str, text_field: str = "text") -> list[Source]:
     """
     if corpus == STANDARD_LIBRARY:
         return [standard_library()]
+    if corpus == "packages":
+        from kerple.data.prepare.packages import installed_packages
+
+        return [installed_packages()]
     if corpus.startswith(HUB):
         from kerple.data.prepare.tables import HubDataset
 
@@ -198,7 +202,8 @@ def sources(corpus: str, text_field: str = "text") -> list[Source]:
     files = _files(corpus)
     if not files:
         raise UserError(
-            f"corpus: {corpus!r} holds no files; expected {STANDARD_LIBRARY!r}, a file, a folder, a URL or hf:NAME"
+            f"corpus: {corpus!r} holds no files; expected {STANDARD_LIBRARY!r}, 'packages', a file, a folder, a URL or "
+            "hf:NAME"
         )
     if not any(path.endswith(DATA_ENDINGS) for path, _ in files):
         return [TextFiles(corpus, [path for path, _ in files], [size or 0 for _, size in files])]
