@@ -1,9 +1,12 @@
 """Tiny random models of each family, made here: no download."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers as hf
+
+from kerple.data.tokenizer import train_tokenizer
 
 VOCABULARY = 96
 LENGTH = 32
@@ -59,3 +62,12 @@ def tiny(family: str, seed: int = 0, **changes: Any) -> Any:
 
 def text(batch: int, length: int, seed: int = 1) -> torch.Tensor:
     return torch.randint(VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def saved(folder: Path, family: str, **changes: Any) -> Path:
+    """A tiny model with a tokenizer of 256 bytes and an end-of-text token, as `save_pretrained` leaves it."""
+    model = tiny(family, vocab_size=257, **changes)
+    model.save_pretrained(folder)
+    tokenizer = train_tokenizer(["none"], 257)
+    hf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>").save_pretrained(folder)
+    return folder

@@ -154,6 +154,9 @@ def main(arguments: list[str] | None = None) -> None:
         if arguments and arguments[0] in COMMANDS:
             import_module(COMMANDS[arguments[0]][0]).main(arguments[1:])
             return
+        if arguments[:1] == ["test"] and _option(arguments, "--hf"):
+            import_module("kerple.hf.command").main(arguments)
+            return
         _check_position(arguments)
         CLI(
             LanguageModel,

@@ -6,6 +6,8 @@ command asks for it.
 
 from importlib.util import find_spec
 
+from kerple.errors import UserError
+
 INSTALL = 'pip install "kerple[hf]"'
 
 
@@ -13,7 +15,7 @@ def need(package: str = "transformers", install: str = INSTALL) -> None:
     """Complain with the line that installs a package, if it is missing.
 
     Raises:
-        ValueError: If there is no such package here.
+        UserError: If there is no such package here.
     """
     if find_spec(package) is None:
-        raise ValueError(f"{package}: is not installed, and this command needs it; install it with: {install}")
+        raise UserError(f"{package}: is not installed, and this command needs it; install it with: {install}")

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kerple.errors import UserError
 from kerple.hf.windows import windowed
 from kerple.model.head import target_losses
 from kerple.positions import Shape
@@ -28,7 +29,7 @@ class HuggingFaceNetwork(nn.Module):
         strategy: What its positions are called in results; None to find out.
 
     Raises:
-        ValueError: If a token's logits depend on later tokens, or no training length is known.
+        UserError: If a token's logits depend on later tokens, or no training length is known.
     """
 
     def __init__(self, model: Any, length: int | None = None, strategy: str | None = None) -> None:
@@ -37,7 +38,7 @@ class HuggingFaceNetwork(nn.Module):
         text = model.config.get_text_config()
         known = length or training_length(model.config)
         if known is None:
-            raise ValueError(
+            raise UserError(
                 f"length: the configuration of {type(model).__name__} does not say how long its training inputs were; "
                 "give model.length, in tokens"
             )
@@ -68,7 +69,7 @@ class HuggingFaceNetwork(nn.Module):
             window: Every layer's attention sees this many keys, the query's own included; None for all before it.
 
         Raises:
-            ValueError: If the model has no such positions, or its attention cannot be limited to a window.
+            UserError: If the model has no such positions, or its attention cannot be limited to a window.
         """
         return self._run(self.model.base_model, tokens, offset, window)[0]
 
@@ -88,15 +89,15 @@ class HuggingFaceNetwork(nn.Module):
 
     def _run(self, module: nn.Module, tokens: Tensor, offset: int, window: int | None) -> Any:
         if window is not None and window < 1:
-            raise ValueError(f"window: got {window}, expected at least 1 key (the query's own), or none for all keys")
+            raise UserError(f"window: got {window}, expected at least 1 key (the query's own), or none for all keys")
         end = offset + tokens.shape[1]
         if self.max_length is not None and end > self.max_length:
-            raise ValueError(
+            raise UserError(
                 f"position: got {end - 1}, but {type(self.model).__name__} has learned {self.max_length} positions, "
                 f"the last is {self.max_length - 1}; read less"
             )
         if int(tokens.max()) >= self.embedding.num_embeddings:
-            raise ValueError(
+            raise UserError(
                 f"tokens: got {int(tokens.max())}, but {type(self.model).__name__} has {self.embedding.num_embeddings} "
                 "token ids: the text was read with the tokenizer of another model; use --data.tokenizer hf:PATH"
             )
@@ -104,7 +105,7 @@ class HuggingFaceNetwork(nn.Module):
         if self.takes_positions:
             positions["position_ids"] = torch.arange(offset, end, device=tokens.device)[None]  # (1, T)
         elif offset:
-            raise ValueError(f"offset: {type(self.model).__name__} is told no positions, so none can be shifted")
+            raise UserError(f"offset: {type(self.model).__name__} is told no positions, so none can be shifted")
         self._forget_length()
         with nullcontext() if window is None else windowed(self.model, window):
             return module(input_ids=tokens, use_cache=False, **positions)
@@ -128,7 +129,7 @@ class HuggingFaceNetwork(nn.Module):
         scale = float(logits.abs().max())
         rounding = 30 * torch.finfo(self.embedding.weight.dtype).eps * scale
         if not float((self(other).float() - logits)[:, :-1].abs().max()) <= rounding:
-            raise ValueError(
+            raise UserError(
                 f"hf: in {type(self.model).__name__} a token's logits depend on later tokens, as in an encoder; "
                 "expected a causal language model"
             )

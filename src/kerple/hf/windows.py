@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kerple.errors import UserError
+
 NAME = "kerple_windowed"
 ROWS = 512  # queries at once: memory is O(T · window / ROWS) below one mask of this many rows
 CHANGE_SCORES = ("softcap", "s_aux", "position_bias")  # options of attention that this one does not have
@@ -33,7 +35,7 @@ def windowed(model: nn.Module, size: int) -> Iterator[None]:
         size: At least 1.
 
     Raises:
-        ValueError: If a layer did not use the exchanged attention: its window would have been ignored in silence.
+        UserError: If a layer did not use the exchanged attention: its window would have been ignored in silence.
     """
     from transformers import AttentionInterface
 
@@ -52,7 +54,7 @@ def windowed(model: nn.Module, size: int) -> Iterator[None]:
             config._attn_implementation = name
     layers = model.config.get_text_config().num_hidden_layers
     if window.calls != layers:
-        raise ValueError(
+        raise UserError(
             f"window: {type(model).__name__} asked for exchangeable attention in {window.calls} of its {layers} "
             "layers, so it cannot be limited to a window; leave out windowed, and the analyses that use windows"
         )
@@ -74,7 +76,7 @@ def _attention(
     unknown = [name for name in CHANGE_SCORES if options.get(name) is not None]
     if unknown or attention_mask is not None or not getattr(module, "is_causal", True) or dropout:
         asked = ", ".join(unknown) or "a mask, dropout or attention to the future"
-        raise ValueError(f"window: {type(module).__name__} needs {asked}, which attention in a window does not have")
+        raise UserError(f"window: {type(module).__name__} needs {asked}, which attention in a window does not have")
     size = min(window.size, sliding_window or window.size)
     length, before = query.shape[2], key.shape[2] - query.shape[2]
     parts = []
