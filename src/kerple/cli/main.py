@@ -155,7 +155,7 @@ def main(arguments: list[str] | None = None) -> None:
             import_module(COMMANDS[arguments[0]][0]).main(arguments[1:])
             return
         if arguments[:1] == ["test"] and _option(arguments, "--hf"):
-            import_module("kerple.hf.command").main(arguments)
+            import_module("kerple.cli.pretrained").main(arguments)
             return
         _check_position(arguments)
         CLI(

