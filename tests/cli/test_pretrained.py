@@ -249,3 +249,23 @@ def test_nothing_outside_imports_the_group_before_it_is_asked_for() -> None:
                 names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
                 asked += [(path, n) for n in names if n.split(".")[0] == "transformers" or n.startswith("kerple.hf")]
     assert not asked
+
+
+@pytest.mark.slow
+def test_pretrained_models_are_rows_of_a_comparison(here: Path) -> None:
+    """Each in a process of its own, as `make pretrained` does it."""
+    folder = str(here / "llama")
+    comparison = {
+        "name": "windows",
+        "base": [],
+        "seeds": [1],
+        "baseline": "RoPE",
+        "test": {"config": "hf.yaml", "data.directory": "shards-compared", "trainer.logger": False},
+        "strategies": {"RoPE": {"hf": folder}, "PI": {"hf": folder, "options": {"scaling": "pi", "factor": 2}}},
+    }
+    Path("windows.yaml").write_text(yaml.safe_dump(comparison))
+    main(["compare", "--config", "windows.yaml"])
+    table = Path("results/windows/table.md").read_text()
+    assert "| RoPE" in table
+    assert "| PI" in table
+    main(["compare", "--config", "windows.yaml"])  # nothing to do

@@ -89,9 +89,9 @@ def run(job: Job, config: dict[str, Any], threads: int, say: Callable[[str], Non
         if known.get("config") is None:
             if known:  # `forget` was killed
                 shutil.rmtree(job.directory, ignore_errors=True)
-            known = {"config": config, "fitted": False, "tests": {}}
+            known = {"config": config, "fitted": job.pretrained, "tests": {}}
             _write(job, known)
-        if known["fitted"] and not finished(job) and not job.checkpoint.is_file():
+        if not job.pretrained and known["fitted"] and not finished(job) and not job.checkpoint.is_file():
             say(f"{job.name}: {job.checkpoint} is gone")
             known |= {"fitted": False, "tests": {}}
             _write(job, known)
@@ -113,7 +113,8 @@ def run(job: Job, config: dict[str, Any], threads: int, say: Callable[[str], Non
             known["tests"][name] = None  # from here on the folder is ours
             _write(job, known)
             say(f"{job.name}: testing")
-            _call(job, ["test", f"--ckpt_path={job.checkpoint}", *job.test], threads, lock, program)
+            checkpoint = [] if job.pretrained else [f"--ckpt_path={job.checkpoint}"]
+            _call(job, ["test", *checkpoint, *job.test], threads, lock, program)
             known["tests"][name] = _test(job)
             _write(job, known)
         say(f"{job.name}: done")

@@ -25,6 +25,8 @@ PROTOCOLS = {
     "per_position": "as full, the loss by position in the segment",
 }
 
+POSITIONAL = ("model.position", "model.scaling", "model.factor")  # settings; the last two are of pretrained models
+
 
 def write(runs: Runs, folder: Path, *, name: str, baseline: str, missing: list[str] | None = None) -> Path:
     """Write the report of finished runs.
@@ -146,7 +148,7 @@ def _unequal(results: pd.DataFrame) -> list[str]:
 def _only_positions_differ(runs: Runs) -> bool:
     for members in _members(runs, lambda run: f"{run.part} {run.seed}").values():
         (_, first), *others = members
-        if any(first.get(k) != c.get(k) for _, c in others for k in first | c if not k.startswith("model.position")):
+        if any(first.get(k) != c.get(k) for _, c in others for k in first | c if not k.startswith(POSITIONAL)):
             return False
     return True
 
