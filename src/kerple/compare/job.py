@@ -136,13 +136,14 @@ def objections(job: Job, config: dict[str, Any]) -> list[str]:
 
     Args:
         job: The run; its directory exists, its state does not.
-        config: Its resolved configuration, flat. What it leaves open (null), the folder's run may have filled in.
+        config: Its resolved configuration, flat. What it leaves open (null, auto), the folder's run may have filled
+            in.
     """
     path = job.directory / "config.yaml"
     if not path.is_file() or not job.checkpoint.is_file():
         return ["has no config.yaml and checkpoints/last.ckpt"]
     written = flat(yaml.safe_load(path.read_text()))
-    pairs = {key: (written.get(key), now) for key, now in config.items() if now is not None}
+    pairs = {key: (written.get(key), now) for key, now in config.items() if now not in (None, "auto")}
     return [f"{key}: {before!r} -> {now!r}" for key, (before, now) in pairs.items() if before != now]
 
 

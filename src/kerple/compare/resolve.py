@@ -11,7 +11,7 @@ from pytorch_lightning import LightningDataModule
 from kerple.compare.comparison import Job
 from kerple.errors import UserError
 
-PLACES = ("run_dir", "ckpt_path", "config", "logs", "experiment", "trust")  # where, not what
+PLACES = ("run_dir", "ckpt_path", "config", "logs", "experiment", "trust", "auto_precision")  # where, not what
 
 
 def resolve(job: Job) -> dict[str, Any]:
