@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torchmetrics import MeanMetric
 
+from kerple.attention import Asked
 from kerple.bolts import LinearWarmupCosineAnnealingLR
 from kerple.errors import UserError
 from kerple.model import Transformer
@@ -47,7 +48,9 @@ class LanguageModel(LightningModule):
         adam_eps: Of AdamW.
         weight_decay: On matrices only; 0 makes AdamW Adam.
         warmup: Share of ``trainer.max_steps`` in which the rate rises linearly; then it falls to 0 along a cosine.
-        compile: Compile the network with torch.compile.
+        compile: Compile the network and its loss with torch.compile.
+        attention: ``auto`` takes the fastest way that can do it, and says which; ``fused`` refuses to train or evaluate
+            in blocks of queries; ``blocks`` and ``reference`` force those (`kerple.attention.choice`).
 
     Raises:
         UserError: If a number is out of range, or a strategy cannot be built.
@@ -76,6 +79,7 @@ class LanguageModel(LightningModule):
         weight_decay: float = 0.0,
         warmup: float = 0.01,
         compile: bool = False,
+        attention: Asked = "auto",
     ) -> None:
         super().__init__()
         if lr <= 0:
@@ -97,6 +101,7 @@ class LanguageModel(LightningModule):
             init=init,
             activation=activation,
             dropout=dropout,
+            attention=attention,
         )
         self.vocabulary = vocabulary
         self.muon = optimizer == "muon"

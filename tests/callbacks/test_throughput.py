@@ -11,6 +11,7 @@ from pytorch_lightning.loggers import TensorBoardLogger
 from torch.utils.data import DataLoader
 
 import kerple.callbacks.throughput as throughput
+from kerple.attention import attend
 from kerple.callbacks.throughput import Throughput, position_parameters
 from kerple.positions import build
 
@@ -144,3 +145,18 @@ def test_position_parameters_of_a_model_without_any() -> None:
 def test_a_negative_skip_is_refused() -> None:
     with pytest.raises(ValueError, match="skip: got -1"):
         Throughput(skip=-1)
+
+
+def test_the_way_attention_took_is_written_with_its_reason(tmp_path: Path) -> None:
+    class Attending(Model):
+        def training_step(self, batch: dict[str, torch.Tensor], index: int) -> torch.Tensor:
+            q = self.linear.weight.expand(1, 1, 20, 3)
+            attend(q, q, q, way="reference" if index else "auto")
+            return super().training_step(batch, index)
+
+    attend(*torch.zeros(3, 1, 1, 4, 8), way="blocks")  # before the run
+    trainer(tmp_path, [Throughput()], 4).fit(Attending(), loader())
+    assert json.loads((tmp_path / "cost.json").read_text())["attention"] == [
+        {"way": "tiles", "reason": "on a CPU torch's fused kernel takes the table as its mask"},
+        {"way": "reference", "reason": "it was asked for"},
+    ]

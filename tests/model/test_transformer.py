@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from kerple.model import Transformer
-from kerple.model.head import target_losses
+from kerple.model.head import Pieces, target_losses
 from kerple.positions import KerpleLog, Learned, NoPE, Shape, names
 
 
@@ -126,7 +126,7 @@ def test_losses_in_chunks_have_the_values_and_gradients_of_one_piece(kept: int) 
     expected = torch.autograd.grad(whole.sum(), (features, head.weight))
 
     # the chunked path computes in fp32, so fp64 inputs measure its rounding
-    chunked = target_losses(head, features, targets, chunk=4 * 11, kept=kept)
+    chunked = target_losses(head, features, targets, pieces=Pieces(4 * 11, kept))
     actual = torch.autograd.grad(chunked.sum(), (features, head.weight))
 
     torch.testing.assert_close(chunked.double(), whole, atol=1e-6, rtol=1e-6)

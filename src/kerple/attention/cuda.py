@@ -14,50 +14,144 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
+from kerple.attention.choice import explained
+
 BLOCK = 128  # of FlexAttention's masks
+RECOMPILATIONS = 64  # past its limit, 8 by default, torch runs FlexAttention uncompiled: T × T scores
 
 
 class AddTableGradient(torch.autograd.Function):
-    """The output as it is; on the way back, the gradient of the table the output was computed with."""
+    """Output and log-sum-exp as they are; on the way back, the gradient of the table they were computed with."""
 
     @staticmethod
-    def forward(ctx, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, table: Tensor, window: int | None):
+    def forward(
+        ctx, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, table: Tensor, scale: float, window: int | None
+    ):
         ctx.save_for_backward(out, lse, q, k, v, table)
-        ctx.window = window
-        return out.view_as(out)
+        ctx.scale, ctx.window = scale, window
+        ctx.set_materialize_grads(False)
+        return out.view_as(out), lse.view_as(lse)
 
     @staticmethod
-    def backward(ctx, grad: Tensor):
+    def backward(ctx, grad: Tensor | None, grad_lse: Tensor | None):
         from kerple.attention.diagonals import table_gradient  # Triton is there only where a GPU is
 
         out, lse, q, k, v, table = ctx.saved_tensors
-        return grad, None, None, None, None, table_gradient(grad, q, k, v, table, out, lse, ctx.window), None
+        grad = torch.zeros_like(out) if grad is None else grad
+        delta = (grad.float() * out.float()).sum(-1)  # (B, H, T); here, not in the kernel's op, so that it is fused
+        if grad_lse is not None:
+            delta = delta - grad_lse
+        added = table_gradient(grad, q, k, v, table, lse, delta, ctx.scale, ctx.window)
+        return grad, grad_lse, None, None, None, added, None, None
 
 
-def attend_flex(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, window: int | None) -> Tensor:
-    """Causal attention of T queries and T keys with a bias by distance; arguments as in `kerple.attention.attend`.
+def attend_flex(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: Tensor | None,
+    window: int | None,
+    scale: float | None = None,
+    differentiable_lse: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Causal attention of T queries and T keys with a bias by distance, and the log-sum-exp of its scores.
 
-    T is padded to the next length of a fixed ladder: each of its lengths compiles once. q, k, v have one dtype already:
-    FlexAttention ignores autocast.
+    T is padded to the next length of a fixed ladder: each of its lengths compiles once.
+
+    Args:
+        q: (B, H, T, δ), all of one dtype with k and v, whatever autocast says.
+        k: (B, G, T, δ), G a divisor of H: consecutive query heads share a key head, which is not copied.
+        v: (B, G, T, δv).
+        table: (H, >= T), added to the scaled score at distance d.
+        window: Only keys at distance < window are seen.
+        scale: Of q·k; 1/√δ if None.
+        differentiable_lse: Whether a gradient may come back through the log-sum-exp.
+
+    Returns:
+        (B, H, T, δv) in the dtype of q, and (B, H, T) fp32, natural logarithm.
+
+    Raises:
+        RuntimeError: A kernel does not compile or does not fit the chip: says which, and what to set instead.
     """
-    length = q.shape[2]
+    length, scale = q.shape[2], q.shape[3] ** -0.5 if scale is None else scale
     padded = ladder(length)
     rows = [F.pad(x, (0, 0, 0, padded - length)) for x in (q, k, v)] if padded > length else [q, k, v]
-    mask = causal_mask(padded, window, q.device)
-    if table is None:
-        return compiled()(*rows, block_mask=mask)[:, :, :length]
-    line = table.detach()[:, :padded]
-    line = F.pad(line, (0, padded - line.shape[1])).contiguous()  # (H, padded)
+    line = None
+    if table is not None:
+        line = table.detach()[:, :padded]
+        line = F.pad(line, (0, padded - line.shape[1])).contiguous()  # (H, padded)
+    kernel_options = tiles(shared_memory(q.device), max(q.shape[3], v.shape[3]))
+    with torch.autocast(q.device.type, enabled=False):  # its own autocast would round fp32 to bf16
+        if torch.compiler.is_compiling():
+            mask = build_mask(padded, window, q.device)
+            out, lse = flex(*rows, line, mask, scale, differentiable_lse, kernel_options)
+        else:
+            mask = causal_mask(padded, window, q.device)
+            what = f"fused attention with a table, {str(q.dtype)[6:]}, T {length}, δ {q.shape[3]},"
+            with explained(what, q.device, "--model.attention blocks"):
+                out, lse = compiled_by_itself()(*rows, line, mask, scale, differentiable_lse, kernel_options)
+    out, lse = out[:, :, :length], lse[:, :, :length]
+    if table is not None and table.requires_grad and torch.is_grad_enabled():
+        out, lse = AddTableGradient.apply(out, lse, q.detach(), k.detach(), v.detach(), table, scale, window)
+    return out, lse
+
+
+def flex(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    line: Tensor | None,
+    mask: BlockMask,
+    scale: float,
+    differentiable_lse: bool,
+    kernel_options: dict[str, Any],
+) -> tuple[Tensor, Tensor]:
+    """FlexAttention with ``line[h, m - n]`` added; to be compiled, as uncompiled it writes the scores down."""
 
     def add_bias(score: Tensor, b: Tensor, h: Tensor, m: Tensor, n: Tensor) -> Tensor:
         return score + line[h, torch.clamp(m - n, min=0)]  # what the mask hides is computed too
 
-    out, aux = compiled()(*rows, score_mod=add_bias, block_mask=mask, return_aux=AuxRequest(lse=True))
-    out = out[:, :, :length]
-    if not table.requires_grad:
-        return out
-    lse = aux.lse.detach()[:, :, :length]
-    return AddTableGradient.apply(out, lse, q.detach(), k.detach(), v.detach(), table, window)
+    out, aux = flex_attention(
+        q, k, v, score_mod=None if line is None else add_bias, block_mask=mask, scale=scale,
+        enable_gqa=q.shape[1] != k.shape[1], return_aux=AuxRequest(lse=True), kernel_options=kernel_options,
+    )  # fmt: skip
+    # detached here, inside what is compiled: outside, the backward pass would be given a tensor of zeros for it
+    return out, aux.lse if differentiable_lse else aux.lse.detach()
+
+
+def tiles(shared: int, dim: int) -> dict[str, Any]:
+    """Sizes of FlexAttention's tiles: large ones that fit the chip's shared memory and spill no register.
+
+    Torch's own choice for bf16, δ 64 on an H100 needs 245,760 bytes of its 232,448 and does not launch (pytorch issue
+    133254). From ahead-of-time compilations (`benchmarks.gpu.kernels`), not from timings.
+
+    Args:
+        shared: Bytes of shared memory a block of threads may have.
+        dim: The wider of δ and δv.
+    """
+    wide = dim > 64
+    if shared >= 232_448:  # H100, H200, B200
+        forward = (128, 64, 8, 2) if wide else (128, 64, 4, 2)
+        backward = (64, 64, 64, 64, 8, 2) if wide else (64, 128, 128, 64, 8, 3)
+    else:
+        backward = (64, 64, 64, 64, 8, 2) if wide else (32, 128, 128, 32, 8, 2)
+        if shared >= 166_912:  # A100
+            forward = (128, 64, 8, 3) if wide else (128, 64, 4, 3)
+        else:  # 101,376 on the smaller chips of these families
+            forward = (64, 64, 4, 2) if wide else (128, 64, 8, 2)
+    names = ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")
+    more = ("BLOCK_M1", "BLOCK_N1", "BLOCK_M2", "BLOCK_N2", "num_warps", "num_stages")
+    return {
+        "ROWS_GUARANTEED_SAFE": True,  # every row sees itself
+        **{f"fwd_{name}": size for name, size in zip(names, forward, strict=True)},
+        **{f"bwd_{name}": size for name, size in zip(more, backward, strict=True)},
+    }
+
+
+@torch.compiler.assume_constant_result
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory a block of threads may have; 0 where there is none."""
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin if device.type == "cuda" else 0
 
 
 def ladder(length: int) -> int:
@@ -68,21 +162,22 @@ def ladder(length: int) -> int:
     return -(-length // step) * step
 
 
-def compiled() -> Callable[..., Any]:
-    """FlexAttention, compiled for each shape: uncompiled it writes the scores down."""
-    return flex_attention if torch.compiler.is_compiling() else compiled_by_itself()
-
-
 @cache
 def compiled_by_itself() -> Callable[..., Any]:
-    """FlexAttention, compiled once for the process: for a network that is not compiled itself."""
-    # past its limit, 8 by default, torch runs FlexAttention uncompiled: T × T scores. The ladder is longer than that
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
-    return torch.compile(flex_attention, dynamic=False)
+    """`flex`, compiled once for the process: for a network that is not compiled itself."""
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILATIONS)
+    # fullgraph: past the limit it raises, where torch would go on with T × T scores
+    return torch.compile(flex, dynamic=False, fullgraph=True)
 
 
 @lru_cache(maxsize=32)
 def causal_mask(length: int, window: int | None, device: torch.device) -> BlockMask:
+    """`build_mask`, once for each shape, for training even where evaluation asks first."""
+    with torch.inference_mode(False), torch.no_grad():  # autograd refuses to save a tensor of inference mode
+        return build_mask(length, window, device)
+
+
+def build_mask(length: int, window: int | None, device: torch.device) -> BlockMask:
     """Which blocks of 128 × 128 are empty, partial or full, found without a T × T tensor; T a multiple of 128."""
     blocks = length // BLOCK
     reach = length if window is None else window

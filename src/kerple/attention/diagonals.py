@@ -5,9 +5,11 @@ diagonal and a share of its tiles: it adds up dS = P ∘ (dP - Δ) over tiles an
 The tiles are then summed along their diagonals once. It needs only q, k, v, the log-sum-exp, Δ and the incoming
 gradient, so it stands beside any kernel that computes the gradients of q, k, v with the table held constant.
 
-Checked in Triton's interpreter on the CPU (``TRITON_INTERPRET=1``) in fp32 and fp16, as it has no bf16; its speed
-on a GPU has not been measured.
+Checked in Triton's interpreter on the CPU (``TRITON_INTERPRET=1``) in fp32 and fp16, as it has no bf16, and compiled
+for the chips `tiling` knows; its speed on a GPU has not been measured.
 """
+
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -15,8 +17,27 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 64
 TILES = 16  # that one program adds up, at least: fewer programs write fewer partial sums
+PROGRAMS = 1024  # are enough for any chip; not asked of the chip, so that the sums have one order everywhere
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Side of a tile, and what a program of Triton's has. Fixed, as autotuning could change the order of the sums."""
+
+    side: int
+    warps: int
+    stages: int
+
+
+def tiling(capability: tuple[int, int], dim: int) -> Tiling:
+    """The largest that spills no register and fits the chip's shared memory; ``dim`` the wider of δ and δv.
+
+    From ahead-of-time compilations (`benchmarks.gpu.kernels`), not from timings.
+    """
+    if capability[0] == 9:  # wgmma wants 64 rows a warp group
+        return Tiling(64, 8, 2) if dim <= 64 else Tiling(64, 8, 1)
+    return Tiling(64, 4, 3) if dim <= 64 else Tiling(32, 4, 2)
 
 
 @triton.jit
@@ -24,13 +45,14 @@ def diagonal_kernel(
     Q, K, V, G, LSE, DELTA, TABLE, OUT,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t, table_h,
     scale, length, window, batch, heads, blocks,
-    DIM: tl.constexpr, WIDTH: tl.constexpr, SIDE: tl.constexpr, SPLITS: tl.constexpr,
+    DIM: tl.constexpr, V_DIM: tl.constexpr, WIDTH: tl.constexpr, V_WIDTH: tl.constexpr,
+    GROUP: tl.constexpr, SIDE: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Programs (diagonal, head, split); OUT (SPLITS, heads, diagonals, SIDE, SIDE) fp32."""
+    """Programs (diagonal, head, split); OUT (SPLITS, heads, diagonals, SIDE, SIDE) fp32. GROUP heads share a key."""
     diagonal, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row = tl.arange(0, SIDE)
-    dim = tl.arange(0, WIDTH)
-    real = dim[None, :] < DIM
+    dim, v_dim = tl.arange(0, WIDTH), tl.arange(0, V_WIDTH)
+    real, v_real = dim[None, :] < DIM, v_dim[None, :] < V_DIM
     distance = diagonal * SIDE + row[:, None] - row[None, :]
     seen = (distance >= 0) & (distance < window) & (distance < length)
     bias = tl.load(TABLE + head * table_h + tl.where(seen, distance, 0), mask=seen, other=0.0)  # once per program
@@ -40,11 +62,12 @@ def diagonal_kernel(
         b = (tile // along).to(tl.int64)
         n = (tile % along) * SIDE + row  # keys
         m = n + diagonal * SIDE  # queries
-        in_q, in_k = (m[:, None] < length) & real, (n[:, None] < length) & real
-        q = tl.load(Q + b * q_b + head * q_h + m[:, None] * q_t + dim[None, :], mask=in_q, other=0.0)
-        g = tl.load(G + b * g_b + head * g_h + m[:, None] * g_t + dim[None, :], mask=in_q, other=0.0)
-        k = tl.load(K + b * k_b + head * k_h + n[:, None] * k_t + dim[None, :], mask=in_k, other=0.0)
-        v = tl.load(V + b * v_b + head * v_h + n[:, None] * v_t + dim[None, :], mask=in_k, other=0.0)
+        in_q, in_k = m[:, None] < length, n[:, None] < length
+        q = tl.load(Q + b * q_b + head * q_h + m[:, None] * q_t + dim[None, :], mask=in_q & real, other=0.0)
+        g = tl.load(G + b * g_b + head * g_h + m[:, None] * g_t + v_dim[None, :], mask=in_q & v_real, other=0.0)
+        shared = head // GROUP
+        k = tl.load(K + b * k_b + shared * k_h + n[:, None] * k_t + dim[None, :], mask=in_k & real, other=0.0)
+        v = tl.load(V + b * v_b + shared * v_h + n[:, None] * v_t + v_dim[None, :], mask=in_k & v_real, other=0.0)
         at = (b * heads + head) * length + m
         lse = tl.load(LSE + at, mask=m < length, other=0.0)
         delta = tl.load(DELTA + at, mask=m < length, other=0.0)
@@ -55,46 +78,65 @@ def diagonal_kernel(
     tl.store(OUT + at + row[:, None] * SIDE + row[None, :], total)
 
 
+def width(dim: int) -> int:
+    """Columns of a tile of a head's dimensions: a power of 2 that tensor cores take."""
+    return max(16, triton.next_power_of_2(dim))
+
+
 @torch.library.custom_op("kerple::table_gradient", mutates_args=())
 def table_gradient(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, table: Tensor, out: Tensor, lse: Tensor, window: int | None
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: Tensor,
+    lse: Tensor,
+    delta: Tensor,
+    scale: float,
+    window: int | None,
 ) -> Tensor:
     """Gradient of the table alone.
 
     Args:
-        grad: Of the output, (B, H, T, δ).
-        q: (B, H, T, δ), like k and v, all of one dtype, bf16, fp16 or fp32; last stride 1.
+        grad: Of the output, (B, H, T, δv).
+        q: (B, H, T, δ), of one dtype with k and v: bf16 or fp16, and fp32 in the interpreter (compiled, it spills).
+        k: (B, G, T, δ), G a divisor of H.
+        v: (B, G, T, δv).
         table: (H, >= T) fp32.
-        out: (B, H, T, δ).
         lse: (B, H, T) fp32, natural logarithm.
+        delta: (B, H, T) fp32: the sum over δv of grad ∘ output, less the gradient of ``lse`` if it has one.
+        scale: Of q·k.
         window: Only keys at distance < window were seen.
 
     Returns:
-        Of the shape of ``table``, fp32; memory O(T).
+        Of the shape of ``table``, contiguous, fp32; memory O(T).
     """
-    batch, heads, length, dim = q.shape
-    delta = (grad.float() * out.float()).sum(-1).contiguous()  # (B, H, T)
-    lse, table = lse.contiguous(), table.contiguous()
+    (batch, heads, length, dim), v_dim = q.shape, v.shape[3]
+    lse, delta, table = lse.contiguous(), delta.contiguous(), table.contiguous()
     q, k, v, grad = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v, grad.to(q.dtype)))
-    blocks = triton.cdiv(length, BLOCK)
+    capability = torch.cuda.get_device_capability(q.device) if q.is_cuda else (8, 0)
+    cut = tiling(capability, max(dim, v_dim))
+    blocks = triton.cdiv(length, cut.side)
     window = length if window is None else min(window, length)
-    diagonals = min(blocks, triton.cdiv(window + BLOCK - 1, BLOCK))  # further ones see nothing
-    splits = max(1, min(8, batch * blocks // TILES))
-    tiles = table.new_empty(splits, heads, diagonals, BLOCK, BLOCK)
+    diagonals = min(blocks, triton.cdiv(window + cut.side - 1, cut.side))  # further ones see nothing
+    splits = max(1, min(8, triton.cdiv(PROGRAMS, diagonals * heads), batch * blocks // TILES))
+    tiles = table.new_empty(splits, heads, diagonals, cut.side, cut.side)
     diagonal_kernel[(diagonals, heads, splits)](
         q, k, v, grad, lse, delta, table, tiles,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *grad.stride()[:3], table.stride(0),
-        dim**-0.5, length, window, batch, heads, blocks,
-        DIM=dim, WIDTH=max(16, triton.next_power_of_2(dim)), SIDE=BLOCK, SPLITS=splits,
+        scale, length, window, batch, heads, blocks,
+        DIM=dim, V_DIM=v_dim, WIDTH=width(dim), V_WIDTH=width(v_dim),
+        GROUP=heads // k.shape[1], SIDE=cut.side, SPLITS=splits,
+        num_warps=cut.warps, num_stages=cut.stages,
     )  # fmt: skip
-    total, seen = torch.zeros_like(table), min(length, diagonals * BLOCK)
+    total, seen = torch.zeros_like(table), min(length, diagonals * cut.side)
     total[:, :seen] = sum_tiles(tiles.sum(0))[:, :seen]
     return total
 
 
 @table_gradient.register_fake
-def _(grad, q, k, v, table, out, lse, window):
-    return torch.empty_like(table)
+def _(grad, q, k, v, table, lse, delta, scale, window):
+    return table.new_empty(table.shape)  # contiguous, whatever the table is
 
 
 def sum_tiles(tiles: Tensor) -> Tensor:

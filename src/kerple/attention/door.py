@@ -6,11 +6,9 @@ from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
 from kerple.attention.blocks import attend_blocks
+from kerple.attention.choice import SHORT, TINY, Asked, choose
 from kerple.attention.cpu import table_attention
-from kerple.attention.reference import Scores, Values
-
-SHORT = 256  # keys: up to here the backward pass in tiles beats that of torch's fused kernel on the CPU
-TINY = 16  # keys: so few gain nothing from bf16, and a softmax over them is all differences of nearly equal numbers
+from kerple.attention.reference import Scores, Values, attend_reference
 
 
 def attend(
@@ -23,6 +21,7 @@ def attend(
     window: int | None = None,
     scores: Scores | None = None,
     values: Values | None = None,
+    way: Asked = "auto",
 ) -> Tensor:
     """Causal attention, softmax(q·k/√δ + what the strategy adds)·v.
 
@@ -42,6 +41,7 @@ def attend(
             indices they are, gives (B or 1, H, rows, columns), added to the scaled scores. Called again in backward.
         values: ``values(attention, rows, columns)``, for the probabilities (B, H, rows, columns) of a block, gives
             (B, H, rows, δ), added to the output.
+        way: ``auto``, or the way to take whatever `choice.choose` would say.
 
     Returns:
         (B, H, Tq, δ) in the dtype of ``q`` (of autocast, where that is on).
@@ -57,27 +57,37 @@ def attend(
         q, k, v = (x.to(torch.get_autocast_dtype(device)) for x in (q, k, v))
     queries, length = q.shape[2], k.shape[2]
     window = None if window is None or window >= length else window
-    plain = table is None and weight is None and window is None and scores is None and values is None
-    # short sequences are faster through the table's backward than through torch's, even with a table of zeros
-    ours = device == "cpu" and TINY < length <= SHORT and torch.is_grad_enabled()
-    if plain and queries in (1, length) and not ours:  # torch aligns its causal mask with the first rows, not the last
+    taken = choose(
+        way,
+        q.device,
+        q.dtype,
+        (q.shape[3], v.shape[3]),
+        "all" if queries == length else "one" if queries == 1 else "last",
+        "tiny" if length <= TINY else "short" if length <= SHORT else "long",
+        table is not None,
+        window is not None,
+        weight is not None or scores is not None or values is not None,
+        torch.is_grad_enabled(),
+    )
+    if taken == "sdpa":
         return F.scaled_dot_product_attention(q, k, v, is_causal=queries > 1)
     dtype, precise = q.dtype, torch.promote_types(q.dtype, torch.float32)
-    if length <= TINY:
+    if length <= TINY or taken == "reference":
         q, k, v = (x.to(precise) for x in (q, k, v))
     table, weight = (None if x is None else x.to(precise) for x in (table, weight))
-    if weight is not None or scores is not None or values is not None:
-        out = attend_blocks(q, k, v, table=table, weight=weight, window=window, scores=scores, values=values)
-    elif device == "cpu":
+    if taken == "flex":
+        from kerple.attention.cuda import attend_flex  # not on every machine, and slow to import
+
+        out, _ = attend_flex(q, k, v, table, window)
+    elif taken == "tiles":
         if table is None:
             table = q.new_zeros(q.shape[1], length, dtype=precise)
         out, _ = table_attention(q, k, v, table, window, table.requires_grad)
-    elif device == "cuda" and queries == length and q.dtype != torch.float64:
-        from kerple.attention.cuda import attend_flex  # not on every machine, and slow to import
-
-        out = attend_flex(q, k, v, table, window)
+    elif taken == "blocks":
+        out = attend_blocks(q, k, v, table=table, weight=weight, window=window, scores=scores, values=values)
     else:
-        out = attend_blocks(q, k, v, table=table, window=window)
+        with torch.autocast(device, enabled=False):
+            out = attend_reference(q, k, v, table=table, weight=weight, window=window, scores=scores, values=values)
     return out.to(dtype)
 
 

@@ -16,6 +16,7 @@ import psutil
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
+from kerple.attention.choice import forget, taken
 from kerple.errors import UserError
 from kerple.positions import Position
 
@@ -52,6 +53,7 @@ class Throughput(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._trained = True
         self._left_out = 0
+        forget()
         if pl_module.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(pl_module.device)
         self._restart(pl_module)
@@ -97,6 +99,7 @@ class Throughput(Callback):
             "parameters": sum(p.numel() for p in pl_module.parameters()),
             "position_parameters": position_parameters(pl_module),
             "steps": trainer.global_step,
+            "attention": [{"way": choice.way, "reason": choice.reason} for choice in taken],
             "environment": environment(trainer, pl_module.device),
         }
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,6 @@
 """`python run.py`: fit, validate and test by LightningCLI; prepare, inspect, compare and predict beside them."""
 
+import logging
 import os
 import sys
 import warnings
@@ -13,6 +14,7 @@ from jsonargparse import ArgumentError
 from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from pytorch_lightning.loggers import TensorBoardLogger
+from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 import kerple.callbacks
 import kerple.data.datamodule
@@ -26,7 +28,6 @@ from kerple.errors import UserError
 from kerple.lm import LanguageModel
 from kerple.runs.atomic import NO_ROOM, AtomicCheckpointIO
 from kerple.runs.directories import fit_directory, test_directory
-from kerple.runs.precision import FAST, SAFE, AutoTrainer, settle
 from kerple.runs.trust import CONFIG_KEY, check, read_config
 
 COMMANDS = {
@@ -41,7 +42,7 @@ HARMLESS = (
     r"`isinstance\(treespec, LeafSpec\)`",
     ".*does not have many workers",  # memory-mapped shards need none
 )
-FROM_CHECKPOINT = ("seed_everything", "model", "data", "experiment", "auto_precision")
+FROM_CHECKPOINT = ("seed_everything", "model", "data", "experiment")
 # devices and strategy are those of the machine that tests, not of the one that trained
 TRAINER_FROM_CHECKPOINT = ("precision", "callbacks", "limit_test_batches")
 
@@ -89,12 +90,6 @@ class CLI(LightningCLI):
             default="",
             help="Packages whose classes a checkpoint may name, beside this project's and Lightning's: a,b,c.",
         )
-        parser.add_argument(
-            "--auto_precision",
-            type=str | None,
-            default=None,
-            help="Written by a run: what `precision: auto` came to when it was trained. Its tests choose again.",
-        )
         parser.link_arguments("data.init_args.vocabulary", "model.vocabulary")
         parser.link_arguments("data.init_args.length", "model.length")
 
@@ -115,10 +110,9 @@ class CLI(LightningCLI):
                 last = directory / "checkpoints" / "last.ckpt"  # can be given the same command line every time
                 config.ckpt_path = str(last) if last.is_file() else None
             if config.ckpt_path is not None:
-                config.auto_precision = _auto_precision(check(config.ckpt_path))
+                check(config.ckpt_path)
         else:
             directory = test_directory(config.run_dir, config.ckpt_path, self.subcommand)
-        settle(config, self.subcommand)
         config.weights_only = True  # a checkpoint is data: nothing in it may run
         config.trainer.default_root_dir = str(directory)
         if config.trainer.logger in (None, True):
@@ -135,14 +129,6 @@ class CLI(LightningCLI):
         if self.subcommand == "fit":
             kwargs["callbacks"] = _with_safety(trainer["callbacks"] or [], trainer["enable_checkpointing"])
         return super().instantiate_trainer(**kwargs)
-
-
-def _auto_precision(checkpoint: Any) -> str | None:
-    """What the precision of a fit came to, None if it was asked for by name or the checkpoint does not say."""
-    text = checkpoint.get(CONFIG_KEY) if isinstance(checkpoint, dict) else None
-    stored = yaml.safe_load(text) if isinstance(text, str) else None
-    chosen = stored.get("auto_precision") if isinstance(stored, dict) else None
-    return chosen if chosen in (FAST, SAFE) else None
 
 
 def _with_safety(given: Callback | list[Callback], checkpoints: bool | None) -> list[Callback]:
@@ -166,18 +152,15 @@ def main(arguments: list[str] | None = None) -> None:
         torch.set_float32_matmul_precision("high")
     for message in HARMLESS:
         warnings.filterwarnings("ignore", message)
+    _say_on_the_first_process()
     try:
         if arguments and arguments[0] in COMMANDS:
             import_module(COMMANDS[arguments[0]][0]).main(arguments[1:])
-            return
-        if arguments[:1] == ["test"] and _option(arguments, "--hf"):
-            import_module("kerple.cli.pretrained").main(arguments)
             return
         _check_position(arguments)
         CLI(
             LanguageModel,
             LightningDataModule,
-            trainer_class=AutoTrainer,
             subclass_mode_data=True,
             save_config_callback=StoreConfig,
             seed_everything_default=1235,
@@ -199,6 +182,14 @@ def _sum_in_one_order() -> None:
     """
     os.environ.setdefault("MKL_CBWR", "AUTO")  # read at the first product
     torch.set_num_threads(torch.get_num_threads())  # ends MKL's own choice
+
+
+def _say_on_the_first_process() -> None:
+    """Show what this package logs, such as the way attention is done, once and not once a process."""
+    logger = logging.getLogger("kerple")
+    logger.setLevel(logging.WARNING if rank_zero_only.rank else logging.INFO)
+    if not logger.handlers:
+        logger.addHandler(logging.StreamHandler())
 
 
 def _description() -> str:
@@ -257,6 +248,4 @@ def _checkpoint_first(arguments: list[str]) -> list[str]:
     stored = read_config(paths[-1], tuple(trust))
     config = {key: stored[key] for key in FROM_CHECKPOINT if key in stored}
     config["trainer"] = {key: stored["trainer"][key] for key in TRAINER_FROM_CHECKPOINT}
-    if config.get("auto_precision"):
-        config["trainer"]["precision"] = "auto"
     return [arguments[0], "--config", yaml.safe_dump(config), *arguments[1:]]

@@ -5,7 +5,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from kerple.attention import attend
+from kerple.attention import Asked, attend
 from kerple.model.cache import LayerCache
 from kerple.positions import Position, Shape
 
@@ -19,12 +19,14 @@ class Places:
         table: `Position.bias` (H, Tk) fp32, or None.
         weight: `Position.weight` (H, Tk) fp32, or None.
         window: How many keys a query sees, itself included; None for all.
+        way: Of attention, for `kerple.attention.attend`.
     """
 
     positions: Tensor
     table: Tensor | None
     weight: Tensor | None
     window: int | None
+    way: Asked = "auto"
 
 
 class SelfAttention(nn.Module):
@@ -46,8 +48,9 @@ class SelfAttention(nn.Module):
         scores = partial(_scores, position, places.positions, content) if position.uses("scores") else None
         values = partial(_values, position, places.positions) if position.uses("values") else None
         mixed = attend(
-            q, k, v, table=places.table, weight=places.weight, window=places.window, scores=scores, values=values
-        )  # (B, H, T, δ)
+            q, k, v, table=places.table, weight=places.weight, window=places.window, scores=scores, values=values,
+            way=places.way,
+        )  # (B, H, T, δ)  # fmt: skip
         return self.out(mixed.transpose(1, 2).flatten(2))
 
 

@@ -6,12 +6,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from kerple.attention.choice import Asked, explained
 from kerple.errors import UserError
 from kerple.model.block import Block, Places
 from kerple.model.cache import Cache, LayerCache
-from kerple.model.head import target_losses
+from kerple.model.head import row_losses, target_losses
 from kerple.positions import Position, Shape
 
+GRAPHS = 64  # that a compiled network may have: one for each length, window and mode
 ACTIVATIONS = {"gelu": nn.GELU, "gelu_tanh": lambda: nn.GELU("tanh"), "relu": nn.ReLU}
 
 
@@ -33,6 +35,7 @@ class Transformer(nn.Module):
         init: Standard deviation of the weights. 0.02 suits widths near 768; a width of 64 learns faster from 1/√64.
         activation: ``gelu``, ``gelu_tanh`` (GPT-2's approximation) or ``relu``.
         dropout: Probability of dropping an entry of the embeddings and of each block's two outputs.
+        attention: ``auto``, or the way it is to be done (`kerple.attention.choice`).
 
     Raises:
         UserError: If a number is out of range.
@@ -52,6 +55,7 @@ class Transformer(nn.Module):
         init: float = 0.02,
         activation: Literal["gelu", "gelu_tanh", "relu"] = "gelu",
         dropout: float = 0.0,
+        attention: Asked = "auto",
     ) -> None:
         super().__init__()
         for name, number in (("layers", layers), ("vocabulary", vocabulary)):
@@ -64,6 +68,7 @@ class Transformer(nn.Module):
         if activation not in ACTIVATIONS:
             raise UserError(f"activation: got {activation!r}, expected one of {', '.join(ACTIVATIONS)}")
         self.shape = shape
+        self.attention = attention
         self.embedding = nn.Embedding(vocabulary, shape.dim)
         self.dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(
@@ -71,6 +76,7 @@ class Transformer(nn.Module):
         )
         self.norm = nn.LayerNorm(shape.dim, eps, bias=bias)
         self.head = nn.Linear(shape.dim, vocabulary, bias=False)
+        self.row_losses = row_losses
         self._initialise(init)
         if tied:
             self.head.weight = self.embedding.weight
@@ -104,7 +110,9 @@ class Transformer(nn.Module):
         Raises:
             UserError: If the window is not positive, or the strategy cannot reach a position.
         """
-        return self.head(self.features(tokens, offset, window, cache))
+        if cache is not None:
+            return self.head(Transformer.features(self, tokens, offset, window, cache))
+        return self.head(self.features(tokens, offset, window))
 
     def features(
         self, tokens: Tensor, offset: int = 0, window: int | None = None, cache: Cache | None = None
@@ -123,7 +131,7 @@ class Transformer(nn.Module):
         positions = torch.arange(offset, offset + length, device=tokens.device)  # (Tk,)
         x = self.embedding(tokens)  # (B, T, D)
         x = self.dropout(self.positions[0].embed(x, positions[known:]))
-        places = [Places(positions, p.bias(length), p.weight(length), window) for p in self.positions]
+        places = [Places(positions, p.bias(length), p.weight(length), window, self.attention) for p in self.positions]
         for i, block in enumerate(self.blocks):
             shared = min(i, len(self.positions) - 1)
             x = block(x, self.positions[shared], places[shared], None if cache is None else cache.layers[i])
@@ -144,11 +152,28 @@ class Transformer(nn.Module):
         x, targets = self.features(tokens[:, :-1], offset, window), tokens[:, 1:]
         if last is not None:
             x, targets = x[:, -last:], targets[:, -last:]
-        return target_losses(self.head, x.flatten(0, 1), targets.flatten()).unflatten(0, targets.shape)  # (B, T)
+        losses = target_losses(self.head, x.flatten(0, 1), targets.flatten(), self.row_losses)
+        return losses.unflatten(0, targets.shape)  # (B, T)
 
-    def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile `features`, which training, evaluation and generation share; arguments are those of torch.compile."""
-        self.features = torch.compile(self.features, *args, **kwargs)  # type: ignore[method-assign]
+    def compile(self, **options: Any) -> None:
+        """Compile `features` and the loss of a chunk of rows, for each length that training and evaluation ask for.
+
+        Reading with a cache is left as it is: every token would be another length. ``options`` are torch.compile's.
+        """
+        config = torch._dynamo.config
+        # a fit has its training, validation and test lengths, times protocols; past the limit, 8 by default, torch goes
+        # on uncompiled and unasked
+        config.recompile_limit = max(config.recompile_limit, GRAPHS)
+        config.fail_on_recompile_limit_hit = True
+        config.optimize_ddp = False  # it cuts the graph into buckets, and knows no FlexAttention
+        features = torch.compile(self.features, **{"dynamic": False, **options})
+
+        def explained_features(tokens: Tensor, offset: int = 0, window: int | None = None) -> Tensor:
+            with explained(f"the compiled network, T {tokens.shape[1]},", tokens.device, "--model.compile false"):
+                return features(tokens, offset, window)
+
+        self.features = explained_features  # type: ignore[method-assign, assignment]
+        self.row_losses = torch.compile(row_losses, **options)
 
     def new_cache(self) -> Cache:
         """An empty cache for `forward`."""

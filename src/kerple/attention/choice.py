@@ -1,0 +1,154 @@
+"""Which way attention is done: decided here and nowhere else, and said once with its reason."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Literal
+
+import torch
+
+from kerple.errors import UserError
+
+Asked = Literal["auto", "fused", "blocks", "reference"]
+Way = Literal["sdpa", "tiles", "flex", "blocks", "reference"]
+
+SHORT = 256  # keys: up to here the backward pass in tiles beats that of torch's fused kernel on the CPU
+TINY = 16  # keys: so few gain nothing from bf16, and a softmax over them is all differences of nearly equal numbers
+DIMS = (16, 128)  # of a head: below, FlexAttention raises; above, its kernels leave the chip's shared memory
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A way, and why it was taken.
+
+    ``sdpa`` is torch's fused attention without a table; ``tiles`` torch's fused kernel on the CPU with the table as
+    its mask and a backward pass of our own (`cpu`); ``flex`` FlexAttention and the kernel of the table's gradient on a
+    GPU (`cuda`); ``blocks`` blocks of queries, anywhere (`blocks`); ``reference`` explicit scores of T × T.
+    """
+
+    way: Way
+    reason: str
+
+
+taken: dict[Choice, None] = {}  # in the order of their first use, since `forget`
+
+
+def forget() -> None:
+    """Begin a new record of what is taken: each way is said again at its first use."""
+    taken.clear()
+
+
+def choose(
+    asked: Asked,
+    device: torch.device,
+    dtype: torch.dtype,
+    dims: tuple[int, int],
+    queries: Literal["all", "one", "last"],
+    keys: Literal["tiny", "short", "long"],
+    table: bool,
+    window: bool,
+    content: bool,
+    gradient: bool,
+) -> Way:
+    """Decide, and log a decision not seen before; while a network is compiled this runs once for each call it traces.
+
+    Args:
+        asked: ``auto``; ``fused`` refuses to train or evaluate in blocks; ``blocks`` and ``reference`` force that way.
+        device: Of the tensors.
+        dtype: Of q, k, v after autocast.
+        dims: δ of q and k, and of v.
+        queries: All rows, one, or some of the last.
+        keys: At most `TINY`, at most `SHORT`, or more.
+        table: Whether a bias by distance is added.
+        window: Whether some keys are too far to be seen.
+        content: Whether the strategy needs what no fused kernel has: weights by distance, scores or values of its own.
+        gradient: Whether a backward pass may follow.
+
+    Raises:
+        UserError: If ``fused`` was asked for and no fused way can do it.
+    """
+    choice = _decide(asked, device, dtype, dims, queries, keys, table, window, content, gradient)
+    if asked == "fused" and choice.way == "blocks" and queries == "all" and keys != "tiny":
+        raise UserError(
+            f"model.attention: got 'fused', but {choice.reason}; take auto, which computes this in blocks of queries"
+        )
+    if choice not in taken:
+        taken[choice] = None
+        logger.info("attention: %s, because %s", choice.way, choice.reason)
+    return choice.way
+
+
+choose._dynamo_marked_constant = True  # torch.compiler.assume_constant_result, without importing the compiler here
+
+
+def _decide(
+    asked: Asked,
+    device: torch.device,
+    dtype: torch.dtype,
+    dims: tuple[int, int],
+    queries: str,
+    keys: str,
+    table: bool,
+    window: bool,
+    content: bool,
+    gradient: bool,
+) -> Choice:
+    if asked in ("blocks", "reference"):
+        return Choice(asked, "it was asked for")
+    if content:
+        return Choice("blocks", "no fused kernel knows this strategy's weights, scores or values")
+    # torch aligns its causal mask with the first rows, not the last
+    plain = not table and not window and queries in ("all", "one")
+    if device.type == "cpu":
+        # short sequences are faster through the table's backward than through torch's, even with a table of zeros
+        if plain and not (keys == "short" and gradient):
+            return Choice("sdpa", "torch's fused kernel does causal attention without a table")
+        return Choice("tiles", "on a CPU torch's fused kernel takes the table as its mask")
+    if plain:
+        return Choice("sdpa", "torch's fused kernel does causal attention without a table")
+    reason = _unfit(device, dtype, dims, queries, keys)
+    if reason is None:
+        return Choice("flex", "FlexAttention and the kernel of the table's gradient take it")
+    return Choice("blocks", reason)
+
+
+def _unfit(device: torch.device, dtype: torch.dtype, dims: tuple[int, int], queries: str, keys: str) -> str | None:
+    """Why FlexAttention and the kernel of the table's gradient cannot do it, or None."""
+    if device.type != "cuda":
+        return f"there is no fused kernel with a table on {device.type}"
+    if keys == "tiny":
+        return f"{TINY} keys and fewer are done in fp32, without a fused kernel"
+    if queries != "all":
+        return "some of the last rows, against keys from a cache, have no fused kernel with a table"
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"the fused kernels take bfloat16 and float16, not {str(dtype).removeprefix('torch.')}"
+    if any(not DIMS[0] <= dim <= DIMS[1] for dim in dims):
+        return f"the fused kernels take heads of {DIMS[0]} to {DIMS[1]} dimensions, not {' and '.join(map(str, dims))}"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < (8, 0):
+        return f"the fused kernels need capability 8.0, and {torch.cuda.get_device_name(device)} has {capability}"
+    if find_spec("triton") is None:
+        return "the fused kernels need Triton, which is not installed"
+    return None
+
+
+@contextmanager
+def explained(what: str, device: torch.device, instead: str) -> Iterator[None]:
+    """Where the compiler or the chip refuses a kernel, say what it was for and what does without it.
+
+    Raises:
+        RuntimeError: From the error of Dynamo, Inductor or Triton, which stays above it.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor", "triton")):
+            raise
+        chip = torch.cuda.get_device_name(device) if device.type == "cuda" else device
+        raise RuntimeError(
+            f"{what} on {chip} fails with {type(error).__name__}, see above; {instead} does without it"
+        ) from error

@@ -1,0 +1,164 @@
+"""`attend_flex` whole, compiled, forward and backward, on the CPU: what a GPU would be given, in torch's own sums.
+
+FlexAttention refuses to train on the CPU; its reference implementation does it, once two private checks are out of the
+way. Inductor has no kernels for that, so the graph is run as AOTAutograd made it.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.attention.flex_attention as library
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from kerple.attention import cuda
+from kerple.attention.reference import attend_reference
+
+
+@pytest.fixture(autouse=True)
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[CompileCounterWithBackend]:
+    """Let FlexAttention train on the CPU; gives the counter of compiled graphs."""
+    original = library._apply_kernel_options
+
+    def with_lse(*args: object) -> dict[str, object]:
+        return {**original(*args), "OUTPUT_LOGSUMEXP": True}  # type: ignore[arg-type]
+
+    monkeypatch.setattr(library, "_validate_device", lambda *_: None)
+    monkeypatch.setattr(library, "_apply_kernel_options", with_lse)
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(cuda.flex, dynamic=False, fullgraph=True, backend=counter)
+    monkeypatch.setattr(cuda, "compiled_by_itself", lambda: compiled)
+    cuda.causal_mask.cache_clear()
+    with torch._dynamo.config.patch(recompile_limit=cuda.RECOMPILATIONS):
+        yield counter
+    torch._dynamo.reset()
+
+
+def tensors(length: int, heads: int, groups: int, dim: int, v_dim: int, dtype: torch.dtype, view: bool) -> list[Tensor]:
+    """q, k, v, a table that is too long, and a gradient."""
+    shapes = [(heads, dim), (groups, dim), (groups, v_dim), (heads, v_dim)]
+    rows = [torch.randn(2, length, h, d).to(dtype).transpose(1, 2) for h, d in shapes]
+    q, k, v, grad = rows if view else (x.contiguous() for x in rows)
+    return [q, k, v, torch.randn(heads, length + 3), grad]
+
+
+def wanted(q: Tensor, k: Tensor, v: Tensor, table: Tensor, window: int | None, scale: float) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp, by the definition."""
+    index = torch.arange(q.shape[2])
+    distance = index[:, None] - index
+    hidden = (distance < 0) | (distance >= (window or len(index)))
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    s = q @ k.mT * scale + table[:, distance.clamp(min=0)]
+    s = s.masked_fill(hidden, float("-inf"))
+    return s.softmax(-1) @ v, s.logsumexp(-1)
+
+
+@pytest.mark.parametrize(
+    ("length", "heads", "groups", "dim", "v_dim", "window", "dtype", "view"),
+    [
+        (128, 2, 2, 16, 16, None, torch.float32, False),
+        (200, 2, 2, 32, 32, 50, torch.float32, True),
+        (200, 4, 2, 32, 16, 129, torch.float32, True),
+        (65, 2, 1, 20, 20, 1, torch.float32, False),
+        (300, 2, 2, 64, 64, None, torch.bfloat16, True),
+    ],
+)
+def test_output_log_sum_exp_and_gradients_are_those_of_fp64(
+    length, heads, groups, dim, v_dim, window, dtype, view, monkeypatch
+) -> None:
+    added = []
+    monkeypatch.setattr(
+        cuda.AddTableGradient, "apply", lambda out, lse, *rest: added.append(rest) or (out, lse)
+    )  # its kernel is `test_cuda_way`'s affair
+    *inputs, grad = tensors(length, heads, groups, dim, v_dim, dtype, view)
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    inputs = [x.requires_grad_() for x in inputs]
+    grad_lse = torch.randn(grad.shape[:3])
+    out, lse = cuda.attend_flex(*inputs, window, scale=0.3, differentiable_lse=True)
+    theirs = wanted(*exact, window, 0.3)
+    assert (out.dtype, lse.dtype) == (dtype, torch.float32)
+    got = torch.autograd.grad((out, lse), inputs[:3], (grad, grad_lse))
+    expected = torch.autograd.grad(theirs, exact[:3], (grad.double(), grad_lse.double()))
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    for ours, right in zip((out, lse, *got), (*theirs, *expected), strict=True):
+        assert (ours.double() - right).norm() <= tolerance * right.norm()
+    assert len(added) == 1
+    assert [x.shape for x in added[0][:3]] == [x.shape for x in inputs[:3]]
+    assert not any(x.requires_grad for x in added[0][:3])
+
+
+def test_a_mask_made_in_inference_mode_serves_training() -> None:
+    q, k, v, table, _ = tensors(128, 2, 2, 16, 16, torch.float32, False)
+    with torch.inference_mode():
+        cuda.attend_flex(q, k, v, table, None)
+    out, _ = cuda.attend_flex(q.requires_grad_(), k, v, table, None)
+    out.sum().backward()
+    assert q.grad is not None
+
+
+def test_fp32_stays_fp32_under_autocast() -> None:
+    q, k, v, table, _ = tensors(140, 2, 2, 16, 16, torch.float32, False)
+    with torch.autocast("cpu", torch.bfloat16):
+        out, _ = cuda.attend_flex(q, k, v, table, None)
+    torch.testing.assert_close(out, attend_reference(q, k, v, table=table), rtol=1e-5, atol=1e-5)
+
+
+def test_a_log_sum_exp_without_a_gradient_gives_the_backward_pass_none(graphs) -> None:
+    q, k, v, table, _ = tensors(128, 2, 2, 16, 16, torch.float32, False)
+    out, lse = cuda.attend_flex(q.requires_grad_(), k, v, table, None)
+    assert out.requires_grad
+    assert not lse.requires_grad
+
+
+def test_every_length_of_the_ladder_is_one_graph_and_no_more(graphs) -> None:
+    for length in (40, 128, 200, 256):
+        for window in (None, 100):
+            q, k, v, table, _ = tensors(length, 2, 2, 16, 16, torch.float32, False)
+            with torch.no_grad():
+                cuda.attend_flex(q, k, v, table, window)
+    assert graphs.frame_count == 2 * 2
+
+
+@torch._dynamo.config.patch(recompile_limit=2)
+def graphs_of_three_lengths() -> None:
+    for length in (128, 256, 384):
+        q, k, v, table, _ = tensors(length, 1, 1, 16, 16, torch.float32, False)
+        cuda.attend_flex(q, k, v, table, None)
+
+
+def test_more_graphs_than_allowed_are_an_error_and_never_scores_of_all_pairs() -> None:
+    with pytest.raises(RuntimeError, match=r"model\.attention blocks"):
+        graphs_of_three_lengths()
+
+
+WHOLE = """
+import torch
+import torch.nn.attention.flex_attention as library
+from kerple.attention import cuda
+from kerple.attention.reference import attend_reference
+original = library._apply_kernel_options
+library._validate_device = lambda *_: None
+library._apply_kernel_options = lambda *a: {**original(*a), "OUTPUT_LOGSUMEXP": True}
+compiled = torch.compile(cuda.flex, dynamic=False, fullgraph=True, backend="aot_eager")
+cuda.compiled_by_itself = lambda: compiled
+for length, dim, window in ((150, 16, None), (70, 20, 30)):
+    q, k, v, grad = torch.randn(4, 1, 2, length, dim)
+    inputs = [x.requires_grad_() for x in (q, k, v, torch.randn(2, length + 3))]
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    out, _ = cuda.attend_flex(*inputs, window)
+    right = attend_reference(*exact[:3], table=exact[3], window=window)
+    pairs = zip(torch.autograd.grad(out, inputs, grad), torch.autograd.grad(right, exact, grad.double()), strict=True)
+    for ours, theirs in ((out, right), *pairs):
+        assert (ours.double() - theirs).norm() <= 1e-5 * theirs.norm()
+"""
+
+
+def test_with_the_kernel_of_the_table_s_gradient_interpreted_all_of_it_agrees_with_fp64() -> None:
+    pytest.importorskip("triton", reason="Triton has no wheel for this system")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", WHOLE], capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr
