@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from pytorch_lightning import Callback
 
 from kerple.callbacks.health import Finite
 from kerple.errors import UserError
@@ -53,3 +54,60 @@ def test_a_large_gradient_is_no_fault(tmp_path: Path) -> None:
 def test_unknown_action() -> None:
     with pytest.raises(ValueError, match="action: got 'ignore', expected 'stop' or 'skip'"):
         Finite("ignore")  # type: ignore[arg-type]
+
+
+class Fused(Line):
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), lr=0.1, fused=True)
+
+
+# sample 17 is in step 2; last.ckpt is written after steps 1, 3 and 5, so the host looks in the middle of its five steps
+@pytest.mark.parametrize("kind", ["loss", "gradient"])
+def test_while_nobody_looks_a_bad_step_and_those_after_it_leave_the_weights_alone(kind: str, tmp_path: Path) -> None:
+    model = Fused(17, kind)
+    with pytest.raises(UserError, match=r"step 2: .* is not finite"):
+        fit(tmp_path, model, Finite(every_n_steps=5))
+    assert len(model.seen) == 2 * 4  # micro-batches: two good steps, the bad one, and one before somebody looked
+    assert len(set(model.seen[4:])) == 1
+    assert model.weight.item() == model.seen[4]
+    assert torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 2
+
+
+@pytest.mark.parametrize("kind", ["loss", "gradient"])
+@pytest.mark.parametrize("every", [1, 5])
+def test_skipping_on_the_device_is_skipping_on_the_host(kind: str, every: int, tmp_path: Path) -> None:
+    by_host, on_device = Line(17, kind), Fused(17, kind)
+    health = Finite("skip", every)
+    with pytest.warns(UserWarning, match="step 2: .* left out, 1 so far"):
+        fit(tmp_path / "host", by_host, Finite("skip"))
+    with pytest.warns(UserWarning, match="step 2: .* left out, 1 so far"):
+        trainer = fit(tmp_path / "device", on_device, health)
+    assert on_device.seen == pytest.approx(by_host.seen, rel=1e-6)
+    assert health.skipped == 1
+    assert trainer.logged_metrics["train/skipped_batches"] == 1
+    stored = torch.load(tmp_path / "device" / "checkpoints" / "last.ckpt", weights_only=True)
+    assert stored["optimizer_states"][0]["state"][0]["step"] == 5
+    assert stored["callbacks"]["Finite"] == {"skipped": 1}
+
+
+@pytest.mark.parametrize(("every", "looks"), [(1, [True] * 6), (4, [False] * 3 + [True] + [False] * 2)])
+def test_a_number_is_asked_of_a_tensor_only_when_the_host_looks(every: int, looks: list, tmp_path, monkeypatch) -> None:
+    asked, seen, original = [], [], Finite.on_before_optimizer_step
+    for name in ("__bool__", "item", "tolist", "__float__", "__int__"):
+        ask = getattr(torch.Tensor, name)
+        monkeypatch.setattr(torch.Tensor, name, lambda self, ask=ask: asked.append(1) or ask(self))
+
+    def counted(self, *arguments) -> None:
+        asked.clear()
+        original(self, *arguments)
+        seen.append(bool(asked))
+
+    monkeypatch.setattr(Finite, "on_before_optimizer_step", counted)
+    monkeypatch.setattr(Finite, "on_save_checkpoint", Callback.on_save_checkpoint)
+    fit(tmp_path, Fused(-1, "loss"), Finite(every_n_steps=every), accumulate=1)
+    assert seen == looks
+
+
+def test_unknown_number_of_steps() -> None:
+    with pytest.raises(UserError, match="every_n_steps: got 0, expected 1 or more, or null"):
+        Finite(every_n_steps=0)

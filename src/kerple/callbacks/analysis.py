@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kerple.errors import UserError
 from kerple.evaluation.metrics import TokenLoss
-from kerple.evaluation.results import reach, strategy
+from kerple.evaluation.results import reach
 
 
 class Analysis(Callback):
@@ -87,7 +87,7 @@ class Analysis(Callback):
 
 def strategy_name(pl_module: LightningModule) -> str:
     """Class name of the model's strategy, for titles."""
-    return strategy(pl_module.network)
+    return type(pl_module.network.positions[0]).__name__
 
 
 def synchronise(*losses: TokenLoss) -> None:

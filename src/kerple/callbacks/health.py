@@ -1,6 +1,7 @@
 """Stops a run, or skips a batch, whose loss or gradient is no longer a number."""
 
 import math
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -13,28 +14,47 @@ from kerple.callbacks.last_checkpoint import LastCheckpoint
 from kerple.errors import UserError
 
 
+@dataclass(frozen=True)
+class Seen:
+    """One step, before the optimiser had its turn; tensors are on the device, where nobody has looked at them yet."""
+
+    step: int
+    samples: list[tuple[int, int] | list[int]]  # of each micro-batch
+    losses: Tensor  # (micro-batches,) bool, whether each was finite
+    finite: Tensor  # () bool, of all of the step on all ranks
+
+
 class Finite(Callback):
     """Looks at every loss and every gradient before the optimiser does, on all ranks together.
 
-    Costs one synchronisation with the device a step. With ``precision: 16-mixed`` only the loss is looked at: the loss
-    scaler there expects gradients that overflow, and leaves such steps out itself.
+    Each look of the host waits for the device. So on a GPU the device alone leaves out a bad step (the fused optimiser
+    takes a flag for it, as loss scaling does) and, with ``stop``, all steps after it; the host looks now and then, and
+    always before a checkpoint. Where the optimiser takes no such flag the host looks at every step.
+
+    With ``precision: 16-mixed`` only the loss is looked at: the loss scaler there expects gradients that overflow, and
+    leaves such steps out itself.
 
     Args:
-        action: ``stop`` raises before the weights change; ``skip`` leaves the batch out (weights and moments stay, the
-            step counts for the schedule), warns, and logs how many as ``train/skipped_batches``.
+        action: ``stop`` ends the run with the weights of before the bad step; ``skip`` leaves the batch out (weights
+            and moments stay, the step counts for the schedule), warns, and logs how many as ``train/skipped_batches``.
+        every_n_steps: Steps between two looks; null: 1 on a CPU, ``trainer.log_every_n_steps`` on a GPU.
 
     Raises:
         UserError: With ``stop``: names the step, the samples and the last good checkpoint.
     """
 
-    def __init__(self, action: Literal["stop", "skip"] = "stop") -> None:
+    def __init__(self, action: Literal["stop", "skip"] = "stop", every_n_steps: int | None = None) -> None:
         super().__init__()
         if action not in ("stop", "skip"):
             raise UserError(f"Finite: action: got {action!r}, expected 'stop' or 'skip'")
-        self.action = action
-        self.skipped = 0
+        if every_n_steps is not None and every_n_steps < 1:
+            raise UserError(f"Finite: every_n_steps: got {every_n_steps}, expected 1 or more, or null")
+        self.action, self.every_n_steps = action, every_n_steps
+        self.skipped = self._logged = 0
         self._samples: list[tuple[int, int] | list[int]] = []  # of the micro-batches since the last step
         self._finite: list[Tensor] = []  # whether the loss of each was
+        self._seen: list[Seen] = []  # steps the host has not looked at
+        self._bad: Tensor | None = None  # whether one of them was bad, on the device
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._samples.append(_samples(trainer, batch))
@@ -45,31 +65,67 @@ class Finite(Callback):
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
-        samples, losses = self._samples, self._finite
+        samples, losses = self._samples, torch.stack(self._finite)
         self._samples, self._finite = [], []
-        finite = torch.stack(losses).all()
+        finite = losses.all()
         if trainer.precision != "16-mixed":
             gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
             if gradients:  # the largest entry: a sum of squares could overflow where nothing is wrong
                 finite = finite & get_total_norm(gradients, math.inf).isfinite()
-        if trainer.strategy.reduce_boolean_decision(bool(finite), all=True):
+        if trainer.world_size > 1:  # not strategy.reduce: its barrier waits for the device
+            everywhere = finite.int()
+            torch.distributed.all_reduce(everywhere, torch.distributed.ReduceOp.MIN)
+            finite = everywhere.bool()
+        self._seen.append(Seen(trainer.global_step, samples, losses, finite))
+        if trainer.precision == "16-mixed" or not _leaves_out(optimizer):
+            if self._look(trainer):
+                optimizer.zero_grad(set_to_none=True)  # the optimiser leaves out a parameter without a gradient
+            self._log(pl_module)
             return
-        self._report(trainer, samples, [bool(f) for f in losses])
-        optimizer.zero_grad(set_to_none=True)  # the optimiser leaves out a parameter without a gradient
-        self.skipped += 1
-        pl_module.log("train/skipped_batches", float(self.skipped))
+        bad = ~finite if self._bad is None or self.action == "skip" else ~finite | self._bad
+        self._bad = bad
+        optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
+        if len(self._seen) >= (self.every_n_steps or (trainer.log_every_n_steps if finite.is_cuda else 1)):
+            self._look(trainer)
+        self._log(pl_module)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._look(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._look(trainer)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self._look(trainer)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"skipped": self.skipped} if self.skipped else {}
+        skipped = self.skipped + sum(not bool(seen.finite) for seen in self._seen)
+        return {"skipped": skipped} if skipped else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.skipped = state_dict["skipped"]
 
-    def _report(self, trainer: Trainer, samples: list[Any], losses: list[bool]) -> None:
-        bad = [s for s, finite in zip(samples, losses, strict=True) if not finite]
+    def _look(self, trainer: Trainer) -> bool:
+        """Wait for the device and act on what it has seen; whether one of the steps was bad."""
+        seen, self._seen, self._bad = self._seen, [], None
+        if not seen or torch.stack([s.finite for s in seen]).all():
+            return False
+        for step in seen:
+            if not step.finite:
+                self._report(trainer, step)
+                self.skipped += 1
+        return True
+
+    def _log(self, pl_module: LightningModule) -> None:
+        if self.skipped != self._logged:
+            self._logged = self.skipped
+            pl_module.log("train/skipped_batches", float(self.skipped))
+
+    def _report(self, trainer: Trainer, seen: Seen) -> None:
+        bad = [s for s, finite in zip(seen.samples, seen.losses.tolist(), strict=True) if not finite]
         what = "the loss of" if bad else "the gradient of"
-        named = ", ".join(_spell(s) for s in bad or samples)
-        message = f"step {trainer.global_step}: {what} {named} is not finite"
+        named = ", ".join(_spell(s) for s in bad or seen.samples)
+        message = f"step {seen.step}: {what} {named} is not finite"
         if self.action == "skip":
             rank_zero_warn(f"{message}; left out, {self.skipped + 1} so far")
             return
@@ -81,6 +137,12 @@ class Finite(Callback):
             f"{message}. The weights are those before this step; {good}. Lower the learning rate or clip the gradient; "
             "--trainer.callbacks+=Finite --trainer.callbacks.action=skip leaves such batches out"
         )
+
+
+def _leaves_out(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the optimiser leaves out a step on the device; a subclass may do more in a step than its parent."""
+    fused = all(group.get("fused") for group in optimizer.param_groups)
+    return fused and type(optimizer) in (torch.optim.AdamW, torch.optim.Adam)
 
 
 def _samples(trainer: Trainer, batch: Any) -> tuple[int, int] | list[int]:

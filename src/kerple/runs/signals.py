@@ -26,6 +26,7 @@ class Signals:
     def __init__(self) -> None:
         self.received = 0
         self._before: dict[signal.Signals, Any] = {}
+        self._group: Any = None  # of the processes, over gloo
 
     def install(self) -> None:
         """Listen from now on; nothing where we do already."""
@@ -40,12 +41,22 @@ class Signals:
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
         self._before = {}
 
-    def agreed(self, trainer: Trainer) -> int:
-        """The signal any process of the run has received, 0 for none. To be called by all of them."""
+    def connect(self, trainer: Trainer) -> None:
+        """Have the processes agree from host to host, so that nothing waits for a GPU. To be called by all of them."""
+        if trainer.world_size > 1 and self._group is None:
+            self._group = torch.distributed.new_group(backend="gloo")
+
+    def agreed(self, trainer: Trainer, wish: bool = False) -> tuple[int, bool]:
+        """The signal any process of the run has received, 0 for none, and whether any wishes for what it asks.
+
+        To be called by all of them, after `connect`.
+        """
         if trainer.world_size == 1:
-            return self.received
-        number = torch.tensor(self.received, device=trainer.strategy.root_device)
-        return int(trainer.strategy.reduce(number, reduce_op="max"))
+            return self.received, wish
+        state = torch.tensor([self.received, int(wish)])
+        torch.distributed.all_reduce(state, torch.distributed.ReduceOp.MAX, group=self._group)
+        received, wished = state.tolist()
+        return received, bool(wished)
 
     def _note(self, number: int, frame: Any) -> None:
         self.received = max(self.received, int(number))
