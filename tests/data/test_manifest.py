@@ -3,12 +3,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from kerple.data.manifest import Layout, parse_manifest, read_manifest
+from kerple.data.manifest import Layout, parse_manifest, read_manifest, signed
 from kerple.data.prepare.encode import parse
 from kerple.data.shards import TokenStream
+from kerple.errors import UserError
 
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
@@ -32,8 +33,9 @@ def test_a_manifest_comes_back(prepared: Path) -> None:
 @given(data=st.data())
 @FUZZ
 def test_a_manifest_that_lies_is_refused_by_name(prepared: Path, data: st.DataObject) -> None:
-    """Any entry replaced by anything: a ValueError that names the file, or what is read is exactly what is written."""
-    lie = json.loads((prepared / "manifest.json").read_text())
+    """Any entry replaced by anything: a UserError that names the file, whatever the entry, bytes and counts too."""
+    truth = (prepared / "manifest.json").read_text()
+    lie = json.loads(truth)
     *parents, key = data.draw(st.sampled_from(entries(lie)[1:]))
     place = lie
     for step in parents:
@@ -44,15 +46,47 @@ def test_a_manifest_that_lies_is_refused_by_name(prepared: Path, data: st.DataOb
         place.append(place[key])
     else:
         del place[key]
+    assume(json.dumps(lie, sort_keys=True) != json.dumps(json.loads(truth), sort_keys=True))
+    with pytest.raises(UserError, match=r"here/manifest\.json"):
+        parse_manifest(json.dumps(lie).encode(), "here/manifest.json")
+
+
+@given(data=st.data())
+@FUZZ
+def test_a_manifest_that_lies_and_signs_it_is_what_it_says_or_refused(prepared: Path, data: st.DataObject) -> None:
+    """The same with the checksum made anew, as somebody would who means it."""
+    lie = json.loads((prepared / "manifest.json").read_text())
+    del lie["sha256"]
+    *parents, key = data.draw(st.sampled_from(entries(lie)[1:]))
+    place = lie
+    for step in parents:
+        place = place[step]
+    place[key] = data.draw(ANYTHING)
     complaint = None
     try:
-        manifest = parse_manifest(json.dumps(lie).encode(), "here/manifest.json")
-    except ValueError as error:
+        manifest = parse_manifest(signed(lie).encode(), "here/manifest.json")
+    except UserError as error:
         complaint = str(error)
     if complaint is None:
         assert json.loads(manifest.to_json())["splits"] == lie["splits"]
     else:
         assert "here/manifest.json" in complaint
+
+
+@pytest.mark.parametrize("key", ["bytes", "documents"])
+def test_a_count_that_was_changed_is_noticed(prepared: Path, key: str) -> None:
+    lie = json.loads((prepared / "manifest.json").read_text())
+    lie["splits"]["train"][key] -= 1
+    with pytest.raises(UserError, match="m: its sha256 is not that of its entries; prepare or copy the folder again"):
+        parse_manifest(json.dumps(lie).encode(), "m")
+
+
+def test_a_manifest_of_the_format_before_is_read_with_a_warning(prepared: Path) -> None:
+    old = json.loads((prepared / "manifest.json").read_text()) | {"format": 1}
+    del old["sha256"]
+    with pytest.warns(match="without a checksum"):
+        manifest = parse_manifest(json.dumps(old).encode(), f"{prepared}/manifest.json")
+    assert manifest == read_manifest(prepared)
 
 
 @given(st.binary(max_size=200) | ANYTHING.map(lambda value: json.dumps(value).encode()))

@@ -10,7 +10,7 @@ import pytest
 import webdataset
 from tokenizers import Tokenizer
 
-from kerple.data.manifest import SPLITS, read_manifest
+from kerple.data.manifest import SPLITS, read_manifest, signed
 from kerple.data.prepare.build import Recipe
 from kerple.data.prepare.encode import digest_of
 from kerple.data.shards import TokenStream, header
@@ -127,7 +127,7 @@ def test_a_token_beyond_the_vocabulary_is_refused_though_its_checksum_is_right(c
     manifest = json.loads((copied / "manifest.json").read_text())
     run = manifest["splits"]["train"]["shards"][0]["runs"][0]
     run["sha256"] = hashlib.sha256(content[512 : 512 + 2000]).hexdigest()
-    (copied / "manifest.json").write_text(json.dumps(manifest))
+    (copied / "manifest.json").write_text(signed(manifest))
 
     with pytest.raises(ValueError, match=r"train-00000\.tar: member train-00000000\.u16: token 300"):
         TokenStream(copied, read_manifest(copied), "train").read(0, 1)
@@ -155,6 +155,6 @@ def test_documents_that_cannot_be_are_refused_though_their_checksum_is_right(cop
     offsets.tofile(path)
     manifest = json.loads((copied / "manifest.json").read_text())
     manifest["splits"]["train"]["offsets"]["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
-    (copied / "manifest.json").write_text(json.dumps(manifest))
+    (copied / "manifest.json").write_text(signed(manifest))
     with pytest.raises(ValueError, match=r"train\.offsets: must rise from 0 to below the [0-9]+ tokens"):
         read_offsets(copied, read_manifest(copied), "train")

@@ -295,3 +295,24 @@ def test_protocols_of_every_corpus_are_explained(tmp_path: Path) -> None:
         assert f'<th>{part} full</th><td class="text">non-overlapping segments of the length' in page
         assert f'<th>{part} windowed64</th><td class="text">as full, attention limited' in page
     assert ">task" not in page
+
+
+def test_runs_of_several_precisions_are_named_above_the_table(root: Path, tmp_path: Path) -> None:
+    precisions = ["32-true", "32-true", "bf16-mixed"]
+    runs = locate([root])
+    for run in runs:
+        path = run.directory / "cost.json"
+        cost = json.loads(path.read_text())
+        cost["environment"]["precision"] = precisions[run.seed % 3] if run.strategy == "RoPE" else "32-true"
+        path.write_text(json.dumps(cost))
+    (odd,) = (run.seed for run in runs if run.strategy == "RoPE" and run.seed % 3 == 2)
+    said = f"precision: 32-true | bf16-mixed (RoPE seed {odd})"
+
+    found = read(runs)
+    report.write(found, tmp_path / "report", name="mixed", baseline="KerpleLog")
+
+    assert report.mixed(found) == [said]
+    table = (tmp_path / "report" / "table.md").read_text()
+    assert table.index(said) < table.index("| KerpleLog")
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert page.index(said) < page.index("<table")

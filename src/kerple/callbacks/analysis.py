@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kerple.errors import UserError
 from kerple.evaluation.metrics import TokenLoss
-from kerple.evaluation.results import reach
+from kerple.evaluation.results import reach, strategy
 
 
 class Analysis(Callback):
@@ -87,7 +87,7 @@ class Analysis(Callback):
 
 def strategy_name(pl_module: LightningModule) -> str:
     """Class name of the model's strategy, for titles."""
-    return type(pl_module.network.positions[0]).__name__
+    return strategy(pl_module.network)
 
 
 def synchronise(*losses: TokenLoss) -> None:

@@ -248,7 +248,7 @@ class Extrapolation(Callback):
 
     def _report(self, trainer: Trainer, pl_module: LightningModule, directory: Path) -> None:
         network = pl_module.network
-        strategy = type(network.positions[0]).__name__
+        strategy = results.strategy(network)
         results.write(
             directory / "extrapolation.json",
             self.measurements,

@@ -28,6 +28,7 @@ from kerple.errors import UserError
 from kerple.lm import LanguageModel
 from kerple.runs.atomic import NO_ROOM, AtomicCheckpointIO
 from kerple.runs.directories import fit_directory, test_directory
+from kerple.runs.precision import FAST, SAFE, AutoTrainer, settle
 from kerple.runs.trust import CONFIG_KEY, check, read_config
 
 COMMANDS = {
@@ -42,7 +43,7 @@ HARMLESS = (
     r"`isinstance\(treespec, LeafSpec\)`",
     ".*does not have many workers",  # memory-mapped shards need none
 )
-FROM_CHECKPOINT = ("seed_everything", "model", "data", "experiment")
+FROM_CHECKPOINT = ("seed_everything", "model", "data", "experiment", "auto_precision")
 # devices and strategy are those of the machine that tests, not of the one that trained
 TRAINER_FROM_CHECKPOINT = ("precision", "callbacks", "limit_test_batches")
 
@@ -90,6 +91,12 @@ class CLI(LightningCLI):
             default="",
             help="Packages whose classes a checkpoint may name, beside this project's and Lightning's: a,b,c.",
         )
+        parser.add_argument(
+            "--auto_precision",
+            type=str | None,
+            default=None,
+            help="Written by a run: what `precision: auto` came to when it was trained. Its tests choose again.",
+        )
         parser.link_arguments("data.init_args.vocabulary", "model.vocabulary")
         parser.link_arguments("data.init_args.length", "model.length")
 
@@ -110,9 +117,10 @@ class CLI(LightningCLI):
                 last = directory / "checkpoints" / "last.ckpt"  # can be given the same command line every time
                 config.ckpt_path = str(last) if last.is_file() else None
             if config.ckpt_path is not None:
-                check(config.ckpt_path)
+                config.auto_precision = _auto_precision(check(config.ckpt_path))
         else:
             directory = test_directory(config.run_dir, config.ckpt_path, self.subcommand)
+        settle(config, self.subcommand)
         config.weights_only = True  # a checkpoint is data: nothing in it may run
         config.trainer.default_root_dir = str(directory)
         if config.trainer.logger in (None, True):
@@ -129,6 +137,14 @@ class CLI(LightningCLI):
         if self.subcommand == "fit":
             kwargs["callbacks"] = _with_safety(trainer["callbacks"] or [], trainer["enable_checkpointing"])
         return super().instantiate_trainer(**kwargs)
+
+
+def _auto_precision(checkpoint: Any) -> str | None:
+    """What the precision of a fit came to, None if it was asked for by name or the checkpoint does not say."""
+    text = checkpoint.get(CONFIG_KEY) if isinstance(checkpoint, dict) else None
+    stored = yaml.safe_load(text) if isinstance(text, str) else None
+    chosen = stored.get("auto_precision") if isinstance(stored, dict) else None
+    return chosen if chosen in (FAST, SAFE) else None
 
 
 def _with_safety(given: Callback | list[Callback], checkpoints: bool | None) -> list[Callback]:
@@ -157,10 +173,14 @@ def main(arguments: list[str] | None = None) -> None:
         if arguments and arguments[0] in COMMANDS:
             import_module(COMMANDS[arguments[0]][0]).main(arguments[1:])
             return
+        if arguments[:1] == ["test"] and _option(arguments, "--hf"):
+            import_module("kerple.cli.pretrained").main(arguments)
+            return
         _check_position(arguments)
         CLI(
             LanguageModel,
             LightningDataModule,
+            trainer_class=AutoTrainer,
             subclass_mode_data=True,
             save_config_callback=StoreConfig,
             seed_everything_default=1235,
@@ -248,4 +268,6 @@ def _checkpoint_first(arguments: list[str]) -> list[str]:
     stored = read_config(paths[-1], tuple(trust))
     config = {key: stored[key] for key in FROM_CHECKPOINT if key in stored}
     config["trainer"] = {key: stored["trainer"][key] for key in TRAINER_FROM_CHECKPOINT}
+    if config.get("auto_precision"):
+        config["trainer"]["precision"] = "auto"
     return [arguments[0], "--config", yaml.safe_dump(config), *arguments[1:]]

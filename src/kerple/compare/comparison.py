@@ -17,11 +17,15 @@ class Strategy:
         position: Class name of the positional strategy; the label if null.
         options: Options of its own, for instance ``{share_across_layers: false}``.
         flags: Further flags of `fit` for this line alone, for instance ``{data.length: 128}``.
+        hf: A pretrained model in place of a position: a folder, a GGUF file, a name. It is tested once, whatever the
+            seeds, and never fitted; its options are those of `kerple.hf.lm.Pretrained`, for instance ``{scaling: yarn,
+            factor: 2}``, its flags those of `test`.
     """
 
     position: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
     flags: dict[str, Any] = field(default_factory=dict)
+    hf: str | None = None
 
 
 @dataclass
@@ -30,7 +34,7 @@ class Comparison:
 
     Args:
         name: Of the comparison; names its folders.
-        base: Configs of every fit, later ones win.
+        base: Configs of every fit, later ones win; none where nothing is fitted.
         strategies: Label -> what it is; ``KerpleLog: {}`` is the strategy of that name as it is.
         seeds: Of initialisation and order of data; the tests pair by them.
         baseline: Label every other strategy is tested against.
@@ -62,7 +66,8 @@ class Comparison:
     output: str | None = None
 
     def __post_init__(self) -> None:
-        for key in ("base", "strategies", "seeds", "seeded"):
+        fitted = any(s is None or s.hf is None for s in self.strategies.values())
+        for key in ("strategies", "seeds", "seeded", *(["base"] if fitted else [])):
             if not getattr(self, key):
                 raise UserError(f"compare: {key}: got none, expected at least one")
         if twice := sorted({s for s in self.seeds if self.seeds.count(s) > 1}):
@@ -109,18 +114,27 @@ class Comparison:
     def jobs(self) -> list["Job"]:
         """All runs, seed by seed: after the first seeds there is a whole, if noisy, comparison."""
         parts = list(self.parts) or [""]
-        return [self._job(part, label, seed) for seed in self.seeds for part in parts for label in self.strategies]
+        return [
+            self._job(part, label, seed)
+            for seed in self.seeds
+            for part in parts
+            for label, strategy in self.strategies.items()
+            if seed == self.seeds[0] or not (strategy and strategy.hf)
+        ]
 
     def _job(self, part: str, label: str, seed: int) -> "Job":
         strategy = self.strategies[label] or Strategy()
         directory = self.runs_folder / part / label / f"seed-{seed}"
+        test = as_flags(self.test | {"run_dir": str(directory / self.test_folder)})
+        if strategy.hf:
+            own = {"hf": strategy.hf} | {f"model.{key}": value for key, value in strategy.options.items()}
+            return Job(label, seed, directory, (), (*as_flags(own), *as_flags(strategy.flags), *test), part)
         fit = [f"--config={path}" for path in (*self.base, *self.parts.get(part, []))]
         fit += as_flags(self.flags | strategy.flags)
         # the last wins: a seed in a config file among the flags must not make one run of all seeds
         fit += as_flags(dict.fromkeys(self.seeded, seed) | {"run_dir": str(directory)})
         fit += [f"--model.position={strategy.position or label}"]
         fit += as_flags({f"model.position.{key}": value for key, value in strategy.options.items()})
-        test = as_flags(self.test | {"run_dir": str(directory / self.test_folder)})
         return Job(label, seed, directory, tuple(fit), tuple(test), part)
 
 
@@ -132,7 +146,7 @@ class Job:
         label: Of the strategy.
         seed: Of the run.
         directory: Of the run; what belongs to the run but not in it lies beside, with the same stem.
-        fit: Arguments of ``run.py fit``.
+        fit: Arguments of ``run.py fit``; none for a pretrained model.
         test: Arguments of ``run.py test``, without the checkpoint; the last is the folder it writes to.
         part: Of the comparison, empty if it has only one.
     """
@@ -153,6 +167,11 @@ class Job:
     def test_folder(self) -> Path:
         """Where the test writes."""
         return Path(self.test[-1].removeprefix("--run_dir="))
+
+    @property
+    def pretrained(self) -> bool:
+        """Whether there is nothing to fit."""
+        return not self.fit
 
     @property
     def checkpoint(self) -> Path:

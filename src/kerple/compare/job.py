@@ -89,9 +89,9 @@ def run(job: Job, config: dict[str, Any], threads: int, say: Callable[[str], Non
         if known.get("config") is None:
             if known:  # `forget` was killed
                 shutil.rmtree(job.directory, ignore_errors=True)
-            known = {"config": config, "fitted": False, "tests": {}}
+            known = {"config": config, "fitted": job.pretrained, "tests": {}}
             _write(job, known)
-        if known["fitted"] and not finished(job) and not job.checkpoint.is_file():
+        if not job.pretrained and known["fitted"] and not finished(job) and not job.checkpoint.is_file():
             say(f"{job.name}: {job.checkpoint} is gone")
             known |= {"fitted": False, "tests": {}}
             _write(job, known)
@@ -113,7 +113,8 @@ def run(job: Job, config: dict[str, Any], threads: int, say: Callable[[str], Non
             known["tests"][name] = None  # from here on the folder is ours
             _write(job, known)
             say(f"{job.name}: testing")
-            _call(job, ["test", f"--ckpt_path={job.checkpoint}", *job.test], threads, lock, program)
+            checkpoint = [] if job.pretrained else [f"--ckpt_path={job.checkpoint}"]
+            _call(job, ["test", *checkpoint, *job.test], threads, lock, program)
             known["tests"][name] = _test(job)
             _write(job, known)
         say(f"{job.name}: done")
@@ -135,13 +136,14 @@ def objections(job: Job, config: dict[str, Any]) -> list[str]:
 
     Args:
         job: The run; its directory exists, its state does not.
-        config: Its resolved configuration, flat. What it leaves open (null), the folder's run may have filled in.
+        config: Its resolved configuration, flat. What it leaves open (null, auto), the folder's run may have filled
+            in.
     """
     path = job.directory / "config.yaml"
     if not path.is_file() or not job.checkpoint.is_file():
         return ["has no config.yaml and checkpoints/last.ckpt"]
     written = flat(yaml.safe_load(path.read_text()))
-    pairs = {key: (written.get(key), now) for key, now in config.items() if now is not None}
+    pairs = {key: (written.get(key), now) for key, now in config.items() if now not in (None, "auto")}
     return [f"{key}: {before!r} -> {now!r}" for key, (before, now) in pairs.items() if before != now]
 
 

@@ -11,11 +11,11 @@ from pytorch_lightning import LightningDataModule
 from kerple.compare.comparison import Job
 from kerple.errors import UserError
 
-PLACES = ("run_dir", "ckpt_path", "config", "logs", "experiment", "trust")  # where, not what
+PLACES = ("run_dir", "ckpt_path", "config", "logs", "experiment", "trust", "auto_precision")  # where, not what
 
 
 def resolve(job: Job) -> dict[str, Any]:
-    """Resolved configuration of a run's fit, nested.
+    """Resolved configuration of a run's fit, of a pretrained model's test, nested.
 
     Raises:
         UserError: If the command line does not parse; with the parser's own message.
@@ -25,7 +25,7 @@ def resolve(job: Job) -> dict[str, Any]:
     printed, complaint = io.StringIO(), io.StringIO()
     try:
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(complaint):
-            cli.main(["fit", *job.fit, "--print_config"])
+            cli.main([*(["test", *job.test] if job.pretrained else ["fit", *job.fit]), "--print_config"])
     except SystemExit as end:
         if end.code:
             message = complaint.getvalue()

@@ -17,7 +17,7 @@ from kerple.data.prepare.build import Recipe, build
 from kerple.data.prepare.corpora import HUB
 from kerple.data.remote import CACHE_BYTES, Folder, open_folder
 from kerple.data.streams import is_remote
-from kerple.data.tokenizer import TRAINED_HERE, load_tokenizer
+from kerple.data.tokenizer import OF_A_MODEL, TRAINED_HERE, load_tokenizer
 from kerple.errors import UserError
 
 
@@ -35,8 +35,8 @@ class TokenShards(LightningDataModule):
         corpus: `stdlib` (the standard library of the running Python), `packages` (that and the packages this project
             requires), a file, folder, pattern or URL of .jsonl, .jsonl.zst, .jsonl.gz, .tar of those, .parquet or text
             files, or `hf:NAME[:CONFIG[:SPLIT]]`. null: use the shards in `directory` as they are.
-        tokenizer: `bpe` trains a byte-level BPE on the training split; else a tokenizer.json, a directory with one, or
-            a name on the Hugging Face hub such as gpt2.
+        tokenizer: `bpe` trains a byte-level BPE on the training split; else a tokenizer.json, a directory with one, a
+            name on the Hugging Face hub such as gpt2, or `hf:` and a pretrained model's folder, GGUF file or name.
         vocabulary: Entries of a tokenizer trained here, and rows of the model's embedding; at least the entries of any
             other tokenizer.
         directory: Folder of the shards, or a URL of one that is prepared. null: data/<corpus>-<tokenizer>.
@@ -295,6 +295,6 @@ def default_directory(corpus: str, tokenizer: str, vocabulary: int) -> str:
     kind = (
         f"{tokenizer}{vocabulary}"
         if tokenizer == TRAINED_HERE
-        else Path(tokenizer.removesuffix("/tokenizer.json")).stem
+        else Path(tokenizer.removeprefix(OF_A_MODEL).removesuffix("/tokenizer.json")).stem
     )
     return f"data/{name}-{kind}"

@@ -4,10 +4,12 @@ The layout is a pure function of a few numbers, so a manifest is checked by comp
 split holds tokens i·R .. (i + 1)·R - 1 and is the regular tar member `<split>-<i>.u16` of shard i // runs_per_shard.
 """
 
+import hashlib
 import json
 import math
 import os
 import re
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import numpy as np
 
 from kerple.errors import UserError
 
-FORMAT = 1
+FORMAT = 2  # 1 had no checksum of its own
 FILE = "manifest.json"
 SPLITS = ("train", "validation", "test")
 RUN_TOKENS = 1 << 20  # tokens per tar member: 1 Mi-token members read at 670 Mtok/s, 513-token members at 10
@@ -122,7 +124,7 @@ class Manifest:
 
     def to_json(self) -> str:
         layout = self.layout
-        return json.dumps(
+        return signed(
             {
                 "format": FORMAT,
                 "vocabulary": self.vocabulary,
@@ -134,13 +136,23 @@ class Manifest:
                 "settings": self.settings,
                 "counts": self.counts,
                 "splits": {s.name: _split_to_json(s, layout) for s in self.splits.values()},
-            },
-            indent=1,
+            }
         )
 
     def write(self, directory: Path) -> None:
         """Last of all files, and in one step: a directory without a manifest is not a corpus yet."""
         write_atomically(directory / FILE, self.to_json().encode())
+
+
+def signed(entries: dict[str, Any]) -> str:
+    """The JSON of a manifest with a checksum of its own: what no shard can confirm, bytes and counts, is under it."""
+    return json.dumps({**entries, "sha256": _sha256(entries)}, indent=1)
+
+
+def _sha256(entries: dict[str, Any]) -> str:
+    """Of all entries but the checksum itself, however they are ordered and indented."""
+    content = {key: value for key, value in entries.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -170,12 +182,17 @@ def parse_manifest(content: bytes, name: str) -> Manifest:
     """Check the bytes of a manifest and build it; `name` is what messages call it."""
     try:
         entries = json.loads(content)
+        checksum = _sha256(entries) if isinstance(entries, dict) else None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{name}: is not JSON ({error})") from error
     check = _Check(name)
     top = check.mapping(entries, "manifest")
-    if (version := top.get("format")) != FORMAT:
+    if (version := top.get("format")) == 1 and "sha256" not in top:
+        warnings.warn(f"{name}: an earlier version wrote it without a checksum; prepare it again", stacklevel=2)
+    elif version != FORMAT:
         raise UserError(f"{name}: format is {version!r}, this program reads format {FORMAT}")
+    elif top.get("sha256") != checksum:
+        raise UserError(f"{name}: its sha256 is not that of its entries; prepare or copy the folder again")
     vocabulary = check.integer(top, "vocabulary", 1, 1 << 32)
     dtype = "uint16" if vocabulary <= 1 << 16 else "uint32"
     check.equal(top.get("dtype"), dtype, f"dtype for a vocabulary of {vocabulary}")

@@ -10,6 +10,7 @@ from kerple.errors import UserError
 
 END_OF_TEXT = "<|endoftext|>"
 TRAINED_HERE = "bpe"
+OF_A_MODEL = "hf:"
 PIECE = 1 << 18  # characters tokenised at once: the tokenizer needs about a hundred bytes a token while it works
 
 
@@ -35,11 +36,16 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
 
 
 def load_tokenizer(source: str) -> Tokenizer:
-    """A `tokenizer.json`, a directory that holds one, or a name on the Hugging Face hub such as `gpt2`.
+    """A `tokenizer.json`, a directory that holds one, a name on the Hugging Face hub such as `gpt2`, or, after `hf:`,
+    the model whose own it is: a folder, a GGUF file, a name.
 
     Raises:
         UserError: It is neither, the hub is out of reach, or the file is not a tokenizer.
     """
+    if source.startswith(OF_A_MODEL):
+        from kerple.hf.source import locate, read_tokenizer  # an optional group, asked for by this name
+
+        return read_tokenizer(locate(source.removeprefix(OF_A_MODEL)))
     path = Path(source)
     if path.is_dir():
         path = path / "tokenizer.json"

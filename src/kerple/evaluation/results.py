@@ -175,8 +175,14 @@ def finite(number: Tensor | float) -> float | None:
 
 def reach(network: Any) -> int | None:
     """First position the network's strategies cannot represent, None if there is no such bound."""
-    bounds = [p.max_length for p in getattr(network, "positions", ()) if p.max_length is not None]
+    strategies = getattr(network, "positions", [network])
+    bounds = [p.max_length for p in strategies if getattr(p, "max_length", None) is not None]
     return min(bounds, default=None)
+
+
+def strategy(network: Any) -> str:
+    """What the network's way with positions is called: the class of its strategy, or what a pretrained one says."""
+    return network.strategy if hasattr(network, "strategy") else type(network.positions[0]).__name__
 
 
 def _cell(m: Measurement | None) -> str:

@@ -25,6 +25,8 @@ PROTOCOLS = {
     "per_position": "as full, the loss by position in the segment",
 }
 
+POSITIONAL = ("model.position", "model.scaling", "model.factor")  # settings; the last two are of pretrained models
+
 
 def write(runs: Runs, folder: Path, *, name: str, baseline: str, missing: list[str] | None = None) -> Path:
     """Write the report of finished runs.
@@ -57,7 +59,9 @@ def write(runs: Runs, folder: Path, *, name: str, baseline: str, missing: list[s
         table.to_csv(folder / f"{analysis}.csv", index=False, float_format="%.8g")
 
     main, details = _tables(summary, runs, baseline)
-    title = f"# {name}\n\n"
+    title, differences = f"# {name}\n\n", mixed(runs)
+    if differences:
+        title += f"Runs differ in more than strategy and seed: {'; '.join(differences)}.\n\n"
     (folder / "table.md").write_text(title + "\n".join(t.markdown() for t in (*main, *details)))
     (folder / "table.tex").write_text("\n".join([LATEX, *(t.latex() for t in (*main, *details))]))
     drawn = []
@@ -83,7 +87,7 @@ def write(runs: Runs, folder: Path, *, name: str, baseline: str, missing: list[s
         details=details,
         figures=drawn,
         protocols=_protocols(runs),
-        mixed=mixed(runs),
+        mixed=differences,
         alike=_only_positions_differ(runs),
         environments=_environments(runs),
         common=yaml.safe_dump(common, sort_keys=False),
@@ -126,7 +130,20 @@ def mixed(runs: Runs) -> list[str]:
                 complaints.append(f"{label}: {key}: {' | '.join(values)}")
     ways = {protocol: found for protocol, found in runs.text.items() if len(found) > 1}
     complaints += [f"{protocol}: {' | '.join(found)}" for protocol, found in ways.items()]
-    return complaints + _unequal(runs.results)
+    return complaints + _precisions(runs) + _unequal(runs.results)
+
+
+def _precisions(runs: Runs) -> list[str]:
+    """The precisions of training, with the runs of each but the usual one, where there is more than one."""
+    members: dict[str, list[str]] = {}
+    for run, environment in runs.environments.items():
+        if "precision" in environment:
+            members.setdefault(environment["precision"], []).append(
+                f"{run.part} {run.strategy} seed {run.seed}".strip()
+            )
+    usual, *others = sorted(members, key=lambda precision: -len(members[precision])) or [""]
+    odd = " | ".join(f"{precision} ({', '.join(members[precision])})" for precision in others)
+    return [f"precision: {usual} | {odd}"] if odd else []
 
 
 def _unequal(results: pd.DataFrame) -> list[str]:
@@ -146,7 +163,7 @@ def _unequal(results: pd.DataFrame) -> list[str]:
 def _only_positions_differ(runs: Runs) -> bool:
     for members in _members(runs, lambda run: f"{run.part} {run.seed}").values():
         (_, first), *others = members
-        if any(first.get(k) != c.get(k) for _, c in others for k in first | c if not k.startswith("model.position")):
+        if any(first.get(k) != c.get(k) for _, c in others for k in first | c if not k.startswith(POSITIONAL)):
             return False
     return True
 

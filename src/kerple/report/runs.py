@@ -172,8 +172,11 @@ def read(runs: Iterable[Run]) -> Runs:
 
 
 def strategy(config: dict[str, Any]) -> str:
-    """Class name of the strategy in a resolved configuration."""
-    position = config["model"]["position"]
+    """Class name of the strategy in a resolved configuration, or what a pretrained model is called."""
+    model = config["model"]
+    if "path" in model:
+        return " ".join(filter(None, [Path(model["path"]).stem, model["scaling"]]))
+    position = model["position"]
     return str(position["class_path"] if isinstance(position, dict) else position).rsplit(".", 1)[-1]
 
 

@@ -1,0 +1,111 @@
+"""`python run.py test --hf PATH`: what `test` does with a checkpoint, for a model of somebody else's."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pytorch_lightning import LightningDataModule, LightningModule, Trainer
+from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
+from pytorch_lightning.loggers import TensorBoardLogger
+
+from kerple.cli.main import CLI, StoreConfig
+from kerple.data.tokenizer import OF_A_MODEL, vocabulary_size
+from kerple.errors import UserError
+from kerple.hf import need
+from kerple.hf.adapter import training_length
+from kerple.hf.source import locate, read_config, read_tokenizer
+from kerple.runs.directories import test_directory
+
+
+class StoreRunConfig(StoreConfig):
+    """Writes the configuration beside the results, and above them, where a report looks for that of a run."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        above = Path(trainer.log_dir or trainer.default_root_dir).parent / "config.yaml"
+        if trainer.is_global_zero and not above.exists():
+            above.write_text(self._text())
+
+
+class PretrainedCLI(CLI):
+    """The part of the command line that makes sense for a model that is not trained here."""
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        return {"test": LightningCLI.subcommands()["test"]}
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_argument("--experiment", default="pretrained", help="First folder below --logs.")
+        parser.add_argument("--logs", default="logs", help="Root of all runs.")
+        parser.add_argument(
+            "--run_dir",
+            type=str | None,
+            default=None,
+            help="Folder of the results; null: <logs>/<experiment>/<model>/test, or a new version of it.",
+        )
+
+    def before_instantiate_classes(self) -> None:
+        config = self.config[self.subcommand]
+        model = config.model
+        label = Path(model.path).stem + (f"-{model.scaling}{model.factor or ''}" if model.scaling else "")
+        run = Path(config.logs) / config.experiment / label
+        directory = test_directory(config.run_dir, str(run / "checkpoints" / "none"), "test")
+        config.trainer.default_root_dir = str(directory)
+        if config.trainer.logger in (None, True):
+            self._logger = TensorBoardLogger(str(directory), name="", version="", default_hp_metric=False)
+
+
+def main(arguments: list[str]) -> None:
+    """Run `test` on a pretrained model.
+
+    Args:
+        arguments: Of the command line, ``test`` first, ``--hf PATH`` among them.
+
+    Raises:
+        UserError: If there is no such model, or something of it cannot be honoured.
+    """
+    need()
+    from kerple.hf.lm import Pretrained
+
+    path, rest = _take(arguments[1:], "--hf")
+    PretrainedCLI(
+        Pretrained,
+        LightningDataModule,
+        subclass_mode_data=True,
+        save_config_callback=StoreRunConfig,
+        seed_everything_default=1235,
+        parser_kwargs={"description": __doc__},
+        auto_configure_optimizers=False,
+        args=["test", "--config", yaml.safe_dump(_defaults(path)), *rest],
+    )
+
+
+def _defaults(path: str) -> dict[str, Any]:
+    """What follows from the model alone, for flags and configs to change: its tokenizer and the data's size."""
+    source = locate(path)
+    length = training_length(read_config(source))
+    data: dict[str, Any] = {
+        "tokenizer": f"{OF_A_MODEL}{source.name}",
+        "vocabulary": vocabulary_size(read_tokenizer(source)),
+    }
+    if length is not None:
+        data["length"] = length
+    return {"model": {"path": source.name}, "data": {"class_path": "kerple.data.TokenShards", "init_args": data}}
+
+
+def _take(arguments: list[str], name: str) -> tuple[str, list[str]]:
+    """The value of an option, and the arguments without it."""
+    for i, argument in enumerate(arguments):
+        given, equals, value = argument.partition("=")
+        if given == name:
+            if not equals and i + 1 == len(arguments):
+                break
+            return (
+                (value, arguments[:i] + arguments[i + 1 :])
+                if equals
+                else (
+                    arguments[i + 1],
+                    arguments[:i] + arguments[i + 2 :],
+                )
+            )
+    raise UserError(f"{name.lstrip('-')}: got nothing, expected a folder, a .gguf file or a name on the hub")

@@ -1,0 +1,170 @@
+"""Any causal language model of transformers as a network that the protocols can score."""
+
+import inspect
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kerple.errors import UserError
+from kerple.hf.windows import windowed
+from kerple.model.head import target_losses
+from kerple.positions import Shape
+
+PROBE = 12  # tokens
+
+
+class HuggingFaceNetwork(nn.Module):
+    """A `kerple.evaluation.protocols.Network` made of a model of transformers.
+
+    The head is applied in pieces, so that the logits of a long input are never held together. Models whose logits are
+    more than the head's product with the last hidden states (a soft cap, a scale) are found out by a probe and score
+    through their whole logits, with the memory this takes.
+
+    Args:
+        model: A `transformers.PreTrainedModel` with a language modelling head, in evaluation mode.
+        length: Training length in tokens; None for what its configuration says.
+        strategy: What its positions are called in results; None to find out.
+
+    Raises:
+        UserError: If a token's logits depend on later tokens, or no training length is known.
+    """
+
+    def __init__(self, model: Any, length: int | None = None, strategy: str | None = None) -> None:
+        super().__init__()
+        self.model = model
+        text = model.config.get_text_config()
+        known = length or training_length(model.config)
+        if known is None:
+            raise UserError(
+                f"length: the configuration of {type(model).__name__} does not say how long its training inputs were; "
+                "give model.length, in tokens"
+            )
+        self.shape = Shape(text.hidden_size, text.num_attention_heads, known)
+        self.learned = _learned_positions(model)
+        self.max_length = None if self.learned is None else self.learned.num_embeddings - _reserved(self.learned)
+        self.strategy = strategy or _strategy(text, self.learned)
+        self.takes_positions = "position_ids" in inspect.signature(self.model.base_model.forward).parameters
+        self.in_pieces = True
+        self._probe()
+
+    @property
+    def embedding(self) -> nn.Module:
+        """What turns tokens into vectors."""
+        return self.model.get_input_embeddings()
+
+    @property
+    def head(self) -> nn.Linear:
+        """What turns hidden states into logits."""
+        return self.model.get_output_embeddings()
+
+    def features(self, tokens: Tensor, offset: int = 0, window: int | None = None) -> Tensor:
+        """What the head is given, (B, T, D).
+
+        Args:
+            tokens: (B, T) int64.
+            offset: Added to every position.
+            window: Every layer's attention sees this many keys, the query's own included; None for all before it.
+
+        Raises:
+            UserError: If the model has no such positions, or its attention cannot be limited to a window.
+        """
+        return self._run(self.model.base_model, tokens, offset, window)[0]
+
+    def forward(self, tokens: Tensor, offset: int = 0, window: int | None = None) -> Tensor:
+        """Logits (B, T, V) of the next token after each token, all of them; arguments as in `features`."""
+        return self._run(self.model, tokens, offset, window).logits
+
+    def losses(self, tokens: Tensor, offset: int = 0, window: int | None = None, last: int | None = None) -> Tensor:
+        """Negative log-likelihood of each target of tokens (B, T + 1) in nats, (B, T) or (B, last) fp32."""
+        inputs, targets = tokens[:, :-1], tokens[:, 1:]
+        chosen = slice(None) if last is None else slice(-last, None)
+        if not self.in_pieces:
+            logits = self(inputs, offset, window)[:, chosen]
+            return F.cross_entropy(logits.float().transpose(1, 2), targets[:, chosen], reduction="none")
+        x, targets = self.features(inputs, offset, window)[:, chosen], targets[:, chosen]
+        return target_losses(self.head, x.flatten(0, 1), targets.flatten()).unflatten(0, targets.shape)
+
+    def _run(self, module: nn.Module, tokens: Tensor, offset: int, window: int | None) -> Any:
+        if window is not None and window < 1:
+            raise UserError(f"window: got {window}, expected at least 1 key (the query's own), or none for all keys")
+        end = offset + tokens.shape[1]
+        if self.max_length is not None and end > self.max_length:
+            raise UserError(
+                f"position: got {end - 1}, but {type(self.model).__name__} has learned {self.max_length} positions, "
+                f"the last is {self.max_length - 1}; read less"
+            )
+        if int(tokens.max()) >= self.embedding.num_embeddings:
+            raise UserError(
+                f"tokens: got {int(tokens.max())}, but {type(self.model).__name__} has {self.embedding.num_embeddings} "
+                "token ids: the text was read with the tokenizer of another model; use --data.tokenizer hf:PATH"
+            )
+        positions = {}
+        if self.takes_positions:
+            positions["position_ids"] = torch.arange(offset, end, device=tokens.device)[None]  # (1, T)
+        elif offset:
+            raise UserError(f"offset: {type(self.model).__name__} is told no positions, so none can be shifted")
+        self._forget_length()
+        with nullcontext() if window is None else windowed(self.model, window):
+            return module(input_ids=tokens, use_cache=False, **positions)
+
+    def _forget_length(self) -> None:
+        # dynamic scaling keeps the angles of the longest input so far: a result would depend on what was read before
+        for module in self.model.modules():
+            if "dynamic" in str(getattr(module, "rope_type", "")) and hasattr(module, "original_inv_freq"):
+                module.register_buffer("inv_freq", module.original_inv_freq.to(module.inv_freq), persistent=False)
+                module.max_seq_len_cached = module.original_max_seq_len
+
+    @torch.inference_mode()
+    def _probe(self) -> None:
+        """Find out, on a few tokens, whether this is causal and whether the head alone makes the logits."""
+        generator = torch.Generator().manual_seed(0)
+        tokens = torch.randint(self.embedding.num_embeddings, (1, PROBE), generator=generator)
+        tokens = tokens.to(self.embedding.weight.device)
+        logits = self(tokens).float()  # (1, T, V)
+        other = tokens.clone()
+        other[:, -1] = (other[:, -1] + 1) % self.embedding.num_embeddings
+        scale = float(logits.abs().max())
+        rounding = 30 * torch.finfo(self.embedding.weight.dtype).eps * scale
+        if not float((self(other).float() - logits)[:, :-1].abs().max()) <= rounding:
+            raise UserError(
+                f"hf: in {type(self.model).__name__} a token's logits depend on later tokens, as in an encoder; "
+                "expected a causal language model"
+            )
+        head = self.head
+        self.in_pieces = isinstance(head, nn.Linear) and torch.allclose(
+            head(self.features(tokens)).float(), logits, rtol=1e-3, atol=1e-3 * scale
+        )
+
+
+def training_length(config: Any) -> int | None:
+    """Tokens a configuration says its model was trained with, or None."""
+    text = config.get_text_config()
+    return getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
+
+
+def _learned_positions(model: nn.Module) -> nn.Embedding | None:
+    for name, module in model.named_modules():
+        last = name.rpartition(".")[2]
+        if isinstance(module, nn.Embedding) and (last == "wpe" or "position" in last):
+            return module
+    return None
+
+
+def _reserved(table: nn.Embedding) -> int:
+    return int(getattr(table, "offset", 0))  # OPT's first rows are no positions
+
+
+def _strategy(config: Any, learned: nn.Embedding | None) -> str:
+    if learned is not None:
+        return "Learned"
+    if config.model_type == "bloom" or getattr(config, "alibi", False):
+        return "ALiBi"
+    rope = getattr(config, "rope_parameters", None)
+    if not rope:
+        return config.model_type
+    kind = rope.get("rope_type", "default") if "rope_theta" in rope else "mixed"
+    named = {"default": "RoPE", "linear": "PI", "dynamic": "DynamicNTK", "yarn": "YaRN"}
+    return named.get(kind, f"RoPE ({kind})")

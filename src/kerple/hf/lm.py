@@ -1,0 +1,68 @@
+"""A pretrained model as Lightning sees it: something that is tested and never trained."""
+
+from typing import Any, Literal
+
+import torch
+from pytorch_lightning import LightningModule
+from torch import Tensor
+
+from kerple.errors import UserError
+from kerple.hf.adapter import HuggingFaceNetwork, training_length
+from kerple.hf.scaling import NAMES, Scaling, scaled
+from kerple.hf.source import digest, locate, read_config, read_model, read_tokenizer
+
+LOOK_INSIDE = ("AttentionStatistics", "AttentionMaps", "Kernels", "FourTerms", "TaskAccuracy")
+Batch = dict[str, Tensor]
+
+
+class Pretrained(LightningModule):
+    """A causal language model of transformers, for `test` and its callbacks.
+
+    Args:
+        path: A folder, a .gguf file, ``smollm2-135m`` or a name on the Hugging Face hub.
+        length: Training length in tokens; null for what the model's configuration says.
+        scaling: Of RoPE: ``none``, ``pi``, ``ntk``, ``dynamic_ntk``, ``yarn``; null for what the model brings.
+        factor: How many times the training length the scaling is to reach.
+        dtype: Of the weights in memory. Scores and losses are fp32 in any case.
+        trust_remote_code: Whether code that comes with the model may run.
+
+    Raises:
+        UserError: If it is no such model, or the scaling cannot be honoured.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        length: int | None = None,
+        scaling: Scaling | None = None,
+        factor: float | None = None,
+        dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+        trust_remote_code: bool = False,
+    ) -> None:
+        super().__init__()
+        self.source = locate(path)
+        config = read_config(self.source, trust_remote_code)
+        length = length or training_length(config)
+        if scaling is not None or factor is not None:
+            config = scaled(config, scaling, factor, length or 0)
+        model = read_model(self.source, config, getattr(torch, dtype), trust_remote_code)
+        self.network = HuggingFaceNetwork(model, length, None if scaling is None else NAMES[scaling])
+
+    def setup(self, stage: str) -> None:
+        inside = [type(c).__name__ for c in self.trainer.callbacks if type(c).__name__ in LOOK_INSIDE]
+        if inside:
+            raise UserError(
+                f"trainer.callbacks: {', '.join(inside)}: look inside of this project's own Transformer, and "
+                f"{self.source.name} is not one; leave them out"
+            )
+        data: Any = getattr(self.trainer, "datamodule", None)
+        manifest = getattr(data, "manifest", None)
+        if manifest is not None and manifest.tokenizer != digest(read_tokenizer(self.source)):
+            made = manifest.settings.get("tokenizer", "another one")
+            raise UserError(
+                f"tokenizer: the shards in {manifest.place} were made with {made}, not with the tokenizer of "
+                f"{self.source.name}; give data.directory another folder and data.tokenizer hf:{self.source.name}"
+            )
+
+    def test_step(self, batch: Batch, index: int) -> None:
+        """Nothing: what is computed from a test batch is the callbacks' affair."""

@@ -1,0 +1,53 @@
+"""RoPE read further than it was trained: what transformers' configuration says for each scaling."""
+
+from copy import deepcopy
+from typing import Any, Literal
+
+from kerple.errors import UserError
+
+Scaling = Literal["none", "pi", "ntk", "dynamic_ntk", "yarn"]
+NAMES = {"none": "RoPE", "pi": "PI", "ntk": "NTK", "dynamic_ntk": "DynamicNTK", "yarn": "YaRN"}
+
+
+def scaled(config: Any, scaling: Scaling | None, factor: float | None, length: int) -> Any:
+    """A copy of a model's configuration whose RoPE is scaled, as `kerple.positions.RoPE` scales ours.
+
+    Args:
+        config: `transformers.PreTrainedConfig`.
+        scaling: ``none`` is RoPE without the scaling that the model brings, ``pi``, ``ntk``, ``dynamic_ntk`` and
+            ``yarn`` are explained at `RoPE`. None leaves everything as the model has it.
+        factor: s >= 1, how many times the training length is to be reached; needed by all but ``none``.
+        length: Training length L.
+
+    Raises:
+        UserError: If the model has no RoPE, has one that differs between layers, or the factor is missing.
+    """
+    config = deepcopy(config)
+    if scaling is None:
+        if factor is not None:
+            raise UserError(f"factor: got {factor} without a scaling; add scaling: pi, ntk, dynamic_ntk or yarn")
+        return config
+    if scaling not in NAMES:
+        raise UserError(f"scaling: got {scaling!r}, expected one of {', '.join(NAMES)}, or null for the model's own")
+    if (scaling == "none") != (factor is None) or (factor is not None and not factor >= 1):
+        raise UserError(f"factor: got {factor} with scaling {scaling}, expected a number of 1 or more, none for none")
+    rope = getattr(config, "rope_parameters", None)
+    if not rope or "rope_theta" not in rope:
+        why = "has RoPE that differs between layers" if rope else "has no RoPE"
+        raise UserError(f"scaling: got {scaling}, but {config.model_type} {why}; leave scaling out")
+    kept = {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
+    heads = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    turned = int(heads * rope.get("partial_rotary_factor", 1.0))
+    if scaling == "none":
+        changed = {"rope_type": "default"}
+    elif scaling == "pi":
+        changed = {"rope_type": "linear", "factor": float(factor)}
+    elif scaling == "ntk":
+        changed = {"rope_type": "default", "rope_theta": rope["rope_theta"] * factor ** (turned / (turned - 2))}
+    elif scaling == "dynamic_ntk":
+        changed = {"rope_type": "dynamic", "factor": float(factor)}
+        config.max_position_embeddings = length  # transformers measures T against this
+    else:
+        changed = {"rope_type": "yarn", "factor": float(factor), "original_max_position_embeddings": length}
+    config.rope_parameters = {**kept, **changed}
+    return config

@@ -1,0 +1,271 @@
+"""`test --hf` as a user meets it: what it writes, and what it answers to what is no model."""
+
+import ast
+import csv
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers as hf
+import yaml
+
+import kerple
+from kerple.cli.main import main
+from kerple.data import TokenShards
+from tests.hf.test_adapter import plain_loop
+from tests.hf.tiny import LENGTH, saved, tiny
+
+CALLBACKS = [
+    {
+        "class_path": "Extrapolation",
+        "init_args": {
+            "lengths": [16, 32, 64],
+            "protocols": ["full", "windowed", "sliding", "last", "per_position"],
+            "window": 8,
+            "stride": 8,
+            "skip": 56,
+            "k": 8,
+            "blocks": 2,
+        },
+    },
+    {"class_path": "PositionWisePerplexity", "init_args": {"length": 32, "window": 8, "blocks": 2}},
+    {"class_path": "ShiftTest", "init_args": {"length": 16, "shifts": [0, 40], "blocks": 2}},
+    {"class_path": "ReceptiveField", "init_args": {"length": 16, "blocks": 2}},
+    {"class_path": "Dashboards"},
+]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a corpus, a model and a configuration."""
+    folder = tmp_path_factory.mktemp("hf")
+    corpus = folder / "corpus"
+    corpus.mkdir()
+    for i in range(40):
+        (corpus / f"{i}.txt").write_text(f"document {i}: " + "all work and no play. " * 12)
+    saved(folder / "llama", "llama")
+    config = {
+        "data": {"class_path": "TokenShards", "init_args": {"corpus": str(corpus), "shares": [0.4, 0.2, 0.4]}},
+        "trainer": {
+            "accelerator": "cpu",
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "callbacks": CALLBACKS,
+        },
+    }
+    (folder / "hf.yaml").write_text(yaml.safe_dump(config))
+    return folder
+
+
+PERPLEXITY_ALONE = ("--trainer.callbacks", json.dumps(CALLBACKS[:1]))
+
+
+def run(place: Path, model: Path | str, *flags: str) -> None:
+    main(["test", "--hf", str(model), "--config", str(place / "hf.yaml"), "--data.directory", "shards", *flags])
+
+
+@pytest.fixture
+def here(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(place)
+    return place
+
+
+def test_every_protocol_and_analysis_of_a_folder(here: Path) -> None:
+    run(here, here / "llama")
+    results = here / "logs" / "pretrained" / "llama" / "test"
+    rows = json.loads((results / "extrapolation.json").read_text())["rows"]
+    assert {row["protocol"] for row in rows} == {"full", "windowed", "sliding", "last", "per_position"}
+    config = yaml.safe_load((results.parent / "config.yaml").read_text())
+    assert config["model"]["path"] == str(here / "llama")
+    assert config["data"]["init_args"]["length"] == LENGTH
+    assert config["data"]["init_args"]["tokenizer"] == f"hf:{here / 'llama'}"
+    manifest = json.loads((here / "shards" / "manifest.json").read_text())
+    assert manifest["settings"]["tokenizer"] == f"hf:{here / 'llama'}"
+
+    stream = TokenShards(corpus=None, directory="shards").stream("test")
+    tokens = torch.from_numpy(stream.read(0, 2 * 64 + 1).astype("int64"))
+    model = hf.AutoModelForCausalLM.from_pretrained(here / "llama").eval()
+    with torch.inference_mode():
+        for row in (row for row in rows if row["protocol"] == "full" and row["length"] == 32):
+            for block in range(2):
+                text = tokens[64 * block : 64 * block + 65][None]
+                expected = plain_loop(model, text, _Full, 32)
+                assert row["block_nll"][block] == pytest.approx(expected, rel=1e-6)
+    with (results / "shift.csv").open() as file:
+        shifts = [float(row["ppl"]) for row in csv.DictReader(file)]
+    assert shifts[1] == pytest.approx(shifts[0], rel=1e-4)
+    assert (results / "receptive_window.csv").exists()
+    assert (results / "position_wise.csv").exists()
+
+
+class _Full:
+    name, skip = "full", 0
+
+
+def test_scaling_is_a_flag(here: Path) -> None:
+    run(here, here / "llama", "--model.scaling", "yarn", "--model.factor", "2", *PERPLEXITY_ALONE)
+    content = json.loads((here / "logs/pretrained/llama-yarn2.0/test/extrapolation.json").read_text())
+    assert content["strategy"] == "YaRN"
+    plain = json.loads((here / "logs/pretrained/llama/test/extrapolation.json").read_text())
+    assert content["rows"][0]["nll_sum"] != plain["rows"][0]["nll_sum"]
+
+
+def refused(capsys: pytest.CaptureFixture[str], place: Path, model: Path | str, *flags: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        run(place, model, *flags)
+    told = capsys.readouterr().err.strip().splitlines()[-1]
+    assert ended.value.code == 2
+    assert told.startswith("error: ")
+    return told
+
+
+def broken(here: Path, name: str, *, without: tuple[str, ...] = (), **config: object) -> Path:
+    """A copy of the model without some files, with other entries in its configuration."""
+    folder = here / name
+    folder.mkdir(exist_ok=True)
+    for path in (here / "llama").iterdir():
+        if path.name not in without:
+            (folder / path.name).write_bytes(path.read_bytes())
+    if config:
+        content = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(content | config))
+    return folder
+
+
+def test_a_path_that_is_no_model(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "there is no './nothing'; expected a folder, a .gguf" in refused(capsys, here, "./nothing")
+    (here / "empty").mkdir()
+    assert "the folder has no config.json and no .gguf" in refused(capsys, here, here / "empty")
+    (here / "notes.txt").write_text("words")
+    assert "notes.txt is no model; expected a folder" in refused(capsys, here, here / "notes.txt")
+    (here / "run.ckpt").write_text("words")
+    assert "a checkpoint of this project: test it with --ckpt_path" in refused(capsys, here, here / "run.ckpt")
+    bare = broken(here, "bare", without=("model.safetensors",))
+    assert "has a config.json and no weights; expected model.safetensors" in refused(capsys, here, bare)
+
+
+def test_a_name_that_no_hub_knows(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert "the name of one on a hub that can be reached from here" in refused(capsys, here, "nobody/nothing")
+
+
+def test_an_encoder(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = hf.BertConfig(
+        vocab_size=257, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
+    )
+    hf.BertModel(config).save_pretrained(here / "bert")
+    assert "is a bert (BertModel), expected a causal language model" in refused(capsys, here, here / "bert")
+
+
+def test_a_missing_tokenizer(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = broken(here, "mute", without=("tokenizer.json", "tokenizer_config.json"))
+    assert "comes without one; expected tokenizer.json beside its config.json" in refused(capsys, here, folder)
+
+
+def test_a_tokenizer_of_another_model(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(here, here / "llama", "--trainer.callbacks", "[]", "--run_dir", "none")  # the shards are there
+    other = broken(here, "other")
+    content = json.loads((other / "tokenizer.json").read_text())
+    content["model"]["vocab"]["a"], content["model"]["vocab"]["b"] = (
+        content["model"]["vocab"]["b"],
+        content["model"]["vocab"]["a"],
+    )
+    (other / "tokenizer.json").write_text(json.dumps(content))
+    told = refused(capsys, here, other, "--data.corpus", "null")
+    assert f"were made with hf:{here / 'llama'}, not with the tokenizer of {other}" in told
+
+
+def test_a_length_beyond_learned_positions(here: Path) -> None:
+    saved(here / "gpt2", "gpt2", n_positions=40)
+    run(here, here / "gpt2", "--data.directory", "shards-gpt2", *PERPLEXITY_ALONE)
+    skipped = json.loads((here / "logs/pretrained/gpt2/test/extrapolation.json").read_text())["skipped"]
+    assert {row["length"] for row in skipped} == {64}
+    assert "no position past 39" in skipped[0]["reason"]
+
+
+def test_a_gguf_that_cannot_be_read(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "damaged.gguf").write_bytes(b"GGUF" + bytes(200))
+    assert "damaged.gguf could not be read" in refused(capsys, here, here / "damaged.gguf")
+
+
+def test_weights_that_do_not_fit(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "do not fit its config.json" in refused(capsys, here, broken(here, "deeper", num_hidden_layers=3))
+    assert "do not fit its config.json" in refused(capsys, here, broken(here, "flatter", num_hidden_layers=1))
+    told = refused(capsys, here, broken(here, "wider", intermediate_size=128))
+    assert "weights of" in told
+    assert "could not be read" in told or "do not fit" in told
+
+
+def test_pickled_weights_are_refused_with_the_way_to_convert_them(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = broken(here, "pickled", without=("model.safetensors",))
+    torch.save(tiny("llama", vocab_size=257).state_dict(), folder / "pytorch_model.bin")
+    told = refused(capsys, here, folder)
+    assert "can run anything when it is read" in told
+    command = told[told.index('python -c "') + len('python -c "') : told.rindex('"')]
+    exec(command)
+    converted = hf.AutoModelForCausalLM.from_pretrained(f"{folder}-safetensors", use_safetensors=True)
+    original = torch.load(folder / "pytorch_model.bin", weights_only=True)
+    torch.testing.assert_close(converted.state_dict()["model.norm.weight"], original["model.norm.weight"])
+
+
+def test_code_that_comes_with_a_model_does_not_run(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = broken(
+        here,
+        "alive",
+        model_type="alive",
+        auto_map={"AutoConfig": "alive.Config", "AutoModelForCausalLM": "alive.Model"},
+    )
+    (folder / "alive.py").write_text("open('ran', 'w').close()\n")
+    assert "could not be read" in refused(capsys, here, folder)
+    assert not (here / "ran").exists()
+
+
+def test_callbacks_that_look_inside_our_own_model_are_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = refused(capsys, here, here / "llama", "--trainer.callbacks+", '{"class_path": "Kernels"}')
+    assert "Kernels: look inside of this project's own Transformer" in told
+
+
+def test_the_line_that_installs_the_group(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert refused(capsys, here, here / "llama").endswith('install it with: pip install "kerple[hf]"')
+
+
+def test_nothing_outside_imports_the_group_before_it_is_asked_for() -> None:
+    """Neither transformers nor anything of `kerple.hf` at the top of a module."""
+    package = Path(kerple.__file__).parent
+    asked = []
+    for path in package.rglob("*.py"):
+        if "hf" not in path.parts and path.name != "pretrained.py":
+            for node in ast.parse(path.read_text()).body:
+                names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+                names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                asked += [(path, n) for n in names if n.split(".")[0] == "transformers" or n.startswith("kerple.hf")]
+    assert not asked
+
+
+@pytest.mark.slow
+def test_pretrained_models_are_rows_of_a_comparison(here: Path) -> None:
+    """Each in a process of its own, as `make pretrained` does it."""
+    folder = str(here / "llama")
+    comparison = {
+        "name": "windows",
+        "base": [],
+        "seeds": [1],
+        "baseline": "RoPE",
+        "test": {"config": "hf.yaml", "data.directory": "shards-compared", "trainer.logger": False},
+        "strategies": {"RoPE": {"hf": folder}, "PI": {"hf": folder, "options": {"scaling": "pi", "factor": 2}}},
+    }
+    Path("windows.yaml").write_text(yaml.safe_dump(comparison))
+    main(["compare", "--config", "windows.yaml"])
+    table = Path("results/windows/table.md").read_text()
+    assert "| RoPE" in table
+    assert "| PI" in table
+    main(["compare", "--config", "windows.yaml"])  # nothing to do

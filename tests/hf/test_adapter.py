@@ -1,0 +1,241 @@
+"""The protocols over a model of transformers are sums over its own logits."""
+
+import math
+
+import pytest
+import torch
+import transformers as hf
+
+from kerple.evaluation.protocols import Protocol
+from kerple.evaluation.receptive_field import gradient_by_distance
+from kerple.hf import windows
+from kerple.hf.adapter import HuggingFaceNetwork
+from kerple.hf.scaling import scaled
+from tests.hf.tiny import CONFIGS, LENGTH, VOCABULARY, text, tiny
+
+
+def plain_loop(model, tokens, protocol, length):
+    """Sum of losses of a block (1, N+1), target by target, from whole logits."""
+    total, block = 0.0, tokens.shape[1] - 1
+    for t in range(protocol.skip, block):
+        start = t // length * length
+        if protocol.name == "sliding":
+            end = max(length, protocol.skip + protocol.stride)
+            while end <= t:
+                end += protocol.stride
+            end = min(end, block)
+            start = end - length
+        if protocol.name == "last" and t - start < length - protocol.k:
+            continue
+        logits = model(tokens[:, start : t + 1]).logits[0, -1].double()
+        total -= float(logits.log_softmax(-1)[tokens[0, t + 1]])
+    return total
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize(
+    "protocol",
+    [Protocol("full"), Protocol("sliding", stride=12, skip=36), Protocol("last", k=7)],
+    ids=lambda p: p.label,
+)
+@torch.inference_mode()
+def test_sums_equal_a_plain_loop(family, protocol):
+    model, tokens = tiny(family).double(), text(1, 2 * LENGTH + 1)
+    network = HuggingFaceNetwork(model, LENGTH)
+    assert network.in_pieces
+    for length in (16, 2 * LENGTH):
+        if protocol.name == "sliding" and length > protocol.skip + protocol.stride:
+            continue
+        summed = float(protocol(network, tokens, length).double().sum())
+        assert summed == pytest.approx(plain_loop(model, tokens, protocol, length), rel=1e-6)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gpt_neox", "gpt2"])
+@pytest.mark.parametrize("window", [1, 5, 600])
+@torch.inference_mode()
+def test_a_window_is_the_mask_of_the_last_keys(family, window):
+    """Against transformers given the whole mask, over more rows than are computed at once."""
+    length = 700
+    model = tiny(family, n_positions=length) if family == "gpt2" else tiny(family)
+    tokens = text(1, length)
+    i, j = torch.arange(length)[:, None], torch.arange(length)
+    seen = ((j <= i) & (j > i - window))[None, None]
+    expected = model(tokens, attention_mask=torch.where(seen, 0.0, torch.finfo(torch.float32).min)).logits
+    got = HuggingFaceNetwork(model, LENGTH)(tokens, window=window)
+    torch.testing.assert_close(got, expected, atol=2e-4, rtol=1e-4)
+    assert not torch.allclose(got, model(tokens).logits, atol=1e-2)
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_window_that_cannot_be_honoured_is_refused():
+    network = HuggingFaceNetwork(tiny("bloom"), LENGTH)
+    with pytest.raises(ValueError, match=r"0 of its 2 layers.*leave out windowed"):
+        network.losses(text(1, 9), window=4)
+
+
+def test_a_models_own_window_stays_the_smaller():
+    config = hf.MistralConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        sliding_window=6,
+        max_position_embeddings=64,
+    )
+    torch.manual_seed(0)
+    network = HuggingFaceNetwork(hf.AutoModelForCausalLM.from_config(config).eval())
+    tokens = text(1, 40)
+    with torch.inference_mode():
+        torch.testing.assert_close(network(tokens, window=30), network(tokens), atol=1e-5, rtol=1e-4)
+        assert not torch.allclose(network(tokens, window=3), network(tokens), atol=1e-3)
+
+
+@torch.inference_mode()
+def test_logits_that_are_more_than_the_heads_product_are_found_out():
+    config = hf.GraniteConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        logits_scaling=0.25,
+        max_position_embeddings=64,
+    )
+    torch.manual_seed(0)
+    model = hf.AutoModelForCausalLM.from_config(config).eval()
+    network, tokens = HuggingFaceNetwork(model), text(2, 20)
+    assert not network.in_pieces
+    logits = model(tokens[:, :-1]).logits.float()
+    expected = -logits.log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0]
+    torch.testing.assert_close(network.losses(tokens), expected)
+    torch.testing.assert_close(network.losses(tokens, last=3), expected[:, -3:])
+
+
+def test_a_window_does_not_drop_what_attention_is_asked_for():
+    q, k = torch.randn(1, 2, 4, 8), torch.randn(1, 2, 4, 8)
+    windows._current.set(windows._Window(3))
+    for option in ({"softcap": 50.0}, {"attention_mask": torch.ones(4, 4)}):
+        with pytest.raises(ValueError, match="which attention in a window does not have"):
+            windows._attention(torch.nn.Identity(), q, k, k, **{"attention_mask": None} | option)
+
+
+@torch.inference_mode()
+def test_offsets_move_learned_positions_and_not_rope():
+    tokens = text(2, 20)
+    rope = HuggingFaceNetwork(tiny("llama").double(), LENGTH)
+    torch.testing.assert_close(rope.losses(tokens, offset=50), rope.losses(tokens), atol=1e-4, rtol=1e-4)
+    model = tiny("gpt2")
+    learned = HuggingFaceNetwork(model)
+    expected = model(tokens, position_ids=torch.arange(9, 29)[None]).logits
+    torch.testing.assert_close(learned(tokens, offset=9), expected)
+    with pytest.raises(ValueError, match=r"Bloom.*no positions"):
+        HuggingFaceNetwork(tiny("bloom"), LENGTH).losses(tokens, offset=1)
+
+
+def test_lengths_beyond_learned_positions_are_refused():
+    network = HuggingFaceNetwork(tiny("gpt2"))
+    assert (network.max_length, network.strategy) == (4 * LENGTH, "Learned")
+    with pytest.raises(ValueError, match=r"position: got 128.*learned 128 positions"):
+        network.losses(text(1, 4 * LENGTH + 2))
+
+
+def test_reserved_rows_of_a_table_are_no_positions():
+    config = hf.OPTConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        ffn_dim=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        word_embed_proj_dim=32,
+        max_position_embeddings=24,
+    )
+    network = HuggingFaceNetwork(hf.AutoModelForCausalLM.from_config(config).eval())
+    assert network.max_length == 24
+    with torch.inference_mode():
+        assert network.losses(text(1, 25)).isfinite().all()
+
+
+def test_an_encoder_is_found_out():
+    config = hf.BertConfig(
+        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48
+    )
+    with pytest.raises(ValueError, match="depend on later tokens"):
+        HuggingFaceNetwork(hf.BertLMHeadModel(config).eval())
+
+
+def test_tokens_of_another_tokenizer_are_refused():
+    with pytest.raises(ValueError, match="tokenizer of another model"):
+        HuggingFaceNetwork(tiny("llama")).losses(torch.full((1, 5), VOCABULARY))
+
+
+def test_the_training_length_must_be_known():
+    with pytest.raises(ValueError, match="length: the configuration of Bloom"):
+        HuggingFaceNetwork(tiny("bloom"))
+
+
+def test_the_receptive_field_reads_the_gradient_of_the_embeddings():
+    shares = gradient_by_distance(HuggingFaceNetwork(tiny("llama")), text(1, 21))
+    assert shares.shape == (1, 20)
+    assert float(shares.sum()) == pytest.approx(1)
+    assert (shares > 0).all()
+
+
+HEAD = 8  # of the tiny Llama: 48 / 6
+
+
+def turns(scaling, factor, seen):
+    """Radians per position of each pair, from the papers' formulas (base 1000, training length 32)."""
+    base, made = 1000.0, []
+    if scaling == "ntk":
+        base *= factor ** (HEAD / (HEAD - 2))
+    if scaling == "dynamic_ntk":
+        base *= (factor * max(seen, LENGTH) / LENGTH - (factor - 1)) ** (HEAD / (HEAD - 2))
+    for i in range(HEAD // 2):
+        angle = base ** (-2 * i / HEAD)
+        if scaling == "pi":
+            angle /= factor
+        if scaling == "yarn":
+            low, high = (HEAD * math.log(LENGTH / (n * 2 * math.pi)) / (2 * math.log(base)) for n in (32, 1))
+            low, high = max(math.floor(low), 0), min(math.ceil(high), HEAD - 1)
+            mixed = min(max((i - low) / max(high - low, 0.001), 0), 1)
+            angle = angle * (1 - mixed) + angle / factor * mixed
+        made.append(angle)
+    return torch.tensor(made, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("scaling", ["none", "pi", "ntk", "dynamic_ntk", "yarn"])
+@torch.inference_mode()
+def test_scalings_turn_by_the_angles_of_their_papers(scaling):
+    config = scaled(CONFIGS["llama"](), scaling, None if scaling == "none" else 4.0, LENGTH)
+    model = hf.AutoModelForCausalLM.from_config(config).eval()
+    network, rope = HuggingFaceNetwork(model, LENGTH), model.model.rotary_emb
+    network.losses(text(1, 101))
+    torch.testing.assert_close(rope.inv_freq.double(), turns(scaling, 4.0, 100), atol=1e-7, rtol=1e-5)
+    assert rope.attention_scaling == pytest.approx(0.1 * math.log(4) + 1 if scaling == "yarn" else 1.0)
+
+
+@torch.inference_mode()
+def test_dynamic_scaling_does_not_remember_what_was_read_before():
+    model = hf.AutoModelForCausalLM.from_config(scaled(CONFIGS["llama"](), "dynamic_ntk", 4.0, LENGTH)).eval()
+    network, tokens = HuggingFaceNetwork(model, LENGTH), text(1, 51)
+    fresh = network.losses(tokens)
+    network.losses(text(1, 201))
+    torch.testing.assert_close(network.losses(tokens), fresh, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("family", "scaling", "factor", "told"),
+    [
+        ("gpt2", "yarn", 4.0, "gpt2 has no RoPE"),
+        ("llama", "yarn", None, "factor: got None"),
+        ("llama", "none", 2.0, "factor: got 2.0"),
+        ("llama", None, 2.0, "without a scaling"),
+        ("llama", "longer", 2.0, "expected one of none, pi"),
+    ],
+)
+def test_scalings_that_cannot_be_honoured_are_refused(family, scaling, factor, told):
+    with pytest.raises(ValueError, match=told):
+        scaled(CONFIGS[family](), scaling, factor, LENGTH)

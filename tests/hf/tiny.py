@@ -1,0 +1,73 @@
+"""Tiny random models of each family, made here: no download."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers as hf
+
+from kerple.data.tokenizer import train_tokenizer
+
+VOCABULARY = 96
+LENGTH = 32
+
+CONFIGS = {
+    "llama": lambda: hf.LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=48,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        max_position_embeddings=LENGTH,
+        tie_word_embeddings=True,
+        rope_theta=1000.0,
+    ),
+    "qwen2": lambda: hf.Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=LENGTH,
+    ),
+    "gpt_neox": lambda: hf.GPTNeoXConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=LENGTH,
+        rotary_pct=0.5,
+        use_parallel_residual=True,
+    ),
+    "gpt2": lambda: hf.GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=4 * LENGTH),
+    "bloom": lambda: hf.BloomConfig(vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=4),
+}
+
+
+def tiny(family: str, seed: int = 0, **changes: Any) -> Any:
+    """A random model of a family, with weights large enough that every part of it matters."""
+    torch.manual_seed(seed)
+    config = CONFIGS[family]()
+    for name, value in changes.items():
+        setattr(config, name, value)
+    model = hf.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # biases and norms start at 0 and 1 and would hide a mistake
+            parameter.add_(torch.randn_like(parameter) * (0.15 if parameter.ndim > 1 else 0.3))
+    return model
+
+
+def text(batch: int, length: int, seed: int = 1) -> torch.Tensor:
+    return torch.randint(VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def saved(folder: Path, family: str, **changes: Any) -> Path:
+    """A tiny model with a tokenizer of 256 bytes and an end-of-text token, as `save_pretrained` leaves it."""
+    model = tiny(family, vocab_size=257, **changes)
+    model.save_pretrained(folder)
+    tokenizer = train_tokenizer(["none"], 257)
+    hf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>").save_pretrained(folder)
+    return folder
