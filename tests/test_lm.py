@@ -58,15 +58,6 @@ def test_training_learns_to_count() -> None:
     assert losses[0, 2:].mean() < 0.3  # from log(11) = 2.4
 
 
-def test_only_scored_targets_count() -> None:
-    module = model()
-    tokens, scored = torch.randint(0, 11, (2, 9)), torch.zeros(2, 8, dtype=torch.bool)
-    scored[0, 3] = scored[1, 5] = scored[1, 6] = True
-    losses = module.network.losses(tokens)
-    expected = (losses[0, 3] + losses[1, 5] + losses[1, 6]) / 3
-    torch.testing.assert_close(module._loss({"tokens": tokens, "scored": scored}), expected)
-
-
 def test_decay_falls_on_matrices_only() -> None:
     module, trainer = fitted(1, weight_decay=0.1)
     matrices, vectors = trainer.optimizers[0].param_groups

@@ -24,7 +24,9 @@ Batch = dict[str, Tensor]
 class LanguageModel(LightningModule):
     """Next-token prediction with a pluggable positional strategy (recipe: Chi et al. 2022, section 5).
 
-    A batch is ``{"tokens": (B, T + 1) int64}``, optionally with ``"scored"`` (B, T) bool: the targets that count.
+    A batch is ``{"tokens": (B, T + 1) int64}``, optionally with ``"scored"`` (B, T) bool: the targets that count. The
+    loss of a step, and its gradient, is the sum over the targets of the global batch divided by their number, however
+    devices and accumulation divide that batch. Batches without "scored" must all be of one size.
     Testing is left to callbacks, which get the network and the blocks; `test_step` itself does nothing.
 
     Args:
@@ -109,7 +111,9 @@ class LanguageModel(LightningModule):
         self.weight_decay = weight_decay
         self.warmup = warmup
         self.compile_network = compile
-        self.validation_loss = MeanMetric()
+        # sums in fp64, and a loss that is no number is not left out of the mean
+        self.validation_loss = MeanMetric(nan_strategy="disable").set_dtype(torch.float64)
+        self._sums: list[Tensor] = []  # of each micro-batch since the last step: sum of losses and targets, (2,) fp64
 
     def setup(self, stage: str) -> None:
         data = getattr(self.trainer, "datamodule", None)
@@ -119,13 +123,39 @@ class LanguageModel(LightningModule):
                 f"vocabulary: the data has {vocabulary} token ids, the model was built for {self.vocabulary}; "
                 "use the data the model was trained on, or train a model for this data"
             )
+        clip = self.trainer.gradient_clip_val
+        if clip is not None and not clip >= 0:
+            raise UserError(
+                f"trainer.gradient_clip_val: got {clip}, expected a positive norm, or null or 0 for no clipping"
+            )
         if self.compile_network:
             self.network.compile()
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
-        loss = self._loss(batch)
-        self.log("train/loss", loss, prog_bar=True)
-        return loss
+        losses, scored = self.network.losses(batch["tokens"]), batch.get("scored")
+        self._partly_scored = scored is not None
+        if scored is None:
+            targets = torch.full((), losses.numel(), device=losses.device)
+        else:
+            losses, targets = losses.where(scored, 0), scored.sum()
+        self._sums.append(torch.stack([losses.detach().sum(dtype=torch.float64), targets.double()]))
+        # how many targets the global batch has is known at its end only: `on_before_optimizer_step` divides by it
+        return losses.mean() if scored is None else losses.sum() / self.network.shape.length
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Make the gradient that of the mean over the targets of the global batch, and log that mean."""
+        sums = torch.stack(self._sums).sum(0)
+        self._sums = []
+        if self.trainer.world_size > 1:  # not strategy.reduce: its barrier waits for the device
+            torch.distributed.all_reduce(sums)
+        total, targets = sums
+        self.log("train/loss", (total / targets).float(), prog_bar=True)
+        if self._partly_scored:
+            # undone are the length, and the means over micro-batches and over devices that Lightning and DDP take
+            shares = self.network.shape.length * self.trainer.accumulate_grad_batches * self.trainer.world_size
+            for parameter in self.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(shares / targets.clamp(min=1))
 
     def validation_step(self, batch: Batch, index: int) -> None:
         losses, scored = self.network.losses(batch["tokens"]), batch.get("scored")
@@ -134,10 +164,6 @@ class LanguageModel(LightningModule):
 
     def test_step(self, batch: Batch, index: int) -> None:
         """Nothing: what is computed from a test batch is the callbacks' affair."""
-
-    def _loss(self, batch: Batch) -> Tensor:
-        losses, scored = self.network.losses(batch["tokens"]), batch.get("scored")
-        return losses.mean() if scored is None else (losses * scored).sum() / scored.sum()
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         groups = self._muon_groups() if self.muon else []
@@ -148,7 +174,9 @@ class LanguageModel(LightningModule):
             {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
         ]
         kind = Muon if self.muon else torch.optim.AdamW
-        optimiser = kind([g for g in groups if g["params"]], fused=True, **self.optimiser)
+        # a fused optimiser unscales fp16's gradients inside its step, after they were clipped
+        fused = self.trainer.precision != "16-mixed"
+        optimiser = kind([g for g in groups if g["params"]], fused=fused, **self.optimiser)
         # after the step, so that what is stored, shown and saved obeys its constraint
         optimiser.register_step_post_hook(lambda *_: self.network.constrain_())
         steps = self.trainer.max_steps
@@ -184,11 +212,11 @@ class LanguageModel(LightningModule):
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
-        """Clip by the global norm and log it.
+        """Clip by the global norm and log it; null and 0 are no clipping.
 
         Lightning's own clipping refuses a fused optimiser under bf16, although bf16 needs no unscaling.
         """
-        if gradient_clip_val is None:
+        if not gradient_clip_val:
             return
         if gradient_clip_algorithm not in (None, "norm"):
             raise UserError(

@@ -66,7 +66,7 @@ class HeldOutBatches(Dataset[Batch]):
     """Fixed examples in batches of one length each, every rank the same number.
 
     A batch has an ``index`` (B,) int64 beside what `collate` gives: 0, 1, … over all examples. It is -1 in the fillers
-    with which short ranks end; those count nowhere.
+    with which short ranks end; no target of theirs is scored.
 
     Args:
         groups: Examples of one length each; batches do not mix them.
@@ -84,7 +84,8 @@ class HeldOutBatches(Dataset[Batch]):
 
     def __getitem__(self, batch: int) -> Batch:
         if batch >= len(self.chunks):
-            return collate(self.chunks[0][:1]) | {"index": torch.tensor([-1])}
+            filler = collate(self.chunks[0][:1])
+            return filler | {"scored": filler["scored"] & False, "index": torch.tensor([-1])}
         start, chunk = self.starts[batch], self.chunks[batch]
         return collate(chunk) | {"index": torch.arange(start, start + len(chunk))}
 

@@ -1,0 +1,160 @@
+"""What a step and a validation of tasks compute does not depend on how the batch is divided."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pytorch_lightning import Callback, Trainer, seed_everything
+from pytorch_lightning.plugins import MixedPrecision
+from torch import Tensor
+
+from kerple.callbacks.task_accuracy import TaskAccuracy
+from kerple.errors import UserError
+from kerple.lm import LanguageModel
+from kerple.positions import KerpleLog
+from kerple.tasks import Addition, TaskData
+from tests.toy import ToyData
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+LENGTH = 13
+
+
+class Kept(LanguageModel):
+    """Keeps the gradient of the last step as it comes to be clipped."""
+
+    def configure_gradient_clipping(self, *args: Any, **kwargs: Any) -> None:
+        self.gradient = {n: p.grad.clone() for n, p in self.named_parameters()}
+
+
+class Write(Callback):
+    """Writes that gradient, and what was logged, to a file; rank 0 does."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def on_train_end(self, trainer: Trainer, pl_module: Kept) -> None:
+        logged = {k: v for k, v in trainer.callback_metrics.items() if isinstance(v, Tensor)}
+        if trainer.is_global_zero:
+            torch.save(logged | {"gradient": pl_module.gradient}, self.file)
+
+
+def model() -> Kept:
+    seed_everything(0, verbose=False)
+    return Kept(KerpleLog, TaskData(Addition(), LENGTH).vocabulary, LENGTH, layers=1, dim=16, heads=2)
+
+
+def data(batch_size: int) -> TaskData:
+    # 3 batches of validation: two processes need a filler
+    return TaskData(Addition(), LENGTH, 3, batch_size=batch_size, eval_batch_size=7, val_examples=20, seed=3)
+
+
+def step(folder: Path, batch_size: int, accumulate: int = 1, processes: int = 1, **options: Any) -> dict[str, Any]:
+    """Gradient and logs of one step over the first batch_size · accumulate · processes problems."""
+    folder.mkdir(exist_ok=True)
+    trainer = Trainer(
+        max_steps=1, accumulate_grad_batches=accumulate, accelerator="cpu", devices=processes,
+        strategy="ddp_fork" if processes > 1 else "auto", callbacks=[Write(folder / "found.pt"), TaskAccuracy()],
+        val_check_interval=accumulate, check_val_every_n_epoch=None, num_sanity_val_steps=0, logger=False,
+        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False, log_every_n_steps=1,
+        default_root_dir=folder, **options,
+    )  # fmt: skip
+    trainer.fit(model(), data(batch_size))
+    return torch.load(folder / "found.pt", weights_only=True)
+
+
+def by_hand(problems: int) -> tuple[float, dict[str, Tensor]]:
+    """Mean loss over all answers' tokens and its gradient, one problem at a time and without padding."""
+    network, source, total, targets = model().network, data(1), 0.0, 0
+    for number in range(problems):
+        example = source.sample(number)
+        losses = network.losses(torch.tensor([example.tokens()]))[0]
+        for loss, scored in zip(losses, example.scored(), strict=True):
+            if scored:
+                total, targets = total + loss, targets + 1
+    (total / targets).backward()
+    return float(total / targets), {f"network.{n}": p.grad for n, p in network.named_parameters()}
+
+
+@pytest.mark.parametrize(("batch_size", "accumulate", "processes"), [(8, 1, 1), (4, 2, 1), (1, 8, 1), (2, 2, 2)])
+def test_the_gradient_is_that_of_the_mean_over_the_targets_of_the_global_batch(
+    tmp_path: Path, batch_size: int, accumulate: int, processes: int
+) -> None:
+    loss, gradient = by_hand(8)
+    found = step(tmp_path, batch_size, accumulate, processes)
+    assert float(found["train/loss"]) == pytest.approx(loss, rel=1e-5)
+    assert found["gradient"].keys() == gradient.keys()
+    for name, expected in gradient.items():
+        torch.testing.assert_close(found["gradient"][name], expected, rtol=1e-4, atol=1e-7, msg=name)
+
+
+def test_validation_is_the_mean_over_its_targets_whatever_the_fillers(tmp_path: Path) -> None:
+    one, two = (step(tmp_path / str(n), 8 // n, processes=n) for n in (1, 2))
+    network, total, targets = model().network, 0.0, 0
+    found = torch.load(tmp_path / "1" / "found.pt", weights_only=True)
+    assert found["val/loss"] == one["val/loss"]
+    assert two["val/loss"] == pytest.approx(float(one["val/loss"]), rel=1e-7)
+    for name in ("val/exact_match", "val/token_accuracy"):
+        assert two[name] == one[name]
+    # a learning rate of nearly nothing in the first step of the warm-up leaves the weights where they were
+    for example in data(1).validation_set():
+        losses = network.losses(torch.tensor([example.tokens()]))[0]
+        total += float(losses[torch.tensor(example.scored())].sum())
+        targets += sum(example.scored())
+    assert float(one["val/loss"]) == pytest.approx(total / targets, rel=1e-2)
+
+
+class Counted(ToyData):
+    """Counting with a target to score in some rows only, and in some batches none."""
+
+    def train_dataloader(self) -> Iterator[dict[str, Tensor]]:
+        for batch in super().train_dataloader():
+            yield batch | {"scored": torch.zeros(4, 8, dtype=torch.bool)}
+
+
+def test_a_step_without_a_target_moves_nothing() -> None:
+    module = LanguageModel(KerpleLog, 11, 8, layers=1, dim=16, heads=2)
+    before = {name: p.clone() for name, p in module.named_parameters()}
+    fit(module, Counted())
+    assert all(torch.equal(p, before[name]) for name, p in module.named_parameters())
+
+
+def fit(module: LanguageModel, source: ToyData, **options: Any) -> Trainer:
+    trainer = Trainer(
+        max_steps=3, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, limit_val_batches=0, **options,
+    )  # fmt: skip
+    trainer.fit(module, source)
+    return trainer
+
+
+@pytest.mark.parametrize("nothing", [0, 0.0, None])
+def test_no_clipping_is_no_clipping(nothing: float | None) -> None:
+    weights = []
+    for clip in (nothing, 1e9):
+        seed_everything(0, verbose=False)
+        module = LanguageModel(KerpleLog, 11, 8, layers=1, dim=16, heads=2, lr=0.01)
+        fit(module, ToyData(), gradient_clip_val=clip)
+        weights.append(torch.cat([p.detach().flatten() for p in module.parameters()]))
+    assert torch.equal(*weights)
+
+
+@pytest.mark.parametrize("clip", [-1, -0.5, float("nan")])
+def test_a_negative_norm_is_refused_before_the_first_step(clip: float) -> None:
+    module = LanguageModel(KerpleLog, 11, 8, layers=1, dim=16, heads=2)
+    with pytest.raises(UserError, match=f"trainer.gradient_clip_val: got {clip}, expected a positive norm"):
+        fit(module, ToyData(), gradient_clip_val=clip)
+
+
+def test_gradients_are_unscaled_before_they_are_clipped() -> None:
+    moved = []
+    for scale in (1.0, 2.0**12):
+        seed_everything(0, verbose=False)
+        module = LanguageModel(KerpleLog, 11, 8, layers=1, dim=16, heads=2, lr=0.01)
+        # Lightning itself refuses fp16 on a CPU; its plugin and torch's scaler work there
+        plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=scale))
+        trainer = fit(module, ToyData(), gradient_clip_val=1.0, plugins=[plugin])
+        moved.append(float(trainer.callback_metrics["train/gradient_norm"]))
+        assert trainer.precision == "16-mixed"
+    assert moved[1] == pytest.approx(moved[0], rel=0.05)
