@@ -1,6 +1,7 @@
 """A loss or gradient that is no number never reaches the weights."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -42,6 +43,24 @@ def test_skipping_leaves_weights_and_moments_and_counts(kind: str, tmp_path: Pat
     stored = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
     assert stored["optimizer_states"][0]["state"][0]["step"] == 5
     assert stored["callbacks"]["Finite"] == {"skipped": 1}
+
+
+@pytest.mark.parametrize("action", ["stop", "skip"])
+@pytest.mark.parametrize("step", [1, 2, 5])  # just before a checkpoint is written, just after it, the last one
+def test_weights_that_are_no_numbers_end_the_run(action: str, step: int, tmp_path: Path) -> None:
+    class Broken(Line):
+        def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+            super().optimizer_step(*args, **kwargs)
+            if self.trainer.fit_loop.epoch_loop.batch_idx == step:
+                self.weight.data.fill_(torch.nan)
+
+    with pytest.raises(UserError, match=f"step {step + 1}: weights are not finite") as raised:
+        fit(tmp_path, Broken(-1, "loss"), Finite(action), accumulate=1)
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    assert last.exists() == (step > 1)
+    if last.exists():
+        assert torch.load(last, weights_only=True)["state_dict"]["weight"].isfinite()
+        assert str(last) in str(raised.value)
 
 
 def test_a_large_gradient_is_no_fault(tmp_path: Path) -> None:

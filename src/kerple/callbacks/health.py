@@ -34,13 +34,17 @@ class Finite(Callback):
     With ``precision: 16-mixed`` only the loss is looked at: the loss scaler there expects gradients that overflow, and
     leaves such steps out itself.
 
+    Weights that are no numbers end the run with either action: no batch can be blamed for them, and all that follow
+    would be left out. They are looked at beside every bad batch, before a checkpoint is written and at the end.
+
     Args:
         action: ``stop`` ends the run with the weights of before the bad step; ``skip`` leaves the batch out (weights
             and moments stay, the step counts for the schedule), warns, and logs how many as ``train/skipped_batches``.
         every_n_steps: Steps between two looks; null: 1 on a CPU, ``trainer.log_every_n_steps`` on a GPU.
 
     Raises:
-        UserError: With ``stop``: names the step, the samples and the last good checkpoint.
+        UserError: With ``stop``: names the step, the samples and the last good checkpoint. With either: the
+            weights are no longer finite.
     """
 
     def __init__(self, action: Literal["stop", "skip"] = "stop", every_n_steps: int | None = None) -> None:
@@ -94,9 +98,11 @@ class Finite(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._look(trainer)
+        _check_weights(trainer)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self._look(trainer)
+        _check_weights(trainer)
 
     def state_dict(self) -> dict[str, Any]:
         skipped = self.skipped + sum(not bool(seen.finite) for seen in self._seen)
@@ -110,6 +116,7 @@ class Finite(Callback):
         seen, self._seen, self._bad = self._seen, [], None
         if not seen or torch.stack([s.finite for s in seen]).all():
             return False
+        _check_weights(trainer)
         for step in seen:
             if not step.finite:
                 self._report(trainer, step)
@@ -129,13 +136,9 @@ class Finite(Callback):
         if self.action == "skip":
             rank_zero_warn(f"{message}; left out, {self.skipped + 1} so far")
             return
-        paths = [c.path for c in trainer.checkpoint_callbacks if isinstance(c, LastCheckpoint) and c.path is not None]
-        good = (
-            f"the last good checkpoint is {paths[0]}" if paths and paths[0].is_file() else "there is no checkpoint yet"
-        )
         raise UserError(
-            f"{message}. The weights are those before this step; {good}. Lower the learning rate or clip the gradient; "
-            "--trainer.callbacks+=Finite --trainer.callbacks.action=skip leaves such batches out"
+            f"{message}. The weights are those before this step; {_last_good(trainer)}. Lower the learning rate or "
+            "clip the gradient; --trainer.callbacks+=Finite --trainer.callbacks.action=skip leaves such batches out"
         )
 
 
@@ -143,6 +146,20 @@ def _leaves_out(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the optimiser leaves out a step on the device; a subclass may do more in a step than its parent."""
     fused = all(group.get("fused") for group in optimizer.param_groups)
     return fused and type(optimizer) in (torch.optim.AdamW, torch.optim.Adam)
+
+
+def _check_weights(trainer: Trainer) -> None:
+    weights = [p.detach() for p in trainer.lightning_module.parameters() if p.numel()]
+    if not trainer.strategy.reduce_boolean_decision(bool(get_total_norm(weights, math.inf).isfinite()), all=True):
+        raise UserError(
+            f"step {trainer.global_step}: weights are not finite, and leaving out a batch cannot mend them; "
+            f"{_last_good(trainer)}. Lower the learning rate or clip the gradient, and start again from there"
+        )
+
+
+def _last_good(trainer: Trainer) -> str:
+    paths = [c.path for c in trainer.checkpoint_callbacks if isinstance(c, LastCheckpoint) and c.path is not None]
+    return f"the last good checkpoint is {paths[0]}" if paths and paths[0].is_file() else "there is no checkpoint yet"
 
 
 def _samples(trainer: Trainer, batch: Any) -> tuple[int, int] | list[int]:
