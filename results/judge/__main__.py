@@ -99,7 +99,7 @@ def markdown(findings: list[Finding]) -> str:
         "it again. At this size (1.3M parameters, trained at 64 tokens on source code; tasks: 0.1M) a contradicted",
         "claim is contradicted here, not for the models it was made of. Verdicts are by 95% intervals over paired",
         "seeds, as many as the reports say, corrected for the number of parts a claim can fail in; those of C11, C12",
-        "and C17, whose parts are counts, by all seeds agreeing, which three of them do by chance once in eight times.",
+        "and C17, whose parts are counts, by all seeds agreeing, which resolves nothing before there are six of them.",
         f"{100 * rules.TIE:.1f}% counts as equal. 1× is the training length.",
         "",
         ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) + ".",

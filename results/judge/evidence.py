@@ -141,11 +141,13 @@ def every(*parts: Part) -> Part:
 
 
 def all_seeds(truths: Iterable[bool]) -> Part:
-    """Shown if it is so at every one of at least two seeds, shown not to be if at none."""
+    """Shown if it is so at every seed, shown not to be if at none: by the sign test, so from six seeds on.
+
+    n coins agree on one given side once in 2^n times, five of them more often than a 95% interval may be wrong.
+    """
     found = [bool(truth) for truth in truths]
-    if len(found) < 2 or len(set(found)) > 1:
-        return Part(1.0, 1.0)
-    return Part(0.0, 1.0) if found[0] else Part(1.0, 0.0)
+    chance = 0.5 ** len(found)
+    return Part(chance if all(found) else 1.0, 1.0 if any(found) else chance)
 
 
 def significantly_below(ours: pd.DataFrame, theirs: pd.DataFrame) -> Part:

@@ -11,7 +11,7 @@ from results.judge.__main__ import CLAIMS, judge, main, markdown
 from results.judge.evidence import Answer, Evidence, Part, above, all_seeds, at_most, every, within
 
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
-SEEDS = (1235, 1236, 1237)
+SEEDS = (1235, 1236, 1237, 1238, 1239, 1240)  # fewer cannot agree on a count beyond chance
 PAPER = {  # OpenWebText2: KERPLE (Chi et al. 2022), Tables 3, 5 and 6, completed where REFERENCE has no number
     "KerpleLog": (23.9, 22.0, 21.6, 21.2, 21.3, 21.4),
     "KerpleLog3": (23.85, 21.95, 21.6, 21.25, 21.3, 21.4),
@@ -205,9 +205,9 @@ def test_all_parts_must_be_shown_and_one_wrong_part_must_stand_out_among_them() 
     assert every(shown, open_).answer is Answer.UNCLEAR
     assert every(shown, wrong).answer is Answer.NO
     assert every(shown, wrong, open_).answer is Answer.UNCLEAR  # 3 · 0.01 > 0.025: one of three, by chance
-    assert [all_seeds(x).answer for x in ([True, True], [False, False], [True, False], [True])] == [
-        Answer.YES, Answer.NO, Answer.UNCLEAR, Answer.UNCLEAR,
-    ]  # fmt: skip
+    counts = ([True] * 6, [False] * 6, [True] * 5, [False] * 5, [True] * 6 + [False], [])
+    assert [all_seeds(x).answer for x in counts] == [Answer.YES, Answer.NO, *[Answer.UNCLEAR] * 4]
+    assert (all_seeds([True] * 6).wrong, all_seeds([False] * 6).right) == (1 / 64, 1 / 64)
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
