@@ -40,5 +40,5 @@ class ToyData(LightningDataModule):
     def blocks(self, split: str, length: int, limit: int | None = None) -> Counting:
         return Counting(self.vocabulary, length, limit or 4)
 
-    def bytes_per_token(self, split: str) -> float:
-        return 2.0
+    def token_bytes(self) -> Tensor:
+        return torch.full((self.vocabulary,), 2)

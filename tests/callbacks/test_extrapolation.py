@@ -72,24 +72,55 @@ def test_rows_are_the_sums_of_a_loop(tmp_path: Path) -> None:
     network, stream = model_of().eval().network, data.streams["test"]
     blocks = (200 - 1) // 32
     for row in result["rows"]:
-        length, total = row["length"], 0.0
+        length, total, text = row["length"], 0.0, 0
         for start in range(0, blocks * 32, length):
             inputs, targets = stream[start : start + length], stream[start + 1 : start + length + 1]
             with torch.no_grad():
                 logits = network(inputs[None], window=row["window"])[0].double()
             total += float(torch.nn.functional.cross_entropy(logits, targets, reduction="sum"))
+            text += sum(int(target) % 5 for target in targets)  # as RandomText spells its tokens
         assert row["nll_sum"] == pytest.approx(total, rel=1e-6)
         assert row["targets"] == blocks * 32
         assert row["ppl"] == pytest.approx(math.exp(total / (blocks * 32)), rel=1e-6)
-        assert row["bits_per_byte"] == pytest.approx(total / (blocks * 32) / math.log(2) / 2.0, rel=1e-6)
+        assert row["bytes"] == text
+        assert row["bits_per_byte"] == pytest.approx(total / math.log(2) / text, rel=1e-6)
         assert math.fsum(row["block_nll"]) == pytest.approx(row["nll_sum"], rel=1e-14)
         assert row["block_targets"] == [32] * blocks
     assert [(r["protocol"], r["length"], r["window"]) for r in result["rows"]] == [
         *(("full", n, None) for n in (8, 16, 32)),
         *(("windowed", n, 4) for n in (8, 16, 32)),
     ]
-    assert result["training_length"] == 8
-    assert result["skipped"] == []
+    assert (result["training_length"], result["skipped"], result["version"]) == (8, [], 2)
+
+
+def test_bits_per_byte_count_the_bytes_of_the_targets_that_are_scored(tmp_path: Path) -> None:
+    data = RandomText(tokens=200)  # 3 blocks of 64
+    callback = Extrapolation([8, 32], ["full", "sliding", "last"], stride=4, k=2, block_length=64, skip=28, blocks=2)
+    rows = run(tmp_path, callback, data)["rows"]
+    text = [int(token) % 5 for token in data.streams["test"]]
+    scored = {
+        "full": {n: range(1, 129) for n in (8, 32)},
+        "sliding": {n: [*range(29, 65), *range(64 + 29, 129)] for n in (8, 32)},
+        "last": {n: [i for i in range(1, 129) if (i - 1) % n >= n - 2] for n in (8, 32)},
+    }
+    for row in rows:
+        counted = sum(text[i] for i in scored[row["protocol"]][row["length"]])
+        assert row["bytes"] == counted
+        assert row["bits_per_byte"] == pytest.approx(row["nll_sum"] / math.log(2) / counted, rel=1e-12)
+    assert len(rows) == 6
+
+
+class Opaque(RandomText):
+    """Does not say what its tokens spell."""
+
+    token_bytes = property()
+
+
+def test_data_that_does_not_know_the_bytes_has_perplexities_alone(tmp_path: Path) -> None:
+    result = run(tmp_path, Extrapolation([8, 32]), Opaque())
+    assert all(row["bits_per_byte"] is None and row["ppl"] > 1 for row in result["rows"])
+    scalars = EventAccumulator(str(tmp_path)).Reload().Tags()["scalars"]
+    assert not [tag for tag in scalars if "bits_per_byte" in tag]
 
 
 def test_every_protocol_reaches_tensorboard_and_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,7 +35,10 @@ def test_extrapolation_scores_what_the_shards_hold(prepared: Path, tmp_path: Pat
     for row in result["rows"]:
         assert row["targets"] == blocks * 32
         assert row["block_targets"] == [32] * blocks
-    assert result["bytes_per_token"] == data.bytes_per_token("test")
+    if not inside:  # oracle of the bytes: the text, whole again where the last target is no part of a character
+        scored = tokens[1 : blocks * 32 + 1]
+        text = data.decode([int(token) for token in scored if token != end_of_text])
+        assert abs(result["rows"][0]["bytes"] - len(text.encode())) <= 2 * 3  # U+FFFD for a part of one at either end
 
 
 def test_a_remote_folder_knows_its_documents_too(prepared: Path, tmp_path: Path) -> None:

@@ -4,9 +4,20 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from kerple.data.tokenizer import encode, load_tokenizer, split_text, train_tokenizer
+from kerple.data.tokenizer import encode, load_tokenizer, split_text, token_bytes, train_tokenizer
+
+# as sentencepiece makes them: ▁ for a space, a token for each byte that no piece has
+PIECES = Tokenizer(
+    models.BPE(
+        {piece: i for i, piece in enumerate([f"<0x{b:02X}>" for b in range(256)] + ["▁", "a", "b", "é", "▁a", "ab"])},
+        [("▁", "a"), ("a", "b")],
+        byte_fallback=True,
+    )
+)
+PIECES.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+PIECES.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +36,33 @@ def test_every_text_comes_back(tokenizer: Tokenizer, text: str) -> None:
     (ids,) = encode(tokenizer, [text])
 
     assert tokenizer.decode(ids, skip_special_tokens=False) == text
+
+
+@given(st.text(max_size=200))
+@settings(max_examples=200, deadline=None)
+def test_the_bytes_of_tokens_are_those_of_the_text(tokenizer: Tokenizer, text: str) -> None:
+    sizes = token_bytes(tokenizer)
+    (ids,) = encode(tokenizer, [text])  # most characters are parts here: the vocabulary has 143 merges
+
+    assert sum(sizes[i] for i in ids) == len(text.encode())
+
+
+@given(st.lists(st.text(alphabet="ab é猫z.", min_size=1, max_size=8), max_size=9).map(" ".join))
+@settings(max_examples=100, deadline=None)
+def test_the_bytes_of_pieces_with_bytes_to_fall_back_to(text: str) -> None:
+    sizes = token_bytes(PIECES)
+    ids = PIECES.encode(text, add_special_tokens=False).ids
+
+    assert sum(sizes[i] for i in ids) == len(text.encode())
+
+
+def test_special_tokens_have_no_bytes_and_added_ones_their_own(tokenizer: Tokenizer) -> None:
+    copy = Tokenizer.from_str(tokenizer.to_str())
+    copy.add_tokens(["é é"])
+    sizes = token_bytes(copy)
+
+    assert sizes[copy.token_to_id("é é")] == 5
+    assert sizes[copy.token_to_id("<|endoftext|>")] == 0
 
 
 def test_the_name_of_the_end_of_text_token_in_a_text_is_only_letters(tokenizer: Tokenizer) -> None:

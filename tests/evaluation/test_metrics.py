@@ -11,13 +11,13 @@ from kerple.evaluation.metrics import TokenLoss
 
 def test_perplexity_is_one_exp_of_one_quotient_not_a_mean_of_means() -> None:
     short, long = torch.tensor([6.0, 4.0]), torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, 1.0])  # windows of unequal size
-    metric = TokenLoss(bytes_per_token=3.0)
-    metric.update(short, 0)
-    metric.update(long, 0)
+    metric = TokenLoss()
+    metric.update(short, 0, torch.tensor([3, 0]))
+    metric.update(long, 0, torch.tensor([1, 2, 3, 4, 5, 6]))
     assert float(metric.compute()) == pytest.approx(math.exp(16 / 8), rel=1e-12)
     assert float(metric.compute()) != pytest.approx(math.exp((5 + 1) / 2), rel=0.1)  # mean of the windows' means
     assert float(metric.compute()) != pytest.approx((math.exp(5) + math.exp(1)) / 2, rel=0.1)  # of their perplexities
-    assert float(metric.bits_per_byte()) == pytest.approx(2 / math.log(2) / 3, rel=1e-12)
+    assert float(metric.bits_per_byte()) == pytest.approx(16 / math.log(2) / 24, rel=1e-12)
 
 
 def test_sums_are_fp64_and_counts_are_integers() -> None:
@@ -61,10 +61,12 @@ def test_groups_are_kept_apart() -> None:
 
 def test_columns_are_groups_without_a_group() -> None:
     metric = TokenLoss(groups=2)
-    metric.update(torch.tensor([[[1.0, 2.0], [3.0, 4.0]], [[5.0, 6.0], [7.0, 8.0]]]))  # (2, 2, 2)
+    losses = torch.tensor([[[1.0, 2.0], [3.0, 4.0]], [[5.0, 6.0], [7.0, 8.0]]])  # (2, 2, 2)
+    metric.update(losses, bytes=losses.long() * 10)
     metric.update(torch.tensor([1.0, 1.0]))
     assert metric.nll.tolist() == [17.0, 21.0]
     assert metric.targets.tolist() == [5, 5]
+    assert metric.bytes.tolist() == [160, 200]
     with pytest.raises(ValueError, match="expected 2 columns"):
         metric.update(torch.ones(4, 3))
 
@@ -72,22 +74,21 @@ def test_columns_are_groups_without_a_group() -> None:
 def test_states_of_devices_are_added() -> None:
     here, there = TokenLoss(groups=2), TokenLoss(groups=2)
     here.update(torch.tensor([1.0, 2.0]), 0)
-    there.update(torch.tensor([4.0]), 1)
+    there.update(torch.tensor([4.0]), 1, torch.tensor([7]))
 
     def gather(state: Tensor, group: object = None) -> list[Tensor]:
-        other = there.nll if state.dtype == torch.float64 else there.targets
-        return [state, other]
+        (name,) = (name for name in ("nll", "targets", "bytes") if state is getattr(here, name))
+        return [state, getattr(there, name)]
 
     here.sync(dist_sync_fn=gather, distributed_available=lambda: True)
     assert here.nll.tolist() == [3.0, 4.0]
     assert here.targets.tolist() == [2, 1]
+    assert here.bytes.tolist() == [0, 7]
     assert here.nll.dtype == torch.float64
 
 
 def test_mistakes_are_errors() -> None:
     with pytest.raises(ValueError, match="groups: got 0"):
         TokenLoss(groups=0)
-    with pytest.raises(ValueError, match="bytes_per_token: got 0"):
-        TokenLoss(bytes_per_token=0)
-    with pytest.raises(ValueError, match="bytes_per_token: got None"):
-        TokenLoss().bits_per_byte()
+    with pytest.raises(ValueError, match=r"bytes: got \(2,\), expected \(3,\)"):
+        TokenLoss().update(torch.ones(3), 0, torch.ones(2, dtype=torch.int64))

@@ -102,7 +102,7 @@ def test_every_target_is_scored_exactly_once_at_every_length(protocol: Protocol,
     tokens = torch.arange(33)[None]
     scored = protocol(Counter(), tokens, length, tokens_per_forward=40)
     assert scored[0].tolist() == list(range(1, 33))
-    assert protocol.targets(length, 32) == 32
+    assert protocol.scored(length, 32).tolist() == list(range(32))
 
 
 @pytest.mark.parametrize("skip", [1, 8, 15, 16, 30, 31])
@@ -110,7 +110,7 @@ def test_every_target_is_scored_exactly_once_at_every_length(protocol: Protocol,
 def test_sliding_scores_the_same_targets_at_every_length_behind_skip(length: int, skip: int) -> None:
     protocol = Protocol("sliding", stride=4, skip=skip)
     assert protocol(Counter(), torch.arange(33)[None], length)[0].tolist() == list(range(skip + 1, 33))
-    assert protocol.targets(length, 32) == 32 - skip
+    assert protocol.scored(length, 32).tolist() == list(range(skip, 32))
 
 
 def test_sliding_behind_skip_always_has_its_context() -> None:
@@ -125,7 +125,8 @@ def test_last_counts_its_targets() -> None:
     assert protocol(Counter(), torch.arange(33)[None], 8)[0].tolist() == [
         6, 7, 8, 14, 15, 16, 22, 23, 24, 30, 31, 32,
     ]  # fmt: skip
-    assert protocol.targets(8, 32) == 12
+    assert protocol.scored(8, 32).tolist() == [5, 6, 7, 13, 14, 15, 21, 22, 23, 29, 30, 31]
+    assert protocol.scored(8, 31).tolist() == [5, 6, 7, 13, 14, 15, 21, 22, 23]  # the last segment is short
 
 
 @pytest.mark.parametrize("name", positions.names())

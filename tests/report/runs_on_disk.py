@@ -54,6 +54,7 @@ def write_run(
                     "nll_sum": total,
                     "targets": 512 * blocks,
                     "ppl": math.exp(total / (512 * blocks)),
+                    "bytes": int(512 * blocks * BYTES_PER_TOKEN),
                     "bits_per_byte": total / (512 * blocks) / math.log(2) / BYTES_PER_TOKEN,
                     "block_nll": list(block_nll),
                 }

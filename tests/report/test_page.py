@@ -15,6 +15,7 @@ from kerple.report import page as report
 from kerple.report.runs import Run, locate, read
 from tests.report.runs_on_disk import BYTES_PER_TOKEN, CURVES, LENGTHS, write_run, write_task_run
 
+COMMITTED = Path(__file__).parents[2] / "results"
 SEEDS = (1235, 1236, 1237)
 
 
@@ -176,6 +177,31 @@ def test_labels_are_text_in_every_language(tmp_path: Path) -> None:
     assert all(len(re.findall(r"(?<!\\)\|", line)) == len(LENGTHS) + 2 for line in rows if "±" in line)
     assert " _low" in (tmp_path / "report" / "ppl-against-length.svg").read_text()  # in the legend
     assert (tmp_path / "report" / "ppl-relative-to-base_line.png").exists()
+
+
+def test_bits_per_byte_of_an_older_test_are_marked(root: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run" / "seed-1236"
+    write_run(run, "KerpleLog", 1236, CURVES["KerpleLog"])
+    path = run / "test" / "extrapolation.json"
+    content = json.loads(path.read_text())
+    for row in content["rows"]:
+        del row["bytes"]  # as it was written before
+    path.write_text(json.dumps(content))
+    for directory, old in ((run, True), (root, False)):
+        report.write(read(locate([directory])), tmp_path / "report", name="x", baseline="KerpleLog")
+        for name in ("table.md", "table.tex", "report.html"):
+            text = (tmp_path / "report" / name).read_text()
+            assert text.count(report.OLD_BYTES) == (2 if old else 0)  # full and windowed
+
+
+@pytest.mark.parametrize("path", sorted(COMMITTED.glob("*/results.csv")), ids=lambda path: path.parent.name)
+def test_committed_bits_per_byte_are_of_scored_bytes_or_marked(path: Path) -> None:
+    results = pd.read_csv(path).pivot_table("count", ["strategy", "seed", "protocol", "length"], "metric")
+    if "bits_per_byte" not in results:
+        return
+    old = (results["bits_per_byte"] == results["ppl"]).any()  # counted targets, not bytes
+    for name in ("table.md", "table.tex", "report.html"):
+        assert (report.OLD_BYTES in (path.parent / name).read_text()) == old
 
 
 def test_a_comparison_of_nothing_but_collapsed_runs_is_reported(tmp_path: Path) -> None:

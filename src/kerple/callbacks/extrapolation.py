@@ -9,6 +9,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.trainer.states import RunningStage, TrainerFn
 from rich.console import Console
+from torch import Tensor
 
 from kerple.errors import UserError
 from kerple.evaluation import results
@@ -23,8 +24,9 @@ class Extrapolation(Callback):
 
     A test batch is one block of ``block_length`` targets; for each length it is cut into segments, so that every
     target is scored exactly once at every length. Writes ``extrapolation.json`` into the run's log directory, prints a
-    table, logs ``test/ppl/<protocol>/<length>`` and ``test/bits_per_byte/<protocol>/<length>`` and a figure. Lengths
-    the strategy cannot represent are reported as skipped.
+    table, logs ``test/ppl/<protocol>/<length>`` and ``test/bits_per_byte/<protocol>/<length>`` and a figure. The bytes
+    are those of the very targets that are scored, as the data module's ``token_bytes`` has them. Lengths the strategy
+    cannot represent are reported as skipped.
 
     During `fit`, ``val/ppl/full/<length>`` is measured on the first ``validation_blocks`` blocks of the validation
     split.
@@ -108,6 +110,7 @@ class Extrapolation(Callback):
         self.validation_blocks = validation_blocks
         self.tokens_per_forward = tokens_per_forward
         self.measurements: list[Measurement] = []
+        self.token_bytes: Tensor | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         datamodule = trainer.datamodule
@@ -147,7 +150,9 @@ class Extrapolation(Callback):
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         groups = self.segments if self.sampling == "paper" else len(self._text(trainer, self.block)[1])
-        self.measurements = self._plan(trainer, pl_module, "test", self.protocols, groups)
+        self.measurements = self._plan(pl_module, self.protocols, groups)
+        if hasattr(trainer.datamodule, "token_bytes"):
+            self.token_bytes = trainer.datamodule.token_bytes().to(pl_module.device)
 
     def on_test_batch_end(
         self,
@@ -175,7 +180,8 @@ class Extrapolation(Callback):
             if m.skipped is None and m.protocol.name != "per_position":
                 name = f"{m.protocol.label}/{m.length}"
                 pl_module.log(f"test/ppl/{name}", m.loss.perplexity(), sync_dist=True)
-                pl_module.log(f"test/bits_per_byte/{name}", m.loss.bits_per_byte(), sync_dist=True)
+                if self.token_bytes is not None:
+                    pl_module.log(f"test/bits_per_byte/{name}", m.loss.bits_per_byte(), sync_dist=True)
         directory = Path(trainer.log_dir or trainer.default_root_dir)  # asked on every rank: it is a broadcast
         if trainer.is_global_zero:
             self._report(trainer, pl_module, directory)
@@ -186,7 +192,7 @@ class Extrapolation(Callback):
         if trainer.state.stage == RunningStage.SANITY_CHECKING:
             return
         blocks = _blocks(trainer, "validation", self.block, self.validation_blocks)
-        measurements = self._plan(trainer, pl_module, "validation", [Protocol("full")], len(blocks))
+        measurements = self._plan(pl_module, [Protocol("full")], len(blocks))
         self._measure_all(trainer, pl_module, blocks, range(len(blocks)), measurements)
         _synchronise(measurements)
         for m in measurements:
@@ -194,14 +200,11 @@ class Extrapolation(Callback):
             if m.skipped is None:
                 pl_module.log(f"val/ppl/full/{m.length}", m.loss.perplexity(), sync_dist=True)
 
-    def _plan(
-        self, trainer: Trainer, pl_module: LightningModule, split: str, protocols: Sequence[Protocol], groups: int
-    ) -> list[Measurement]:
+    def _plan(self, pl_module: LightningModule, protocols: Sequence[Protocol], groups: int) -> list[Measurement]:
         return results.plan(
             protocols,
             self.lengths,
             groups=groups,
-            bytes_per_token=trainer.datamodule.bytes_per_token(split),
             reach=results.reach(pl_module.network),
             device=pl_module.device,
         )
@@ -217,7 +220,9 @@ class Extrapolation(Callback):
         if index < 0:  # a filler: another rank has one block more
             return
         with trainer.precision_plugin.forward_context():
-            results.measure(pl_module.network, batch["tokens"], index, measurements, self.tokens_per_forward)
+            results.measure(
+                pl_module.network, batch["tokens"], index, measurements, self.tokens_per_forward, self.token_bytes
+            )
 
     def _measure_all(
         self,
@@ -258,7 +263,6 @@ class Extrapolation(Callback):
             block=self.block,
             sampling=self.sampling,
             documents=self.documents,
-            bytes_per_token=trainer.datamodule.bytes_per_token("test"),
             precision=str(trainer.precision),
         )
         drawn = results.figure(self.measurements, network.shape.length, f"{strategy}: perplexity by evaluation length")
@@ -293,7 +297,7 @@ def _synchronise(measurements: Sequence[Measurement]) -> None:
 
 def _check_counts(m: Measurement, block: int, partly: bool) -> None:
     """Catch a loader that repeats or drops blocks, as Lightning's own distributed sampler does."""
-    expected = 0 if m.skipped is not None else m.protocol.targets(m.length, block)
+    expected = 0 if m.skipped is not None else len(m.protocol.scored(m.length, block))
     allowed = {0, expected} if partly else {expected}
     wrong = [i for i, n in enumerate(m.loss.targets.tolist()) if n not in allowed]
     if wrong:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from pytorch_lightning import LightningDataModule
 from tokenizers import Tokenizer
@@ -17,7 +18,7 @@ from kerple.data.prepare.build import Recipe, build
 from kerple.data.prepare.corpora import HUB
 from kerple.data.remote import CACHE_BYTES, Folder, open_folder
 from kerple.data.streams import is_remote
-from kerple.data.tokenizer import OF_A_MODEL, TRAINED_HERE, load_tokenizer
+from kerple.data.tokenizer import OF_A_MODEL, TRAINED_HERE, load_tokenizer, token_bytes
 from kerple.errors import UserError
 
 
@@ -194,9 +195,12 @@ class TokenShards(LightningDataModule):
         """
         return self._folder().documents(split)
 
-    def bytes_per_token(self, split: str) -> float:
-        """UTF-8 bytes of the split's documents over its tokens, end-of-text tokens among them."""
-        return self._folder().manifest.splits[split].bytes_per_token
+    def token_bytes(self) -> Tensor:
+        """Bytes of text behind each token id, (vocabulary,) int64; 0 for end-of-text and ids without a token."""
+        sizes = torch.zeros(self.vocabulary, dtype=torch.int64)
+        known = torch.tensor(token_bytes(self._load_tokenizer()))
+        sizes[: len(known)] = known
+        return sizes
 
     def encode(self, text: str) -> list[int]:
         """Token ids, without an end-of-text token."""

@@ -1,6 +1,7 @@
 """Byte-level BPE tokenizers: trained here, or any Hugging Face one."""
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from kerple.errors import UserError
 END_OF_TEXT = "<|endoftext|>"
 TRAINED_HERE = "bpe"
 OF_A_MODEL = "hf:"
+BYTE = re.compile("<0x[0-9A-F]{2}>")  # as vocabularies of pieces of text spell a single byte
 PIECE = 1 << 18  # characters tokenised at once: the tokenizer needs about a hundred bytes a token while it works
 
 
@@ -78,6 +80,32 @@ def end_of_text(tokenizer: Tokenizer, source: str) -> int:
 def vocabulary_size(tokenizer: Tokenizer) -> int:
     """One more than the largest id, which is more than the number of tokens where ids have gaps."""
     return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+
+def token_bytes(tokenizer: Tokenizer) -> list[int]:
+    """Bytes of text behind each token id, 0 for special tokens: texts become those at their ends only.
+
+    Exact for byte-level vocabularies, where a token may be a part of a character, and for bytes that others fall back
+    to. Of any other token it is what a decoder adds when the token follows another one, in UTF-8.
+    """
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    added = tokenizer.get_added_tokens_decoder()
+    byte_level = tokenizer.decoder is not None and b'"ByteLevel"' in tokenizer.decoder.__getstate__()
+    before = tokenizer.encode("a", add_special_tokens=False).ids
+    texts = {}
+    if not byte_level:
+        decoded = tokenizer.decode_batch([[*before, i] for i in vocabulary.values()], skip_special_tokens=False)
+        texts = dict(zip(vocabulary.values(), decoded, strict=True))
+    start = len(tokenizer.decode(before, skip_special_tokens=False).encode())
+    sizes = [0] * vocabulary_size(tokenizer)
+    for token, i in vocabulary.items():
+        if i in added:
+            sizes[i] = 0 if added[i].special else len(token.encode())
+        elif byte_level:
+            sizes[i] = len(token)  # its alphabet has a character for each byte
+        else:
+            sizes[i] = 1 if BYTE.fullmatch(token) else max(0, len(texts[i].encode()) - start)
+    return sizes
 
 
 def encode(tokenizer: Tokenizer, texts: list[str]) -> Iterator[list[int]]:

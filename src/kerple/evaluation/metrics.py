@@ -8,7 +8,7 @@ from torchmetrics import Metric
 
 
 class TokenLoss(Metric):
-    """Negative log-likelihood summed by group, and how many targets each group has.
+    """Negative log-likelihood summed by group, how many targets each group has, and how many bytes of text they are.
 
     A group is whatever the sums have to be kept apart by: a block of text (so that block 7 is the same number on any
     number of devices, and intervals can be bootstrapped over blocks), or a position in the segment. States are fp64
@@ -17,10 +17,9 @@ class TokenLoss(Metric):
 
     Args:
         groups: Number of groups G.
-        bytes_per_token: Mean bytes of text in a token of the split; needed by `bits_per_byte` alone.
 
     Raises:
-        ValueError: If a number is not positive.
+        ValueError: If there is no group.
     """
 
     full_state_update = False
@@ -28,40 +27,46 @@ class TokenLoss(Metric):
     higher_is_better = False
     nll: Tensor
     targets: Tensor
+    bytes: Tensor
 
-    def __init__(self, groups: int = 1, bytes_per_token: float | None = None) -> None:
+    def __init__(self, groups: int = 1) -> None:
         super().__init__()
         if groups < 1:
             raise ValueError(f"groups: got {groups}, expected at least one")
-        if bytes_per_token is not None and not bytes_per_token > 0:
-            raise ValueError(f"bytes_per_token: got {bytes_per_token}, expected a positive number")
-        self.bytes_per_token = bytes_per_token
         self.add_state("nll", torch.zeros(groups, dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("targets", torch.zeros(groups, dtype=torch.int64), dist_reduce_fx="sum")
+        for counted in ("targets", "bytes"):
+            self.add_state(counted, torch.zeros(groups, dtype=torch.int64), dist_reduce_fx="sum")
 
-    def update(self, losses: Tensor, group: int | None = None) -> None:
+    def update(self, losses: Tensor, group: int | None = None, bytes: Tensor | None = None) -> None:
         """Add losses in nats, fp32 or fp64.
 
         Args:
             losses: Any shape if they all belong to ``group``; (…, G) with one column per group if ``group`` is None.
             group: 0..G-1, or None.
+            bytes: Bytes of text in each target, int64, shaped as the losses; needed by `bits_per_byte` alone.
 
         Raises:
-            ValueError: If the losses are of lower precision, in which they are wrong already, or do not have G columns.
+            ValueError: If the losses are of lower precision, in which they are wrong already, do not have G columns,
+                or are not as many as the bytes.
         """
         if losses.dtype not in (torch.float32, torch.float64):
             raise ValueError(f"losses: got {losses.dtype}, expected float32 or float64; take log-softmax in fp32")
+        if bytes is not None and bytes.shape != losses.shape:
+            raise ValueError(f"bytes: got {tuple(bytes.shape)}, expected {tuple(losses.shape)}, one for each loss")
         values = losses.detach().double()
         # plain sums rather than index_add: they are deterministic on CUDA
         if group is not None:
             self.nll[group] += values.sum()
             self.targets[group] += values.numel()
+            self.bytes[group] += 0 if bytes is None else bytes.sum()
             return
         if values.dim() == 0 or values.shape[-1] != len(self.nll):
             raise ValueError(f"losses: got {tuple(values.shape)}, expected {len(self.nll)} columns, one per group")
         rows = values.reshape(-1, len(self.nll))  # (n, G)
         self.nll += rows.sum(0)
         self.targets += len(rows)
+        if bytes is not None:
+            self.bytes += bytes.reshape(rows.shape).sum(0)
 
     def compute(self) -> Tensor:
         """Perplexity over all groups; () fp64, nan where there is no target."""
@@ -76,11 +81,5 @@ class TokenLoss(Metric):
         return (self.nll / self.targets).exp()
 
     def bits_per_byte(self) -> Tensor:
-        """Bits of loss per byte of text; () fp64. Comparable between tokenizers, unlike perplexity.
-
-        Raises:
-            ValueError: If the metric was built without ``bytes_per_token``.
-        """
-        if self.bytes_per_token is None:
-            raise ValueError("bytes_per_token: got None, expected the split's bytes per token; give it to TokenLoss")
-        return self.nll.sum() / self.targets.sum() / (math.log(2) * self.bytes_per_token)
+        """Bits of loss per byte of the targets' text; () fp64. Comparable between tokenizers, unlike perplexity."""
+        return self.nll.sum() / self.bytes.sum() / math.log(2)  # fp64 only in this order

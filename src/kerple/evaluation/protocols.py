@@ -205,7 +205,7 @@ class Protocol:
     def __call__(
         self, network: Network, tokens: Tensor, length: int, tokens_per_forward: int = TOKENS_PER_FORWARD
     ) -> Tensor:
-        """Losses of the scored targets of tokens (B, N+1) at ``length``; (B, n) fp32, n as `targets` says."""
+        """Losses of the targets of tokens (B, N+1) that `scored` names at ``length``; (B, n) fp32."""
         match self.name:
             case "windowed":
                 return windowed(network, tokens, length, window=self.window, tokens_per_forward=tokens_per_forward)
@@ -223,9 +223,12 @@ class Protocol:
             case _:
                 return full(network, tokens, length, tokens_per_forward=tokens_per_forward)
 
-    def targets(self, length: int, block: int) -> int:
-        """How many targets of a block of ``block`` targets are scored at ``length``."""
-        return block // length * self.k if self.name == "last" else block - self.skip
+    def scored(self, length: int, block: int) -> Tensor:
+        """Which targets of a block of ``block`` are scored at ``length``: (n,) int64, in the order of the losses."""
+        targets = torch.arange(self.skip, block)
+        if self.name != "last":
+            return targets
+        return targets[: block // length * length].unflatten(0, (-1, length))[:, -self.k :].flatten()
 
 
 def _targets(tokens: Tensor, length: int) -> int:

@@ -15,6 +15,8 @@ from torch import Tensor
 from kerple.evaluation.metrics import TokenLoss
 from kerple.evaluation.protocols import TOKENS_PER_FORWARD, Network, Protocol, full
 
+VERSION = 2  # of what is written; 1 took the bytes of an average token of the split for those of each target
+
 
 @dataclass
 class Measurement:
@@ -47,6 +49,7 @@ class Measurement:
             "nll_sum": finite(self.loss.nll.sum()),
             "targets": int(self.loss.targets.sum()),
             "ppl": finite(self.loss.perplexity()),
+            "bytes": int(self.loss.bytes.sum()),
             "bits_per_byte": finite(self.loss.bits_per_byte()),
             "block_nll": [finite(x) for x in self.loss.nll],
             "block_targets": self.loss.targets.tolist(),
@@ -58,7 +61,6 @@ def plan(
     lengths: Iterable[int],
     *,
     groups: int,
-    bytes_per_token: float,
     reach: int | None,
     device: torch.device,
 ) -> list[Measurement]:
@@ -67,10 +69,10 @@ def plan(
     made = []
     for protocol in protocols:
         for length in lengths:
-            positions = TokenLoss(length, bytes_per_token).to(device) if protocol.name == "per_position" else None
+            positions = TokenLoss(length).to(device) if protocol.name == "per_position" else None
             beyond = reach is not None and length > reach
             why = f"the strategy has no position past {reach - 1} (its max_length is {reach})" if beyond else None
-            made.append(Measurement(protocol, length, TokenLoss(groups, bytes_per_token).to(device), positions, why))
+            made.append(Measurement(protocol, length, TokenLoss(groups).to(device), positions, why))
     return made
 
 
@@ -80,12 +82,15 @@ def measure(
     group: int,
     measurements: Iterable[Measurement],
     tokens_per_forward: int = TOKENS_PER_FORWARD,
+    token_bytes: Tensor | None = None,
 ) -> None:
     """Add the losses of one block of tokens (1, N+1) to every measurement that is not skipped, under ``group``.
 
-    `full` and `per_position` share their forward passes.
+    `full` and `per_position` share their forward passes. ``token_bytes`` (V,) int64 says how many bytes of text each
+    token id stands for.
     """
     shared: dict[int, Tensor] = {}
+    targets = tokens[:, 1:]  # (1, N)
     for m in measurements:
         if m.skipped is not None:
             continue
@@ -95,7 +100,8 @@ def measure(
             losses = shared[m.length]
         else:
             losses = m.protocol(network, tokens, m.length, tokens_per_forward)
-        m.loss.update(losses, group)
+        scored = targets[:, m.protocol.scored(m.length, targets.shape[1]).to(tokens.device)]
+        m.loss.update(losses, group, None if token_bytes is None else token_bytes[scored])
         if m.by_position is not None:
             m.by_position.update(losses.unflatten(1, (-1, m.length)))  # (1, N / L, L)
 
@@ -149,19 +155,23 @@ def figure(measurements: Sequence[Measurement], training_length: int, title: str
 def write(path: Path, measurements: Sequence[Measurement], **about: Any) -> None:
     """Write what ``about`` says of the run, the rows, the skipped lengths with reasons and the sums by position, as
     strict JSON."""
-    content = about | {
-        "rows": [m.row() for m in measurements if m.skipped is None],
-        "skipped": [
-            {"protocol": m.protocol.label, "length": m.length, "reason": m.skipped}
-            for m in measurements
-            if m.skipped is not None
-        ],
-        "by_position": [
-            {"length": m.length, "nll_sum": [finite(x) for x in p.nll], "targets": p.targets.tolist()}
-            for m in measurements
-            if m.skipped is None and (p := m.by_position) is not None
-        ],
-    }
+    content = (
+        {"version": VERSION}
+        | about
+        | {
+            "rows": [m.row() for m in measurements if m.skipped is None],
+            "skipped": [
+                {"protocol": m.protocol.label, "length": m.length, "reason": m.skipped}
+                for m in measurements
+                if m.skipped is not None
+            ],
+            "by_position": [
+                {"length": m.length, "nll_sum": [finite(x) for x in p.nll], "targets": p.targets.tolist()}
+                for m in measurements
+                if m.skipped is None and (p := m.by_position) is not None
+            ],
+        }
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(content, allow_nan=False, ensure_ascii=False, indent=1)
     path.write_text(text + "\n", encoding="utf-8")
@@ -189,4 +199,6 @@ def _cell(m: Measurement | None) -> str:
     if m is None or m.skipped is not None:
         return "skipped"
     ppl = finite(m.loss.perplexity())
-    return "overflow" if ppl is None else f"{ppl:,.2f} ({float(m.loss.bits_per_byte()):.3f})"
+    if ppl is None:
+        return "overflow"
+    return f"{ppl:,.2f} ({float(m.loss.bits_per_byte()):.3f})" if m.loss.bytes.any() else f"{ppl:,.2f}"

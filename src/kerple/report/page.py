@@ -2,6 +2,7 @@
 
 import base64
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
@@ -26,6 +27,10 @@ PROTOCOLS = {
 }
 
 POSITIONAL = ("model.position", "model.scaling", "model.factor")  # settings; the last two are of pretrained models
+OLD_BYTES = (
+    "Of an old version: an average token of the whole split stands for the bytes of each scored target, which is some "
+    "per cent off where only a part of the split was scored; test the runs again."
+)
 
 
 def write(runs: Runs, folder: Path, *, name: str, baseline: str, missing: list[str] | None = None) -> Path:
@@ -110,7 +115,9 @@ def _tables(summary: pd.DataFrame, runs: Runs, baseline: str) -> tuple[list[tabl
         for protocol in protocols:
             # bits per byte say the same of one tokenizer as perplexity does: kept, not in the way
             place = details if metric == "bits_per_byte" else main
-            place.append(tables.comparison(summary, str(metric), protocol, runs.trained[protocol], baseline))
+            table = tables.comparison(summary, str(metric), protocol, runs.trained[protocol], baseline)
+            old = metric == "bits_per_byte" and runs.old_bytes
+            place.append(replace(table, note=f"{table.note} {OLD_BYTES}") if old else table)
             interval = tables.intervals(summary, str(metric), protocol, runs.trained[protocol], baseline)
             details += [interval] if interval else []
     cost = tables.costs(runs)

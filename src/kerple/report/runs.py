@@ -62,6 +62,7 @@ class Runs:
         environments: Versions and machine each run recorded.
         trained: Training length behind each protocol, None where its runs differ: tasks have each their own.
         text: What each protocol was measured on and how it was chosen; more than one entry where runs differ.
+        old_bytes: Whether bits per byte are of tests that took the split's average token for each target.
     """
 
     results: pd.DataFrame
@@ -72,6 +73,7 @@ class Runs:
     environments: dict[Run, dict[str, Any]]
     trained: dict[str, int | None]
     text: dict[str, list[str]] = field(default_factory=dict)
+    old_bytes: bool = False
 
     @property
     def training_length(self) -> int | None:
@@ -132,6 +134,7 @@ def read(runs: Iterable[Run]) -> Runs:
     lengths: dict[str, set[int | None]] = {}
     text: dict[str, dict[str, None]] = {}
     origin: dict[tuple[Any, ...], Path] = {}
+    old_bytes = False
     for run in runs:
         key = {"strategy": run.strategy, "seed": run.seed}
         part = {"part": run.part} if run.part else {}
@@ -140,6 +143,7 @@ def read(runs: Iterable[Run]) -> Runs:
         if not rows:
             raise UserError(f"{run.directory}: no result rows in {run.directory / run.test}/*.json; test the run first")
         for path, row in rows:
+            old_bytes |= row.get("bits_per_byte") is not None and "bytes" not in row
             for result, blocks in _results(row, path):
                 if run.part and result["metric"] in LOSSES:  # a task is a protocol of its own, a corpus is not
                     result["protocol"] = f"{run.part} {result['protocol']}"
@@ -168,7 +172,7 @@ def read(runs: Iterable[Run]) -> Runs:
     front = {name: table[[*RUN, *table.columns.drop(RUN)]] for name, table in joined.items()}
     trained = {protocol: next(iter(found)) if len(found) == 1 else None for protocol, found in lengths.items()}
     found = {protocol: list(described) for protocol, described in text.items()}
-    return Runs(results, blocks, costs, front, configs, environments, trained, found)
+    return Runs(results, blocks, costs, front, configs, environments, trained, found, old_bytes)
 
 
 def strategy(config: dict[str, Any]) -> str:
@@ -287,7 +291,8 @@ def _results(row: dict[str, Any], path: Path) -> Iterator[tuple[dict[str, Any], 
     # np.exp: a collapsed model's perplexity is infinite, not an error
     yield {"metric": "ppl", **cell, "value": float(np.exp(nats)), **sums}, blocks
     if row.get("bits_per_byte") is not None:
-        yield {"metric": "bits_per_byte", **cell, "value": float(row["bits_per_byte"]), **sums}, []
+        of = sums | {"count": row["bytes"]} if "bytes" in row else sums
+        yield {"metric": "bits_per_byte", **cell, "value": float(row["bits_per_byte"]), **of}, []
 
 
 def _blocks(row: dict[str, Any], sums: str, counts: str, total: dict[str, float], where: str) -> list[dict[str, Any]]:
