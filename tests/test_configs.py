@@ -77,6 +77,16 @@ def test_the_demo_s_config_says_what_the_demo_is(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     config = parsed("--config", str(CONFIGS / "demo.yaml"))
     data = config.data.init_args
-    assert (data.vocabulary, data.length, data.batch_size) == (2048, 64, 128)
-    assert data.batch_size * data.length * config.trainer.max_steps == pytest.approx(2.5e6, rel=0.01)
+    assert (data.vocabulary, data.length) == (2048, 64)
+    assert data.batch_size * data.length * config.trainer.max_steps <= 2_500_000
     assert sum(p.numel() for p in build_on_meta(config).parameters()) == pytest.approx(1.3e6, rel=0.05)
+
+
+def test_the_committed_comparisons_keep_the_recipe_their_runs_were_trained_with() -> None:
+    """What `results/demo/` was made with, so that a run added to it differs by its strategy alone."""
+    stored = yaml.safe_load((CONFIGS / "adamw.yaml").read_text())
+    assert stored["model"] == {"optimizer": "adamw", "lr": 3e-3, "betas": [0.9, 0.999]}
+    assert stored["data"]["init_args"] == {"batch_size": 128}
+    assert stored["trainer"]["max_steps"] == 305
+    for name in ("demo", "claims", "settings", "sliding"):
+        assert yaml.safe_load((CONFIGS / "compare" / f"{name}.yaml").read_text())["base"][-1] == "configs/adamw.yaml"

@@ -87,6 +87,15 @@ class HuggingFaceNetwork(nn.Module):
         x, targets = self.features(inputs, offset, window)[:, chosen], targets[:, chosen]
         return target_losses(self.head, x.flatten(0, 1), targets.flatten()).unflatten(0, targets.shape)
 
+    @torch.inference_mode()
+    def continued(self, tokens: Tensor, steps: int) -> list[int]:
+        """The tokens that follow (1, T) int64 greedily, ``steps`` of them, or fewer if the text ends."""
+        self._forget_length()
+        # keys cached at one length keep its angles: what is scaled by length has to be read again for each token
+        whole = any("dynamic" in str(getattr(module, "rope_type", "")) for module in self.model.modules())
+        written = self.model.generate(tokens, max_new_tokens=steps, do_sample=False, use_cache=not whole)
+        return written[0, tokens.shape[1] :].tolist()
+
     def _run(self, module: nn.Module, tokens: Tensor, offset: int, window: int | None) -> Any:
         if window is not None and window < 1:
             raise UserError(f"window: got {window}, expected at least 1 key (the query's own), or none for all keys")

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 import torch
 from tokenizers import Tokenizer
-from torch import nn
 
 from kerple.errors import UserError
 from kerple.hf import need
@@ -216,10 +215,16 @@ def digest(tokenizer: Tokenizer) -> str:
     return hashlib.sha256(tokenizer.to_str().encode()).hexdigest()
 
 
-def weights_digest(model: nn.Module) -> str:
-    """sha256 over names, shapes and values of a model's weights: what a judge is remembered by."""
+def source_digest(source: Source) -> str:
+    """sha256 of a model's files, or, of one on the hub, of its name and commit: what a judge is remembered by."""
     made = hashlib.sha256()
-    for name, value in sorted(model.state_dict().items()):
-        made.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
-        made.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    if Path(source.place).is_dir():
+        folder = Path(source.place)
+        kinds = ("*.safetensors", "config.json", "tokenizer.json")
+        files = [folder / source.gguf] if source.gguf else sorted(p for kind in kinds for p in folder.glob(kind))
+        for path in files:
+            with path.open("rb") as file:
+                made.update(hashlib.file_digest(file, "sha256").digest())
+    else:
+        made.update(f"{source.name}@{getattr(read_config(source), '_commit_hash', None)}".encode())
     return made.hexdigest()

@@ -1,0 +1,186 @@
+"""Perplexity over key tokens only: those whose far context a fixed evaluator needs (Fang et al. 2024)."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock
+from pytorch_lightning import LightningModule, Trainer
+from torch import Tensor
+
+from kerple.callbacks.analysis import Analysis, log_directory, synchronise
+from kerple.data.manifest import write_atomically
+from kerple.data.tokenizer import load_tokenizer
+from kerple.errors import UserError
+from kerple.evaluation.key_tokens import Criterion, byte_spans, carried_over, key_targets, spelling
+from kerple.evaluation.metrics import TokenLoss
+from kerple.evaluation.options import checked_lengths
+from kerple.evaluation.protocols import full
+from kerple.evaluation.results import reach
+
+
+class LongPerplexity(Analysis):
+    """LongPPL (Fang et al. 2024, arXiv 2410.23771): perplexity of the targets for which far context matters.
+
+    The evaluator reads each block once whole and once through a short context; a target is a key token if its
+    log-probability rises by more than ``gain`` and ends above ``likely``. The choice depends on the text and the
+    evaluator alone. It is kept beside the shards, in ``keys-<hash>.json``, under a hash of evaluator, text and
+    settings, so that every model is scored on the same targets. Where the model has another tokenizer than the
+    evaluator, a token is a key token if it shares a byte with one of the evaluator's.
+
+    Writes ``longppl.json``: rows of the protocol ``longppl``, a length each, as `Extrapolation` writes them.
+
+    Args:
+        lengths: Evaluation lengths in tokens; each divides the longest, which is the block that the evaluator reads.
+        short: Tokens of the evaluator's short context; the paper has 4,096 for texts of 32,768.
+        stride: How far it moves; the paper has 1,024.
+        blocks: How many blocks of the test split are read.
+        evaluator: A pretrained model: a folder, a GGUF file, a name; ``smollm2-135m`` comes with a package.
+        gain: In nats.
+        likely: In nats.
+
+    Raises:
+        UserError: If an option is out of range, or the evaluator cannot be had or read so much.
+    """
+
+    name = "longppl"
+
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        short: int,
+        stride: int,
+        blocks: int = 4,
+        evaluator: str = "smollm2-135m",
+        gain: float = 2.0,
+        likely: float = -2.0,
+    ) -> None:
+        self.lengths = checked_lengths(lengths)
+        super().__init__(self.lengths[-1], blocks)
+        self.criterion = Criterion(short, stride, gain, likely)
+        self.evaluator = evaluator
+        if short >= self.lengths[-1]:
+            raise UserError(f"LongPerplexity: short: got {short}, expected less than {self.lengths[-1]}, the longest")
+
+    def impossible(self, pl_module: LightningModule) -> str | None:
+        return None  # shorter lengths may be possible still
+
+    def analyse(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        keys = self._keys(trainer)
+        network, bound = pl_module.network, reach(pl_module.network)
+        within = [length for length in self.lengths if bound is None or length <= bound]
+        sums = {length: TokenLoss(self.blocks).to(pl_module.device) for length in within}
+        for i, tokens in self.read(trainer, pl_module):
+            chosen = torch.tensor(keys[i], dtype=torch.int64, device=tokens.device)
+            for length, loss in sums.items():
+                with trainer.precision_plugin.forward_context():
+                    loss.update(full(network, tokens, length)[0, chosen], i)
+        synchronise(*sums.values())
+        directory = log_directory(trainer)
+        if trainer.is_global_zero:
+            rows = [_row(length, loss) for length, loss in sums.items()]
+            skipped = [
+                {"protocol": "longppl", "length": length, "reason": f"the strategy has only {bound} positions"}
+                for length in self.lengths
+                if length not in sums
+            ]
+            content = {"split": "test", "block": self.lengths[-1], **self._about(), "rows": rows, "skipped": skipped}
+            (directory / "longppl.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+            for row in rows:
+                print(f"longppl at {row['length']:,}: {row['ppl']:.3f} over {row['targets']:,} key tokens")
+
+    def _about(self) -> dict[str, Any]:
+        return {"evaluator": self.evaluator, **asdict(self.criterion)}
+
+    def _keys(self, trainer: Trainer) -> list[list[int]]:
+        """Places of the key targets in each block: read beside the shards, or chosen now."""
+        from kerple.hf.source import locate, source_digest  # an optional group, asked for by this callback
+
+        data = trainer.datamodule
+        if not hasattr(data, "folder"):
+            raise UserError("LongPerplexity: the choice of key tokens is kept beside shards; use data TokenShards")
+        source = locate(self.evaluator)
+        about = {
+            "evaluator": source_digest(source),
+            "text": list(data.manifest.splits["test"].checksums),
+            "tokenizer": data.manifest.tokenizer,
+            "block": self.lengths[-1],
+            "blocks": self.blocks,
+            **asdict(self.criterion),
+        }
+        digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+        path = data.folder.directory / f"keys-{digest[:16]}.json"
+        with FileLock(path.with_suffix(".lock")):
+            if not path.exists():
+                keys = self._choose(data, source)
+                write_atomically(path, json.dumps({"about": about, "keys": keys}).encode())
+        keys = _checked(path, about, self.blocks, self.lengths[-1])
+        if not any(keys):
+            raise UserError(
+                f"LongPerplexity: {self.evaluator} found no key token in {self.blocks} blocks of {self.lengths[-1]}; "
+                "read more blocks, or a shorter short context"
+            )
+        return keys
+
+    def _choose(self, data: Any, source: Any) -> list[list[int]]:
+        from kerple.hf.adapter import HuggingFaceNetwork
+        from kerple.hf.source import digest, read_config, read_model, read_tokenizer
+
+        network = HuggingFaceNetwork(read_model(source, read_config(source)))
+        tokenizer = read_tokenizer(source)
+        same = digest(tokenizer) == data.manifest.tokenizer
+        chosen = []
+        for i in range(self.blocks):
+            tokens = data.blocks("test", self.lengths[-1], self.blocks)[i]["tokens"]
+            keys = self._judged(network, tokens) if same else self._through_text(network, tokenizer, data, tokens)
+            chosen.append([place for place, key in enumerate(keys) if key])
+        return chosen
+
+    def _through_text(self, network: Any, tokenizer: Any, data: Any, tokens: Tensor) -> list[bool]:
+        spell = spelling(load_tokenizer(str(data.folder.directory)), data.manifest.end_of_text)
+        own = [spell(token) for token in tokens.tolist()]
+        text = b"".join(own).decode("utf-8", "surrogateescape")
+        readable = text.encode("utf-8", "replace").decode()  # "?" for each byte that is no text: as many characters
+        encoding = tokenizer.encode(readable, add_special_tokens=False)
+        keys = [False, *self._judged(network, torch.tensor(encoding.ids))]  # of tokens, the first is no target
+        return carried_over(own, byte_spans(text, encoding.offsets), keys)[1:]
+
+    @torch.inference_mode()
+    def _judged(self, network: Any, tokens: Tensor) -> list[bool]:
+        if network.shape.length < len(tokens) - 1:
+            raise UserError(
+                f"LongPerplexity: lengths: {self.lengths[-1]} tokens are {len(tokens) - 1} of the evaluator, which was "
+                f"trained with {network.shape.length}; choose shorter lengths, or another evaluator"
+            )
+        return key_targets(network, tokens[None], self.criterion)[0].tolist()
+
+
+def _row(length: int, loss: TokenLoss) -> dict[str, Any]:
+    kept = loss.targets > 0  # blocks without a key token have nothing to say
+    return {
+        "protocol": "longppl",
+        "length": length,
+        "nll_sum": float(loss.nll.sum()),
+        "targets": int(loss.targets.sum()),
+        "ppl": float(loss.perplexity()),
+        "block_nll": loss.nll[kept].tolist(),
+        "block_targets": loss.targets[kept].tolist(),
+    }
+
+
+def _checked(path: Path, about: dict[str, Any], blocks: int, length: int) -> list[list[int]]:
+    """The places in a file of key tokens, if it is what its name says."""
+    try:
+        content = json.loads(path.read_text())
+        keys = content["keys"]
+        sound = content["about"] == about and len(keys) == blocks
+        sound = sound and all(isinstance(p, int) and 0 <= p < length for block in keys for p in block)
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: is no file of key tokens ({error}); remove it, it is made again") from error
+    if not sound:
+        raise UserError(f"{path}: does not fit its name; remove it, it is made again")
+    return keys

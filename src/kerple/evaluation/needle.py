@@ -1,0 +1,100 @@
+"""Needles in a haystack, by the names and definitions of RULER (Hsieh et al. 2024, arXiv 2404.06654, section 3.1)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from kerple.errors import UserError
+
+Kind = Literal["niah_single_1", "niah_single_2", "niah_multikey_1", "niah_multivalue"]
+NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.\n"
+ADJECTIVES = ("ancient", "bitter", "clever", "distant", "eager", "famous", "gentle", "hollow", "jolly", "lively")
+NOUNS = ("anchor", "basket", "candle", "desert", "engine", "forest", "garden", "hammer", "island", "kettle")
+NEEDLES = 4  # keys of multikey_1, values of multivalue
+ANSWER = 16  # tokens that may be written for each value
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is hidden and asked for.
+
+    Args:
+        needles: Share of the haystack before each, 0..1, and its sentence.
+        question: What follows the haystack; the answer is to follow it.
+        values: What the answer has to name.
+    """
+
+    needles: tuple[tuple[float, str], ...]
+    question: str
+    values: tuple[str, ...]
+
+
+def hidden(kind: Kind, depth: float, rng: np.random.Generator) -> Problem:
+    """A problem whose (first) sought needle lies at a depth; further ones lie anywhere.
+
+    ``niah_single_1`` and ``niah_single_2`` hide one number under one key (in noise, and in text), ``niah_multikey_1``
+    three more under other keys, ``niah_multivalue`` three more under the same key, all of which are asked for.
+
+    Args:
+        kind: One of these.
+        depth: Share of the haystack before the needle, 0..1.
+        rng: Chooses keys, numbers of seven digits and the other places.
+
+    Raises:
+        UserError: If the kind is unknown or the depth out of range.
+    """
+    if kind not in get_args(Kind):
+        raise UserError(f"kind: got {kind!r}, expected one of {', '.join(get_args(Kind))}")
+    if not 0 <= depth <= 1:
+        raise UserError(f"depth: got {depth}, expected a share of the haystack in 0..1")
+    count = 1 if kind.startswith("niah_single") else NEEDLES
+    pairs = rng.choice(len(ADJECTIVES) * len(NOUNS), count, replace=False)
+    keys = [f"{ADJECTIVES[pair % len(ADJECTIVES)]}-{NOUNS[pair // len(ADJECTIVES)]}" for pair in pairs]
+    values = [str(number) for number in rng.choice(9 * 10**6, count, replace=False) + 10**6]
+    places = [depth, *rng.random(count - 1)]
+    many = kind == "niah_multivalue"
+    if many:
+        keys = keys[:1] * count
+    sentences = [f"One of the special magic numbers for {k} is: {v}." for k, v in zip(keys, values, strict=True)]
+    what = "are all the special magic numbers" if many else "is the special magic number"
+    answer = "special magic numbers" if many else "special magic number"
+    be = "are" if many else "is"
+    question = (
+        f"What {what} for {keys[0]} mentioned in the provided text? "
+        f"The {answer} for {keys[0]} mentioned in the provided text {be}"
+    )
+    return Problem(tuple(zip(places, sentences, strict=True)), question, tuple(values if many else values[:1]))
+
+
+def prompt(problem: Problem, length: int, haystack: Sequence[int], encode: Callable[[str], list[int]]) -> list[int]:
+    """Tokens of haystack, needles and question that, with the answer's, are ``length``.
+
+    Args:
+        problem: From `hidden`.
+        length: Tokens in all, `ANSWER` for each value kept free.
+        haystack: At least ``length`` tokens of noise or text.
+        encode: Text to tokens.
+
+    Raises:
+        UserError: If the length leaves no room for the haystack.
+    """
+    sentences = sorted((place, encode(f"\n{sentence}\n")) for place, sentence in problem.needles)
+    question = encode(f"\n{problem.question}")
+    room = length - len(question) - sum(len(s) for _, s in sentences) - ANSWER * len(problem.values)
+    if room < 1:
+        raise UserError(f"lengths: got {length}, of which needles, question and answer take {length - room}; read more")
+    assert len(haystack) >= room, "the caller gives as much haystack as there can be"
+    made: list[int] = []
+    before = 0
+    for place, sentence in sentences:
+        cut = round(place * room)
+        made += [*haystack[before:cut], *sentence]
+        before = cut
+    return [*made, *haystack[before:room], *question]
+
+
+def recall(answer: str, values: Sequence[str]) -> float:
+    """Share of the values that the answer names (RULER's ``string_match_all``)."""
+    return sum(value in answer for value in values) / len(values)
