@@ -1,0 +1,35 @@
+"""The kernel of the table's gradient, compiled for chips that are not here: it fits, and uses tensor cores."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton has no wheel for this system")
+from benchmarks.gpu.kernels import SHARED, compile_ahead, grid
+from kerple.attention.diagonals import Tiling
+
+BF16 = torch.bfloat16
+
+
+@pytest.mark.parametrize(("capability", "dim"), [((9, 0), 64), ((8, 0), 128)])
+def test_the_kernel_fits_the_chip(capability: tuple[int, int], dim: int) -> None:
+    assert compile_ahead(capability, BF16, dim).faults(capability) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("capability", "dtype", "dim", "v_dim"), grid())
+def test_the_kernel_fits_every_chip_with_every_dtype_and_head(capability, dtype, dim, v_dim) -> None:
+    assert compile_ahead(capability, dtype, dim, v_dim).faults(capability) == []
+
+
+def test_tiles_that_are_too_large_are_found_out() -> None:
+    spilling = compile_ahead((8, 0), BF16, 128, cut=Tiling(64, 4, 3))  # what was launched once
+    assert spilling.faults((8, 0)) == [f"{spilling.spilled} bytes of registers are spilled"]
+    too_large = compile_ahead((9, 0), BF16, 128, cut=Tiling(64, 8, 4))
+    assert too_large.faults((9, 0)) == [f"{too_large.shared} bytes of shared memory do not fit {SHARED[9, 0]}"]
+
+
+@pytest.mark.slow
+def test_fp32_is_kept_from_the_kernel_for_a_reason() -> None:
+    faults = compile_ahead((8, 0), torch.float32, 64).faults((8, 0))
+    assert any("spilled" in fault for fault in faults)
+    assert any("tensor cores" in fault for fault in faults)
