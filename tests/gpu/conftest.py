@@ -1,0 +1,30 @@
+"""Tests that need a GPU: ``make gpu``, or ``pytest -m gpu`` on a machine with one.
+
+With KERPLE_DRY=1 they run on the CPU at a toy size, to find a typing error before a GPU is paid for.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+HERE = Path(__file__).parent
+DRY = os.environ.get("KERPLE_DRY") == "1"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    missing = pytest.mark.skip(reason="there is no CUDA device; KERPLE_DRY=1 runs it on the CPU")
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker(pytest.mark.gpu)
+            if not (DRY or torch.cuda.is_available()):
+                item.add_marker(missing)
+
+
+@pytest.fixture
+def device() -> Iterator[torch.device]:
+    """Where the test is to run."""
+    yield torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch._dynamo.reset()
