@@ -1,11 +1,11 @@
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 
-import kerple.positions as positions
 from kerple.model import Transformer
-from kerple.positions import Position, Shape, names
+from kerple.positions import Shape, strategies
 
 
 @pytest.fixture(autouse=True)
@@ -21,11 +21,7 @@ def tiny_network() -> Callable[..., Transformer]:
     """
 
     def build(name: str, length: int = 32, **options: object) -> Transformer:
-        def position(shape: Shape) -> Position:
-            return positions.build(name, dim=shape.dim, heads=shape.heads, length=shape.length, **options)
-
-        assert name in names()
-        network = Transformer(Shape(32, 4, length), 2, 50, position).eval()
+        network = Transformer(Shape(32, 4, length), 2, 50, partial(strategies()[name], **options)).eval()
         with torch.no_grad():
             for module in network.modules():
                 if isinstance(module, torch.nn.Linear | torch.nn.Embedding):

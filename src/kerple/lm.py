@@ -36,6 +36,8 @@ class LanguageModel(LightningModule):
         layers: Number of blocks.
         dim: Width D of the residual stream.
         heads: Attention heads H; must divide ``dim``.
+        kv_heads: Heads of keys and values, a divisor of H; H if null.
+        per_layer: One positional strategy for each layer, or one for all; as its paper has it if null.
         hidden: Width inside the GELU network; 4·D if null.
         bias: Whether linear layers and norms have biases.
         tied: Whether input and output embeddings are one matrix.
@@ -66,6 +68,8 @@ class LanguageModel(LightningModule):
         layers: int = 12,
         dim: int = 768,
         heads: int = 12,
+        kv_heads: int | None = None,
+        per_layer: bool | None = None,
         hidden: int | None = None,
         bias: bool = True,
         tied: bool = False,
@@ -96,6 +100,8 @@ class LanguageModel(LightningModule):
             layers,
             math.ceil(vocabulary / pad_vocabulary_to) * pad_vocabulary_to,
             position,
+            kv_heads=kv_heads,
+            per_layer=per_layer,
             hidden=hidden,
             bias=bias,
             tied=tied,

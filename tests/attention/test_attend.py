@@ -125,26 +125,27 @@ def test_without_a_table(window) -> None:
         torch.testing.assert_close(attend(q_, k, v, window=window), attend_reference(q_, k, v, window=window))
 
 
-def test_weight_scores_and_values_in_blocks_are_those_of_explicit_attention() -> None:
+def test_weight_mix_sinks_and_values_in_blocks_are_those_of_explicit_attention() -> None:
     batch, heads, length, dim = 2, 3, 300, 8
     q, k, v, grad = inputs(batch, heads, length, length, torch.float64, dim)
     results = []
     for attention in (attend_reference, attend):
         leaves = [x.clone().requires_grad_() for x in (q, k, v)]
         generator = torch.Generator().manual_seed(3)
-        table, weight, gate, turn = (
+        table, weight, gate, turn, sink = (
             torch.rand(*shape, dtype=torch.float64, generator=generator).requires_grad_()
-            for shape in ((heads, length), (heads, length), (heads, length), (dim, dim))
+            for shape in ((heads, length), (heads, length), (heads, length), (dim, dim), (batch, heads, length))
         )
 
-        def scores(q_: Tensor, k_: Tensor, rows: slice, columns: slice, gate: Tensor = gate, turn: Tensor = turn):
-            return (q_ @ turn @ k_.transpose(-1, -2)) * gate[:, rows, None] + gate[:, None, columns]
+        def mix(s, q_, k_, rows: slice, columns: slice, seen: Tensor, gate: Tensor = gate, turn: Tensor = turn):
+            new = s + (q_ @ turn @ k_.transpose(-1, -2)) * gate[:, rows, None] + gate[:, None, columns]
+            return new, (s * seen).sum(-1) / 100
 
-        def values(p: Tensor, rows: slice, columns: slice, gate: Tensor = gate) -> Tensor:
-            return (p * gate[:, None, columns]).sum(-1, keepdim=True) * gate[:, rows, None].expand(-1, -1, dim)
+        def values(p: Tensor, v_: Tensor, rows: slice, columns: slice, seen: Tensor, gate: Tensor = gate) -> Tensor:
+            return (p * seen * gate[:, None, columns]) @ v_.square() * gate[:, rows, None]
 
-        out = attention(*leaves, table=table, weight=weight, window=170, scores=scores, values=values)
-        results.append([out, *torch.autograd.grad(out, (*leaves, table, weight, gate, turn), grad)])
+        out = attention(*leaves, table=table, weight=weight, window=170, sink=sink, mix=mix, values=values)
+        results.append([out, *torch.autograd.grad(out, (*leaves, table, weight, gate, turn, sink), grad)])
     for wanted, got in zip(*results, strict=True):
         torch.testing.assert_close(got, wanted)
 
@@ -217,7 +218,7 @@ def test_compiled_gives_the_same() -> None:
 def test_the_custom_operators_keep_torchs_contract() -> None:
     q, k, v, _ = (x.float().requires_grad_() for x in inputs(2, 3, 20, 20, torch.float32))
     table = torch.randn(3, 20, requires_grad=True)
-    torch.library.opcheck(torch.ops.kerple.table_attention.default, (q, k, v, table, None, True))
+    torch.library.opcheck(torch.ops.kerple.table_attention.default, (q, k, v, table, None, True, 0.25))
 
 
 @pytest.mark.parametrize(
@@ -231,6 +232,9 @@ def test_the_custom_operators_keep_torchs_contract() -> None:
         ({name: torch.zeros(1, 0, 6, 4) for name in "qkv"} | {"table": torch.zeros(0, 6)}, "q, k, v"),
         ({name: torch.zeros(0, 2, 6, 4) for name in "qkv"}, "q, k, v"),
         ({"window": 0}, "window"),
+        ({"sink": torch.zeros(3)}, "sink"),
+        ({"v": torch.zeros(1, 2, 6, 5)}, "v"),
+        ({"q": torch.zeros(1, 3, 6, 4)}, "q, k, v"),
     ],
 )
 def test_what_does_not_fit_is_refused(change, name) -> None:
@@ -270,3 +274,32 @@ def test_forward_mode_is_refused_where_it_would_be_0_in_silence(which: str) -> N
         torch.func.jvp(run, (given[which],), (torch.ones_like(given[which]),))
     with pytest.raises(NotImplementedError, match="only reverse mode"), torch.autograd.forward_ad.dual_level():
         run(torch.autograd.forward_ad.make_dual(given[which], torch.ones_like(given[which])))
+
+
+@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize("queries", [300, 7, 1])
+@pytest.mark.parametrize("each", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_sink_beside_the_fused_way_is_one_more_logit(window, queries: int, each: bool, biased: bool) -> None:
+    """Gradients come through the log-sum-exp: against the reference in fp64, with grouped heads and a narrow v."""
+    q = torch.randn(2, 4, queries, 16, dtype=torch.float64)
+    k, v = torch.randn(2, 2, 300, 16, dtype=torch.float64), torch.randn(2, 2, 300, 8, dtype=torch.float64)
+    given = {"sink": torch.randn(*((2, 4, queries) if each else (4,)), dtype=torch.float64)}
+    if biased:
+        given["table"] = torch.randn(4, 300, dtype=torch.float64)
+    grad, results = torch.randn(2, 4, queries, 8, dtype=torch.float64), []
+    for attention in (attend_reference, attend, attend_blocks):
+        leaves = [x.clone().requires_grad_() for x in (q, k, v, *given.values())]
+        out = attention(*leaves[:3], scale=0.3, window=window, **dict(zip(given, leaves[3:], strict=True)))
+        results.append([out, *torch.autograd.grad(out, leaves, grad)])
+    for other in results[1:]:
+        for wanted, got in zip(results[0], other, strict=True):
+            torch.testing.assert_close(got, wanted, atol=1e-13, rtol=1e-12)
+
+
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("length", [10, 70, 300])
+def test_grouped_heads_without_anything_else(window, length: int) -> None:
+    q, k, v = torch.randn(2, 6, length, 8), torch.randn(2, 2, length, 8), torch.randn(2, 2, length, 8)
+    wanted = attend_reference(q, *(x.repeat_interleave(3, 1) for x in (k, v)), window=window)
+    torch.testing.assert_close(attend(q, k, v, window=window), wanted)

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,18 @@ from kerple.callbacks.shift import ShiftTest
 from kerple.callbacks.terms import FourTerms
 from kerple.evaluation.protocols import full, windowed
 from kerple.lm import LanguageModel
-from kerple.positions import build
+from kerple.positions import strategies
 from tests.callbacks.random_text import RandomText
 
 Rows = list[dict[str, str]]
 
 
-def model_of(name: str, layers: int = 2, **options: Any) -> LanguageModel:
+def model_of(name: str, layers: int = 2, per_layer: bool | None = None, **options: Any) -> LanguageModel:
     seed_everything(0, verbose=False)
-    position = lambda s: build(name, dim=s.dim, heads=s.heads, length=s.length, **options)  # noqa: E731
-    model = LanguageModel(position, vocabulary=23, length=8, layers=layers, dim=16, heads=2, lr=0.01)
+    position = partial(strategies()[name], **options)
+    model = LanguageModel(
+        position, vocabulary=23, length=8, layers=layers, dim=16, heads=2, lr=0.01, per_layer=per_layer
+    )
     with torch.no_grad():
         for module in model.network.modules():  # at their real start all tokens are equally likely
             if isinstance(module, torch.nn.Linear | torch.nn.Embedding):
@@ -112,7 +115,7 @@ def test_shifts_a_strategy_has_no_position_for_say_so(tmp_path: Path) -> None:
 def test_kernels_are_the_strategys_table(tmp_path: Path) -> None:
     model = model_of("KerpleLog")
     rows = analysed(tmp_path, Kernels(length=100), model)
-    bias = model.network.positions[0].bias(100)
+    bias = model.network.positions[0].bias(torch.arange(100.0))
     assert {int(r["distance"]) for r in rows} >= {0, 1, 2, 3, 99}
     for row in rows:
         assert float(row["bias"]) == pytest.approx(float(bias[int(row["head"]), int(row["distance"])]), rel=1e-6)
@@ -133,7 +136,7 @@ def test_kernels_have_a_trajectory_that_survives_a_resumption(tmp_path: Path) ->
     assert list(dict.fromkeys(int(r["step"]) for r in rows)) == [0, 2, 4, 6, 8]
     at_end = {(r["name"], int(r["head"])): float(r["value"]) for r in rows if r["step"] == "8"}
     position = model.network.positions[0]
-    bias = position.bias(51)
+    bias = position.bias(torch.arange(51.0))
     for head in range(2):
         assert at_end["bias at 50", head] == pytest.approx(float(bias[head, 50]), rel=1e-6)
     learned = {name.rpartition(".")[2] for name, _ in position.named_parameters()}
@@ -145,7 +148,7 @@ def test_kernels_have_a_trajectory_that_survives_a_resumption(tmp_path: Path) ->
 
 
 def test_kernels_of_weights_and_of_layers_are_drawn_too(tmp_path: Path) -> None:
-    rows = analysed(tmp_path, Kernels(length=40), model_of("KerpleBiasWeight", share_across_layers=False))
+    rows = analysed(tmp_path, Kernels(length=40), model_of("KerpleBiasWeight", per_layer=True))
     assert {r["layer"] for r in rows} == {"0", "1"}
     assert all(r["bias"] and r["weight"] for r in rows)
 

@@ -16,7 +16,7 @@ def base(tmp_path: Path) -> str:
 
 
 def comparison(path: str, **changes: Any) -> Comparison:
-    per_layer = Strategy("KerpleLog", {"share_across_layers": False}, {"data.length": 128})
+    per_layer = Strategy("KerpleLog", {"floor": 0.05}, {"data.length": 128})
     settings: dict[str, Any] = {"name": "small", "base": [path], "seeds": [1, 2], "baseline": "KerpleLog"}
     settings["strategies"] = {"KerpleLog": None, "per layer": per_layer}
     return Comparison(**settings | changes)
@@ -39,7 +39,7 @@ def test_every_strategy_and_seed_is_one_run_with_its_own_flags(base: str) -> Non
         "--data.seed=2",
         "--run_dir=logs/compare/small/per layer/seed-2",
         "--model.position=KerpleLog",
-        "--model.position.share_across_layers=false",
+        "--model.position.floor=0.05",
     )
     assert jobs[3].test == (f"--config={base}", "--run_dir=logs/compare/small/per layer/seed-2/test")
     assert str(jobs[0].beside(".json")) == "logs/compare/small/KerpleLog/seed-1.json"

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from kerple import positions
 from kerple.evaluation.attention_maps import entropy, mean_distance, visit_probabilities
+from kerple.positions import At, Pairs
 
 
 def collect(network, tokens: Tensor, **options: int) -> list[Tensor]:
@@ -23,7 +24,7 @@ def test_probabilities_reproduce_the_attentions_output(name: str, window: int | 
     outputs: list[tuple[Tensor, Tensor]] = []
 
     def keep(module, inputs, output) -> None:
-        _, _, v = module.qkv(inputs[0]).unflatten(-1, (3, module.heads, -1)).permute(2, 0, 3, 1, 4)
+        *_, v = module.split(module.qkv(inputs[0]))
         outputs.append((v, output))
 
     hooks = [b.attention.register_forward_hook(keep) for b in network.blocks]
@@ -39,8 +40,10 @@ def test_probabilities_reproduce_the_attentions_output(name: str, window: int | 
             mixed = p @ v
             position = network.positions[min(i, len(network.positions) - 1)]
             if position.uses("values"):
-                index = torch.arange(20)
-                mixed = mixed + position.values(p, index, index)
+                at, index = At.line(20), torch.arange(20)
+                distance = index[:, None] - index
+                seen = (distance >= 0) & (distance < (window or 20))
+                mixed = mixed + position.values(p, v, Pairs(at, at, seen))
             expected = block.attention.out(mixed.transpose(1, 2).flatten(2))
             torch.testing.assert_close(expected, output, rtol=1e-4, atol=1e-5)
 

@@ -4,16 +4,14 @@ from torch import Tensor, nn
 
 from kerple.model import Transformer
 from kerple.model.generation import choose, fill_in, generate
-from kerple.positions import Shape, build, names
+from kerple.positions import Shape, names, strategies
 
 VOCABULARY = 30
 
 
 def network(name: str) -> Transformer:
     torch.manual_seed(0)
-    made = Transformer(
-        Shape(16, 2, 64), 2, VOCABULARY, lambda s: build(name, dim=s.dim, heads=s.heads, length=s.length)
-    )
+    made = Transformer(Shape(16, 2, 64), 2, VOCABULARY, strategies()[name])
     with torch.no_grad():  # larger weights than at initialisation, so that what is written depends on what was read
         for parameter in made.parameters():
             if parameter.ndim == 2:

@@ -1,13 +1,14 @@
 """A network small enough to run every property over every strategy."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
 from kerple.model.transformer import Transformer
-from kerple.positions import Shape, build
+from kerple.positions import Shape, strategies
 
 LENGTH = 32
 
@@ -22,7 +23,7 @@ def tiny_network() -> Callable[..., Transformer]:
             Shape(32, 4, length),
             layers=2,
             vocabulary=50,
-            position=lambda s: build(name, dim=s.dim, heads=s.heads, length=s.length, **options),
+            position=partial(strategies()[name], **options),
         )
         with torch.no_grad():
             for position in network.positions:

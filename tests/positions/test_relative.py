@@ -1,17 +1,30 @@
 """Shaw and Transformer-XL against published code and loops."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from kerple.attention.reference import attend_reference
-from kerple.positions import Shape, Shaw, TransformerXL
+from kerple.positions import At, Pairs, Shape, Shaw, TransformerXL
 
 HEADS, HEAD_DIM, LENGTH = 3, 8, 20
 SHAPE = Shape(HEADS * HEAD_DIM, HEADS, 64)
-WHERE = torch.arange(LENGTH)
+
+
+def pairs(rows: slice, columns: slice, seen: torch.Tensor, offset: int = 0, contiguous: bool = True) -> Pairs:
+    at = replace(At.line(LENGTH, offset), contiguous=contiguous)
+    return Pairs(at[rows], at[columns], seen)
+
+
+def causal(rows: slice, columns: slice) -> torch.Tensor:
+    index = torch.arange(LENGTH)
+    return index[rows, None] >= index[columns]
+
+
+ALL = slice(0, LENGTH)
 
 
 def random(*size: int) -> torch.Tensor:
@@ -38,7 +51,7 @@ def test_shaws_key_term_is_that_of_wav2vec2_bert(clip: int) -> None:
     )
     _, expected = term(theirs, q, k)
 
-    ours = shaw.scores(q, k, WHERE, WHERE, None)
+    ours = shaw.mix(torch.zeros(2, HEADS, LENGTH, LENGTH), q, k, pairs(ALL, ALL, causal(ALL, ALL)))
     torch.testing.assert_close(ours.tril(), expected.tril(), atol=1e-4, rtol=1e-4)
 
 
@@ -46,13 +59,12 @@ def test_shaws_key_term_is_that_of_wav2vec2_bert(clip: int) -> None:
 def test_shaw_is_a_double_loop_in_fp64(clip: int) -> None:
     shaw = Shaw(SHAPE, clip=clip).double()
     q, k, v = random(3, 1, HEADS, 10, HEAD_DIM).double()
-    where = torch.arange(5, 15)
     out = attend_reference(
         q,
         k,
         v,
-        scores=lambda q, k, rows, columns: shaw.scores(q, k, where[rows], where[columns], None),
-        values=lambda p, rows, columns: shaw.values(p, where[rows], where[columns]),
+        mix=lambda s, q, k, rows, columns, seen: shaw.mix(s, q, k, pairs(rows, columns, seen, offset=5)),
+        values=lambda p, v, rows, columns, seen: shaw.values(p, v, pairs(rows, columns, seen, offset=5)),
     )
 
     for h in range(HEADS):
@@ -86,7 +98,7 @@ def test_transformer_xl_is_xlnets_relative_core() -> None:
     future = torch.ones(LENGTH, LENGTH).triu(1)[:, :, None, None]
     with torch.no_grad():
         expected = core.rel_attn_core(*(x.permute(2, 0, 1, 3) for x in (q, k, v)), projected, attn_mask=future)
-        got = attend_reference(q, k, v, scores=lambda q, k, *_: ours.scores(q, k, WHERE, WHERE, None))
+        got = attend_reference(q, k, v, mix=lambda s, q, k, *where: ours.mix(s, q, k, pairs(*where)))
 
     torch.testing.assert_close(got, expected.permute(1, 2, 0, 3), atol=1e-4, rtol=1e-4)
 
@@ -97,10 +109,16 @@ def test_transformer_xl_of_any_block_is_a_loop(queries: slice, first: int) -> No
     ours = TransformerXL(SHAPE).double()
     q, k = random(2, 1, HEADS, LENGTH, HEAD_DIM).double()
     keys = slice(first, queries.stop)
-    got = ours.scores(q[:, :, queries], k[:, :, keys], WHERE[queries] + 7, WHERE[keys] + 7, None)
-    # the same by the sum of angles, which is what random positions use
-    ours.contiguous = False
-    factored = ours.scores(q[:, :, queries], k[:, :, keys], WHERE[queries] + 7, WHERE[keys] + 7, None)
+    # by shifting, and by the sum of angles, which is what random positions use
+    got, factored = (
+        ours.mix(
+            torch.zeros(1, HEADS, queries.stop - queries.start, keys.stop - keys.start, dtype=torch.float64),
+            q[:, :, queries],
+            k[:, :, keys],
+            pairs(queries, keys, causal(queries, keys), 7, contiguous),
+        )
+        for contiguous in (True, False)
+    )
 
     omega = [10000 ** (-2 * i / SHAPE.dim) for i in range(SHAPE.dim // 2)]
     for h in range(HEADS):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kerple.positions import RoPE, Shape, XPos
+from kerple.positions import At, RoPE, Shape, XPos
 
 HEADS, HEAD_DIM = 3, 16
 SHAPE = Shape(HEADS * HEAD_DIM, HEADS, 64)
@@ -39,7 +39,7 @@ def test_the_half_layout_is_gpt_neoxs(share: float) -> None:
     q, k = qk(200)
     cos, sin = neox.GPTNeoXRotaryEmbedding(config)(q, torch.arange(200)[None])
 
-    close(RoPE(SHAPE, share=share).rotate(q, k, torch.arange(200)), neox.apply_rotary_pos_emb(q, k, cos, sin))
+    close(RoPE(SHAPE, share=share).project(q, k, None, At.line(200)), neox.apply_rotary_pos_emb(q, k, cos, sin))
 
 
 def test_the_half_layout_is_llamas() -> None:
@@ -47,7 +47,7 @@ def test_the_half_layout_is_llamas() -> None:
     q, k = qk(200)
     cos, sin = llama.LlamaRotaryEmbedding(llama_config({"rope_type": "default"}))(q, torch.arange(200)[None])
 
-    close(RoPE(SHAPE, base=500.0).rotate(q, k, torch.arange(200)), llama.apply_rotary_pos_emb(q, k, cos, sin))
+    close(RoPE(SHAPE, base=500.0).project(q, k, None, At.line(200)), llama.apply_rotary_pos_emb(q, k, cos, sin))
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5])
@@ -62,7 +62,7 @@ def test_the_interleaved_layout_is_gpt_js(share: float) -> None:
         out = gptj.apply_rotary_pos_emb(x[..., :turned], sin[None], cos[None])
         return torch.cat([out, x[..., turned:]], -1).transpose(1, 2)
 
-    ours = RoPE(SHAPE, share=share, layout="interleaved").rotate(q, k, torch.arange(200))
+    ours = RoPE(SHAPE, share=share, layout="interleaved").project(q, k, None, At.line(200))
     close(ours, (theirs(q), theirs(k)))
 
 
@@ -93,7 +93,7 @@ def test_scalings_are_those_of_transformers(scaling: Any, factor: float, rope: d
     cos, sin = llama.LlamaRotaryEmbedding(llama_config(rope))(q, torch.arange(length)[None])
     ours = RoPE(SHAPE, base=500.0, scaling=scaling, factor=factor)
 
-    close(ours.rotate(q, k, torch.arange(length)), llama.apply_rotary_pos_emb(q, k, cos, sin))
+    close(ours.project(q, k, None, At.line(length)), llama.apply_rotary_pos_emb(q, k, cos, sin))
 
 
 def test_ntk_is_that_of_x_transformers() -> None:
@@ -103,7 +103,7 @@ def test_ntk_is_that_of_x_transformers() -> None:
     ours = RoPE(SHAPE, scaling="ntk", factor=8.0, layout="interleaved")
 
     close(
-        ours.rotate(q, k, torch.arange(200)),
+        ours.project(q, k, None, At.line(200)),
         (package.apply_rotary_pos_emb(q, freqs, scale), package.apply_rotary_pos_emb(k, freqs, scale)),
     )
 
@@ -116,7 +116,7 @@ def test_ntk_keeps_the_fastest_angle_and_divides_the_slowest() -> None:
 
 def test_yarn_multiplies_logits_by_the_square_of_its_factor() -> None:
     q, k = qk(1)
-    rotated_q, rotated_k = RoPE(SHAPE, scaling="yarn", factor=8.0).rotate(q, k, torch.zeros(1, dtype=torch.int64))
+    rotated_q, rotated_k = RoPE(SHAPE, scaling="yarn", factor=8.0).project(q, k, None, At.line(1))
 
     expected = (q * k).sum(-1) * (0.1 * math.log(8.0) + 1) ** 2
     torch.testing.assert_close((rotated_q * rotated_k).sum(-1), expected)
@@ -126,7 +126,7 @@ def test_angles_are_exact_far_out() -> None:
     # fp32 angles would be off by 0.004 here
     q, k = qk(1)
     where = torch.tensor([40_007])
-    got, _ = RoPE(SHAPE).rotate(q, k, where)
+    got, _ = RoPE(SHAPE).project(q, k, None, At(torch.arange(1), where))
 
     for i in range(HEAD_DIM // 2):
         angle = 40_007 * 10000 ** (-2 * i / HEAD_DIM)
@@ -178,7 +178,7 @@ def test_xpos_is_torchscales(length: int) -> None:
     by_them = [theirs(x.flatten(0, 1), downscale=d).view_as(x) for x, d in ((q, False), (k, True))]
 
     # they count from the middle of the input, we do not: products are what can be compared
-    ours = scores(*XPos(SHAPE, decay=64).rotate(q, k, torch.arange(length)))
+    ours = scores(*XPos(SHAPE, decay=64).project(q, k, None, At.line(length)))
     torch.testing.assert_close(ours, scores(*by_them), atol=1e-4, rtol=1e-4)
 
 
@@ -188,14 +188,14 @@ def test_xpos_is_x_transformers() -> None:
     freqs, scale = package.RotaryEmbedding(HEAD_DIM, use_xpos=True, scale_base=64)(torch.arange(300))
     expected = scores(package.apply_rotary_pos_emb(q, freqs, scale), package.apply_rotary_pos_emb(k, freqs, scale**-1))
     torch.testing.assert_close(
-        scores(*XPos(SHAPE, decay=64).rotate(q, k, torch.arange(300))), expected, atol=1e-4, rtol=1e-4
+        scores(*XPos(SHAPE, decay=64).project(q, k, None, At.line(300))), expected, atol=1e-4, rtol=1e-4
     )
 
 
 @pytest.mark.parametrize("first", [0, 4095, 100_000])
 def test_xpos_decays_exactly_over_63_times_its_decay(first: int) -> None:
     q = k = torch.ones(1, 1, 1, 2).expand(1, 1, 4032, 2)
-    rotated_q, rotated_k = XPos(Shape(2, 1, 64), decay=64, base=1e30).rotate(q, k, first + torch.arange(4032))
+    rotated_q, rotated_k = XPos(Shape(2, 1, 64), decay=64, base=1e30).project(q, k, None, At.line(4032, first))
 
     for distance in (0, 1, 64, 500):
         product = (rotated_q[0, 0, -1] * rotated_k[0, 0, -1 - distance]).sum().item()

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from kerple.data.prepare.corpora import standard_library
 from kerple.model.transformer import Transformer
-from kerple.positions import Shape, build, names
+from kerple.positions import Shape, names, strategies
 
 LENGTH, BATCH, STEPS = 48, 8, 30
 
@@ -29,7 +29,7 @@ def test_thirty_steps_lower_the_loss(name: str, batches: Tensor) -> None:
         Shape(32, 4, LENGTH),
         layers=2,
         vocabulary=256,
-        position=lambda s: build(name, dim=s.dim, heads=s.heads, length=s.length),
+        position=strategies()[name],
     ).train()
     before = [p.detach().clone() for p in network.positions.parameters()]
     optimiser = torch.optim.AdamW(network.parameters(), lr=1e-2)

@@ -1,4 +1,4 @@
-"""Attention in blocks of queries, for what no fused kernel takes: weights by distance, scores from content.
+"""Attention in blocks of queries, for what no fused kernel takes: weights by distance, scores that tokens decide.
 
 A block of queries meets the keys it may see, so a tensor of scores is (B, H, block, T) at most. In training every block
 is computed again in the backward pass instead of being kept: memory stays O(block · T), for one extra forward.
@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from kerple.attention.distances import DistanceBlock
-from kerple.attention.reference import Scores, Values
+from kerple.attention.reference import Mix, Values
+from kerple.positions.pairs import table_block
+from kerple.positions.products import product
 
 BLOCK = 128  # queries
 
@@ -22,27 +23,32 @@ def attend_blocks(
     k: Tensor,
     v: Tensor,
     *,
+    scale: float | None = None,
     table: Tensor | None = None,
     weight: Tensor | None = None,
     window: int | None = None,
-    scores: Scores | None = None,
+    sink: Tensor | None = None,
+    mix: Mix | None = None,
     values: Values | None = None,
-    block: int = BLOCK,
+    block: int | None = None,
 ) -> Tensor:
     """Causal attention with everything `kerple.attention.attend` can add to it; same arguments, any device.
 
     Scores and softmax are fp32 (fp64 for fp64 input); probabilities are cast to the dtype of ``v`` before they meet it.
-    Time is O(Tq · min(Tk, window + block)).
+    ``block`` queries are taken at once, `BLOCK` if None. Time is O(Tq · min(Tk, window + block)).
     """
-    first, length = k.shape[2] - q.shape[2], k.shape[2]
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))  # (B, H, Tk, δ)
+    first, length, block = k.shape[2] - q.shape[2], k.shape[2], block or BLOCK
     starts = range(first, length, block)
     recompute = len(starts) > 1 and torch.is_grad_enabled()
     out = []
     for start in reversed(starts):  # largest first: growing ones fit in no hole of the heap, which then passes T × T
         rows = slice(start, min(length, start + block))
         columns = slice(0 if window is None else max(0, start - window + 1), rows.stop)
-        run = partial(attend_block, rows=rows, columns=columns, window=window, scores=scores, values=values)
-        tensors = (q[:, :, rows.start - first : rows.stop - first], k[:, :, columns], v[:, :, columns], table, weight)
+        here = slice(rows.start - first, rows.stop - first)
+        run = partial(attend_block, rows=rows, columns=columns, window=window, scale=scale, mix=mix, values=values)
+        own = sink[:, :, here] if sink is not None and sink.ndim == 3 else sink
+        tensors = (q[:, :, here], k[:, :, columns], v[:, :, columns], table, weight, own)
         out.append(checkpoint(run, *tensors, use_reentrant=False) if recompute else run(*tensors))
     return torch.cat(out[::-1], 2)
 
@@ -53,27 +59,43 @@ def attend_block(
     v: Tensor,
     table: Tensor | None,
     weight: Tensor | None,
+    sink: Tensor | None,
     rows: slice,
     columns: slice,
     window: int | None,
-    scores: Scores | None,
+    scale: float | None,
+    mix: Mix | None,
     values: Values | None,
 ) -> Tensor:
     """One block: q (B, H, rows, δ) against k and v (B, H, columns, δ); (B, H, rows, δ)."""
-    precise = torch.promote_types(q.dtype, torch.float32)
-    with torch.autocast(q.device.type, enabled=False):
-        s = torch.matmul(q.to(precise), k.to(precise).mT) * q.shape[-1] ** -0.5  # (B, H, rows, columns)
-        if weight is not None:
-            s = s * DistanceBlock.apply(weight, rows, columns, 0.0)
-        if table is not None:
-            s = s + DistanceBlock.apply(table, rows, columns, 0.0)
-    if scores is not None:
-        s = s + scores(q, k, rows, columns)
+    queries, keys = q.shape[2], k.shape[2]
     distance = torch.arange(rows.start, rows.stop, device=q.device)[:, None] - torch.arange(
         columns.start, columns.stop, device=q.device
     )
-    hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
-    p = s.masked_fill(hidden, -math.inf).softmax(-1).to(v.dtype)
+    seen = distance >= 0 if window is None else (distance >= 0) & (distance < window)
+    s = _products(q, k) * (q.shape[-1] ** -0.5 if scale is None else scale)  # (B, H, rows, columns)
+    if weight is not None:
+        s = s * table_block(weight, queries, keys)
+    if table is not None:
+        s = s + table_block(table, queries, keys)
+    if mix is not None:
+        mixed = mix(s, q, k, rows, columns, seen)
+        s, more = mixed if isinstance(mixed, tuple) else (mixed, None)
+        if more is not None:
+            sink = more if sink is None else torch.logaddexp(more, sink if sink.ndim == 3 else sink[:, None])
+    s = s.masked_fill(~seen, -math.inf)
+    if sink is None:
+        p = s.softmax(-1)
+    else:
+        p = (s - torch.logaddexp(s.logsumexp(-1), sink if sink.ndim == 3 else sink[:, None])[..., None]).exp()
+    p = p.to(v.dtype)
     with torch.autocast(q.device.type, enabled=False):
         out = torch.matmul(p, v)  # (B, H, rows, δ)
-    return out if values is None else out + values(p, rows, columns).to(out.dtype)
+    return out if values is None else out + values(p, v, rows, columns, seen).to(out.dtype)
+
+
+def _products(q: Tensor, k: Tensor) -> Tensor:
+    if q.dtype.itemsize > 2:
+        return product(q, k.mT)
+    with torch.autocast(q.device.type, enabled=False):  # TF32, where it is on, rounds no number of 16 bits
+        return torch.matmul(q.float(), k.float().mT)

@@ -18,7 +18,7 @@ def forward_block(queries: int, window: int | None) -> int:
 
 @torch.library.custom_op("kerple::table_attention", mutates_args=(), device_types="cpu")
 def table_attention(
-    q: Tensor, k: Tensor, v: Tensor, table: Tensor, window: int | None, learned: bool
+    q: Tensor, k: Tensor, v: Tensor, table: Tensor, window: int | None, learned: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Causal attention with a bias by distance, forward; ``learned`` says whether the table wants a gradient.
 
@@ -26,9 +26,11 @@ def table_attention(
         q: (B, H, Tq, δ), the last Tq of the Tk rows; k and v (B, H, Tk, δ), all of one dtype.
         table: (H, >= Tk), fp32 (fp64 for fp64 queries).
         window: Only keys at distance < window are seen.
+        scale: Of q·k.
 
     Returns:
-        The output (B, H, Tq, δ) in the dtype of q and the log-sum-exp (B, H, Tq) in that of the table.
+        The output (B, H, Tq, δ) in the dtype of q and the log-sum-exp (B, H, Tq) in that of the table, differentiable
+        both.
     """
     batch, heads, queries, dim = q.shape
     length = k.shape[2]
@@ -41,7 +43,7 @@ def table_attention(
         here = slice(rows.start - length + queries, rows.stop - length + queries)
         mask = hankel_view(line, length, rows, columns).expand(batch, -1, -1, -1)
         o, e = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            q[:, :, here].flip(2), k[:, :, columns], v[:, :, columns], 0.0, False, attn_mask=mask
+            q[:, :, here].flip(2), k[:, :, columns], v[:, :, columns], 0.0, False, attn_mask=mask, scale=scale
         )
         out[:, :, here] = o.flip(2)
         lse[:, :, here] = (e if e.shape[1] == heads else e.transpose(1, 2)).flip(2)
@@ -51,6 +53,7 @@ def table_attention(
 @torch.library.custom_op("kerple::table_attention_backward", mutates_args=(), device_types="cpu")
 def table_attention_backward(
     grad: Tensor,
+    grad_lse: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -59,9 +62,10 @@ def table_attention_backward(
     lse: Tensor,
     window: int | None,
     learned: bool,
+    scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v in their dtype and of the table in its own (zeros unless ``learned``)."""
-    return table_gradients(grad, q, k, v, table, out, lse, window, learned)
+    return table_gradients(grad, q, k, v, table, out, lse, window, learned, scale=scale, grad_lse=grad_lse)
 
 
 def blocks(queries: int, length: int, block: int, window: int | None) -> list[tuple[slice, slice]]:
@@ -72,24 +76,23 @@ def blocks(queries: int, length: int, block: int, window: int | None) -> list[tu
 
 
 @table_attention.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, table: Tensor, window: int | None, learned: bool) -> tuple[Tensor, Tensor]:
+def _(q, k, v, table, window, learned, scale):
     return q.new_empty(q.shape), table.new_empty(q.shape[:3])
 
 
 @table_attention_backward.register_fake
-def _(grad, q, k, v, table, out, lse, window, learned):
+def _(grad, grad_lse, q, k, v, table, out, lse, window, learned, scale):
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), torch.empty_like(table)
 
 
 def _save(ctx, inputs, output) -> None:
-    *tensors, ctx.window, ctx.learned = inputs
+    *tensors, ctx.window, ctx.learned, ctx.scale = inputs
     ctx.save_for_backward(*tensors, *output)
-    ctx.mark_non_differentiable(output[1])
 
 
-def _backward(ctx, grad: Tensor, _: Tensor):
-    grads = table_attention_backward(grad, *ctx.saved_tensors, ctx.window, ctx.learned)
-    return *grads, None, None
+def _backward(ctx, grad: Tensor, grad_lse: Tensor):
+    grads = table_attention_backward(grad, grad_lse, *ctx.saved_tensors, ctx.window, ctx.learned, ctx.scale)
+    return *grads, None, None, None
 
 
 table_attention.register_autograd(_backward, setup_context=_save)

@@ -38,15 +38,18 @@ def table_gradients(
     window: int | None,
     learned: bool,
     tiling: Tiling | None = None,
+    scale: float | None = None,
+    grad_lse: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v in their dtype and of the table in its own (zeros unless ``learned``).
 
     With P = exp(scores - lse) and dS = P ∘ (grad·vᵀ - rowsum(grad ∘ out)): dq = dS·k/√δ, dk = dSᵀ·q/√δ, dv = Pᵀ·grad,
     and the table's gradient at distance d is the sum of dS over the batch and over m - n = d (Dao et al. 2022, arXiv
-    2205.14135, appendix B.2, with a bias). Shapes as in `cpu.table_attention`.
+    2205.14135, appendix B.2, with a bias). A gradient of the log-sum-exp, ``grad_lse`` (B, H, Tq), adds P ∘ grad_lse to
+    dS. Shapes as in `cpu.table_attention`.
     """
     (batch, heads, queries, dim), length = q.shape, k.shape[2]
-    first, precise, scale = length - queries, table.dtype, dim**-0.5
+    first, precise, scale = length - queries, table.dtype, dim**-0.5 if scale is None else scale
     low = q.dtype != precise
     tiling = tiling or Tiling.choose(q.dtype, length)
     high = min(tiling.queries, queries)
@@ -66,6 +69,8 @@ def table_gradients(
 
     line = hankel_line(table, length, high, window, hidden=0.0)
     lse, delta = lse.unsqueeze(-1), row_dots(grad, out, precise)  # (B, H, Tq, 1)
+    if grad_lse is not None:
+        delta -= grad_lse.unsqueeze(-1)
     once = wide >= length  # every query meets all its keys in one tile
     dq = q.new_empty(q.shape) if once else q.new_zeros(q.shape, dtype=precise)
     dk, dv, dtable = k.new_empty(k.shape), v.new_empty(v.shape), torch.zeros_like(table)

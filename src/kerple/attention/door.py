@@ -8,7 +8,7 @@ from torch.autograd.forward_ad import unpack_dual
 from kerple.attention.blocks import attend_blocks
 from kerple.attention.choice import SHORT, TINY, Asked, choose
 from kerple.attention.cpu import table_attention
-from kerple.attention.reference import Scores, Values, attend_reference
+from kerple.attention.reference import Mix, Values, attend_reference
 
 
 def attend(
@@ -16,10 +16,12 @@ def attend(
     k: Tensor,
     v: Tensor,
     *,
+    scale: float | None = None,
     table: Tensor | None = None,
     weight: Tensor | None = None,
     window: int | None = None,
-    scores: Scores | None = None,
+    sink: Tensor | None = None,
+    mix: Mix | None = None,
     values: Values | None = None,
     way: Asked = "auto",
 ) -> Tensor:
@@ -32,63 +34,82 @@ def attend(
 
     Args:
         q: (B, H, Tq, δ), Tq <= Tk. Any strides.
-        k: (B, H, Tk, δ), like ``v``, in the dtype of ``q``.
-        v: (B, H, Tk, δ).
+        k: (B, G, Tk, δ) in the dtype of ``q``; head h of the queries meets head h // (H / G).
+        v: (B, G, Tk, δ'), δ' <= δ.
+        scale: What q·k is multiplied by; 1/√δ if None.
         table: (H, >= Tk), added to the scaled score at distance d. Never becomes a T × T tensor; its gradient neither.
-        weight: (H, >= Tk), multiplies q·k/√δ at distance d, before the table is added.
+        weight: (H, >= Tk), multiplies the scaled score at distance d, before the table is added.
         window: Only keys at distance d < window are seen; time and memory are then O(T · window).
-        scores: ``scores(q, k, rows, columns)``, for a block of queries, the keys it may see and the slices of row
-            indices they are, gives (B or 1, H, rows, columns), added to the scaled scores. Called again in backward.
-        values: ``values(attention, rows, columns)``, for the probabilities (B, H, rows, columns) of a block, gives
-            (B, H, rows, δ), added to the output.
+        sink: (H,) or (B, H, Tq), one more logit in the softmax, without a value.
+        mix: ``mix(s, q, k, rows, columns, seen)``, for the scores (B, H, rows, columns) of a block of queries with
+            weight and table worked in, those queries and the keys they may see, each repeated for the query heads it
+            serves, the slices of row indices they are, and which are seen, bool (rows, columns), gives new scores, or
+            those and a sink (B, H, rows). Called again in backward.
+        values: ``values(p, v, rows, columns, seen)``, for the probabilities (B, H, rows, columns) of a block and the
+            values of its keys, gives (B, H, rows, δ'), added to the output.
         way: ``auto``, or the way to take whatever `choice.choose` would say.
 
     Returns:
-        (B, H, Tq, δ) in the dtype of ``q`` (of autocast, where that is on).
+        (B, H, Tq, δ') in the dtype of ``q`` (of autocast, where that is on).
 
     Raises:
         ValueError: If shapes or dtypes do not fit together, or ``window`` is not positive.
         NotImplementedError: For forward-mode gradients, which the fused ways do not have.
     """
-    check(q, k, v, table, weight, window)
-    refuse_tangents(q, k, v, table, weight)
+    check(q, k, v, table, weight, window, sink)
+    refuse_tangents(q, k, v, table, weight, sink)
     device = q.device.type
     if torch.is_autocast_enabled(device) and q.dtype != torch.float64:
         q, k, v = (x.to(torch.get_autocast_dtype(device)) for x in (q, k, v))
-    queries, length = q.shape[2], k.shape[2]
+    queries, length, width = q.shape[2], k.shape[2], v.shape[3]
+    scale = q.shape[3] ** -0.5 if scale is None else scale
     window = None if window is None or window >= length else window
     taken = choose(
         way,
         q.device,
         q.dtype,
-        (q.shape[3], v.shape[3]),
+        (q.shape[3], width),
         "all" if queries == length else "one" if queries == 1 else "last",
         "tiny" if length <= TINY else "short" if length <= SHORT else "long",
-        table is not None,
+        table is not None or sink is not None,  # a sink needs the log-sum-exp, which torch's own attention keeps
         window is not None,
-        weight is not None or scores is not None or values is not None,
+        weight is not None or mix is not None or values is not None,
         torch.is_grad_enabled(),
     )
+    if taken in ("sdpa", "tiles") and width < q.shape[3]:  # torch's kernels want one width
+        v = F.pad(v, (0, q.shape[3] - width))
     if taken == "sdpa":
-        return F.scaled_dot_product_attention(q, k, v, is_causal=queries > 1)
+        grouped = k.shape[1] < q.shape[1]
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=queries > 1, scale=scale, enable_gqa=grouped)
+        return out[..., :width]
     dtype, precise = q.dtype, torch.promote_types(q.dtype, torch.float32)
     if length <= TINY or taken == "reference":
         q, k, v = (x.to(precise) for x in (q, k, v))
-    table, weight = (None if x is None else x.to(precise) for x in (table, weight))
+    table, weight, sink = (None if x is None else x.to(precise) for x in (table, weight, sink))
+    added = {"scale": scale, "table": table, "weight": weight, "window": window, "sink": sink}
     if taken == "flex":
         from kerple.attention.cuda import attend_flex  # not on every machine, and slow to import
 
-        out, _ = attend_flex(q, k, v, table, window)
+        out = share(*attend_flex(q, k, v, table, window, scale, sink is not None), sink)
     elif taken == "tiles":
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
         if table is None:
             table = q.new_zeros(q.shape[1], length, dtype=precise)
-        out, _ = table_attention(q, k, v, table, window, table.requires_grad)
+        out = share(*table_attention(q, k, v, table, window, table.requires_grad, scale), sink)
     elif taken == "blocks":
-        out = attend_blocks(q, k, v, table=table, weight=weight, window=window, scores=scores, values=values)
+        out = attend_blocks(q, k, v, mix=mix, values=values, **added)
     else:
         with torch.autocast(device, enabled=False):
-            out = attend_reference(q, k, v, table=table, weight=weight, window=window, scores=scores, values=values)
-    return out.to(dtype)
+            out = attend_reference(q, k, v, mix=mix, values=values, **added)
+    return out[..., :width].to(dtype)
+
+
+def share(out: Tensor, lse: Tensor, sink: Tensor | None) -> Tensor:
+    """What is left of an output (B, H, Tq, δ) with log-sum-exp (B, H, Tq) once a sink has taken its share of it."""
+    if sink is None:
+        return out
+    sink = sink if sink.ndim == 3 else sink[:, None]
+    return (out * torch.sigmoid(lse - sink)[..., None]).to(out.dtype)  # (B, H, Tq, δ)
 
 
 def refuse_tangents(*tensors: Tensor | None) -> None:
@@ -102,15 +123,27 @@ def refuse_tangents(*tensors: Tensor | None) -> None:
         )
 
 
-def check(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, weight: Tensor | None, window: int | None) -> None:
+def check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: Tensor | None,
+    weight: Tensor | None,
+    window: int | None,
+    sink: Tensor | None = None,
+) -> None:
     """Raise ValueError for what does not fit together."""
-    if q.ndim != 4 or k.ndim != 4 or k.shape != v.shape or q.shape[:2] != k.shape[:2] or q.shape[3] != k.shape[3]:
+    if q.ndim != 4 or k.ndim != 4 or k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
         raise ValueError(
             f"q, k, v: got shapes {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}, "
-            "expected (B, H, Tq, δ), (B, H, Tk, δ), (B, H, Tk, δ)"
+            "expected (B, H, Tq, δ), (B, G, Tk, δ), (B, G, Tk, δ')"
         )
-    if 0 in (q.shape[0], q.shape[1], q.shape[3]):  # torch's fused kernel would divide by it
+    if 0 in (q.shape[0], q.shape[1], q.shape[3], k.shape[1]):  # torch's fused kernel would divide by it
         raise ValueError(f"q, k, v: got shape {tuple(q.shape)}, expected at least 1 sequence, head and dimension")
+    if q.shape[1] % k.shape[1]:
+        raise ValueError(f"q, k, v: got {q.shape[1]} heads for {k.shape[1]} of the keys, expected a multiple of those")
+    if v.shape[3] > q.shape[3]:
+        raise ValueError(f"v: got a width of {v.shape[3]}, expected that of q and k, {q.shape[3]}, or less")
     if not 0 < q.shape[2] <= k.shape[2]:
         raise ValueError(
             f"q: got {q.shape[2]} queries for {k.shape[2]} keys, expected 1 to {k.shape[2]}: the last rows"
@@ -123,5 +156,10 @@ def check(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, weight: Tensor 
                 f"{name}: got shape {tuple(x.shape)}, expected (H, >= Tk) = ({q.shape[1]}, >= {k.shape[2]}); "
                 "build it for the number of keys"
             )
+    if sink is not None and sink.shape not in (q.shape[1:2], q.shape[:3]):
+        raise ValueError(
+            f"sink: got shape {tuple(sink.shape)}, expected (H,) = {tuple(q.shape[1:2])} or "
+            f"(B, H, Tq) = {tuple(q.shape[:3])}"
+        )
     if window is not None and window < 1:
         raise ValueError(f"window: got {window}, expected a positive number of keys; leave it out for all of them")

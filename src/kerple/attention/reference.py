@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-Scores = Callable[[Tensor, Tensor, slice, slice], Tensor]
-Values = Callable[[Tensor, slice, slice], Tensor]
+Mix = Callable[[Tensor, Tensor, Tensor, slice, slice, Tensor], Tensor | tuple[Tensor, Tensor]]
+Values = Callable[[Tensor, Tensor, slice, slice, Tensor], Tensor]
 
 
 def attend_reference(
@@ -14,10 +14,12 @@ def attend_reference(
     k: Tensor,
     v: Tensor,
     *,
+    scale: float | None = None,
     table: Tensor | None = None,
     weight: Tensor | None = None,
     window: int | None = None,
-    scores: Scores | None = None,
+    sink: Tensor | None = None,
+    mix: Mix | None = None,
     values: Values | None = None,
 ) -> Tensor:
     """Causal attention in the precision given, scores and probabilities written out.
@@ -25,17 +27,22 @@ def attend_reference(
     The arguments and the result are those of `kerple.attention.attend`; nothing is checked and nothing is fused. In
     fp64 it is what every other way is compared with. Memory is O(B·H·T²).
     """
-    length, rows = k.shape[2], slice(k.shape[2] - q.shape[2], k.shape[2])
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))  # (B, H, Tk, δ)
+    length, rows, columns = k.shape[2], slice(k.shape[2] - q.shape[2], k.shape[2]), slice(0, k.shape[2])
     index = torch.arange(length, device=q.device)
     distance = index[rows, None] - index  # (Tq, Tk)
-    s = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5  # (B, H, Tq, Tk)
+    seen = distance >= 0 if window is None else (distance >= 0) & (distance < window)
+    s = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)  # (B, H, Tq, Tk)
     if weight is not None:
         s = s * weight[:, distance.clamp(min=0)]
     if table is not None:
         s = s + table[:, distance.clamp(min=0)]
-    if scores is not None:
-        s = s + scores(q, k, rows, slice(0, length))
-    hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
-    p = s.masked_fill(hidden, float("-inf")).softmax(-1).to(q.dtype)
+    if mix is not None:
+        s = mix(s, q, k, rows, columns, seen)
+    s, more = s if isinstance(s, tuple) else (s, None)
+    extra = [x if x.ndim == 3 else x[:, None].expand(s.shape[:3]) for x in (sink, more) if x is not None]
+    columns_of_sinks = torch.stack(extra, -1) if extra else s.new_empty(*s.shape[:3], 0)  # (B, H, Tq, sinks)
+    p = torch.cat([s.masked_fill(~seen, float("-inf")), columns_of_sinks.to(s)], -1).softmax(-1)
+    p = p[..., :length].to(q.dtype)
     out = p @ v  # (B, H, Tq, δ)
-    return out if values is None else out + values(p, rows, slice(0, length))
+    return out if values is None else out + values(p, v, rows, columns, seen)

@@ -109,7 +109,8 @@ def tables(pl_module: LightningModule, length: int) -> Iterator[tuple[str, Posit
     for layer, position in enumerate(positions):
         if position.uses("bias") or position.uses("weight"):
             with torch.no_grad():
-                bias, weight = position.bias(length), position.weight(length)
+                distance = torch.arange(length, dtype=torch.float32, device=pl_module.device)
+                bias, weight = position.bias(distance), position.weight(distance)
             yield "all" if len(positions) == 1 else str(layer), position, bias, weight
 
 

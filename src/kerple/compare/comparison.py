@@ -15,7 +15,7 @@ class Strategy:
 
     Args:
         position: Class name of the positional strategy; the label if null.
-        options: Options of its own, for instance ``{share_across_layers: false}``.
+        options: Options of its own, for instance ``{floor: 0.05}``.
         flags: Further flags of `fit` for this line alone, for instance ``{data.length: 128}``.
         hf: A pretrained model in place of a position: a folder, a GGUF file, a name. It is tested once, whatever the
             seeds, and never fitted; its options are those of `kerple.hf.lm.Pretrained`, for instance ``{scaling: yarn,

@@ -1,5 +1,6 @@
 """What every head attends to: probabilities written out, and two numbers that sum them up."""
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,7 +11,7 @@ from torch import Tensor
 from kerple.attention.reference import attend_reference
 from kerple.evaluation.instrument import uncompiled
 from kerple.model import Transformer
-from kerple.model.block import Places, SelfAttention
+from kerple.model.attention import SelfAttention, Told
 from kerple.positions import Position
 
 Visit = Callable[[int, Tensor], None]
@@ -28,14 +29,15 @@ def visit_probabilities(
     Args:
         network: The model, in eval mode.
         tokens: (B, T) int64.
-        visit: Called with the layer's number and its probabilities (B, H, T, T), zero in the future.
+        visit: Called with the layer's number and its probabilities (B, H, T, T), zero in the future; a sink's share
+            is missing from them.
         offset: Added to every position.
         window: Limits attention as in the network's forward.
     """
 
     def show(layer: int, attention: SelfAttention, arguments: tuple[Any, ...]) -> None:
-        x, position, places = arguments[:3]
-        visit(layer, _probabilities(attention, x, position, places))
+        x, position, told = arguments[:3]
+        visit(layer, _probabilities(attention, x, position, told))
 
     hooks = [b.attention.register_forward_pre_hook(partial(show, i)) for i, b in enumerate(network.blocks)]
     try:
@@ -58,23 +60,9 @@ def mean_distance(probabilities: Tensor) -> Tensor:
     return (probabilities * distance).sum(-1)
 
 
-def _probabilities(attention: SelfAttention, x: Tensor, position: Position, places: Places) -> Tensor:
-    device = x.device.type
-    with torch.autocast(device, enabled=False):
-        weight, bias = attention.qkv.weight, attention.qkv.bias
-        wide = torch.promote_types(torch.float32, weight.dtype)
-        qkv = torch.nn.functional.linear(x.to(wide), weight.to(wide), None if bias is None else bias.to(wide))
-        q, k, _ = qkv.unflatten(-1, (3, attention.heads, -1)).permute(2, 0, 3, 1, 4)  # each (B, H, T, δ)
-        q, k = position.rotate(q, k, places.positions)
-        scores = None
-        if position.uses("scores"):
-            content = position.content(x)
-
-            def scores(q: Tensor, k: Tensor, rows: slice, columns: slice) -> Tensor:
-                seen = None if content is None else content[:, :, columns]
-                return position.scores(q, k, places.positions[rows], places.positions[columns], seen)
-
-        one_hot = torch.eye(x.shape[1], device=x.device, dtype=wide).expand(*q.shape[:2], -1, -1)  # (B, H, T, T)
-        return attend_reference(
-            q, k, one_hot, table=places.table, weight=places.weight, window=places.window, scores=scores
-        )
+def _probabilities(attention: SelfAttention, x: Tensor, position: Position, told: Told) -> Tensor:
+    wide = torch.promote_types(torch.float32, attention.qkv.weight.dtype)
+    with torch.autocast(x.device.type, enabled=False):
+        q, k, _, added = copy.deepcopy(attention).to(wide).prepare(x.to(wide), position, told)
+        one_hot = torch.eye(x.shape[1], device=x.device, dtype=wide).expand(*k.shape[:2], -1, -1)  # (B, G, T, T)
+        return attend_reference(q, k, one_hot, **{**added, "values": None})

@@ -6,6 +6,8 @@ from torch.nn.functional import linear
 
 from kerple.errors import UserError
 from kerple.model import Transformer
+from kerple.positions import At
+from kerple.positions.base import HOOKS
 
 TERMS = ("word-word", "word-position", "position-word", "position-position")
 
@@ -30,27 +32,30 @@ def four_terms(network: Transformer, tokens: Tensor) -> dict[str, Tensor]:
         UserError: If the strategy does not add to the embeddings, or does more than that.
     """
     position = network.positions[0]
-    if not position.uses("embed") or any(position.uses(hook) for hook in ("rotate", "bias", "weight", "scores")):
+    if {hook for hook in HOOKS if position.uses(hook)} - {"relocate"} != {"embed"}:
         raise UserError(
             f"four terms: {type(position).__name__} does not work by adding to the embeddings alone; "
             "use Learned or Sinusoidal"
         )
-    block, places = network.blocks[0], torch.arange(tokens.shape[1], device=tokens.device)
+    block, at = network.blocks[0], At.line(tokens.shape[1], device=tokens.device)
     norm, attention = block.attention_norm, block.attention
     with torch.autocast(tokens.device.type, enabled=False):
         wide = torch.promote_types(torch.float32, attention.qkv.weight.dtype)
         words = network.embedding(tokens).to(wide)  # (B, T, D)
-        both = position.embed(words, places)
-        alone = position.embed(torch.zeros_like(words), places)  # words may be scaled before positions are added
+        both = position.embed(words, at)
+        alone = position.embed(torch.zeros_like(words), at)  # words may be scaled before positions are added
         sigma = (both.var(-1, correction=0, keepdim=True) + norm.eps).sqrt()
         gain = norm.weight.to(wide) / sigma
         parts = {"word": _centred(both - alone) * gain, "position": _centred(alone) * gain}
         shift = 0 if norm.bias is None else norm.bias.to(wide)
-        w_q, w_k, _ = attention.qkv.weight.to(wide).chunk(3)
-        b_q, b_k = (None, None) if attention.qkv.bias is None else attention.qkv.bias.to(wide).chunk(3)[:2]
+        w_q, w_k, _ = attention.qkv.weight.to(wide).split(attention.widths)
+        b_q, b_k = (
+            (None, None) if attention.qkv.bias is None else attention.qkv.bias.to(wide).split(attention.widths)[:2]
+        )
 
         def heads(x: Tensor) -> Tensor:
-            return x.unflatten(-1, (attention.heads, -1)).transpose(1, 2)  # (B, H, T, δ)
+            x = x.unflatten(-1, (-1, both.shape[-1] // attention.heads)).transpose(1, 2)  # (B, H or G, T, δ)
+            return x.repeat_interleave(attention.heads // x.shape[1], 1)  # (B, H, T, δ)
 
         scale = (both.shape[-1] // attention.heads) ** -0.5
         q = {name: heads(linear(part, w_q)) for name, part in parts.items()}

@@ -15,7 +15,7 @@ class _Reader:
     def __init__(self, network: Transformer, window: int | None) -> None:
         self.network, self.window = network, window
         # angles that depend on the length of the input make remembered keys wrong: then everything is read again
-        self.cache = network.new_cache() if all(p.prefix_consistent for p in network.positions) else None
+        self.cache = network.new_cache(window) if all(p.prefix_consistent for p in network.positions) else None
 
     def __call__(self, tokens: Tensor) -> Tensor:
         known = 0 if self.cache is None else self.cache.length

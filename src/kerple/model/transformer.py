@@ -1,6 +1,7 @@
 """The decoder every strategy is plugged into: embedding, blocks, norm, head."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -8,10 +9,11 @@ from torch import Tensor, nn
 
 from kerple.attention.choice import Asked, explained
 from kerple.errors import UserError
-from kerple.model.block import Block, Places
+from kerple.model.attention import tell
+from kerple.model.block import Block
 from kerple.model.cache import Cache, LayerCache
 from kerple.model.head import row_losses, target_losses
-from kerple.positions import Position, Shape
+from kerple.positions import At, Position, Shape
 
 GRAPHS = 64  # that a compiled network may have: one for each length, window and mode
 ACTIVATIONS = {"gelu": nn.GELU, "gelu_tanh": lambda: nn.GELU("tanh"), "relu": nn.ReLU}
@@ -28,6 +30,8 @@ class Transformer(nn.Module):
         layers: Number of blocks.
         vocabulary: Number of token ids V, padding included.
         position: Builds a strategy from the shape; called once if the strategy is shared by all layers, else per layer.
+        per_layer: One strategy for each layer or one for all; as the strategy's paper has it if None.
+        kv_heads: Heads of keys and values, a divisor of H; H if None.
         hidden: Width inside the GELU network; 4·D if None.
         bias: Whether linear layers and norms have biases. The head never has one.
         tied: Whether the head reuses the embedding's matrix.
@@ -48,6 +52,8 @@ class Transformer(nn.Module):
         vocabulary: int,
         position: Callable[[Shape], Position],
         *,
+        per_layer: bool | None = None,
+        kv_heads: int | None = None,
         hidden: int | None = None,
         bias: bool = True,
         tied: bool = False,
@@ -72,7 +78,16 @@ class Transformer(nn.Module):
         self.embedding = nn.Embedding(vocabulary, shape.dim)
         self.dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(
-            Block(shape, hidden or 4 * shape.dim, bias, eps, ACTIVATIONS[activation](), dropout) for _ in range(layers)
+            Block(
+                shape,
+                shape.heads if kv_heads is None else kv_heads,
+                hidden or 4 * shape.dim,
+                bias,
+                eps,
+                ACTIVATIONS[activation](),
+                dropout,
+            )
+            for _ in range(layers)
         )
         self.norm = nn.LayerNorm(shape.dim, eps, bias=bias)
         self.head = nn.Linear(shape.dim, vocabulary, bias=False)
@@ -80,10 +95,9 @@ class Transformer(nn.Module):
         self._initialise(init)
         if tied:
             self.head.weight = self.embedding.weight
-        first = position(shape)
-        self.positions = nn.ModuleList(
-            [first] if first.share_across_layers else [first, *(position(shape) for _ in range(layers - 1))]
-        )
+        self.positions = nn.ModuleList(_strategies(position, replace(shape, layers=layers), per_layer))
+        self.places: Callable[[Tensor], Tensor] | None = None
+        """What the task says of tokens (B, T), a causal function of them; (B, T) int64. Strategies see `At.places`."""
 
     def _initialise(self, std: float) -> None:
         for module in self.modules():
@@ -120,6 +134,8 @@ class Transformer(nn.Module):
         """What the head is given, (B, T, D); arguments as in `forward`."""
         if window is not None and window < 1:
             raise UserError(f"window: got {window}, expected at least 1 key (the query's own), or none for all keys")
+        if cache is not None and cache.window is not None and (window is None or window > cache.window):
+            raise UserError(f"window: got {window}, but the cache keeps {cache.window} keys; make a cache for more")
         known = 0 if cache is None else cache.length
         length = known + tokens.shape[1]
         for p in self.positions:
@@ -128,13 +144,16 @@ class Transformer(nn.Module):
                     f"position: got {offset + length - 1}, but {type(p).__name__} ends at {p.max_length - 1}: its "
                     f"max_length is {p.max_length}; read less, or with Learned choose beyond: clamp or interpolate"
                 )
-        positions = torch.arange(offset, offset + length, device=tokens.device)  # (Tk,)
+        read = tokens if cache is None else cache.read(tokens)  # (B, known + T)
+        at = At.line(length, offset, tokens.device)
+        if self.places is not None:
+            at = replace(at, places=self.places(read))
+        told = [tell(p, at, read, window, self.attention) for p in self.positions]
         x = self.embedding(tokens)  # (B, T, D)
-        x = self.dropout(self.positions[0].embed(x, positions[known:]))
-        places = [Places(positions, p.bias(length), p.weight(length), window, self.attention) for p in self.positions]
+        x = self.dropout(self.positions[0].embed(x, told[0].at[known:]))
         for i, block in enumerate(self.blocks):
-            shared = min(i, len(self.positions) - 1)
-            x = block(x, self.positions[shared], places[shared], None if cache is None else cache.layers[i])
+            own = min(i, len(self.positions) - 1)
+            x = block(x, self.positions[own], told[own], None if cache is None else cache.layers[i])
         return self.norm(x)
 
     def losses(self, tokens: Tensor, offset: int = 0, window: int | None = None, last: int | None = None) -> Tensor:
@@ -175,11 +194,29 @@ class Transformer(nn.Module):
         self.features = explained_features  # type: ignore[method-assign, assignment]
         self.row_losses = torch.compile(row_losses, **options)
 
-    def new_cache(self) -> Cache:
-        """An empty cache for `forward`."""
-        return Cache([LayerCache() for _ in self.blocks])
+    def new_cache(self, window: int | None = None) -> Cache:
+        """An empty cache for `forward`, for calls whose window is no larger than this; layers keep what they may see.
+
+        Args:
+            window: Keys that every call may see at most; None for all.
+        """
+        of_layers = [self.positions[min(i, len(self.positions) - 1)].window for i in range(len(self.blocks))]
+        limits = [[w for w in (own, window) if w is not None] for own in of_layers]
+        return Cache(window, [LayerCache(min(limit, default=None)) for limit in limits])
 
     def constrain_(self) -> None:
         """Project every strategy's parameters into their range, in place."""
         for position in self.positions:
             position.constrain_()
+
+
+def _strategies(build: Callable[[Shape], Position], shape: Shape, per_layer: bool | None) -> list[Position]:
+    """One strategy for each layer, or one for all, whose parameters are fp32 whatever the precision around them."""
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(torch.promote_types(usual, torch.float32))  # of bf16-true: bf16
+    try:
+        first = build(shape)
+        each = first.per_layer if per_layer is None else per_layer
+        return [first, *(build(replace(shape, layer=i)) for i in range(1, shape.layers) if each)]
+    finally:
+        torch.set_default_dtype(usual)

@@ -1,32 +1,44 @@
-"""Positional strategies: every module beside this one is imported, so a new file is enough to add a name."""
+"""Positional strategies: every module below this one is imported, so a new file is enough to add a name."""
 
 import inspect
 from importlib import import_module
-from pkgutil import iter_modules
+from pkgutil import walk_packages
 from typing import Any
 
 from kerple.errors import UserError
 from kerple.positions.base import Position, Shape
+from kerple.positions.pairs import At, Pairs
 
-__all__ = ["Position", "Shape", "build", "names"]
-
-
-def _strategies() -> dict[str, type[Position]]:
-    found: dict[str, type[Position]] = {}
-    for module in iter_modules(__path__):
-        for name, value in vars(import_module(f"{__name__}.{module.name}")).items():
-            if inspect.isclass(value) and issubclass(value, Position) and not inspect.isabstract(value):
-                found[name] = value
-    return found
+__all__ = ["At", "Pairs", "Position", "Shape", "build", "names", "strategies"]
 
 
-_BY_NAME = _strategies()
-globals().update(_BY_NAME)
+def _found() -> dict[str, type[Position]]:
+    modules = [import_module(module.name) for module in walk_packages(__path__, f"{__name__}.")]
+    classes = {value for module in modules for value in vars(module).values() if inspect.isclass(value)}
+    return {c.__name__: c for c in classes if issubclass(c, Position) and not inspect.isabstract(c)}
+
+
+_BY_NAME = _found()
+
+
+def __getattr__(name: str) -> type[Position]:
+    if name in _BY_NAME:
+        return _BY_NAME[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, *names()]
 
 
 def names() -> list[str]:
     """Names of all strategies, sorted: what `--model.position` accepts."""
     return sorted(_BY_NAME)
+
+
+def strategies() -> dict[str, type[Position]]:
+    """All strategies by name."""
+    return dict(_BY_NAME)
 
 
 def build(name: str, *, dim: int, heads: int, length: int, **options: Any) -> Position:

@@ -7,7 +7,9 @@ from torch import Tensor, nn
 
 from kerple.errors import UserError
 from kerple.positions.angles import angles, exact
-from kerple.positions.base import Position, Shape, precise
+from kerple.positions.base import Position, Shape
+from kerple.positions.pairs import At
+from kerple.positions.products import precise
 
 
 class NoPE(Position):
@@ -54,9 +56,9 @@ class Sinusoidal(Position):
             raise UserError(f"Sinusoidal: base: got {base}, expected a number above 1; the paper uses 10000")
         self.dim, self.base, self.gain = shape.dim, base, shape.dim**0.5 if scaled else 1.0
 
-    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        angle = angles(positions, self.dim, self.base)  # (T, D/2) fp64
-        waves = torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)  # (T, D)
+    def embed(self, x: Tensor, at: At) -> Tensor:
+        angle = angles(at.positions, self.dim, self.base)  # ((B,) T, D/2) fp64
+        waves = torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)  # ((B,) T, D)
         return (precise(x) * self.gain + waves.to(precise(x).dtype)).to(x.dtype)
 
 
@@ -88,13 +90,14 @@ class Learned(Position):
         self.prefix_consistent = beyond != "interpolate"
         self.table = nn.Parameter(torch.empty(shape.length, shape.dim, dtype=torch.float32).normal_(std=0.02))
 
-    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        last = self.rows - 1
+    def embed(self, x: Tensor, at: At) -> Tensor:
+        positions, last = at.positions, self.rows - 1
         if self.beyond == "interpolate":
-            place = positions * (last / positions.max().clamp(min=last).to(exact(positions.device)))  # (T,)
+            end = positions.amax(-1, keepdim=True).clamp(min=last).to(exact(positions.device))  # ((B,) 1)
+            place = positions * (last / end)  # ((B,) T)
             below = place.floor().long()
-            share = (place - below).to(self.table.dtype)[:, None]  # (T, 1)
-            rows = torch.lerp(self.table[below], self.table[(below + 1).clamp(max=last)], share)  # (T, D)
+            share = (place - below).to(self.table.dtype)[..., None]  # ((B,) T, 1)
+            rows = torch.lerp(self.table[below], self.table[(below + 1).clamp(max=last)], share)  # ((B,) T, D)
         elif self.beyond == "clamp":
             rows = self.table[positions.clamp(max=last)]
         else:

@@ -16,6 +16,6 @@ def frequencies(dim: int, base: float | Tensor, device: torch.device) -> Tensor:
 
 
 def angles(positions: Tensor, dim: int, base: float) -> Tensor:
-    """Positions (T,) times frequencies, (T, dim/2) fp64."""
+    """Positions (…) times frequencies, (…, dim/2) fp64."""
     turns = frequencies(dim, base, positions.device)
-    return positions.to(turns.dtype)[:, None] * turns
+    return positions.to(turns.dtype)[..., None] * turns

@@ -1,18 +1,22 @@
 """What every positional strategy is given and what it may do.
 
-B batch, T length, H heads, δ head dimension, D = H·δ width; d = m - n >= 0 is the distance from query m back to key n.
-A strategy overrides the hooks it uses and nothing else; the model asks `uses(hook)` and stays blind to the rest.
+B batch, T length, H query heads, G key heads (a divisor of H), δ head dimension, D = H·δ width; d = m - n >= 0 is the
+distance from query m back to key n. A strategy overrides the hooks it uses and nothing else; the model asks
+`uses(hook)` and stays blind to the rest.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
-import torch
 from torch import Tensor
 
 from kerple.errors import UserError
 from kerple.positions.constrained import Constrained
-from kerple.positions.products import precise as precise
+from kerple.positions.pairs import At, Pairs
+
+F = TypeVar("F", bound=Callable)
 
 
 @dataclass(frozen=True)
@@ -21,23 +25,29 @@ class Shape:
 
     Args:
         dim: Width D of the residual stream.
-        heads: Attention heads H; must divide ``dim``.
-        length: Training length in tokens. Only the learned table is sized by it.
+        heads: Query heads H; must divide ``dim``.
+        length: Training length in tokens. Only a learned table is sized by it.
+        layer: Which layer the strategy is for, 0 for the first, and for one that all layers share.
+        layers: How many layers there are.
 
     Raises:
-        UserError: If a number is not positive or the heads do not divide the width.
+        UserError: If a number is not positive, the heads do not divide the width or there is no such layer.
     """
 
     dim: int
     heads: int
     length: int
+    layer: int = 0
+    layers: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("dim", "heads", "length"):
+        for name in ("dim", "heads", "length", "layers"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name}: got {getattr(self, name)}, expected a positive number")
         if self.dim % self.heads:
             raise UserError(f"heads: got {self.heads}, which does not divide dim {self.dim}; choose a divisor of dim")
+        if not 0 <= self.layer < self.layers:
+            raise UserError(f"layer: got {self.layer}, expected 0 to {self.layers - 1}")
 
     @property
     def head_dim(self) -> int:
@@ -45,26 +55,39 @@ class Shape:
         return self.dim // self.heads
 
 
+def hook(function: F) -> F:
+    """Mark what a strategy may override: `HOOKS` lists it, and a `Wrapper` forwards it."""
+    function.is_hook = True  # type: ignore[attr-defined]
+    return function
+
+
 class Position(Constrained, ABC):
     """A positional strategy: how a transformer learns where its tokens stand.
 
     A subclass takes ``Shape`` as its one positional argument and its own options after it. Every hook is optional.
     Positions are int64, biases and angles fp32, whatever the precision of the weights or of autocast: a strategy's own
-    parameters stay in fp32 too (`Constrained`). Its docstring has a line ``Parameters: `formula```, which a test
-    holds it to; the formula may use D, H, δ, L (training length) and the strategy's options.
+    parameters stay in fp32 too (`Constrained`), and it multiplies matrices by `products.product`. Its docstring has a
+    line ``Parameters: `formula```, which the tests hold it to; the formula may use D, H, δ, L (training length) and
+    the strategy's options.
+
+    In ``fused`` hooks stands what is a function of distance and head, or of one token: it costs next to nothing.
+    `mix` and `values` take attention to blocks of explicit scores.
     """
 
-    shift_invariant: bool = False
-    """Whether the logits stay the same when every position is shifted by one `offset`."""
+    shift_invariant: bool | None = False
+    """Whether the logits stay the same when every position is shifted by one `offset`; None: that depends."""
 
     prefix_consistent: bool = True
     """Whether the logits of a prefix are the prefix of the logits; not where the input's length changes angles."""
 
-    share_across_layers: bool = True
-    """Whether one instance serves all layers, or the model builds one per layer; an instance may override it.
+    per_layer: bool = False
+    """Whether the model builds one instance per layer, or one for all; the model's option of this name goes first."""
 
-    As an option it defaults to None, the strategy's usual: jsonargparse carries the options of a saved configuration
-    over when the command line changes the strategy, and one's default would become another's wish."""
+    per_sequence: bool = True
+    """Whether `At.positions` may differ between the sequences of a batch, (B, T); if not, the model refuses them."""
+
+    window: int | None = None
+    """Keys that a query sees, its own included, in this strategy's layers; a smaller window of the caller holds."""
 
     max_length: int | None = None
     """First position that cannot be represented; None where there is no such bound."""
@@ -72,59 +95,88 @@ class Position(Constrained, ABC):
     @abstractmethod  # keeps the class abstract: jsonargparse would accept a concrete base as a strategy
     def __init__(self) -> None:
         super().__init__()
-        self.anchor: Tensor
-        self.register_buffer("anchor", torch.zeros(()), persistent=False)  # a strategy without state has a device too
 
     def uses(self, hook: str) -> bool:
         """Whether this strategy overrides ``hook``; may differ between training and evaluation, so ask each time."""
         return getattr(type(self), hook) is not getattr(Position, hook)
 
-    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Token embeddings x (B, T, D) with absolute positions (T,) int64 worked in; (B, T, D)."""
+    # once a forward
+
+    @hook
+    def relocate(self, at: At, tokens: Tensor) -> At:
+        """Where the tokens (B, T) int64 stand instead, a causal function of them; those in a cache are among them."""
+        return at
+
+    @hook
+    def embed(self, x: Tensor, at: At) -> Tensor:
+        """Token embeddings x (B, T, D) with their positions worked in; (B, T, D). Asked of the first layer's alone."""
         return x
 
-    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries and keys (B, H, T, δ) turned by their positions (T,) int64; the same shapes and dtypes."""
+    # fused
+
+    @hook
+    def bias(self, distance: Tensor) -> Tensor | None:
+        """What is added to a scaled score at these distances (N,) fp32; (H, N) fp32."""
+        return None
+
+    @hook
+    def weight(self, distance: Tensor) -> Tensor | None:
+        """What a scaled score is multiplied by at these distances (N,) fp32, before the bias is added; (H, N) fp32."""
+        return None
+
+    @hook
+    def project(self, q: Tensor, k: Tensor, memory: Tensor | None, at: At) -> tuple[Tensor, Tensor]:
+        """Queries (B, H, T, δ) and keys (B, G, T, δ) with their own positions worked in, in their dtype.
+
+        Their last dimension may change, for both alike; the scale of the scores stays 1/√δ. ``memory`` is what
+        `remember` made of these tokens.
+        """
         return q, k
 
-    def bias(self, length: int) -> Tensor | None:
-        """What is added to a scaled score at distance d, as a table (H, length) in fp32."""
+    @hook
+    def sink(self, q: Tensor, at: At) -> Tensor | None:
+        """A logit beside those of the keys that has no value, for projected q; (H,) or (B, H, T) fp32, finite."""
         return None
 
-    def weight(self, length: int) -> Tensor | None:
-        """What q·k is multiplied by at distance d, as a table (H, length) in fp32."""
-        return None
+    # in blocks
 
-    def content(self, x: Tensor) -> Tensor | None:
-        """Numbers per token that `scores` needs, from the block's normed input x (B, T, D); (B, H, T, c), cached."""
-        return None
-
-    def scores(
-        self, q: Tensor, k: Tensor, query_positions: Tensor, key_positions: Tensor, content: Tensor | None
-    ) -> Tensor:
-        """What is added to the scaled scores of a block of queries and depends on more than distance.
+    @hook
+    def remember(self, x: Tensor, at: At, past: Tensor | None) -> Tensor | None:
+        """Numbers per token that other hooks need, kept with the cached keys.
 
         Args:
-            q: (B, H, Tq, δ), a block of queries, rotated if the strategy rotates.
-            k: (B, H, Tk, δ), the keys that block may see.
-            query_positions: (Tq,) int64.
-            key_positions: (Tk,) int64.
-            content: What `content` gave for those keys, (B, H, Tk, c), or None.
+            x: (B, T, D), the new tokens as the queries are made of them, after the block's norm.
+            at: Where they stand.
+            past: What is remembered of the tokens before them, (B, H, ·, c), or None.
 
         Returns:
-            (B or 1, H, Tq, Tk) fp32, finite; the attention masks the future.
+            (B, H, T, c) of the new tokens, fp32 or better, or None.
         """
-        raise AssertionError(f"{type(self).__name__} does not override scores; ask uses('scores') first")
+        return None
 
-    def values(self, attention: Tensor, query_positions: Tensor, key_positions: Tensor) -> Tensor:
-        """What is added to the output (B, H, Tq, δ) of a block of queries, given its probabilities (B, H, Tq, Tk)."""
+    @hook
+    def mix(self, s: Tensor, q: Tensor, k: Tensor, pairs: Pairs) -> Tensor | tuple[Tensor, Tensor]:
+        """New scores of a block of queries, from those that weight and bias have been worked into.
+
+        Args:
+            s: (B, H, Tq, Tk) fp32, scaled, 0 where `Pairs.seen` is false.
+            q: (B, H, Tq, δ'), projected.
+            k: (B, H, Tk, δ'), projected, each repeated for the query heads it serves.
+            pairs: Where they stand, which keys are seen, what is remembered of them.
+
+        Returns:
+            (B, H, Tq, Tk) fp32, finite; what is not seen does not count. Or that and a sink (B, H, Tq) fp32.
+        """
+        raise AssertionError(f"{type(self).__name__} does not override mix; ask uses('mix') first")
+
+    @hook
+    def values(self, p: Tensor, v: Tensor, pairs: Pairs) -> Tensor:
+        """What is added to the output (B, H, Tq, δ), given probabilities (B, H, Tq, Tk) and values (B, H, Tk, δ)."""
         raise AssertionError(f"{type(self).__name__} does not override values; ask uses('values') first")
 
-    @property
-    def device(self) -> torch.device:
-        """Where the strategy's tables are made."""
-        return self.anchor.device
 
-    def distances(self, length: int) -> Tensor:
-        """0, 1, …, length - 1 in fp32 on the device of the strategy; (length,)."""
-        return torch.arange(length, dtype=torch.float32, device=self.device)
+HOOKS = tuple(name for name, value in vars(Position).items() if getattr(value, "is_hook", False))
+"""Names of everything a strategy may override beside `constrain_`."""
+
+FLAGS = tuple(Position.__annotations__)
+"""Names of what a strategy declares of itself."""

@@ -3,10 +3,10 @@
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from kerple.errors import UserError
-from kerple.positions.angles import exact, frequencies
+from kerple.positions.angles import angles
 from kerple.positions.base import Position, Shape
 
 
@@ -35,8 +35,8 @@ class ALiBi(Position):
             slopes = torch.tensor(alibi_slopes(shape.heads), dtype=torch.float32)  # (H,)
             self.register_buffer("slopes", slopes, persistent=False)
 
-    def bias(self, length: int) -> Tensor:
-        return -self.slopes[:, None] * self.distances(length)  # (H, length)
+    def bias(self, distance: Tensor) -> Tensor:
+        return -self.slopes[:, None] * distance  # (H, N)
 
 
 def alibi_slopes(heads: int) -> list[float]:
@@ -45,52 +45,6 @@ def alibi_slopes(heads: int) -> list[float]:
     slopes = [2 ** (-8 * (i + 1) / below) for i in range(below)]
     between = [2 ** (-8 * (i + 1) / (2 * below)) for i in range(0, 2 * (heads - below), 2)]
     return slopes + between
-
-
-class T5(Position):
-    """A learned number per bucket of distances and head: ``b_h[bucket(d)]`` (Raffel et al. 2020, arXiv 1910.10683,
-    section 2.1).
-
-    The first half of the buckets holds one distance each, the other half grows by a constant factor up to the largest
-    distance; everything further shares the last. Unlike T5's own, these scores are divided by √δ, as every strategy's
-    here. Starts as N(0, 0.02).
-
-    Parameters: `buckets * H`, shared by all layers. Cost: one (H, T) table a forward.
-
-    Args:
-        shape: What the model hands to every strategy.
-        buckets: Number of buckets, 2 or more.
-        max_distance: Where the last bucket begins at the latest; more than half the buckets.
-
-    Raises:
-        UserError: If a number is out of range.
-    """
-
-    shift_invariant = True
-
-    def __init__(self, shape: Shape, buckets: int = 32, max_distance: int = 128) -> None:
-        super().__init__()
-        if buckets < 2:
-            raise UserError(f"T5: buckets: got {buckets}, expected 2 or more; the paper uses 32")
-        if max_distance <= buckets // 2:
-            raise UserError(
-                f"T5: max_distance: got {max_distance}, expected more than the {buckets // 2} distances with a "
-                "bucket of their own; the paper uses 128"
-            )
-        self.buckets, self.max_distance = buckets, max_distance
-        self.table = nn.Parameter(torch.empty(shape.heads, buckets, dtype=torch.float32).normal_(std=0.02))
-
-    def bias(self, length: int) -> Tensor:
-        distance = torch.arange(length, device=self.device)
-        return self.table[:, t5_bucket(distance, self.buckets, self.max_distance)]  # (H, length)
-
-
-def t5_bucket(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
-    """Bucket of each distance (…) int64, boundaries in fp32 as in the published code; (…) int64."""
-    exact_ones = buckets // 2
-    far = torch.log(distance.clamp(min=1).float() / exact_ones) / math.log(max_distance / exact_ones)
-    far = exact_ones + (far * (buckets - exact_ones)).long()
-    return torch.where(distance < exact_ones, distance, far.clamp(max=buckets - 1))
 
 
 class Sandwich(Position):
@@ -117,10 +71,7 @@ class Sandwich(Position):
             raise UserError(f"Sandwich: size: got {size}, expected an even number of 2 or more; the paper uses 128")
         self.heads, self.size = shape.heads, size
 
-    def bias(self, length: int) -> Tensor:
-        turns = frequencies(self.size, 10000.0, self.device)  # (size/2,)
-        waves = (
-            (torch.arange(length, dtype=turns.dtype, device=self.device)[:, None] * turns).cos().sum(-1)
-        )  # (length,)
-        ratio = 8 / self.heads * torch.arange(1, self.heads + 1, dtype=exact(self.device), device=self.device)  # (H,)
-        return (waves / ratio[:, None]).float()  # (H, length)
+    def bias(self, distance: Tensor) -> Tensor:
+        waves = angles(distance, self.size, 10000.0).cos().sum(-1)  # (N,) fp64
+        heads = torch.arange(1, self.heads + 1, dtype=waves.dtype, device=waves.device)  # (H,)
+        return (waves / (8 / self.heads * heads)[:, None]).float()  # (H, N)

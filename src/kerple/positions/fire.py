@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from kerple.errors import UserError
 from kerple.positions.base import Position, Shape
+from kerple.positions.pairs import Pairs, heads_after_batch
 from kerple.positions.products import precise, product
 
 
@@ -22,40 +23,32 @@ class FIRE(Position):
         shape: What the model hands to every strategy.
         hidden: Width of the MLP.
         threshold: Start of L in tokens; None is a quarter of the training length, as the paper's 512 for 2048.
-        share_across_layers: One set of parameters for all layers, or one per layer (if None, as in the paper).
 
     Raises:
         UserError: If a number is not positive.
     """
 
-    def __init__(
-        self,
-        shape: Shape,
-        hidden: int = 32,
-        threshold: float | None = None,
-        share_across_layers: bool | None = None,
-    ) -> None:
+    per_layer = True
+
+    def __init__(self, shape: Shape, hidden: int = 32, threshold: float | None = None) -> None:
         super().__init__()
         if hidden < 1:
             raise UserError(f"FIRE: hidden: got {hidden}, expected a positive width; the paper uses 32")
         self.threshold = max(shape.length / 4, 1.0) if threshold is None else threshold
         if not self.threshold >= 1:
             raise UserError(f"FIRE: threshold: got {threshold}, expected 1 token or more; the paper uses 512")
-        self.share_across_layers = bool(share_across_layers)
         self.learn("c", 1, 0.1, minimum=1e-3)
         self.learn("threshold_scale", 1, 1.0, minimum=1 / self.threshold)  # of order 1, so that an optimiser moves it
         first, second = nn.Linear(1, hidden, dtype=torch.float32), nn.Linear(hidden, shape.heads, dtype=torch.float32)
         self.mlp = nn.Sequential(first, nn.ReLU(), second)
 
-    def scores(
-        self, q: Tensor, k: Tensor, query_positions: Tensor, key_positions: Tensor, content: Tensor | None
-    ) -> Tensor:
-        distance = precise((query_positions[:, None] - key_positions).clamp(min=0).to(self.c.dtype))  # (Tq, Tk)
-        reach = torch.maximum(self.threshold_scale * self.threshold, query_positions.to(self.c.dtype))  # (Tq,)
-        x = torch.log1p(self.c * distance) / torch.log1p(self.c * reach)[:, None]  # (Tq, Tk) in [0, 1]
+    def mix(self, s: Tensor, q: Tensor, k: Tensor, pairs: Pairs) -> Tensor:
+        distance = precise(pairs.distance.to(self.c.dtype))  # ((B,) Tq, Tk)
+        reach = torch.maximum(self.threshold_scale * self.threshold, pairs.queries.positions.to(self.c.dtype))
+        x = torch.log1p(self.c * distance) / torch.log1p(self.c * reach)[..., None]  # ((B,) Tq, Tk) in [0, 1]
         slope, intercept, knots = self._pieces()
-        piece = torch.bucketize(x.detach(), knots)  # (Tq, Tk)
-        return (slope[:, piece] * x + intercept[:, piece])[None]  # (1, H, Tq, Tk)
+        piece = torch.bucketize(x.detach(), knots)  # ((B,) Tq, Tk)
+        return s + heads_after_batch(slope[:, piece] * x + intercept[:, piece])
 
     def _pieces(self) -> tuple[Tensor, Tensor, Tensor]:
         # the MLP on [0, 1] as slopes and intercepts (H, hidden + 1) of the pieces between its sorted knots (hidden,)

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from kerple.errors import UserError
 from kerple.positions.base import Position, Shape
-from kerple.positions.products import precise, product
-from kerple.positions.relative import TransformerXL
+from kerple.positions.pairs import At
 from kerple.positions.rotary import RoPE
+from kerple.positions.wrapper import Wrapper
 
 
-class RandomizedPositions(Position):
+class RandomizedPositions(Wrapper):
     """Ordered random positions while training, plain ones in evaluation (Ruoss et al. 2023, arXiv 2305.16843, § 3).
 
     In training, token t of an input stands at the t-th of L positions drawn without repetition from 0..reach-1 and
@@ -25,7 +25,7 @@ class RandomizedPositions(Position):
     the same on every device, and after resuming.
 
     Parameters: `0` of its own, those of the wrapped strategy.
-    Cost: that of the wrapped strategy; in training a table of distances is gathered, not streamed: T × T entries.
+    Cost: that of the wrapped strategy; in training functions of distance are computed for each pair, T × T of them.
 
     Args:
         shape: What the model hands to every strategy.
@@ -47,68 +47,23 @@ class RandomizedPositions(Position):
         reach: int | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__()
-        self.reach = 32 * shape.length if reach is None else reach
-        if self.reach < shape.length:
+        reach = 32 * shape.length if reach is None else reach
+        if reach < shape.length:
             raise UserError(
                 f"RandomizedPositions: reach: got {reach}, expected at least the training length {shape.length}; "
                 "choose the longest input to be tested"
             )
-        self.seed, self.length = seed, shape.length
-        self.position = position(replace(shape, length=self.reach))
-        for module in self.position.modules():
-            if isinstance(module, TransformerXL):
-                module.contiguous = False
-        self.shift_invariant = self.position.shift_invariant
-        self.prefix_consistent = self.position.prefix_consistent
-        self.share_across_layers = self.position.share_across_layers
-        self.max_length = self.position.max_length
+        super().__init__(position(replace(shape, length=reach)))
+        self.reach, self.seed, self.length = reach, seed, shape.length
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
         self.register_buffer("drawn", torch.zeros(shape.length, dtype=torch.int64))
         self._draw()
 
-    def uses(self, hook: str) -> bool:
-        inner = self.position.uses(hook)
-        if not self.training or hook not in ("bias", "weight", "scores"):
-            return inner
-        return hook == "scores" and any(self.position.uses(h) for h in ("bias", "weight", "scores"))
-
-    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        return self.position.embed(x, self._places(positions))
-
-    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        return self.position.rotate(q, k, self._places(positions))
-
-    def bias(self, length: int) -> Tensor | None:
-        return None if self.training else self.position.bias(length)
-
-    def weight(self, length: int) -> Tensor | None:
-        return None if self.training else self.position.weight(length)
-
-    def content(self, x: Tensor) -> Tensor | None:
-        return self.position.content(x)
-
-    def scores(
-        self, q: Tensor, k: Tensor, query_positions: Tensor, key_positions: Tensor, content: Tensor | None
-    ) -> Tensor:
-        query_places, key_places = self._places(query_positions), self._places(key_positions)
-        inner = self.position
-        total = torch.zeros((), dtype=precise(q).dtype, device=q.device)
-        if inner.uses("scores"):
-            total = total + inner.scores(q, k, query_places, key_places, content)
-        if not self.training:
-            return total
-        distance = (query_places[:, None] - key_places).clamp(min=0)  # (Tq, Tk)
-        length = (len(key_positions) // self.length + 2) * self.reach
-        if (table := inner.bias(length)) is not None:
-            total = total + table[:, distance]  # (1 or B, H, Tq, Tk)
-        if (weight := inner.weight(length)) is not None:
-            plain = product(q, k.mT) * q.shape[-1] ** -0.5  # (B, H, Tq, Tk)
-            total = total + plain * (weight[:, distance] - 1)  # the attention adds plain itself
-        return total
-
-    def values(self, attention: Tensor, query_positions: Tensor, key_positions: Tensor) -> Tensor:
-        return self.position.values(attention, self._places(query_positions), self._places(key_positions))
+    def relocate(self, at: At, tokens: Tensor) -> At:
+        if self.training:
+            drawn = self.drawn[at.positions % self.length] + at.positions // self.length * self.reach  # same shape
+            at = replace(at, positions=drawn, contiguous=False)
+        return self.position.relocate(at, tokens)
 
     @torch.no_grad()
     def constrain_(self) -> None:
@@ -123,8 +78,3 @@ class RandomizedPositions(Position):
         digest = blake2b(f"{self.seed}/{int(self.step)}".encode(), digest_size=4).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "big"))
         self.drawn.copy_(torch.randperm(self.reach, generator=generator)[: self.length].sort().values)
-
-    def _places(self, positions: Tensor) -> Tensor:
-        if not self.training:
-            return positions
-        return self.drawn[positions % self.length] + positions // self.length * self.reach  # same shape

@@ -9,6 +9,7 @@ import torch
 import yaml
 
 from kerple.errors import UserError
+from kerple.runs.older import as_today
 
 CONFIG_KEY = "config"
 TRUSTED = ("kerple", "pytorch_lightning", "torch", "torchmetrics", "pl_bolts")
@@ -35,7 +36,7 @@ def read_config(path: str | Path, trust: tuple[str, ...] = ()) -> dict[str, Any]
     path = Path(path)
     content = check(path)
     try:
-        config = yaml.safe_load(content[CONFIG_KEY])
+        config = as_today(yaml.safe_load(content[CONFIG_KEY]))
         names = list(_names(config))
     except (LookupError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as error:
         raise _no_checkpoint(path, error) from error

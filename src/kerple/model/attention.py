@@ -1,0 +1,145 @@
+"""Causal multi-head attention, blind to which strategy it is given."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from kerple.attention import Asked, attend
+from kerple.errors import UserError
+from kerple.model.cache import LayerCache
+from kerple.positions import At, Pairs, Position, Shape
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a strategy says of one forward, asked once and read by every layer it serves.
+
+    Args:
+        at: Where all tokens stand, those in the cache too; the queries are the last of them.
+        table: `Position.bias` (H, T) fp32, or None.
+        weight: `Position.weight` (H, T) fp32, or None.
+        window: How many keys a query sees, itself included; None for all.
+        way: Of attention, for `kerple.attention.attend`.
+    """
+
+    at: At
+    table: Tensor | None
+    weight: Tensor | None
+    window: int | None
+    way: Asked = "auto"
+
+
+class SelfAttention(nn.Module):
+    """Queries of H heads against keys and values of G: query head h meets key head h // (H / G).
+
+    Args:
+        shape: Width D and heads H.
+        kv_heads: G, a divisor of H.
+        bias: Whether the two linear layers have biases.
+
+    Raises:
+        UserError: If G does not divide H.
+    """
+
+    def __init__(self, shape: Shape, kv_heads: int, bias: bool) -> None:
+        super().__init__()
+        if kv_heads < 1 or shape.heads % kv_heads:
+            raise UserError(f"kv_heads: got {kv_heads}, expected a divisor of the {shape.heads} heads")
+        self.heads, self.kv_heads = shape.heads, kv_heads
+        self.widths = [shape.dim, kv_heads * shape.head_dim, kv_heads * shape.head_dim]
+        self.qkv = nn.Linear(shape.dim, sum(self.widths), bias)
+        self.out = nn.Linear(shape.dim, shape.dim, bias)
+
+    def forward(self, x: Tensor, position: Position, told: Told, cache: LayerCache | None = None) -> Tensor:
+        """(B, T, D) -> (B, T, D)."""
+        q, k, v, added = self.prepare(x, position, told, cache)
+        mixed = attend(q, k, v, way=told.way, **added)  # (B, H, T, δ)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What ``qkv`` makes of (B, T, D), as queries (B, H, T, δ), keys and values (B, G, T, δ)."""
+        q, k, v = (
+            part.unflatten(-1, (heads, -1)).transpose(1, 2)
+            for part, heads in zip(x.split(self.widths, -1), (self.heads, self.kv_heads, self.kv_heads), strict=True)
+        )
+        return q, k, v
+
+    def prepare(
+        self, x: Tensor, position: Position, told: Told, cache: LayerCache | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
+        """Arguments for `kerple.attention.attend`: q, k, v with the strategy's hooks applied, and what it adds."""
+        q, k, v = self.split(self.qkv(x))
+        at, scale = told.at[-x.shape[1] :], q.shape[-1] ** -0.5
+        memory = position.remember(x, at, None if cache is None else cache.memory)
+        q, k = position.project(q, k, memory, at)
+        sink = position.sink(q, at)
+        if cache is not None:
+            k, v, memory = cache.append(k, v, memory)
+        hooks = Hooks(position, told.at[-k.shape[2] :], memory)
+        added = {"scale": scale, "table": told.table, "weight": told.weight, "window": told.window, "sink": sink}
+        added["mix"] = hooks.mix if hooks.mixes else None
+        added["values"] = hooks.values if position.uses("values") else None
+        return q, k, v, added
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """A strategy's `mix` and `values` as attention calls them: with slices of rows.
+
+    Args:
+        position: The strategy.
+        at: Where the keys stand.
+        memory: (B, H, Tk, c), what it remembers of them, or None.
+    """
+
+    position: Position
+    at: At
+    memory: Tensor | None
+
+    @property
+    def mixes(self) -> bool:
+        """Whether scores have to be written out: for the strategy's own hook, or because positions have gaps."""
+        apart = not self.at.contiguous and (self.position.uses("bias") or self.position.uses("weight"))
+        return apart or self.position.uses("mix")
+
+    def pairs(self, rows: slice, columns: slice, seen: Tensor) -> Pairs:
+        """The block of queries ``rows`` and keys ``columns``, of which some are seen."""
+        memory = None if self.memory is None else self.memory[:, :, columns]
+        return Pairs(self.at[rows], self.at[columns], seen, memory)
+
+    def mix(
+        self, s: Tensor, q: Tensor, k: Tensor, rows: slice, columns: slice, seen: Tensor
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """As `attend` calls it."""
+        position, pairs = self.position, self.pairs(rows, columns, seen)
+        if not self.at.contiguous:  # else the attention has worked in tables of them
+            if position.uses("weight"):
+                s = s * pairs.read(position.weight)
+            if position.uses("bias"):
+                s = s + pairs.read(position.bias)
+        return position.mix(s.masked_fill(~seen, 0), q, k, pairs) if position.uses("mix") else s
+
+    def values(self, p: Tensor, v: Tensor, rows: slice, columns: slice, seen: Tensor) -> Tensor:
+        """As `attend` calls it."""
+        return self.position.values(p, v, self.pairs(rows, columns, seen))
+
+
+def tell(position: Position, at: At, tokens: Tensor, window: int | None, way: Asked = "auto") -> Told:
+    """Ask a strategy what it says of all tokens (B, T), those in the cache too.
+
+    Raises:
+        UserError: If positions differ between sequences and the strategy cannot have that.
+    """
+    at = position.relocate(at, tokens)
+    if at.positions.ndim == 2 and not position.per_sequence:
+        raise UserError(
+            f"position: {type(position).__name__} has one position for all sequences of a batch, got "
+            f"{tuple(at.positions.shape)}; expected ({at.positions.shape[1]},)"
+        )
+    windows = [w for w in (position.window, window) if w is not None]
+    at = replace(at, window=min(windows, default=None))
+    if not at.contiguous:
+        return Told(at, None, None, at.window, way)
+    distance = at.rows.float()
+    return Told(at, position.bias(distance), position.weight(distance), at.window, way)

@@ -1,0 +1,46 @@
+"""Positions counted in tokens that matter to the query."""
+
+import torch
+from torch import Tensor, nn
+
+from kerple.errors import UserError
+from kerple.positions.base import Position, Shape
+from kerple.positions.pairs import Pairs
+from kerple.positions.products import product
+
+
+class CoPE(Position):
+    """Positions counted in tokens that matter to the query: ``q·e[p_mn]`` (Golovneva et al. 2024, arXiv 2405.18719,
+    section 4).
+
+    ``p_mn = Σ_{n <= l <= m} σ(q_m·k_l / √δ)``, at most rows - 1; between whole numbers e is interpolated. As in the
+    published code q·e is not divided by √δ, and e starts at 0.
+
+    Parameters: `rows * δ`, shared by heads, one set per layer unless said otherwise.
+    Cost: the scores once more, a running sum of them, and a look-up in rows products per query.
+
+    Args:
+        shape: What the model hands to every strategy.
+        rows: Number of vectors; further counts share the last.
+
+    Raises:
+        UserError: If there are fewer than 2 rows.
+    """
+
+    shift_invariant = True
+    per_layer = True
+
+    def __init__(self, shape: Shape, rows: int = 64) -> None:
+        super().__init__()
+        if rows < 2:
+            raise UserError(f"CoPE: rows: got {rows}, expected 2 or more; the paper uses 64")
+        self.vectors = nn.Parameter(torch.zeros(rows, shape.head_dim, dtype=torch.float32))
+
+    def mix(self, s: Tensor, q: Tensor, k: Tensor, pairs: Pairs) -> Tensor:
+        last = self.vectors.shape[0] - 1
+        gates = s.sigmoid() * pairs.seen  # (B, H, Tq, Tk)
+        count = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=last)  # (B, H, Tq, Tk)
+        products = product(q, self.vectors.T)  # (B, H, Tq, rows)
+        below = count.detach().floor()
+        share, row = count - below, below.long()
+        return s + torch.lerp(products.gather(-1, row), products.gather(-1, (row + 1).clamp(max=last)), share)

@@ -1,0 +1,45 @@
+"""Forget gates that the tokens between query and key decide."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from kerple.positions.angles import exact
+from kerple.positions.base import Position, Shape
+from kerple.positions.pairs import At, Pairs
+from kerple.positions.products import product
+
+
+class FoX(Position):
+    """Forget gates: ``Σ_{n < l <= m} log σ(w_h·x_l + b_h)`` (Lin et al. 2025, arXiv 2503.02130, section 3.1).
+
+    x_l is what the block's queries are made from. w starts as N(0, 0.02).
+
+    Parameters: `H * D + H`, one set per layer unless said otherwise.
+    Cost: one running sum over the keys, and one difference of it per score.
+
+    Args:
+        shape: What the model hands to every strategy.
+        start: Of b; the larger, the more is remembered at first.
+    """
+
+    shift_invariant = True
+    per_layer = True
+
+    def __init__(self, shape: Shape, start: float = 0.0) -> None:
+        super().__init__()
+        self.gates = nn.Linear(shape.dim, shape.heads, dtype=torch.float32)
+        nn.init.normal_(self.gates.weight, std=0.02)
+        nn.init.constant_(self.gates.bias, start)
+
+    def remember(self, x: Tensor, at: At, past: Tensor | None) -> Tensor:
+        gates = F.logsigmoid(product(x, self.gates.weight.T) + self.gates.bias).mT  # (B, H, T)
+        sums = gates.to(exact(x.device)).cumsum(-1)[..., None]  # (B, H, T, 1) fp64: differences are what counts
+        return sums if past is None else sums + past[:, :, -1:]
+
+    def mix(self, s: Tensor, q: Tensor, k: Tensor, pairs: Pairs) -> Tensor:
+        assert pairs.memory is not None, "FoX's scores are made of what it remembers"
+        sums, queries = pairs.memory[..., 0], len(pairs.queries.rows)  # (B, H, Tk)
+        # counted from the first query, so that rounding to fp32 spares the near keys and meets those long forgotten
+        sums = (sums - sums[..., -queries, None].detach()).to(s.dtype)
+        return s + (sums[..., -queries:, None] - sums[..., None, :])  # (B, H, Tq, Tk)

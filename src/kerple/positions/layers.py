@@ -1,0 +1,56 @@
+"""Layers that differ: a window and one strategy in most of them, another over everything in each fourth."""
+
+from collections.abc import Callable
+
+from kerple.errors import UserError
+from kerple.positions.absolute import NoPE
+from kerple.positions.base import Position, Shape
+from kerple.positions.rotary import RoPE
+from kerple.positions.wrapper import Wrapper
+
+
+class Layers(Wrapper):
+    """``near`` with a window in all layers but each ``every``-th, which has ``far`` and sees everything.
+
+    With RoPE near and NoPE far it is RNoPE-SWA (Yang et al. 2025, arXiv 2501.18795, section 4) and iRoPE (Llama 4).
+    Each layer has an instance of its own.
+
+    Parameters: `0` of its own, those of the strategies in each layer.
+    Cost: that of the strategies; attention of the near layers is O(T · window), and so is their cache.
+
+    Args:
+        shape: What the model hands to every strategy; ``every`` must divide its layers.
+        near: Builder of the strategy of most layers.
+        far: Builder of the strategy of layers every, 2 · every, …, counted from 1.
+        every: None is 4, or the number of layers where that is smaller.
+        window: Keys a query sees in the near layers; None is the training length.
+
+    Raises:
+        UserError: If a number is out of range, ``every`` does not divide the layers, or a strategy works through the
+            embeddings, which all layers share.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        near: Callable[[Shape], Position] = RoPE,
+        far: Callable[[Shape], Position] = NoPE,
+        every: int | None = None,
+        window: int | None = None,
+    ) -> None:
+        every = min(4, shape.layers) if every is None else every
+        if every < 1 or shape.layers % every:
+            raise UserError(f"Layers: every: got {every}, expected a divisor of the {shape.layers} layers")
+        if window is not None and window < 1:
+            raise UserError(f"Layers: window: got {window}, expected at least 1 key, or none for the training length")
+        is_far = (shape.layer + 1) % every == 0
+        super().__init__((far if is_far else near)(shape))
+        if self.position.uses("embed"):
+            raise UserError(
+                f"Layers: {'far' if is_far else 'near'}: {type(self.position).__name__} works through the embeddings, "
+                "which all layers share; expected a strategy that works in attention"
+            )
+        self.per_layer = True
+        if not is_far:
+            own = shape.length if window is None else window
+            self.window = own if self.window is None else min(own, self.window)

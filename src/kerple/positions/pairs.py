@@ -1,0 +1,92 @@
+"""Where tokens stand, and which of them meet.
+
+A *row* is where a token stands in the input: causality, windows and counts of keys belong to rows. A *position* is
+what a strategy is told of it: shifted by an offset, drawn at random, given by a task.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class At:
+    """Where some tokens stand.
+
+    Args:
+        rows: (T,) int64, 0 for the first token of the input.
+        positions: (T,) int64, or (B, T) where they differ between sequences.
+        contiguous: Whether positions are rows plus a constant: then tables of distances are streamed, else gathered.
+        places: (B, T) int64, what the task says of each token, or None where it says nothing.
+        window: Keys that a query sees in this layer, or None for all before it.
+    """
+
+    rows: Tensor
+    positions: Tensor
+    contiguous: bool = True
+    places: Tensor | None = None
+    window: int | None = None
+
+    @classmethod
+    def line(cls, length: int, offset: int = 0, device: torch.device | None = None) -> "At":
+        """Rows 0 to length - 1 at positions that are larger by ``offset``."""
+        rows = torch.arange(length, device=device)
+        return cls(rows, rows + offset)
+
+    def __getitem__(self, part: slice) -> "At":
+        places = None if self.places is None else self.places[:, part]
+        return At(self.rows[part], self.positions[..., part], self.contiguous, places, self.window)
+
+    @property
+    def visible(self) -> Tensor:
+        """How many keys each token sees as a query, itself included; (T,) int64."""
+        return (self.rows + 1).clamp(max=self.window)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """A block of queries and the keys it may meet; the queries are the last Tq of the Tk keys.
+
+    Args:
+        queries: Where the queries stand.
+        keys: Where the keys stand.
+        seen: (Tq, Tk) bool, causal and within the window. What is not seen must not count: no result may depend on
+            the size of a block.
+        memory: (B, H, Tk, c), what `Position.remember` said of the keys, or None.
+    """
+
+    queries: At
+    keys: At
+    seen: Tensor
+    memory: Tensor | None = None
+
+    @property
+    def distance(self) -> Tensor:
+        """(Tq, Tk) int64, or (B, Tq, Tk); 0 where the key comes later."""
+        return (self.queries.positions[..., :, None] - self.keys.positions[..., None, :]).clamp(min=0)
+
+    def read(self, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """A function of distance, (N,) fp32 -> (H, N), at every pair; (H, Tq, Tk) or (B, H, Tq, Tk), differentiable."""
+        queries, keys = self.seen.shape
+        if self.keys.contiguous:
+            table = function(torch.arange(keys, dtype=torch.float32, device=self.seen.device))
+            return table_block(table, queries, keys)
+        distance = self.distance
+        return heads_after_batch(function(distance.flatten().float()).unflatten(-1, distance.shape))
+
+
+def table_block(table: Tensor, queries: int, keys: int) -> Tensor:
+    """Entries d = m - n of a table (H, >= keys) for the last queries of as many keys; (H, queries, keys).
+
+    With the order of the queries reversed the distance is constant along anti-diagonals, so the block is a view with
+    strides (1, 1) of one vector, a Hankel matrix, and the gradient a plain sum. In the future stands the entry of 0.
+    """
+    line = torch.cat([table[:, :keys].flip(-1), table[:, :1].expand(-1, queries - 1)], -1)  # the largest first
+    return line.unfold(-1, keys, 1).flip(-2)
+
+
+def heads_after_batch(x: Tensor) -> Tensor:
+    """(H, Tq, Tk) as it is, (H, B, Tq, Tk) as (B, H, Tq, Tk)."""
+    return x if x.ndim == 3 else x.movedim(0, 1)

@@ -1,0 +1,88 @@
+"""How fast rotary pairs turn, and how that is scaled for inputs longer than those of training."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from kerple.errors import UserError
+from kerple.positions.angles import exact, frequencies
+
+Scaling = Literal["pi", "ntk", "dynamic_ntk", "yarn"]
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Radians per position of each pair of dimensions that RoPE turns; the options are RoPE's.
+
+    Args:
+        turned: r, how many dimensions turn.
+        base: Of the angles base^(-2i/r).
+        length: L, the training length.
+        scaling: None, or the rule.
+        factor: s, how many times L is to be reached.
+        fast: Turns in L from which ``yarn`` keeps an angle.
+        slow: Turns in L up to which ``yarn`` divides an angle by s.
+
+    Raises:
+        UserError: If an option is out of range, in RoPE's name.
+    """
+
+    turned: int
+    base: float
+    length: int
+    scaling: Scaling | None
+    factor: float | None
+    fast: float
+    slow: float
+
+    def __post_init__(self) -> None:
+        if self.scaling not in (None, "pi", "ntk", "dynamic_ntk", "yarn"):
+            raise UserError(f"RoPE: scaling: got {self.scaling!r}, expected pi, ntk, dynamic_ntk, yarn or none")
+        if self.scaling is not None and (self.factor is None or not self.factor >= 1):
+            raise UserError(
+                f"RoPE: factor: got {self.factor}, expected a number of 1 or more beside scaling {self.scaling}: how "
+                "many times the training length is to be reached"
+            )
+        if self.scaling in ("ntk", "dynamic_ntk") and self.turned == 2:
+            raise UserError(
+                f"RoPE: scaling: {self.scaling} needs 4 or more turned dimensions a head, got 2; choose pi or yarn"
+            )
+        if not 0 < self.slow < self.fast:
+            raise UserError(
+                f"RoPE: slow, fast: got {self.slow}, {self.fast}, expected 0 < slow < fast; the paper uses 1 and 32"
+            )
+
+    @property
+    def size(self) -> float:
+        """What q and k are multiplied by."""
+        return 0.1 * math.log(self.factor or 1.0) + 1 if self.scaling == "yarn" else 1.0
+
+    def __call__(self, positions: Tensor) -> Tensor:
+        """For an input that ends at the last of the positions (T,) or (B, T); (r/2,) or ((B,) 1, r/2) fp64."""
+        r, device, factor = self.turned, positions.device, self.factor or 1.0
+        if self.scaling == "ntk":
+            return frequencies(r, self.base * factor ** (r / (r - 2)), device)
+        if self.scaling == "dynamic_ntk":
+            end = positions.amax(-1, keepdim=True)[..., None] + 1  # ((B,) 1, 1)
+            reach = end.clamp(min=self.length).to(exact(device)) / self.length
+            return frequencies(r, self.base * (factor * reach - (factor - 1)) ** (r / (r - 2)), device)
+        kept = frequencies(r, self.base, device)
+        if self.scaling == "pi":
+            return kept / factor
+        if self.scaling == "yarn":
+            return torch.lerp(kept, kept / factor, self._ramp().to(kept))
+        return kept
+
+    def _ramp(self) -> Tensor:
+        # how far each pair is on YaRN's way from kept (0) to divided (1), (r/2,) fp64
+        low = max(math.floor(self._pair(self.fast)), 0)
+        high = min(math.ceil(self._pair(self.slow)), self.turned - 1)
+        span = max(high, low + 0.001) - low
+        return ((torch.arange(self.turned // 2, dtype=torch.float64) - low) / span).clamp(0, 1)
+
+    def _pair(self, turns: float) -> float:
+        # the pair, not a whole number, that turns so often within the training length
+        return self.turned * math.log(self.length / (turns * 2 * math.pi)) / (2 * math.log(self.base))

@@ -1,0 +1,53 @@
+"""Learned vectors of the clipped distance."""
+
+import torch
+from torch import Tensor, nn
+
+from kerple.errors import UserError
+from kerple.positions.base import Position, Shape
+from kerple.positions.pairs import Pairs
+from kerple.positions.products import precise, product
+
+
+class Shaw(Position):
+    """Learned vectors of the clipped distance, beside keys and values (Shaw et al. 2018, arXiv 1803.02155, section 3).
+
+    ``q·(k + a^K[min(d, clip)]) / √δ``, and ``Σ_n α_mn · (v_n + a^V[min(d, clip)])`` for the output. A causal model
+    has no use for the vectors of negative distances. They start Xavier-uniform.
+
+    Parameters: `2 * (clip + 1) * δ`, shared by heads, one set per layer unless said otherwise.
+    Cost: q meets clip + 1 vectors, and the products are then read at each distance: never T × T vectors of δ.
+
+    Args:
+        shape: What the model hands to every strategy.
+        clip: Distance from which all are the same. 0 makes the strategy blind to distance.
+
+    Raises:
+        UserError: If ``clip`` is negative.
+    """
+
+    shift_invariant = True
+    per_layer = True
+
+    def __init__(self, shape: Shape, clip: int = 16) -> None:
+        super().__init__()
+        if clip < 0:
+            raise UserError(f"Shaw: clip: got {clip}, expected a distance of 0 or more; the paper uses 16")
+        self.clip = clip
+        self.key_vectors = nn.Parameter(torch.empty(clip + 1, shape.head_dim, dtype=torch.float32))
+        self.value_vectors = nn.Parameter(torch.empty(clip + 1, shape.head_dim, dtype=torch.float32))
+        nn.init.xavier_uniform_(self.key_vectors)
+        nn.init.xavier_uniform_(self.value_vectors)
+
+    def mix(self, s: Tensor, q: Tensor, k: Tensor, pairs: Pairs) -> Tensor:
+        products = product(q, self.key_vectors.T) * self.key_vectors.shape[-1] ** -0.5  # (B, H, Tq, clip + 1)
+        return s + products.gather(-1, self._row(pairs).expand_as(s))  # (B, H, Tq, Tk)
+
+    def values(self, p: Tensor, v: Tensor, pairs: Pairs) -> Tensor:
+        shares = precise(p.new_zeros(*p.shape[:3], self.clip + 1))
+        shares = shares.scatter_add(-1, self._row(pairs).expand_as(p), precise(p))  # what each vector gets
+        return product(shares, self.value_vectors).to(p.dtype)  # (B, H, Tq, δ)
+
+    def _row(self, pairs: Pairs) -> Tensor:
+        row = pairs.distance.clamp(max=self.clip)
+        return row if row.ndim == 2 else row[:, None]  # (Tq, Tk) or (B, 1, Tq, Tk)

@@ -1,0 +1,106 @@
+"""Several strategies at once."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import reduce
+
+import torch
+from torch import Tensor, nn
+
+from kerple.errors import UserError
+from kerple.positions.base import Position, Shape
+from kerple.positions.kerple.bias import KerpleLog
+from kerple.positions.pairs import At, Pairs
+from kerple.positions.rotary import RoPE
+
+
+class Together(Position):
+    """Biases add, weights multiply, places, projections and mixes follow each other in the order given, sinks share
+    one logit by logaddexp, values add.
+
+    Parameters: `2 * H` by default, else those of the parts; one set per layer if one of the parts has that.
+    Cost: that of the parts; one that needs explicit scores takes all of them there.
+
+    Args:
+        shape: What the model hands to every strategy.
+        parts: Builders of the strategies, given the shape.
+
+    Raises:
+        UserError: If there are none.
+    """
+
+    def __init__(self, shape: Shape, parts: Sequence[Callable[[Shape], Position]] = (RoPE, KerpleLog)) -> None:
+        super().__init__()
+        if not parts:
+            raise UserError("Together: parts: got none, expected at least one strategy")
+        self.parts = nn.ModuleList(build(shape) for build in parts)
+        known = [p.shift_invariant for p in self.parts]
+        self.shift_invariant = None if None in known else all(known)
+        self.prefix_consistent = all(p.prefix_consistent for p in self.parts)
+        self.per_layer = any(p.per_layer for p in self.parts)
+        self.per_sequence = all(p.per_sequence for p in self.parts)
+        self.window = min((p.window for p in self.parts if p.window is not None), default=None)
+        self.max_length = min((p.max_length for p in self.parts if p.max_length is not None), default=None)
+        self._widths = [0] * len(self.parts)  # of what each part remembers, (B, H, T, width)
+
+    def uses(self, hook: str) -> bool:
+        return any(p.uses(hook) for p in self.parts)
+
+    def relocate(self, at: At, tokens: Tensor) -> At:
+        return reduce(lambda at, part: part.relocate(at, tokens), self.parts, at)
+
+    def embed(self, x: Tensor, at: At) -> Tensor:
+        return reduce(lambda x, part: part.embed(x, at), self.parts, x)
+
+    def bias(self, distance: Tensor) -> Tensor | None:
+        return _joined(torch.add, [p.bias(distance) for p in self.parts])
+
+    def weight(self, distance: Tensor) -> Tensor | None:
+        return _joined(torch.mul, [p.weight(distance) for p in self.parts])
+
+    def project(self, q: Tensor, k: Tensor, memory: Tensor | None, at: At) -> tuple[Tensor, Tensor]:
+        for part, own in zip(self.parts, self._split(memory), strict=True):
+            q, k = part.project(q, k, own, at)
+        return q, k
+
+    def sink(self, q: Tensor, at: At) -> Tensor | None:
+        return _joined(torch.logaddexp, [_per_query(p.sink(q, at), q) for p in self.parts])
+
+    def remember(self, x: Tensor, at: At, past: Tensor | None) -> Tensor | None:
+        kept = [p.remember(x, at, own) for p, own in zip(self.parts, self._split(past), strict=True)]
+        self._widths = [0 if c is None else c.shape[-1] for c in kept]
+        some = [c for c in kept if c is not None]
+        if not some:
+            return None
+        heads = max(c.shape[1] for c in some)
+        return torch.cat([c.expand(-1, heads, -1, -1) for c in some], -1)  # (B, H, T, Σ c)
+
+    def mix(self, s: Tensor, q: Tensor, k: Tensor, pairs: Pairs) -> Tensor | tuple[Tensor, Tensor]:
+        sink = None
+        for part, own in zip(self.parts, self._split(pairs.memory), strict=True):
+            if part.uses("mix"):
+                s = part.mix(s.masked_fill(~pairs.seen, 0), q, k, replace(pairs, memory=own))
+                if isinstance(s, tuple):
+                    s, more = s
+                    sink = more if sink is None else torch.logaddexp(sink, more)
+        return s if sink is None else (s, sink)
+
+    def values(self, p: Tensor, v: Tensor, pairs: Pairs) -> Tensor:
+        each = zip(self.parts, self._split(pairs.memory), strict=True)
+        added = [part.values(p, v, replace(pairs, memory=own)) for part, own in each if part.uses("values")]
+        return torch.stack(added).sum(0)  # (B, H, Tq, δ)
+
+    def _split(self, memory: Tensor | None) -> list[Tensor | None]:
+        if memory is None:
+            return [None] * len(self.parts)
+        pieces = memory.split(self._widths, -1)
+        return [x if width else None for x, width in zip(pieces, self._widths, strict=True)]
+
+
+def _joined(how: Callable[[Tensor, Tensor], Tensor], found: list[Tensor | None]) -> Tensor | None:
+    some = [x for x in found if x is not None]
+    return reduce(how, some) if some else None
+
+
+def _per_query(sink: Tensor | None, q: Tensor) -> Tensor | None:
+    return sink[:, None].expand(q.shape[:3]) if sink is not None and sink.ndim == 1 else sink  # (B, H, T)

@@ -1,0 +1,52 @@
+"""Rotary embedding that decays with the distance."""
+
+import torch
+from torch import Tensor
+
+from kerple.errors import UserError
+from kerple.positions.angles import angles
+from kerple.positions.base import Position, Shape
+from kerple.positions.pairs import At
+from kerple.positions.rotary import Layout, turn, turned_dimensions
+
+
+class XPos(Position):
+    """RoPE with a decay of its own for each pair: ``q · ζ_i^(m/B)``, ``k · ζ_i^(-n/B)`` (Sun et al. 2022, arXiv
+    2212.10554).
+
+    ``ζ_i = (2i/δ + 0.4) / 1.4`` for pair i. Positions are counted from 0, or, in an input that ends at 63·B or later,
+    from its first, so that an offset overflows nothing: the decay is exact in inputs of up to 63·B tokens, 32,000 for
+    the paper's B. Factors stay within e^±80, and the decay stops to grow beyond. Keys can be cached up to position
+    63·B.
+
+    Parameters: `0`. Cost: four multiplications per entry of q and k.
+
+    Args:
+        shape: What the model hands to every strategy; its head dimension must be even.
+        base: The longest wavelength is 2π times this.
+        decay: B, the distance over which the fastest pair shrinks to 0.4/1.4.
+        layout: As for RoPE.
+
+    Raises:
+        UserError: If an option is out of range, or the head dimension odd.
+    """
+
+    shift_invariant = True
+
+    def __init__(self, shape: Shape, base: float = 10000.0, decay: int = 512, layout: Layout = "interleaved") -> None:
+        super().__init__()
+        self.turned = turned_dimensions("XPos", shape, base, 1.0, layout)
+        if decay < 1:
+            raise UserError(f"XPos: decay: got {decay}, expected 1 or more tokens; the paper uses 512")
+        self.base, self.decay, self.layout = base, decay, layout
+
+    def project(self, q: Tensor, k: Tensor, memory: Tensor | None, at: At) -> tuple[Tensor, Tensor]:
+        positions = at.positions
+        angle = angles(positions, self.turned, self.base)  # ((B,) T, δ/2) fp64
+        pair = torch.arange(0, self.turned, 2, dtype=angle.dtype, device=angle.device) / self.turned  # (δ/2,)
+        origin = torch.where(positions[..., -1:] < 63 * self.decay, 0, positions[..., :1])
+        place = positions - origin  # ((B,) T)
+        size = (place[..., None] / self.decay * ((pair + 0.4) / 1.4).log()).clamp(-80, 80)  # ((B,) T, δ/2)
+        cos, sin = angle.cos(), angle.sin()
+        grown, shrunk = (-size).exp(), size.exp()
+        return turn(q, cos * shrunk, sin * shrunk, self.layout), turn(k, cos * grown, sin * grown, self.layout)

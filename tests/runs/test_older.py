@@ -1,0 +1,59 @@
+"""Configurations that checkpoints of older versions hold."""
+
+from typing import Any
+
+import jsonargparse
+import pytest
+import yaml
+
+from kerple.lm import LanguageModel
+from kerple.runs.older import as_today
+
+# as `fit` wrote it at 064a975
+STORED = """
+position:
+  class_path: kerple.positions.{name}
+  init_args: {options}
+vocabulary: 20
+length: 16
+layers: 3
+dim: 16
+heads: 2
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "strategies"),
+    [
+        ("KerpleLog", "{r1: null, r2: null, floor: 0.01, share_across_layers: null}", 1),
+        ("KerpleLog", "{r1: null, r2: null, floor: 0.01, share_across_layers: false}", 3),
+        ("Shaw", "{clip: 16, share_across_layers: true}", 1),
+        ("CoPE", "{rows: 64, share_across_layers: null}", 3),
+        ("FIRE", "{hidden: 32, threshold: null, share_across_layers: false}", 3),
+        (
+            "RandomizedPositions",
+            "{position: {class_path: kerple.positions.FoX, init_args: {start: 0.0, share_across_layers: true}}}",
+            1,
+        ),
+        (
+            "Kerple",
+            "{bias: {class_path: kerple.positions.kernels.Log, init_args: {learn_exponent: null}}, weight: "
+            "{class_path: kerple.positions.kernels.Gaussian}, share_across_layers: null}",
+            1,
+        ),
+        ("Learned", "{beyond: clamp}", 1),
+    ],
+)
+def test_sharing_across_layers_is_an_option_of_the_model_now(name: str, options: str, strategies: int) -> None:
+    config = as_today({"model": yaml.safe_load(STORED.format(name=name, options=options))})
+    parser = jsonargparse.ArgumentParser()
+    parser.add_class_arguments(LanguageModel, "model")
+    model = parser.instantiate_classes(parser.parse_object(config)).model
+
+    assert len(model.network.positions) == strategies
+    assert type(model.network.positions[0]).__name__ == name
+
+
+@pytest.mark.parametrize("config", [{}, {"model": None}, {"model": {"position": "KerpleLog"}}])
+def test_other_configurations_are_left_alone(config: dict[str, Any]) -> None:
+    assert as_today(yaml.safe_load(yaml.safe_dump(config))) == config
