@@ -19,7 +19,7 @@ $(VENV)/ready: requirements.txt pyproject.toml
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
-demo: $(VENV)/ready ## train KERPLE-log, RoPE and ALiBi for two minutes each, test to 32x the training length
+demo: $(VENV)/ready ## train KERPLE-log, ALiBi, RoPE and sinusoidal for a minute or two each, test to 32x the training length
 	$(RUN) run.py compare --config configs/compare/quick.yaml
 
 pretrained: $(VENV)/pretrained ## read 16,384 tokens with a trained model of others, RoPE plain, PI, NTK, YaRN
