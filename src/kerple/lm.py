@@ -38,12 +38,17 @@ class LanguageModel(LightningModule):
         heads: Attention heads H; must divide ``dim``.
         kv_heads: Heads of keys and values, a divisor of H; H if null.
         per_layer: One positional strategy for each layer, or one for all; as its paper has it if null.
-        hidden: Width inside the GELU network; 4·D if null.
-        bias: Whether linear layers and norms have biases.
+        hidden: Width inside the network of each position; 4·D if null.
+        bias: Whether linear layers and LayerNorms have biases.
+        qkv_bias: Whether the layer that makes queries, keys and values has one; as ``bias`` says if null.
         tied: Whether input and output embeddings are one matrix.
-        eps: Of the LayerNorms.
+        norm: ``layer`` or ``rms``.
+        eps: Of the norms.
         init: Standard deviation of the weights.
-        activation: ``gelu``, ``gelu_tanh`` or ``relu``.
+        activation: ``gelu``, ``gelu_tanh``, ``relu`` or ``silu``.
+        gated: Whether a second layer multiplies the activated one: with ``silu``, SwiGLU.
+        parallel: Whether attention and network of a block are given the same input, as in GPT-NeoX.
+        embedding_norm: Whether the token embeddings are normalised, as in BLOOM.
         dropout: Probability of dropping an entry of the embeddings and of each block's two outputs.
         pad_vocabulary_to: The embedding has a multiple of this many rows; 128 is kind to tensor cores.
         optimizer: ``adamw``, or ``muon`` for the matrices of the blocks and AdamW for the rest (`kerple.muon`).
@@ -72,10 +77,15 @@ class LanguageModel(LightningModule):
         per_layer: bool | None = None,
         hidden: int | None = None,
         bias: bool = True,
+        qkv_bias: bool | None = None,
         tied: bool = False,
+        norm: Literal["layer", "rms"] = "layer",
         eps: float = 1e-5,
         init: float = 0.02,
-        activation: Literal["gelu", "gelu_tanh", "relu"] = "gelu",
+        activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu",
+        gated: bool = False,
+        parallel: bool = False,
+        embedding_norm: bool = False,
         dropout: float = 0.0,
         pad_vocabulary_to: int = 1,
         optimizer: Literal["adamw", "muon"] = "adamw",
@@ -104,10 +114,15 @@ class LanguageModel(LightningModule):
             per_layer=per_layer,
             hidden=hidden,
             bias=bias,
+            qkv_bias=qkv_bias,
             tied=tied,
+            norm=norm,
             eps=eps,
             init=init,
             activation=activation,
+            gated=gated,
+            parallel=parallel,
+            embedding_norm=embedding_norm,
             dropout=dropout,
             attention=attention,
         )

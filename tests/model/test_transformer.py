@@ -44,7 +44,7 @@ def test_options_change_what_they_name() -> None:
         ({"layers": 0}, "layers: got 0"),
         ({"vocabulary": 0}, "vocabulary: got 0"),
         ({"dropout": 1.0}, "dropout: got 1.0"),
-        ({"activation": "silu"}, "activation: got 'silu', expected one of gelu"),
+        ({"activation": "swish"}, "activation: got 'swish', expected one of gelu"),
     ],
 )
 def test_a_bad_number_is_named(change: dict, message: str) -> None:

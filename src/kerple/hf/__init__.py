@@ -19,3 +19,9 @@ def need(package: str = "transformers", install: str = INSTALL) -> None:
     """
     if find_spec(package) is None:
         raise UserError(f"{package}: is not installed, and this command needs it; install it with: {install}")
+
+
+if find_spec("transformers") is not None:
+    from kerple.hf.modeling import register
+
+    register()  # so that `import kerple.hf` is all that AutoModelForCausalLM needs

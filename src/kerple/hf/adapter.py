@@ -93,7 +93,10 @@ class HuggingFaceNetwork(nn.Module):
         self._forget_length()
         # keys cached at one length keep its angles: what is scaled by length has to be read again for each token
         whole = any("dynamic" in str(getattr(module, "rope_type", "")) for module in self.model.modules())
-        written = self.model.generate(tokens, max_new_tokens=steps, do_sample=False, use_cache=not whole)
+        seen = torch.ones_like(tokens)  # else tokens that happen to be the padding are left out
+        written = self.model.generate(
+            tokens, attention_mask=seen, max_new_tokens=steps, do_sample=False, use_cache=not whole
+        )
         return written[0, tokens.shape[1] :].tolist()
 
     def _run(self, module: nn.Module, tokens: Tensor, offset: int, window: int | None) -> Any:

@@ -37,18 +37,19 @@ class SelfAttention(nn.Module):
         shape: Width D and heads H.
         kv_heads: G, a divisor of H.
         bias: Whether the two linear layers have biases.
+        qkv_bias: Whether the first has one; as ``bias`` says if None.
 
     Raises:
         UserError: If G does not divide H.
     """
 
-    def __init__(self, shape: Shape, kv_heads: int, bias: bool) -> None:
+    def __init__(self, shape: Shape, kv_heads: int, bias: bool, qkv_bias: bool | None = None) -> None:
         super().__init__()
         if kv_heads < 1 or shape.heads % kv_heads:
             raise UserError(f"kv_heads: got {kv_heads}, expected a divisor of the {shape.heads} heads")
         self.heads, self.kv_heads = shape.heads, kv_heads
         self.widths = [shape.dim, kv_heads * shape.head_dim, kv_heads * shape.head_dim]
-        self.qkv = nn.Linear(shape.dim, sum(self.widths), bias)
+        self.qkv = nn.Linear(shape.dim, sum(self.widths), bias if qkv_bias is None else qkv_bias)
         self.out = nn.Linear(shape.dim, shape.dim, bias)
 
     def forward(self, x: Tensor, position: Position, told: Told, cache: LayerCache | None = None) -> Tensor:

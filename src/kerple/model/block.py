@@ -1,30 +1,98 @@
-"""One pre-LayerNorm block: attention with whatever the positional strategy asks for, then a GELU network."""
+"""One block: attention with whatever the positional strategy asks for, and a network for each position alone."""
+
+from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor, nn
 
+from kerple.errors import UserError
 from kerple.model.attention import SelfAttention, Told
 from kerple.model.cache import LayerCache
 from kerple.positions import Position, Shape
 
+ACTIVATIONS = {"gelu": nn.GELU, "gelu_tanh": lambda: nn.GELU("tanh"), "relu": nn.ReLU, "silu": nn.SiLU}
+NORMS = ("layer", "rms")
+
+
+@dataclass(frozen=True)
+class Design:
+    """What a block is made of, the same in every layer; `Transformer` explains the options.
+
+    Raises:
+        UserError: If one is unknown or out of range.
+    """
+
+    kv_heads: int
+    hidden: int
+    bias: bool = True
+    qkv_bias: bool | None = None
+    norm: Literal["layer", "rms"] = "layer"
+    eps: float = 1e-5
+    activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
+    gated: bool = False
+    parallel: bool = False
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.hidden < 1:
+            raise UserError(f"hidden: got {self.hidden}, expected a positive width")
+        if not 0 <= self.dropout < 1:
+            raise UserError(f"dropout: got {self.dropout}, expected a probability in [0, 1)")
+        if self.activation not in ACTIVATIONS:
+            raise UserError(f"activation: got {self.activation!r}, expected one of {', '.join(ACTIVATIONS)}")
+        if self.norm not in NORMS:
+            raise UserError(f"norm: got {self.norm!r}, expected one of {', '.join(NORMS)}")
+
+    def make_norm(self, dim: int) -> nn.Module:
+        """LayerNorm, or RMSNorm (Zhang & Sennrich 2019, arXiv 1910.07467), over the last ``dim`` numbers."""
+        return nn.RMSNorm(dim, self.eps) if self.norm == "rms" else nn.LayerNorm(dim, self.eps, bias=self.bias)
+
+
+class Gated(nn.Module):
+    """down(activation(gate(x)) · up(x)): SwiGLU, if the activation is SiLU (Shazeer 2020, arXiv 2002.05202)."""
+
+    def __init__(self, dim: int, design: Design) -> None:
+        super().__init__()
+        self.gate = nn.Linear(dim, design.hidden, design.bias)
+        self.up = nn.Linear(dim, design.hidden, design.bias)
+        self.activation = ACTIVATIONS[design.activation]()
+        self.down = nn.Linear(design.hidden, dim, design.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, D) -> (B, T, D)."""
+        return self.down(self.activation(self.gate(x)) * self.up(x))
+
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)); the residual stream keeps its precision."""
+    """x + attention(norm(x)), then x + mlp(norm(x)); in parallel, both are given x and added to it together (Black et
+    al. 2022, arXiv 2204.06745). The residual stream keeps its precision."""
 
-    def __init__(
-        self, shape: Shape, kv_heads: int, hidden: int, bias: bool, eps: float, activation: nn.Module, dropout: float
-    ) -> None:
+    def __init__(self, shape: Shape, design: Design) -> None:
         super().__init__()
-        self.attention_norm = nn.LayerNorm(shape.dim, eps, bias=bias)
-        self.attention = SelfAttention(shape, kv_heads, bias)
-        self.mlp_norm = nn.LayerNorm(shape.dim, eps, bias=bias)
-        self.mlp = nn.Sequential(
-            nn.Linear(shape.dim, hidden, bias),
-            activation,
-            nn.Linear(hidden, shape.dim, bias),
-        )
-        self.dropout = nn.Dropout(dropout)
+        self.attention_norm = design.make_norm(shape.dim)
+        self.attention = SelfAttention(shape, design.kv_heads, design.bias, design.qkv_bias)
+        self.mlp_norm = design.make_norm(shape.dim)
+        self.mlp: nn.Module
+        if design.gated:
+            self.mlp = Gated(shape.dim, design)
+        else:
+            self.mlp = nn.Sequential(
+                nn.Linear(shape.dim, design.hidden, design.bias),
+                ACTIVATIONS[design.activation](),
+                nn.Linear(design.hidden, shape.dim, design.bias),
+            )
+        self.parallel = design.parallel
+        self.dropout = nn.Dropout(design.dropout)
+
+    @property
+    def into_residual(self) -> tuple[nn.Linear, nn.Linear]:
+        """The layers that write into the residual stream."""
+        return self.attention.out, self.mlp.down if isinstance(self.mlp, Gated) else self.mlp[-1]
 
     def forward(self, x: Tensor, position: Position, told: Told, cache: LayerCache | None = None) -> Tensor:
         """(B, T, D) -> (B, T, D)."""
-        x = x + self.dropout(self.attention(self.attention_norm(x), position, told, cache))
+        attended = self.dropout(self.attention(self.attention_norm(x), position, told, cache))
+        if self.parallel:
+            return x + attended + self.dropout(self.mlp(self.mlp_norm(x)))
+        x = x + attended
         return x + self.dropout(self.mlp(self.mlp_norm(x)))

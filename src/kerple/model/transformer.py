@@ -10,17 +10,17 @@ from torch import Tensor, nn
 from kerple.attention.choice import Asked, explained
 from kerple.errors import UserError
 from kerple.model.attention import tell
-from kerple.model.block import Block
+from kerple.model.block import Block, Design
 from kerple.model.cache import Cache, LayerCache
 from kerple.model.head import row_losses, target_losses
 from kerple.positions import At, Position, Shape
 
 GRAPHS = 64  # that a compiled network may have: one for each length, window and mode
-ACTIVATIONS = {"gelu": nn.GELU, "gelu_tanh": lambda: nn.GELU("tanh"), "relu": nn.ReLU}
 
 
 class Transformer(nn.Module):
-    """Pre-LayerNorm decoder with GELU, as GPT-2 and the paper use it (Chi et al. 2022, arXiv 2205.09921, section 5).
+    """Decoder that normalises before each part: GPT-2's and the paper's (Chi et al. 2022, arXiv 2205.09921, section 5)
+    as it is, and by its options those of Llama, GPT-NeoX and BLOOM.
 
     Weights are drawn from N(0, init²), those that write into the residual stream from N(0, init² / (2 · layers));
     biases start at 0. Strategies initialise their own parameters.
@@ -32,12 +32,17 @@ class Transformer(nn.Module):
         position: Builds a strategy from the shape; called once if the strategy is shared by all layers, else per layer.
         per_layer: One strategy for each layer or one for all; as the strategy's paper has it if None.
         kv_heads: Heads of keys and values, a divisor of H; H if None.
-        hidden: Width inside the GELU network; 4·D if None.
-        bias: Whether linear layers and norms have biases. The head never has one.
+        hidden: Width inside the network of each position; 4·D if None.
+        bias: Whether linear layers and LayerNorms have biases. The head never has one.
+        qkv_bias: Whether the layer that makes queries, keys and values has one; as ``bias`` says if None.
         tied: Whether the head reuses the embedding's matrix.
-        eps: Of the LayerNorms.
+        norm: ``layer`` or ``rms``.
+        eps: Of the norms.
         init: Standard deviation of the weights. 0.02 suits widths near 768; a width of 64 learns faster from 1/√64.
-        activation: ``gelu``, ``gelu_tanh`` (GPT-2's approximation) or ``relu``.
+        activation: ``gelu``, ``gelu_tanh`` (GPT-2's approximation), ``relu`` or ``silu``.
+        gated: Whether a second layer multiplies the activated one: with ``silu``, SwiGLU.
+        parallel: Whether attention and network of a block are given the same input, as in GPT-NeoX.
+        embedding_norm: Whether the token embeddings are normalised before positions are added, as in BLOOM.
         dropout: Probability of dropping an entry of the embeddings and of each block's two outputs.
         attention: ``auto``, or the way it is to be done (`kerple.attention.choice`).
 
@@ -56,10 +61,15 @@ class Transformer(nn.Module):
         kv_heads: int | None = None,
         hidden: int | None = None,
         bias: bool = True,
+        qkv_bias: bool | None = None,
         tied: bool = False,
+        norm: Literal["layer", "rms"] = "layer",
         eps: float = 1e-5,
         init: float = 0.02,
-        activation: Literal["gelu", "gelu_tanh", "relu"] = "gelu",
+        activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu",
+        gated: bool = False,
+        parallel: bool = False,
+        embedding_norm: bool = False,
         dropout: float = 0.0,
         attention: Asked = "auto",
     ) -> None:
@@ -69,27 +79,25 @@ class Transformer(nn.Module):
                 raise UserError(f"{name}: got {number}, expected a positive number")
         if init <= 0:
             raise UserError(f"init: got {init}, expected a positive standard deviation such as 0.02")
-        if not 0 <= dropout < 1:
-            raise UserError(f"dropout: got {dropout}, expected a probability in [0, 1)")
-        if activation not in ACTIVATIONS:
-            raise UserError(f"activation: got {activation!r}, expected one of {', '.join(ACTIVATIONS)}")
+        design = Design(
+            shape.heads if kv_heads is None else kv_heads,
+            4 * shape.dim if hidden is None else hidden,
+            bias,
+            qkv_bias,
+            norm,
+            eps,
+            activation,
+            gated,
+            parallel,
+            dropout,
+        )
         self.shape = shape
         self.attention = attention
         self.embedding = nn.Embedding(vocabulary, shape.dim)
         self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.ModuleList(
-            Block(
-                shape,
-                shape.heads if kv_heads is None else kv_heads,
-                hidden or 4 * shape.dim,
-                bias,
-                eps,
-                ACTIVATIONS[activation](),
-                dropout,
-            )
-            for _ in range(layers)
-        )
-        self.norm = nn.LayerNorm(shape.dim, eps, bias=bias)
+        self.embedding_norm = design.make_norm(shape.dim) if embedding_norm else nn.Identity()
+        self.blocks = nn.ModuleList(Block(shape, design) for _ in range(layers))
+        self.norm = design.make_norm(shape.dim)
         self.head = nn.Linear(shape.dim, vocabulary, bias=False)
         self.row_losses = row_losses
         self._initialise(init)
@@ -106,7 +114,7 @@ class Transformer(nn.Module):
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
         for block in self.blocks:
-            for into_residual in (block.attention.out, block.mlp[-1]):
+            for into_residual in block.into_residual:
                 nn.init.normal_(into_residual.weight, std=std / (2 * len(self.blocks)) ** 0.5)
 
     def forward(self, tokens: Tensor, offset: int = 0, window: int | None = None, cache: Cache | None = None) -> Tensor:
@@ -149,7 +157,7 @@ class Transformer(nn.Module):
         if self.places is not None:
             at = replace(at, places=self.places(read))
         told = [tell(p, at, read, window, self.attention) for p in self.positions]
-        x = self.embedding(tokens)  # (B, T, D)
+        x = self.embedding_norm(self.embedding(tokens))  # (B, T, D)
         x = self.dropout(self.positions[0].embed(x, told[0].at[known:]))
         for i, block in enumerate(self.blocks):
             own = min(i, len(self.positions) - 1)

@@ -37,11 +37,11 @@ def read_config(path: str | Path, trust: tuple[str, ...] = ()) -> dict[str, Any]
     content = check(path)
     try:
         config = as_today(yaml.safe_load(content[CONFIG_KEY]))
-        names = list(_names(config))
+        found = list(_names(config))
     except (LookupError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as error:
         raise _no_checkpoint(path, error) from error
     allowed = (*TRUSTED, *filter(None, trust))
-    for name in names:
+    for name in found:
         if name.split(".")[0] not in allowed:
             raise UserError(
                 f"ckpt_path: {path} names the class {name}, expected one from {', '.join(allowed)}; "
@@ -89,6 +89,12 @@ def _names(config: dict[str, Any]) -> Iterator[str]:
     yield from _class_paths(config)
     for part in (model, data, trainer.get("callbacks")):
         yield from _texts(part)
+
+
+def names(config: Any) -> Iterator[str]:
+    """What a parser may import for a part of a configuration: class paths, import paths, files."""
+    yield from _class_paths(config)
+    yield from _texts(config)
 
 
 def _class_paths(node: Any) -> Iterator[str]:

@@ -1,0 +1,146 @@
+"""Our Transformer as a model of transformers: `AutoModelForCausalLM` loads it once `kerple.hf` is imported."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import DynamicCache
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from kerple.errors import UserError
+from kerple.hf.weights import transformer
+from kerple.model.cache import Cache
+
+
+class KerpleConfig(PreTrainedConfig):
+    """What a network of ours is.
+
+    Args:
+        network: Options of `kerple.hf.weights.transformer`, the strategy with its own options among them.
+    """
+
+    model_type = "kerple"
+
+    def __init__(self, network: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        self.network = dict(network or {})
+        self.vocab_size = self.network.get("vocabulary")
+        self.hidden_size = self.network.get("dim")
+        self.num_hidden_layers = self.network.get("layers")
+        self.num_attention_heads = self.network.get("heads")
+        self.num_key_value_heads = self.network.get("kv_heads") or self.num_attention_heads
+        self.max_position_embeddings = self.network.get("length")
+        kwargs["tie_word_embeddings"] = bool(self.network.get("tied", False))
+        super().__init__(**kwargs)
+
+
+class KerpleCache(DynamicCache):
+    """A cache of ours where `generate` expects one of transformers."""
+
+    def __init__(self, own: Cache) -> None:
+        super().__init__()
+        self.own = own
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.own.length
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """For beam search: row i goes on from row ``beam_idx[i]``."""
+        if self.own.tokens is not None:
+            self.own.tokens = self.own.tokens[beam_idx]
+        for layer in self.own.layers:
+            for name in ("keys", "values", "memory"):
+                if (kept := getattr(layer, name)) is not None:
+                    setattr(layer, name, kept[beam_idx])
+
+
+class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
+    """Our `Transformer`, with `generate` and its cache, and a loss for the `Trainer`.
+
+    Padding is not masked: prompts of a batch must have one length, or stand on the left with what follows ignored.
+    """
+
+    config_class = KerpleConfig
+    base_model_prefix = "network"
+    main_input_name = "input_ids"
+    _tied_weights_keys = {"network.head.weight": "network.embedding.weight"}  # noqa: RUF012
+    _keep_in_fp32_modules_strict = ["positions"]  # noqa: RUF012
+    _supports_sdpa = True
+
+    def __init__(self, config: KerpleConfig) -> None:
+        super().__init__(config)
+        self.network = transformer(config.network)
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Nothing: the network has drawn its own."""
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.network.embedding
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.network.embedding = value
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.network.head
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        self.network.head = new_embeddings
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> None:
+        # angles that depend on the length of the input make remembered keys wrong
+        if generation_config.use_cache is not False and all(p.prefix_consistent for p in self.network.positions):
+            model_kwargs["past_key_values"] = KerpleCache(self.network.new_cache())
+        else:
+            generation_config.use_cache = False
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: KerpleCache | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int = 0,
+        **ignored: Any,
+    ) -> CausalLMOutputWithPast:
+        """Logits of the next token after each, and the mean loss of the labels.
+
+        Args:
+            input_ids: (B, T) int64.
+            attention_mask: (B, T), 1 everywhere but at the right end.
+            past_key_values: What an earlier call has returned.
+            labels: (B, T) int64, shifted here; -100 is left out.
+            use_cache: Whether to remember what is read.
+            logits_to_keep: Only those of the last so many tokens; 0 for all.
+
+        Raises:
+            UserError: If tokens are padded on the left.
+        """
+        if attention_mask is not None and bool((attention_mask.diff(dim=-1) > 0).any()):
+            raise UserError(
+                "attention_mask: got padding on the left, but this model numbers tokens from the first on; pad on the "
+                "right (tokenizer.padding_side), or give prompts of one length"
+            )
+        if self.training:
+            with torch.no_grad():
+                self.network.constrain_()  # the optimiser is not ours: what it did to the parameters is undone here
+        if past_key_values is None and use_cache and not self.training:
+            past_key_values = KerpleCache(self.network.new_cache())
+        own = None if past_key_values is None else past_key_values.own
+        features = self.network.features(input_ids, cache=own)
+        logits = self.network.head(features[:, -logits_to_keep:])  # (B, T or kept, V)
+        loss = None
+        if labels is not None:
+            targets = labels[:, 1:].flatten()
+            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), targets, ignore_index=-100)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
+
+
+def register() -> None:
+    """Let transformers' Auto classes know the model; more than once does no harm."""
+    AutoConfig.register(KerpleConfig.model_type, KerpleConfig, exist_ok=True)
+    AutoModelForCausalLM.register(KerpleConfig, KerpleForCausalLM, exist_ok=True)

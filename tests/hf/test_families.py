@@ -1,0 +1,134 @@
+"""Models of each family, read into our own Transformer, give the same logits."""
+
+import pytest
+import torch
+import transformers as hf
+
+from kerple.hf.families import read_family
+from kerple.hf.weights import fill, transformer
+from kerple.model import Transformer
+from kerple.model.generation import generate
+from tests.hf.tiny import CONFIGS, LENGTH, VOCABULARY, text, tiny
+
+
+def imported(model) -> Transformer:
+    read = read_family(model.config, model.state_dict())
+    network = transformer(read.model)
+    account = fill(network, read)
+    assert not account.new
+    assert sum(account.carried.values()) >= sum(p.numel() for p in model.parameters())
+    return network.eval()
+
+
+VARIANTS = [
+    *((family, {}) for family in CONFIGS),
+    ("llama", {"tie_word_embeddings": False, "num_key_value_heads": 6, "hidden_act": "gelu_pytorch_tanh"}),
+    ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}}),
+    ("gpt_neox", {"use_parallel_residual": False, "hidden_act": "relu"}),
+    ("gpt2", {"n_inner": 40, "activation_function": "gelu"}),
+]
+
+
+@pytest.mark.parametrize(("family", "changes"), VARIANTS)
+@torch.inference_mode()
+def test_logits_are_theirs_beyond_the_training_length_and_with_a_cache(family: str, changes: dict) -> None:
+    theirs = tiny(family, **changes)
+    ours, tokens = imported(theirs), text(2, 3 * LENGTH)
+    expected = theirs(tokens).logits
+    torch.testing.assert_close(ours(tokens), expected, atol=1e-4, rtol=1e-4)
+    cache = ours.new_cache()
+    parts = [ours(part, cache=cache) for part in tokens.split([5, 60, 1, 30], 1)]
+    torch.testing.assert_close(torch.cat(parts, 1), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+@torch.inference_mode()
+def test_they_write_the_same_text(family: str) -> None:
+    theirs, prompt = tiny(family), text(1, 10)
+    seen = torch.ones_like(prompt)
+    written = theirs.generate(prompt, attention_mask=seen, max_new_tokens=20, do_sample=False, eos_token_id=None)
+    assert [int(t) for t in generate(imported(theirs), prompt, 20)] == written[0, 10:].tolist()
+
+
+def test_another_strategy_keeps_its_own_parameters_and_the_account_says_so() -> None:
+    theirs = tiny("gpt2")
+    read = read_family(theirs.config, theirs.state_dict())
+    options = {**read.model, "position": {"class_path": "kerple.positions.KerpleLog"}}
+    network = transformer(options)
+    before = {n: p.clone() for n, p in network.positions.named_parameters()}
+    account = fill(network, read)
+    assert {f"positions.{n}" for n in before} == set(account.new)
+    for name, parameter in network.positions.named_parameters():
+        assert torch.equal(parameter, before[name])
+    assert account.left == {"positions.0.table": 128 * 32}
+    torch.testing.assert_close(network.blocks[1].mlp[0].weight, theirs.transformer.h[1].mlp.c_fc.weight.T)
+    lines = str(account).splitlines()
+    assert lines[0].startswith("carried over:")
+    assert lines[1].startswith("new:")
+    assert "positions.0." in lines[1]
+    assert lines[2].endswith("(positions.0.table)")
+
+
+def test_an_embedding_may_have_rows_to_spare() -> None:
+    theirs = tiny("llama")
+    read = read_family(theirs.config, theirs.state_dict())
+    network = transformer({**read.model, "vocabulary": VOCABULARY + 4})
+    spare = network.embedding.weight[VOCABULARY:].clone()
+    account = fill(network, read)
+    assert account.new["embedding.weight"] == 4 * 48
+    assert torch.equal(network.embedding.weight[VOCABULARY:], spare)
+    assert torch.equal(network.embedding.weight[:VOCABULARY], theirs.model.embed_tokens.weight)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"hidden": 32}, "blocks.0.mlp.gate.weight is .64, 48., the model's .32, 48."),
+        ({"vocabulary": 50}, "embedding.weight is .96, 48., the model's .50, 48..*set data.vocabulary to 96"),
+        ({"bias": True}, "blocks.0.attention.qkv.bias|attention.out.bias is not there"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused_and_nothing_is_changed(changes: dict, told: str) -> None:
+    theirs = tiny("llama")
+    read = read_family(theirs.config, theirs.state_dict())
+    network = transformer(read.model | changes)
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    with pytest.raises(ValueError, match=told):
+        fill(network, read)
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+
+
+def test_a_table_of_positions_must_have_its_length() -> None:
+    theirs = tiny("gpt2")
+    read = read_family(theirs.config, theirs.state_dict())
+    with pytest.raises(ValueError, match=r"set data.length to 128, or exchange the strategy"):
+        fill(transformer(read.model | {"length": 64}), read)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "told"),
+    [
+        ("llama", {"head_dim": 16}, "has heads of 16 in a width of 48 / 6"),
+        ("llama", {"mlp_bias": True}, "has biases outside of queries, keys and values"),
+        ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}}, "RoPE of type yarn"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "has scale_attn_by_inverse_layer_idx"),
+        ("gpt_neox", {"attention_bias": False}, "has biases everywhere but in its attention"),
+        ("gpt_neox", {"hidden_act": "quick_gelu"}, "has the activation quick_gelu"),
+        ("bloom", {"apply_residual_connection_post_layernorm": True}, "adds what is normalised"),
+    ],
+)
+def test_what_ours_does_not_have_is_refused(family: str, changes: dict, told: str) -> None:
+    config = CONFIGS[family]()
+    for name, value in changes.items():
+        setattr(config, name, value)
+    with pytest.raises(ValueError, match=f"{told}.*test --hf"):
+        read_family(config, {})
+    with pytest.raises(ValueError, match="is a opt, none of llama"):
+        read_family(hf.OPTConfig(), {})
+
+
+def test_a_file_may_name_no_strategies_but_ours() -> None:
+    theirs = tiny("llama")
+    read = read_family(theirs.config, theirs.state_dict())
+    with pytest.raises(ValueError, match=r"position: got os.system, expected strategies of this project"):
+        transformer({**read.model, "position": {"class_path": "os.system"}})
