@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: demo pretrained test test-slow lint format docs bench clean
+.PHONY: demo pretrained test test-slow lint format docs bench gpu gpu-toy clean
 .DEFAULT_GOAL := help
 
 help: ## list these commands
@@ -55,6 +55,13 @@ bench: $(VENV)/ready ## ratios measured side by side; records go to benchmarks/r
 	$(RUN) -m benchmarks.attention
 	$(RUN) -m benchmarks.step
 	$(RUN) -m benchmarks.evaluate
+
+# on a machine with a GPU python3 has torch for it already: nothing is installed
+gpu: ## parity, attention, a step, evaluation, 162M trained: what a GPU has to show; PIECES="step attention" for some
+	$(or $(GPU_PYTHON),$(PYTHON)) -m benchmarks.gpu $(PIECES)
+
+gpu-toy: $(VENV)/ready ## the same pieces on the CPU at a toy size
+	$(RUN) -m benchmarks.gpu --toy $(PIECES)
 
 clean: ## remove the virtual environment and caches; data and logs stay
 	rm -rf $(VENV) site dist .pytest_cache .ruff_cache .hypothesis

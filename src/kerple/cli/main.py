@@ -1,4 +1,4 @@
-"""`python run.py`: fit, validate and test by LightningCLI; prepare, inspect, compare and predict beside them."""
+"""`python run.py`: fit, validate and test by LightningCLI; prepare, inspect, compare, predict and plan beside them."""
 
 import logging
 import os
@@ -36,6 +36,7 @@ COMMANDS = {
     "inspect": ("kerple.cli.inspect", "statistics, a decoded sample and checksums of token shards"),
     "compare": ("kerple.cli.compare", "strategies × seeds with everything else equal, and one report"),
     "predict": ("kerple.cli.predict", "continue a prompt with a trained model"),
+    "plan": ("kerple.cli.plan", "what a fit will take: parameters, FLOPs, memory, hours, before anything runs"),
 }
 # true of every run here, and nothing a user can or should act on
 HARMLESS = (

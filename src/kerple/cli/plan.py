@@ -1,0 +1,162 @@
+"""`python run.py plan --config …`: what a fit will take, before anything runs: the flags are those of `fit`."""
+
+import argparse
+import logging
+from typing import Any
+
+import torch
+from jsonargparse import ArgumentParser, Namespace
+from pytorch_lightning import LightningDataModule
+from rich.console import Console
+from rich.table import Table
+
+from kerple.errors import UserError
+from kerple.lm import LanguageModel
+from kerple.model.cost import CHIPS, Chip, Memory, flops, memory, parameters
+
+EFFICIENCY = 0.4  # of a chip's peak: the goal on an H100 (docs/how-to/gpu.md), not a measurement
+NODE = 8  # devices
+NETWORK = 50e9  # bytes a second from device to device of two nodes: 400 Gb/s each
+AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+
+
+def main(arguments: list[str]) -> None:
+    """Print parameters, tokens, FLOPs, memory by part, steps and hours.
+
+    Raises:
+        UserError: If a flag is out of range, or the configuration is not one of `fit`.
+    """
+    parser = argparse.ArgumentParser(prog="run.py plan", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--chips", default=",".join(c.name for c in CHIPS), help="devices asked about: A100,H100")
+    parser.add_argument("--devices", default=f"1,{NODE},{8 * NODE}", help="how many of them: 1,8")
+    parser.add_argument(
+        "--efficiency", type=float, default=EFFICIENCY, help="share of a chip's peak: measured, or it is an assumption"
+    )
+    given, rest = parser.parse_known_args(arguments)
+    if not 0 < given.efficiency <= 1:
+        raise UserError(f"efficiency: got {given.efficiency}, expected a share of the peak in (0, 1]")
+    chips = {chip.name: chip for chip in CHIPS}
+    if unknown := [name for name in given.chips.split(",") if name not in chips]:
+        raise UserError(f"chips: got {unknown[0]!r}, expected some of {', '.join(chips)}")
+    if any(not n.isdecimal() or int(n) < 1 for n in given.devices.split(",")):
+        raise UserError(f"devices: got {given.devices!r}, expected numbers such as 1,8")
+    devices = [int(n) for n in given.devices.split(",")]
+    logging.getLogger("kerple").setLevel(logging.WARNING)  # nothing is trained here: no way of attention is taken
+    config = parsed(rest)
+    console = Console()
+    for table in tables(config, [chips[name] for name in given.chips.split(",")], devices, given.efficiency):
+        console.print(table)
+    console.print(
+        f"Hours are arithmetic: FLOPs over the data sheet's peak times {given.efficiency:.2f}, "
+        f"{'an assumption' if given.efficiency == EFFICIENCY else 'as you gave it'}, and the exchange of gradients "
+        "where it takes longer than the backward pass. Nothing of it was measured."
+    )
+
+
+def parsed(arguments: list[str]) -> Namespace:
+    """The configuration of a fit, as its own parser reads it."""
+    from kerple.cli.main import CLI, StoreConfig
+    from kerple.runs.precision import AutoTrainer
+
+    class Parsed(CLI):
+        """The command line up to the point where anything would be built."""
+
+        def before_instantiate_classes(self) -> None: ...
+
+        def instantiate_classes(self) -> None: ...
+
+        def _run_subcommand(self, subcommand: str) -> None: ...
+
+    cli = Parsed(
+        LanguageModel,
+        LightningDataModule,
+        trainer_class=AutoTrainer,
+        subclass_mode_data=True,
+        save_config_callback=StoreConfig,
+        parser_kwargs={"exit_on_error": False},
+        auto_configure_optimizers=False,
+        args=["fit", *arguments],
+    )
+    return cli.config.fit
+
+
+def build(config: Namespace) -> LanguageModel:
+    """The model of a configuration, on torch's default device."""
+    parser = ArgumentParser()
+    parser.add_class_arguments(LanguageModel, "model")
+    return parser.instantiate_classes(parser.parse_object({"model": config.model.as_dict()})).model
+
+
+def tables(config: Namespace, chips: list[Chip], devices: list[int], efficiency: float) -> list[Table]:
+    """What is printed: the work, the memory of one device, and the hours."""
+    data, trainer = config.data.init_args, config.trainer
+    for name in ("batch_size", "length"):
+        if not isinstance(data.get(name), int):
+            raise UserError(f"data.{name}: {config.data.class_path} has none; plan needs to know a step's tokens")
+    if trainer.max_steps < 1:
+        raise UserError(f"trainer.max_steps: got {trainer.max_steps}, expected the number of steps")
+    with torch.device("meta"):
+        model = build(config)
+    count, work = parameters(model.network), flops(model.network, data.length)
+    own = trainer.devices if isinstance(trainer.devices, int) and trainer.devices > 0 else 1
+    micro = data.batch_size * data.length
+    step = micro * trainer.accumulate_grad_batches * own * trainer.num_nodes
+    tokens = step * trainer.max_steps
+    total = work.training * tokens
+    rows = {
+        "parameters": f"{sum(count.values()):,}",
+        **{f"  {part}": f"{n:,}" for part, n in count.items()},
+        "steps": f"{trainer.max_steps:,}",
+        "tokens a step": f"{step:,} = {data.batch_size} × {data.length} × {trainer.accumulate_grad_batches} "
+        f"accumulated × {own * trainer.num_nodes} devices",
+        "tokens": f"{tokens:,}",
+        "FLOPs a token": f"{work.training:,} = 3 × ({work.products:,} products + {work.attention:,} attention)",
+        "FLOPs": f"{total:.3g}",
+    }
+    precision = AUTOCAST.get("bf16-mixed" if trainer.precision == "auto" else str(trainer.precision))
+    needed = memory(model.network, data.batch_size, data.length, precision, moments(model))
+    return [
+        _two_columns("Work", rows),
+        _two_columns(f"Memory of a device, {data.batch_size} × {data.length} tokens at once", _parts(needed)),
+        _hours(total, needed, trainer.max_steps, chips, devices, efficiency),
+    ]
+
+
+def moments(model: LanguageModel) -> float:
+    """Numbers the optimiser keeps for a parameter, on average: AdamW two, Muon one for a matrix of the blocks."""
+    if not model.muon:
+        return 2.0
+    matrices = sum(p.numel() for group in model._muon_groups() for p in group["params"])
+    return 2.0 - matrices / sum(p.numel() for p in model.parameters())
+
+
+def _parts(needed: Memory) -> dict[str, str]:
+    names = ("weights", "gradients", "optimiser", "activations", "logits", "total")
+    return {name: f"{getattr(needed, name) / 2**30:.2f} GiB" for name in names}
+
+
+def _hours(total: float, needed: Memory, steps: int, chips: list[Chip], devices: list[int], efficiency: float) -> Table:
+    table = Table(title="Hours, the tokens shared by all devices")
+    table.add_column("device")
+    table.add_column("fits")
+    for n in devices:
+        table.add_column(f"{n} × = {-(-n // NODE)} node{'s' if n > NODE else ''}", justify="right")
+    for chip in chips:
+        cells = []
+        for n in devices:
+            compute = total / steps / n / (chip.flops * efficiency)  # seconds a step
+            rate = chip.link if n <= NODE else NETWORK
+            exchange = 2 * needed.gradients * (n - 1) / n / rate  # a ring sends all but one n-th twice
+            hidden = compute * 2 / 3  # the backward pass
+            cells.append(f"{steps * (compute + max(0.0, exchange - hidden)) / 3600:.2f}")
+        table.add_row(chip.name, "yes" if needed.total < 0.9 * chip.memory else "no: accumulate", *cells)
+    return table
+
+
+def _two_columns(title: str, rows: dict[str, Any]) -> Table:
+    table = Table(title=title, show_header=False, title_justify="left")
+    table.add_column()
+    table.add_column(justify="right")
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table

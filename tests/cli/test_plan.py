@@ -1,0 +1,55 @@
+"""`plan` reads a fit's configuration and says what it will take."""
+
+import pytest
+
+from kerple.cli.main import main
+
+PAPER = ["plan", "--config", "configs/paper/arxiv.yaml"]
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, list[str]]:
+    """Cells of every row, by the first."""
+    main([*PAPER, *arguments])
+    rows = [[c.strip() for c in line.split("│")[1:-1]] for line in capsys.readouterr().out.splitlines() if "│" in line]
+    return {row[0]: row[1:] for row in rows}
+
+
+def test_the_paper_s_recipe(capsys) -> None:
+    rows = printed(capsys, "--devices", "1,8")
+    assert rows["parameters"] == ["162,322,968"]
+    assert rows["tokens"] == ["819,200,000"]
+    assert rows["weights"] == ["0.60 GiB"]
+    assert rows["optimiser"] == ["1.21 GiB"]
+    # 6 × (162.3M less the embedding's 38.6M and the vectors) and 6 × 12 layers × 768 × 512 / 2 pairs × 2
+    per_token = int(rows["FLOPs a token"][0].split()[0].replace(",", ""))
+    assert per_token == pytest.approx(0.77e9, rel=0.01)
+    hours = {chip: [float(x) for x in rows[chip][1:]] for chip in ("A100", "H100")}
+    assert hours["A100"][0] == pytest.approx(per_token * 819.2e6 / (312e12 * 0.4) / 3600, abs=0.01)
+    assert hours["A100"][0] == pytest.approx(hours["H100"][0] * 989 / 312, rel=0.01)
+    assert hours["A100"][1] >= hours["A100"][0] / 8 - 0.01
+
+
+def test_flags_of_fit_and_of_plan(capsys) -> None:
+    rows = printed(
+        capsys, "--model.layers", "2", "--trainer.max_steps", "100", "--data.batch_size", "2", "--chips", "H200",
+        "--efficiency", "0.5",
+    )  # fmt: skip
+    assert rows["tokens"] == [f"{100 * 2 * 512:,}"]
+    assert "A100" not in rows
+    assert rows["H200"][0] == "yes"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--chips", "TPU"], "chips: got 'TPU'"),
+        (["--devices", "0"], "devices: got '0'"),
+        (["--efficiency", "40"], "efficiency: got 40"),
+        (["--trainer.max_steps", "-1"], "trainer.max_steps: got -1"),
+    ],
+)
+def test_a_mistake_is_one_line(flags, message, capsys) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([*PAPER, *flags])
+    assert end.value.code == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,85 @@
+"""Costs counted in advance against torch's own counters."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+import kerple.positions as positions
+from kerple.model import Transformer
+from kerple.model.cost import flops, kept, memory, parameters
+from kerple.positions import Position, Shape
+
+
+def network(name: str = "NoPE", attention: str = "auto", **options: object) -> Transformer:
+    def position(shape: Shape) -> Position:
+        return positions.build(name, dim=shape.dim, heads=shape.heads, length=shape.length)
+
+    return Transformer(Shape(32, 4, 24), 3, 50, position, attention=attention, **options)
+
+
+def on_meta(name: str, **options: object) -> Transformer:
+    with torch.device("meta"):
+        return network(name, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"hidden": 48, "bias": False}, {"tied": True}])
+def test_flops_are_those_torch_counts(options: dict) -> None:
+    made = network(attention="reference", **options)
+    tokens = torch.randint(50, (2, 25))
+    with FlopCounterMode(display=False) as forward:
+        losses = made.losses(tokens)
+    with FlopCounterMode(display=False) as backward:
+        losses.sum().backward()
+    counted = flops(made, 24)
+    whole = 48 * (counted.products + 2 * counted.attention)  # torch counts all pairs of T × T, we the seen half
+    assert forward.get_total_flops() == whole
+    assert backward.get_total_flops() == 2 * whole
+    assert counted.training == 3 * (counted.products + counted.attention)
+
+
+def test_parameters_are_counted_once_and_by_part() -> None:
+    for options in ({}, {"tied": True}):
+        made = network("KerpleLog", **options)
+        count = parameters(made)
+        assert sum(count.values()) == sum(p.numel() for p in made.parameters())
+        assert count["positions"] == 8
+        assert count["embedding"] == 50 * 32
+    assert "head" not in count
+
+
+@pytest.mark.parametrize("precision", [None, torch.bfloat16])
+@pytest.mark.parametrize("name", ["NoPE", "KerpleLog"])
+def test_memory_is_what_a_real_step_keeps(name: str, precision: torch.dtype | None) -> None:
+    counted = memory(on_meta(name), 2, 24, precision)
+    made = network(name)
+    tokens = torch.randint(50, (2, 25))
+    optimiser = torch.optim.AdamW(made.parameters(), fused=True)
+    known = {p.untyped_storage()._cdata for p in made.parameters()}
+    with torch.autocast("cpu", precision, enabled=precision is not None), kept(known) as found:
+        losses = made.losses(tokens)
+    losses.mean().backward()
+    optimiser.step()
+
+    def size(tensors) -> int:
+        return sum(x.numel() * x.element_size() for x in tensors)
+
+    assert counted.weights == size(made.parameters())
+    assert counted.gradients == size(p.grad for p in made.parameters())
+    state = [x for s in optimiser.state.values() for key, x in s.items() if key != "step"]
+    assert counted.optimiser == size(state)
+    assert counted.activations + counted.logits == pytest.approx(sum(found.values()), rel=0.02)
+    assert counted.total == sum(
+        (counted.weights, counted.gradients, counted.optimiser, counted.activations, counted.logits)
+    )
+
+
+def test_memory_of_activations_grows_with_the_batch_and_not_with_the_square_of_the_length() -> None:
+    one, two, long = (memory(on_meta("KerpleLog"), b, t, None) for b, t in ((1, 512), (2, 512), (1, 1024)))
+    assert two.activations == pytest.approx(2 * one.activations, rel=0.02)
+    assert long.activations == pytest.approx(2 * one.activations, rel=0.02)
+    assert (two.weights, two.optimiser) == (one.weights, one.optimiser)
+
+
+def test_a_matrix_that_is_both_embedding_and_head_is_in_memory_once() -> None:
+    twice, once = (memory(on_meta("NoPE", tied=tied), 1, 24, None) for tied in (False, True))
+    assert twice.weights - once.weights == 50 * 32 * 4
