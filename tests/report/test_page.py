@@ -2,6 +2,7 @@
 
 import base64
 import json
+import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -72,6 +73,16 @@ def test_intervals_contain_the_ratio_and_pair_the_blocks(folder: Path) -> None:
     assert (alibi["ratio_low"], alibi["ratio_high"]) == (pytest.approx(18.1 / 17.2), pytest.approx(18.1 / 17.2))
     assert alibi["low"] < 18.0 < 18.2 < alibi["high"]
     assert np.isnan(summary.loc["KerpleLog"].iloc[0]["ratio_low"])
+
+
+def test_what_distant_text_is_worth_is_told_on_the_same_targets(folder: Path) -> None:
+    lines = (folder / "table.md").read_text().splitlines()
+    start = lines.index("### Perplexity, full over windowed64")
+    assert lines[start + 2] == "|  | 128 (2×) | 256 (4×) | 512 (8×) |"  # at the training length they are the same
+    worth = f"**{math.exp(-0.01):.4f} [{math.exp(-0.01):.4f}, {math.exp(-0.01):.4f}]**"  # blocks differ, pairs do not
+    assert lines[start + 4 : start + 7] == [
+        f"| {strategy} | {worth} | {worth} | {worth} |" for strategy in sorted(CURVES)
+    ]
 
 
 def test_latex_escapes_and_marks(folder: Path) -> None:

@@ -120,6 +120,9 @@ def _tables(summary: pd.DataFrame, runs: Runs, baseline: str) -> tuple[list[tabl
             place.append(replace(table, note=f"{table.note} {OLD_BYTES}") if old else table)
             interval = tables.intervals(summary, str(metric), protocol, runs.trained[protocol], baseline)
             details += [interval] if interval else []
+            if metric == "ppl" and protocol.startswith("windowed"):
+                distant = tables.distant(summary, runs, protocol, runs.trained[protocol])
+                details += [distant] if distant else []
     cost = tables.costs(runs)
     return main + ([cost] if cost else []), details
 

@@ -149,6 +149,37 @@ def intervals(summary: pd.DataFrame, metric: str, protocol: str, trained: int | 
     return Table(f"{NAMES.get(metric, metric)} relative to {baseline}, {protocol}", body, note)
 
 
+def distant(summary: pd.DataFrame, runs: Runs, window: str, trained: int | None) -> Table | None:
+    """Perplexity in full over that with attention limited to a window, on the same targets at the same length; None
+    where there is nothing to divide.
+
+    Args:
+        summary: Of the strategies, in the order of rows.
+        runs: Whose sums by block are compared.
+        window: Label of the windowed protocol, such as ``windowed64``.
+        trained: Training length.
+    """
+    losses = runs.blocks[runs.blocks["metric"] == "ppl"]
+    blocks = {key: _by_block(group) for key, group in losses.groupby(["strategy", "protocol", "length"])}
+    rows: dict[str, dict[str, Cell]] = {}
+    for strategy, protocol, length in blocks:
+        ours, theirs = blocks[strategy, protocol, length], blocks.get((strategy, window, length))
+        if protocol == "full" and length > int(window.removeprefix("windowed")) and ours and theirs:
+            values = [np.exp(sums.sum(1) / counts.sum(1)).mean() for sums, counts in (ours, theirs)]
+            low, high = interval(*ours, against=theirs)
+            text = f"{values[0] / values[1]:.4f} [{low:.4f}, {high:.4f}]"
+            rows.setdefault(strategy, {})[_times(length, trained)] = Cell(text, bool(high < 1))
+    if not rows:
+        return None
+    order = [s for s in dict.fromkeys(summary["strategy"]) if s in rows]
+    body = pd.DataFrame.from_dict(rows, orient="index").loc[order].fillna(Cell("–"))
+    note = (
+        "On the same targets; 95% bootstrap interval over blocks of the test set. Below 1, in bold if the whole "
+        "interval is: text farther away than the window helps."
+    )
+    return Table(f"Perplexity, full over {window}", body, note)
+
+
 def tasks(results: pd.DataFrame, metric: str, trained: Mapping[str, int | None]) -> Table | None:
     """Strategies by tasks: mean beyond the training length, and the mean reciprocal rank over tasks.
 
