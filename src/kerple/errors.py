@@ -1,4 +1,8 @@
-"""The one class of errors that a user can cause and mend."""
+"""The one class of errors that a user can cause and mend, and what a full disk is called."""
+
+import errno
+
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # the disk, the user's share of it, or the largest file is full
 
 
 class UserError(ValueError):

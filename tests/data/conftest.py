@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from kerple.data.manifest import Manifest
-from kerple.data.prepare.build import Recipe, build
+from kerple.data.prepare.build import build
+from kerple.data.prepare.recipe import Recipe
 
 SENTENCE = "the cat sat on a mat while seven grey wolves sang long songs of résumé naïveté 猫 42 , . ; \n"
 WORDS = SENTENCE.split(" ")

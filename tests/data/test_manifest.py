@@ -133,7 +133,7 @@ def test_a_line_is_a_text_or_has_a_fault(line: bytes) -> None:
         assert json.loads(line)["text"] == text
         assert raw == text.encode()
     else:
-        assert fault in ("empty", "broken JSON", "no text", "not Unicode", "JSON too deep")
+        assert fault.partition(":")[0] in ("empty", "broken JSON", "no text", "not Unicode", "JSON too deep")
 
 
 def test_sizes_by_hand() -> None:

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from kerple.data.order import MIXTURE_PERIOD, Mixture, Order, Permutation
+from kerple.errors import UserError
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 10, 99, 100, 101, 4096, 100_003])
@@ -53,8 +54,9 @@ def test_a_sample_does_not_depend_on_what_is_asked_with_it() -> None:
 
 
 def test_a_stream_too_short_for_a_sample_is_refused() -> None:
-    with pytest.raises(ValueError, match="length: 64 needs a stream of at least 128 tokens"):
-        Order(127, 64, 0)
+    for tokens in (0, 127):
+        with pytest.raises(UserError, match=f"data.length: 64 needs at least 128 training tokens, there are {tokens}"):
+            Order(tokens, 64, 0)
     assert Order(128, 64, 0).samples == 1
 
 

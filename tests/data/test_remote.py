@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kerple.data import TokenShards, streams
+from kerple.data import TokenShards, files
 from kerple.data.manifest import Manifest, read_manifest
 from kerple.data.prepare.corpora import sources
 from kerple.data.remote import RemoteFolder
@@ -76,7 +76,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr(streams, "STALL", 0.3)
+    monkeypatch.setattr(files, "STALL", 0.3)
     shutil.copytree(prepared, tmp_path / "served")
     server = Server(tmp_path / "served")
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()

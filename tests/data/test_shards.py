@@ -11,8 +11,8 @@ import webdataset
 from tokenizers import Tokenizer
 
 from kerple.data.manifest import SPLITS, read_manifest, signed
-from kerple.data.prepare.build import Recipe
 from kerple.data.prepare.encode import digest_of
+from kerple.data.prepare.recipe import Recipe
 from kerple.data.shards import TokenStream, header
 from kerple.data.verify import read_offsets, verify
 

@@ -6,7 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from kerple.data.tokenizer import encode, load_tokenizer, split_text, token_bytes, train_tokenizer
+from kerple.data.tokenizer import (
+    LONGEST_RUN,
+    cut_runs,
+    encode,
+    load_tokenizer,
+    split_text,
+    token_bytes,
+    train_tokenizer,
+)
 
 # as sentencepiece makes them: ▁ for a space, a token for each byte that no piece has
 PIECES = Tokenizer(
@@ -28,6 +36,22 @@ def tokenizer(documents: list[str]) -> Tokenizer:
 def test_training_twice_gives_the_same_tokenizer(tokenizer: Tokenizer, documents: list[str]) -> None:
     assert train_tokenizer(documents, 400).to_str() == tokenizer.to_str()
     assert tokenizer.get_vocab_size() == 400
+
+
+@given(st.lists(st.text(alphabet="ab1-. \n\té", min_size=1, max_size=20) | st.sampled_from("ab1- \n"), max_size=20))
+@settings(max_examples=300, deadline=None)
+def test_only_what_is_longer_than_a_run_may_be_is_cut(parts: list[str]) -> None:
+    text = "".join(part * (300 if len(part) == 1 else 1) for part in parts)
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+
+    def words(text: str) -> list[str]:
+        return [text[first:end] for _, (first, end) in byte_level.pre_tokenize_str(text)]
+
+    pieces = list(cut_runs(text, byte_level))
+
+    assert "".join(pieces) == text
+    expected = [w[i : i + LONGEST_RUN] for w in words(text) for i in range(0, len(w), LONGEST_RUN)]
+    assert [word for piece in pieces for word in words(piece)] == expected
 
 
 @given(st.text(max_size=200))

@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.callbacks import ModelCheckpoint
 
 import kerple.runs.atomic
+from kerple.errors import UserError
 from kerple.runs.atomic import AtomicCheckpointIO
 
 FORK = multiprocessing.get_context("fork")
@@ -65,34 +68,68 @@ def test_a_kill_before_the_rename_leaves_the_previous_one(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == [path]
 
 
-def _fill_the_disk(path: Path, other: Path, reports: Any) -> None:
+def fill_the_disk(path: Path) -> None:
     plugin = AtomicCheckpointIO()
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))  # the kernel refuses what goes beyond
-    with pytest.warns(UserWarning, match=r"No room for the checkpoint .*last.ckpt .*the previous one is intact"):
+    with pytest.raises(UserError, match=r"^no room for the checkpoint .*last.ckpt .* intact: free some space"):
         plugin.save_checkpoint(state(2), path)
-    failed = plugin.failure.errno if plugin.failure else None
-    plugin.remove_checkpoint(other)
-    kept = other.exists()
     resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-    plugin.save_checkpoint(state(3), path)
-    reports.put((failed, kept, plugin.failure))
+    os._exit(7)
 
 
 def test_a_full_disk_leaves_the_previous_one_and_says_so(tmp_path: Path) -> None:
-    path, other = tmp_path / "last.ckpt", tmp_path / "best.ckpt"
-    for target in (path, other):
-        AtomicCheckpointIO().save_checkpoint(state(1), target)
-    reports = FORK.Queue()
-    process = FORK.Process(target=_fill_the_disk, args=(path, other, reports))
+    path = tmp_path / "last.ckpt"
+    AtomicCheckpointIO().save_checkpoint(state(1), path)
+    process = FORK.Process(target=fill_the_disk, args=(path,))
     process.start()
-    failed, kept, cleared = reports.get(timeout=60)
     process.join()
-    assert failed == errno.EFBIG
-    assert kept, "an older checkpoint may be removed only after the newer one is on the disk"
-    assert cleared is None
-    assert value(path) == 3
-    assert {p.name for p in tmp_path.iterdir()} == {"last.ckpt", "best.ckpt"}
+    assert process.exitcode == 7
+    assert value(path) == 1
+    assert list(tmp_path.iterdir()) == [path]
+
+
+class Falling(LightningModule):
+    """Has a validation loss that falls, so that each validation makes a new best checkpoint."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+
+    def training_step(self, batch: torch.Tensor, index: int) -> torch.Tensor:
+        return self.weight.sum()
+
+    def validation_step(self, batch: torch.Tensor, index: int) -> None:
+        self.log("loss", -float(self.global_step))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def test_the_best_checkpoint_is_one_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep = ModelCheckpoint(tmp_path, "{step}", monitor="loss", save_top_k=1)
+    loader = torch.utils.data.DataLoader(torch.zeros(2, 1))
+    trainer = Trainer(
+        max_epochs=4, callbacks=[keep], plugins=[AtomicCheckpointIO()], accelerator="cpu", logger=False,
+        enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0,
+    )  # fmt: skip
+    write, calls = kerple.runs.atomic._write, []
+
+    def full_at_the_third(checkpoint: dict[str, Any], path: Path) -> None:
+        calls.append(path)
+        if len(calls) == 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(checkpoint, path)
+
+    monkeypatch.setattr(kerple.runs.atomic, "_write", full_at_the_third)
+    with pytest.raises(UserError, match="no room for the checkpoint"):
+        trainer.fit(Falling(), loader, loader)
+
+    kept = list(tmp_path.glob("*.ckpt"))
+    assert [path.name for path in kept] == ["step=4.ckpt"]
+    stored = torch.load(kept[0], weights_only=True)["callbacks"]
+    (state_of_best,) = (value for key, value in stored.items() if key.startswith("ModelCheckpoint"))
+    assert Path(state_of_best["best_model_path"]) == kept[0]  # what a resumed run believes in
 
 
 def test_other_errors_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,14 +4,12 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lightning_fabric.plugins import CheckpointIO
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities.rank_zero import rank_zero_info
 
 from kerple.errors import UserError
-from kerple.runs.atomic import AtomicCheckpointIO
 from kerple.runs.signals import STOPPING, Signals, requeue
 
 ACCUMULATION = "accumulate_grad_batches"
@@ -94,7 +92,6 @@ class LastCheckpoint(Checkpoint):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._signals.restore()
         self.save(trainer)
-        self._insist(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._signals.restore()
@@ -129,7 +126,6 @@ class LastCheckpoint(Checkpoint):
             return due
         rank_zero_info(f"{_name(number)} at step {trainer.global_step}: saving {self.path}")
         self.save(trainer)
-        self._insist(trainer)
         self._leave(trainer, number)
 
     def _leave(self, trainer: Trainer, number: int) -> NoReturn:
@@ -138,17 +134,6 @@ class LastCheckpoint(Checkpoint):
         # Lightning's launcher kills the first process when another one that it started ends with anything but 0
         launched = not trainer.is_global_zero and not _started_from_outside(trainer)
         raise SystemExit(0 if launched else 128 + number)
-
-    def _insist(self, trainer: Trainer) -> None:
-        """Fail, on every rank, if what was to be the last word of this run did not get to the disk."""
-        plugin: CheckpointIO = trainer.strategy.checkpoint_io
-        failure = plugin.failure if isinstance(plugin, AtomicCheckpointIO) else None
-        reason = trainer.strategy.broadcast(str(failure) if failure is not None else None)
-        if reason is not None:
-            raise UserError(
-                f"step {trainer.global_step} could not be saved to {self.path}: {reason}. The checkpoint before it is "
-                "intact: free some space and resume with --ckpt_path last"
-            )
 
     def _validation_ahead(self, trainer: Trainer) -> bool:
         """Whether a checkpoint taken now lies between a batch and the end of the validation due after it."""

@@ -24,9 +24,9 @@ from kerple.callbacks.health import Finite
 from kerple.callbacks.last_checkpoint import LastCheckpoint
 from kerple.callbacks.provenance import Provenance
 from kerple.callbacks.random_state import RandomState
-from kerple.errors import UserError
+from kerple.errors import NO_ROOM, UserError
 from kerple.lm import LanguageModel
-from kerple.runs.atomic import NO_ROOM, AtomicCheckpointIO
+from kerple.runs.atomic import AtomicCheckpointIO
 from kerple.runs.directories import fit_directory, test_directory
 from kerple.runs.precision import FAST, SAFE, AutoTrainer, settle
 from kerple.runs.trust import CONFIG_KEY, check, read_config

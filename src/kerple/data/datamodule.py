@@ -11,13 +11,14 @@ from pytorch_lightning import LightningDataModule
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from kerple.data.files import is_remote
 from kerple.data.loader import Batch, BatchLoader, BlockBatches, Blocks, EvaluationLoader, Stream, TrainingBatches
 from kerple.data.manifest import SPLITS, Manifest
 from kerple.data.order import Mixture, Order
-from kerple.data.prepare.build import Recipe, build
+from kerple.data.prepare.build import LARGEST_LOSS, build
 from kerple.data.prepare.corpora import HUB
+from kerple.data.prepare.recipe import Recipe
 from kerple.data.remote import CACHE_BYTES, Folder, open_folder
-from kerple.data.streams import is_remote
 from kerple.data.tokenizer import OF_A_MODEL, TRAINED_HERE, load_tokenizer, token_bytes
 from kerple.errors import UserError
 
@@ -52,6 +53,7 @@ class TokenShards(LightningDataModule):
         on_fault: Count documents that are broken, not Unicode, nested too deep or too large and go on (`skip`), or stop
             (`raise`).
         largest_document: Bytes beyond which a document or line of JSON is too large.
+        largest_loss: Share of the corpus's bytes that may be left out for their faults. A larger loss is an error.
         validation_segments: At most so many segments of `length` targets make up the validation loss.
         shuffle_shards: Shuffle the samples of so many shards (of 64 Mi tokens) together, and the shards, instead of all
             samples of the corpus: for shards at a URL, of which only a part fits into the cache.
@@ -84,6 +86,7 @@ class TokenShards(LightningDataModule):
         drop_duplicates: bool = False,
         on_fault: Literal["skip", "raise"] = "skip",
         largest_document: int = 1 << 26,
+        largest_loss: float = LARGEST_LOSS,
         validation_segments: int = 512,
         shuffle_shards: int | None = None,
         cache: str = "data/.cache",
@@ -109,6 +112,8 @@ class TokenShards(LightningDataModule):
         ):
             if value < low:
                 raise UserError(f"{name}: must be at least {low}, got {value}")
+        if not 0 <= largest_loss <= 1:
+            raise UserError(f"data.largest_loss: got {largest_loss}, expected a share of 0 to 1")
         self.recipe = None
         self.place = directory or default_directory(corpus or "", tokenizer, vocabulary)
         if corpus is not None and not is_remote(self.place):  # what lies at a URL is prepared
@@ -119,13 +124,20 @@ class TokenShards(LightningDataModule):
         self.vocabulary, self.length, self.batch_size, self.seed = vocabulary, length, batch_size, seed
         self.samples, self.on_fault, self.validation_segments = samples, on_fault, validation_segments
         self.mixture, self.workers, self.prepare_workers, self.verify = mixture, workers, prepare_workers, verify
-        self.prepare_engine = prepare_engine
+        self.prepare_engine, self.largest_loss = prepare_engine, largest_loss
         self._tokenizer: Tokenizer | None = None
 
     def prepare_data(self) -> None:
         """Build the shards that are missing; an interrupted preparation goes on where it stopped."""
         if self.recipe is not None:
-            build(Path(self.place), self.recipe, self.prepare_workers, self.on_fault, self.prepare_engine)
+            build(
+                Path(self.place),
+                self.recipe,
+                self.prepare_workers,
+                self.on_fault,
+                self.prepare_engine,
+                self.largest_loss,
+            )
 
     def setup(self, stage: str | None = None) -> None:
         """Read the manifest and check it against the settings.

@@ -67,7 +67,7 @@ class Order:
     """
 
     def __init__(self, tokens: int, length: int, *key: int, chunk: int | None = None, together: int = 1) -> None:
-        self.length, self.key, self.chunk, self.together = length, key, chunk or tokens, together
+        self.length, self.key, self.chunk, self.together = length, key, chunk or max(tokens, 1), together
         full, rest = divmod(tokens, self.chunk)
         self.full = full  # chunks; what is left of the stream beside them makes up one more, which comes last
         # so that the last sample fits at the largest phase, length - 1
@@ -75,8 +75,8 @@ class Order:
         self.samples = full * self.per_chunk + max(rest - length, 0) // length
         if self.samples < 1:
             raise UserError(
-                f"length: {length} needs a stream of at least {2 * length} tokens, this one has {tokens}; "
-                "use a larger corpus or a smaller length"
+                f"data.length: {length} needs at least {2 * length} training tokens, there are {tokens}; use a larger "
+                "corpus, a larger share for the training split, or a smaller length"
             )
 
     def starts(self, samples: Indices) -> Indices:

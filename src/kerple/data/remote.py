@@ -15,9 +15,9 @@ from filelock import FileLock
 from numpy.typing import NDArray
 from webdataset.tariterators import reraise_exception, tar_file_iterator
 
+from kerple.data.files import ResumingStream, check_protocol, is_remote
 from kerple.data.manifest import FILE, Manifest, Split, parse_manifest, read_manifest
 from kerple.data.shards import TokenStream, check_run, header, map_shard, runs_of
-from kerple.data.streams import ResumingStream, check_protocol, is_remote
 from kerple.data.verify import read_offsets
 from kerple.errors import UserError
 

@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -13,11 +14,16 @@ END_OF_TEXT = "<|endoftext|>"
 TRAINED_HERE = "bpe"
 OF_A_MODEL = "hf:"
 BYTE = re.compile("<0x[0-9A-F]{2}>")  # as vocabularies of pieces of text spell a single byte
+LONGEST_RUN = 256  # characters of one pre-token in training; the standard library has none of half that length
 PIECE = 1 << 18  # characters tokenised at once: the tokenizer needs about a hundred bytes a token while it works
+LONG = re.compile(rf"\S{{{LONGEST_RUN}}}|\s{{{LONGEST_RUN}}}")
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
-    """Byte-level BPE as GPT-2's: 256 bytes, one end-of-text token, the rest merges learned from `texts`.
+    """Train a byte-level BPE as GPT-2's: 256 bytes, one end-of-text token, the rest merges learned from `texts`.
+
+    The time to learn from a pre-token (a run of letters, of digits, of whitespace or of other characters) grows with
+    the square of its length, so runs longer than `LONGEST_RUN` are learned from in pieces.
 
     Raises:
         UserError: `vocabulary` leaves no room for the bytes and the end-of-text token.
@@ -33,8 +39,21 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    runs = pre_tokenizers.ByteLevel(add_prefix_space=False)  # of its own: the tokenizer is locked while it is trained
+    pieces = (piece for text in texts for piece in cut_runs(text, runs))
+    tokenizer.train_from_iterator(pieces, trainer)
     return tokenizer
+
+
+def cut_runs(text: str, pre_tokenizer: Any) -> Iterator[str]:
+    """Cut a text inside its pre-tokens of more than `LONGEST_RUN` characters and nowhere else."""
+    start = 0
+    if LONG.search(text):  # seldom: finding the pre-tokens takes as long as training does
+        for _, (first, end) in pre_tokenizer.pre_tokenize_str(text):
+            for cut in range(first + LONGEST_RUN, end, LONGEST_RUN):
+                yield text[start:cut]
+                start = cut
+    yield text[start:]
 
 
 def load_tokenizer(source: str) -> Tokenizer:

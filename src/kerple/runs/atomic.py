@@ -1,6 +1,5 @@
 """How a checkpoint gets to the disk: whole, or not at all."""
 
-import errno
 import os
 import tempfile
 from pathlib import Path
@@ -8,25 +7,24 @@ from typing import Any
 
 import torch
 from lightning_fabric.plugins import TorchCheckpointIO
-from pytorch_lightning.utilities.rank_zero import rank_zero_warn
 
-NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+from kerple.errors import NO_ROOM, UserError
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes a temporary file in the same folder, flushes it to the disk and renames it over the previous one.
 
-    A kill at any moment leaves the previous file or the new one, never a part. Where there is no room for the new one,
-    the previous stays, a warning says so, `failure` holds the error until a later one is written, and nothing is
-    removed meanwhile. A run is not ended by it: what it has not saved yet would be lost for certain.
-
-    Loading never unpickles anything but tensors and plain containers.
+    A kill at any moment leaves the previous file or the new one, never a part of one. Loading never unpickles anything
+    but tensors and plain containers.
     """
 
-    def __init__(self) -> None:
-        self.failure: OSError | None = None
-
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
+        """Write a checkpoint.
+
+        Raises:
+            UserError: There is no room for it. That ends the run: `ModelCheckpoint` would go on to believe in a file
+                that is not there, and remove another for it. What was saved before is intact.
+        """
         if "://" in str(path):  # object stores write a file as a whole
             super().save_checkpoint(checkpoint, path, storage_options)
             return
@@ -36,20 +34,15 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
-            self.failure = error
-            kept = "the previous one is intact" if path.exists() else "there is no earlier one"
-            rank_zero_warn(f"No room for the checkpoint {path} ({error.strerror}); {kept}. Free some space.")
-        else:
-            self.failure = None
+            raise UserError(
+                f"no room for the checkpoint {path} ({error.strerror}); the ones saved before are intact: free some "
+                "space and resume with --ckpt_path last"
+            ) from error
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = lambda storage, _: storage, weights_only: bool | None = None
     ) -> dict[str, Any]:
         return super().load_checkpoint(path, map_location, weights_only=True)
-
-    def remove_checkpoint(self, path: str | Path) -> None:
-        if self.failure is None:
-            super().remove_checkpoint(path)
 
 
 def _write(checkpoint: dict[str, Any], path: Path) -> None:

@@ -1,5 +1,10 @@
+import gzip
 import json
+import multiprocessing
+import os
 import random
+import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,9 +14,13 @@ import pytest
 
 from kerple.data.manifest import Manifest, read_manifest
 from kerple.data.prepare import build as builder
-from kerple.data.prepare.build import Recipe
+from kerple.data.prepare import corpora
+from kerple.data.prepare import recipe as recipes
 from kerple.data.prepare.encode import digest_of
+from kerple.data.prepare.recipe import Recipe
+from kerple.errors import UserError
 
+FORK = multiprocessing.get_context("fork")
 Build = Callable[..., Manifest]
 Contents = Callable[[Path], dict[str, bytes]]
 
@@ -19,9 +28,10 @@ KILLED = """
 import os, signal, sys, threading
 from pathlib import Path
 from kerple.data.prepare import build as builder
-builder.BATCH_RECORDS = 5
+from kerple.data.prepare.recipe import Recipe
+builder.PORTION_RECORDS = 5
 threading.Timer(float(sys.argv[3]), os.kill, (os.getpid(), signal.SIGKILL)).start()
-builder.build(Path(sys.argv[1]), builder.Recipe(sys.argv[2], vocabulary=300, shares=(0.8, 0.1, 0.1)), workers=1,
+builder.build(Path(sys.argv[1]), Recipe(sys.argv[2], vocabulary=300, shares=(0.8, 0.1, 0.1)), workers=1,
               progress=False, run_tokens=1000, runs_per_shard=3, commit_seconds=0.0)
 os._exit(0)
 """
@@ -65,7 +75,7 @@ def test_going_on_after_any_commit(
     monkeypatch: pytest.MonkeyPatch,
     commit: int,
 ) -> None:
-    monkeypatch.setattr(builder, "BATCH_RECORDS", 5)
+    monkeypatch.setattr(builder, "PORTION_RECORDS", 5)
     done, original = 0, builder.ShardWriter.sync
 
     def stop_after(self: builder.ShardWriter) -> None:
@@ -110,7 +120,7 @@ def test_a_prepared_directory_is_left_alone_and_other_settings_are_refused(
     before = (prepared / "train-00000.tar").stat().st_mtime_ns
     small_build(prepared, json_lines)
     assert (prepared / "train-00000.tar").stat().st_mtime_ns == before
-    with pytest.raises(ValueError, match=r"other settings: vocabulary was 300, is 400"):
+    with pytest.raises(ValueError, match=r"prepared otherwise: vocabulary was 300, is 400"):
         small_build(prepared, json_lines, vocabulary=400)
 
 
@@ -120,7 +130,7 @@ def test_an_interrupted_directory_does_not_take_another_corpus(
     monkeypatch.setattr(builder.ShardWriter, "close", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         small_build(tmp_path, json_lines)
-    with pytest.raises(ValueError, match="interrupted preparation with other settings"):
+    with pytest.raises(ValueError, match="interrupted preparation, and since then drop_duplicates was False, is True"):
         small_build(tmp_path, json_lines, drop_duplicates=True)
 
 
@@ -171,8 +181,10 @@ def test_bad_lines_are_counted_or_fatal(documents: list[str], tmp_path: Path, sm
     corpus.write_bytes(BAD_LINES[fault] + b"\n\n" + corpus.read_bytes() + BAD_LINES[fault])
     good = small_build(tmp_path / "good", write_lines(tmp_path / "good.jsonl", documents))
 
-    with pytest.warns(UserWarning, match=f"2 × {fault}"):
-        manifest = small_build(tmp_path / "skip", corpus, largest_document=500_000)
+    with pytest.raises(UserError, match=rf"data\.largest_loss: .* may be: 2 × .*bad\.jsonl:1: {fault}"):
+        small_build(tmp_path / "skip", corpus, largest_document=500_000, largest_loss=0.0)
+    with pytest.warns(UserWarning, match=rf"2 × .*bad\.jsonl:1: {fault}"):
+        manifest = small_build(tmp_path / "skip", corpus, largest_document=500_000, largest_loss=1.0)
 
     assert manifest.counts == {fault: 2, "empty": 1}
     assert manifest.splits == good.splits
@@ -183,8 +195,150 @@ def test_bad_lines_are_counted_or_fatal(documents: list[str], tmp_path: Path, sm
 def test_a_tokenizer_with_too_many_entries(
     prepared: Path, json_lines: Path, tmp_path: Path, small_build: Build
 ) -> None:
-    with pytest.raises(ValueError, match=r"vocabulary: 299, but tokenizer .* has 300"):
+    with pytest.raises(ValueError, match=r"vocabulary: got 299, but tokenizer .* has 300"):
         small_build(tmp_path, json_lines, tokenizer=str(prepared / "tokenizer.json"), vocabulary=299)
     manifest = small_build(tmp_path / "fits", json_lines, tokenizer=str(prepared), vocabulary=512)
     assert manifest.vocabulary == 300
     assert manifest.splits == read_manifest(prepared).splits
+
+
+def good_and_bad(documents: list[str]) -> dict[str, tuple[bytes, bytes]]:
+    """Contents of a corpus by the name of its file: as it should be, and what has been found there instead."""
+    lines = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in documents)
+    packed = gzip.compress(lines.encode())
+    noise = random.Random(0).randbytes(50_000)
+    return {
+        "truncated.jsonl.gz": (packed, packed[: len(packed) * 9 // 10]),
+        "false.jsonl.gz": (packed, lines.encode()),
+        "keyless.jsonl": (lines.encode(), lines.replace('"text"', '"body"').encode()),
+        "latin.jsonl": (lines.encode(), lines.replace("猫", "").encode("latin-1")),
+        "binary.jsonl": (lines.encode(), noise),
+        "binary.txt": (lines.encode(), noise),
+        "latin.txt": (lines.encode(), lines.replace("猫", "").encode("latin-1")),
+        "empty.jsonl": (lines.encode(), b""),
+        "spaces.jsonl": (lines.encode(), b"\n \n" * 100),
+    }
+
+
+@pytest.mark.parametrize("name", good_and_bad([]))
+@pytest.mark.parametrize("tokenizer", ["bpe", "given"])
+def test_a_corpus_that_is_lost_is_an_error_and_the_mended_one_at_the_same_path_is_used(
+    documents: list[str], prepared: Path, tmp_path: Path, small_build: Build, name: str, tokenizer: str
+) -> None:
+    tokenizer = str(prepared) if tokenizer == "given" else tokenizer
+    good, bad = good_and_bad(documents)[name]
+    corpus, directory = tmp_path / name, tmp_path / "out"
+    corpus.write_bytes(bad)
+    shares = (1.0, 0.0, 0.0)  # of one document
+
+    with pytest.raises(UserError, match=rf"^data\.[a-z_]*: .*{name}") as complaint:
+        small_build(directory, corpus, tokenizer=tokenizer, shares=shares)
+
+    assert "\n" not in str(complaint.value)
+    assert not (directory / "manifest.json").exists()
+    corpus.write_bytes(good)
+    if "largest_loss" in str(complaint.value):  # something was kept, of what is no more
+        with pytest.raises(UserError, match=rf"since then .*{name} was .* delete the folder"):
+            small_build(directory, corpus, tokenizer=tokenizer, shares=shares)
+        shutil.rmtree(directory)
+    manifest = small_build(directory, corpus, tokenizer=tokenizer, shares=shares)
+    other = small_build(tmp_path / "fresh", corpus, tokenizer=tokenizer, shares=shares)
+    assert (manifest.splits, manifest.tokenizer) == (other.splits, other.tokenizer)
+    assert manifest.splits["train"].documents == (len(documents) if "jsonl" in name else 1)
+
+
+def test_a_loss_that_is_allowed_goes_on_where_it_was_refused_and_a_mended_corpus_is_noticed(
+    documents: list[str], tmp_path: Path, small_build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(corpora, "CHUNK", 1000)
+    good, bad = good_and_bad(documents)["truncated.jsonl.gz"]
+    corpus = tmp_path / "c.jsonl.gz"
+    corpus.write_bytes(bad)
+    with pytest.raises(UserError, match=r"largest_loss: 0\.5 of the bytes .* at most 0\.01 may be: 1 × .*damaged file"):
+        small_build(tmp_path / "out", corpus)
+    with pytest.warns(UserWarning, match="damaged file"):
+        manifest = small_build(tmp_path / "out", corpus, largest_loss=0.6)
+    assert 0 < sum(split.documents for split in manifest.splits.values()) < len(documents)
+    small_build(tmp_path / "out", corpus)
+
+    corpus.write_bytes(good)
+
+    with pytest.raises(UserError, match=rf"c\.jsonl\.gz was 1 files of {len(bad)} bytes, is 1 files of {len(good)}"):
+        small_build(tmp_path / "out", corpus)
+
+
+def test_what_has_changed_in_a_corpus_is_named(documents: list[str], tmp_path: Path, small_build: Build) -> None:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    one, two = (write_lines(folder / f"{name}.jsonl", documents) for name in ("one", "two"))
+    small_build(tmp_path / "out", folder)
+
+    os.utime(one, (0, 0))  # a copy is the same corpus
+    small_build(tmp_path / "out", folder)
+    one.write_text(one.read_text().replace("wolves", "wolvez"))
+    with pytest.raises(UserError, match=r"the content of .*one\.jsonl was changed\. Give data.directory"):
+        small_build(tmp_path / "out", folder)
+    two.rename(folder / "three.jsonl")
+    with pytest.raises(UserError, match=r"three\.jsonl is new; .*two\.jsonl is gone"):
+        small_build(tmp_path / "out", folder)
+    shutil.rmtree(folder)  # shards are used where the corpus is not, too
+    small_build(tmp_path / "out", folder)
+
+
+def test_a_large_corpus_is_known_by_its_times(
+    documents: list[str], tmp_path: Path, small_build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recipes, "HASHED_BYTES", 100)
+    corpus = write_lines(tmp_path / "c.jsonl", documents)
+    small_build(tmp_path / "out", corpus)
+    small_build(tmp_path / "out", corpus)
+    os.utime(corpus, (0, 0))
+    with pytest.raises(UserError, match=r"the content of .*c\.jsonl was changed"):
+        small_build(tmp_path / "out", corpus)
+
+
+def test_a_tokenizer_file_that_changes_is_noticed(
+    json_lines: Path, prepared: Path, tmp_path: Path, small_build: Build
+) -> None:
+    tokenizer = tmp_path / "tokenizer.json"
+    shutil.copy(prepared / "tokenizer.json", tokenizer)
+    small_build(tmp_path / "out", json_lines, tokenizer=str(tokenizer))
+    tokenizer.write_text(tokenizer.read_text().replace("<|endoftext|>", "<|endoftexts|>"))
+    with pytest.raises(UserError, match=r"tokenizer\.json was 1 files of"):
+        small_build(tmp_path / "out", json_lines, tokenizer=str(tokenizer))
+
+
+def test_a_tokenizer_left_by_something_else_is_not_taken(
+    json_lines: Path, prepared: Path, tmp_path: Path, small_build: Build
+) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert small_build(tmp_path, json_lines).splits == read_manifest(prepared).splits
+
+
+def test_shards_that_nobody_may_write_to_can_be_used(json_lines: Path, tmp_path: Path, small_build: Build) -> None:
+    directory = tmp_path / "out"
+    small_build(directory, json_lines)
+    (directory / ".lock").unlink()
+    (directory / ".lock").mkdir()  # no lock can be taken here, not even by root
+    assert small_build(directory, json_lines).splits["train"].tokens
+
+
+def test_a_full_disk_is_one_line_and_the_preparation_goes_on(
+    json_lines: Path, prepared: Path, tmp_path: Path, small_build: Build, contents: Contents
+) -> None:
+    for limit in (3_000, 9_000, 40_000):  # a kernel refuses files larger than this
+        directory = tmp_path / str(limit)
+        process = FORK.Process(target=prepare_with_little_room, args=(directory, json_lines, limit, small_build))
+        process.start()
+        process.join()
+        assert process.exitcode == 7, limit
+        assert not (directory / "manifest.json").exists()
+        small_build(directory, json_lines)
+        assert contents(directory) == contents(prepared)
+
+
+def prepare_with_little_room(directory: Path, corpus: Path, limit: int, small_build: Build) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    with pytest.raises(UserError, match=r"data\.directory: .* cannot be written to"):
+        small_build(directory, corpus)
+    os._exit(7)

@@ -93,7 +93,7 @@ def test_a_huge_line_is_never_held(tmp_path: Path) -> None:
         def tell(self) -> int:
             return 0
 
-    records = list(lines(Endless(), "huge", 0, 0, 1 << 21, Endless()))
+    records = list(lines(Endless(), "huge", 0, 0, 1 << 21, Endless(), 0))
     assert [(r.raw, r.fault) for r in records] == [(b"", "more than 2097152 bytes"), (b"good", None)]
 
 

@@ -1,18 +1,19 @@
-"""Corpus to shards: parallel, streaming, resumable, and the same bytes whoever does it.
+"""Corpus to shards: parallel, resumable, and the same bytes whoever does it.
 
-One process reads records in order and writes tokens in order; between the two, batches of records are tokenised by all
-cores, or a cluster (`engines`). Nothing that is written depends on where a batch ends, so the number of
-workers, interruptions and commits leave no trace in the shards.
+One process reads records in order and writes tokens in order; between the two, portions of records are tokenised by all
+cores, or a cluster (`workers`). Nothing that is written depends on where a portion ends, so the number of workers,
+interruptions and commits leave no trace in the shards.
 """
 
 import hashlib
+import sqlite3
 import time
 import warnings
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from filelock import FileLock
@@ -30,58 +31,22 @@ from kerple.data.manifest import (
     read_manifest,
     write_atomically,
 )
+from kerple.data.prepare import journal as journals
 from kerple.data.prepare.corpora import Place, Record, Source, sources
 from kerple.data.prepare.encode import Encoded, digest_of, parse
-from kerple.data.prepare.engines import ENGINES, Batch
 from kerple.data.prepare.journal import Journal, Progress, remove_journal
+from kerple.data.prepare.recipe import Recipe, differences
+from kerple.data.prepare.workers import ENGINES, Portion
 from kerple.data.shards import ShardWriter, checksums
 from kerple.data.tokenizer import TRAINED_HERE, end_of_text, load_tokenizer, train_tokenizer, vocabulary_size
-from kerple.errors import UserError
+from kerple.errors import NO_ROOM, UserError
 
-BATCH_BYTES = 1 << 20  # raw bytes tokenised together
-BATCH_RECORDS = 1 << 12
+PORTION_BYTES = 1 << 20  # raw bytes tokenised together
+PORTION_RECORDS = 1 << 12
 TRAINING_BYTES = 10**8  # of the training split that a tokenizer is trained on
 COMMIT_SECONDS = 2.0
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """What the bytes of the shards depend on; nothing else does.
-
-    Args:
-        corpus: See `kerple.data.prepare.corpora.sources`.
-        tokenizer: "bpe" to train one here, else see `kerple.data.tokenizer.load_tokenizer`.
-        vocabulary: Entries of a tokenizer trained here; for any other one, the most it may have.
-        shares: Of documents in train, validation and test.
-        text_field: Key or column of the text.
-        drop_duplicates: Keep only the first of documents with equal text.
-        largest_document: Bytes beyond which a document, or a line of JSON, is a fault.
-    """
-
-    corpus: str
-    tokenizer: str = TRAINED_HERE
-    vocabulary: int = 2048
-    shares: tuple[float, float, float] = (0.9, 0.05, 0.05)
-    text_field: str = "text"
-    drop_duplicates: bool = False
-    largest_document: int = 1 << 26
-
-    def __post_init__(self) -> None:
-        shares = self.shares
-        if len(shares) != 3 or not all(0 <= s <= 1 for s in shares) or abs(sum(shares) - 1) > 1e-6:
-            raise UserError(
-                f"shares: expected three numbers, for train, validation, test, that add up to 1, got {shares}"
-            )
-
-    def settings(self) -> dict[str, Any]:
-        return {**asdict(self), "shares": list(self.shares)}
-
-    def split_of(self, digest: bytes) -> str:
-        """The split of a document, by a hash of its text alone: equal texts never lie on two sides."""
-        place = int.from_bytes(digest[:8], "big") / 2**64
-        return (
-            "train" if place < self.shares[0] else "validation" if place < self.shares[0] + self.shares[1] else "test"
-        )
+LARGEST_LOSS = 0.01
+REFUSED = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)  # what SQLite makes of NO_ROOM
 
 
 def build(
@@ -90,6 +55,7 @@ def build(
     workers: int = 0,
     on_fault: Literal["skip", "raise"] = "skip",
     engine: Literal["local", "ray"] = "local",
+    largest_loss: float = LARGEST_LOSS,
     progress: bool = True,
     run_tokens: int = RUN_TOKENS,
     runs_per_shard: int = RUNS_PER_SHARD,
@@ -102,79 +68,139 @@ def build(
     Args:
         directory: Where tokenizer.json, the shards and at last manifest.json go.
         recipe: What to prepare.
-        workers: Processes that tokenise; 0: one a core. 1: this one.
-        on_fault: Whether one that is broken, not Unicode, too deep or too large is left out and counted, or fatal.
-        engine: Where they run: on this machine, or a Ray cluster, of which 0 workers are all CPUs.
+        workers: Processes that tokenise; 0 is one a core, 1 is this one.
+        on_fault: Whether a document that is broken, not Unicode, too deep or too large is left out and counted (`skip`)
+            or ends the preparation (`raise`).
+        engine: Where the workers run: on this machine, or on a Ray cluster, of which 0 workers are all CPUs.
+        largest_loss: Share of the corpus's bytes that may be left out for their faults.
         progress: Show progress bars on standard error.
         run_tokens, runs_per_shard: Sizes of members and shards.
-        commit_seconds: At most this much work is lost by a kill.
+        commit_seconds: A kill loses at most this much work.
 
     Raises:
-        UserError: The corpus or the tokenizer cannot be used, or the directory holds something prepared otherwise.
+        UserError: The corpus or the tokenizer cannot be used, the corpus holds no document or too many faults, the
+            directory holds something prepared otherwise or from other files, or the disk is full.
     """
     if engine not in ENGINES:
-        raise UserError(f"prepare_engine: got {engine!r}, expected one of {', '.join(ENGINES)}")
+        raise UserError(f"data.prepare_engine: got {engine!r}, expected one of {', '.join(ENGINES)}")
+    if (directory / FILE).exists() and not (
+        directory / journals.FILE
+    ).exists():  # needs no lock, nor a disk to write to
+        return check_recipe(read_manifest(directory), recipe)
     directory.mkdir(parents=True, exist_ok=True)
-    with FileLock(directory / ".lock"):
-        if (directory / FILE).exists():
+    try:
+        with FileLock(directory / ".lock"):
+            if (directory / FILE).exists():
+                remove_journal(directory)
+                return check_recipe(read_manifest(directory), recipe)
+            found = sources(recipe.corpus, recipe.text_field)
+            settings = recipe.settings(found)
+            sizes = {"run_tokens": run_tokens, "runs_per_shard": runs_per_shard}
+            with closing(Journal(directory, settings | sizes)) as journal:
+                tokenizer = _tokenizer(directory, recipe, found, journal, progress)
+                vocabulary = vocabulary_size(tokenizer)
+                layout = Layout("uint16" if vocabulary <= 1 << 16 else "uint32", run_tokens, runs_per_shard)
+                encoder = (tokenizer.to_str(), end_of_text(tokenizer, recipe.tokenizer), recipe.text_field)
+                if not journal.progress.finished:
+                    writing = _Writing(directory, recipe, layout, journal, on_fault, commit_seconds)
+                    now = journal.progress
+                    portions = _portions(found, now.source, now.place, recipe.largest_document)
+                    with closing(ENGINES[engine](portions, encoder, workers)) as results:
+                        _write(found, writing, results, progress)
+                _check_losses(recipe, journal, largest_loss)
+                splits = _splits(directory, layout, journal.progress, progress)
+                manifest = Manifest(
+                    str(directory),
+                    vocabulary,
+                    encoder[1],
+                    hashlib.sha256((directory / "tokenizer.json").read_bytes()).hexdigest(),
+                    layout,
+                    splits,
+                    settings,
+                    dict(sorted(journal.progress.counts.items())),
+                )
+            manifest.write(directory)
             remove_journal(directory)
-            return check_recipe(read_manifest(directory), recipe)
-        found = sources(recipe.corpus, recipe.text_field)
-        tokenizer = _tokenizer(directory, recipe, found, progress)
-        vocabulary = vocabulary_size(tokenizer)
-        if vocabulary > recipe.vocabulary:
-            raise UserError(
-                f"vocabulary: {recipe.vocabulary}, but tokenizer {recipe.tokenizer!r} has {vocabulary} entries; "
-                f"set it to {vocabulary} or more (a model may have rows to spare)"
-            )
-        layout = Layout("uint16" if vocabulary <= 1 << 16 else "uint32", run_tokens, runs_per_shard)
-        with closing(Journal(directory, {**recipe.settings(), **asdict(layout)})) as journal:
-            encoder = (tokenizer.to_str(), end_of_text(tokenizer, recipe.tokenizer), recipe.text_field)
-            if not journal.progress.finished:
-                writing, now = _Writing(directory, recipe, layout, journal, on_fault, commit_seconds), journal.progress
-                batches = _batches(found, now.source, now.place, recipe.largest_document)
-                with closing(ENGINES[engine](batches, encoder, workers)) as results:
-                    _write(found, writing, results, progress)
-            manifest = _manifest(directory, recipe, layout, journal.progress, vocabulary, encoder[1], progress)
-        manifest.write(directory)
-        remove_journal(directory)
-        _report(manifest)
-        return manifest
+            return manifest
+    except (OSError, sqlite3.OperationalError) as error:
+        if getattr(error, "errno", None) not in NO_ROOM and getattr(error, "sqlite_errorcode", 0) & 0xFF not in REFUSED:
+            raise
+        raise UserError(
+            f"data.directory: {directory} cannot be written to ({error}); free some space and start again, what is "
+            "done is kept"
+        ) from error
 
 
 def check_recipe(manifest: Manifest, recipe: Recipe) -> Manifest:
-    """Raise a ValueError that names each setting in which a prepared directory differs from what is asked for."""
-    asked = recipe.settings()
-    differing = {k: (manifest.settings.get(k), v) for k, v in asked.items() if manifest.settings.get(k) != v}
-    if differing:
-        told = "; ".join(f"{key} was {was!r}, is {now!r}" for key, (was, now) in differing.items())
+    """Return the manifest of a prepared directory if it is what is asked for.
+
+    Raises:
+        UserError: It was prepared with other settings or from other files. The message names what differs.
+    """
+    if told := differences(manifest.settings, recipe.settings_now()):
         raise UserError(
-            f"{manifest.place}: was prepared with other settings: {told}. Give data.directory another folder, "
-            "or set data.corpus to null to take the shards as they are"
+            f"{manifest.place}: was prepared otherwise: {told}. Give data.directory another folder, delete this one to "
+            "prepare it again, or set data.corpus to null to take the shards as they are"
         )
     return manifest
 
 
-def _tokenizer(directory: Path, recipe: Recipe, found: list[Source], progress: bool) -> Tokenizer:
-    path = directory / "tokenizer.json"
-    if path.exists():
-        return load_tokenizer(str(path))
-    if recipe.tokenizer == TRAINED_HERE:
-        tokenizer = train_tokenizer(_training_texts(recipe, found, progress), recipe.vocabulary)
+def _check_losses(recipe: Recipe, journal: Journal, largest_loss: float) -> None:
+    now = journal.progress
+    if not sum(now.documents.values()):
+        journal.forget()  # there is nothing to go on with once the corpus is mended
+        raise UserError(
+            f"data.corpus: {recipe.corpus!r} holds no document that can be used: {now.reasons() or 'it is empty'}; "
+            "name another corpus, or the key or column of its text with data.text_field"
+        )
+    share = now.lost / max(now.lost + now.taken, 1)
+    if share > largest_loss:
+        raise UserError(
+            f"data.largest_loss: {share:.2g} of the bytes of {recipe.corpus!r} cannot be used, at most {largest_loss} "
+            f"may be: {now.reasons()}; mend the corpus, or allow the loss with a larger data.largest_loss"
+        )
+    if now.reasons():
+        warnings.warn(f"{recipe.corpus}: documents left out: {now.reasons()}", stacklevel=3)
+
+
+def _tokenizer(directory: Path, recipe: Recipe, found: list[Source], journal: Journal, progress: bool) -> Tokenizer:
+    """The tokenizer of this preparation, kept in the journal; a tokenizer.json of an earlier one does not count."""
+    if journal.tokenizer is not None:
+        tokenizer = Tokenizer.from_str(journal.tokenizer)
+    elif recipe.tokenizer == TRAINED_HERE:
+        faults = Progress()
+        texts = _training_texts(recipe, found, faults, progress)
+        if (first := next(texts, None)) is None:
+            told = faults.reasons() or "it is empty, or too small for its share"
+            raise UserError(
+                f"data.corpus: {recipe.corpus!r} holds no training document to learn a tokenizer from: {told}; name "
+                "another corpus, the key or column of its text with data.text_field, other data.shares, or a tokenizer"
+            )
+        tokenizer = train_tokenizer(chain([first], texts), recipe.vocabulary)
     else:
         tokenizer = load_tokenizer(recipe.tokenizer)
-    write_atomically(path, tokenizer.to_str().encode())
+    if (size := vocabulary_size(tokenizer)) > recipe.vocabulary:
+        raise UserError(
+            f"data.vocabulary: got {recipe.vocabulary}, but tokenizer {recipe.tokenizer!r} has {size} entries; set it "
+            f"to {size} or more (a model may have rows to spare)"
+        )
+    if journal.tokenizer is None:
+        journal.begin(tokenizer.to_str())
+    write_atomically(directory / "tokenizer.json", tokenizer.to_str().encode())
     return tokenizer
 
 
-def _training_texts(recipe: Recipe, found: list[Source], progress: bool) -> Iterator[str]:
-    """Texts of the training split only: the tokenizer must not have seen what it is tested on."""
+def _training_texts(recipe: Recipe, found: list[Source], faults: Progress, progress: bool) -> Iterator[str]:
+    """Yield texts of the training split only: the tokenizer must not have seen what it is tested on."""
     used = 0
     with tqdm(desc="training the tokenizer", unit="B", unit_scale=True, disable=not progress) as bar:
         for source in found:
             for record in source.records((0, 0), recipe.largest_document):
                 text, raw, fault = parse(record.raw, record.json, recipe.text_field)
-                if fault or recipe.split_of(digest_of(raw)) != "train":
+                if fault := record.fault or fault:
+                    faults.leave_out(record.name, fault, record.lost)
+                    continue
+                if recipe.split_of(digest_of(raw)) != "train":
                     continue
                 yield text
                 used += len(raw)
@@ -184,7 +210,7 @@ def _training_texts(recipe: Recipe, found: list[Source], progress: bool) -> Iter
 
 
 class _Writing:
-    """Takes encoded batches in order, splits, writes, commits."""
+    """Takes encoded portions in order, deals their documents to the splits, writes and commits."""
 
     def __init__(
         self, directory: Path, recipe: Recipe, layout: Layout, journal: Journal, on_fault: str, commit_seconds: float
@@ -202,8 +228,9 @@ class _Writing:
             if fault := encoded.faults[i]:
                 if self.on_fault == "raise" and fault != "empty":
                     raise UserError(f"{record.name}: {fault}; data.on_fault: skip counts such documents and goes on")
-                now.counts[fault.partition(":")[0]] = now.counts.get(fault.partition(":")[0], 0) + 1
+                now.leave_out(record.name, fault, record.lost or len(record.raw))
                 continue
+            now.taken += len(record.raw)
             if not self.journal.is_new(encoded.digests[i]):
                 now.counts["duplicates"] = now.counts.get("duplicates", 0) + 1
                 if self.recipe.drop_duplicates:
@@ -236,7 +263,7 @@ class _Writing:
         self.journal.commit()
 
 
-def _write(found: list[Source], writing: _Writing, results: Iterator[tuple[Batch, Encoded]], progress: bool) -> None:
+def _write(found: list[Source], writing: _Writing, results: Iterator[tuple[Portion, Encoded]], progress: bool) -> None:
     now = writing.journal.progress
     sizes = [source.size for source in found]
     total = None if None in sizes else sum(size or 0 for size in sizes)
@@ -252,26 +279,24 @@ def _write(found: list[Source], writing: _Writing, results: Iterator[tuple[Batch
     writing.finish()
 
 
-def _batches(found: list[Source], source: int, place: Place, limit: int) -> Iterator[Batch]:
+def _portions(found: list[Source], source: int, place: Place, limit: int) -> Iterator[Portion]:
     for number in range(source, len(found)):
-        batch, size = list[Record](), 0
+        portion, size = list[Record](), 0
         for record in found[number].records(place if number == source else (0, 0), limit):
-            batch.append(record)
+            portion.append(record)
             size += len(record.raw)
-            if size >= BATCH_BYTES or len(batch) >= BATCH_RECORDS:
-                yield number, batch
-                batch, size = [], 0
-        if batch:
-            yield number, batch
+            if size >= PORTION_BYTES or len(portion) >= PORTION_RECORDS:
+                yield number, portion
+                portion, size = [], 0
+        if portion:
+            yield number, portion
 
 
-def _manifest(
-    directory: Path, recipe: Recipe, layout: Layout, now: Progress, vocabulary: int, ending: int, progress: bool
-) -> Manifest:
+def _splits(directory: Path, layout: Layout, now: Progress, progress: bool) -> dict[str, Split]:
+    """What the manifest says of the finished shards; reads them back."""
     splits = {}
-    with tqdm(
-        total=sum(layout.runs(now.tokens[s]) for s in SPLITS), desc="checksums", unit="run", disable=not progress
-    ) as bar:
+    runs = sum(layout.runs(now.tokens[s]) for s in SPLITS)
+    with tqdm(total=runs, desc="checksums", unit="run", disable=not progress) as bar:
         for name in SPLITS:
             sums = []
             for checksum in checksums(directory, layout, name, now.tokens[name]):
@@ -280,21 +305,4 @@ def _manifest(
             with (directory / f"{name}.offsets").open("rb") as file:
                 offsets = hashlib.file_digest(file, "sha256").hexdigest()
             splits[name] = Split(name, now.tokens[name], now.documents[name], now.bytes[name], tuple(sums), offsets)
-    tokenizer = hashlib.sha256((directory / "tokenizer.json").read_bytes()).hexdigest()
-    return Manifest(
-        str(directory),
-        vocabulary,
-        ending,
-        tokenizer,
-        layout,
-        splits,
-        recipe.settings(),
-        dict(sorted(now.counts.items())),
-    )
-
-
-def _report(manifest: Manifest) -> None:
-    left_out = {reason: n for reason, n in manifest.counts.items() if reason not in ("empty", "duplicates")}
-    if left_out:
-        told = ", ".join(f"{count} × {reason}" for reason, count in left_out.items())
-        warnings.warn(f"{manifest.place}: documents left out: {told}", stacklevel=3)
+    return splits

@@ -1,8 +1,7 @@
-"""Corpora as streams of raw documents, each with a place to come back to.
+"""Corpora as sequences of raw documents, each with a place to come back to.
 
-A corpus is a list of sources in a fixed order, a source a sequence of records. A record is the raw bytes of one
-document, not parsed yet: parsing is work for all cores and is done where the text is tokenised (`encode`).
-The place of a record is (member, number): which file of an archive, and how many records came before it in that.
+A corpus is a list of sources in a fixed order, and a source is a sequence of records. A record is the raw bytes of one
+document. It is parsed where its text is tokenised (`encode`), because that is work for all cores.
 """
 
 import random
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from kerple.data.streams import check_protocol, decompress, filesystem, is_remote, open_bytes
+from kerple.data.files import check_protocol, decompress, filesystem, is_remote, open_bytes
 from kerple.errors import UserError
 
 STANDARD_LIBRARY = "stdlib"
@@ -25,8 +24,7 @@ PARQUET_ENDINGS = (".parquet",)
 DATA_ENDINGS = LINE_ENDINGS + TAR_ENDINGS + PARQUET_ENDINGS
 CHUNK = 1 << 20  # bytes read at once
 
-Place = tuple[int, int]
-BEGINNING: Place = (0, 0)
+Place = tuple[int, int]  # which member of an archive, and how many records of that member come before
 
 
 @dataclass(frozen=True)
@@ -34,10 +32,13 @@ class Record:
     """One document before parsing.
 
     Args:
-        raw: A line of JSON if `json`, else UTF-8 text. Empty where `fault` says why it could not even be read.
+        raw: A line of JSON if `json`, else UTF-8 text. It is empty where the record has a `fault`.
         name: File and line, for messages.
-        next: Place to go on from after this record.
-        consumed: Bytes of the source read so far, for progress; compressed ones where it is compressed.
+        next: The place to go on from after this record.
+        consumed: Bytes of the source that were read so far, for progress; compressed ones where it is compressed.
+        fault: Why the record could not be read, or None.
+        lost: Bytes that a fault costs, as far as is known. A file that breaks off counts as a whole, because nobody
+            knows how much is missing.
     """
 
     raw: bytes
@@ -46,24 +47,32 @@ class Record:
     json: bool
     consumed: int
     fault: str | None = None
+    lost: int = 0
 
 
 class Source(ABC):
-    """A file, or what else holds records in an order that never changes."""
+    """Something that holds records in an order that never changes: a file, a folder of texts, a remote dataset.
 
-    name: str
-    size: int | None  # bytes as they lie, None where nobody knows
+    Args:
+        name: For messages.
+        paths: Its files.
+        size: Bytes of the files as they lie, None where that is unknown.
+    """
+
+    def __init__(self, name: str, paths: list[str], size: int | None) -> None:
+        self.name, self.paths, self.size = name, paths, size
 
     @abstractmethod
     def records(self, start: Place, limit: int) -> Iterator[Record]:
-        """Records from the place `start` on; documents of more than `limit` bytes come as a fault, never whole."""
+        """Yield the records from the place `start` on. One of more than `limit` bytes comes as a fault, never whole."""
 
 
 class TextFiles(Source):
-    """Whole files, one document each."""
+    """Files that are one document each."""
 
     def __init__(self, name: str, paths: list[str], sizes: list[int]) -> None:
-        self.name, self.paths, self.sizes, self.size = name, paths, sizes, sum(sizes)
+        super().__init__(name, paths, sum(sizes))
+        self.sizes = sizes
 
     def records(self, start: Place, limit: int) -> Iterator[Record]:
         consumed = sum(self.sizes[: start[1]])
@@ -72,24 +81,22 @@ class TextFiles(Source):
             with open_bytes(path) as file:
                 try:
                     raw, fault = decompress(file, path).read(limit + 1), None
-                except ValueError:
+                except UserError:
                     raise
                 except Exception as error:  # gzip, zlib and zstandard each raise kinds of their own
                     raw, fault = b"", f"damaged file: {error}"
             consumed += self.sizes[number]
             fault = f"more than {limit} bytes" if len(raw) > limit else fault
-            yield Record(b"" if fault else raw, path, (0, number + 1), False, consumed, fault)
+            lost = max(len(raw), self.sizes[number]) if fault else 0
+            yield Record(b"" if fault else raw, path, (0, number + 1), False, consumed, fault, lost)
 
 
 class JsonLines(Source):
-    """One JSON object a line: .jsonl, also as .zst or .gz."""
-
-    def __init__(self, path: str, size: int | None) -> None:
-        self.name, self.size = path, size
+    """A file with one JSON object a line: .jsonl, also as .zst or .gz."""
 
     def records(self, start: Place, limit: int) -> Iterator[Record]:
         with open_bytes(self.name) as file:
-            yield from lines(decompress(file, self.name), self.name, 0, start[1], limit, file)
+            yield from lines(decompress(file, self.name), self.name, 0, start[1], limit, file, self.size or 0)
 
 
 class _Header(tarfile.TarInfo):
@@ -108,9 +115,6 @@ class _Header(tarfile.TarInfo):
 class Tar(Source):
     """A tar of JSON lines and text files, read in one pass; only regular members count, none is written anywhere."""
 
-    def __init__(self, path: str, size: int | None) -> None:
-        self.name, self.size = path, size
-
     def records(self, start: Place, limit: int) -> Iterator[Record]:
         with open_bytes(self.name) as file:
             outer = self.name.replace(".tgz", ".tar.gz")
@@ -120,7 +124,7 @@ class Tar(Source):
                         if number >= start[0] and member.isreg() and (content := archive.extractfile(member)):
                             skip = start[1] if number == start[0] else 0
                             yield from self._member(member, content, number, skip, limit, file)
-            except ValueError:
+            except UserError:
                 raise
             except Exception as error:  # of the archive, or of what it is compressed with
                 raise UserError(f"{self.name}: is not a tar file that can be read to its end ({error})") from error
@@ -130,36 +134,47 @@ class Tar(Source):
     ) -> Iterator[Record]:
         name = f"{self.name}: {member.name}"
         if member.name.endswith(LINE_ENDINGS):
-            yield from lines(decompress(content, member.name), name, number, skip, limit, file)
+            yield from lines(decompress(content, member.name), name, number, skip, limit, file, member.size)
         elif not skip:
             fault = f"more than {limit} bytes" if member.size > limit else None
             raw = b"" if fault else content.read()
-            yield Record(raw, name, (number, 1), False, file.tell(), fault)
+            yield Record(raw, name, (number, 1), False, file.tell(), fault, member.size if fault else 0)
 
 
-def lines(stream: IO[bytes], name: str, member: int, skip: int, limit: int, file: IO[bytes]) -> Iterator[Record]:
-    """Split a byte stream at newlines without ever holding a line of more than `limit` bytes.
+def lines(
+    content: IO[bytes], name: str, member: int, skip: int, limit: int, file: IO[bytes], size: int
+) -> Iterator[Record]:
+    """Split bytes at newlines without ever holding a line of more than `limit` bytes.
 
-    The first `skip` lines are passed by. A stream that breaks off (a damaged frame, an early end) becomes one last
-    record with a fault.
+    Args:
+        content: The bytes, decompressed. Where they break off (a damaged frame, an early end), one last record says so.
+        name: Of the file, for messages.
+        member: Number of the file in its archive.
+        skip: How many lines to pass by.
+        limit: Bytes of the longest line.
+        file: What `content` is decompressed from; its place is the progress.
+        size: Bytes of the compressed file.
     """
-    number, pieces, length = 0, list[bytes](), 0
+    number, pieces, length, read = 0, list[bytes](), 0, 0
 
     def record() -> Record:
         fault = f"more than {limit} bytes" if length > limit else None
         raw = b"" if fault else b"".join(pieces)
-        return Record(raw, f"{name}:{number}", (member, number), True, file.tell(), fault)
+        return Record(raw, f"{name}:{number}", (member, number), True, file.tell(), fault, length if fault else 0)
 
     while True:
         try:
-            chunk = stream.read(CHUNK)
-        except ValueError:
+            chunk = content.read(CHUNK)
+        except UserError:
             raise
         except Exception as error:  # gzip, zlib and zstandard each raise kinds of their own
-            yield Record(b"", f"{name}:{number + 1}", (member, number + 1), True, file.tell(), f"damaged file: {error}")
+            if number >= skip:
+                fault, lost = f"damaged file: {error}", max(read, size)
+                yield Record(b"", f"{name}:{number + 1}", (member, number + 1), True, file.tell(), fault, lost)
             return
         if not chunk:
             break
+        read += len(chunk)
         first, *rest = chunk.split(b"\n")
         length += len(first)
         if length <= limit:
@@ -178,7 +193,7 @@ def lines(stream: IO[bytes], name: str, member: int, skip: int, limit: int, file
 
 
 def sources(corpus: str, text_field: str = "text") -> list[Source]:
-    """The sources of a corpus, in the order in which they are read.
+    """List the sources of a corpus in the order in which they are read.
 
     Args:
         corpus: `stdlib`, `packages`, a file, a folder, a glob pattern or URL of JSON lines (.jsonl, .jsonl.zst,
@@ -202,17 +217,17 @@ def sources(corpus: str, text_field: str = "text") -> list[Source]:
     files = _files(corpus)
     if not files:
         raise UserError(
-            f"corpus: {corpus!r} holds no files; expected {STANDARD_LIBRARY!r}, 'packages', a file, a folder, a URL or "
-            "hf:NAME"
+            f"data.corpus: {corpus!r} holds no files; expected {STANDARD_LIBRARY!r}, 'packages', a file, a folder, a "
+            "URL or hf:NAME"
         )
     if not any(path.endswith(DATA_ENDINGS) for path, _ in files):
         return [TextFiles(corpus, [path for path, _ in files], [size or 0 for _, size in files])]
     found: list[Source] = []
     for path, size in files:
         if path.endswith(LINE_ENDINGS):
-            found.append(JsonLines(path, size))
+            found.append(JsonLines(path, [path], size))
         elif path.endswith(TAR_ENDINGS):
-            found.append(Tar(path, size))
+            found.append(Tar(path, [path], size))
         elif path.endswith(PARQUET_ENDINGS):
             from kerple.data.prepare.tables import Parquet
 

@@ -73,7 +73,10 @@ def digest_of(raw: bytes) -> bytes:
 
 
 def parse(raw: bytes, is_json: bool, text_field: str) -> tuple[str, bytes, str | None]:
-    """A raw record to its text, the text's UTF-8 bytes, and what is wrong with it (None: nothing)."""
+    """Return a raw record's text, the text's UTF-8 bytes, and what is wrong with it (None: nothing).
+
+    What is wrong is a kind of fault, and after a colon, where there is more to say, what it is in this record.
+    """
     if not raw.strip():
         return "", b"", "empty"
     try:
@@ -81,7 +84,8 @@ def parse(raw: bytes, is_json: bool, text_field: str) -> tuple[str, bytes, str |
             entry = json.loads(raw)
             text = entry.get(text_field) if isinstance(entry, dict) else None
             if not isinstance(text, str):
-                return "", b"", "no text"
+                keys = f"the keys are {', '.join(entry)}" if isinstance(entry, dict) else "not an object"
+                return "", b"", f"no text: {text_field!r} is no string, {keys[:200]}"
             raw = text.encode()
         else:
             text = raw.decode()

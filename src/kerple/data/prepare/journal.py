@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kerple.data.manifest import SPLITS
+from kerple.data.prepare.recipe import differences
 from kerple.errors import UserError
 
 FILE = "journal.sqlite"
@@ -25,6 +26,9 @@ class Progress:
         place: Where to go on in it.
         tokens, documents, bytes: Written so far, by split.
         counts: Documents left out, by reason, and duplicates.
+        examples: The first document of each reason.
+        lost: Raw bytes of documents left out, not those of empty ones.
+        taken: Raw bytes of the other documents.
         finished: No record is left.
     """
 
@@ -34,7 +38,22 @@ class Progress:
     documents: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
     bytes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
     counts: dict[str, int] = field(default_factory=dict)
+    examples: dict[str, str] = field(default_factory=dict)
+    lost: int = 0
+    taken: int = 0
     finished: bool = False
+
+    def leave_out(self, name: str, fault: str, lost: int) -> None:
+        """Count a document, or what else has the fault."""
+        reason = fault.partition(":")[0]
+        self.counts[reason] = self.counts.get(reason, 0) + 1
+        if reason != "empty":
+            self.examples.setdefault(reason, f"{name}: {fault}")
+            self.lost += lost
+
+    def reasons(self) -> str:
+        """What was left out and why, for a message."""
+        return "; ".join(f"{self.counts[reason]} × {example}" for reason, example in self.examples.items())
 
 
 class Journal:
@@ -43,6 +62,10 @@ class Journal:
     Args:
         directory: Where the shards are written.
         settings: What is being prepared; a journal of other settings belongs to another corpus.
+
+    Attributes:
+        progress: How far the preparation has come.
+        tokenizer: The tokenizer as text, None before `begin`.
 
     Raises:
         UserError: The directory holds an interrupted preparation with other settings, or no journal that can be read.
@@ -58,17 +81,36 @@ class Journal:
             self.database.execute("BEGIN IMMEDIATE")
             self.database.execute("CREATE TABLE IF NOT EXISTS seen (digest BLOB PRIMARY KEY) WITHOUT ROWID")
             self.database.execute("CREATE TABLE IF NOT EXISTS state (key TEXT PRIMARY KEY, value TEXT)")
-            stored = dict(self.database.execute("SELECT key, value FROM state"))
-        except sqlite3.Error as error:
+            rows = self.database.execute("SELECT key, value FROM state").fetchall()
+            stored = {key: json.loads(value) for key, value in rows}
+        except (sqlite3.DatabaseError, ValueError) as error:
+            if isinstance(error, sqlite3.OperationalError):  # the disk is full
+                raise
             raise UserError(f"{path}: cannot be used ({error}); delete the folder to prepare it again") from error
-        if "settings" in stored and json.loads(stored["settings"]) != json.loads(json.dumps(settings)):
+        if told := differences(stored.get("settings", settings), settings):
+            self.close()
             raise UserError(
-                f"{directory}: holds an interrupted preparation with other settings, {stored['settings']}; "
-                "delete the folder, or give data.directory another one"
+                f"{directory}: holds an interrupted preparation, and since then {told}; delete the folder to prepare "
+                "it again, or give data.directory another one"
             )
-        self._put("settings", settings)
-        self.progress = Progress(**json.loads(stored["progress"])) if "progress" in stored else Progress()
+        self.settings: dict[str, Any] = stored.get("settings", settings)
+        self.tokenizer: str | None = stored.get("tokenizer")
+        self.progress = Progress(**stored.get("progress", {}))
         self.progress.place = (self.progress.place[0], self.progress.place[1])
+
+    def begin(self, tokenizer: str) -> None:
+        """Make the settings and the tokenizer survive: the next start goes on with them."""
+        self.tokenizer = tokenizer
+        self._put("settings", self.settings)
+        self._put("tokenizer", tokenizer)
+        self.commit()
+
+    def forget(self) -> None:
+        """Make the next start one from the beginning."""
+        self.database.execute("DELETE FROM state")
+        self.database.execute("DELETE FROM seen")
+        self.database.execute("COMMIT")
+        self.database.execute("BEGIN IMMEDIATE")
 
     def is_new(self, digest: bytes) -> bool:
         """Whether no document so far had this digest; from now on one has."""
@@ -81,7 +123,7 @@ class Journal:
         self.database.execute("BEGIN IMMEDIATE")
 
     def close(self) -> None:
-        """Forget what was not committed."""
+        """Drop what was not committed."""
         self.database.rollback()
         self.database.close()
 

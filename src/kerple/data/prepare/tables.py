@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
+from kerple.data.files import open_bytes
 from kerple.data.prepare.corpora import Place, Record, Source
-from kerple.data.streams import open_bytes
 from kerple.errors import UserError
 
 
@@ -18,7 +18,8 @@ class Parquet(Source):
     """
 
     def __init__(self, path: str, size: int | None, text_field: str) -> None:
-        self.name, self.size, self.text_field = path, size, text_field
+        super().__init__(path, [path], size)
+        self.text_field = text_field
 
     def records(self, start: Place, limit: int) -> Iterator[Record]:
         try:
@@ -26,7 +27,7 @@ class Parquet(Source):
             from pyarrow import parquet
         except ImportError as error:
             raise UserError(f"{self.name}: reading Parquet needs pyarrow; pip install pyarrow") from error
-        from kerple.data.streams import is_remote
+        from kerple.data.files import is_remote
 
         with open_bytes(self.name) if not is_remote(self.name) else _seekable(self.name) as file:
             try:
@@ -61,10 +62,9 @@ class HubDataset(Source):
         text_field: The feature, a string.
     """
 
-    size = None
-
     def __init__(self, name: str, text_field: str) -> None:
-        self.name, self.text_field = name, text_field
+        super().__init__(name, [], None)
+        self.text_field = text_field
         self.path, self.config, self.split = (*name.split(":"), "", "")[:3]
 
     def records(self, start: Place, limit: int) -> Iterator[Record]:
@@ -88,12 +88,12 @@ def text_record(text: Any, name: str, number: int, limit: int, consumed: int) ->
     else:
         raw = text.encode("utf-8", "surrogatepass")
         if len(raw) > limit:
-            raw, fault = b"", f"more than {limit} bytes"
-    return Record(raw, name, (0, number), False, consumed, fault)
+            fault = f"more than {limit} bytes"
+    return Record(b"" if fault else raw, name, (0, number), False, consumed, fault, len(raw) if fault else 0)
 
 
 def _seekable(path: str) -> Any:
-    from kerple.data.streams import filesystem, retry
+    from kerple.data.files import filesystem, retry
 
     def attempt() -> Any:
         system, inner = filesystem(path)

@@ -1,4 +1,5 @@
 import contextlib
+import multiprocessing
 import os
 import shutil
 import socket
@@ -17,9 +18,10 @@ import pytest
 import kerple
 from kerple.data.manifest import Manifest
 from kerple.data.prepare import build as builder
-from kerple.data.prepare import engines
+from kerple.data.prepare import workers as pool
 from kerple.data.prepare.corpora import Record
 from kerple.data.prepare.encode import Encoded, Raw
+from kerple.errors import UserError
 
 ROOT = Path(__file__).parents[3]
 
@@ -27,7 +29,7 @@ Build = Callable[..., Manifest]
 Contents = Callable[[Path], dict[str, bytes]]
 
 
-def batches_of(sizes: list[int]) -> Iterator[engines.Batch]:
+def batches_of(sizes: list[int]) -> Iterator[pool.Portion]:
     for number, size in enumerate(sizes):
         yield 0, [Record(b"x" * size, f"{number}", (0, number + 1), False, 0)]
 
@@ -36,7 +38,7 @@ def batches_of(sizes: list[int]) -> Iterator[engines.Batch]:
 def test_results_keep_their_order_and_what_is_on_its_way_is_bounded(
     most: int, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engines, "WAITING_BYTES", limit)
+    monkeypatch.setattr(pool, "WAITING_BYTES", limit)
     sizes = [int(size) for size in np.random.default_rng(0).integers(1, 6, 40)]
     sent: list[int] = []
     seen: list[tuple[int, int]] = []
@@ -45,7 +47,7 @@ def test_results_keep_their_order_and_what_is_on_its_way_is_bounded(
         sent.append(len(raw[0][0]))
         return Encoded([], [], [len(sent) - 1], np.empty(0, np.int64), np.empty(0, np.uint32))
 
-    for (_, (record,)), result in engines.in_order(batches_of(sizes), send, lambda result: result, most):
+    for (_, (record,)), result in pool.in_order(batches_of(sizes), send, lambda result: result, most):
         waiting = sent[len(seen) :]
         assert len(waiting) <= most + 1  # the one that is handed over now among them
         assert len(waiting) <= 2 or sum(waiting[:-1]) <= limit
@@ -62,10 +64,52 @@ def test_two_processes_write_what_one_does(
     contents: Contents,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(builder, "BATCH_RECORDS", 7)
+    monkeypatch.setattr(builder, "PORTION_RECORDS", 7)
 
     small_build(tmp_path, json_lines, workers=2)
 
+    assert contents(tmp_path) == contents(prepared)
+
+
+def die(portion: list[Raw]) -> Encoded:
+    os._exit(1)
+
+
+def test_a_worker_that_dies_is_replaced_and_leaves_no_trace(
+    json_lines: Path,
+    prepared: Path,
+    tmp_path: Path,
+    small_build: Build,
+    contents: Contents,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(builder, "PORTION_RECORDS", 7)
+    original, killed = builder._Writing.take, set[int]()
+
+    def take(self: builder._Writing, *arguments: object) -> None:
+        original(self, *arguments)  # type: ignore[arg-type]
+        alive = [child for child in multiprocessing.active_children() if child.pid not in killed]
+        if len(killed) < 2 and alive:
+            alive[0].kill()
+            killed.add(alive[0].pid)
+
+    monkeypatch.setattr(builder._Writing, "take", take)
+
+    small_build(tmp_path, json_lines, workers=2)
+
+    assert len(killed) == 2
+    assert contents(tmp_path) == contents(prepared)
+
+
+@pytest.mark.slow
+def test_a_portion_that_kills_every_worker_ends_the_preparation_in_one_line(
+    json_lines: Path, prepared: Path, tmp_path: Path, small_build: Build, contents: Contents
+) -> None:
+    with pytest.MonkeyPatch.context() as context:
+        context.setattr(pool, "encode_in_worker", die)
+        with pytest.raises(UserError, match=r"prepare_workers: tokenising the same documents failed 4 times"):
+            small_build(tmp_path, json_lines, workers=2)
+    small_build(tmp_path, json_lines)
     assert contents(tmp_path) == contents(prepared)
 
 
@@ -121,7 +165,7 @@ def test_two_ray_workers_write_what_one_process_does(
     for number in range(12):  # large enough for a worker to be met at work
         (corpus / f"{number}.txt").write_text("".join(documents[number:]) * 15)
     small_build(tmp_path / "one", corpus)
-    monkeypatch.setattr(builder, "BATCH_RECORDS", 1)
+    monkeypatch.setattr(builder, "PORTION_RECORDS", 1)
     original, killed = builder._Writing.take, set[int]()
 
     def take(self: builder._Writing, *arguments: object) -> None:
@@ -145,7 +189,7 @@ def test_an_error_ends_the_cluster_that_was_started_here(
     json_lines: Path, tmp_path: Path, small_build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ray = pytest.importorskip("ray")
-    monkeypatch.setattr(builder, "BATCH_RECORDS", 7)
+    monkeypatch.setattr(builder, "PORTION_RECORDS", 7)
     monkeypatch.setattr(builder._Writing, "take", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         small_build(tmp_path, json_lines, workers=2, engine="ray")
@@ -212,7 +256,7 @@ def test_other_tokenizers_on_the_cluster_are_refused(
     json_lines: Path, tmp_path: Path, small_build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("ray")
-    monkeypatch.setattr(engines.tokenizers, "__version__", "0.0.1")  # of this process only
+    monkeypatch.setattr(pool.tokenizers, "__version__", "0.0.1")  # of this process only
     with pytest.raises(ValueError, match=r"^prepare_engine: machine .* has tokenizers .*, this one 0\.0\.1"):
         small_build(tmp_path, json_lines, workers=1, engine="ray")
 
