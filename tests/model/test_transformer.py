@@ -1,6 +1,7 @@
 """The decoder around the strategies: sizes, initialisation, the cache, the window, the losses."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch.nn.functional as F
 
 from kerple.model import Transformer
 from kerple.model.head import Pieces, target_losses
-from kerple.positions import KerpleLog, Learned, NoPE, Shape, names
+from kerple.positions import At, KerpleLog, Layers, Learned, NoPE, Position, Shape
 
 
 def test_parameter_count_of_the_paper() -> None:
@@ -59,40 +60,54 @@ def test_a_bad_shape_is_named(dim: int, heads: int) -> None:
         Shape(dim, heads, 4)
 
 
-@pytest.mark.parametrize("name", names())
-def test_one_token_at_a_time_with_a_cache_gives_the_same_logits(name: str, tiny_network) -> None:
-    network = tiny_network(name)
-    if not network.positions[0].prefix_consistent:
-        pytest.skip("the strategy's angles depend on the length of the input")
-    tokens = torch.randint(0, 50, (2, 24))
-
-    with torch.no_grad():
-        at_once = network(tokens)
-        cache = network.new_cache()
-        pieces = [network(tokens[:, :9], cache=cache)]
-        pieces += [network(tokens[:, t : t + 1], cache=cache) for t in range(9, 24)]
-
-    torch.testing.assert_close(torch.cat(pieces, 1), at_once, atol=1e-5, rtol=1e-4)
-
-
-@pytest.mark.parametrize("name", names())
-def test_the_window_hides_what_lies_before_it(name: str, tiny_network) -> None:
-    network = tiny_network(name)
-    tokens = torch.randint(0, 50, (1, 30))
-    changed = tokens.clone()
-    changed[:, :10] = 7
-
-    with torch.no_grad():
-        before, after = network(tokens, window=4), network(changed, window=4)
-
-    # two layers of window 4 let token t see back to t - 6
-    torch.testing.assert_close(after[:, 16:], before[:, 16:], atol=1e-5, rtol=1e-5)
-    assert not torch.allclose(after[:, 15], before[:, 15], atol=1e-6)
-
-
 def test_a_window_of_nothing_is_refused(tiny_network) -> None:
     with pytest.raises(ValueError, match="window: got 0"):
         tiny_network("NoPE")(torch.zeros(1, 4, dtype=torch.long), window=0)
+
+
+def test_a_cache_for_a_window_refuses_a_larger_one(tiny_network) -> None:
+    network, tokens = tiny_network("NoPE"), torch.zeros(1, 4, dtype=torch.long)
+    for window in (None, 9):
+        with pytest.raises(ValueError, match=f"window: got {window}, but the cache keeps 8 keys"):
+            network(tokens, window=window, cache=network.new_cache(window=8))
+
+
+def test_a_windowed_layers_cache_keeps_its_window() -> None:
+    network = Transformer(Shape(16, 2, 8), 4, 20, partial(Layers, window=3), kv_heads=1).eval()
+    cache = network.new_cache()
+    for _ in range(3):
+        network(torch.zeros(1, 4, dtype=torch.long), cache=cache)
+    assert [layer.keys.shape for layer in cache.layers] == [(1, 1, 3, 8)] * 3 + [(1, 1, 12, 8)]
+    assert cache.length == 12
+
+
+@pytest.mark.parametrize("kv_heads", [0, 3, 8])
+def test_key_heads_that_do_not_divide_are_refused(kv_heads: int) -> None:
+    with pytest.raises(ValueError, match=f"kv_heads: got {kv_heads}, expected a divisor of the 4 heads"):
+        Transformer(Shape(16, 4, 8), 1, 20, NoPE, kv_heads=kv_heads)
+
+
+def test_what_a_task_says_reaches_every_hook() -> None:
+    class Told(Position):
+        """Adds the task's places to the embeddings."""
+
+        def __init__(self, shape: Shape) -> None:
+            super().__init__()
+
+        def embed(self, x: torch.Tensor, at: At) -> torch.Tensor:
+            return x + at.places[..., None]
+
+    network, tokens = Transformer(Shape(16, 2, 8), 1, 20, Told).eval(), torch.randint(0, 20, (2, 6))
+    network.places = lambda read: (read == 3).cumsum(-1)
+    tokens[:, 2] = 3
+    seen = []
+    network.blocks[0].register_forward_pre_hook(lambda module, given: seen.append(given[0]))
+    at_once = network(tokens)
+    expected = network.embedding(tokens) + (tokens == 3).cumsum(-1)[..., None]
+    torch.testing.assert_close(seen[0], expected)
+    cache = network.new_cache()  # places are of all tokens, not of the new ones
+    pieces = [network(piece, cache=cache) for piece in (tokens[:, :4], *tokens[:, 4:].split(1, 1))]
+    torch.testing.assert_close(torch.cat(pieces, 1), at_once)
 
 
 def test_a_strategy_s_last_position_is_compared_without_asking_the_device(monkeypatch) -> None:

@@ -91,7 +91,7 @@ def attend_block(
     p = p.to(v.dtype)
     with torch.autocast(q.device.type, enabled=False):
         out = torch.matmul(p, v)  # (B, H, rows, δ)
-    return out if values is None else out + values(p, v, rows, columns, seen).to(out.dtype)
+    return out if values is None else (out + values(p, v, rows, columns, seen)).to(out.dtype)
 
 
 def _products(q: Tensor, k: Tensor) -> Tensor:

@@ -37,6 +37,7 @@ COMMANDS = {
     "compare": ("kerple.cli.compare", "strategies × seeds with everything else equal, and one report"),
     "predict": ("kerple.cli.predict", "continue a prompt with a trained model"),
     "plan": ("kerple.cli.plan", "what a fit will take: parameters, FLOPs, memory, hours, before anything runs"),
+    "check": ("kerple.cli.check", "hold a positional strategy of one's own to every property"),
 }
 # true of every run here, and nothing a user can or should act on
 HARMLESS = (

@@ -171,7 +171,7 @@ class Position(Constrained, ABC):
 
     @hook
     def values(self, p: Tensor, v: Tensor, pairs: Pairs) -> Tensor:
-        """What is added to the output (B, H, Tq, δ), given probabilities (B, H, Tq, Tk) and values (B, H, Tk, δ)."""
+        """What is added to the output: (B, H, Tq, δ) fp32 of probabilities (B, H, Tq, Tk) and values (B, H, Tk, δ)."""
         raise AssertionError(f"{type(self).__name__} does not override values; ask uses('values') first")
 
 

@@ -46,7 +46,7 @@ class Shaw(Position):
     def values(self, p: Tensor, v: Tensor, pairs: Pairs) -> Tensor:
         shares = precise(p.new_zeros(*p.shape[:3], self.clip + 1))
         shares = shares.scatter_add(-1, self._row(pairs).expand_as(p), precise(p))  # what each vector gets
-        return product(shares, self.value_vectors).to(p.dtype)  # (B, H, Tq, δ)
+        return product(shares, self.value_vectors)  # (B, H, Tq, δ)
 
     def _row(self, pairs: Pairs) -> Tensor:
         row = pairs.distance.clamp(max=self.clip)

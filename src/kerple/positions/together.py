@@ -18,7 +18,7 @@ class Together(Position):
     """Biases add, weights multiply, places, projections and mixes follow each other in the order given, sinks share
     one logit by logaddexp, values add.
 
-    Parameters: `2 * H` by default, else those of the parts; one set per layer if one of the parts has that.
+    Parameters: `0` of its own, those of the parts; one set per layer if one of the parts has that.
     Cost: that of the parts; one that needs explicit scores takes all of them there.
 
     Args:

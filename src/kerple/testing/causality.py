@@ -1,0 +1,81 @@
+"""What a token may depend on."""
+
+import torch
+from torch import Tensor, nn
+
+from kerple.testing.subject import VOCABULARY, DoesNotApply, Subject, holds, same, tokens
+
+
+@holds
+def the_past_has_no_gradient_from_the_future(subject: Subject) -> None:
+    network, embedded = subject.network(), []
+
+    def keep(module: nn.Module, arguments: tuple, x: Tensor) -> Tensor:
+        embedded.append(x.detach().requires_grad_())
+        return embedded[0]
+
+    network.embedding.register_forward_hook(keep)
+    logits = network(tokens(2, 30))
+    weights = torch.randn(2, 20, VOCABULARY, generator=torch.Generator().manual_seed(0))
+    (logits[:, :20] * weights).sum().backward()
+
+    reached = embedded[0].grad.abs().amax(-1)  # (2, 30)
+    assert (reached[:, 20:] == 0).all(), "a token has a gradient from a later one"
+    assert (reached[:, :20] > 0).all(), "a token has no gradient from itself or a later one"
+
+
+@holds
+@torch.no_grad()
+def what_comes_later_changes_nothing(subject: Subject) -> None:
+    """For positions that follow from tokens, which have no gradient."""
+    network, given = subject.network(), tokens(2, 30)
+    changed = given.clone()
+    changed[:, 20:] = (given[:, 20:] + 1) % VOCABULARY
+    before, after = network(given), network(changed)
+
+    same(after[:, :20], before[:, :20], "logits before a changed token")
+    assert (after[:, 20:] - before[:, 20:]).abs().max() > 1e-3, "a changed token changes nothing"
+
+
+@holds
+@torch.no_grad()
+def an_offset_changes_nothing_exactly_where_the_strategy_says_so(subject: Subject) -> None:
+    network = subject.network()
+    invariant = network.positions[0].shift_invariant
+    if invariant is None:
+        raise DoesNotApply("shift_invariant is None")
+    offset = subject.reach(524) - 24
+    if offset < 1:
+        raise DoesNotApply(f"max_length is {network.positions[0].max_length}")
+    given = tokens(2, 24)
+    moved = float((network(given, offset=offset) - network(given)).abs().max())
+
+    assert not invariant or moved < 1e-4, f"shift_invariant, but an offset of {offset} moves logits by {moved:.3g}"
+    assert invariant or moved > 1e-3, f"not shift_invariant, but an offset of {offset} moves logits by {moved:.3g} only"
+
+
+@holds
+@torch.no_grad()
+def the_logits_of_a_prefix_are_the_prefix_of_the_logits(subject: Subject) -> None:
+    """Within the training length, where even angles that depend on the length of the input do not yet."""
+    network, given = subject.network(), tokens(2, 30)
+    same(network(given)[:, :17], network(given[:, :17]), "logits of the first 17 of 30 tokens")
+
+
+@holds
+@torch.no_grad()
+def a_window_hides_what_is_before_it_and_nothing_else(subject: Subject) -> None:
+    network, given = subject.network(), tokens(1, 30)
+    changed = given.clone()
+    changed[:, :10] = (given[:, :10] + 1) % VOCABULARY
+    own = min((p.window for p in network.positions if p.window is not None), default=30)
+    if own >= 30:
+        same(network(given, window=30), network(given), "logits with a window of all keys")
+    before, after = network(given, window=4), network(changed, window=4)
+
+    # two layers of four keys reach six tokens back
+    same(before[:, 16:], after[:, 16:], "logits out of reach of a changed token")
+    assert (before[:, 10:15] - after[:, 10:15]).abs().max() > 1e-3, "a changed token within reach changes nothing"
+    beyond = network(given[:, 9:], offset=subject.reach(39) - 30 if subject.reach(39) < 39 else 9, window=4)
+    if network.positions[0].shift_invariant:  # else the same tokens at other rows may be another matter
+        same(beyond[:, 6:], before[:, 15:], "logits without the tokens that no window reaches", atol=1e-4)

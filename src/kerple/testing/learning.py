@@ -1,0 +1,96 @@
+"""Training: gradients, ranges, devices that share it."""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import distributed
+
+from kerple.errors import UserError
+from kerple.positions.constrained import Constrained
+from kerple.testing.subject import LENGTH, DoesNotApply, Subject, holds, tokens
+
+
+@holds
+def gradients_reach_every_parameter(subject: Subject) -> None:
+    network = subject.network().train()
+    network.losses(tokens(4, LENGTH + 1)).mean().backward()
+    for name, parameter in network.named_parameters():
+        assert parameter.grad is not None, f"{name} has no gradient"
+        assert parameter.grad.abs().sum() > 0, f"the gradient of {name} is 0"
+        assert parameter.grad.isfinite().all(), f"the gradient of {name} is not finite"
+
+
+@holds
+def ranges_survive_a_huge_learning_rate_and_the_checkpoint(subject: Subject) -> None:
+    network = subject.network()
+    learned = list(network.positions.parameters())
+    for _ in range(3 if learned else 0):
+        network.losses(tokens(2, 25)).mean().backward()
+        torch.optim.SGD(learned, lr=1000.0).step()
+        network.constrain_()
+        network.zero_grad()
+    other = subject.network()
+    other.load_state_dict(network.state_dict())
+    for module in other.positions.modules():
+        for name, (minimum, maximum) in module.ranges.items() if isinstance(module, Constrained) else ():
+            values = getattr(module, name)
+            assert ((values >= minimum) & (values <= maximum)).all(), f"{name} is outside {minimum:g} to {maximum:g}"
+    assert all(p.isfinite().all() for p in other.positions.parameters()), "a parameter is not finite"
+
+
+@holds
+def what_is_not_a_number_stays_so(subject: Subject) -> None:
+    """A run stops on NaN; a range that made a number of it would hide where it arose."""
+    position, ranged = subject.position(), []
+    for module in position.modules():
+        for name in module.ranges if isinstance(module, Constrained) else ():
+            ranged.append(getattr(module, name))
+            ranged[-1].data.fill_(float("nan"))
+    position.constrain_()
+    assert all(parameter.isnan().all() for parameter in ranged), "constrain_ makes a number of NaN"
+
+
+@holds
+def ddp_finds_no_unused_parameter(subject: Subject) -> None:
+    with _one_process():
+        network = subject.network().train()
+        parallel = torch.nn.parallel.DistributedDataParallel(network)
+        for _ in range(2):  # the second forward complains of what the first left without a gradient
+            parallel(tokens(2, 25)).logsumexp(-1).mean().backward()
+            network.constrain_()
+
+
+@holds
+@torch.no_grad()
+def logits_are_finite_at_64_times_the_training_length_or_it_is_refused(subject: Subject) -> None:
+    network = subject.network(length=16)
+    try:
+        logits = network(tokens(1, 64 * 16))
+    except UserError:
+        assert any(p.max_length is not None for p in network.positions), "refused, but max_length is None"
+        return
+    assert logits.isfinite().all(), "logits at 64 times the training length are not finite"
+
+
+@holds
+def nothing_is_sized_by_the_training_length(subject: Subject) -> None:
+    if subject.position().max_length is not None or "`L" in (type(subject.position()).__doc__ or ""):
+        raise DoesNotApply("it has a table of positions")
+    sizes = [[p.shape for p in subject.position(length).parameters()] for length in (16, 64)]
+    assert sizes[0] == sizes[1], f"parameters of {sizes[0]} at 16 tokens, {sizes[1]} at 64"
+
+
+@contextmanager
+def _one_process() -> Iterator[None]:
+    if distributed.is_initialized():
+        yield
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        distributed.init_process_group("gloo", init_method=(Path(folder) / "store").as_uri(), rank=0, world_size=1)
+        try:
+            yield
+        finally:
+            distributed.destroy_process_group()

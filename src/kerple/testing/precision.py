@@ -1,0 +1,137 @@
+"""fp32 whatever the precision around it."""
+
+import copy
+import re
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kerple.attention import attend
+from kerple.attention.reference import attend_reference
+from kerple.model.attention import Hooks, tell
+from kerple.positions import At, Pairs, Position
+from kerple.testing.subject import Subject, holds, same, tokens
+
+
+@holds
+def bf16_weights_and_autocast_leave_positions_in_fp32(subject: Subject) -> None:
+    expected = made_by(subject.position())
+    with torch.autocast("cpu", torch.bfloat16):
+        autocast = made_by(subject.position())
+    halved = made_by(subject.position().bfloat16())
+    for what, tensor in expected.items():
+        assert tensor.dtype in (torch.float32, torch.float64), f"{what} is {tensor.dtype}, expected fp32 or better"
+        same(autocast[what], tensor, f"{what} under autocast", 0, 0)
+        same(halved[what], tensor, f"{what} with weights in bf16", 0, 0)
+
+
+@holds
+def bf16_true_keeps_parameters_in_fp32(subject: Subject) -> None:
+    """As Lightning's bf16-true builds a model: with bf16 as the default, also of what is made without a dtype."""
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        network = subject.network().bfloat16()
+        logits = network(tokens(2, 20))
+    finally:
+        torch.set_default_dtype(usual)
+    assert logits.isfinite().all(), "logits are not finite"
+    for name, parameter in network.positions.named_parameters():
+        assert parameter.dtype == torch.float32, f"{name} is {parameter.dtype}"
+
+
+@holds
+def it_trains_in_bf16_mixed(subject: Subject) -> None:
+    network = subject.network().train()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = network.losses(tokens(2, 25)).mean()
+    loss.backward()
+    for name, parameter in network.named_parameters():
+        assert parameter.grad is not None, f"{name} has no gradient"
+        assert parameter.grad.isfinite().all(), f"the gradient of {name} is not finite"
+
+
+class _NoRoundedProducts(TorchDispatchMode):
+    # `products.product` is an operator of its own
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        rounded = re.match(r"aten\.(mm|bmm|addmm|baddbmm|mv|dot|linear|einsum)\b", str(function))
+        assert not rounded, f"{function}: autocast or TF32 may round it; multiply by kerple.positions.products.product"
+        return function(*args, **(kwargs or {}))
+
+
+@holds
+def neither_autocast_nor_tf32_reaches_what_it_computes(subject: Subject) -> None:
+    position = subject.position()
+    with _NoRoundedProducts():
+        torch.autograd.backward([x.sum() for x in made_by(position).values() if x.requires_grad])
+
+
+@holds
+@torch.no_grad()
+def bf16_costs_no_more_precision_than_in_the_fused_way(subject: Subject) -> None:
+    """Attention of the same bf16 queries, keys and values, with the strategy and by torch's fused kernel without it,
+    each against fp64: scores of standard deviation 3. Rounding them to bf16 makes the error two to four times as large;
+    probabilities rounded after they are normalised, as in blocks, cost a quarter, and `values` as much again."""
+    network, length = subject.network(layers=1), subject.reach(300)
+    position = network.positions[0]
+    exact = copy.deepcopy(position).double()
+    random = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, 2, 4, length, 8, generator=random)
+    q, k, v = (x.bfloat16() for x in (q * 3**0.5, k * 3**0.5, v))
+    x = torch.randn(2, length, 32, generator=random)
+    ours = _error(position, exact, q, k, v, x)
+    fused = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    wanted = attend_reference(q.double(), k.double(), v.double())
+    theirs = _relative(fused, wanted)
+    assert ours <= 1.75 * theirs, f"relative error in bf16 {ours:.2g}, of the fused way {theirs:.2g}"
+
+
+def _error(position: Position, exact: Position, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> float:
+    results, length = [], q.shape[2]
+    told = tell(position, At.line(length), torch.zeros(2, length, dtype=torch.int64), None)
+    memory = position.remember(x, told.at, None)
+    projected = position.project(q, k, memory, told.at)  # rounds to bf16 itself, for every way alike
+    for strategy, way, dtype in ((position, attend, torch.bfloat16), (exact, attend_reference, torch.float64)):
+        told = tell(strategy, At.line(length), torch.zeros(2, length, dtype=torch.int64), None)
+        memory = strategy.remember(x.to(dtype) if dtype == torch.float64 else x, told.at, None)
+        q, k, v = (y.to(dtype) for y in (*projected, v))
+        hooks = Hooks(strategy, told.at, memory)
+        results.append(
+            way(
+                *(q, k, v),
+                scale=v.shape[-1] ** -0.5,
+                table=told.table,
+                weight=told.weight,
+                window=told.window,
+                sink=strategy.sink(q, told.at),
+                mix=hooks.mix if hooks.mixes else None,
+                values=hooks.values if strategy.uses("values") else None,
+            )
+        )
+    return _relative(*results)
+
+
+def _relative(got: Tensor, wanted: Tensor) -> float:
+    return float((got.double() - wanted).norm() / wanted.norm())
+
+
+def made_by(position: Position) -> dict[str, Tensor]:
+    """Everything a strategy makes of fp32 input; positions above 256, which bf16 cannot tell apart."""
+    torch.manual_seed(1)
+    k, x = torch.randn(2, 4, 9, 8), torch.randn(2, 9, 32)
+    at = position.relocate(At.line(9, 300 if position.max_length is None else 0), torch.zeros(2, 9, dtype=torch.int64))
+    distance = torch.arange(3000).float()
+    made = {"embed": position.embed(x, at), "bias": position.bias(distance), "weight": position.weight(distance)}
+    memory = made["memory"] = position.remember(x, at, None)
+    made["q"], made["k"] = position.project(k, k.flip(0), memory, at)
+    q, s = made["q"][:, :, -5:], torch.randn(2, 4, 5, 9).tril(4)
+    made["sink"] = position.sink(q, at[-5:])
+    pairs = Pairs(at[-5:], at, torch.ones(5, 9, dtype=torch.bool).tril(4), memory)
+    if position.uses("mix"):
+        mixed = position.mix(s, q, made["k"], pairs)
+        made["scores"], made["sink of mix"] = mixed if isinstance(mixed, tuple) else (mixed, None)
+    if position.uses("values"):
+        made["values"] = position.values(torch.rand(2, 4, 5, 9), k, pairs)
+    return {what: tensor for what, tensor in made.items() if tensor is not None}

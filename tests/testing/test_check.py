@@ -1,0 +1,208 @@
+"""The public suite on strategies from anywhere: a right one, and wrong sketches that each property is there for."""
+
+import importlib
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kerple.attention import blocks
+from kerple.cli.main import main
+from kerple.positions import ALiBi, At, FoX, Pairs, Position, RandomizedPositions, Shape
+from kerple.positions.wrapper import Wrapper
+from kerple.testing import PROPERTIES, Outcome, Subject, check, outcomes
+
+PAGE = Path(__file__).parents[2] / "docs/how-to/own-strategy.md"
+
+
+@pytest.fixture
+def my_file(tmp_path: Path, monkeypatch) -> Path:
+    """The code of the page on a strategy of one's own, as the file it is told to be put in."""
+    code = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert code
+    (tmp_path / "my_file.py").write_text(code[1])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield tmp_path
+    sys.modules.pop("my_file", None)
+
+
+def test_a_strategy_from_a_file_of_ones_own_holds_to_everything(my_file: Path) -> None:
+    sys.path.insert(0, str(my_file))
+    found = check(importlib.import_module("my_file").Root, start=0.3)
+
+    assert [o.name for o in found] == list(PROPERTIES)
+    assert [o for o in found if not o.holds] == [Outcome("a wrapper forwards every hook", None, "it is no Wrapper")]
+
+
+def test_the_command_prints_what_holds(my_file: Path, capsys) -> None:
+    main(["check", "--model.position", "my_file.Root", "--model.position.start", "0.3"])
+
+    told = capsys.readouterr().out.splitlines()
+    assert [line.split("  ", 1)[1].strip().split(":")[0] for line in told] == list(PROPERTIES)
+    assert {line.split("  ")[0] for line in told} == {"holds", "does not apply"}
+
+
+@pytest.mark.usefixtures("few")
+def test_the_command_ends_with_status_1_where_something_fails(my_file: Path, capsys) -> None:
+    text = (my_file / "my_file.py").read_text().replace("Parameters: `H`", "Parameters: `2 * H`")
+    (my_file / "my_file.py").write_text(text)
+    with pytest.raises(SystemExit) as ended:
+        main(["check", "--model.position", "my_file.Root"])
+
+    assert ended.value.code == 1
+    told = capsys.readouterr()
+    assert "FAILS           the docstring counts the parameters: 4 parameters, the docstring says 2 * H = 8" in told.out
+    assert told.err == "1 of 2 properties do not hold\n"
+
+
+class Sketch(Position):
+    """Right in everything but what a subclass gets wrong.
+
+    Parameters: `0`. Cost: none.
+    """
+
+    shift_invariant = True
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+
+
+class Neighbours(Sketch):
+    """Scores and those of the key before, also where no query may see it: beyond the window, or out of the block.
+
+    Parameters: `0`.
+    """
+
+    def mix(self, s: Tensor, q: Tensor, k: Tensor, pairs: Pairs) -> Tensor:
+        raw = q @ k.mT * 8**-0.5
+        return s + F.pad(raw, (1, 0))[..., :-1]
+
+
+class Mean(Sketch):
+    """Scores against the mean of the block's: one of another size has another.
+
+    Parameters: `0`.
+    """
+
+    def mix(self, s: Tensor, q: Tensor, k: Tensor, pairs: Pairs) -> Tensor:
+        return s / (1 + s.abs().mean(-1, keepdim=True))
+
+
+class Future(Sketch):
+    """Every token is told of the last one.
+
+    Parameters: `0`.
+    """
+
+    def embed(self, x: Tensor, at: At) -> Tensor:
+        return x + x[:, -1:]
+
+
+class Counted(Sketch):
+    """One parameter, the docstring counts none; it is never used.
+
+    Parameters: `0`.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape)
+        self.strength = nn.Parameter(torch.zeros(shape.heads))
+
+
+class Rounded(Sketch):
+    """A product that TF32 may round.
+
+    Parameters: `δ * δ`.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape)
+        self.matrix = nn.Parameter(torch.eye(shape.head_dim))
+
+    def mix(self, s: Tensor, q: Tensor, k: Tensor, pairs: Pairs) -> Tensor:
+        return s + q.float() @ self.matrix @ k.float().mT * 8**-0.5
+
+
+class Dropped(Wrapper):
+    """Forgets a hook of what it wraps.
+
+    Parameters: `0`. Cost: that of ALiBi.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(ALiBi(shape))
+
+    def __getattribute__(self, name: str):  # as if the loop had left it out
+        if name == "sink":
+            return lambda q, at: None
+        return super().__getattribute__(name)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "name"),
+    [
+        (Neighbours, "a window hides what is before it and nothing else"),
+        (Neighbours, "the size of a block changes nothing"),
+        (Mean, "the size of a block changes nothing"),
+        (Future, "the past has no gradient from the future"),
+        (Future, "what comes later changes nothing"),
+        (Counted, "the docstring counts the parameters"),
+        (Counted, "ddp finds no unused parameter"),
+        (Counted, "gradients reach every parameter"),
+        (Rounded, "neither autocast nor tf32 reaches what it computes"),
+        (Dropped, "a wrapper forwards every hook"),
+    ],
+)
+def test_what_is_wrong_is_found(wrong: type[Position], name: str) -> None:
+    with pytest.raises((AssertionError, RuntimeError)):  # DDP raises the latter
+        PROPERTIES[name](Subject(wrong))
+
+
+@pytest.fixture
+def few(monkeypatch) -> None:
+    """Two properties only, for what does not depend on which there are."""
+    kept = {name: PROPERTIES[name] for name in ("ddp finds no unused parameter", "the docstring counts the parameters")}
+    monkeypatch.setattr("kerple.testing.PROPERTIES", kept)
+    monkeypatch.setattr("kerple.cli.check.PROPERTIES", kept)
+
+
+@pytest.mark.usefixtures("few")
+def test_what_fails_is_told_one_line_each() -> None:
+    with pytest.raises(AssertionError) as told:
+        check(Counted)
+    first, second = str(told.value).splitlines()
+    assert first.startswith("ddp finds no unused parameter: RuntimeError: Expected to have finished reduction")
+    assert second == "the docstring counts the parameters: 4 parameters, the docstring says 0 = 0"
+
+
+def test_an_attention_that_rounds_scores_is_found(monkeypatch) -> None:
+    """As blocks of queries did: q·k in bf16, then cast."""
+    name = "bf16 costs no more precision than in the fused way"
+    PROPERTIES[name](Subject(FoX))
+    products = blocks._products
+    monkeypatch.setattr(blocks, "_products", lambda q, k: products(q, k).bfloat16().float())
+
+    with pytest.raises(AssertionError, match=r"relative error in bf16 0.00\d+, of the fused way 0.00\d+"):
+        PROPERTIES[name](Subject(FoX))
+
+
+def test_a_hook_that_is_not_marked_is_found(monkeypatch) -> None:
+    monkeypatch.setattr(Position, "later", lambda self, x: x, raising=False)
+
+    with pytest.raises(AssertionError, match=r"hooks that are not marked: \{'later'\}"):
+        PROPERTIES["a wrapper forwards every hook"](Subject(RandomizedPositions))
+
+
+def test_positions_for_each_sequence_are_refused_where_the_strategy_says_so() -> None:
+    class Alone(ALiBi):
+        """Parameters: `0`."""
+
+        per_sequence = False
+
+    (found,) = [o for o in outcomes(Alone) if o.name == "sequences may have positions of their own"]
+    assert (found.holds, found.why) == (None, "per_sequence is False, and positions (B, T) are refused")
