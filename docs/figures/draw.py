@@ -70,12 +70,12 @@ def protocols() -> Figure:
             axes.add_patch(Rectangle((start, y - 0.3), end - start, 0.34, facecolor=LIGHT, edgecolor=INK, linewidth=0.8))
             axes.add_patch(Rectangle((scored, y - 0.3), stop - scored, 0.34, facecolor=MARK, alpha=0.75, edgecolor="none"))
             if name.startswith("windowed"):  # what the last target of the segment attends to
-                axes.plot([end - 4, end - 4, end, end], [y - 0.31, y - 0.37, y - 0.37, y - 0.31], color=INK, linewidth=1.4)
-                axes.text(end - 4.15, y - 0.36, "the last target sees 4 keys", ha="right", va="center", fontsize=7)
+                axes.plot([end - 4, end - 4, end, end], [y - 0.34, y - 0.42, y - 0.42, y - 0.34], color=INK, linewidth=1.2)
+                axes.text(end - 4.15, y - 0.5, "the last target sees 4 keys", ha="right", va="center", fontsize=7)
             if name == "per_position":
                 for t in range(start, end):
                     axes.text(t + 0.5, y - 0.13, str(t - start), ha="center", va="center", fontsize=6, color="white")
-            y -= 0.52 if name.startswith("windowed") else 0.45
+            y -= 0.66 if name.startswith("windowed") else 0.45
         y -= 0.35
     axes.text(0, 0.55, "a block of 16 tokens, L = 8: orange is scored, pale is only read", fontsize=9)
     axes.set(xlim=(-4.2, block + 0.3), ylim=(y, 0.9))

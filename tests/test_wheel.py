@@ -1,0 +1,68 @@
+"""What a stranger installs: a wheel that works from an empty folder, without a checkout in sight."""
+
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TOY = [
+    "--data.corpus=text.txt",
+    "--data.vocabulary=300",
+    "--data.length=16",
+    "--data.batch_size=4",
+    "--model.dim=16",
+    "--model.layers=1",
+    "--model.heads=2",
+    "--trainer.max_steps=2",
+    "--trainer.accelerator=cpu",
+    "--trainer.val_check_interval=2",
+    "--trainer.limit_val_batches=1",
+    "--trainer.enable_progress_bar=false",
+]
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The installed command, in an environment that has this one's libraries but not this checkout."""
+    folder = tmp_path_factory.mktemp("installed")
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*build, "--wheel-dir", str(folder), str(ROOT)], check=True)
+    venv.create(folder / "environment", with_pip=True)
+    python = folder / "environment" / "bin" / "python"
+    (wheel,) = folder.glob("*.whl")
+    subprocess.run([str(python), "-m", "pip", "install", "--quiet", "--no-deps", str(wheel)], check=True)
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    packages = folder / "environment" / "lib" / version / "site-packages"
+    # a plain path: the .pth files in that folder, and so the editable checkout, are not read
+    (packages / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return python.with_name("kerple")
+
+
+def run(program: Path, folder: Path, *arguments: str) -> str:
+    done = subprocess.run([str(program), *arguments], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_fit_test_and_compare_from_an_empty_folder(program: Path, tmp_path: Path) -> None:
+    where = "import kerple; print(kerple.__file__)"
+    installed = subprocess.run([str(program.with_name("python")), "-c", where], capture_output=True, text=True).stdout
+    assert str(program.parents[1]) in installed
+    documents = [f"document {n}: " + " ".join(f"word{(n * i) % 97}" for i in range(200)) for n in range(300)]
+    (tmp_path / "text.txt").write_text("\n\n".join(documents))
+    run(program, tmp_path, "fit", "--config", "configs/demo.yaml", *TOY)
+    checkpoint = tmp_path / "logs" / "demo" / "KerpleLog" / "seed-1235" / "checkpoints" / "last.ckpt"
+    assert checkpoint.is_file()
+    (tmp_path / "toy.yaml").write_text(
+        "name: toy\nbase: [configs/demo.yaml]\nseeds: [1]\nbaseline: NoPE\nstrategies: {NoPE: {}, ALiBi: {}}\n"
+    )
+    test = "--test.trainer.callbacks=[{class_path: Extrapolation, init_args: {lengths: [16, 32], blocks: 2}}]"
+    flags = [f"--flags.{flag[2:]}" for flag in TOY]
+    printed = run(program, tmp_path, "compare", "--config", "toy.yaml", *flags, test)
+    assert "NoPE" in printed
+    assert (tmp_path / "results" / "toy" / "report.html").is_file()
