@@ -67,10 +67,16 @@ def protocols() -> Figure:
     for name, segments in lines:
         axes.text(-0.4, y - 0.5 * 0.45 * len(segments) + 0.2, name, ha="right", va="center")
         for start, end, scored, stop in segments:
-            axes.add_patch(Rectangle((start, y - 0.3), end - start, 0.34, facecolor=LIGHT, edgecolor=INK, linewidth=0.8))
-            axes.add_patch(Rectangle((scored, y - 0.3), stop - scored, 0.34, facecolor=MARK, alpha=0.75, edgecolor="none"))
+            axes.add_patch(
+                Rectangle((start, y - 0.3), end - start, 0.34, facecolor=LIGHT, edgecolor=INK, linewidth=0.8)
+            )
+            axes.add_patch(
+                Rectangle((scored, y - 0.3), stop - scored, 0.34, facecolor=MARK, alpha=0.75, edgecolor="none")
+            )
             if name.startswith("windowed"):  # what the last target of the segment attends to
-                axes.plot([end - 4, end - 4, end, end], [y - 0.34, y - 0.42, y - 0.42, y - 0.34], color=INK, linewidth=1.2)
+                axes.plot(
+                    [end - 4, end - 4, end, end], [y - 0.34, y - 0.42, y - 0.42, y - 0.34], color=INK, linewidth=1.2
+                )
                 axes.text(end - 4.15, y - 0.5, "the last target sees 4 keys", ha="right", va="center", fontsize=7)
             if name == "per_position":
                 for t in range(start, end):

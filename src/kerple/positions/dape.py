@@ -1,0 +1,99 @@
+"""Scores that a small network corrects, given the scores of all heads and a bias by distance."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from kerple.errors import UserError
+from kerple.positions.base import Position, Shape
+from kerple.positions.kerple.bias import KerpleLog
+from kerple.positions.pairs import Pairs
+from kerple.positions.products import product
+
+
+class DAPE(Position):
+    """``s + b + W_2·LeakyReLU(W_1·[s; b])`` for each pair of query and key, over the heads (Zheng et al. 2024, arXiv
+    2405.14722, section 3.2).
+
+    s are the scaled scores of the H heads, b is the bias of another strategy at the pair's distance. The network sees
+    heads, not positions.
+
+    Parameters: `2 * H + 3 * H * hidden + hidden` with the default bias, one set per layer unless said otherwise.
+    Cost: explicit scores, and ``hidden`` numbers for each.
+
+    Args:
+        shape: What the model hands to every strategy.
+        over: Builder of the strategy whose bias b is, given the shape.
+        hidden: Width of the network.
+
+    Raises:
+        UserError: If the width is not positive, or the other strategy is not a bias by distance alone.
+    """
+
+    shift_invariant = True
+    per_layer = True
+    taps = 1
+    """How many neighbouring keys each of the two layers of the network reads."""
+
+    def __init__(self, shape: Shape, over: Callable[[Shape], Position] = KerpleLog, hidden: int = 32) -> None:
+        super().__init__()
+        name = type(self).__name__
+        if hidden < 1:
+            raise UserError(f"{name}: hidden: got {hidden}, expected a positive width; the paper uses 32")
+        self.over = over(shape)
+        others = ("relocate", "embed", "weight", "project", "sink", "remember", "mix", "values")
+        if not self.over.uses("bias") or any(self.over.uses(hook) for hook in others):
+            raise UserError(
+                f"{name}: over: got {type(self.over).__name__}, expected a strategy that is a bias by distance and "
+                "nothing else, such as KerpleLog, ALiBi or T5"
+            )
+        self.into = nn.Linear(2 * shape.heads * self.taps, hidden, dtype=torch.float32)
+        # without a bias: softmax cancels what is added to all keys alike
+        self.out = nn.Linear(hidden * self.taps, shape.heads, bias=False, dtype=torch.float32)
+
+    def mix(self, s: Tensor, q: Tensor, k: Tensor, pairs: Pairs) -> Tensor:
+        b = pairs.read(self._bias)  # (H, Tq, Tk) or (B, H, Tq, Tk)
+        of_s, of_b = self.into.weight.unflatten(-1, (self.taps, -1)).chunk(2, -1)  # (hidden, taps, H) each
+        # what the first layer makes of b is the same for the whole batch, and made once
+        hidden = self._layer(of_s, s, pairs) + self._layer(of_b, b, pairs) + self.into.bias[:, None, None]
+        hidden = F.leaky_relu(hidden, inplace=True)  # (B, hidden, Tq, Tk)
+        return s + b + self._layer(self.out.weight.unflatten(-1, (self.taps, -1)), hidden, pairs)  # (B, H, Tq, Tk)
+
+    def _bias(self, distance: Tensor) -> Tensor:
+        b = self.over.bias(distance)
+        assert b is not None
+        return b
+
+    def _layer(self, weight: Tensor, x: Tensor, pairs: Pairs) -> Tensor:
+        """One layer without its bias, weight (n, 1, c) over the channels of x (…, c, Tq, Tk); (…, n, Tq, Tk)."""
+        return product(weight[:, 0], x.flatten(-2)).unflatten(-1, x.shape[-2:])
+
+
+class DAPEv2(DAPE):
+    """`DAPE` whose two layers are convolutions that read each key with its two neighbours (Zheng et al. 2024, arXiv
+    2410.04798, section 3.3).
+
+    What a query does not see is 0 before each convolution, the second one too, whose input the public code leaves as it
+    comes: so no result depends on the edge of a window or of a block.
+
+    Parameters: `2 * H + 9 * H * hidden + hidden` with the default bias, one set per layer unless said otherwise.
+    Cost: explicit scores, and ``hidden`` numbers for each with three times DAPE's products.
+
+    Args:
+        shape: What the model hands to every strategy.
+        over: Builder of the strategy whose bias b is, given the shape.
+        hidden: Width of the network.
+
+    Raises:
+        UserError: If the width is not positive, or the other strategy is not a bias by distance alone.
+    """
+
+    taps = 3
+
+    def _layer(self, weight: Tensor, x: Tensor, pairs: Pairs) -> Tensor:
+        x = F.pad(x.masked_fill(~pairs.seen, 0), (1, 1))  # (…, c, Tq, Tk + 2)
+        keys = pairs.seen.shape[-1]
+        near = torch.cat([x[..., i : i + keys] for i in range(3)], -3)  # (…, 3c, Tq, Tk): key n - 1, n, n + 1
+        return product(weight.flatten(1), near.flatten(-2)).unflatten(-1, pairs.seen.shape)

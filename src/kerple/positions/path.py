@@ -1,0 +1,112 @@
+"""Reflections that the tokens between query and key decide."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from kerple.errors import UserError
+from kerple.positions.base import Position, Shape
+from kerple.positions.pairs import At, Pairs
+from kerple.positions.products import precise, product
+
+KEYS = 64  # whose reflections are joined into one matrix
+
+
+class PaTH(Position):
+    """``k_nᵀ · (Π_{t=n+1..m} H_t) · q_m / √δ``, ``H_t = I - β_t w_t w_tᵀ`` (Yang et al. 2025, arXiv 2505.16381, section
+    3).
+
+    w_t is a normalised low-rank projection of the token, β_t in (0, 2) its gate: between the two H_t leaves w_t alone,
+    takes it away (1) or reflects it (2). The paper also convolves the projection over the last three tokens; that reads
+    up to two tokens beyond a window, so it is an option here.
+
+    Parameters: `2 * D * rank + H * D + H + (convolution > 1) * D * convolution`, one set per layer unless said
+    otherwise. Cost: explicit scores, of queries and keys that are carried block by block (section 3.3): a few products
+    more.
+
+    Args:
+        shape: What the model hands to every strategy.
+        rank: Of the projection.
+        convolution: Tokens that the projection is convolved over, 1 for none; the paper uses 3.
+
+    Raises:
+        UserError: If a number is not positive.
+    """
+
+    shift_invariant = True
+    per_layer = True
+
+    def __init__(self, shape: Shape, rank: int = 32, convolution: int = 1) -> None:
+        super().__init__()
+        for name, number in (("rank", rank), ("convolution", convolution)):
+            if number < 1:
+                raise UserError(f"PaTH: {name}: got {number}, expected a positive number")
+        self.heads = shape.heads
+        self.down = nn.Linear(shape.dim, rank, bias=False, dtype=torch.float32)
+        self.up = nn.Linear(rank, shape.dim, bias=False, dtype=torch.float32)
+        self.gate = nn.Linear(shape.dim, shape.heads, dtype=torch.float32)
+        self.taps: nn.Parameter | None = None
+        if convolution > 1:  # of each number on its own; the last tap is of the token itself
+            self.taps = nn.Parameter(torch.randn(shape.dim, convolution, dtype=torch.float32) * convolution**-0.5)
+
+    def remember(self, x: Tensor, at: At, past: Tensor | None) -> Tensor:
+        raw = product(product(x, self.down.weight.T), self.up.weight.T).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        beta = 2 * torch.sigmoid(product(x, self.gate.weight.T) + self.gate.bias).mT[..., None]  # (B, H, T, 1)
+        w = raw if self.taps is None else self._convolved(raw, at, past)
+        return torch.cat([F.normalize(w, dim=-1), beta, *([] if self.taps is None else [raw])], -1)
+
+    def _convolved(self, raw: Tensor, at: At, past: Tensor | None) -> Tensor:
+        assert self.taps is not None
+        taps = self.taps.unflatten(0, (self.heads, 1, -1))  # (H, 1, δ, taps)
+        reach = min(taps.shape[-1], at.window or taps.shape[-1])  # a cache keeps no more tokens than a window has
+        before = raw[:, :, :0] if past is None else past[:, :, :, -raw.shape[-1] :]
+        known = F.pad(torch.cat([before, raw], 2), (0, 0, reach - 1, 0))  # (B, H, reach - 1 + T' + T, δ)
+        first = known.shape[2] - raw.shape[2]
+        parts = [known[:, :, first - i : known.shape[2] - i] * taps[..., -1 - i] for i in range(reach)]
+        return F.silu(torch.stack(parts).sum(0))  # (B, H, T, δ)
+
+    def mix(self, s: Tensor, q: Tensor, k: Tensor, pairs: Pairs) -> Tensor:
+        assert pairs.memory is not None, "PaTH's scores are made of what it remembers"
+        q, k, dim = precise(q), precise(k), q.shape[-1]
+        w, beta = pairs.memory[..., :dim], pairs.memory[..., dim : dim + 1]  # (B, H, Tk, δ), (B, H, Tk, 1)
+        old = k.shape[2] - q.shape[2]  # keys before the first query
+        own_w, own_k = w[:, :, old:], k[:, :, old:]
+        met = product(product(q, own_w.mT).tril(), _joined(own_w, beta[:, :, old:]))  # (B, H, Tq, Tq)
+        scores = [product(q, own_k.mT) - product(met, product(own_w, own_k.mT).tril(-1))]
+        q = q - product(met, own_w)  # as the keys before the first query meet them
+        for stop in range(old, 0, -KEYS):
+            here = slice(max(0, stop - KEYS), stop)
+            w_j, k_j = w[:, :, here], k[:, :, here]
+            joined = _joined(w_j, beta[:, :, here])  # (B, H, keys, keys)
+            carried = k_j - product(product(product(k_j, w_j.mT).triu(1), joined.mT), w_j)  # to the end of the block
+            scores.append(product(q, carried.mT))  # (B, H, Tq, keys)
+            q = q - product(product(product(q, w_j.mT), joined), w_j)
+        return torch.cat(scores[::-1], -1) * dim**-0.5
+
+
+def _joined(w: Tensor, beta: Tensor) -> Tensor:
+    """``T = (I + strict lower part of β·w·wᵀ)⁻¹·β`` (…, n, n): n reflections in a row are ``I - wᵀ·T·w``.
+
+    Args:
+        w: (…, n, δ), the directions.
+        beta: (…, n, 1), their gates.
+    """
+    return _Inverse.apply(beta * product(w, w.mT).tril(-1)) * beta.mT
+
+
+class _Inverse(torch.autograd.Function):
+    """(I + lower)⁻¹ for what is 0 on and above the diagonal; torch's own backward would multiply in TF32."""
+
+    @staticmethod
+    def forward(ctx: Any, lower: Tensor) -> Tensor:
+        one = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device)
+        inverse = torch.linalg.solve_triangular(lower, one.expand_as(lower), upper=False, unitriangular=True)
+        ctx.save_for_backward(inverse)
+        return inverse
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (inverse,) = ctx.saved_tensors
+        return -product(inverse.mT, product(grad, inverse.mT))

@@ -1,0 +1,65 @@
+"""DAPE and its convolutions against loops over pairs, keys and heads."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from kerple.errors import UserError
+from kerple.positions import DAPE, ALiBi, DAPEv2, KerpleLog, NoPE, RoPE
+from tests.positions.attended import HEADS, SHAPE, ours_and_loops
+
+WINDOWS = [None, 1, 6]
+
+
+def raw(position: DAPE, q: Tensor, k: Tensor, b: int, m: int, n: int) -> Tensor:
+    """The scores of all heads and their biases, (2H,)."""
+    s = torch.stack([q[b, h, m] @ k[b, h, n] / q.shape[-1] ** 0.5 for h in range(HEADS)])
+    distance = torch.tensor([float(m - n)], dtype=torch.float64)
+    return torch.cat([s, position.over.bias(distance)[:, 0]])
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("over", [KerpleLog, ALiBi])
+def test_dape_is_a_loop_over_pairs(window: int | None, over: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    position = DAPE(SHAPE, over, hidden=5).double()
+
+    def score(q: Tensor, k: Tensor, x: Tensor, b: int, h: int, m: int, n: int) -> Tensor:
+        both = raw(position, q, k, b, m, n)
+        hidden = F.leaky_relu(position.into.weight @ both + position.into.bias)
+        return both[h] + both[HEADS + h] + position.out.weight[h] @ hidden
+
+    ours_and_loops(position, score, monkeypatch, window, offset=3)
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_dape_v2_is_two_convolutions_along_what_a_query_sees(
+    window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    position = DAPEv2(SHAPE, hidden=5).double()
+    into = position.into.weight.unflatten(-1, (3, 2 * HEADS))  # (hidden, taps, 2H)
+    out = position.out.weight.unflatten(-1, (3, 5))  # (H, taps, hidden)
+
+    def score(q: Tensor, k: Tensor, x: Tensor, b: int, h: int, m: int, n: int) -> Tensor:
+        first = 0 if window is None else max(0, m - window + 1)
+        both = {i: raw(position, q, k, b, m, i) for i in range(max(first, n - 2), min(m, n + 2) + 1)}
+        hidden = {}
+        for i in range(max(first, n - 1), min(m, n + 1) + 1):
+            near = [into[:, t] @ both[i + t - 1] for t in range(3) if first <= i + t - 1 <= m]
+            hidden[i] = F.leaky_relu(torch.stack(near).sum(0) + position.into.bias)
+        added = [out[h, t] @ hidden[n + t - 1] for t in range(3) if n + t - 1 in hidden]
+        return both[n][h] + both[n][HEADS + h] + torch.stack(added).sum()
+
+    ours_and_loops(position, score, monkeypatch, window)
+
+
+@pytest.mark.parametrize("kind", [DAPE, DAPEv2])
+@pytest.mark.parametrize("over", [NoPE, RoPE])
+def test_what_is_no_bias_by_distance_is_refused(kind: type[DAPE], over: type) -> None:
+    with pytest.raises(UserError, match=rf"{kind.__name__}: over: got {over.__name__}, expected a strategy that is a"):
+        kind(SHAPE, over)
+
+
+def test_a_width_of_nothing_is_refused() -> None:
+    with pytest.raises(UserError, match="DAPE: hidden: got 0, expected a positive width"):
+        DAPE(SHAPE, hidden=0)

@@ -1,0 +1,59 @@
+"""PaTH against a product of reflections, one matrix after the other."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from kerple.errors import UserError
+from kerple.positions import At, PaTH, path
+from tests.positions.attended import HEAD_DIM, HEADS, LENGTH, SHAPE, ours_and_loops, random
+
+
+@pytest.mark.parametrize("convolution", [1, 3])
+@pytest.mark.parametrize("window", [None, 1, 2, 5])
+def test_path_is_a_product_of_reflections(
+    window: int | None, convolution: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(path, "KEYS", 2)  # several blocks of keys before a block of queries
+    torch.manual_seed(0)
+    position = PaTH(SHAPE, rank=3, convolution=convolution).double()
+    reach = convolution if window is None else min(convolution, window)
+
+    def reflection(x: Tensor, b: int, h: int, t: int) -> Tensor:
+        part = slice(h * HEAD_DIM, (h + 1) * HEAD_DIM)
+        w = position.up.weight[part] @ position.down.weight @ x[b, t]
+        if convolution > 1:
+            lags = [i for i in range(reach) if t - i >= 0]
+            raw = [position.up.weight[part] @ position.down.weight @ x[b, t - i] for i in lags]
+            w = F.silu(sum(r * position.taps[part, -1 - i] for r, i in zip(raw, lags, strict=True)))
+        w = w / w.norm()
+        beta = 2 * torch.sigmoid(position.gate.weight[h] @ x[b, t] + position.gate.bias[h])
+        return torch.eye(HEAD_DIM, dtype=torch.float64) - beta * torch.outer(w, w)
+
+    def score(q: Tensor, k: Tensor, x: Tensor, b: int, h: int, m: int, n: int) -> Tensor:
+        carried = q[b, h, m]
+        for t in range(m, n, -1):  # H_m first, H_{n+1} last
+            carried = reflection(x, b, h, t) @ carried
+        return k[b, h, n] @ carried / HEAD_DIM**0.5
+
+    ours_and_loops(position, score, monkeypatch, window)
+
+
+@pytest.mark.parametrize("pieces", [[1] * LENGTH, [4, 7, 3], [LENGTH - 1, 1]])
+def test_the_convolution_goes_on_where_the_cache_ends(pieces: list[int]) -> None:
+    torch.manual_seed(0)
+    position, x, at = PaTH(SHAPE, convolution=4).double(), random(2, LENGTH, SHAPE.dim), At.line(LENGTH)
+    whole, past = position.remember(x, at, None), None
+    for stop, size in zip(torch.tensor(pieces).cumsum(0).tolist(), pieces, strict=True):
+        new = position.remember(x[:, stop - size : stop], at[stop - size : stop], past)
+        past = new if past is None else torch.cat([past, new], 2)
+
+    assert whole.shape == (2, HEADS, LENGTH, 2 * HEAD_DIM + 1)
+    torch.testing.assert_close(past, whole, atol=1e-14, rtol=1e-14)
+
+
+@pytest.mark.parametrize("option", ["rank", "convolution"])
+def test_nothing_to_reflect_by_is_refused(option: str) -> None:
+    with pytest.raises(UserError, match=f"PaTH: {option}: got 0, expected a positive number"):
+        PaTH(SHAPE, **{option: 0})

@@ -1,0 +1,40 @@
+"""PoPE against its formula, term by term."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from kerple.errors import UserError
+from kerple.positions import PoPE
+from tests.positions.attended import HEAD_DIM, HEADS, SHAPE, ours_and_loops
+
+
+@pytest.mark.parametrize(("window", "offset"), [(None, 0), (None, 700), (5, 3)])
+def test_pope_is_a_sum_of_cosines(window: int | None, offset: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    position = PoPE(SHAPE, base=500.0, phase=None).double()
+    assert position.phase.min() >= -2 * math.pi
+    assert position.phase.max() <= 0
+
+    def score(q: Tensor, k: Tensor, x: Tensor, b: int, h: int, m: int, n: int) -> Tensor:
+        total = torch.zeros((), dtype=torch.float64)
+        for c in range(HEAD_DIM):
+            angle = (m - n) * 500.0 ** (-c / HEAD_DIM) + position.phase.view(HEADS, HEAD_DIM)[h, c]
+            total = total + F.softplus(q[b, h, m, c]) * F.softplus(k[b, h, n, c]) * torch.cos(angle)
+        return total / HEAD_DIM**0.5
+
+    ours_and_loops(position, score, monkeypatch, window, offset)
+
+
+@pytest.mark.parametrize(("option", "value"), [("base", 1.0), ("base", math.nan), ("base", math.inf)])
+def test_a_base_without_waves_is_refused(option: str, value: float) -> None:
+    with pytest.raises(UserError, match="PoPE: base: got"):
+        PoPE(SHAPE, **{option: value})
+
+
+def test_a_phase_out_of_its_range_is_refused() -> None:
+    with pytest.raises(UserError, match="phase: got a start of 1"):
+        PoPE(SHAPE, phase=1.0)
