@@ -15,6 +15,7 @@ from kerple.runs.precision import AutoTrainer
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 PAPER = sorted((CONFIGS / "paper").glob("*.yaml"))
+POSITIONS = sorted((CONFIGS / "position").glob("*.yaml"))
 
 
 class Parsed(CLI):
@@ -43,6 +44,16 @@ def build_on_meta(config: Namespace) -> LanguageModel:
     parser.add_class_arguments(LanguageModel, "model")
     with torch.device("meta"):
         return parser.instantiate_classes(parser.parse_object({"model": config.model.as_dict()})).model
+
+
+@pytest.mark.parametrize("path", POSITIONS, ids=lambda path: path.stem)
+def test_a_strategy_s_config_goes_on_top_of_the_demo(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = build_on_meta(parsed("--config", str(CONFIGS / "demo.yaml"), "--config", str(path)))
+    named = yaml.safe_load(path.read_text())["model"]["position"]["class_path"]
+    assert type(model.network.positions[0]).__name__ == named
 
 
 @pytest.mark.parametrize("path", PAPER, ids=lambda path: path.stem)
