@@ -35,6 +35,7 @@ COMMANDS = {
     "prepare": ("kerple.cli.prepare", "build the token shards of a data config, nothing else"),
     "inspect": ("kerple.cli.inspect", "statistics, a decoded sample and checksums of token shards"),
     "compare": ("kerple.cli.compare", "strategies × seeds with everything else equal, and one report"),
+    "export": ("kerple.cli.export", "a run as a model of transformers, a stock Llama where it can be"),
     "predict": ("kerple.cli.predict", "continue a prompt with a trained model"),
     "plan": ("kerple.cli.plan", "what a fit will take: parameters, FLOPs, memory, hours, before anything runs"),
     "check": ("kerple.cli.check", "hold a positional strategy of one's own to every property"),
@@ -94,6 +95,12 @@ class CLI(LightningCLI):
             help="Packages whose classes a checkpoint may name, beside this project's and Lightning's: a,b,c.",
         )
         parser.add_argument(
+            "--weights",
+            type=str | None,
+            default=None,
+            help="For fit: start from a model that exists: a checkpoint, a Hugging Face folder or name, a GGUF file.",
+        )
+        parser.add_argument(
             "--auto_precision",
             type=str | None,
             default=None,
@@ -101,6 +108,13 @@ class CLI(LightningCLI):
         )
         parser.link_arguments("data.init_args.vocabulary", "model.vocabulary")
         parser.link_arguments("data.init_args.length", "model.length")
+
+    def before_fit(self) -> None:
+        config = self.config[self.subcommand]
+        if config.weights is not None and config.ckpt_path is None:  # what is resumed has them
+            from kerple.cli.weights import start_from  # an optional group, asked for by this flag
+
+            start_from(self.model.network, config.weights, tuple(config.trust.split(",")))
 
     def parse_arguments(self, parser: LightningArgumentParser, args: list[str]) -> None:
         self.config = parser.parse_args(args)
@@ -261,13 +275,17 @@ def _mapping(path: Path) -> dict[str, Any]:
 
 def _checkpoint_first(arguments: list[str]) -> list[str]:
     """Put what a checkpoint says before what the command line says, so that the command line wins."""
+    trust = tuple(package for value in _option(arguments, "--trust") for package in value.split(","))
+    if arguments[:1] == ["fit"] and (weights := _option(arguments, "--weights")):
+        from kerple.cli.weights import architecture_first
+
+        return architecture_first(arguments, weights[-1], trust)
     if arguments[:1] not in (["test"], ["validate"]) or {"-h", "--help"} & set(arguments):
         return arguments
     paths = _option(arguments, "--ckpt_path")
     if not paths:
         raise UserError(f"ckpt_path: got nothing, expected a checkpoint to {arguments[0]}; add --ckpt_path FILE")
-    trust = [package for value in _option(arguments, "--trust") for package in value.split(",")]
-    stored = read_config(paths[-1], tuple(trust))
+    stored = read_config(paths[-1], trust)
     config = {key: stored[key] for key in FROM_CHECKPOINT if key in stored}
     config["trainer"] = {key: stored["trainer"][key] for key in TRAINER_FROM_CHECKPOINT}
     if config.get("auto_precision"):

@@ -73,6 +73,18 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
         self.network = transformer(config.network)
         self.post_init()
 
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """As transformers has it; what no file stores, such as ALiBi's slopes, is computed: it makes models empty."""
+        loaded = super().from_pretrained(*args, **kwargs)
+        network = (loaded[0] if isinstance(loaded, tuple) else loaded).network
+        config = (loaded[0] if isinstance(loaded, tuple) else loaded).config.network
+        fresh, stored = transformer(config | {"vocabulary": 1, "hidden": 1}), network.state_dict()
+        for name, value in fresh.named_buffers():
+            if name not in stored:
+                network.get_buffer(name).copy_(value)
+        return loaded
+
     def _init_weights(self, module: nn.Module) -> None:
         """Nothing: the network has drawn its own."""
 

@@ -121,7 +121,7 @@ def read_config(source: Source, trust_remote_code: bool = False) -> Any:
     """
     need()
     from transformers import AutoConfig
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
     config = guarded(
         source,
@@ -130,7 +130,7 @@ def read_config(source: Source, trust_remote_code: bool = False) -> Any:
     )
     made = list(config.architectures or [])
     remote = trust_remote_code and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
-    known = CAUSAL.get(config.model_type)
+    known = getattr(MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None), "__name__", None)
     if not remote and (known is None or config.is_encoder_decoder or (made and known not in made)):
         raise UserError(
             f"hf: {source.name} is a {config.model_type} ({', '.join(made) or 'no architecture named'}), expected a "

@@ -32,9 +32,12 @@ def read(path: str, trusted: tuple[str, ...] = ()) -> Read:
     """
     if path.endswith(".ckpt"):
         model = trust.read_config(path, trusted)["model"]
-        state = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
-        weights = {n.removeprefix("network."): w for n, w in state.items() if n.startswith("network.")}
-        return Read({key: value for key, value in model.items() if key not in TRAINING}, weights)
+        content = torch.load(path, map_location="cpu", weights_only=True)
+        state = content["state_dict"].items()
+        weights = {n.removeprefix("network."): w for n, w in state if n.startswith("network.")}
+        options = {key: value for key, value in model.items() if key not in TRAINING}
+        length, rows = int(content["hyper_parameters"]["length"]), len(weights["embedding.weight"])
+        return Read({**options, "length": length, "vocabulary": rows}, weights)
     source = locate(path)
     config = read_config(source)
     return read_family(config, read_model(source, config).state_dict())

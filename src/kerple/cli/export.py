@@ -1,0 +1,40 @@
+"""`python run.py export --ckpt_path … --to FOLDER`: a run as a model of transformers."""
+
+from pathlib import Path
+
+from jsonargparse import ArgumentParser
+
+from kerple.cli.predict import end_of_text, load
+from kerple.data import TokenShards
+from kerple.data.tokenizer import load_tokenizer
+from kerple.hf import need
+
+
+def main(arguments: list[str]) -> None:
+    """Write a checkpoint as safetensors, configuration and tokenizer.
+
+    Args:
+        arguments: Of the command line.
+
+    Raises:
+        UserError: If the checkpoint is not one, the folder is not empty, or it is no stock Llama and has to be one.
+    """
+    parser = ArgumentParser(prog="run.py export", description=__doc__, exit_on_error=False)
+    parser.add_argument("--ckpt_path", type=str, required=True, help="a checkpoint that `fit` has written")
+    parser.add_argument("--to", type=str, required=True, help="folder that AutoModelForCausalLM is to load; a new one")
+    parser.add_argument(
+        "--stock",
+        type=bool | None,
+        default=None,
+        help="true: a stock Llama or nothing; false: our class, which `import kerple.hf` registers; null: what it can",
+    )
+    given = parser.parse_args(arguments)
+    need()
+    from kerple.hf.export import export
+    from kerple.hf.weights import read
+
+    _, data = load(given.ckpt_path)
+    tokenizer = load_tokenizer(str(data.folder.directory)) if isinstance(data, TokenShards) else None
+    made = export(read(given.ckpt_path), Path(given.to), tokenizer, end_of_text(data), given.stock)
+    needs = "import kerple.hf first" if made.startswith("Kerple") else "nothing of ours is needed"
+    print(f"{given.to}: {made}; AutoModelForCausalLM.from_pretrained loads it ({needs})")

@@ -1,0 +1,125 @@
+"""A network of ours as a folder that transformers loads: stock where it can be, else with our registered class."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import transformers
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from kerple.errors import UserError
+from kerple.hf.families import Read, Weights
+from kerple.hf.modeling import KerpleConfig, KerpleForCausalLM
+
+AS_LLAMA: dict[str, Any] = {
+    "bias": False,
+    "norm": "rms",
+    "gated": True,
+    "activation": "silu",
+    "parallel": False,
+    "embedding_norm": False,
+}
+
+
+def export(read: Read, folder: Path, tokenizer: Tokenizer | None, ending: int | None, stock: bool | None = None) -> str:
+    """Write config.json, model.safetensors and the tokenizer.
+
+    Args:
+        read: Options and weights of the network.
+        folder: Does not exist yet, or is empty.
+        tokenizer: Of its data; None for none.
+        ending: The token that ends a text.
+        stock: Whether it must be a stock Llama (or Qwen2, with biases of queries, keys and values), which needs nothing
+            of ours, or must not; None for one if it can be.
+
+    Returns:
+        The architecture that was written.
+
+    Raises:
+        UserError: If the folder is not empty, or the network is no Llama and has to be one.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"to: {folder} is not empty; name a new folder")
+    why = _no_llama(read.model)
+    if stock and why:
+        raise UserError(f"stock: this run is no stock Llama: {why}; leave it out, and load it after `import kerple.hf`")
+    model = _kerple(read) if why or stock is False else _llama(read)
+    if ending is not None:
+        model.config.eos_token_id = model.generation_config.eos_token_id = ending
+    model.save_pretrained(folder)
+    if tokenizer is not None:
+        end = None if ending is None else tokenizer.id_to_token(ending)
+        transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end).save_pretrained(folder)
+    return type(model).__name__
+
+
+def _no_llama(model: Mapping[str, Any]) -> str | None:
+    """Why a network is no stock Llama or Qwen2, None if it is one."""
+    odd = [f"{key} is {model[key]}" for key, value in AS_LLAMA.items() if model.get(key, not value) != value]
+    position = model["position"]
+    path = position if isinstance(position, str) else position["class_path"]
+    options = {} if isinstance(position, str) else position.get("init_args") or {}
+    if path.rpartition(".")[2] != "RoPE":
+        odd.append(f"its position is {path.rpartition('.')[2]}")
+    elif options.get("layout", "half") != "half" or options.get("share", 1.0) != 1.0 or options.get("scaling"):
+        odd.append("its RoPE turns in another way than Llama's own")
+    return "; ".join(odd) or None
+
+
+def _kerple(read: Read) -> KerpleForCausalLM:
+    rows = len(read.weights["embedding.weight"])
+    options = {key: value for key, value in read.model.items() if key not in ("vocabulary", "attention", "dropout")}
+    made = KerpleForCausalLM(KerpleConfig({**options, "vocabulary": rows}))
+    made.network.load_state_dict(read.weights)
+    return made.eval()
+
+
+def _llama(read: Read) -> Any:
+    model, weights = read.model, read.weights
+    position = model["position"]
+    rope = {} if isinstance(position, str) else position.get("init_args") or {}
+    qwen = bool(model.get("qkv_bias"))
+    heads, dim = model["heads"], model["dim"]
+    config = (transformers.Qwen2Config if qwen else transformers.LlamaConfig)(
+        vocab_size=len(weights["embedding.weight"]),
+        hidden_size=dim,
+        intermediate_size=model.get("hidden") or 4 * dim,
+        num_hidden_layers=model["layers"],
+        num_attention_heads=heads,
+        num_key_value_heads=model.get("kv_heads") or heads,
+        max_position_embeddings=model["length"],
+        rms_norm_eps=model["eps"],
+        tie_word_embeddings=bool(model.get("tied")),
+        rope_parameters={"rope_type": "default", "rope_theta": float(rope.get("base", 10000.0))},
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    made = transformers.AutoModelForCausalLM.from_config(config)
+    made.load_state_dict(_as_llama(weights, model, qwen))
+    return made.eval()
+
+
+def _as_llama(weights: Mapping[str, Tensor], model: Mapping[str, Any], biased: bool) -> Weights:
+    made: Weights = {
+        "model.embed_tokens.weight": weights["embedding.weight"],
+        "model.norm.weight": weights["norm.weight"],
+        "lm_head.weight": weights["head.weight"],
+    }
+    keys = (model.get("kv_heads") or model["heads"]) * (model["dim"] // model["heads"])
+    for i in range(model["layers"]):
+        ours, theirs = f"blocks.{i}", f"model.layers.{i}"
+        for kind in ("weight", "bias") if biased else ("weight",):
+            parts = weights[f"{ours}.attention.qkv.{kind}"].split([model["dim"], keys, keys])
+            for part, value in zip("qkv", parts, strict=True):
+                made[f"{theirs}.self_attn.{part}_proj.{kind}"] = value
+        for name, target in (
+            ("attention.out", "self_attn.o_proj"),
+            ("attention_norm", "input_layernorm"),
+            ("mlp_norm", "post_attention_layernorm"),
+            ("mlp.gate", "mlp.gate_proj"),
+            ("mlp.up", "mlp.up_proj"),
+            ("mlp.down", "mlp.down_proj"),
+        ):
+            made[f"{theirs}.{target}.weight"] = weights[f"{ours}.{name}.weight"]
+    return made
