@@ -17,6 +17,7 @@ from kerple.errors import UserError
 from kerple.model import Transformer
 from kerple.muon import Muon
 from kerple.positions import Position, Shape
+from kerple.positions.coupled import Placed
 
 Batch = dict[str, Tensor]
 
@@ -144,6 +145,7 @@ class LanguageModel(LightningModule):
                 f"vocabulary: the data has {vocabulary} token ids, the model was built for {self.vocabulary}; "
                 "use the data the model was trained on, or train a model for this data"
             )
+        self.attach(data)
         clip = self.trainer.gradient_clip_val
         if clip is not None and not clip >= 0:
             raise UserError(
@@ -151,6 +153,25 @@ class LanguageModel(LightningModule):
             )
         if self.compile_network:
             self.network.compile()
+
+    def attach(self, data: object) -> None:
+        """Tell the network what the data's task says of tokens, if a strategy asks for it.
+
+        Raises:
+            UserError: If the data has no such places.
+        """
+        asking = [module for module in self.network.modules() if isinstance(module, Placed)]
+        if not asking:
+            return
+        names = sorted({type(strategy).__name__ for strategy in asking})
+        if len(names) > 1:
+            raise UserError(f"position: got {' and '.join(names)}, expected one of them: a token has one place")
+        if not hasattr(data, "places"):
+            raise UserError(
+                f"position: {names[0]} asks for the places of a task, got data {type(data).__name__}; use TaskData, or "
+                "another strategy"
+            )
+        self.network.places = data.places(asking[0].scheme)
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
         losses, scored = self.network.losses(batch["tokens"]), batch.get("scored")

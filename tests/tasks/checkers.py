@@ -43,6 +43,14 @@ def add_reversed_padded(prompt: str) -> str:
     return str(int(first) + int(second)).zfill(len(first) + 1)[::-1]
 
 
+def multiply(prompt: str) -> str:
+    number, digit = prompt.split("*")
+    total = 0
+    for _ in range(int(digit)):
+        total += int(number)
+    return str(total)
+
+
 def sum_modulo(prompt: str) -> str:
     return str(eval(prompt) % 10)
 
@@ -76,6 +84,12 @@ def chain(prompt: str) -> str:
     return "-" if minuses % 2 else "+"
 
 
+def needle(prompt: str) -> str:
+    haystack, asked = prompt.rsplit(";", 1)
+    (value,) = [value for key, value in re.findall(r"\[(\w+):(\d+)\]", haystack) if key == asked]
+    return value
+
+
 def passkey(prompt: str) -> str:
     (key,) = re.findall(r"\[(\d+)\]", prompt)
     return key
@@ -88,11 +102,14 @@ SOLVERS: dict[str, Callable[[str], str]] = {
     "sort": sort_letters,
     "sort numbers": sort_numbers,
     "addition": add,
+    "multiplication": multiply,
     "modular sum": sum_modulo,
     "parity": parity,
     "polynomial": polynomial,
     "variable chain": chain,
     "passkey": passkey,
+    "needle": needle,
+    "multi-key needle": needle,
 }
 
 
@@ -102,6 +119,8 @@ def length(name: str, prompt: str) -> int:
         return len(prompt)
     if name == "addition":
         return max(map(len, prompt.split("+")))
+    if name == "multiplication":
+        return prompt.index("*")
     if name == "sort numbers":
         return len(prompt.split(","))
     if name == "modular sum":
@@ -110,6 +129,8 @@ def length(name: str, prompt: str) -> int:
         return prompt.count("x")
     if name == "variable chain":
         return prompt.count("=")
+    if name in ("needle", "multi-key needle"):
+        return len(re.sub(r"\[\w+:\d+\]", "", prompt.rsplit(";", 1)[0]))
     if name == "passkey":
         return len(re.sub(r"\[\d+\]", "", prompt))
     if name == "associative recall":

@@ -10,6 +10,8 @@ from kerple.tasks import (
     AssociativeRecall,
     Copy,
     ModularSum,
+    Multiplication,
+    Needle,
     Parity,
     Passkey,
     Polynomial,
@@ -32,6 +34,7 @@ TASKS = {
     "addition": Addition(),
     "addition, equal": Addition(equal=True),
     "addition, steps": Addition(scratchpad=True),
+    "multiplication": Multiplication(),
     "sum": ModularSum(),
     "sum, steps": ModularSum(scratchpad=True),
     "parity": Parity(),
@@ -43,6 +46,8 @@ TASKS = {
     "chain, steps": VariableChain(scratchpad=True),
     "passkey": Passkey(),
     "passkey, letters": Passkey(digits=3, filler="letters"),
+    "needle": Needle(),
+    "needle, of four, in letters": Needle(keys=4, filler="letters"),
 }
 
 
@@ -83,6 +88,31 @@ def test_reversed_addition(padded: bool) -> None:
         else:
             assert example.answer == str(int(example.answer[::-1]))[::-1]
             assert (len(first), len(second)) == example.sizes[1:]
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_reversed_multiplication(padded: bool) -> None:
+    for n, example in drawn(Multiplication(order="reversed", padded=padded)):
+        number, digit = example.prompt.split("*")
+        assert example.sizes == (n, int(digit))
+        assert int(number[::-1]) * int(digit) == int(example.answer[::-1])
+        assert len(example.answer) == n + 1 if padded else example.answer == str(int(example.answer[::-1]))[::-1]
+
+
+@pytest.mark.parametrize("keys", [1, 3])
+def test_needles_lie_where_their_sizes_say_and_each_may_be_asked_for(keys: int) -> None:
+    rng, tenths, asked_for = np.random.default_rng(0), set(), set()
+    for _ in range(400):
+        example = Needle(keys).example(50, rng)
+        haystack, asked = example.prompt.rsplit(";", 1)
+        needles = re.findall(r"\[(\w\w):\d{4}\]", haystack)
+        assert len(needles) == len(set(needles)) == keys
+        before = re.sub(r"\[\w+:\d+\]", "", haystack[: haystack.index(f"[{asked}:")])
+        assert example.sizes == (50, 10 * len(before) // 51)
+        tenths.add(example.sizes[1])
+        asked_for.add(needles.index(asked))
+    assert tenths == set(range(10))
+    assert asked_for == set(range(keys))
 
 
 def test_pairs_of_operand_sizes_are_equally_likely() -> None:
@@ -187,6 +217,10 @@ def test_the_same_state_gives_the_same_example() -> None:
         (lambda: Reverse(symbols=1), "symbols: got 1"),
         (lambda: Sort(digits=19), "digits: got 19"),
         (lambda: Addition(order="backwards"), "order: got 'backwards'"),
+        (lambda: Multiplication(order="backwards"), "order: got 'backwards'"),
+        (lambda: Needle(keys=0), "keys: got 0"),
+        (lambda: Needle(digits=0), "digits: got 0"),
+        (lambda: Needle(filler="noise"), "filler: got 'noise'"),
         (lambda: Passkey(digits=0), "digits: got 0"),
         (lambda: Passkey(filler="noise"), "filler: got 'noise'"),
         (lambda: AssociativeRecall(queries=0), "queries: got 0"),

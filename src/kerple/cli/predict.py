@@ -114,6 +114,7 @@ def load(path: str, trust: tuple[str, ...] = (), device: str = "cpu") -> tuple[L
     made.data.setup("predict")
     weights = torch.load(path, map_location=device, weights_only=True, mmap=True)["state_dict"]
     made.model.load_state_dict(weights)
+    made.model.attach(made.data)
     return made.model.to(device).eval(), made.data
 
 

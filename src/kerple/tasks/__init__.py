@@ -1,10 +1,10 @@
 """Tasks that ask for longer inputs than were trained on, generated on the fly."""
 
-from kerple.tasks.arithmetic import Addition, ModularSum, Parity, Polynomial
+from kerple.tasks.arithmetic import Addition, ModularSum, Multiplication, Parity, Polynomial
 from kerple.tasks.base import Example, Task
 from kerple.tasks.chains import VariableChain
 from kerple.tasks.data import TaskData
-from kerple.tasks.retrieval import AssociativeRecall, Passkey
+from kerple.tasks.retrieval import AssociativeRecall, Needle, Passkey
 from kerple.tasks.sequences import Copy, Reverse, Sort
 
 __all__ = [
@@ -13,6 +13,8 @@ __all__ = [
     "Copy",
     "Example",
     "ModularSum",
+    "Multiplication",
+    "Needle",
     "Parity",
     "Passkey",
     "Polynomial",

@@ -1,11 +1,17 @@
-"""Tasks of arithmetic: addition, sums modulo 10, parity, polynomials."""
+"""Tasks of arithmetic: addition, multiplication by a digit, sums modulo 10, parity, polynomials."""
 
 from typing import ClassVar, Literal
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from kerple.errors import UserError
 from kerple.tasks.base import Example, Task, spelled
+from kerple.tasks.places import DIGIT_IDS, in_step
+from kerple.tasks.vocabulary import IDS
+
+Order = Literal["plain", "reversed"]
 
 
 class Addition(Task):
@@ -30,16 +36,16 @@ class Addition(Task):
     """
 
     axes: ClassVar[tuple[str, ...]] = ("length", "digits of the first operand", "digits of the second operand")
+    numbers = True
 
     def __init__(
         self,
-        order: Literal["plain", "reversed"] = "plain",
+        order: Order = "plain",
         padded: bool = False,
         equal: bool = False,
         scratchpad: bool = False,
     ) -> None:
-        if order not in ("plain", "reversed"):
-            raise UserError(f"Addition: order: got {order!r}, expected 'plain' or 'reversed'")
+        _check_order(self, order)
         self.order, self.padded, self.equal, self.scratchpad = order, padded, equal, scratchpad
 
     def example(self, length: int, rng: np.random.Generator) -> Example:
@@ -56,6 +62,10 @@ class Addition(Task):
         key = "+".join(sorted((a, b)))
         return Example(f"{first}+{second}", total, (length, *sizes), self._steps(a, b), key=key)
 
+    def places(self, tokens: Tensor) -> Tensor:
+        _check_coupled(self, self.order)
+        return in_step(tokens, DIGIT_IDS)
+
     def _steps(self, a: str, b: str) -> str:
         if not self.scratchpad:
             return ""
@@ -65,6 +75,53 @@ class Addition(Task):
             steps.append(f"{x}+{y}+{carry}={total};")
             carry = total // 10
         return "".join(steps)
+
+
+class Multiplication(Task):
+    """The product of a natural number and a digit: ``36*7=252``. Its length is the number of digits of the number.
+
+    Args:
+        order: ``plain`` writes the first digit first, ``reversed`` number and product last digit first.
+        padded: The product is filled with zeros to one digit more than the number has.
+
+    Raises:
+        UserError: If the order is neither of the two.
+    """
+
+    axes: ClassVar[tuple[str, ...]] = ("length", "the digit")
+    numbers = True
+
+    def __init__(self, order: Order = "plain", padded: bool = False) -> None:
+        _check_order(self, order)
+        self.order, self.padded = order, padded
+
+    def example(self, length: int, rng: np.random.Generator) -> Example:
+        number, digit = _number(length, rng), int(rng.integers(10))
+        product = str(int(number) * digit).zfill(length + 1 if self.padded else 0)
+        if self.order == "reversed":
+            number, product = number[::-1], product[::-1]
+        return Example(f"{number}*{digit}", product, (length, digit))
+
+    def places(self, tokens: Tensor) -> Tensor:
+        """As those of `Addition`; the digit that is multiplied by has none, it goes with all."""
+        _check_coupled(self, self.order)
+        behind = torch.zeros_like(tokens, dtype=torch.bool)
+        behind[:, 1:] = tokens[:, :-1] == IDS["*"]
+        return in_step(tokens, DIGIT_IDS).where(~behind, 0)
+
+
+def _check_order(task: Task, order: str) -> None:
+    if order not in ("plain", "reversed"):
+        raise UserError(f"{type(task).__name__}: order: got {order!r}, expected 'plain' or 'reversed'")
+
+
+def _check_coupled(task: Task, order: str) -> None:
+    if order != "reversed" or task.scratchpad:
+        raise UserError(
+            f"{type(task).__name__}: got order: {order}{', scratchpad: true' * task.scratchpad}, which gives digits no "
+            "places, because how significant one is cannot be told before its number is over; for Coupled use order: "
+            "reversed and no scratchpad"
+        )
 
 
 def _number(digits: int, rng: np.random.Generator) -> str:
@@ -83,6 +140,8 @@ class ModularSum(Task):
     Args:
         scratchpad: Write the steps before the answer.
     """
+
+    numbers = True
 
     def __init__(self, scratchpad: bool = False) -> None:
         self.scratchpad = scratchpad
@@ -103,6 +162,8 @@ class Parity(Task):
         scratchpad: Write the steps before the answer.
     """
 
+    numbers = True
+
     def __init__(self, scratchpad: bool = False) -> None:
         self.scratchpad = scratchpad
 
@@ -122,6 +183,8 @@ class Polynomial(Task):
     Args:
         scratchpad: Write the steps before the answer.
     """
+
+    numbers = True
 
     def __init__(self, scratchpad: bool = False) -> None:
         self.scratchpad = scratchpad

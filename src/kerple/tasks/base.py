@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from torch import Tensor
 
+from kerple.errors import UserError
 from kerple.tasks.vocabulary import BEGIN, BEGIN_ID, END, END_ID, IDS
 
 
@@ -72,12 +74,33 @@ class Task(ABC):
     scratchpad: bool = False
     """Whether steps are written before the answer."""
 
+    numbers: ClassVar[bool] = False
+    """Whether digits side by side are a number, so that they can be counted (`places.abacus`)."""
+
     @abstractmethod  # keeps the class abstract: jsonargparse would accept a concrete base as a task
     def __init__(self) -> None: ...
 
     @abstractmethod
     def example(self, length: int, rng: np.random.Generator) -> Example:
         """Draw a problem of exactly this length (>= 1)."""
+
+    def places(self, tokens: Tensor) -> Tensor:
+        """Where the task says that tokens stand, for `kerple.positions.Coupled`: those that belong together at one
+        place, a causal function of the tokens, so that generation needs nothing else.
+
+        Args:
+            tokens: (B, T) int64, from the begin token on.
+
+        Returns:
+            (B, T) int64, 0 for a token that has no place.
+
+        Raises:
+            UserError: If the task, or this way of writing it, has no such places.
+        """
+        raise UserError(
+            f"task: {self.name} says nothing of places, which model.position Coupled asks for; use a task that does, "
+            "such as Addition with order: reversed, or another strategy"
+        )
 
     @property
     def name(self) -> str:

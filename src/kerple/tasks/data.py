@@ -1,17 +1,20 @@
 """Tasks as a Lightning data module: one more kind of data for the same models and commands."""
 
 import os
+from collections.abc import Callable
 
 import torch
 from pytorch_lightning import LightningDataModule
 from pytorch_lightning.utilities import rank_zero_warn
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from kerple.errors import UserError
 from kerple.tasks.base import Example, Task
 from kerple.tasks.batches import Batch, HeldOutBatches, RankOrder, TrainBatches
 from kerple.tasks.draw import Split, distinct, draw
-from kerple.tasks.vocabulary import BEGIN, CHARACTERS, END_ID, decode, encode
+from kerple.tasks.places import abacus
+from kerple.tasks.vocabulary import BEGIN, BEGIN_ID, CHARACTERS, END_ID, decode, encode
 
 
 class TaskData(LightningDataModule):
@@ -184,6 +187,25 @@ class TaskData(LightningDataModule):
         dataset = HeldOutBatches(groups, self.eval_batch_size, world)
         order = RankOrder(len(dataset) // world, rank, world)
         return DataLoader(dataset, batch_size=None, sampler=order, generator=torch.Generator())
+
+    def places(self, scheme: str) -> Callable[[Tensor], Tensor]:
+        """What the network is to ask of where tokens (B, T) stand.
+
+        Args:
+            scheme: ``coupled``, the task's own places, or ``abacus``, that of each digit in its number.
+
+        Raises:
+            UserError: If the task has none.
+        """
+        if scheme == "coupled":
+            self.task.places(torch.tensor([[BEGIN_ID]]))  # refused now, not in the first step
+            return self.task.places
+        if not self.task.numbers:
+            raise UserError(
+                f"task: {self.task.name} has no numbers, whose digits model.position Abacus counts; use a task of "
+                "arithmetic, or another strategy"
+            )
+        return abacus
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt such as ``12+34=``, with the begin token a sequence starts with."""

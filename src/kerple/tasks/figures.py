@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from kerple.tasks.accuracy import Accuracy
 
 Length = tuple[int, ...]
+MOST_TICKS = 12
 
 
 def against_length(curves: Mapping[str, Mapping[Length, Accuracy]], train_length: int, title: str) -> Figure:
@@ -30,7 +31,8 @@ def against_length(curves: Mapping[str, Mapping[Length, Accuracy]], train_length
 
 
 def heat_map(cells: Mapping[Length, Accuracy], names: Sequence[str], train_length: int, title: str) -> Figure:
-    """Exact match over two sizes; cells without test problems stay white, the lengths of training are framed.
+    """Exact match over two sizes, each of which that was tested has a row or a column; cells without test problems stay
+    white, the lengths of training are framed.
 
     Args:
         cells: The accuracy at each pair of sizes.
@@ -38,16 +40,18 @@ def heat_map(cells: Mapping[Length, Accuracy], names: Sequence[str], train_lengt
         train_length: Longest length of training.
         title: Of the figure.
     """
-    rows, columns = (range(min(sizes), max(sizes) + 1) for sizes in zip(*cells, strict=True))
+    rows, columns = (sorted(set(sizes)) for sizes in zip(*cells, strict=True))
     values = np.full((len(rows), len(columns)), np.nan)
     for (row, column), accuracy in cells.items():
-        values[row - rows[0], column - columns[0]] = 100 * accuracy.exact_match
+        values[rows.index(row), columns.index(column)] = 100 * accuracy.exact_match
     figure = Figure(figsize=(6, 5), layout="constrained")
     axes = figure.subplots()
-    extent = (columns[0] - 0.5, columns[-1] + 0.5, rows[0] - 0.5, rows[-1] + 0.5)
-    image = axes.imshow(values, origin="lower", extent=extent, vmin=0, vmax=100, cmap="viridis", aspect="auto")
-    right, top = min(train_length + 0.5, extent[1]), min(train_length + 0.5, extent[3])
-    axes.plot([extent[0], right, right], [top, top, extent[2]], color="red", linewidth=1)
+    image = axes.imshow(values, origin="lower", vmin=0, vmax=100, cmap="viridis", aspect="auto")
+    for axis, sizes in ((axes.xaxis, columns), (axes.yaxis, rows)):
+        shown = range(0, len(sizes), -(-len(sizes) // MOST_TICKS))
+        axis.set_ticks(shown, [str(sizes[i]) for i in shown])
+    top, right = (sum(size <= train_length for size in sizes) - 0.5 for sizes in (rows, columns))
+    axes.plot([-0.5, right, right], [top, top, -0.5], color="red", linewidth=1)
     axes.set(xlabel=names[1], ylabel=names[0], title=title)
     figure.colorbar(image, label="exact match (%)")
     return figure

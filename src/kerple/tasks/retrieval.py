@@ -1,4 +1,4 @@
-"""Tasks that look something up far back: a passkey, or values by their keys."""
+"""Tasks that look something up far back: a passkey, a needle, or values by their keys."""
 
 from typing import ClassVar
 
@@ -9,6 +9,7 @@ from kerple.tasks.base import Example, Task, spelled
 from kerple.tasks.vocabulary import LETTERS
 
 FILLER = "the grass is green. the sky is blue. the sun is yellow. here we go. there and back again. "
+MOST_KEYS = 26 * 26  # pairs of small letters
 
 
 class Passkey(Task):
@@ -29,21 +30,72 @@ class Passkey(Task):
     axes: ClassVar[tuple[str, ...]] = ("length", "tenth of the filler before the key")
 
     def __init__(self, digits: int = 5, filler: str = "sentences") -> None:
-        if digits < 1:
-            raise UserError(f"Passkey: digits: got {digits}, expected at least 1")
-        if filler not in ("sentences", "letters"):
-            raise UserError(f"Passkey: filler: got {filler!r}, expected 'sentences' or 'letters'")
+        _check(self, digits, filler)
         self.digits, self.filler = digits, filler
 
     def example(self, length: int, rng: np.random.Generator) -> Example:
         key = spelled(rng.integers(10, size=self.digits))
         place = int(rng.integers(length + 1))
-        if self.filler == "sentences":
-            start = int(rng.integers(len(FILLER)))
-            filler = (FILLER * (length // len(FILLER) + 2))[start : start + length]
-        else:
-            filler = "".join(map(LETTERS.__getitem__, rng.integers(26, size=length).tolist()))
+        filler = _filler(self.filler, length, rng)
         return Example(f"{filler[:place]}[{key}]{filler[place:]}", key, (length, 10 * place // (length + 1)))
+
+
+class Needle(Task):
+    """Find the number under a key, among others under other keys: ``the[xq:40] gr[bo:71]ass is;xq=40``, as the needles
+    with one and with many keys of RULER (Hsieh et al. 2024, arXiv 2404.06654, section 3.1), in a model's own letters.
+
+    Its length is the number of filler characters; all places are uniform, any of the keys is asked for. What only
+    survives long inputs does not find it, what uses them does.
+
+    Args:
+        keys: How many needles there are; 1 is RULER's single one.
+        digits: Length of each number, 1 or more.
+        filler: As for `Passkey`.
+
+    Raises:
+        UserError: If a number is not positive, there are more keys than pairs of letters, or the filler is neither.
+    """
+
+    axes: ClassVar[tuple[str, ...]] = ("length", "tenth of the filler before the needle")
+
+    def __init__(self, keys: int = 1, digits: int = 4, filler: str = "sentences") -> None:
+        _check(self, digits, filler)
+        if not 1 <= keys <= MOST_KEYS:
+            raise UserError(f"Needle: keys: got {keys}, expected 1 to {MOST_KEYS}")
+        self.keys, self.digits, self.filler = keys, digits, filler
+
+    def example(self, length: int, rng: np.random.Generator) -> Example:
+        pairs = rng.choice(MOST_KEYS, self.keys, replace=False).tolist()
+        keys = [LETTERS[pair // 26] + LETTERS[pair % 26] for pair in pairs]
+        values = [spelled(rng.integers(10, size=self.digits)) for _ in keys]
+        places = sorted(rng.integers(length + 1, size=self.keys).tolist())
+        filler = _filler(self.filler, length, rng)
+        text, before = "", 0
+        for key, value, place in zip(keys, values, places, strict=True):
+            text += f"{filler[before:place]}[{key}:{value}]"
+            before = place
+        asked = int(rng.integers(self.keys))
+        prompt = f"{text}{filler[before:]};{keys[asked]}"
+        return Example(prompt, values[asked], (length, 10 * places[asked] // (length + 1)))
+
+    @property
+    def name(self) -> str:
+        return "multi-key needle" if self.keys > 1 else super().name
+
+
+def _check(task: Task, digits: int, filler: str) -> None:
+    name = type(task).__name__
+    if digits < 1:
+        raise UserError(f"{name}: digits: got {digits}, expected at least 1")
+    if filler not in ("sentences", "letters"):
+        raise UserError(f"{name}: filler: got {filler!r}, expected 'sentences' or 'letters'")
+
+
+def _filler(kind: str, length: int, rng: np.random.Generator) -> str:
+    if kind == "sentences":
+        start = int(rng.integers(len(FILLER)))
+        return (FILLER * (length // len(FILLER) + 2))[start : start + length]
+    return "".join(map(LETTERS.__getitem__, rng.integers(26, size=length).tolist()))
 
 
 class AssociativeRecall(Task):

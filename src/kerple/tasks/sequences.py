@@ -1,9 +1,11 @@
 """Tasks that rearrange a sequence: copy, reverse, sort."""
 
 import numpy as np
+from torch import Tensor
 
 from kerple.errors import UserError
 from kerple.tasks.base import Example, Task
+from kerple.tasks.places import LETTER_IDS, in_step, mirrored
 from kerple.tasks.vocabulary import LETTERS
 
 
@@ -35,6 +37,9 @@ class Copy(Task):
             text = "".join(map(LETTERS.__getitem__, rng.integers(self.symbols, size=length).tolist()))
         return Example(text, text, (length,))
 
+    def places(self, tokens: Tensor) -> Tensor:
+        return in_step(tokens, LETTER_IDS)
+
     @property
     def name(self) -> str:
         return "repeated copy" if self.repeated else super().name
@@ -57,6 +62,9 @@ class Reverse(Task):
     def example(self, length: int, rng: np.random.Generator) -> Example:
         text = "".join(map(LETTERS.__getitem__, rng.integers(self.symbols, size=length).tolist()))
         return Example(text, text[::-1], (length,))
+
+    def places(self, tokens: Tensor) -> Tensor:
+        return mirrored(tokens, LETTER_IDS)
 
 
 class Sort(Task):

@@ -1,0 +1,133 @@
+"""Positions that a task gives: digits of one significance share one, whatever the length of the numbers."""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from kerple.errors import UserError
+from kerple.positions.absolute import NoPE
+from kerple.positions.base import Position, Shape
+from kerple.positions.pairs import At
+from kerple.positions.products import precise
+from kerple.positions.wrapper import Wrapper
+
+
+class Placed(Wrapper):
+    """Adds a learned vector for the place that the task gives a token, and nothing to a token without one.
+
+    In training all places of a sequence are shifted together: by a share of the room that the table has behind the
+    largest, drawn anew for each step, so that every row is trained however short the problems are. In evaluation they
+    start at 1. The draw is a function of ``seed`` and of the number of optimiser steps taken, a buffer of the
+    checkpoint: it is the same on every device, and after resuming.
+
+    `kerple.lm` tells the network the task's places, and refuses data without them. In a network by itself, which was
+    told of none, a token has that of its position, over and over.
+
+    Args:
+        shape: What the model hands to every strategy.
+        position: Builder of the strategy that says the rest: the one of the distances, or none.
+        reach: Rows of the table; places end below it.
+        seed: Of the draws.
+
+    Raises:
+        UserError: If the table has no two rows, or, in a forward, a place is beyond it.
+    """
+
+    scheme: ClassVar[str]
+    """Which of the task's places, for `kerple.tasks.Task.places`."""
+
+    step: Tensor
+    share: Tensor
+
+    @abstractmethod
+    def __init__(
+        self, shape: Shape, position: Callable[[Shape], Position] = NoPE, reach: int = 128, seed: int = 0
+    ) -> None:
+        name = type(self).__name__
+        if reach < 2:
+            raise UserError(f"{name}: reach: got {reach}, expected at least 2 rows; row 0 is of tokens without a place")
+        super().__init__(position(shape))
+        self.shift_invariant = False
+        self.reach, self.seed = reach, seed
+        self.table = nn.Parameter(torch.empty(reach, shape.dim, dtype=torch.float32).normal_(std=shape.dim**-0.5))
+        self.register_buffer("step", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("share", torch.zeros((), dtype=torch.float64))
+        self._draw()
+
+    def embed(self, x: Tensor, at: At) -> Tensor:
+        places = at.positions % (self.reach - 1) + 1 if at.places is None else at.places  # ((B,) T)
+        largest = places.amax(-1, keepdim=True)
+        if places.device.type == "cpu" and not torch.compiler.is_compiling() and int(largest.max()) >= self.reach:
+            raise UserError(
+                f"{type(self).__name__}: reach: got {self.reach}, but a token has place {int(largest.max())}; train "
+                f"with a reach of {int(largest.max()) + 1} or more, or read less"
+            )
+        given = places > 0
+        if self.training:
+            places = places + (self.share * (self.reach - largest)).long()
+        rows = torch.where(given[..., None], self.table[places.where(given, 0)], 0)  # ((B,) T, D)
+        x = self.position.embed(x, at)
+        return (precise(x) + rows).to(x.dtype)
+
+    @torch.no_grad()
+    def constrain_(self) -> None:
+        self.position.constrain_()
+        self.step += 1
+        self._draw()
+
+    def _draw(self) -> None:
+        if not self.share.is_meta:
+            digest = blake2b(f"{self.seed}/{int(self.step)}".encode(), digest_size=8).digest()
+            self.share.fill_(int.from_bytes(digest, "big") / 2**64)  # in [0, 1)
+
+
+class Coupled(Placed):
+    """Position coupling: what belongs together by the task has one place (Cho et al. 2024, arXiv 2405.20671).
+
+    Parameters: `reach * D` of its own, and those of ``position``.
+    Cost: one (B, T, D) look-up a forward.
+
+    Args:
+        shape: What the model hands to every strategy.
+        position: Builder of the strategy beside it; the paper has none.
+        reach: Rows of the table; places end below it.
+        seed: Of the shifts in training.
+
+    Raises:
+        UserError: If the table has no two rows, or, in a forward, a place is beyond it.
+    """
+
+    scheme = "coupled"
+
+    def __init__(
+        self, shape: Shape, position: Callable[[Shape], Position] = NoPE, reach: int = 128, seed: int = 0
+    ) -> None:
+        super().__init__(shape, position, reach, seed)
+
+
+class Abacus(Placed):
+    """Abacus embeddings: the i-th digit of every number has place i (McLeish et al. 2024, arXiv 2405.17399).
+
+    Parameters: `reach * D` of its own, and those of ``position``.
+    Cost: one (B, T, D) look-up a forward.
+
+    Args:
+        shape: What the model hands to every strategy.
+        position: Builder of the strategy beside it; the paper's are FIRE and NoPE.
+        reach: Rows of the table; places end below it.
+        seed: Of the shifts in training.
+
+    Raises:
+        UserError: If the table has no two rows, or, in a forward, a place is beyond it.
+    """
+
+    scheme = "abacus"
+
+    def __init__(
+        self, shape: Shape, position: Callable[[Shape], Position] = NoPE, reach: int = 128, seed: int = 0
+    ) -> None:
+        super().__init__(shape, position, reach, seed)
