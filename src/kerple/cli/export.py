@@ -4,6 +4,7 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser
 
+from kerple.cli.offered import offer
 from kerple.cli.predict import end_of_text, load
 from kerple.data import TokenShards
 from kerple.data.tokenizer import load_tokenizer
@@ -35,6 +36,6 @@ def main(arguments: list[str]) -> None:
 
     _, data = load(given.ckpt_path)
     tokenizer = load_tokenizer(str(data.folder.directory)) if isinstance(data, TokenShards) else None
-    made = export(read(given.ckpt_path), Path(given.to), tokenizer, end_of_text(data), given.stock)
+    made = export(read(given.ckpt_path, offer()), Path(given.to), tokenizer, end_of_text(data), given.stock)
     needs = "import kerple.hf first" if made.startswith("Kerple") else "nothing of ours is needed"
     print(f"{given.to}: {made}; AutoModelForCausalLM.from_pretrained loads it ({needs})")

@@ -24,6 +24,9 @@ from kerple.callbacks.health import Finite
 from kerple.callbacks.last_checkpoint import LastCheckpoint
 from kerple.callbacks.provenance import Provenance
 from kerple.callbacks.random_state import RandomState
+from kerple.cli.agreement import agree, stored_length
+from kerple.cli.offered import know_old_names, offer
+from kerple.data.datamodule import TokenShards
 from kerple.errors import NO_ROOM, UserError
 from kerple.lm import LanguageModel
 from kerple.runs.atomic import AtomicCheckpointIO
@@ -46,9 +49,6 @@ HARMLESS = (
     r"`isinstance\(treespec, LeafSpec\)`",
     ".*does not have many workers",  # memory-mapped shards need none
 )
-FROM_CHECKPOINT = ("seed_everything", "model", "data", "experiment", "auto_precision")
-# devices and strategy are those of the machine that tests, not of the one that trained
-TRAINER_FROM_CHECKPOINT = ("precision", "callbacks", "limit_test_batches")
 
 
 class StoreConfig(SaveConfigCallback):
@@ -75,6 +75,8 @@ class StoreConfig(SaveConfigCallback):
 
 class CLI(LightningCLI):
     """LightningCLI with a directory for each run, and a model and data that `test` finds in the checkpoint."""
+
+    checkpoint: dict[str, Any] | None = None
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
@@ -133,15 +135,27 @@ class CLI(LightningCLI):
                 last = directory / "checkpoints" / "last.ckpt"  # can be given the same command line every time
                 config.ckpt_path = str(last) if last.is_file() else None
             if config.ckpt_path is not None:
-                config.auto_precision = _auto_precision(check(config.ckpt_path))
+                self.checkpoint = check(config.ckpt_path)
+                config.auto_precision = _auto_precision(self.checkpoint)
         else:
             directory = test_directory(config.run_dir, config.ckpt_path, self.subcommand)
+            self.checkpoint = check(config.ckpt_path, sealed=False)  # `_checkpoint_first` has looked at all of it
+            # the training length is the checkpoint's, whatever length the data is read in now
+            config.model.length = stored_length(self.checkpoint) or config.model.length
         settle(config, self.subcommand)
         config.weights_only = True  # a checkpoint is data: nothing in it may run
         config.trainer.default_root_dir = str(directory)
         if config.trainer.logger in (None, True):
             # save_dir/name/version: checkpoints, events and results land in the run's own folder
             self._logger = TensorBoardLogger(str(directory), name="", version="", default_hp_metric=False)
+
+    def instantiate_classes(self) -> None:
+        super().instantiate_classes()
+        if self.checkpoint is not None:
+            fit = self.subcommand == "fit"
+            agree(self.config[self.subcommand].ckpt_path, self.checkpoint, self.model, resume=fit)
+            if isinstance(self.datamodule, TokenShards):
+                self.datamodule.reads_only = not fit  # nothing is written where a checkpoint says
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         logger = getattr(self, "_logger", None)
@@ -192,6 +206,7 @@ def main(arguments: list[str] | None = None) -> None:
         if arguments[:1] == ["test"] and _option(arguments, "--hf"):
             import_module("kerple.cli.pretrained").main(arguments)
             return
+        know_old_names()
         _check_position(arguments)
         CLI(
             LanguageModel,
@@ -285,9 +300,8 @@ def _checkpoint_first(arguments: list[str]) -> list[str]:
     paths = _option(arguments, "--ckpt_path")
     if not paths:
         raise UserError(f"ckpt_path: got nothing, expected a checkpoint to {arguments[0]}; add --ckpt_path FILE")
-    stored = read_config(paths[-1], trust)
-    config = {key: stored[key] for key in FROM_CHECKPOINT if key in stored}
-    config["trainer"] = {key: stored["trainer"][key] for key in TRAINER_FROM_CHECKPOINT}
+    # its devices and strategy are left out: they are those of the machine that trained, not of the one that tests
+    config = read_config(paths[-1], offer(trust))
     if config.get("auto_precision"):
         config["trainer"]["precision"] = "auto"
     return [arguments[0], "--config", yaml.safe_dump(config), *arguments[1:]]

@@ -9,10 +9,12 @@ import torch
 from jsonargparse import ArgumentParser
 from pytorch_lightning import LightningDataModule
 
+from kerple.cli.agreement import agree
+from kerple.cli.offered import offer
 from kerple.errors import UserError
 from kerple.lm import LanguageModel
 from kerple.model.generation import generate
-from kerple.runs.trust import read_config
+from kerple.runs.trust import check, read_config
 from kerple.tasks import TaskData
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what the bytes of a character decode to before the last of them is there
@@ -102,7 +104,7 @@ def load(path: str, trust: tuple[str, ...] = (), device: str = "cpu") -> tuple[L
     Raises:
         UserError: If it is no such checkpoint, or its data is gone.
     """
-    config = read_config(path, trust)
+    config = read_config(path, offer(trust))
     parser = ArgumentParser()
     parser.add_class_arguments(LanguageModel, "model")
     parser.add_subclass_arguments(LightningDataModule, "data")
@@ -112,8 +114,9 @@ def load(path: str, trust: tuple[str, ...] = (), device: str = "cpu") -> tuple[L
     if not isinstance(made.data, Text):  # a user's own data module
         raise UserError(f"ckpt_path: {path} was trained on {type(made.data).__name__}, which cannot encode a prompt")
     made.data.setup("predict")
-    weights = torch.load(path, map_location=device, weights_only=True, mmap=True)["state_dict"]
-    made.model.load_state_dict(weights)
+    content = check(path, sealed=False)  # `read_config` has looked at all of it
+    agree(path, content, made.model, resume=False)
+    made.model.load_state_dict(content["state_dict"])
     made.model.attach(made.data)
     return made.model.to(device).eval(), made.data
 

@@ -74,7 +74,7 @@ def main(arguments: list[str]) -> None:
         subclass_mode_data=True,
         save_config_callback=StoreRunConfig,
         seed_everything_default=1235,
-        parser_kwargs={"description": __doc__},
+        parser_kwargs={"description": __doc__, "exit_on_error": False},
         auto_configure_optimizers=False,
         args=["test", "--config", yaml.safe_dump(_defaults(path)), *rest],
     )

@@ -5,6 +5,7 @@ from typing import Any
 
 import yaml
 
+from kerple.cli.offered import offer
 from kerple.hf import need
 from kerple.hf.families import Read
 from kerple.model import Transformer
@@ -18,7 +19,7 @@ def _read(path: str, trusted: tuple[str, ...]) -> Read:
         need()
     from kerple.hf import weights
 
-    return weights.read(path, trusted)
+    return weights.read(path, offer(trusted))
 
 
 def architecture_first(arguments: list[str], path: str, trusted: tuple[str, ...] = ()) -> list[str]:

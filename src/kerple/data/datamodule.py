@@ -13,9 +13,9 @@ from torch import Tensor
 
 from kerple.data.files import is_remote
 from kerple.data.loader import Batch, BatchLoader, BlockBatches, Blocks, EvaluationLoader, Stream, TrainingBatches
-from kerple.data.manifest import SPLITS, Manifest
+from kerple.data.manifest import SPLITS, Manifest, read_manifest
 from kerple.data.order import Mixture, Order
-from kerple.data.prepare.build import LARGEST_LOSS, build
+from kerple.data.prepare.build import LARGEST_LOSS, build, check_recipe
 from kerple.data.prepare.corpora import HUB
 from kerple.data.prepare.recipe import Recipe
 from kerple.data.remote import CACHE_BYTES, Folder, open_folder
@@ -70,6 +70,8 @@ class TokenShards(LightningDataModule):
     manifest: Manifest
     evaluation_length: int | None = None
     evaluation_blocks: int | None = None
+    reads_only: bool = False
+    """Whether shards that are missing are an error, instead of being built."""
 
     def __init__(
         self,
@@ -129,7 +131,9 @@ class TokenShards(LightningDataModule):
 
     def prepare_data(self) -> None:
         """Build the shards that are missing; an interrupted preparation goes on where it stopped."""
-        if self.recipe is not None:
+        if self.recipe is not None and self.reads_only:
+            check_recipe(read_manifest(Path(self.place)), self.recipe)
+        elif self.recipe is not None:
             build(
                 Path(self.place),
                 self.recipe,

@@ -8,6 +8,7 @@ import torch
 from jsonargparse import ArgumentParser
 from torch import Tensor
 
+from kerple import positions
 from kerple.errors import UserError
 from kerple.hf.families import Read, Weights, read_family
 from kerple.hf.source import locate, read_config, read_model
@@ -20,18 +21,18 @@ TRAINING = ("optimizer", "lr", "betas", "adam_eps", "weight_decay", "warmup", "c
 """Options of `kerple.lm.LanguageModel` that say how a network is trained, not what it is."""
 
 
-def read(path: str, trusted: tuple[str, ...] = ()) -> Read:
+def read(path: str, offer: trust.Offer | None = None) -> Read:
     """A model as options of ours and weights.
 
     Args:
         path: As for `locate`, or a checkpoint that `fit` has written.
-        trusted: Packages whose classes a checkpoint may name.
+        offer: What a checkpoint may name; none is read without it.
 
     Raises:
         UserError: If it is no such model, or has no counterpart here.
     """
-    if path.endswith(".ckpt"):
-        model = trust.read_config(path, trusted)["model"]
+    if offer is not None and path.endswith(".ckpt"):
+        model = trust.read_config(path, offer)["model"]
         content = torch.load(path, map_location="cpu", weights_only=True)
         state = content["state_dict"].items()
         weights = {n.removeprefix("network."): w for n, w in state if n.startswith("network.")}
@@ -60,13 +61,10 @@ def strategy(config: Mapping[str, Any] | str) -> Callable[[Shape], Position]:
     Raises:
         UserError: If it names a class of somebody else.
     """
-    names = [str(config)] if isinstance(config, str) else list(trust.names(config))
-    for name in names:
-        if name.split(".")[0] not in trust.TRUSTED:
-            raise UserError(f"position: got {name}, expected strategies of this project: a file may name no others")
+    safe = trust.named(config, Position, trust.Offer(positions.offered()), "position")
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--position", type=Callable[[Shape], Position])
-    return parser.instantiate_classes(parser.parse_object({"position": config})).position
+    return parser.instantiate_classes(parser.parse_object({"position": safe})).position
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,12 @@ from pkgutil import walk_packages
 from typing import Any
 
 from kerple.errors import UserError
+from kerple.positions import kernels
 from kerple.positions.base import Position, Shape
+from kerple.positions.kernels import Kernel
 from kerple.positions.pairs import At, Pairs
 
-__all__ = ["At", "Pairs", "Position", "Shape", "build", "names", "strategies"]
+__all__ = ["At", "Pairs", "Position", "Shape", "build", "names", "offered", "strategies"]
 
 
 def _found() -> dict[str, type[Position]]:
@@ -39,6 +41,15 @@ def names() -> list[str]:
 def strategies() -> dict[str, type[Position]]:
     """All strategies by name."""
     return dict(_BY_NAME)
+
+
+def offered() -> dict[type, tuple[type, ...]]:
+    """What a file may name: all strategies, and the kernels that some of them are made of, by their base class."""
+    found = [value for value in vars(kernels).values() if inspect.isclass(value) and issubclass(value, Kernel)]
+    return {
+        Position: tuple(_BY_NAME.values()),
+        Kernel: tuple(value for value in found if not inspect.isabstract(value) and value is not Kernel),
+    }
 
 
 def build(name: str, *, dim: int, heads: int, length: int, **options: Any) -> Position:

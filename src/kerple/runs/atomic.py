@@ -9,6 +9,7 @@ import torch
 from lightning_fabric.plugins import TorchCheckpointIO
 
 from kerple.errors import NO_ROOM, UserError
+from kerple.runs.seal import SEAL, seal
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -18,6 +19,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     but tensors and plain containers.
     """
 
+    def __init__(self) -> None:
+        self._folders: set[str] = set()
+
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
         """Write a checkpoint.
 
@@ -25,12 +29,15 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             UserError: There is no room for it. That ends the run: `ModelCheckpoint` would go on to believe in a file
                 that is not there, and remove another for it. What was saved before is intact.
         """
+        checkpoint = {**checkpoint, SEAL: seal(checkpoint)}
         if "://" in str(path):  # object stores write a file as a whole
             super().save_checkpoint(checkpoint, path, storage_options)
+            self._folders.add(str(path).rpartition("/")[0])
             return
         path = Path(path)
         try:
             _write(checkpoint, path)
+            self._folders.add(os.path.realpath(path.parent))
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
@@ -43,6 +50,18 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         self, path: str | Path, map_location: Any = lambda storage, _: storage, weights_only: bool | None = None
     ) -> dict[str, Any]:
         return super().load_checkpoint(path, map_location, weights_only=True)
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        """Remove an earlier checkpoint, if there is one in a folder that this run has written to.
+
+        A resumed run is told by a checkpoint which files it had kept, and would remove whatever that one names.
+        """
+        local = "://" not in str(path)
+        if local and not (os.path.isfile(path) and os.path.realpath(os.path.dirname(path)) in self._folders):
+            return
+        if not local and str(path).rpartition("/")[0] not in self._folders:
+            return
+        super().remove_checkpoint(path)
 
 
 def _write(checkpoint: dict[str, Any], path: Path) -> None:

@@ -1,0 +1,69 @@
+"""What options a class has, and whether a value for one could make the parser import something."""
+
+import datetime
+import enum
+import inspect
+import os
+from collections import abc
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+ANYTHING = Any
+PLAIN = {int, float, bool, str, complex, type(None), Path, os.PathLike, datetime.timedelta}
+CONTAINERS = {list, tuple, dict, set, frozenset, abc.Sequence, abc.Iterable, abc.Mapping, abc.Collection}
+
+
+def options(owner: type) -> dict[str, Any]:
+    """Names and types of the options of a class; those of its bases too where it passes on what it does not name.
+
+    The type of one without annotation is `ANYTHING`, of one whose annotation cannot be resolved here `object`.
+    """
+    found: dict[str, Any] = {}
+    for kind in owner.__mro__:
+        if "__init__" not in vars(kind) or kind is object:
+            continue
+        signature = inspect.signature(kind.__init__)
+        try:
+            hints = get_type_hints(kind.__init__)
+        except NameError:
+            hints = dict.fromkeys(signature.parameters, object)
+        named = list(signature.parameters.values())[1:]
+        for parameter in named:
+            if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+                found.setdefault(parameter.name, hints.get(parameter.name, ANYTHING))
+        if not any(parameter.kind == parameter.VAR_KEYWORD for parameter in named):
+            break
+    return found
+
+
+def base_in(kind: Any, bases: Iterable[type]) -> type | None:
+    """The first of some base classes that a type asks for an instance of, or a function that makes one."""
+    inside = [leaf for leaf in _leaves(kind) if inspect.isclass(leaf)]
+    return next((base for base in bases if any(issubclass(leaf, base) for leaf in inside)), None)
+
+
+def is_plain(kind: Any) -> bool:
+    """Whether a type has numbers, texts and containers of those alone: nothing is imported for a text then."""
+    return all(leaf in PLAIN or (inspect.isclass(leaf) and issubclass(leaf, enum.Enum)) for leaf in _leaves(kind))
+
+
+def takes_several(kind: Any) -> bool:
+    """Whether a type is a sequence, or may be one."""
+    return any(get_origin(part) in CONTAINERS for part in (kind, *get_args(kind)))
+
+
+def _leaves(kind: Any) -> Iterator[Any]:
+    if get_origin(kind) is Literal:
+        yield str
+    elif isinstance(kind, list):  # of the arguments of a Callable
+        for part in kind:
+            yield from _leaves(part)
+    elif arguments := [part for part in get_args(kind) if part is not ...]:
+        if get_origin(kind) not in CONTAINERS | {Union, UnionType}:
+            yield get_origin(kind)
+        for part in arguments:
+            yield from _leaves(part)
+    else:
+        yield kind

@@ -1,0 +1,99 @@
+"""A checkpoint that does not belong to what is asked for is named as that, before anything is loaded."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from kerple.cli.main import main
+from kerple.runs.seal import SEAL, seal
+from tests.cli.tiny import fit
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def genuine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fit(tmp_path_factory.mktemp("genuine"))
+
+
+def complaint(arguments: list[str], capsys: Capture) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "rror" in line]
+    return line
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("--model.position=RoPE", "model.position: got RoPE, the checkpoint has KerpleLog"),
+        ("--model.position=KerplePower", "model.position: got KerplePower, the checkpoint has KerpleLog"),
+        ("--model.dim=16", "model.dim: got 16, the checkpoint has 8"),
+        ("--data.vocabulary=400", "model.vocabulary: got 400, the checkpoint has 300"),
+    ],
+)
+@pytest.mark.parametrize("command", ["test", "fit"])
+def test_another_model_is_named(
+    command: str, option: str, told: str, genuine: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    config = [f"--config={genuine.parents[2]}/tiny.yaml"] if command == "fit" else []
+    line = complaint([command, *config, f"--ckpt_path={genuine}", f"--run_dir={tmp_path}/run", option], capsys)
+    assert told in line
+    assert "is of another model" in line
+
+
+def test_another_optimiser_cannot_go_on(genuine: Path, tmp_path: Path, capsys: Capture) -> None:
+    config = f"--config={genuine.parents[2]}/tiny.yaml"
+    line = complaint(["fit", config, f"--ckpt_path={genuine}", "--model.optimizer=muon"], capsys)
+    assert "model.optimizer: got muon, the checkpoint has adamw" in line
+
+
+@pytest.mark.parametrize("content", [{}, {"state_dict": {}}, {"state_dict": {"w": torch.zeros(1)}, "epoch": 0}])
+def test_fit_refuses_a_foreign_checkpoint(content: Any, genuine: Path, tmp_path: Path, capsys: Capture) -> None:
+    torch.save(content, tmp_path / "foreign.ckpt")
+    config = f"--config={genuine.parents[2]}/tiny.yaml"
+    line = complaint(["fit", config, f"--ckpt_path={tmp_path}/foreign.ckpt", f"--run_dir={tmp_path}/run"], capsys)
+    assert "foreign.ckpt" in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_training_length_is_that_of_the_checkpoint(
+    genuine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths = []
+    monkeypatch.setattr(
+        "kerple.cli.main.agree", lambda *arguments, **_: lengths.append(arguments[2].network.shape.length)
+    )
+    main(["test", f"--ckpt_path={genuine}", f"--run_dir={tmp_path}/run", "--data.length=32"])
+    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert config["data"]["init_args"]["length"] == 32
+    assert lengths == [8]
+
+
+def test_one_field_of_a_checkpoint_changed_is_noticed_whatever_the_field(
+    genuine: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    """Every entry in turn, at any depth; the checksum itself too."""
+    content = torch.load(genuine, weights_only=True)
+    tried = 0
+
+    def entries(node: Any) -> list[tuple[Any, Any]]:
+        children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+        return [(node, key) for key, _ in children] + [e for _, child in children for e in entries(child)]
+
+    for node, key in entries(content):
+        whole = node[key]
+        node[key] = ("changed", None, 10**9)[tried % 3]
+        if seal(content) != content[SEAL]:  # else it was that before
+            torch.save(content, tmp_path / "changed.ckpt")
+            line = complaint(["test", f"--ckpt_path={tmp_path}/changed.ckpt", f"--run_dir={tmp_path}/run"], capsys)
+            assert line.startswith(f"error: ckpt_path: {tmp_path}/changed.ckpt")
+            tried += 1
+        node[key] = whole
+    print(f"checkpoints with one field changed: {tried}")
+    assert tried > 100
+    assert {path.name for path in tmp_path.iterdir()} == {"changed.ckpt"}

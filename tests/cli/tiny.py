@@ -1,0 +1,43 @@
+"""The smallest real run: one step on a task that is drawn as it goes, nothing to prepare and nobody to trust."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kerple.cli.main import main
+
+TINY: dict[str, Any] = {
+    "seed_everything": 3,
+    "experiment": "tiny",
+    "model": {"position": "KerpleLog", "layers": 1, "dim": 8, "heads": 2},
+    "data": {
+        "class_path": "TaskData",
+        "init_args": {
+            "task": {"class_path": "Copy", "init_args": {"symbols": 4}},
+            "length": 8,
+            "vocabulary": 300,
+            "train_length": 2,
+            "test_lengths": [3],
+            "batch_size": 2,
+            "val_examples": 2,
+            "test_examples": 2,
+        },
+    },
+    "trainer": {
+        "max_steps": 1,
+        "accelerator": "cpu",
+        "logger": False,
+        "limit_val_batches": 0,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "callbacks": [{"class_path": "TaskAccuracy"}],
+    },
+}
+
+
+def fit(folder: Path) -> Path:
+    """Run it in a folder; its checkpoint."""
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(TINY))
+    main(["fit", "--config", str(folder / "tiny.yaml"), "--run_dir", str(folder / "run")])
+    return folder / "run" / "checkpoints" / "last.ckpt"
