@@ -6,9 +6,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-import kerple.positions as positions
 from kerple.model import Transformer
-from kerple.positions import Position, Shape
+from kerple.positions import Shape, strategies
 
 SIZES = {"demo": (128, 4, 4, 2048), "162M": (768, 12, 12, 50304)}  # width, heads, layers, vocabulary: configs/
 
@@ -16,10 +15,7 @@ SIZES = {"demo": (128, 4, 4, 2048), "162M": (768, 12, 12, 50304)}  # width, head
 def build(size: str, name: str, length: int, device: str = "cpu") -> Transformer:
     dim, heads, layers, vocabulary = SIZES[size]
 
-    def position(shape: Shape) -> Position:
-        return positions.build(name, dim=shape.dim, heads=shape.heads, length=shape.length)
-
-    return Transformer(Shape(dim, heads, length), layers, vocabulary, position).to(device)
+    return Transformer(Shape(dim, heads, length), layers, vocabulary, strategies()[name]).to(device)
 
 
 def training_step(network: Transformer, batch: int, length: int) -> Callable[[], None]:

@@ -101,3 +101,27 @@ def test_the_committed_comparisons_keep_the_recipe_their_runs_were_trained_with(
     assert stored["trainer"]["max_steps"] == 305
     for name in ("demo", "claims", "settings", "sliding"):
         assert yaml.safe_load((CONFIGS / "compare" / f"{name}.yaml").read_text())["base"][-1] == "configs/adamw.yaml"
+
+
+@pytest.mark.parametrize("path", sorted((CONFIGS / "position").glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_position_s_config_is_laid_over_the_demo_s(path: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = parsed("--config", str(CONFIGS / "demo.yaml"), "--config", str(path))
+    asked, network = yaml.safe_load(path.read_text())["model"]["position"], build_on_meta(config).network
+
+    assert {type(p).__name__ for p in network.positions} == {asked["class_path"]}
+    if asked["class_path"] == "Layers":
+        kinds, windows = zip(*((type(p.position).__name__, p.window) for p in network.positions), strict=True)
+        options = asked["init_args"]
+        assert kinds == (options["near"],) * 3 + (options["far"],)
+        assert windows == (options.get("window", network.shape.length),) * 3 + (None,)
+
+
+def test_a_part_that_is_no_strategy_is_named(capsys) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parsed(
+            "--config", str(CONFIGS / "demo.yaml"), "--model.position", "Together", '--model.position.parts=["SSMaxx"]'
+        )
+
+    assert ended.value.code == 2
+    assert "SSMaxx" in capsys.readouterr().err

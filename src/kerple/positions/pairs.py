@@ -42,7 +42,7 @@ class At:
     @property
     def visible(self) -> Tensor:
         """How many keys each token sees as a query, itself included; (T,) int64."""
-        return (self.rows + 1).clamp(max=self.window)
+        return self.rows + 1 if self.window is None else (self.rows + 1).clamp(max=self.window)
 
 
 @dataclass(frozen=True)

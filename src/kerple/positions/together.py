@@ -11,7 +11,7 @@ from kerple.errors import UserError
 from kerple.positions.base import Position, Shape
 from kerple.positions.kerple.bias import KerpleLog
 from kerple.positions.pairs import At, Pairs
-from kerple.positions.rotary import RoPE
+from kerple.positions.row import SSMax
 
 
 class Together(Position):
@@ -29,7 +29,7 @@ class Together(Position):
         UserError: If there are none.
     """
 
-    def __init__(self, shape: Shape, parts: Sequence[Callable[[Shape], Position]] = (RoPE, KerpleLog)) -> None:
+    def __init__(self, shape: Shape, parts: Sequence[Callable[[Shape], Position]] = (SSMax, KerpleLog)) -> None:
         super().__init__()
         if not parts:
             raise UserError("Together: parts: got none, expected at least one strategy")

@@ -10,9 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kerple.attention import attend
 from kerple.attention.reference import attend_reference
-from kerple.model.attention import Hooks, tell
 from kerple.positions import At, Pairs, Position
-from kerple.testing.subject import Subject, holds, same, tokens
+from kerple.positions.wrapper import Wrapper
+from kerple.testing.subject import Subject, attended, holds, same, tokens
 
 
 @holds
@@ -74,43 +74,33 @@ def bf16_costs_no_more_precision_than_in_the_fused_way(subject: Subject) -> None
     """Attention of the same bf16 queries, keys and values, with the strategy and by torch's fused kernel without it,
     each against fp64: scores of standard deviation 3. Rounding them to bf16 makes the error two to four times as large;
     probabilities rounded after they are normalised, as in blocks, cost a quarter, and `values` as much again."""
-    network, length = subject.network(layers=1), subject.reach(300)
-    position = network.positions[0]
-    exact = copy.deepcopy(position).double()
+    position, length = subject.network(layers=1).positions[0], subject.reach(300)
     random = torch.Generator().manual_seed(0)
     q, k, v = torch.randn(3, 2, 4, length, 8, generator=random)
     q, k, v = (x.bfloat16() for x in (q * 3**0.5, k * 3**0.5, v))
     x = torch.randn(2, length, 32, generator=random)
-    ours = _error(position, exact, q, k, v, x)
+    # projections round to bf16 themselves, in every way alike
+    at = At.line(length)
+    there = *position.project(q, k, position.remember(x, at, None), at), v, x
+    projected = Projected(position)
+    ours = _relative(
+        attended(attend, projected, *there),
+        attended(attend_reference, copy.deepcopy(projected).double(), *(y.double() for y in there)),
+    )
     fused = F.scaled_dot_product_attention(q, k, v, is_causal=True)
     wanted = attend_reference(q.double(), k.double(), v.double())
     theirs = _relative(fused, wanted)
     assert ours <= 1.75 * theirs, f"relative error in bf16 {ours:.2g}, of the fused way {theirs:.2g}"
 
 
-def _error(position: Position, exact: Position, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> float:
-    results, length = [], q.shape[2]
-    told = tell(position, At.line(length), torch.zeros(2, length, dtype=torch.int64), None)
-    memory = position.remember(x, told.at, None)
-    projected = position.project(q, k, memory, told.at)  # rounds to bf16 itself, for every way alike
-    for strategy, way, dtype in ((position, attend, torch.bfloat16), (exact, attend_reference, torch.float64)):
-        told = tell(strategy, At.line(length), torch.zeros(2, length, dtype=torch.int64), None)
-        memory = strategy.remember(x.to(dtype) if dtype == torch.float64 else x, told.at, None)
-        q, k, v = (y.to(dtype) for y in (*projected, v))
-        hooks = Hooks(strategy, told.at, memory)
-        results.append(
-            way(
-                *(q, k, v),
-                scale=v.shape[-1] ** -0.5,
-                table=told.table,
-                weight=told.weight,
-                window=told.window,
-                sink=strategy.sink(q, told.at),
-                mix=hooks.mix if hooks.mixes else None,
-                values=hooks.values if strategy.uses("values") else None,
-            )
-        )
-    return _relative(*results)
+class Projected(Wrapper):
+    """A strategy whose queries and keys have been projected already."""
+
+    def __init__(self, position: Position) -> None:
+        super().__init__(position)
+
+    def project(self, q: Tensor, k: Tensor, memory: Tensor | None, at: At) -> tuple[Tensor, Tensor]:
+        return q, k
 
 
 def _relative(got: Tensor, wanted: Tensor) -> float:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from kerple.model import Transformer
+from kerple.model.attention import Hooks, tell
 from kerple.positions import At, Position, Shape
 from kerple.positions.wrapper import Wrapper
 
@@ -75,6 +76,44 @@ def same(got: Tensor, wanted: Tensor, what: str, atol: float = 1e-5, rtol: float
     assert got.shape == wanted.shape, f"{what}: shape {tuple(got.shape)}, expected {tuple(wanted.shape)}"
     off = (got - wanted).detach().abs()  # NaN where one of them is
     assert (off <= atol + rtol * wanted.abs()).all(), f"{what}: differs by up to {float(off.max()):.3g}"
+
+
+def attended(
+    way: Callable[..., Tensor],
+    position: Position,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    x: Tensor,
+    window: int | None = None,
+    offset: int = 0,
+) -> Tensor:
+    """Attention with a strategy and nothing around it, to be compared with a formula.
+
+    Args:
+        way: `kerple.attention.attend`, or another with its arguments.
+        position: The strategy.
+        q: (B, H, T, δ), not projected.
+        k: (B, G, T, δ), not projected.
+        v: (B, G, T, δ).
+        x: (B, T, D), what strategies remember something of.
+        window: Keys a query sees.
+        offset: Added to every position.
+    """
+    told = tell(position, At.line(q.shape[2], offset), x.new_zeros(x.shape[:2], dtype=torch.int64), window)
+    memory = position.remember(x, told.at, None)
+    q, k = position.project(q, k, memory, told.at)
+    hooks = Hooks(position, told.at, memory)
+    return way(
+        *(q, k, v),
+        scale=v.shape[-1] ** -0.5,
+        table=told.table,
+        weight=told.weight,
+        window=told.window,
+        sink=position.sink(q, told.at),
+        mix=hooks.mix if hooks.mixes else None,
+        values=hooks.values if position.uses("values") else None,
+    )
 
 
 class Moved(Wrapper):

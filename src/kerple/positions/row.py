@@ -1,0 +1,74 @@
+"""Scores that sharpen with the number of keys: factors of the query's row, not of its position."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from kerple.errors import UserError
+from kerple.positions.base import Position, Shape
+from kerple.positions.pairs import At
+from kerple.positions.products import precise
+
+
+class SSMax(Position):
+    """Scalable softmax, ``s_h · log(n) · q·k / √δ`` for a query that sees n keys (Nakanishi 2025, arXiv 2501.19399,
+    section 3).
+
+    n is at most the window. A query that sees one key has no choice, and log 1 = 0 takes nothing from it. It is no
+    encoding of position: over one, write `Together`.
+
+    Parameters: `H`, one set per layer unless the model says otherwise. Cost: one multiplication per entry of q.
+
+    Args:
+        shape: What the model hands to every strategy.
+        start: Of s; None is 1 / log L, with which scores at the training length are those of plain softmax.
+
+    Raises:
+        UserError: If the start is not positive.
+    """
+
+    shift_invariant = True
+    per_layer = True
+
+    def __init__(self, shape: Shape, start: float | None = None) -> None:
+        super().__init__()
+        if start is not None and not start > 0:
+            raise UserError(f"SSMax: start: got {start}, expected a positive number, such as 0.43")
+        usual = 1 / math.log(max(shape.length, 2))
+        self.scale = nn.Parameter(torch.full((shape.heads,), usual if start is None else start, dtype=torch.float32))
+
+    def project(self, q: Tensor, k: Tensor, memory: Tensor | None, at: At) -> tuple[Tensor, Tensor]:
+        factor = self.scale[:, None, None] * at.visible.to(self.scale.dtype).log()[:, None]  # (H, T, 1)
+        return (precise(q) * factor).to(q.dtype), k
+
+
+class Temperature(Position):
+    """Llama 4's temperature of attention: ``q · (1 + share · log(1 + ⌊(m + 1) / every⌋))`` for the query in row m.
+
+    As in the published model, for the layers without rotary embedding: ``Layers`` with RoPE near and it far. Source:
+    Meta, Llama 4 (2025), its published code; scalable softmax (arXiv 2501.19399) has learned factors for it.
+
+    Parameters: `0`. Cost: one multiplication per entry of q.
+
+    Args:
+        shape: What the model hands to every strategy.
+        share: Of the logarithm.
+        every: Rows for one step of the staircase; None is the training length, as 8192 for Llama 4's pretraining.
+
+    Raises:
+        UserError: If a number is not positive.
+    """
+
+    shift_invariant = True
+
+    def __init__(self, shape: Shape, share: float = 0.1, every: int | None = None) -> None:
+        super().__init__()
+        self.share, self.every = share, shape.length if every is None else every
+        if not share > 0 or self.every < 1:
+            raise UserError(f"Temperature: share, every: got {share}, {every}, expected positive numbers; 0.1 and 8192")
+
+    def project(self, q: Tensor, k: Tensor, memory: Tensor | None, at: At) -> tuple[Tensor, Tensor]:
+        steps = torch.div(at.rows + 1, self.every, rounding_mode="floor")  # (T,)
+        factor = 1 + self.share * torch.log1p(steps.to(precise(q).dtype))[:, None]  # (T, 1)
+        return (precise(q) * factor).to(q.dtype), k

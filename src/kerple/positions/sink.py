@@ -1,0 +1,46 @@
+"""A logit beside those of the keys, without a value: attention that may go nowhere."""
+
+import torch
+from torch import Tensor, nn
+
+from kerple.errors import UserError
+from kerple.positions.base import Position, Shape
+from kerple.positions.pairs import At
+
+
+class Sink(Position):
+    """``p = exp(s) / (exp(σ_h) + Σ exp(s))``: σ learned per head, as in GPT-OSS (OpenAI 2025, arXiv 2508.10925), or 0
+    for all, softmax off by one (Miller 2023).
+
+    Models make a sink of the first token where they are given none (Xiao et al. 2024, arXiv 2309.17453).
+
+    It is no encoding of position: over one, write `Together`.
+
+    Parameters: `H * learnable`, one set per layer unless the model says otherwise.
+    Cost: the log-sum-exp, which the fused ways with a table of distances have.
+
+    Args:
+        shape: What the model hands to every strategy.
+        learnable: Whether σ is learned.
+        start: Of σ.
+
+    Raises:
+        UserError: If the start is not finite.
+    """
+
+    shift_invariant = True
+    per_layer = True
+
+    def __init__(self, shape: Shape, learnable: bool = True, start: float = 0.0) -> None:
+        super().__init__()
+        if not abs(start) < float("inf"):
+            raise UserError(f"Sink: start: got {start}, expected a finite logit, such as 0")
+        self.logits: Tensor
+        logits = torch.full((shape.heads,), start, dtype=torch.float32)
+        if learnable:
+            self.logits = nn.Parameter(logits)
+        else:
+            self.register_buffer("logits", logits, persistent=False)
+
+    def sink(self, q: Tensor, at: At) -> Tensor:
+        return self.logits  # (H,)
