@@ -1,0 +1,59 @@
+"""The page on a task of one's own: its code, put where it says, does what it says."""
+
+import importlib
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+from kerple.cli.main import main
+from kerple.tasks.vocabulary import encode
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def my_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    code = re.search(r"```python\n(.*?)```", (ROOT / "docs/how-to/own-task.md").read_text(), re.DOTALL)
+    assert code
+    (tmp_path / "my_task.py").write_text(code[1])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    yield importlib.import_module("my_task")
+    sys.modules.pop("my_task", None)
+
+
+def test_its_problems_and_places_are_what_the_page_says(my_task: ModuleType) -> None:
+    task = my_task.Rotate()
+    rng = np.random.default_rng(0)
+    for n in range(1, 20):
+        example = task.example(n, rng)
+        assert list(example.answer) == [example.prompt[(i + 1) % n] for i in range(n)]
+        tokens = torch.tensor([encode(example.text)])
+        whole = task.places(tokens)
+        for end in range(1, tokens.shape[1]):
+            assert torch.equal(task.places(tokens[:, :end]), whole[:, :end])
+        read, written = whole[0, 1 : n + 1], whole[0, n + 2 : 2 * n + 2]
+        assert torch.equal(written[:-1], read[1:])  # all letters but the one that moved
+    assert task.places(torch.tensor([encode("«cab=abc··")]))[0].tolist() == [1, 2, 3, 4, 2, 3, 4, 5, 0, 0]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_commands_of_the_page_run(my_task: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs/how-to/own-task.md").read_text().replace("\\\n", "")
+    commands = [line.split()[2:] for line in page.splitlines() if line.startswith("    python run.py ")]
+    fit, test, predict = ([part.strip('"').replace("configs/", f"{ROOT}/configs/") for part in c] for c in commands)
+    quick = ["--trainer.max_steps=2", "--trainer.accelerator=cpu", "--data.batch_size=4", "--data.val_examples=8"]
+    quick += ["--data.test_examples=4", "--trainer.enable_progress_bar=false"]
+    main([*fit, *quick])
+    main(test)
+    found = list(Path("logs/tasks/Coupled/seed-1235").glob("**/accuracy.json"))
+    assert len(found) == 1
+    capsys.readouterr()
+    main([*predict, "--tokens", "5", "--device", "cpu"])
+    assert capsys.readouterr().out.startswith("cab=")
