@@ -88,12 +88,15 @@ class Fit:
         folder: Of the run; must not exist.
         shards: Prepared tokens, vocabulary 300.
         processes: Over gloo, if more than one.
+        nodes: That the processes pretend to be on, as many on each.
         config: Settings of model, data and trainer that differ from those below.
     """
 
-    def __init__(self, folder: Path, shards: Path, processes: int = 1, **config: dict[str, Any]) -> None:
+    def __init__(
+        self, folder: Path, shards: Path, processes: int = 1, nodes: int = 1, **config: dict[str, Any]
+    ) -> None:
         folder.mkdir()
-        self.folder, self.processes = folder, processes
+        self.folder, self.processes, self.nodes = folder, processes, nodes
         self.run = folder / "run"
         data = {"corpus": None, "directory": str(shards), "vocabulary": 300, "length": 16, "batch_size": 4}
         self.config: dict[str, Any] = {
@@ -107,7 +110,8 @@ class Fit:
             },
             "trainer": {
                 "accelerator": "cpu",
-                "devices": processes,
+                "devices": processes // nodes,
+                "num_nodes": nodes,
                 "strategy": "auto" if processes == 1 else "ddp",
                 "max_steps": 12,
                 "accumulate_grad_batches": 2,
@@ -133,7 +137,7 @@ class Fit:
         path = self.folder / "config.yaml"
         path.write_text(yaml.safe_dump(self.config))
         arguments = ["fit", "--config", str(path), "--ckpt_path", "last"]
-        return self._command(arguments, self.processes)
+        return self._command(arguments, self.processes, self.nodes)
 
     def test(self, processes: int, lengths: list[int]) -> dict[str, Any]:
         """What `test` of the last checkpoint writes, by so many processes."""
@@ -147,12 +151,12 @@ class Fit:
         assert self._command([*arguments, "--trust", "tests"], processes) == 0
         return json.loads((directory / "extrapolation.json").read_text())
 
-    def _command(self, arguments: list[str], processes: int) -> int:
+    def _command(self, arguments: list[str], processes: int, nodes: int = 1) -> int:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         started = [
-            PROCESSES.Process(target=_run, args=(arguments, self.folder, rank, processes, port))
+            PROCESSES.Process(target=_run, args=(arguments, self.folder, rank, processes, port, nodes))
             for rank in range(processes)
         ]
         for process in started:
@@ -185,7 +189,7 @@ class Fit:
         return torch.load(last, weights_only=True)
 
 
-def _run(arguments: list[str], folder: Path, rank: int, processes: int, port: int) -> None:
+def _run(arguments: list[str], folder: Path, rank: int, processes: int, port: int, nodes: int) -> None:
     log = open(folder / f"log{rank}.txt", "a")  # noqa: SIM115 (until the process ends)
     os.dup2(log.fileno(), 1)
     os.dup2(log.fileno(), 2)
@@ -196,8 +200,9 @@ def _run(arguments: list[str], folder: Path, rank: int, processes: int, port: in
     multiprocessing.set_start_method("fork", force=True)
     if processes > 1:  # as torchrun sets them
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
-        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(processes)}
-        os.environ |= {"TORCHELASTIC_RUN_ID": "test", "GROUP_RANK": "0", "TORCHELASTIC_RESTART_COUNT": "0"}
+        node, local = divmod(rank, processes // nodes)
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(processes // nodes)}
+        os.environ |= {"TORCHELASTIC_RUN_ID": "test", "GROUP_RANK": str(node), "TORCHELASTIC_RESTART_COUNT": "0"}
     from kerple.cli.main import main
 
     main(arguments)

@@ -85,3 +85,34 @@ def test_another_number_of_processes_goes_on_with_the_next_sample(shards: Path, 
     for ours, theirs in zip(before + after, steps(one, 1, 2), strict=True):
         assert ours[1] == theirs[1]
         assert ours[0] == pytest.approx(theirs[0], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_four_processes_on_two_nodes_do_what_one_does_and_are_put_back_into_the_queue(
+    shards: Path, tmp_path: Path
+) -> None:
+    data = {"batch_size": 16, "validation_segments": 16}
+    one = Fit(tmp_path / "one", shards, data=data, **PLAIN)
+    # DDP else lays its buckets out anew after its first step, and more than two numbers are added in another order
+    trainer = PLAIN["trainer"] | {"strategy": "ddp_find_unused_parameters_true"}
+    shared = {"model": PLAIN["model"], "data": data | {"batch_size": 4}, "trainer": trainer}
+    four, stopped = (Fit(tmp_path / name, shards, 4, 2, **shared) for name in ("four", "stopped"))
+    assert one.start() == four.start() == 0
+    # the last process of the second node is told that the time is up; then a node is lost in the middle of a step
+    assert stopped.start(interruption("on_train_batch_start", 5, signal.SIGUSR1, rank=3)) == 138
+    assert stopped.start(interruption("on_before_optimizer_step", 3)) == -signal.SIGKILL
+    assert stopped.start() == 0
+    for ours, theirs in zip(steps(four, 4, 2), steps(one, 1, 2), strict=True):
+        assert ours[1] == theirs[1]
+        assert ours[0] == pytest.approx(theirs[0], rel=1e-5)
+    for rank in range(4):
+        assert stopped.rows(rank) == four.rows(rank)
+    ours, theirs = stopped.checkpoint(), four.checkpoint()
+    for key in ("state_dict", "optimizer_states", "lr_schedulers", "random_states", "global_step"):
+        assert same(ours[key], theirs[key]), key
+    assert len(ours["random_states"]) == 4
+    sums = [one.test(processes, [16, 32, 64])["rows"] for processes in (1, 2, 4)]
+    for rows in sums[1:]:
+        for more, single in zip(rows, sums[0], strict=True):
+            assert more["targets"] == single["targets"] > 0
+            assert more["nll_sum"] == pytest.approx(single["nll_sum"], rel=1e-12)

@@ -12,6 +12,7 @@ import torch
 import yaml
 from jsonargparse import ArgumentError
 from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
+from pytorch_lightning.callbacks import ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
@@ -22,6 +23,7 @@ import kerple.positions
 import kerple.tasks
 from kerple.callbacks.health import Finite
 from kerple.callbacks.last_checkpoint import LastCheckpoint
+from kerple.callbacks.progress import SteadyProgress
 from kerple.callbacks.provenance import Provenance
 from kerple.callbacks.random_state import RandomState
 from kerple.cli.agreement import agree, stored_length
@@ -165,7 +167,9 @@ class CLI(LightningCLI):
         plugins = trainer["plugins"] or []
         kwargs["plugins"] = [*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()]
         if self.subcommand == "fit":
-            kwargs["callbacks"] = _with_safety(trainer["callbacks"] or [], trainer["enable_checkpointing"])
+            kwargs["callbacks"] = _with_safety(
+                trainer["callbacks"] or [], trainer["enable_checkpointing"], trainer["enable_progress_bar"]
+            )
         return super().instantiate_trainer(**kwargs)
 
 
@@ -177,11 +181,17 @@ def _auto_precision(checkpoint: Any) -> str | None:
     return chosen if chosen in (FAST, SAFE) else None
 
 
-def _with_safety(given: Callback | list[Callback], checkpoints: bool | None) -> list[Callback]:
+def _with_safety(
+    given: Callback | list[Callback], checkpoints: bool | None, progress: bool | None = None
+) -> list[Callback]:
     """What every fit has, unless the configuration sets it up itself: a run can always be resumed, and explained."""
     given = given if isinstance(given, list) else [given]
-    safety = [RandomState, Finite, Provenance, *([] if checkpoints is False else [LastCheckpoint])]
-    return given + [kind() for kind in safety if not any(isinstance(callback, kind) for callback in given)]
+    safety: list[type[Callback]] = [RandomState, Finite, Provenance]
+    safety += [] if checkpoints is False else [LastCheckpoint]
+    added = [kind() for kind in safety if not any(isinstance(callback, kind) for callback in given)]
+    if progress is not False and not any(isinstance(callback, ProgressBar) for callback in given):
+        added.append(SteadyProgress())
+    return given + added
 
 
 def main(arguments: list[str] | None = None) -> None:

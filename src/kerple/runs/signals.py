@@ -45,6 +45,8 @@ class Signals:
         """Have the processes agree from host to host, so that nothing waits for a GPU. To be called by all of them."""
         if trainer.world_size > 1 and self._group is None:
             self._group = torch.distributed.new_group(backend="gloo")
+            # Lightning asks for signals at each micro-batch, on the device, and waits for it; it has no handler here
+            trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
     def agreed(self, trainer: Trainer, wish: bool = False) -> tuple[int, bool]:
         """The signal any process of the run has received, 0 for none, and whether any wishes for what it asks.
