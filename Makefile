@@ -32,7 +32,12 @@ $(VENV)/pretrained: $(VENV)/ready requirements-pretrained.txt
 test: $(VENV)/ready ## the fast tests
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 -m "not slow"
 
-test-slow: $(VENV)/pretrained ## the tests that take minutes
+# the harness wants an older python-dateutil than pandas: it lies beside the environment, not in it
+$(VENV)/lm-eval/ready: $(VENV)/ready requirements-lm-eval.txt
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/lm-eval -r requirements-lm-eval.txt
+	@touch $@
+
+test-slow: $(VENV)/pretrained $(VENV)/lm-eval/ready ## the tests that take minutes
 	$(RUN) -m pytest -m slow
 
 lint: $(VENV)/ready ## style, and that imports run one way

@@ -86,6 +86,15 @@ def test_muon_moves_the_matrices_of_the_blocks_and_nothing_else() -> None:
     assert losses[0, 2:].mean() < 0.3  # from log(11) = 2.4
 
 
+def test_muon_trains_grouped_heads() -> None:
+    torch.manual_seed(0)
+    module, trainer = fitted(60, lr=0.02, optimizer="muon", kv_heads=1, norm="rms", gated=True, activation="silu")
+    assert [16, 8, 8] in [group["muon"] for group in trainer.optimizers[0].param_groups]
+    with torch.no_grad():
+        losses = module.network.losses(torch.arange(9)[None])
+    assert losses[0, 2:].mean() < 0.3
+
+
 def test_muon_is_refused_where_the_strategy_cuts_up_the_matrices() -> None:
     module = model(optimizer="muon")
     qkv = module.network.blocks[0].attention.qkv

@@ -83,3 +83,21 @@ def test_a_stored_state_goes_on_as_if_it_had_not_been_stored() -> None:
     second.load_state_dict(first.state_dict())
     trained([second], halves, 2, first=2)
     assert all(torch.equal(a, b) for a, b in zip(whole, halves, strict=True))
+
+
+def test_matrices_of_different_heights_move_as_if_they_were_apart() -> None:
+    """Queries, keys and values of grouped heads, stacked in one parameter."""
+    torch.manual_seed(0)
+    rows, whole = [8, 4, 4], torch.randn(16, 8)
+    stacked = torch.nn.Parameter(whole.clone())
+    apart = [torch.nn.Parameter(part.clone()) for part in whole.split(rows)]
+    ours = Muon([{"params": [stacked], "muon": rows, "weight_decay": 0.1}], lr=0.1)
+    theirs = Muon([{"params": apart, "muon": 1, "weight_decay": 0.1}], lr=0.1)
+    for _ in range(3):
+        gradient = torch.randn(16, 8)
+        stacked.grad = gradient.clone()
+        for part, grad in zip(apart, gradient.split(rows), strict=True):
+            part.grad = grad.clone()
+        ours.step()
+        theirs.step()
+    torch.testing.assert_close(stacked, torch.cat(apart))

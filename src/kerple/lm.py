@@ -234,6 +234,8 @@ class LanguageModel(LightningModule):
 
     def _muon_groups(self) -> list[dict[str, Any]]:
         """The weights of the blocks' linear layers; queries, keys and values are three matrices in one."""
+        first = self.network.blocks[0].attention
+        cuts = 3 if first.kv_heads == first.heads else list(first.widths)  # of different heights with grouped heads
         threes = [block.attention.qkv for block in self.network.blocks]
         singles = [m for m in self.network.blocks.modules() if isinstance(m, nn.Linear) and m not in threes]
         groups = [
@@ -242,7 +244,7 @@ class LanguageModel(LightningModule):
                 "weight_decay": self.weight_decay,
                 "muon": matrices,
             }
-            for modules, matrices in ((threes, 3), (singles, 1))
+            for modules, matrices in ((threes, cuts), (singles, 1))
         ]
         if any(p.ndim != 2 for group in groups for p in group["params"]):
             raise UserError(

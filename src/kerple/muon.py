@@ -12,8 +12,9 @@ COEFFICIENTS, STEPS = (3.4445, -4.7750, 2.0315), 5  # of the quintic Newton-Schu
 
 
 class Muon(torch.optim.AdamW):
-    """AdamW, but for parameter groups with ``"muon": n`` above 0, whose parameters are matrices: each is cut along
-    dimension 0 into n matrices (3 for queries, keys and values in one), and moved by Muon.
+    """AdamW, but for parameter groups with ``"muon"``, whose parameters are matrices: each is cut along dimension 0
+    into that many matrices (3 for queries, keys and values in one), or into those with so many rows where it is a list
+    (of which keys and values have fewer with grouped heads), and moved by Muon.
 
     Learning rate and weight decay mean the same for both kinds: an update by Muon is scaled to the root mean square
     that AdamW's usually has (Liu et al. 2025, arXiv 2502.16982, section 2.2). `torch.optim.Muon` is the same rule,
@@ -43,18 +44,20 @@ class Muon(torch.optim.AdamW):
         return loss
 
     def _move(self, group: dict[str, Any]) -> None:
-        alike: dict[torch.Size, list[Tensor]] = defaultdict(list)  # the iteration is faster on many matrices at once
+        cuts = group["muon"]
+        # the iteration is faster on many matrices at once: parts of parameters and their momenta, by shape
+        alike: dict[torch.Size, list[tuple[Tensor, Tensor]]] = defaultdict(list)
         for p in group["params"]:
             if p.grad is not None:
-                alike[p.shape].append(p)
-        for shape, parameters in alike.items():
-            directions = orthogonalise(
-                torch.cat([self._momentum(p).view(group["muon"], -1, shape[1]) for p in parameters])
-            )  # (parameters · n, rows, columns)
-            scale = 0.2 * max(directions.shape[1:]) ** 0.5  # the entries' root mean square becomes 0.2
-            for p, direction in zip(parameters, directions.split(group["muon"]), strict=True):
                 p.mul_(1 - group["lr"] * group["weight_decay"])
-                p.add_(direction.reshape(shape), alpha=-group["lr"] * scale)
+                rows = [len(p) // cuts] * cuts if isinstance(cuts, int) else cuts
+                for part, momentum in zip(p.split(rows), self._momentum(p).split(rows), strict=True):
+                    alike[part.shape].append((part, momentum))
+        for shape, parts in alike.items():
+            directions = orthogonalise(torch.stack([momentum for _, momentum in parts]))  # (parts, rows, columns)
+            scale = 0.2 * max(shape) ** 0.5  # the entries' root mean square becomes 0.2
+            for (part, _), direction in zip(parts, directions, strict=True):
+                part.add_(direction, alpha=-group["lr"] * scale)
 
     def _momentum(self, p: Tensor) -> Tensor:
         """Nesterov's: the gradient, and what earlier ones left behind."""

@@ -41,6 +41,7 @@ COMMANDS = {
     "inspect": ("kerple.cli.inspect", "statistics, a decoded sample and checksums of token shards"),
     "compare": ("kerple.cli.compare", "strategies × seeds with everything else equal, and one report"),
     "export": ("kerple.cli.export", "a run as a model of transformers, a stock Llama where it can be"),
+    "lm_eval": ("kerple.cli.harness", "lm-evaluation-harness on a checkpoint"),
     "predict": ("kerple.cli.predict", "continue a prompt with a trained model"),
     "plan": ("kerple.cli.plan", "what a fit will take: parameters, FLOPs, memory, hours, before anything runs"),
     "check": ("kerple.cli.check", "hold a positional strategy of one's own to every property"),

@@ -1,0 +1,128 @@
+"""`python run.py lm_eval …`: lm-evaluation-harness with our checkpoints as its model ``kerple``.
+
+The harness knows no plugins: a model is registered by being imported, which this command does before it hands over.
+"""
+
+import sys
+from typing import Any
+
+import torch
+from pytorch_lightning import LightningDataModule
+
+from kerple.cli.predict import end_of_text, load
+from kerple.errors import UserError
+from kerple.evaluation.protocols import sliding
+from kerple.hf import need
+from kerple.model.generation import generate
+
+INSTALL = "pip install --no-deps --target FOLDER -r requirements-lm-eval.txt, and FOLDER in PYTHONPATH"
+
+
+def main(arguments: list[str]) -> None:
+    """Run the harness; ``--model kerple`` need not be said.
+
+    Args:
+        arguments: Of lm_eval: ``--model_args ckpt=…,length=…,stride=… --tasks …``.
+
+    Raises:
+        UserError: If the harness is not installed.
+    """
+    need("lm_eval", INSTALL)
+    from lm_eval.__main__ import cli_evaluate
+
+    register()
+    given = [] if "--model" in arguments else ["--model", "kerple"]
+    before, sys.argv = sys.argv, ["lm_eval", "run", *given, *arguments]
+    try:
+        cli_evaluate()
+    finally:
+        sys.argv = before
+
+
+def register() -> None:
+    """Let the harness know the model ``kerple``; more than once does no harm."""
+    from lm_eval.api.model import LM
+    from lm_eval.api.registry import MODEL_REGISTRY, register_model
+
+    if "kerple" not in MODEL_REGISTRY:
+        register_model("kerple")(type("KerpleLM", (Checkpoint, LM), {}))
+
+
+class Checkpoint:
+    """What the harness asks of a model.
+
+    Args:
+        ckpt: A checkpoint that `fit` has written.
+        length: Tokens of context; the training length if None.
+        stride: New targets in each step of a text that is longer; a quarter of the length if None.
+        trust: Packages whose classes the checkpoint may name: a+b+c.
+
+    Raises:
+        UserError: If it is no such checkpoint, or a number is out of range.
+    """
+
+    def __init__(
+        self, ckpt: str, length: int | None = None, stride: int | None = None, trust: str = "", **_: Any
+    ) -> None:
+        super().__init__()
+        model, self.data = load(ckpt, tuple(trust.split("+")))
+        self.network = model.network
+        self.length = int(length or self.network.shape.length)
+        self.stride = int(stride or max(1, self.length // 4))
+        if not 1 <= self.stride <= self.length:
+            raise UserError(f"stride: got {self.stride}, expected 1..{self.length}, the length")
+        assert isinstance(self.data, LightningDataModule)
+        self.start = end_of_text(self.data)
+
+    @torch.inference_mode()
+    def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """Log-probability of each continuation after its context, and whether greedy writing gives it."""
+        results = []
+        for context, continuation in (request.args for request in requests):
+            before, after = self._apart(context, continuation)
+            kept = [self.start, *before][-self.length :] if len(after) < self.length else [self.start]
+            tokens = torch.tensor([[*kept, *after]])[:, -self.length - 1 :]
+            logits = self.network(tokens[:, :-1])[:, -len(after) :]
+            targets = tokens[:, -logits.shape[1] :]
+            chosen = logits.float().log_softmax(-1).gather(-1, targets[..., None])
+            results.append((float(chosen.double().sum()), bool((logits.argmax(-1) == targets).all())))
+        return results
+
+    @torch.inference_mode()
+    def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
+        """Log-probability of each text after a text's end, as the protocol ``sliding`` scores it."""
+        results = []
+        for (text,) in (request.args for request in requests):
+            tokens = torch.tensor([[self.start, *self.data.encode(text)]])
+            length = min(self.length, tokens.shape[1] - 1)
+            losses = sliding(self.network, tokens, length, stride=min(self.stride, length)) if length else tokens[:, 1:]
+            results.append(-float(losses.double().sum()))
+        return results
+
+    @torch.inference_mode()
+    def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+        """What is written greedily after each context, up to the first of its stops."""
+        results = []
+        for context, options in (request.args for request in requests):
+            stops = options.get("until") or []
+            stops = [stops] if isinstance(stops, str) else stops
+            steps = int(options.get("max_gen_toks", 256))
+            prompt = [self.start, *self.data.encode(context)][-max(1, self.length - steps) :]
+            written: list[int] = []
+            text = ""
+            for token in generate(self.network, torch.tensor([prompt]), steps, stop=self.start):
+                if int(token) == self.start:
+                    break
+                written.append(int(token))
+                text = self.data.decode(written)
+                if any(stop in text for stop in stops):
+                    break
+            cuts = [text.index(stop) for stop in stops if stop in text]
+            results.append(text[: min(cuts)] if cuts else text)
+        return results
+
+    def _apart(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """Tokens of both; spaces between them belong to the continuation, as the harness has it."""
+        bare = context.rstrip()
+        continuation = context[len(bare) :] + continuation
+        return self.data.encode(bare), self.data.encode(continuation)
