@@ -32,7 +32,7 @@ from kerple.data.datamodule import TokenShards
 from kerple.errors import NO_ROOM, UserError
 from kerple.lm import LanguageModel
 from kerple.runs.atomic import AtomicCheckpointIO
-from kerple.runs.directories import fit_directory, test_directory
+from kerple.runs.directories import fit_directory, leave, test_directory
 from kerple.runs.precision import FAST, SAFE, AutoTrainer, settle
 from kerple.runs.trust import CONFIG_KEY, check, read_config
 
@@ -235,6 +235,8 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         raise SystemExit(2) from error
+    finally:
+        leave()
 
 
 def _sum_in_one_order() -> None:

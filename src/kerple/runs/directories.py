@@ -1,42 +1,58 @@
-"""Where a run writes: each in a folder of its own, never over an earlier one."""
+"""Where a run writes: each in a folder of its own, never over an earlier one, and never two in one."""
 
+import fcntl
+import os
+import platform
+import time
 from glob import escape
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
+from typing import TextIO
+
+from kerple.errors import UserError
+
+LOCK = ".lock"
+RANKS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")  # by launcher
+
+_held: list[TextIO] = []
 
 
 def fit_directory(
     run_dir: str | None, logs: str, experiment: str, strategy: str, seed: int | bool | None, ckpt_path: str | None
 ) -> Path:
-    """The folder a fit writes to.
+    """Enter the folder that a fit writes to.
 
     Args:
-        run_dir: Asked for by name, or None for ``<logs>/<experiment>/<strategy>/seed-<seed>``.
+        run_dir: The folder asked for, or None for ``<logs>/<experiment>/<strategy>/seed-<seed>``.
         logs: Root of all runs.
-        experiment: What belongs together.
+        experiment: First folder below it.
         strategy: Class name of the positional strategy.
-        seed: Of the run.
+        seed: Seed of the run.
         ckpt_path: ``last`` resumes in the newest version that holds a last checkpoint; a checkpoint inside a version
             resumes in that version; anything else starts a new one.
 
     Returns:
-        A folder that does not exist yet, or the one to resume in.
+        A folder that nobody has written to, or the one to resume in. It is this process's until `leave`.
+
+    Raises:
+        UserError: Another process is at work in the folder to resume in, or a new one cannot be made.
     """
     wanted = Path(run_dir) if run_dir else Path(logs) / experiment / strategy / f"seed-{seed}"
     versions = [wanted] if wanted.exists() else []
     versions += sorted(wanted.parent.glob(f"{escape(wanted.name)}_v*"), key=lambda path: _version(path.name))
     if ckpt_path == "last":
-        resumable = [path for path in versions if (path / "checkpoints" / "last.ckpt").is_file()]
-        return resumable[-1] if resumable else _unused(wanted)
-    if ckpt_path is not None:
+        for path in reversed(versions):
+            if (path / "checkpoints" / "last.ckpt").is_file():
+                return _resume(path)
+    elif ckpt_path is not None:
         for path in versions:
             if Path(ckpt_path).resolve().is_relative_to(path.resolve()):
-                return path
+                return _resume(path)
     return _unused(wanted)
 
 
 def test_directory(run_dir: str | None, ckpt_path: str, command: str) -> Path:
-    """The folder a test or validation writes to: ``test``, ``test_v1``, … beside the checkpoint's folder."""
+    """Enter the folder that a test or validation writes to: ``test``, ``test_v1``, … beside the checkpoint's folder."""
     if run_dir:
         return _unused(Path(run_dir))
     checkpoints = Path(ckpt_path).parent
@@ -44,12 +60,67 @@ def test_directory(run_dir: str | None, ckpt_path: str, command: str) -> Path:
     return _unused(run / command)
 
 
+def leave() -> None:
+    """Let others into the folders that this process has entered; the end of the process does the same."""
+    while _held:
+        _held.pop().close()
+
+
+# a child that outlives this process (a worker of a loader) must not keep the folders locked
+os.register_at_fork(after_in_child=leave)
+
+
 def _version(name: str) -> int:
     number = name.rpartition("_v")[2]
     return int(number) if number.isdigit() else -1
 
 
-def _unused(path: Path) -> Path:
-    if not path.exists():
-        return path
-    return next(p for n in count(1) if not (p := path.with_name(f"{path.name}_v{n}")).exists())
+def _resume(path: Path) -> Path:
+    if _decides() and (other := _lock(path)):
+        raise UserError(f"run_dir: {path} is in use by {other}; wait for its end or stop it, then resume")
+    return path
+
+
+def _unused(wanted: Path) -> Path:
+    """The first version of a folder that holds nothing and that nobody else has entered; it is made and entered."""
+    if not _decides():
+        return wanted
+    for path in chain([wanted], (wanted.with_name(f"{wanted.name}_v{n}") for n in count(1))):
+        if path.exists() and (not path.is_dir() or any(found.name != LOCK for found in path.iterdir())):
+            continue
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except (PermissionError, NotADirectoryError, FileExistsError) as error:
+            raise UserError(
+                f"run_dir: {path} cannot be made ({error.strerror}); name another with --run_dir"
+            ) from error
+        if _lock(path) is None:
+            if all(found.name == LOCK for found in path.iterdir()):  # else a run began and ended in between
+                return path
+            _held.pop().close()
+    raise AssertionError("unreachable")
+
+
+def _lock(path: Path) -> str | None:
+    """Enter a folder; who is in it, if that is somebody else.
+
+    The file says who holds the lock, so `filelock` does not do: it empties the file when it asks for the lock.
+    """
+    file = (path / LOCK).open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        return file.read().strip() or "another process"
+    except OSError:  # a file system that knows no locks: nobody can be kept out
+        pass
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {platform.node()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
+    file.flush()
+    _held.append(file)
+    return None
+
+
+def _decides() -> bool:
+    """Whether this process chooses the folder: the first of a run, which tells the others."""
+    return all(os.environ.get(name, "0") == "0" for name in RANKS)
