@@ -1,5 +1,7 @@
 """Every configuration in configs/ parses and builds what it says."""
 
+import csv
+import json
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +93,15 @@ def test_the_demo_s_config_says_what_the_demo_is(tmp_path: Path, monkeypatch: py
     assert (data.vocabulary, data.length) == (2048, 64)
     assert data.batch_size * data.length * config.trainer.max_steps <= 2_500_000
     assert sum(p.numel() for p in build_on_meta(config).parameters()) == pytest.approx(1.3e6, rel=0.05)
+
+
+def test_the_demo_s_recipe_is_one_that_the_search_has_run() -> None:
+    demo = yaml.safe_load((CONFIGS / "demo.yaml").read_text())
+    values = {f"model.{key}": value for key, value in demo["model"].items()}
+    values |= {f"data.{key}": value for key, value in demo["data"]["init_args"].items()}
+    with (CONFIGS.parent / "benchmarks/recipe/runs.csv").open(newline="") as file:
+        tried = [json.loads(row["settings"]) for row in csv.DictReader(file) if row["stage"] == "confirm"]
+    assert any(all(values[key] == value for key, value in settings.items()) for settings in tried)
 
 
 def test_the_committed_comparisons_keep_the_recipe_their_runs_were_trained_with() -> None:
