@@ -12,11 +12,15 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.nn.attention.flex_attention as library
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition, nop
 from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from kerple.attention import cuda
+from kerple.attention import cuda, door
 from kerple.attention.reference import attend_reference
+from kerple.model import Transformer
+from kerple.positions import KerpleLog, Shape
 
 
 @pytest.fixture(autouse=True)
@@ -133,6 +137,33 @@ def graphs_of_three_lengths() -> None:
 def test_more_graphs_than_allowed_are_an_error_and_never_scores_of_all_pairs() -> None:
     with pytest.raises(RuntimeError, match=r"model\.attention blocks"):
         graphs_of_three_lengths()
+
+
+def sorts(layers: int) -> list[int]:
+    """How often a compiled network's graphs sort, as a mask of blocks does, in training and without a gradient."""
+    found: list[int] = []
+
+    def note(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
+        found.append(sum("sort" in str(node.target) for node in graph.graph.nodes))
+        return make_boxed_func(graph.forward)
+
+    partition = min_cut_rematerialization_partition
+    backend = aot_autograd(fw_compiler=note, bw_compiler=nop, inference_compiler=note, partition_fn=partition)
+    network = Transformer(Shape(32, 2, 128), layers, 50, KerpleLog)
+    network.compile(backend=backend)
+    tokens = torch.randint(50, (1, 129))
+    network.losses(tokens)
+    with torch.no_grad():
+        network.losses(tokens)
+    return [n for n in found if n]
+
+
+@pytest.mark.slow
+def test_a_compiled_network_builds_its_mask_once_for_all_layers(monkeypatch) -> None:
+    monkeypatch.setattr(door, "choose", lambda *_: "flex")
+    one, three = sorts(1), sorts(3)
+    assert len(one) == 2  # training, and without a gradient
+    assert three == one
 
 
 WHOLE = """
