@@ -1,4 +1,6 @@
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -130,6 +132,33 @@ def test_the_cache_stays_below_its_size_and_keeps_what_was_used_last(
     assert len(server.requests) == before  # the copy of an earlier run serves
     with pytest.raises(ValueError, match="cache_bytes: 100, but two shards"):
         RemoteFolder(server.url, tmp_path / "cache", 100)
+
+
+READER = """
+import sys
+from pathlib import Path
+from kerple.data.remote import RemoteFolder
+folder = RemoteFolder(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
+stream = folder.stream("train")
+expected = Path(sys.argv[4]).read_bytes()
+for turn in range(2):
+    for start in range(0, len(stream) - 20, 700 + 100 * turn):
+        found = stream.read(start, 20).astype("<u2").tobytes()
+        assert found == expected[2 * start : 2 * start + 40], start
+"""
+
+
+@pytest.mark.slow
+def test_processes_that_share_a_cache_too_small_for_all_read_the_same(
+    server: Server, prepared: Path, tmp_path: Path
+) -> None:
+    expected = TokenStream(prepared, read_manifest(prepared), "train")
+    (tmp_path / "tokens").write_bytes(expected.read(0, len(expected)).astype("<u2").tobytes())
+    arguments = [server.url, tmp_path / "cache", 2 * shard_bytes(prepared), tmp_path / "tokens"]
+    command = [sys.executable, "-c", READER, *map(str, arguments)]
+    readers = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    for reader in readers:
+        assert (reader.communicate()[1], reader.returncode) == ("", 0)
 
 
 def damage_payload(content: bytearray) -> None:

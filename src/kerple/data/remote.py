@@ -1,8 +1,14 @@
 """Prepared folders wherever they lie: local ones as they are, remote ones through a cache of bounded size.
 
-A remote shard is streamed by webdataset member by member, compared with the manifest on the way, and written to the
-cache in the layout of a local one; from there it is mapped like any other. What the network does changes when a sample
-comes, never which.
+webdataset reads a remote shard member by member. Each member is compared with the manifest and written to the cache in
+the layout of a local shard, which is then mapped like any other. So the network decides when a sample comes, never
+which one.
+
+MosaicML Streaming and litdata do more (several clouds, compression, prefetching) and were looked at. Both read a format
+of their own instead of WebDataset tars, both deal samples to ranks and workers by a state of their own, where here
+sample k is a function of the seed and k for any number of ranks, and neither checks what it downloads against
+checksums that were known before. MosaicML Streaming requires torchvision, too. webdataset's own cache opens URLs by
+running `curl` in a shell.
 """
 
 import hashlib
@@ -16,7 +22,7 @@ from numpy.typing import NDArray
 from webdataset.tariterators import reraise_exception, tar_file_iterator
 
 from kerple.data.files import ResumingStream, check_protocol, is_remote
-from kerple.data.manifest import FILE, Manifest, Split, parse_manifest, read_manifest
+from kerple.data.manifest import FILE, Manifest, Split, parse_manifest, read_manifest, write_atomically
 from kerple.data.shards import TokenStream, check_run, header, map_shard, runs_of
 from kerple.data.verify import read_offsets
 from kerple.errors import UserError
@@ -80,7 +86,8 @@ class RemoteFolder(Folder):
         if hashlib.sha256(tokenizer).hexdigest() != self.manifest.tokenizer:
             raise UserError(f"{self.place}/tokenizer.json: its sha256 is not the manifest's; upload the folder again")
         with FileLock(self.directory / ".lock"):
-            (self.directory / "tokenizer.json").write_bytes(tokenizer)
+            if not (self.directory / "tokenizer.json").exists():
+                write_atomically(self.directory / "tokenizer.json", tokenizer)
 
     def stream(self, split: str) -> TokenStream:
         return RemoteStream(self, split)
@@ -89,9 +96,7 @@ class RemoteFolder(Folder):
         path = self.directory / self.manifest.splits[split].offsets_file
         with FileLock(self.directory / ".lock"):
             if not path.exists():
-                part = path.with_suffix(".part")
-                part.write_bytes(self._small(path.name))
-                part.replace(path)
+                write_atomically(path, self._small(path.name))
         return super().documents(split)
 
     def fetch(self, split: Split, shard: int) -> Path:
@@ -102,17 +107,20 @@ class RemoteFolder(Folder):
         """
         path = self.directory / self.manifest.layout.shard(split.name, shard)
         with FileLock(path.with_suffix(".lock")):  # whoever else wants this shard waits for the one download
-            if path.exists():
-                path.touch()  # used just now
-                return path
             part = path.with_suffix(".part")
+            # files of this folder come, go and change their names only under its lock
             with FileLock(self.directory / ".lock"):
+                if path.exists():
+                    path.touch()  # used just now
+                    return path
                 self._make_room(self._shard_bytes(split, shard), part)
             self._download(split, shard, part)
-            part.replace(path)
+            with FileLock(self.directory / ".lock"):
+                part.replace(path)
         return path
 
     def _make_room(self, needed: int, part: Path) -> None:
+        """Delete the copies unused for longest, and reserve the room by a file of the size needed."""
         copies = sorted(self.directory.glob("*.tar"), key=lambda p: p.stat().st_mtime_ns)
         taken = sum(p.stat().st_size for p in (*copies, *self.directory.glob("*.part")) if p != part)
         while copies and taken + needed > self.cache_bytes:

@@ -1,0 +1,85 @@
+"""Corpora of random bytes become shards that hold what can be read, or one line; nothing is written elsewhere."""
+
+import bz2
+import gzip
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kerple.data.manifest import Manifest
+from kerple.data.verify import verify
+from kerple.errors import UserError
+
+NAMES = (
+    "a.jsonl",
+    "a.jsonl.gz",
+    "a.jsonl.zst",
+    "a.tar",
+    "a.tar.gz",
+    "a.tar.zst",
+    "a.tgz",
+    "a.txt",
+    "a.txt.gz",
+    "a.parquet",
+)
+LINES = b"".join(json.dumps({"text": f"the cat {i} sat"}).encode() + b"\n" for i in range(40))
+PACKED = {"plain": LINES, "gzip": gzip.compress(LINES), "zstd": zstandard.compress(LINES), "bz2": bz2.compress(LINES)}
+
+
+@st.composite
+def contents(draw: st.DrawFn) -> bytes:
+    """Random bytes, or a corpus of some kind with random bytes written over it, cut off or put before it."""
+    if draw(st.booleans()):
+        return draw(st.binary(max_size=2000))
+    content = PACKED[draw(st.sampled_from(sorted(PACKED)))]
+    place, noise = draw(st.integers(0, len(content))), draw(st.binary(max_size=30))
+    kept = content[place + len(noise) :] if draw(st.booleans()) else b""
+    return draw(st.sampled_from([content[:place] + noise + kept, noise + content, content]))
+
+
+@given(name=st.sampled_from(NAMES), content=contents(), largest_loss=st.sampled_from([0.0, 0.01, 1.0]))
+@settings(max_examples=120, deadline=None)
+def test_any_bytes_become_shards_or_one_line(
+    prepared: Path, small_build: Callable[..., Manifest], name: str, content: bytes, largest_loss: float
+) -> None:
+    with TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        corpus, directory = Path(folder, "corpus"), Path(folder, "shards")
+        corpus.mkdir()
+        (corpus / name).write_bytes(content)
+        manifest, complaint = None, ""
+        try:
+            manifest = small_build(directory, corpus, tokenizer=str(prepared), largest_loss=largest_loss)
+        except UserError as error:
+            complaint = str(error)
+        if manifest is None:
+            assert complaint
+            assert "\n" not in complaint
+            assert not (directory / "manifest.json").exists()
+        else:
+            verify(directory, manifest, progress=False)
+            assert sum(split.documents for split in manifest.splits.values()) > 0
+            if largest_loss == 0:
+                assert manifest.counts.keys() <= {"empty", "duplicates"}
+        assert {path.name for path in Path(folder).iterdir()} <= {"corpus", "shards"}
+        assert [path.name for path in corpus.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_whole_corpus_of_each_kind_is_no_fault_of_its_own(
+    prepared: Path, tmp_path: Path, small_build: Callable[..., Manifest], name: str
+) -> None:
+    """Or the fuzz would only ever see errors."""
+    (tmp_path / name).write_bytes(PACKED["gzip" if "gz" in name else "zstd" if "zst" in name else "plain"])
+    if "tar" in name or "tgz" in name or "parquet" in name:
+        with pytest.raises(UserError, match=f"{name}: "):
+            small_build(tmp_path / "out", tmp_path / name, tokenizer=str(prepared))
+    else:
+        assert small_build(tmp_path / "out", tmp_path / name, tokenizer=str(prepared)).counts == {}
