@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
+# make demo STEPS=200: so many steps a model, in folders of their own
+SMALLER = $(if $(STEPS),--flags '{"trainer.max_steps": $(STEPS)}' --runs logs/quick-$(STEPS) --output logs/quick-$(STEPS)/report)
 
 .PHONY: demo pretrained test test-slow lint format docs bench gpu gpu-toy clean
 .DEFAULT_GOAL := help
@@ -20,7 +22,7 @@ $(VENV)/ready: requirements.txt pyproject.toml
 	@touch $@
 
 demo: $(VENV)/ready ## train KERPLE-log, ALiBi, RoPE and sinusoidal for a minute or two each, test to 32x the training length
-	$(RUN) run.py compare --config configs/compare/quick.yaml
+	$(RUN) run.py compare --config configs/compare/quick.yaml $(SMALLER)
 
 pretrained: $(VENV)/pretrained ## read 16,384 tokens with a trained model of others, RoPE plain, PI, NTK, YaRN
 	$(RUN) run.py compare --config configs/compare/pretrained.yaml

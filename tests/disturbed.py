@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 # torch is imported once, in a process that has run nothing and forks the others
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["kerple.cli.main"])
+PROCESSES.set_forkserver_preload(["kerple.cli.lightning"])
 
 
 class Record(Callback):

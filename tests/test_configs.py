@@ -11,7 +11,7 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace
 from pytorch_lightning import LightningDataModule
 
-from kerple.cli.main import CLI, StoreConfig
+from kerple.cli.lightning import CLI, StoreConfig
 from kerple.lm import LanguageModel
 from kerple.runs.precision import AutoTrainer
 

@@ -66,7 +66,7 @@ def test_the_training_length_is_that_of_the_checkpoint(
 ) -> None:
     lengths = []
     monkeypatch.setattr(
-        "kerple.cli.main.agree", lambda *arguments, **_: lengths.append(arguments[2].network.shape.length)
+        "kerple.cli.lightning.agree", lambda *arguments, **_: lengths.append(arguments[2].network.shape.length)
     )
     main(["test", f"--ckpt_path={genuine}", f"--run_dir={tmp_path}/run", "--data.length=32"])
     config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from kerple.cli import compare
+from kerple.cli import compare, run_comparison
 from kerple.compare import job as jobs
 from kerple.compare.comparison import Job
 
@@ -29,8 +29,8 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return {"flags": settings, "data": {"class_path": "none"}}
 
     monkeypatch.setattr(jobs, "RUN", FAKE)
-    monkeypatch.setattr(compare, "resolve", resolve)
-    monkeypatch.setattr(compare, "prepare", lambda data: None)
+    monkeypatch.setattr(run_comparison, "resolve", resolve)
+    monkeypatch.setattr(run_comparison, "prepare", lambda data: None)
     (tmp_path / "base.yaml").write_text("{}")
     settings = {
         "name": "small",
@@ -168,7 +168,7 @@ def killed_before(number: int, monkeypatch: pytest.MonkeyPatch, call: Callable[[
 def test_killed_while_a_changed_run_is_removed_it_can_be_started_again(
     config: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
 ) -> None:
-    monkeypatch.setattr(compare, "_report", lambda comparison, work: None)
+    monkeypatch.setattr(run_comparison, "_report", lambda comparison, work: None)
     settings = yaml.safe_load(config.read_text()) | {"strategies": {"KerpleLog": {}}, "seeds": [1]}
     config.write_text(yaml.safe_dump(settings))
     compare.main(["--config", str(config)])
@@ -300,5 +300,5 @@ def test_two_ray_workers_give_the_same_results(config: Path, tmp_path: Path) -> 
     pytest.importorskip("ray")
     compare.main(["--config", str(config), "--engine", "ray", "--parallel", "2"])
     spread = (tmp_path / "report" / "results.csv").read_bytes()
-    compare.main(["--config", str(config), "--runs", str(tmp_path / "local")])
-    assert (tmp_path / "report" / "results.csv").read_bytes() == spread
+    compare.main(["--config", str(config), "--runs", str(tmp_path / "local"), "--output", str(tmp_path / "again")])
+    assert (tmp_path / "again" / "results.csv").read_bytes() == spread

@@ -173,7 +173,7 @@ def test_bolts_monitors_draw_histograms_of_the_data(toy: Path) -> None:
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="this torch multiplies with another library")
 def test_products_are_made_in_the_reproducible_mode_by_a_fixed_number_of_threads() -> None:
     product = "import torch\n{}\ntorch.ones(64, 64) @ torch.ones(64, 64)"
-    command = "import kerple.cli.main\ntry: kerple.cli.main.main(['--help'])\nexcept SystemExit: pass"
+    command = "from kerple.cli.lightning import settle_torch\nsettle_torch()"
     environment = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"} | {"MKL_VERBOSE": "1"}
     plain, ours = (
         subprocess.run(

@@ -1,11 +1,13 @@
 """Stands in for run.py where only the order of events matters: same arguments, same files, no torch.
 
-A fit takes 20 steps of 10 ms, keeps its state in checkpoints/last.ckpt every 5 and, like the real one, never writes
-into a directory that is there unless told to resume. Its result depends on every step having been taken exactly once.
+A fit takes 20 steps of 10 ms (FAKE_STEP seconds each), says how far it is, keeps its state in checkpoints/last.ckpt
+every 5 and, like the real one, never writes into a directory that is there unless told to resume. Its result depends on
+every step having been taken exactly once.
 """
 
 import json
 import math
+import os
 import sys
 import time
 from pathlib import Path
@@ -13,6 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
 from kerple.runs.directories import fit_directory
+from kerple.runs.progress import VARIABLE, note
 
 command, *arguments = sys.argv[1:]
 options = dict(argument.removeprefix("--").split("=", 1) for argument in arguments)
@@ -37,8 +40,11 @@ if command == "fit":
         config["data"] = {"init_args": {"length": 64}}
         (directory / "config.yaml").write_text(json.dumps(config))
     while state["step"] < 20:
-        time.sleep(0.01)
+        time.sleep(float(os.environ.get("FAKE_STEP", "0.01")))
         state |= {"step": state["step"] + 1, "value": (state["value"] * 31 + state["step"]) % 1009}
+        if VARIABLE in os.environ:
+            told = {"doing": "training", "done": state["step"], "of": 20, "for": 60.0, "left": 20.0 - state["step"]}
+            note(Path(os.environ[VARIABLE]), **told, loss=4.25, tokens_per_second=1234.0)
         if state["step"] % 5 == 0:
             fresh = checkpoint.with_suffix(".new")
             fresh.write_text(json.dumps(state))
@@ -51,7 +57,7 @@ else:
     assert state["step"] == 20
     nll = 100 * math.log(10 + state["value"] / 100 + len(state["position"]))
     rows = [{"protocol": "full", "length": n, "nll_sum": nll + n / 100, "targets": 100} for n in (64, 128)]
-    text = json.dumps({"rows": rows})
+    text = json.dumps({"version": int(os.environ.get("FAKE_VERSION", "1")), "rows": rows})
     with (folder / "extrapolation.json").open("w") as file:
         for character in text:  # slow enough to be killed in the middle
             file.write(character)

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from kerple.cli.resolve import resolve
 from kerple.compare.comparison import Comparison, Strategy
 from kerple.compare.flat import flat
-from kerple.compare.resolve import resolve
 
 ROOT = Path(__file__).parents[2]
 COMPARISONS = sorted(

@@ -11,6 +11,7 @@ from pytorch_lightning.trainer.states import RunningStage, TrainerFn
 from rich.console import Console
 from torch import Tensor
 
+from kerple.callbacks.progress_lines import counted, within
 from kerple.errors import UserError
 from kerple.evaluation import results
 from kerple.evaluation.options import checked_lengths, chosen_protocols
@@ -221,7 +222,12 @@ class Extrapolation(Callback):
             return
         with trainer.precision_plugin.forward_context():
             results.measure(
-                pl_module.network, batch["tokens"], index, measurements, self.tokens_per_forward, self.token_bytes
+                pl_module.network,
+                batch["tokens"],
+                index,
+                within(trainer, measurements),
+                self.tokens_per_forward,
+                self.token_bytes,
             )
 
     def _measure_all(
@@ -232,7 +238,7 @@ class Extrapolation(Callback):
         order: Sequence[int],
         measurements: Sequence[Measurement],
     ) -> None:
-        for i in range(trainer.global_rank, len(order), trainer.world_size):
+        for i in counted(trainer, range(trainer.global_rank, len(order), trainer.world_size)):
             tokens = blocks[order[i]]["tokens"].to(pl_module.device)[None]
             self._measure(trainer, pl_module, {"tokens": tokens, "index": i}, measurements)
 

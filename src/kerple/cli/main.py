@@ -1,198 +1,38 @@
-"""`python run.py`: fit, validate and test by LightningCLI; prepare, inspect, compare, predict and plan beside them."""
+"""`python run.py`, or `kerple`: the door. What a command needs is imported when it is called, not before."""
 
-import logging
-import os
 import sys
-import warnings
 from importlib import import_module
-from pathlib import Path
-from typing import Any
 
-import torch
-import yaml
-from jsonargparse import ArgumentError
-from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
-from pytorch_lightning.callbacks import ProgressBar
-from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
-from pytorch_lightning.loggers import TensorBoardLogger
-from pytorch_lightning.utilities.rank_zero import rank_zero_only
-
-import kerple.callbacks
-import kerple.data.datamodule
-import kerple.positions
-import kerple.tasks
-from kerple.callbacks.health import Finite
-from kerple.callbacks.last_checkpoint import LastCheckpoint
-from kerple.callbacks.progress import SteadyProgress
-from kerple.callbacks.provenance import Provenance
-from kerple.callbacks.random_state import RandomState
-from kerple.cli.agreement import agree, stored_length
-from kerple.cli.offered import know_old_names, offer
-from kerple.data.datamodule import TokenShards
 from kerple.errors import NO_ROOM, UserError
-from kerple.lm import LanguageModel
-from kerple.runs.atomic import AtomicCheckpointIO
-from kerple.runs.directories import fit_directory, leave, test_directory
-from kerple.runs.precision import FAST, SAFE, AutoTrainer, settle
-from kerple.runs.trust import CONFIG_KEY, check, read_config
+from kerple.runs.directories import leave
 
 COMMANDS = {
-    "prepare": ("kerple.cli.prepare", "build the token shards of a data config, nothing else"),
-    "inspect": ("kerple.cli.inspect", "statistics, a decoded sample and checksums of token shards"),
-    "compare": ("kerple.cli.compare", "strategies × seeds with everything else equal, and one report"),
-    "export": ("kerple.cli.export", "a run as a model of transformers, a stock Llama where it can be"),
-    "lm_eval": ("kerple.cli.harness", "lm-evaluation-harness on a checkpoint"),
-    "predict": ("kerple.cli.predict", "continue a prompt with a trained model"),
-    "plan": ("kerple.cli.plan", "what a fit will take: parameters, FLOPs, memory, hours, before anything runs"),
-    "check": ("kerple.cli.check", "hold a positional strategy of one's own to every property"),
+    "prepare": "build the token shards of a data config, nothing else",
+    "fit": "train a model",
+    "test": "measure a checkpoint: perplexity at each length, accuracies, analyses",
+    "validate": "the validation loss of a checkpoint",
+    "compare": "strategies × seeds with everything else equal, and one report",
+    "export": "a run as a model of transformers, a stock Llama where it can be",
+    "lm_eval": "lm-evaluation-harness on a checkpoint",
+    "predict": "continue a prompt with a trained model",
+    "plan": "what a fit will take: parameters, FLOPs, memory, hours, before anything runs",
+    "inspect": "statistics, a decoded sample and checksums of token shards",
+    "check": "hold a positional strategy of one's own to every property",
 }
-# true of every run here, and nothing a user can or should act on
-HARMLESS = (
-    "The dirpath has changed",  # a test writes beside the fit's checkpoints, not among them
-    r"`isinstance\(treespec, LeafSpec\)`",
-    ".*does not have many workers",  # memory-mapped shards need none
+MODULES = {"lm_eval": "harness"}  # of `kerple.cli`; that of any other command has its name
+LIGHTNING = ("fit", "test", "validate")
+HELP = "\n".join(
+    [
+        "usage: python run.py COMMAND [options]",
+        "",
+        "Length extrapolation of transformers.",
+        "",
+        *(f"  {name:9} {what}" for name, what in COMMANDS.items()),
+        "",
+        "python run.py COMMAND --help lists the options of a command.",
+        "--debug, anywhere, shows the traceback of every error.",
+    ]
 )
-
-
-class StoreConfig(SaveConfigCallback):
-    """Writes the resolved configuration beside the logs and into every checkpoint, never over an earlier one."""
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        directory = Path(trainer.log_dir or trainer.default_root_dir)  # asked on every rank: it is a broadcast
-        if self.already_saved or not trainer.is_global_zero:
-            return
-        self.already_saved = True
-        directory.mkdir(parents=True, exist_ok=True)
-        text, path, resumption = self._text(), directory / "config.yaml", 0
-        while path.exists() and path.read_text() != text:
-            resumption += 1
-            path = directory / f"config-resumed-{resumption}.yaml"
-        path.write_text(text)
-
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        checkpoint[CONFIG_KEY] = self._text()
-
-    def _text(self) -> str:
-        return self.parser.dump(self.config, skip_none=False)
-
-
-class CLI(LightningCLI):
-    """LightningCLI with a directory for each run, and a model and data that `test` finds in the checkpoint."""
-
-    checkpoint: dict[str, Any] | None = None
-
-    @staticmethod
-    def subcommands() -> dict[str, set[str]]:
-        return {name: keys for name, keys in LightningCLI.subcommands().items() if name != "predict"}
-
-    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.add_argument("--experiment", default="run", help="First folder below --logs: what belongs together.")
-        parser.add_argument("--logs", default="logs", help="Root of all runs.")
-        parser.add_argument(
-            "--run_dir",
-            type=str | None,
-            default=None,
-            help="Folder of this run; null: <logs>/<experiment>/<strategy>/seed-<seed>, or a new version of it.",
-        )
-        parser.add_argument(
-            "--trust",
-            default="",
-            help="Packages whose classes a checkpoint may name, beside this project's and Lightning's: a,b,c.",
-        )
-        parser.add_argument(
-            "--weights",
-            type=str | None,
-            default=None,
-            help="For fit: start from a model that exists: a checkpoint, a Hugging Face folder or name, a GGUF file.",
-        )
-        parser.add_argument(
-            "--auto_precision",
-            type=str | None,
-            default=None,
-            help="Written by a run: what `precision: auto` came to when it was trained. Its tests choose again.",
-        )
-        parser.link_arguments("data.init_args.vocabulary", "model.vocabulary")
-        parser.link_arguments("data.init_args.length", "model.length")
-
-    def before_fit(self) -> None:
-        config = self.config[self.subcommand]
-        if config.weights is not None and config.ckpt_path is None:  # what is resumed has them
-            from kerple.cli.weights import start_from  # an optional group, asked for by this flag
-
-            start_from(self.model.network, config.weights, tuple(config.trust.split(",")))
-
-    def parse_arguments(self, parser: LightningArgumentParser, args: list[str]) -> None:
-        self.config = parser.parse_args(args)
-
-    def _parse_ckpt_path(self) -> None:
-        """Lightning lets a checkpoint's hyper-parameters win over flags; `_checkpoint_first` does it the other way."""
-
-    def before_instantiate_classes(self) -> None:
-        config = self.config[self.subcommand]
-        if self.subcommand == "fit":
-            strategy = config.model.position.class_path.rpartition(".")[2]
-            directory = fit_directory(
-                config.run_dir, config.logs, config.experiment, strategy, config.seed_everything, config.ckpt_path
-            )
-            if config.ckpt_path == "last":  # of this run; nothing to resume is a fresh start, so that a requeued job
-                last = directory / "checkpoints" / "last.ckpt"  # can be given the same command line every time
-                config.ckpt_path = str(last) if last.is_file() else None
-            if config.ckpt_path is not None:
-                self.checkpoint = check(config.ckpt_path)
-                config.auto_precision = _auto_precision(self.checkpoint)
-        else:
-            directory = test_directory(config.run_dir, config.ckpt_path, self.subcommand)
-            self.checkpoint = check(config.ckpt_path, sealed=False)  # `_checkpoint_first` has looked at all of it
-            # the training length is the checkpoint's, whatever length the data is read in now
-            config.model.length = stored_length(self.checkpoint) or config.model.length
-        settle(config, self.subcommand)
-        config.weights_only = True  # a checkpoint is data: nothing in it may run
-        config.trainer.default_root_dir = str(directory)
-        if config.trainer.logger in (None, True):
-            # save_dir/name/version: checkpoints, events and results land in the run's own folder
-            self._logger = TensorBoardLogger(str(directory), name="", version="", default_hp_metric=False)
-
-    def instantiate_classes(self) -> None:
-        super().instantiate_classes()
-        if self.checkpoint is not None:
-            fit = self.subcommand == "fit"
-            agree(self.config[self.subcommand].ckpt_path, self.checkpoint, self.model, resume=fit)
-            if isinstance(self.datamodule, TokenShards):
-                self.datamodule.reads_only = not fit  # nothing is written where a checkpoint says
-
-    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        logger = getattr(self, "_logger", None)
-        if logger is not None:
-            kwargs["logger"] = logger
-        trainer = self._get(self.config_init, "trainer")
-        plugins = trainer["plugins"] or []
-        kwargs["plugins"] = [*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()]
-        if self.subcommand == "fit":
-            kwargs["callbacks"] = _with_safety(
-                trainer["callbacks"] or [], trainer["enable_checkpointing"], trainer["enable_progress_bar"]
-            )
-        return super().instantiate_trainer(**kwargs)
-
-
-def _auto_precision(checkpoint: Any) -> str | None:
-    """What the precision of a fit came to, None if it was asked for by name or the checkpoint does not say."""
-    text = checkpoint.get(CONFIG_KEY) if isinstance(checkpoint, dict) else None
-    stored = yaml.safe_load(text) if isinstance(text, str) else None
-    chosen = stored.get("auto_precision") if isinstance(stored, dict) else None
-    return chosen if chosen in (FAST, SAFE) else None
-
-
-def _with_safety(
-    given: Callback | list[Callback], checkpoints: bool | None, progress: bool | None = None
-) -> list[Callback]:
-    """What every fit has, unless the configuration sets it up itself: a run can always be resumed, and explained."""
-    given = given if isinstance(given, list) else [given]
-    safety: list[type[Callback]] = [RandomState, Finite, Provenance]
-    safety += [] if checkpoints is False else [LastCheckpoint]
-    added = [kind() for kind in safety if not any(isinstance(callback, kind) for callback in given)]
-    if progress is not False and not any(isinstance(callback, ProgressBar) for callback in given):
-        added.append(SteadyProgress())
-    return given + added
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -204,34 +44,13 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if debug := "--debug" in arguments:
         arguments.remove("--debug")
-    _sum_in_one_order()
-    if torch.cuda.is_available():  # TF32; on the CPU "high" is a slower path, four times at width 64
-        torch.set_float32_matmul_precision("high")
-    for message in HARMLESS:
-        warnings.filterwarnings("ignore", message)
-    _say_on_the_first_process()
+    if arguments[:1] in (["-h"], ["--help"], ["help"]):
+        print(HELP)
+        return
     try:
-        if arguments and arguments[0] in COMMANDS:
-            import_module(COMMANDS[arguments[0]][0]).main(arguments[1:])
-            return
-        if arguments[:1] == ["test"] and _option(arguments, "--hf"):
-            import_module("kerple.cli.pretrained").main(arguments)
-            return
-        know_old_names()
-        _check_position(arguments)
-        CLI(
-            LanguageModel,
-            LightningDataModule,
-            trainer_class=AutoTrainer,
-            subclass_mode_data=True,
-            save_config_callback=StoreConfig,
-            seed_everything_default=1235,
-            parser_kwargs={"description": _description(), "exit_on_error": False},
-            auto_configure_optimizers=False,
-            args=_checkpoint_first(arguments),
-        )
-    except (UserError, ArgumentError, OSError) as error:
-        if debug or (isinstance(error, OSError) and error.errno not in NO_ROOM):
+        _call(arguments)
+    except Exception as error:
+        if debug or not _mistake(error):
             raise
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         raise SystemExit(2) from error
@@ -239,82 +58,19 @@ def main(arguments: list[str] | None = None) -> None:
         leave()
 
 
-def _sum_in_one_order() -> None:
-    """Have products of matrices on the CPU end in the same bits in every run, as resumption bit for bit needs it.
-
-    MKL promises that in its reproducible mode alone, and only if it does not choose the number of threads itself.
-    """
-    os.environ.setdefault("MKL_CBWR", "AUTO")  # read at the first product
-    torch.set_num_threads(torch.get_num_threads())  # ends MKL's own choice
-
-
-def _say_on_the_first_process() -> None:
-    """Show what this package logs, such as the way attention is done, once and not once a process."""
-    logger = logging.getLogger("kerple")
-    logger.setLevel(logging.WARNING if rank_zero_only.rank else logging.INFO)
-    if not logger.handlers:
-        logger.addHandler(logging.StreamHandler())
+def _call(arguments: list[str]) -> None:
+    command = arguments[0] if arguments else "nothing"
+    if command in LIGHTNING:
+        import_module("kerple.cli.lightning").run(arguments, HELP.split("\n")[2])
+    elif command in COMMANDS:
+        import_module(f"kerple.cli.{MODULES.get(command, command)}").main(arguments[1:])
+    else:
+        raise UserError(f"command: got {command}, expected one of {', '.join(COMMANDS)}; --help says what they do")
 
 
-def _description() -> str:
-    others = "; ".join(f"{name}: {what}" for name, (_, what) in COMMANDS.items())
-    return (
-        f"Length extrapolation of transformers. Beside the subcommands below: {others}. "
-        "--debug, anywhere: show the traceback of every error."
-    )
-
-
-def _option(arguments: list[str], *names: str) -> list[str]:
-    found = []
-    for i, argument in enumerate(arguments):
-        name, equals, value = argument.partition("=")
-        if name in names:
-            found += [value] if equals else arguments[i + 1 : i + 2]
-    return found
-
-
-def _check_position(arguments: list[str]) -> None:
-    """Name the strategies when an unknown one is asked for: the parser's own message speaks of callables."""
-    given = _option(arguments, "--model.position")
-    models = [Path(path) for path in _option(arguments, "--model")]
-    for path in map(Path, _option(arguments, "--config", "-c")):
-        model = _mapping(path).get("model")
-        models.append(path.parent / model if isinstance(model, str) else path)
-    for path in models:
-        content = _mapping(path)
-        position = content.get("model", content).get("position")
-        given.append(position.get("class_path") if isinstance(position, dict) else position)
-    for name in given:
-        if isinstance(name, str) and "." not in name and name.isidentifier() and name not in kerple.positions.names():
-            raise UserError(
-                f"model.position: got {name!r}, expected one of {', '.join(kerple.positions.names())}, "
-                "or the import path of a class of your own"
-            )
-
-
-def _mapping(path: Path) -> dict[str, Any]:
-    """The YAML file's content, or nothing where the parser will have to complain."""
-    try:
-        content = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def _checkpoint_first(arguments: list[str]) -> list[str]:
-    """Put what a checkpoint says before what the command line says, so that the command line wins."""
-    trust = tuple(package for value in _option(arguments, "--trust") for package in value.split(","))
-    if arguments[:1] == ["fit"] and (weights := _option(arguments, "--weights")):
-        from kerple.cli.weights import architecture_first
-
-        return architecture_first(arguments, weights[-1], trust)
-    if arguments[:1] not in (["test"], ["validate"]) or {"-h", "--help"} & set(arguments):
-        return arguments
-    paths = _option(arguments, "--ckpt_path")
-    if not paths:
-        raise UserError(f"ckpt_path: got nothing, expected a checkpoint to {arguments[0]}; add --ckpt_path FILE")
-    # its devices and strategy are left out: they are those of the machine that trained, not of the one that tests
-    config = read_config(paths[-1], offer(trust))
-    if config.get("auto_precision"):
-        config["trainer"]["precision"] = "auto"
-    return [arguments[0], "--config", yaml.safe_dump(config), *arguments[1:]]
+def _mistake(error: Exception) -> bool:
+    """Whether a user can mend it. Where the parser was not imported, none of its errors can have come up."""
+    if isinstance(error, OSError):
+        return error.errno in NO_ROOM
+    parsing = sys.modules.get("jsonargparse")
+    return isinstance(error, (UserError, parsing.ArgumentError) if parsing else UserError)

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from jsonargparse import ArgumentParser, Namespace
-from pytorch_lightning import LightningDataModule
 from rich.console import Console
 from rich.table import Table
 
+from kerple.cli.parser import fit_parser
 from kerple.errors import UserError
 from kerple.lm import LanguageModel
 from kerple.model.cost import CHIPS, Chip, Memory, flops, memory, parameters
@@ -55,29 +55,7 @@ def main(arguments: list[str]) -> None:
 
 def parsed(arguments: list[str]) -> Namespace:
     """The configuration of a fit, as its own parser reads it."""
-    from kerple.cli.main import CLI, StoreConfig
-    from kerple.runs.precision import AutoTrainer
-
-    class Parsed(CLI):
-        """The command line up to the point where anything would be built."""
-
-        def before_instantiate_classes(self) -> None: ...
-
-        def instantiate_classes(self) -> None: ...
-
-        def _run_subcommand(self, subcommand: str) -> None: ...
-
-    cli = Parsed(
-        LanguageModel,
-        LightningDataModule,
-        trainer_class=AutoTrainer,
-        subclass_mode_data=True,
-        save_config_callback=StoreConfig,
-        parser_kwargs={"exit_on_error": False},
-        auto_configure_optimizers=False,
-        args=["fit", *arguments],
-    )
-    return cli.config.fit
+    return fit_parser().parse_args(arguments)
 
 
 def build(config: Namespace) -> LanguageModel:

@@ -7,10 +7,12 @@ from typing import Protocol, runtime_checkable
 
 import torch
 from jsonargparse import ArgumentParser
-from pytorch_lightning import LightningDataModule
+from pytorch_lightning.cli import LightningArgumentParser
 
 from kerple.cli.agreement import agree
+from kerple.cli.lightning import settle_torch
 from kerple.cli.offered import offer
+from kerple.cli.parser import add_model_and_data
 from kerple.errors import UserError
 from kerple.lm import LanguageModel
 from kerple.model.generation import generate
@@ -54,6 +56,7 @@ def main(arguments: list[str]) -> None:
         "--device", type=str, default="cuda" if torch.cuda.is_available() else "cpu", help="where to run"
     )
     given = parser.parse_args(arguments)
+    settle_torch()
     if given.tokens < 1:
         raise UserError(f"tokens: got {given.tokens}, expected at least 1")
     if given.seed is not None and not 0 <= given.seed < 2**63:
@@ -105,11 +108,8 @@ def load(path: str, trust: tuple[str, ...] = (), device: str = "cpu") -> tuple[L
         UserError: If it is no such checkpoint, or its data is gone.
     """
     config = read_config(path, offer(trust))
-    parser = ArgumentParser()
-    parser.add_class_arguments(LanguageModel, "model")
-    parser.add_subclass_arguments(LightningDataModule, "data")
-    parser.link_arguments("data.init_args.vocabulary", "model.vocabulary")
-    parser.link_arguments("data.init_args.length", "model.length")
+    parser = LightningArgumentParser()
+    add_model_and_data(parser)
     made = parser.instantiate_classes(parser.parse_object({key: config[key] for key in ("model", "data")}))
     if not isinstance(made.data, Text):  # a user's own data module
         raise UserError(f"ckpt_path: {path} was trained on {type(made.data).__name__}, which cannot encode a prompt")

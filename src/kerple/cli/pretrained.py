@@ -8,13 +8,14 @@ from pytorch_lightning import LightningDataModule, LightningModule, Trainer
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.loggers import TensorBoardLogger
 
-from kerple.cli.main import CLI, StoreConfig
+from kerple.cli.lightning import CLI, StoreConfig
 from kerple.data.tokenizer import OF_A_MODEL, vocabulary_size
 from kerple.errors import UserError
 from kerple.hf import need
 from kerple.hf.adapter import training_length
 from kerple.hf.source import locate, read_config, read_tokenizer
 from kerple.runs.directories import test_directory
+from kerple.runs.precision import AutoTrainer
 
 
 class StoreRunConfig(StoreConfig):
@@ -64,13 +65,38 @@ def main(arguments: list[str]) -> None:
     Raises:
         UserError: If there is no such model, or something of it cannot be honoured.
     """
+    _call(PretrainedCLI, arguments)
+
+
+def configuration(arguments: list[str]) -> str:
+    """The configuration, as YAML, that `main` would work with; it makes nothing.
+
+    Raises:
+        UserError: As `main` does.
+    """
+    cli = _call(Parsed, arguments)
+    return cli._parser("test").dump(cli.config.test, skip_none=False)
+
+
+class Parsed(PretrainedCLI):
+    """The command line up to the point where the data, the model and the trainer would be built."""
+
+    def before_instantiate_classes(self) -> None: ...
+
+    def instantiate_classes(self) -> None: ...
+
+    def _run_subcommand(self, subcommand: str) -> None: ...
+
+
+def _call(cli: type[PretrainedCLI], arguments: list[str]) -> PretrainedCLI:
     need()
     from kerple.hf.lm import Pretrained
 
     path, rest = _take(arguments[1:], "--hf")
-    PretrainedCLI(
+    return cli(
         Pretrained,
         LightningDataModule,
+        trainer_class=AutoTrainer,
         subclass_mode_data=True,
         save_config_callback=StoreRunConfig,
         seed_everything_default=1235,

@@ -46,6 +46,8 @@ class Comparison:
         seeded: Flags of fit that are given the seed.
         runs: Where runs are kept; logs/compare/<name> if null.
         output: Where the report goes; results/<name> if null.
+        minutes: How long it is meant to take; where it takes longer, ``smaller`` is offered.
+        smaller: A command for less, with ``{steps}`` where its number of steps belongs.
 
     Raises:
         UserError: If a list is empty or has something twice, the baseline is not among the strategies, a config is
@@ -64,6 +66,8 @@ class Comparison:
     seeded: list[str] = field(default_factory=lambda: ["seed_everything", "data.seed"])
     runs: str | None = None
     output: str | None = None
+    minutes: float | None = None
+    smaller: str | None = None
 
     def __post_init__(self) -> None:
         fitted = any(s is None or s.hf is None for s in self.strategies.values())

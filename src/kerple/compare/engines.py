@@ -1,44 +1,76 @@
 """Where runs run: side by side on this machine, or over a cluster by Ray."""
 
 import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from kerple.compare import job as jobs
 from kerple.compare.comparison import Job
 from kerple.runs.cluster import cores, joined
+from kerple.runs.progress import note
 
-Say = Callable[[str], None]
+Work = Sequence[tuple[Job, dict[str, Any]]]
+Ended = Iterator[tuple[Job, str | None] | None]
+TICK = 0.25  # seconds
 
 
-def local(work: Sequence[tuple[Job, dict[str, Any]]], parallel: int, say: Say) -> list[str]:
-    """Run on this machine, ``parallel`` at a time, each with its share of the cores; messages of what failed."""
+def local(work: Work, parallel: int) -> Ended:
+    """Run on this machine, ``parallel`` at a time, each with its share of the cores.
+
+    Yields:
+        A job that has ended and what went wrong, None if nothing; or None, every quarter of a second in which none has.
+
+    When the iterator is closed, or an exception comes into it, the processes of the runs are asked to save and end, and
+    it waits for them.
+    """
     threads = max(1, cores() // parallel)
-    failed = []
-    with ThreadPoolExecutor(parallel) as pool:
-        running = {pool.submit(jobs.run, job, config, threads, say, jobs.RUN): job for job, config in work}
-        try:
-            for future in as_completed(running):
-                if (error := future.exception()) is not None:
-                    if not isinstance(error, jobs.Failed):
-                        raise error
-                    failed.append(str(error))
-                    say(str(error))
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    return failed
+    children: list[jobs.Child] = []
+    stopped = False
+
+    def run(job: Job, config: dict[str, Any]) -> None:
+        if not stopped:
+            jobs.run(job, config, threads, _noting(job), jobs.RUN, children.append)
+
+    pool = ThreadPoolExecutor(parallel)
+    running = {pool.submit(run, job, config): job for job, config in work}
+    try:
+        while running:
+            done, _ = wait(running, TICK, FIRST_COMPLETED)
+            for future in done:
+                yield running.pop(future), _error(future)
+            if not done:
+                yield None
+    finally:
+        stopped = True
+        pool.shutdown(wait=False, cancel_futures=True)
+        for child in children:
+            child.stop()
+        pool.shutdown()
 
 
-def ray(work: Sequence[tuple[Job, dict[str, Any]]], parallel: int, say: Say) -> list[str]:
-    """Run on a Ray cluster whose machines share this folder; messages of what failed.
+def _error(future: "Future[None]") -> str | None:
+    error = future.exception()
+    if error is not None and not isinstance(error, jobs.Failed):
+        raise error
+    return None if error is None else str(error)
+
+
+def _noting(job: Job) -> Callable[[str], None]:
+    return lambda message: note(job.beside(".progress"), doing=message.removeprefix(f"{job.name}: "))
+
+
+def ray(work: Work, parallel: int) -> Ended:
+    """Run on a Ray cluster whose machines share this folder.
 
     Joins the cluster of RAY_ADDRESS or of the machine, else starts one here. A run takes 1 / ``parallel`` of this
     machine's cores, and a GPU where there are any.
 
+    Yields:
+        As `local`.
+
     Raises:
-        ValueError: If Ray is not installed.
+        UserError: If Ray is not installed.
     """
     threads = max(1, cores() // parallel)
     program = jobs.RUN
@@ -47,24 +79,32 @@ def ray(work: Sequence[tuple[Job, dict[str, Any]]], parallel: int, say: Say) -> 
     def remote(job: Job, config: dict[str, Any]) -> str | None:
         os.chdir(folder)
         os.environ["PYTHONPATH"] = path
+        children: list[jobs.Child] = []
         try:
-            jobs.run(job, config, threads, lambda _: None, program)
+            jobs.run(job, config, threads, _noting(job), program, children.append)
         except jobs.Failed as error:
             return str(error)
+        except BaseException:  # the task was cancelled
+            for child in children:
+                child.stop()
+            raise
         return None
 
-    failed = []
     with joined("compare: engine", "--engine local") as cluster:
         gpus = 1 if cluster.cluster_resources().get("GPU", 0) else 0
         task = cluster.remote(num_cpus=threads, num_gpus=gpus, max_retries=3)(remote)
         waiting = {task.remote(job, config): job for job, config in work}
-        while waiting:
-            (done, *_), _ = cluster.wait(list(waiting))
-            job = waiting.pop(done)
-            message = cluster.get(done)
-            say(message or f"{job.name}: done")
-            failed += [message] if message else []
-    return failed
+        try:
+            while waiting:
+                done, _ = cluster.wait(list(waiting), timeout=TICK)
+                for reference in done:
+                    yield waiting.pop(reference), cluster.get(reference)
+                if not done:
+                    yield None
+        finally:
+            for reference in waiting:
+                cluster.cancel(reference)
+            cluster.wait(list(waiting), num_returns=len(waiting), timeout=60) if waiting else None
 
 
 ENGINES = {"local": local, "ray": ray}

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from kerple.report.page import flatten
+from kerple.report.flat import flatten
 
 
 def flat(config: dict[str, Any]) -> dict[str, Any]:

@@ -18,8 +18,11 @@ import kerple
 from kerple.compare.comparison import Job
 from kerple.compare.flat import flat
 from kerple.errors import UserError
+from kerple.runs.progress import VARIABLE
 
-RUN = Path(kerple.__file__).parents[2] / "run.py"
+INSTALLED = Path(kerple.__file__).with_name("__main__.py")
+RUN = checkout if (checkout := Path(kerple.__file__).parents[2] / "run.py").is_file() else INSTALLED
+WORKER = Path(__file__).with_name("worker.py")
 
 
 class Failed(RuntimeError):
@@ -44,7 +47,7 @@ def finished(job: Job) -> bool:
     if not known.get("fitted") or not any(job.test_folder.glob("*.json")):
         return False
     done = known["tests"].get(job.test_folder.name)
-    return done is not None and done | {"flags": _settings(done["flags"])} == _test(job)
+    return done is not None and done | {"flags": _settings(done["flags"])} == asked_of_test(job)
 
 
 def differences(job: Job, config: dict[str, Any]) -> list[str]:
@@ -62,7 +65,14 @@ def differences(job: Job, config: dict[str, Any]) -> list[str]:
     return [f"{key}: {before!r} -> {now!r}" for key, (before, now) in pairs.items() if before != now]
 
 
-def run(job: Job, config: dict[str, Any], threads: int, say: Callable[[str], None], program: Path = RUN) -> None:
+def run(
+    job: Job,
+    config: dict[str, Any],
+    threads: int,
+    say: Callable[[str], None],
+    program: Path = RUN,
+    begun: Callable[["Child"], None] = lambda child: None,
+) -> None:
     """Bring a run to its end from wherever it is. Safe to kill at any point and to call again.
 
     The state file says only what is certain: "fitted" is written after the fit has ended well. Between, the checkpoint
@@ -75,12 +85,14 @@ def run(job: Job, config: dict[str, Any], threads: int, say: Callable[[str], Non
         threads: CPU threads for the child.
         say: Where progress goes.
         program: What is called as ``run.py``.
+        begun: Given the process of the run, which may be asked to stop.
 
     Raises:
         Failed: If the fit or the test fails, or another comparison has started the run with another configuration since
             this one looked.
     """
-    with _lock(job, say) as lock:
+    with _lock(job, say) as lock, Child(job, threads, lock, program) as child:
+        begun(child)
         if changed := differences(job, config):
             raise Failed(
                 f"{job.name}: was started by another comparison with another configuration: {'; '.join(changed)}"
@@ -102,7 +114,7 @@ def run(job: Job, config: dict[str, Any], threads: int, say: Callable[[str], Non
             say(f"{job.name}: {'resuming' if resume else 'fitting'}")
             # not "last": that is of the newest version beside this folder, which somebody may have made by hand
             checkpoint = [f"--ckpt_path={job.checkpoint}"] if resume else []
-            _call(job, ["fit", *job.fit, *checkpoint], threads, lock, program)
+            child.call("fit", *job.fit, *checkpoint)
             known |= {"fitted": True, "tests": {}}
             _write(job, known)
         if not finished(job):
@@ -114,13 +126,13 @@ def run(job: Job, config: dict[str, Any], threads: int, say: Callable[[str], Non
             _write(job, known)
             say(f"{job.name}: testing")
             checkpoint = [] if job.pretrained else [f"--ckpt_path={job.checkpoint}"]
-            _call(job, ["test", *checkpoint, *job.test], threads, lock, program)
-            known["tests"][name] = _test(job)
+            child.call("test", *checkpoint, *job.test)
+            known["tests"][name] = asked_of_test(job)
             _write(job, known)
         say(f"{job.name}: done")
 
 
-def _test(job: Job) -> dict[str, Any]:
+def asked_of_test(job: Job) -> dict[str, Any]:
     """What a test is asked for: its flags, and what the configs among them say."""
     paths = [flag.removeprefix("--config=") for flag in job.test if flag.startswith("--config=")]
     return {"flags": _settings(job.test), "configs": {path: yaml.safe_load(Path(path).read_text()) for path in paths}}
@@ -145,6 +157,11 @@ def objections(job: Job, config: dict[str, Any]) -> list[str]:
     written = flat(yaml.safe_load(path.read_text()))
     pairs = {key: (written.get(key), now) for key, now in config.items() if now not in (None, "auto")}
     return [f"{key}: {before!r} -> {now!r}" for key, (before, now) in pairs.items() if before != now]
+
+
+def declare_finished(job: Job, config: dict[str, Any]) -> None:
+    """Note that a run has been fitted and tested elsewhere; its results are in its folder, its checkpoint is not."""
+    _write(job, {"config": config, "fitted": True, "tests": {job.test_folder.name: asked_of_test(job)}})
 
 
 def adopt(job: Job, config: dict[str, Any]) -> None:
@@ -172,28 +189,95 @@ def forget(job: Job) -> None:
         job.beside(".json").unlink()
 
 
-def _call(job: Job, arguments: list[str], threads: int, lock: int, program: Path) -> None:
-    paths = [str(RUN.parent / "src"), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        "OMP_NUM_THREADS": str(threads),
-        "MKL_NUM_THREADS": str(threads),
-    }
-    log = job.beside(".log")
-    with log.open("a") as output:
-        command = [sys.executable, str(program), *arguments]
-        print("$", *command, file=output, flush=True)
-        ended = subprocess.run(
-            command,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            env=environment,
-            pass_fds=(lock,),
-        )
-    if ended.returncode:
-        tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
-        raise Failed(f"{job.name}: {arguments[0]} ended with status {ended.returncode}, see {log}:\n{tail}")
+class Child:
+    """The process a run's commands are called in, started with the first of them.
+
+    Args:
+        job: The run; what the process prints is appended to its log, and its progress goes to a file beside it.
+        threads: CPU threads it may use.
+        lock: File descriptor that it keeps open, and with it the run's lock.
+        program: What is called as ``run.py``.
+    """
+
+    def __init__(self, job: Job, threads: int, lock: int, program: Path) -> None:
+        self.job, self.threads, self.lock, self.program = job, threads, lock, program
+        self._process: subprocess.Popen[str] | None = None
+        self._status = -1
+
+    def __enter__(self) -> "Child":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is None:
+            return
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()  # it ends after what it is at
+        try:
+            self._process.wait()
+        except BaseException:
+            self.stop()
+            raise
+        finally:
+            os.close(self._status)
+            self._process = None
+
+    def stop(self, patience: float = 60.0) -> None:
+        """Have it save what it can and end; after ``patience`` seconds it is killed. From any thread."""
+        process = self._process
+        if process is None or process.poll() is not None:
+            return
+        process.terminate()
+        try:
+            process.wait(patience)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+    def call(self, *arguments: str) -> None:
+        """Call a command and wait for its end.
+
+        Raises:
+            Failed: If it fails, or the process is stopped.
+        """
+        log = self.job.beside(".log")
+        if self._process is None:
+            self._start(log)
+        assert self._process is not None
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it was stopped between two commands
+            self._process.stdin.write(json.dumps(arguments) + "\n")
+            self._process.stdin.flush()
+        told = b""
+        while not told.endswith(b"\n"):
+            piece = os.read(self._status, 64)
+            if not piece:
+                break
+            told += piece
+        status = told.decode().strip() or str(self._process.wait())
+        if status != "0":
+            tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+            raise Failed(f"{self.job.name}: {arguments[0]} ended with status {status}, see {log}:\n{tail}")
+
+    def _start(self, log: Path) -> None:
+        paths = [str(Path(kerple.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            "OMP_NUM_THREADS": str(self.threads),
+            "MKL_NUM_THREADS": str(self.threads),
+            VARIABLE: str(self.job.beside(".progress").absolute()),
+        }
+        self._status, write = os.pipe()
+        with log.open("a") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-u", str(WORKER), str(self.program), str(write)],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                pass_fds=(self.lock, write),
+                text=True,
+            )
+        os.close(write)
 
 
 @contextlib.contextmanager

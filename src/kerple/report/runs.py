@@ -175,6 +175,34 @@ def read(runs: Iterable[Run]) -> Runs:
     return Runs(results, blocks, costs, front, configs, environments, trained, found, old_bytes)
 
 
+def results_of(directory: Path, test: str = "test") -> dict[str, Any]:
+    """What `read` uses of a run, small enough to keep: `unpack` makes a folder of it that reads the same.
+
+    Args:
+        directory: Of the run.
+        test: Folder of the test in it.
+    """
+    found: dict[str, Any] = {"config.yaml": _yaml(directory / "config.yaml")}
+    if (directory / "cost.json").exists():
+        found["cost.json"] = _json(directory / "cost.json")
+    found["test"] = {path.name: _json(path) for path in sorted((directory / test).glob("*.json"))}
+    for path in sorted((directory / test).glob("*.csv")):
+        if path.stem not in TOO_LARGE:
+            found["test"][path.name] = _condensed(_csv(path)).to_csv(index=False)
+    return found
+
+
+def unpack(kept: dict[str, Any], directory: Path, test: str = "test") -> None:
+    """Write what `results_of` returned as the folder of a run, without its checkpoints."""
+    (directory / test).mkdir(parents=True)
+    (directory / "config.yaml").write_text(yaml.safe_dump(kept["config.yaml"], sort_keys=False))
+    if "cost.json" in kept:
+        (directory / "cost.json").write_text(json.dumps(kept["cost.json"], indent=1) + "\n")
+    for name, content in kept["test"].items():
+        path = directory / test / Path(name).name
+        path.write_text(content if isinstance(content, str) else json.dumps(content) + "\n")
+
+
 def strategy(config: dict[str, Any]) -> str:
     """Class name of the strategy in a resolved configuration, or what a pretrained model is called."""
     model = config["model"]
@@ -207,6 +235,13 @@ def _json(path: Path) -> Any:
         raise UserError(f"{path}: is no JSON ({error}); test the run again") from error
 
 
+def _csv(path: Path) -> pd.DataFrame:
+    try:
+        return pd.read_csv(path)
+    except ValueError as error:
+        raise UserError(f"{path}: is no CSV ({error}); test the run again") from error
+
+
 def _rows(path: Path) -> list[dict[str, Any]]:
     """Result rows of a JSON file, none if it is some other analysis's."""
     content = _json(path)
@@ -234,11 +269,7 @@ def _analyses(folder: Path) -> Iterator[tuple[str, pd.DataFrame]]:
     length."""
     for path in sorted(folder.glob("*.csv")):
         if path.stem not in TOO_LARGE:
-            try:
-                table = pd.read_csv(path)
-            except ValueError as error:
-                raise UserError(f"{path}: is no CSV ({error}); test the run again") from error
-            yield path.stem, _condensed(table)
+            yield path.stem, _condensed(_csv(path))
     bins = []
     for path in sorted(folder.glob("*.json")):
         content = _json(path)

@@ -1,0 +1,120 @@
+"""How far a run is: lines where nobody sees a bar move, and a file for whoever waits for the run."""
+
+import math
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pytorch_lightning import Callback, LightningModule, Trainer
+
+from kerple.runs.progress import VARIABLE, line, note
+
+T = TypeVar("T")
+
+
+class Progress(Callback):
+    """Says every few seconds which step or block a run is at, and how long it still takes.
+
+    The command line adds it where the output is no terminal, in place of Lightning's bar. In training a line has the
+    step, the loss, tokens per second since the line before, and the time left at the average pace of this start. The
+    same goes, as JSON, to the file that the environment variable ``KERPLE_PROGRESS`` names; `compare` reads it there.
+
+    Args:
+        every: Seconds between two lines.
+        file_every: Seconds between two writes of the file.
+    """
+
+    def __init__(self, every: float = 15.0, file_every: float = 1.0) -> None:
+        super().__init__()
+        self.every, self.file_every = every, file_every
+        self._path = Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None
+        self._what, self._total = "", 0
+        self._begun_at = self._tokens = self._done = 0
+        self._begun = self._said = self._noted = self._resting = self._rest_began = 0.0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.begin("training", trainer.max_steps, trainer.global_step)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: dict[str, Any], batch_idx: int
+    ) -> None:
+        rows, columns = batch["tokens"].shape
+        self._tokens += rows * (columns - 1) * trainer.world_size
+        self.tell(trainer, trainer.global_step, outputs)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._rest_began = time.monotonic()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._resting += time.monotonic() - self._rest_began
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.begin("testing", sum(int(n) for n in trainer.num_test_batches if n != float("inf")))
+
+    def on_test_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self.tell(trainer, batch_idx + 1)
+
+    def begin(self, what: str, total: int, done: int = 0) -> None:
+        """Count ``total`` steps or blocks anew, of which ``done`` were done before."""
+        self._what, self._total, self._begun_at = what, total, done
+        self._begun = self._said = time.monotonic()
+        self._noted = self._resting = 0.0
+        self._tokens = 0
+        self._done = done
+
+    def tell(self, trainer: Trainer, done: float, outputs: Any = None) -> None:
+        """So many are done; it is said if it is time to."""
+        self._done = math.floor(done)
+        now = time.monotonic()
+        last = done >= self._total
+        if not trainer.is_global_zero or not (last or now - self._noted >= self.file_every):
+            return
+        self._noted = now
+        took = now - self._begun
+        new = done - self._begun_at
+        told: dict[str, Any] = {"doing": self._what, "done": done, "of": self._total, "for": took}
+        if new > 0 and self._total > 0:
+            told["left"] = took / new * (self._total - done)
+        if self._tokens and took > self._resting:
+            told["tokens_per_second"] = self._tokens / (took - self._resting)
+        if isinstance(outputs, dict) and "loss" in outputs:
+            told["loss"] = float(outputs["loss"])  # waits for the device: once in `file_every` seconds
+        if self._path is not None:
+            note(self._path, **told)
+        if last or now - self._said >= self.every:
+            self._said = now
+            print(line(told), flush=True)
+
+    def part(self, trainer: Trainer, share: float) -> None:
+        """So much of the block after those that are done is done too: a long one takes minutes."""
+        self.tell(trainer, self._done + round(min(share, 0.99), 2))
+
+
+def counted(trainer: Trainer, blocks: Sequence[T]) -> Iterator[T]:
+    """The blocks that a test scores after its batches, counted by `Progress`."""
+    tellers = [callback for callback in trainer.callbacks if isinstance(callback, Progress) and trainer.testing]
+    for teller in tellers:
+        teller.begin("testing", len(blocks))
+    for number, block in enumerate(blocks):
+        yield block
+        for teller in tellers:
+            teller.tell(trainer, number + 1)
+
+
+def within(trainer: Trainer, parts: Sequence[T]) -> Iterator[T]:
+    """The parts of the work on one block of a test, told of to `Progress`."""
+    tellers = [callback for callback in trainer.callbacks if isinstance(callback, Progress) and trainer.testing]
+    for number, part in enumerate(parts):
+        yield part
+        for teller in tellers if number + 1 < len(parts) else ():
+            teller.part(trainer, (number + 1) / len(parts))

@@ -1,0 +1,68 @@
+"""What the command line of a run says, in functions: the command, `predict` and `compare` all read it by them."""
+
+from pytorch_lightning import LightningDataModule
+from pytorch_lightning.cli import LightningArgumentParser
+
+import kerple.callbacks
+import kerple.data.datamodule
+import kerple.tasks  # noqa: F401 (classes have short names on the command line once they are imported)
+from kerple.lm import LanguageModel
+from kerple.runs.precision import AutoTrainer
+
+SEED = 1235
+
+
+def fit_parser() -> LightningArgumentParser:
+    """A parser of `fit`'s options, which says what a run's configuration would be without making anything.
+
+    It has the sections of `LightningCLI`'s own; only what is not configuration (``ckpt_path``) is left out.
+    """
+    parser = LightningArgumentParser(exit_on_error=False)
+    parser.add_argument("-c", "--config", action="config")
+    parser.add_argument("--seed_everything", type=bool | int, default=SEED)
+    parser.add_lightning_class_args(AutoTrainer, "trainer")
+    add_model_and_data(parser)
+    add_run_arguments(parser)
+    return parser
+
+
+def add_model_and_data(parser: LightningArgumentParser) -> None:
+    """Options ``model`` and ``data``, the model's vocabulary and length taken from the data."""
+    parser.add_lightning_class_args(LanguageModel, "model")
+    parser.add_lightning_class_args(LightningDataModule, "data", subclass_mode=True)
+    link_model_to_data(parser)
+
+
+def link_model_to_data(parser: LightningArgumentParser) -> None:
+    """Have the model's vocabulary and training length be those of the data."""
+    parser.link_arguments("data.init_args.vocabulary", "model.vocabulary")
+    parser.link_arguments("data.init_args.length", "model.length")
+
+
+def add_run_arguments(parser: LightningArgumentParser) -> None:
+    """Options of a run beside model, data and trainer: where it writes, and what its checkpoint may name."""
+    parser.add_argument("--experiment", default="run", help="First folder below --logs: what belongs together.")
+    parser.add_argument("--logs", default="logs", help="Root of all runs.")
+    parser.add_argument(
+        "--run_dir",
+        type=str | None,
+        default=None,
+        help="Folder of this run; null: <logs>/<experiment>/<strategy>/seed-<seed>, or a new version of it.",
+    )
+    parser.add_argument(
+        "--trust",
+        default="",
+        help="Packages whose classes a checkpoint may name, beside this project's and Lightning's: a,b,c.",
+    )
+    parser.add_argument(
+        "--weights",
+        type=str | None,
+        default=None,
+        help="For fit: start from a model that exists: a checkpoint, a Hugging Face folder or name, a GGUF file.",
+    )
+    parser.add_argument(
+        "--auto_precision",
+        type=str | None,
+        default=None,
+        help="Written by a run: what `precision: auto` came to when it was trained. Its tests choose again.",
+    )

@@ -1,0 +1,50 @@
+"""The configuration a run would have, default values included: what a run that exists is held against."""
+
+from functools import cache
+from typing import Any
+
+import yaml
+from jsonargparse import ArgumentError, ArgumentParser
+from pytorch_lightning import LightningDataModule
+from pytorch_lightning.cli import LightningArgumentParser
+
+from kerple.cli.lightning import checkpoint_first
+from kerple.cli.parser import fit_parser
+from kerple.compare.comparison import Job
+from kerple.errors import UserError
+
+PLACES = ("run_dir", "ckpt_path", "config", "logs", "experiment", "trust", "auto_precision")  # where, not what
+
+
+def resolve(job: Job) -> dict[str, Any]:
+    """Resolved configuration of a run's fit, of a pretrained model's test, nested.
+
+    Raises:
+        UserError: If the command line does not parse; with the parser's own message.
+    """
+    try:
+        if job.pretrained:
+            from kerple.cli.pretrained import configuration  # it needs packages that fits do not
+
+            text = configuration(["test", *job.test])
+        else:
+            _, *arguments = checkpoint_first(["fit", *job.fit])
+            text = _parser().dump(_parser().parse_args(arguments), skip_none=False)
+    except ArgumentError as error:
+        raise UserError(f"compare: {job.name}: {error}") from error
+    return {key: value for key, value in yaml.safe_load(text).items() if key not in PLACES}
+
+
+@cache
+def _parser() -> LightningArgumentParser:
+    return fit_parser()
+
+
+def prepare(data: dict[str, Any]) -> LightningDataModule:
+    """Build what the data of a configuration lacks, once, before runs that share it start side by side; set up."""
+    parser = ArgumentParser()
+    parser.add_subclass_arguments(LightningDataModule, "data")
+    made = parser.instantiate_classes(parser.parse_object({"data": data})).data
+    made.prepare_data()
+    made.setup("fit")
+    return made

@@ -1,0 +1,276 @@
+"""A comparison at work: its runs are checked, taken from the committed ones or run, and reported as they come."""
+
+import contextlib
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import Namespace
+from rich.console import Console
+
+from kerple.cli.resolve import prepare, resolve
+from kerple.compare import job as jobs
+from kerple.compare import records
+from kerple.compare.board import Board
+from kerple.compare.comparison import Comparison, Job
+from kerple.compare.engines import ENGINES
+from kerple.compare.flat import flat
+from kerple.errors import UserError
+from kerple.report import page
+from kerple.report.runs import Run, Runs, locate, read
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a run has to be: its resolved configuration, nested and flat."""
+
+    nested: dict[str, Any]
+    flat: dict[str, Any]
+
+    @property
+    def data(self) -> str:
+        """The data section, as a key."""
+        return json.dumps(self.nested.get("data"), sort_keys=True)
+
+
+def run(comparison: Comparison, parallel: int, engine: str, rerun_changed: bool) -> None:
+    """Bring every run to its end and report them.
+
+    Args:
+        comparison: What is compared.
+        parallel: Runs at a time.
+        engine: Key of `ENGINES`.
+        rerun_changed: Whether runs of another configuration are removed and started afresh.
+
+    Raises:
+        UserError: If it cannot be run as asked.
+        SystemExit: With status 1, if runs failed, 130, if it was stopped.
+    """
+    work = comparison.jobs()
+    asked = {job: Asked(config := resolve(job), flat(config)) for job in work}
+    _check(work, {job: asked[job].flat for job in work}, rerun_changed)
+    sums = _checksums(asked[job] for job in work if not _is_complete(comparison, job))
+    taken = sum(_taken(comparison, job, asked[job], sums) for job in work if not jobs.finished(job))
+    to_do = [job for job in work if not jobs.finished(job)]
+    for job in work:
+        if jobs.finished(job) and not records.path_of(job, comparison.report_folder).exists():
+            _keep(comparison, job, asked[job], sums)
+    committed = f" ({taken} of them were taken from committed runs)" if taken else ""
+    print(f"{len(work)} runs: {len(work) - len(to_do)} finished{committed}, {len(to_do)} to do", flush=True)
+    failed = 0
+    if to_do:
+        print(f"what a run prints goes to a file like {to_do[0].beside('.log')}", flush=True)
+        running = ENGINES[engine]([(job, asked[job].flat) for job in to_do], parallel)
+        board = Board(work, to_do, parallel, Console(soft_wrap=True, highlight=False))
+        try:
+            with _interruptible(), board, contextlib.closing(running):
+                failed = _watch(comparison, work, running, board, lambda job: _keep(comparison, job, asked[job], sums))
+        except KeyboardInterrupt:
+            print("\n".join(_stopped(board, work)), flush=True)
+            raise SystemExit(130) from None
+    if failed:
+        print(f"{failed} of {len(to_do)} runs failed; the report waits for them, or use --report_only")
+        raise SystemExit(1)
+    _report(comparison, work)
+
+
+def report_finished(comparison: Comparison) -> None:
+    """Report the runs of a comparison that are finished, and warn of those that it would now make otherwise.
+
+    Raises:
+        UserError: If none is.
+    """
+    work = comparison.jobs()
+    for job in filter(jobs.finished, work):
+        if changed := jobs.differences(job, flat(resolve(job))):
+            print(f"warning: {job.name} was run with another configuration: {'; '.join(changed)}")
+    _report(comparison, work)
+
+
+def report_directories(options: Namespace) -> None:
+    """Report finished runs from anywhere: ``directories``, ``test_folder``, ``output``, ``name``, ``baseline``."""
+    runs = read(locate(map(Path, options.directories), options.test_folder))
+    _warn(runs)
+    print(page.write(runs, Path(options.output), name=options.name, baseline=options.baseline))
+
+
+def _check(work: list[Job], configs: dict[Job, dict[str, Any]], rerun_changed: bool) -> None:
+    """Refuse to mix runs of different configurations, before anything is started, removed or taken over."""
+    outdated, by_hand = {}, {}
+    for job in work:
+        if jobs.state(job):
+            if changed := jobs.differences(job, configs[job]):
+                outdated[job] = changed
+        elif job.directory.exists():
+            by_hand[job] = jobs.objections(job, configs[job])
+    complaints = []
+    if outdated and not rerun_changed:
+        complaints.append("runs that exist have another configuration; add --rerun_changed to start them afresh")
+        complaints += [f"  {job.name}: {'; '.join(changed)}" for job, changed in outdated.items()]
+    if any(by_hand.values()):
+        complaints.append("folders that compare did not make are in the way, and it does not remove them")
+        complaints += [
+            f"  {job.name}: {'; '.join(reasons)}; move or remove {job.directory}"
+            for job, reasons in by_hand.items()
+            if reasons
+        ]
+    if complaints:
+        complaints.append("Or keep them, and give this comparison another folder for its runs: --runs")
+        raise UserError("compare: " + "\n".join(complaints))
+    for job in outdated:
+        jobs.forget(job)
+    for job in by_hand:
+        jobs.adopt(job, configs[job])
+
+
+def _is_complete(comparison: Comparison, job: Job) -> bool:
+    return jobs.finished(job) and records.path_of(job, comparison.report_folder).exists()
+
+
+def _checksums(asked: Iterator[Asked]) -> dict[str, str | None]:
+    """Checksum of the data of each of these runs, by `Asked.data`. The data is built where it is missing."""
+    sums: dict[str, str | None] = {}
+    for one in asked:
+        if one.data not in sums:
+            sums[one.data] = records.fingerprint(prepare(one.nested.get("data")))
+    return sums
+
+
+def _taken(comparison: Comparison, job: Job, asked: Asked, sums: dict[str, str | None]) -> bool:
+    """Whether a committed run stands for this one; says which and from where, or why it does not."""
+    path = records.path_of(job, comparison.report_folder)
+    if not path.is_file() or jobs.state(job) or job.directory.exists():
+        return False
+    objection = records.take(job, asked.flat, sums[asked.data], path)
+    done = f"taken from {path} ({records.describe(path)})" if objection is None else f"is run: {path} {objection}"
+    print(f"{job.name}: {done}", flush=True)
+    return objection is None
+
+
+def _keep(comparison: Comparison, job: Job, asked: Asked, sums: dict[str, str | None]) -> None:
+    records.keep(job, asked.flat, sums[asked.data], records.path_of(job, comparison.report_folder))
+
+
+def _watch(
+    comparison: Comparison,
+    work: list[Job],
+    running: Iterator[tuple[Job, str | None] | None],
+    board: Board,
+    keep: Callable[[Job], None],
+) -> int:
+    """Show how far the runs are, print a row for each that ends and write the report anew; how many failed."""
+    failed, pace = 0, Pace()
+    for ended in running:
+        board.tick()
+        board.advise(comparison.minutes, comparison.smaller)
+        if ended is None:
+            continue
+        job, error = ended
+        board.ended(job, well=error is None)
+        if error is not None:
+            failed += 1
+            board.say(error)
+            continue
+        keep(job)
+        board.say(f"{job.name}: {_row(job)}")
+        if board.open and pace.due():
+            with pace:
+                path, _ = _write(comparison, work)
+            if pace.times == 1:
+                board.say(f"a report of what is done, written anew after every run: {path}")
+    return failed
+
+
+class Pace:
+    """For something that takes long: it is due when it would take no more than a tenth of the time, and at first."""
+
+    def __init__(self) -> None:
+        self.times, self._took, self._ended = 0, 0.0, 0.0
+
+    def due(self) -> bool:
+        return time.monotonic() - self._ended >= 9 * self._took
+
+    def __enter__(self) -> None:
+        self._began = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        self._ended = time.monotonic()
+        self.times, self._took = self.times + 1, self._ended - self._began
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Have SIGTERM, which a cluster or a CI job sends, end a comparison as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _stopped(board: Board, work: list[Job]) -> Iterator[str]:
+    """What is done, and what the same command will do with the rest."""
+    yield f"stopped: {board.done} of {len(work)} runs are done"
+    begun = [job for job in board.open if job.checkpoint.is_file()]
+    for job in begun:
+        yield f"{job.name}: will be {'tested' if jobs.state(job).get('fitted') else f'resumed from {job.checkpoint}'}"
+    fresh = len(board.open) - len(begun)
+    starts = f" and starts the other {fresh}" if fresh and begun else f" and starts the {fresh} that are left"
+    yield f"the same command goes on from there{starts if fresh else ''}"
+
+
+def _row(job: Job) -> str:
+    """The first numbers of a run that was tested, one for each length."""
+    results = read([_run_of(job)]).results
+    metric, protocol = results[["metric", "protocol"]].iloc[0]
+    first = results[(results["metric"] == metric) & (results["protocol"] == protocol)].sort_values("length")
+    values = ", ".join(
+        f"{value:.4g} at {length:,}" for value, length in zip(first["value"], first["length"], strict=True)
+    )
+    return f"{metric} ({protocol}) {values}"
+
+
+def _write(comparison: Comparison, work: list[Job]) -> tuple[Path, Runs]:
+    """Write the report of what is finished: its path, and what was read for it."""
+    ready = [job for job in work if jobs.finished(job)]
+    missing = [job.name for job in work if job not in ready]
+    if not ready:
+        raise UserError(f"compare: no run of {comparison.name} in {comparison.runs_folder} is finished; run it first")
+    order = list(comparison.strategies)
+    found = read(_run_of(job) for job in sorted(ready, key=lambda job: (order.index(job.label), job.seed)))
+    labels = [job.label for job in ready]
+    baseline = comparison.baseline if comparison.baseline in labels else labels[0]  # until that one is there
+    path = page.write(found, comparison.report_folder, name=comparison.name, baseline=baseline, missing=missing)
+    return path, found
+
+
+def _report(comparison: Comparison, work: list[Job]) -> None:
+    path, found = _write(comparison, work)
+    _warn(found)
+    # the other tables are for the report
+    title, first, *_ = (comparison.report_folder / "table.md").read_text().split("### ")
+    print(f"{title}### {first}")
+    for figure in sorted(comparison.report_folder.glob("*-against-length.png")):
+        print(f"figure: {figure}")
+    print(f"report: {path}")
+
+
+def _warn(runs: Runs) -> None:
+    for difference in page.mixed(runs):
+        print(f"warning: runs differ in more than strategy and seed: {difference}")
+
+
+def _run_of(job: Job) -> Run:
+    return Run(job.label, job.seed, job.directory, job.test_folder.name, job.part)

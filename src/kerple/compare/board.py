@@ -1,0 +1,128 @@
+"""What a comparison shows while it works: a live table in a terminal, a line now and then in a file."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from kerple.compare.comparison import Job
+from kerple.runs.progress import duration, line, read
+
+EVERY = 15.0  # seconds between two lines in a file
+SETTLED = 10.0  # seconds of training after which its pace is believed
+
+
+class Board:
+    """All runs at a glance: done, running, to do, time left; of each that runs its step, loss, speed and time left.
+
+    Args:
+        work: Every run of the comparison.
+        to_do: Those that are not finished, in their order.
+        parallel: How many run at a time.
+        console: Where to show it; a live table if it is a terminal.
+    """
+
+    def __init__(self, work: Sequence[Job], to_do: Sequence[Job], parallel: int, console: Console) -> None:
+        self.total, self.parallel, self.console = len(work), parallel, console
+        self.open = list(to_do)
+        self.done = self.total - len(self.open)
+        self.took: list[float] = []  # seconds of each run that has ended here
+        self._first_seen: dict[Job, float] = {}
+        self._said = time.monotonic()
+        self._advised = False
+        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+
+    def __enter__(self) -> "Board":
+        for job in self.open:
+            job.beside(".progress").unlink(missing_ok=True)
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def ended(self, job: Job, well: bool) -> None:
+        """A run has come to its end."""
+        self.open.remove(job)
+        self.done += well
+        if well and job in self._first_seen:
+            self.took.append(time.monotonic() - self._first_seen[job])
+        job.beside(".progress").unlink(missing_ok=True)
+
+    def tick(self) -> None:
+        """Show how far everything is, if it is time to."""
+        running = self.running()
+        for job in running:
+            self._first_seen.setdefault(job, time.monotonic())
+        if self._live:
+            self._live.update(self._table(running), refresh=True)
+        elif time.monotonic() - self._said >= EVERY:
+            self._said = time.monotonic()
+            head = self.summary(running)
+            for job, told in running.items() or [(None, {})]:
+                self.console.print(f"[{head}] {job.name}: {line(told)}" if job else f"[{head}]", markup=False)
+
+    def say(self, text: str) -> None:
+        """Print a line above what moves."""
+        self.console.print(f"[{self.done}/{self.total}] {text}", markup=False)
+
+    def advise(self, minutes: float | None, smaller: str | None) -> None:
+        """Once the pace of the first run is known: say how long all of it takes, and what would take less.
+
+        Args:
+            minutes: How long it is meant to take.
+            smaller: A command for a smaller comparison, with ``{steps}`` for the steps of each run.
+        """
+        running = self.running()
+        paces = [told for told in running.values() if settled(told)]
+        left = self.left(running)
+        if self._advised or not paces or left is None:
+            return
+        self._advised = True
+        speed = f"at {paces[0].get('tokens_per_second', 0):,.0f} tokens a second"
+        text = f"{speed} all of it takes about {duration(left)}"
+        if minutes and smaller and left > 60 * minutes:
+            steps = max(10, int(paces[0]["of"] * 60 * minutes / left) // 10 * 10)
+            text += f"; Ctrl-C and `{smaller.format(steps=steps)}` for what takes about {minutes:g} min"
+        self.say(text)
+
+    def running(self) -> dict[Job, dict[str, Any]]:
+        """What each run that is at work tells of itself."""
+        told = {job: read(job.beside(".progress")) for job in self.open}
+        return {job: content for job, content in told.items() if content}
+
+    def summary(self, running: dict[Job, dict[str, Any]]) -> str:
+        """Counts of runs, and the time left."""
+        text = f"{self.done}/{self.total} done, {len(running)} running, {len(self.open) - len(running)} to do"
+        left = self.left(running)
+        return text if left is None else f"{text}, about {duration(left)} left"
+
+    def left(self, running: dict[Job, dict[str, Any]]) -> float | None:
+        """Seconds until all runs are done, None before the pace of the first is known."""
+        paces = [told["for"] + told["left"] for told in running.values() if settled(told)]
+        whole = self.took or paces
+        if not whole:
+            return None
+        each = sum(whole) / len(whole)
+        here = [told.get("left", each) if told.get("doing") == "training" else 0.1 * each for told in running.values()]
+        return (sum(here) + each * (len(self.open) - len(running))) / max(1, min(self.parallel, len(self.open)))
+
+    def _table(self, running: dict[Job, dict[str, Any]]) -> Group:
+        table = Table.grid(padding=(0, 2))
+        for job, told in running.items():
+            done, of = told.get("done", 0), max(told.get("of", 0), 1)
+            what = line(told)
+            table.add_row(job.name, ProgressBar(of, done, width=20), Text(what, overflow="ellipsis", no_wrap=True))
+        return Group(Text(self.summary(running), style="bold"), table)
+
+
+def settled(told: dict[str, Any]) -> bool:
+    """Whether a run has trained long enough for its pace to be believed."""
+    return told.get("doing") == "training" and "left" in told and told.get("for", 0) >= SETTLED

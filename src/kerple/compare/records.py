@@ -1,0 +1,163 @@
+"""The numbers of finished runs, kept beside the report and small enough to commit: a run in them is not trained again.
+
+``<report>/runs/[<part>/]<label>/seed-<seed>.json`` holds what a report reads of a run (resolved configuration, cost
+with commit and machine, the tests' sums and analyses), and what has to be equal for it to stand for a run that is asked
+for: configuration, data, test and version of the results.
+"""
+
+import hashlib
+import inspect
+import json
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from kerple.compare import job as jobs
+from kerple.compare.comparison import Job
+from kerple.evaluation.results import VERSION
+from kerple.report.runs import results_of, unpack
+from kerple.runs.precision import choose
+
+# where data is found and how it is prepared: the checksum of what came out is compared instead
+DATA_PLACES = ("corpus", "directory", "workers", "prepare_workers", "prepare_engine", "verify", "on_fault")
+SECTIONS = {"model": "kerple.lm.LanguageModel", "trainer": "pytorch_lightning.Trainer"}
+
+
+def path_of(job: Job, report_folder: Path) -> Path:
+    """Where the record of a run is kept."""
+    return report_folder / "runs" / job.part / job.label / f"seed-{job.seed}.json"
+
+
+def fingerprint(data: Any) -> str | None:
+    """A checksum of everything a data module reads, None if it reads nothing: a task's configuration says all of it.
+
+    Args:
+        data: A data module that has been set up.
+    """
+    manifest = getattr(data, "manifest", None)
+    if manifest is None:
+        return None
+    folders = [manifest, *(folder.manifest for folder, _ in data._training_folders())]
+    content = [
+        [m.tokenizer, {name: [*split.checksums, split.offsets] for name, split in sorted(m.splits.items())}]
+        for m in folders
+    ]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+def keep(job: Job, config: dict[str, Any], data: str | None, path: Path) -> None:
+    """Write the record of a finished run.
+
+    Args:
+        job: The run.
+        config: Its resolved configuration, flat.
+        data: Checksum of its data.
+        path: Of the record.
+    """
+    identity, run = _settled(config), results_of(job.directory, job.test_folder.name)
+    record = {
+        "version": _version(run["test"]),
+        "data": data,
+        "hash": hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest(),
+        "config": identity,
+        "test": jobs.asked_of_test(job),
+        "run": run,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_suffix(".new")
+    fresh.write_text(json.dumps(record, allow_nan=False, separators=(",", ":"), ensure_ascii=False) + "\n")
+    fresh.replace(path)
+
+
+def take(job: Job, config: dict[str, Any], data: str | None, path: Path) -> str | None:
+    """Put a recorded run where the run would be, as finished.
+
+    Args:
+        job: A run of which there is nothing.
+        config: Its resolved configuration, flat, as asked for now.
+        data: Checksum of the data as it is here.
+        path: Of the record.
+
+    Returns:
+        None if the record was taken, else why it cannot stand for the run.
+    """
+    try:
+        record = json.loads(path.read_text())
+        written, asked = record["config"], _settled(config)
+        kept, version, test = record["run"], record["version"], record["test"]
+        identity = hashlib.sha256(json.dumps(written, sort_keys=True).encode()).hexdigest()
+    except (ValueError, KeyError, TypeError, RecursionError, OSError) as error:
+        return f"cannot be read ({type(error).__name__}: {error})"
+    if version != VERSION:
+        return f"has results of version {version}, those of now have {VERSION}: their numbers do not belong together"
+    if record.get("hash") != identity:
+        return "has a configuration that is not the one of its hash"
+    if changed := _differences(written, asked):
+        return f"has another configuration: {'; '.join(changed)}"
+    if record.get("data") != data:
+        return "was trained on other data: its checksums differ from those of the data here"
+    if test != jobs.asked_of_test(job):
+        return "was tested otherwise"
+    unpack(kept, job.directory, job.test_folder.name)
+    jobs.declare_finished(job, config)
+    return None
+
+
+def _version(test: dict[str, Any]) -> int:
+    """Of the results of a test. Only those of perplexities have changed so far; they had no number at first."""
+    perplexities = test.get("extrapolation.json")
+    return VERSION if perplexities is None else perplexities.get("version", 1)
+
+
+def _settled(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration with the precision that ``auto`` comes to here, without what says only where things are."""
+    settled = {key: value for key, value in config.items() if not key.startswith(_places())}
+    if settled.get("trainer.precision") == "auto":
+        settled["trainer.precision"], _ = choose(config.get("trainer.accelerator", "auto"))
+    return settled
+
+
+def _places() -> tuple[str, ...]:
+    return tuple(f"data.init_args.{name}" for name in DATA_PLACES)
+
+
+def _differences(written: dict[str, Any], asked: dict[str, Any]) -> list[str]:
+    """Keys in which a record differs. An option that is newer than the record is no difference at its default value."""
+    missing = object()
+    found = []
+    for key in written | asked:
+        before, now = written.get(key, missing), asked.get(key, missing)
+        if before is missing and now is not missing and _is_default(asked, key):
+            continue
+        if before != now:
+            shown = ["(not there)" if value is missing else repr(value) for value in (before, now)]
+            found.append(f"{key}: {shown[0]} -> {shown[1]}")
+    return found
+
+
+def _is_default(config: dict[str, Any], key: str) -> bool:
+    """Whether an option has the default value that the signature of its class gives it."""
+    owner, name = _owner(config, key)
+    if owner is None:
+        return False
+    module, _, attribute = owner.rpartition(".")
+    parameters = inspect.signature(getattr(import_module(module), attribute)).parameters
+    if name not in parameters:
+        return False
+    default = parameters[name].default
+    return config[key] == (list(default) if isinstance(default, tuple) else default)
+
+
+def _owner(config: dict[str, Any], key: str) -> tuple[str | None, str]:
+    """Import path of the class that an option is of, None if there is none, and its name in the signature."""
+    before, found, name = key.rpartition(".init_args.")
+    if found:
+        return config.get(f"{before}.class_path"), name
+    section, _, name = key.partition(".")
+    return SECTIONS.get(section), name
+
+
+def describe(path: Path) -> str:
+    """Where the numbers of a record are from: commit and processor."""
+    environment = json.loads(path.read_text())["run"].get("cost.json", {}).get("environment", {})
+    return ", ".join(filter(None, (environment.get("commit", ""), environment.get("processor", ""))))

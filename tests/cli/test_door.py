@@ -1,0 +1,77 @@
+"""What the door imports before it knows what is asked for, and what it says to the hasty."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kerple.cli.main import COMMANDS, main
+from kerple.cli.parser import fit_parser
+
+ROOT = Path(__file__).parents[2]
+HEAVY = ("torch", "pytorch_lightning", "pandas", "matplotlib", "transformers")
+
+
+def imported_by(*arguments: str) -> tuple[int | None, set[str], str]:
+    """Exit status of a command in a process of its own, which of the heavy packages it imported, standard error."""
+    program = (
+        "import sys\nfrom kerple.cli.main import main\nstatus = 0\n"
+        f"try: main({list(arguments)!r})\nexcept SystemExit as end: status = end.code\n"
+        f"print('|', status, *(name for name in {HEAVY!r} if name in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    status, *names = done.stdout.rpartition("|")[2].split()
+    return None if status == "None" else int(status), set(names), done.stderr
+
+
+def test_help_of_the_door_imports_nothing_and_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert imported_by("--help") == (0, set(), "")
+    main(["--help"])
+    printed = capsys.readouterr().out
+    assert all(f"\n  {name} " in printed for name in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["inspect", "no/such/folder"], 2, "no/such/folder"),
+        (["compare", "--seedz", "3"], 2, "seedz"),
+        (["compare", "--config", "no-such.yaml"], 2, "no-such.yaml"),
+        (["compare", "--config", "configs/compare/demo.yaml", "--baseline", "Kerplelog"], 2, "expected one of"),
+        (["compare", "--config", "configs/compare/demo.yaml", "--parallel", "0"], 2, "parallel: got 0"),
+        (["train"], 2, "command: got train, expected one of prepare, fit"),
+        ([], 2, "command: got nothing"),
+    ],
+)
+def test_a_mistake_is_told_without_torch(arguments: list[str], status: int, message: str) -> None:
+    code, imported, said = imported_by(*arguments)
+    assert (code, imported) == (status, set())
+    assert message in said
+
+
+def test_the_parser_of_a_fit_has_the_options_of_the_command() -> None:
+    from kerple.cli.lightning import CLI, LanguageModel, LightningDataModule
+    from kerple.runs.precision import AutoTrainer
+
+    class Parsed(CLI):
+        def before_instantiate_classes(self) -> None: ...
+
+        def instantiate_classes(self) -> None: ...
+
+        def _run_subcommand(self, subcommand: str) -> None: ...
+
+    arguments = ["--config", str(ROOT / "configs/demo.yaml"), "--model.position", "ALiBi", "--data.length", "32"]
+    cli = Parsed(
+        LanguageModel,
+        LightningDataModule,
+        trainer_class=AutoTrainer,
+        subclass_mode_data=True,
+        seed_everything_default=1235,
+        auto_configure_optimizers=False,
+        args=["fit", *arguments],
+    )
+    ours = fit_parser().parse_args(arguments).as_dict()
+    theirs = cli.config.fit.as_dict()
+    assert {key: theirs.pop(key) for key in ("ckpt_path", "weights_only")} == {"ckpt_path": None, "weights_only": None}
+    assert ours | {"config": None} == theirs | {"config": None}

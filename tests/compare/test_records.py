@@ -1,0 +1,159 @@
+"""Committed runs: what stands for a run that is asked for, and what does not."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kerple.cli import compare, run_comparison
+from kerple.compare import job as jobs
+from kerple.compare import records
+from kerple.compare.comparison import Job
+from kerple.evaluation.results import VERSION
+
+FAKE = Path(__file__).with_name("fake_run.py")
+Compare = Callable[..., str]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Compare:
+    """Runs a comparison of 2 strategies × 2 seeds with other flags for ALiBi; what it printed."""
+
+    def resolve(job: Job) -> dict[str, Any]:
+        settings = dict(flag.removeprefix("--").split("=", 1) for flag in job.fit if "run_dir" not in flag)
+        return {"flags": settings, "data": {"class_path": "none"}}
+
+    monkeypatch.setattr(jobs, "RUN", FAKE)
+    monkeypatch.setattr(run_comparison, "resolve", resolve)
+    monkeypatch.setattr(run_comparison, "prepare", lambda data: None)
+    monkeypatch.setenv("FAKE_VERSION", str(VERSION))
+    (tmp_path / "base.yaml").write_text("{}")
+
+    def call(**flags: Any) -> str:
+        settings = {
+            "name": "small",
+            "base": [str(tmp_path / "base.yaml")],
+            "strategies": {"KerpleLog": {}, "ALiBi": {"flags": flags}},
+            "seeds": [1, 2],
+            "baseline": "KerpleLog",
+            "runs": str(tmp_path / "runs"),
+            "output": str(tmp_path / "report"),
+        }
+        (tmp_path / "compare.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+        capsys.readouterr()
+        compare.main(["--config", str(tmp_path / "compare.yaml")])
+        return capsys.readouterr().out
+
+    return call
+
+
+@pytest.fixture
+def unreported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No reports are written: they take longer than all the rest."""
+    monkeypatch.setattr(run_comparison, "_write", lambda comparison, work: (Path(), None))
+    monkeypatch.setattr(run_comparison, "_report", lambda comparison, work: None)
+
+
+def fits(folder: Path) -> dict[str, int]:
+    found = sorted((folder / "runs").rglob("*.starts"))
+    return {f"{path.parent.name} {path.stem}": len(path.read_text().splitlines()) for path in found}
+
+
+def test_without_logs_the_report_comes_from_the_committed_runs(run: Compare, tmp_path: Path) -> None:
+    run()
+    names = ("results.csv", "summary.csv", "table.md")
+    before = {name: (tmp_path / "report" / name).read_bytes() for name in names}
+    shutil.rmtree(tmp_path / "runs")
+
+    printed = run()
+
+    assert fits(tmp_path) == {}
+    assert {name: (tmp_path / "report" / name).read_bytes() for name in names} == before
+    assert "4 runs: 4 finished (4 of them were taken from committed runs), 0 to do" in printed
+    assert f"ALiBi seed 2: taken from {tmp_path}/report/runs/ALiBi/seed-2.json" in printed
+
+
+@pytest.mark.usefixtures("unreported")
+def test_one_option_of_one_strategy_trains_only_its_runs(run: Compare, tmp_path: Path) -> None:
+    run()
+    shutil.rmtree(tmp_path / "runs")
+
+    printed = run(**{"trainer.max_steps": 30})
+
+    assert fits(tmp_path) == {"ALiBi seed-1": 1, "ALiBi seed-2": 1}
+    assert "ALiBi seed 1: is run: " in printed
+    assert "has another configuration: flags.trainer.max_steps: (not there) -> '30'" in printed
+    shutil.rmtree(tmp_path / "runs")
+    run(**{"trainer.max_steps": 30})  # what was trained in its place is committed now
+    assert fits(tmp_path) == {}
+
+
+def changed(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    record = json.loads(path.read_text())
+    change(record)
+    path.write_text(json.dumps(record))
+
+
+@pytest.mark.usefixtures("unreported")
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda record: record.update(version=VERSION - 1), f"has results of version {VERSION - 1}"),
+        (lambda record: record.update(data="0" * 64), "was trained on other data"),
+        (lambda record: record.update(test={"flags": ["--x"], "configs": {}}), "was tested otherwise"),
+        (lambda record: record["config"].update(extra=1), "has a configuration that is not the one of its hash"),
+        (lambda record: record.pop("run"), "cannot be read (KeyError: 'run')"),
+    ],
+)
+def test_a_record_that_is_not_the_run_is_refused_with_the_reason(
+    run: Compare, tmp_path: Path, change: Callable[[dict[str, Any]], None], reason: str
+) -> None:
+    run()
+    shutil.rmtree(tmp_path / "runs")
+    changed(tmp_path / "report" / "runs" / "ALiBi" / "seed-2.json", change)
+    assert reason in run()
+    assert fits(tmp_path) == {"ALiBi seed-2": 1}
+
+
+class Options:
+    """Stands for a class whose options a configuration sets."""
+
+    def __init__(self, old: int = 1, betas: tuple[float, float] = (0.9, 0.99), newer: float | None = None) -> None: ...
+
+
+def test_an_option_that_is_newer_than_a_record_is_no_difference_at_its_default() -> None:
+    base = {"data.class_path": f"{__name__}.Options", "data.init_args.old": 2}
+    now = base | {"data.init_args.newer": None, "data.init_args.betas": [0.9, 0.99], "model.muon": True}
+    assert records._differences(base, base | {"data.init_args.newer": None, "data.init_args.betas": [0.9, 0.99]}) == []
+    assert records._differences(base, now) == ["model.muon: (not there) -> True"]
+    assert records._differences(base, base | {"data.init_args.newer": 0.5}) == [
+        "data.init_args.newer: (not there) -> 0.5"
+    ]
+    assert records._differences(base | {"gone": 1}, base) == ["gone: 1 -> (not there)"]
+
+
+def test_where_data_lies_is_no_difference_and_auto_is_what_it_comes_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "choose", lambda accelerator: ("bf16-mixed", f"said of {accelerator}"))
+    config = {"data.init_args.directory": "here", "data.init_args.seed": 1, "trainer.precision": "auto"}
+    assert records._settled(config) == {"data.init_args.seed": 1, "trainer.precision": "bf16-mixed"}
+
+
+def test_tables_that_were_condensed_once_read_the_same(tmp_path: Path) -> None:
+    from kerple.report.runs import read, results_of, unpack
+    from tests.report.runs_on_disk import write_run
+
+    directory = write_run(tmp_path / "run", "ALiBi", 1236, (20.0, 19.0, 18.5, 18.25))
+    rows = "".join(f"0,{distance},{-0.1 * distance:.17g}\n" for distance in range(2048))
+    (directory / "test" / "kernels.csv").write_text(f"head,distance,bias\n{rows}")
+    unpack(json.loads(json.dumps(results_of(directory))), tmp_path / "again")
+    ours, again = (read([run_comparison.Run("ALiBi", 1236, folder)]) for folder in (directory, tmp_path / "again"))
+    assert again.results.equals(ours.results)
+    assert again.blocks.equals(ours.blocks)
+    assert again.costs.equals(ours.costs)
+    assert again.analyses["kernels"].equals(ours.analyses["kernels"])
+    assert list(again.configs.values()) == list(ours.configs.values())
+    assert len(again.analyses["kernels"]) < 100
