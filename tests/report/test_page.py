@@ -58,9 +58,10 @@ def test_markdown_table_marks_best_and_significant(folder: Path) -> None:
     lines = (folder / "table.md").read_text().splitlines()
     start = lines.index("### Perplexity, full")
     header, _, *body = lines[start + 2 : start + 7]
-    assert header == "|  | 64 (1×) | 128 (2×) | 256 (4×) | 512 (8×) |"
+    assert header == "|  | 64 (1×) | 128 (2×) | 256 (4×) | 512 (8×) | ratio to KerpleLog at 512 |"
     table = {row.split(" | ")[0].strip("| "): row.strip("| ").split(" | ")[1:] for row in body}
-    assert table["KerpleLog"] == ["18.50 ± 0.02", *(f"**{v:.2f} ± 0.02**" for v in CURVES["KerpleLog"][1:])]
+    assert table["KerpleLog"] == ["18.50 ± 0.02", *(f"**{v:.2f} ± 0.02**" for v in CURVES["KerpleLog"][1:]), "–"]
+    assert table["ALiBi"][4] == "1.052 [1.052, 1.052]"  # 18.1 / 17.2, the blocks' hardness being the same on both sides
     assert table["RoPE"][0] == "**18.40 ± 0.02†**"  # 0.1 lower at every seed: lower, and significantly so
     assert table["RoPE"][3] == "37.00 ± 0.04†"
 
@@ -182,10 +183,10 @@ def test_labels_are_text_in_every_language(tmp_path: Path) -> None:
     escaped = r"a\_b \& 50\% \$x\$ \#1 \{y\} \textasciitilde{}z\textasciicircum{} \textbackslash{}input\{q\} $|$ &"
     assert escaped in tex
     rows = [line for line in tex.splitlines() if line.endswith(r"\\") and "alert" in line]
-    assert all(len(re.findall(r"(?<!\\)&", line)) == len(LENGTHS) for line in rows if "pm" in line)
+    assert all(len(re.findall(r"(?<!\\)&", line)) == len(LENGTHS) + 1 for line in rows if "pm" in line)
 
     rows = [line for line in (tmp_path / "report" / "table.md").read_text().splitlines() if "input" in line]
-    assert all(len(re.findall(r"(?<!\\)\|", line)) == len(LENGTHS) + 2 for line in rows if "±" in line)
+    assert all(len(re.findall(r"(?<!\\)\|", line)) == len(LENGTHS) + 3 for line in rows if "±" in line)
     assert " _low" in (tmp_path / "report" / "ppl-against-length.svg").read_text()  # in the legend
     assert (tmp_path / "report" / "ppl-relative-to-base_line.png").exists()
 

@@ -133,7 +133,7 @@ def _panels(chosen: pd.DataFrame, styles: Styles, trained: Mapping[str, int | No
     for ax, protocol in zip(axes.flat, protocols, strict=False):
         panel = chosen[chosen["protocol"] == protocol]
         ranges.append(draw(ax, panel, styles))
-        ax.set_title(_label(protocol), fontsize=10)
+        ax.set_title(_label(protocol), fontsize=10, pad=14)
         ax.grid(alpha=0.25, linewidth=0.6)
         ax.spines[["top", "right"]].set_visible(False)
         tokens = lower_is_better(panel["metric"].iloc[0])  # an accuracy is one of problems, with sizes of their own
@@ -190,9 +190,10 @@ def _lengths(ax: Axes, lengths: list[int], trained: int | None) -> None:
         ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     if trained is not None and lengths[0] <= trained <= lengths[-1]:
         ax.axvline(trained, color="black", linewidth=0.8, linestyle=":")
+        # above the frame, where no curve can be
         ax.annotate(
-            "trained", (trained, 1), xycoords=("data", "axes fraction"), xytext=(3, -9), textcoords="offset points",
-            fontsize=7,
+            "trained", (trained, 1), xycoords=("data", "axes fraction"), xytext=(0, 2), textcoords="offset points",
+            fontsize=7, ha="center",
         )  # fmt: skip
 
 

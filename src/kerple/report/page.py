@@ -11,9 +11,12 @@ from typing import Any
 import jinja2
 import pandas as pd
 import yaml
+from markupsafe import Markup
 
 from kerple.report import tables
 from kerple.report.figures import figures, position_wise, save
+from kerple.report.flat import flatten
+from kerple.report.interactive import curves, library
 from kerple.report.runs import RESULT, Run, Runs
 from kerple.report.statistics import summarise
 
@@ -82,7 +85,12 @@ def write(runs: Runs, folder: Path, *, name: str, baseline: str, missing: list[s
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
+    script, style = library()
     page = environment.from_string(template).render(
+        data=Markup(curves(summary, runs.results, runs.trained, baseline)),
+        script=Markup(script),
+        style=Markup(style),
+        metrics=[tables.NAMES.get(str(metric), str(metric)) for metric in summary["metric"].unique()],
         name=name,
         baseline=baseline,
         strategies=list(dict.fromkeys(runs.results["strategy"])),
@@ -235,17 +243,6 @@ def _configs(runs: Runs) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
             f"{run.part} {run.strategy}".strip(), {k: str(v) for k, v in config.items() if k not in shared}
         )
     return common, differing
-
-
-def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested keys joined by dots; lists and empty mappings are values."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, dict) and value:
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 def _private(key: str, value: Any) -> bool:

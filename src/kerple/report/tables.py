@@ -122,6 +122,11 @@ def comparison(summary: pd.DataFrame, metric: str, protocol: str, trained: int |
         mark = DAGGER if row.significant else ""
         cells[row.strategy][_times(row.length, trained)] = Cell(f"{number(row.mean, row.std)}{mark}", bool(row.best))
     columns = [_times(length, trained) for length in shown]
+    paired = chosen[chosen["ratio_low"].notna()]
+    for row in paired[paired["length"] == paired["length"].max()].itertuples():
+        last = f"ratio to {baseline} at {row.length}"
+        cells[row.strategy][last] = Cell(f"{row.ratio:.4g} [{row.ratio_low:.4g}, {row.ratio_high:.4g}]")
+        columns += [] if last in columns else [last]
     body = pd.DataFrame.from_dict(cells, orient="index").reindex(columns=columns).fillna(Cell("–"))
     fewest, most = int(chosen["seeds"].min()), int(chosen["seeds"].max())
     seeds = f"{fewest} seed{'s' * (fewest > 1)}" if fewest == most else f"{fewest} to {most} seeds"
@@ -129,6 +134,8 @@ def comparison(summary: pd.DataFrame, metric: str, protocol: str, trained: int |
         f"Mean ± standard deviation over {seeds}; best mean of a column in bold; {DAGGER}: differs "
         f"from {baseline} (paired two-sided t-test, p < 0.05 after Holm's correction over the strategies of a column)."
     )
+    if not paired.empty:
+        note += f" Last column: ratio to {baseline}, with its 95% bootstrap interval over blocks of the test set."
     if len(shown) < len(lengths):
         note += f" {len(shown)} of {len(lengths)} lengths are shown, results.csv has all."
     return Table(f"{NAMES.get(metric, metric)}, {protocol}", body, note)

@@ -1,0 +1,72 @@
+"""What the figure of the page is drawn from: the curves as data, and the library that draws them in the browser."""
+
+import json
+import math
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any
+
+import pandas as pd
+
+from kerple.report.figures import COLOURS
+from kerple.report.statistics import lower_is_better
+from kerple.report.tables import NAMES
+
+DASHES: tuple[list[int], ...] = ([], [8, 4], [2, 3], [10, 3, 2, 3])
+
+
+def curves(summary: pd.DataFrame, results: pd.DataFrame, trained: Mapping[str, int | None], baseline: str) -> str:
+    """All curves as JSON that may stand in a ``script`` element.
+
+    Args:
+        summary: One row for each strategy and cell, with ratios and their intervals.
+        results: One row for each run and cell.
+        trained: Training length behind each protocol.
+        baseline: The strategy the ratios are to.
+    """
+    order = list(dict.fromkeys(summary["strategy"]))
+    metrics = []
+    for metric, of_metric in summary.groupby("metric", sort=False):
+        protocols = []
+        for protocol, chosen in of_metric.groupby("protocol", sort=False):
+            runs = results[(results["metric"] == metric) & (results["protocol"] == protocol)]
+            protocols.append(_protocol(chosen, runs, str(protocol), trained[str(protocol)], order))
+        name = NAMES.get(str(metric), str(metric))
+        metrics.append({"name": name, "lower": lower_is_better(str(metric)), "protocols": protocols})
+    text = json.dumps({"baseline": baseline, "metrics": metrics}, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c")  # a label is whatever somebody called a strategy
+
+
+def library() -> tuple[str, str]:
+    """Script and style of the page: uPlot (MIT), which draws lines, and our own lines around it."""
+    folder = resources.files("kerple.report")
+    script = folder.joinpath("uPlot/uPlot.iife.min.js").read_text() + folder.joinpath("page.js").read_text()
+    return script, folder.joinpath("uPlot/uPlot.min.css").read_text()
+
+
+def _protocol(
+    chosen: pd.DataFrame, runs: pd.DataFrame, protocol: str, trained: int | None, order: list[str]
+) -> dict[str, Any]:
+    lengths = sorted(int(length) for length in chosen["length"].unique())
+    strategies = []
+    for i, strategy in enumerate(order):
+        rows = chosen[chosen["strategy"] == strategy].set_index("length").reindex(lengths)
+        if rows["mean"].isna().all():
+            continue
+        seeds = runs[runs["strategy"] == strategy].pivot(index="length", columns="seed", values="value")
+        strategies.append(
+            {
+                "name": strategy,
+                "colour": COLOURS[i % len(COLOURS)],
+                "dash": DASHES[i // len(COLOURS) % len(DASHES)],
+                "seeds": {str(seed): _numbers(values.reindex(lengths)) for seed, values in seeds.items()},
+                **{name: _numbers(rows[name]) for name in ("mean", "std", "ratio", "ratio_low", "ratio_high")},
+            }
+        )
+    at = lengths.index(trained) if trained in lengths else 0
+    return {"name": protocol, "trained": trained, "first": at, "lengths": lengths, "strategies": strategies}
+
+
+def _numbers(values: pd.Series) -> list[float | None]:
+    """As strict JSON has them: what is missing or infinite is null."""
+    return [float(f"{value:.7g}") if math.isfinite(value) else None for value in values]
