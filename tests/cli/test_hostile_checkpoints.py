@@ -83,7 +83,7 @@ RUN = {"command": "touch {folder}/ran"}
 WAYS_IN = {
     "a module's own import, as a callback": callback("torch.serialization.os.system", **RUN),
     "a module's own import, as a strategy": position("torch.serialization.os.system", **RUN),
-    "our own module's import": position("kerple.cli.main.os.system", **RUN),
+    "our own module's import": position("kerple.cli.lightning.os.system", **RUN),
     "a process": position("kerple.runs.signals.subprocess.getoutput", cmd="touch {folder}/ran"),
     "a package of functions": position("kerple.bolts.sys.modules", x=1),
     "a hub on this disk": hub,
