@@ -170,7 +170,8 @@ def test_trust_is_in_the_classes_a_package_defines(position: Any, message: str, 
 
 
 NAMES = st.sampled_from(
-    ["os.system", "kerple.cli.lightning.os.system", "torch.hub.load", "torch.serialization.os.system", "shutil.rmtree", "os",
+    ["os.system", "kerple.cli.lightning.os.system", "torch.hub.load", "torch.serialization.os.system", "shutil.rmtree",
+     "os",
      "kerple.positions.RoPE", "RoPE", "Kernels", "kerple.tasks.Copy", "TokenShards", "builtins.eval", "", ".", "..a",
      "kerple.positions", "kerple.positions.names", "kerple.runs.trust.read_config", "/etc/passwd", "more.yaml",
      "{class_path: os.system}", "class_path: os.system", "https://example.org/a.yaml", "s3://bucket/key",
