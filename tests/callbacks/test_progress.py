@@ -5,7 +5,7 @@ from pathlib import Path
 from pytorch_lightning import Trainer
 
 from kerple.callbacks.progress import SteadyProgress
-from kerple.cli.main import _with_safety
+from kerple.cli.lightning import _with_bar
 from tests.callbacks.line import Line
 from tests.toy import ToyData
 
@@ -29,7 +29,7 @@ def test_numbers_are_asked_for_every_few_steps(tmp_path: Path) -> None:
 
 def test_every_fit_has_it_but_one_without_a_bar_or_with_its_own() -> None:
     def bars(given: list, shown: bool | None) -> list[str]:
-        return [type(c).__name__ for c in _with_safety(given, False, shown) if isinstance(c, SteadyProgress)]
+        return [type(c).__name__ for c in _with_bar(given, shown) if isinstance(c, SteadyProgress)]
 
     assert bars([], None) == bars([], True) == ["SteadyProgress"]
     assert bars([], False) == []

@@ -135,12 +135,12 @@ class CLI(LightningCLI):
         callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
         if self.subcommand == "fit":
             callbacks = _with_safety(callbacks, trainer["enable_checkpointing"])
-        if VARIABLE in os.environ or not (trainer["enable_progress_bar"] is False or sys.stdout.isatty()):
-            kwargs["enable_progress_bar"] = False  # it is unreadable in a file
+        shown = trainer["enable_progress_bar"]
+        if VARIABLE in os.environ or (shown is not False and not sys.stdout.isatty()):
+            kwargs["enable_progress_bar"] = False  # a bar is unreadable in a file
             callbacks = [*(callback for callback in callbacks if not isinstance(callback, ProgressBar)), Progress()]
-        elif self.subcommand == "fit" and trainer["enable_progress_bar"] is not False:
-            bars = [callback for callback in callbacks if isinstance(callback, ProgressBar)]
-            callbacks = [*callbacks, *([] if bars else [SteadyProgress()])]
+        elif self.subcommand == "fit":
+            callbacks = _with_bar(callbacks, shown)
         kwargs["callbacks"] = callbacks
         return super().instantiate_trainer(**kwargs)
 
@@ -157,6 +157,12 @@ def _with_safety(given: list[Callback], checkpoints: bool | None) -> list[Callba
     """What every fit has, unless the configuration sets it up itself: a run can always be resumed, and explained."""
     safety = [RandomState, Finite, Provenance, *([] if checkpoints is False else [LastCheckpoint])]
     return given + [kind() for kind in safety if not any(isinstance(callback, kind) for callback in given)]
+
+
+def _with_bar(given: list[Callback], shown: bool | None) -> list[Callback]:
+    """A bar for a fit in a terminal, unless it has its own or is to have none."""
+    own = any(isinstance(callback, ProgressBar) for callback in given)
+    return given if own or shown is False else [*given, SteadyProgress()]
 
 
 def run(arguments: list[str], description: str) -> None:
