@@ -15,14 +15,16 @@ from kerple.positions.pairs import At
 from kerple.positions.products import precise
 from kerple.positions.wrapper import Wrapper
 
+GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, are as evenly spread as any
+
 
 class Placed(Wrapper):
     """Adds a learned vector for the place that the task gives a token, and nothing to a token without one.
 
     In training all places of a sequence are shifted together: by a share of the room that the table has behind the
-    largest, drawn anew for each step, so that every row is trained however short the problems are. In evaluation they
-    start at 1. The draw is a function of ``seed`` and of the number of optimiser steps taken, a buffer of the
-    checkpoint: it is the same on every device, and after resuming.
+    largest, so that every row is trained however short the problems are. In evaluation they start at 1. The shares of
+    the sequences of a batch are spread evenly from a point that is drawn anew for each step, a function of ``seed`` and
+    of the number of optimiser steps taken, a buffer of the checkpoint: it is the same after resuming.
 
     `kerple.lm` tells the network the task's places, and refuses data without them. In a network by itself, which was
     told of none, a token has that of its position, over and over.
@@ -68,7 +70,10 @@ class Placed(Wrapper):
             )
         given = places > 0
         if self.training:
-            places = places + (self.share * (self.reach - largest)).long()
+            # all rows of the table at each step: drawn for the step alone, some would go without for dozens of steps
+            sequences = torch.arange(largest.numel(), device=places.device, dtype=torch.float64)
+            shares = (self.share + sequences * GOLDEN).frac().view_as(largest)  # (B, 1) or (1,)
+            places = places + (shares * (self.reach - largest)).long()
         rows = torch.where(given[..., None], self.table[places.where(given, 0)], 0)  # ((B,) T, D)
         x = self.position.embed(x, at)
         return (precise(x) + rows).to(x.dtype)
