@@ -218,7 +218,13 @@ def test_compiled_gives_the_same() -> None:
 def test_the_custom_operators_keep_torchs_contract() -> None:
     q, k, v, _ = (x.float().requires_grad_() for x in inputs(2, 3, 20, 20, torch.float32))
     table = torch.randn(3, 20, requires_grad=True)
-    torch.library.opcheck(torch.ops.kerple.table_attention.default, (q, k, v, table, None, True, 0.25))
+    forward = (q, k, v, table, None, True, 0.25)
+    torch.library.opcheck(torch.ops.kerple.table_attention.default, forward)
+    with torch.no_grad():
+        out, lse = torch.ops.kerple.table_attention.default(*forward)
+    tensors = [x.detach() for x in (torch.randn_like(out), torch.randn_like(lse), q, k, v, table, out, lse)]
+    for learned in (True, False):
+        torch.library.opcheck(torch.ops.kerple.table_attention_backward.default, (*tensors, None, learned, 0.25))
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def attend_flex(
     kernel_options = tiles(shared_memory(q.device), max(q.shape[3], v.shape[3]))
     with torch.autocast(q.device.type, enabled=False):  # its own autocast would round fp32 to bf16
         if torch.compiler.is_compiling():
-            mask = build_mask(padded, window, q.device)
+            mask = build_mask(padded, window, q.device)  # AOTAutograd makes one of all layers' in training
             out, lse = flex(*rows, line, mask, scale, differentiable_lse, kernel_options)
         else:
             mask = causal_mask(padded, window, q.device)
