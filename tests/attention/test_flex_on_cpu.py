@@ -140,7 +140,7 @@ def test_more_graphs_than_allowed_are_an_error_and_never_scores_of_all_pairs() -
 
 
 def sorts(layers: int) -> list[int]:
-    """How often the graphs of a compiled network sort, as a mask does: the one for training, the one without gradients."""
+    """How often the two graphs of a compiled network sort, as a mask does: for training, and without gradients."""
     found: list[int] = []
 
     def note(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
