@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kerple.attention import attend
 from kerple.attention.blocks import attend_blocks
-from kerple.positions import KerpleLog, Position, Shape, Sink, SSMax, StickBreaking, Temperature, Together
+from kerple.positions import FoX, KerpleLog, Position, Shape, Sink, SSMax, StickBreaking, Temperature, Together
 from kerple.testing.subject import attended
 
 HEADS, HEAD_DIM, LENGTH = 2, 4, 40
@@ -137,3 +137,16 @@ def test_plain_softmax_at_the_training_length_is_where_ssmax_starts() -> None:
 def test_options_out_of_range_are_refused(make: Callable[[], Position], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ((StickBreaking, FoX), "one that gives probabilities has to be the last that mixes scores"),
+        ((StickBreaking, Sink), "a sink cannot stand beside a strategy that gives probabilities"),
+    ],
+)
+def test_what_cannot_be_together_with_stick_breaking_is_said(parts: tuple, message: str) -> None:
+    q, k, v, x = inputs()
+    with pytest.raises(ValueError, match=message):
+        attended(attend, Together(SHAPE, parts).double(), q, k, v, x)

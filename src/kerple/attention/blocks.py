@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from kerple.attention.reference import Mix, Values
-from kerple.positions.pairs import table_block
+from kerple.positions.pairs import Shares, table_block
 from kerple.positions.products import product
 
 BLOCK = 128  # queries
@@ -80,6 +80,8 @@ def attend_block(
         s = s + table_block(table, queries, keys)
     if mix is not None:
         mixed = mix(s, q, k, rows, columns, seen)
+        if isinstance(mixed, Shares):
+            return _output(mixed.p, v, rows, columns, seen, values)
         s, more = mixed if isinstance(mixed, tuple) else (mixed, None)
         if more is not None:
             sink = more if sink is None else torch.logaddexp(more, sink if sink.ndim == 3 else sink[:, None])
@@ -88,8 +90,12 @@ def attend_block(
         p = s.softmax(-1)
     else:
         p = (s - torch.logaddexp(s.logsumexp(-1), sink if sink.ndim == 3 else sink[:, None])[..., None]).exp()
+    return _output(p, v, rows, columns, seen, values)
+
+
+def _output(p: Tensor, v: Tensor, rows: slice, columns: slice, seen: Tensor, values: Values | None) -> Tensor:
     p = p.to(v.dtype)
-    with torch.autocast(q.device.type, enabled=False):
+    with torch.autocast(v.device.type, enabled=False):
         out = torch.matmul(p, v)  # (B, H, rows, δ)
     return out if values is None else (out + values(p, v, rows, columns, seen)).to(out.dtype)
 

@@ -44,7 +44,8 @@ def attend(
         mix: ``mix(s, q, k, rows, columns, seen)``, for the scores (B, H, rows, columns) of a block of queries with
             weight and table worked in, those queries and the keys they may see, each repeated for the query heads it
             serves, the slices of row indices they are, and which are seen, bool (rows, columns), gives new scores, or
-            those and a sink (B, H, rows). Called again in backward.
+            those and a sink (B, H, rows), or `kerple.positions.Shares`, which no ``sink`` may stand beside. Called
+            again in backward.
         values: ``values(p, v, rows, columns, seen)``, for the probabilities (B, H, rows, columns) of a block and the
             values of its keys, gives (B, H, rows, δ'), added to the output.
         way: ``auto``, or the way to take whatever `choice.choose` would say.

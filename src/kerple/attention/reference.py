@@ -5,7 +5,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-Mix = Callable[[Tensor, Tensor, Tensor, slice, slice, Tensor], Tensor | tuple[Tensor, Tensor]]
+from kerple.positions.pairs import Shares
+
+Mix = Callable[[Tensor, Tensor, Tensor, slice, slice, Tensor], Tensor | tuple[Tensor, Tensor] | Shares]
 Values = Callable[[Tensor, Tensor, slice, slice, Tensor], Tensor]
 
 
@@ -39,6 +41,9 @@ def attend_reference(
         s = s + table[:, distance.clamp(min=0)]
     if mix is not None:
         s = mix(s, q, k, rows, columns, seen)
+    if isinstance(s, Shares):
+        out = s.p.to(q.dtype) @ v
+        return out if values is None else out + values(s.p, v, rows, columns, seen)
     s, more = s if isinstance(s, tuple) else (s, None)
     extra = [x if x.ndim == 3 else x[:, None].expand(s.shape[:3]) for x in (sink, more) if x is not None]
     columns_of_sinks = torch.stack(extra, -1) if extra else s.new_empty(*s.shape[:3], 0)  # (B, H, Tq, sinks)

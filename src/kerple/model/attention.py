@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from kerple.attention import Asked, attend
 from kerple.errors import UserError
 from kerple.model.cache import LayerCache
-from kerple.positions import At, Pairs, Position, Shape
+from kerple.positions import At, Pairs, Position, Shape, Shares
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Hooks:
 
     def mix(
         self, s: Tensor, q: Tensor, k: Tensor, rows: slice, columns: slice, seen: Tensor
-    ) -> Tensor | tuple[Tensor, Tensor]:
+    ) -> Tensor | tuple[Tensor, Tensor] | Shares:
         """As `attend` calls it."""
         position, pairs = self.position, self.pairs(rows, columns, seen)
         if not self.at.contiguous:  # else the attention has worked in tables of them

@@ -9,9 +9,9 @@ from kerple.errors import UserError
 from kerple.positions import kernels
 from kerple.positions.base import Position, Shape
 from kerple.positions.kernels import Kernel
-from kerple.positions.pairs import At, Pairs
+from kerple.positions.pairs import At, Pairs, Shares
 
-__all__ = ["At", "Pairs", "Position", "Shape", "build", "names", "offered", "strategies"]
+__all__ = ["At", "Pairs", "Position", "Shape", "Shares", "build", "names", "offered", "strategies"]
 
 
 def _found() -> dict[str, type[Position]]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kerple.errors import UserError
 from kerple.positions.constrained import Constrained
-from kerple.positions.pairs import At, Pairs
+from kerple.positions.pairs import At, Pairs, Shares
 
 F = TypeVar("F", bound=Callable)
 
@@ -155,7 +155,7 @@ class Position(Constrained, ABC):
         return None
 
     @hook
-    def mix(self, s: Tensor, q: Tensor, k: Tensor, pairs: Pairs) -> Tensor | tuple[Tensor, Tensor]:
+    def mix(self, s: Tensor, q: Tensor, k: Tensor, pairs: Pairs) -> Tensor | tuple[Tensor, Tensor] | Shares:
         """New scores of a block of queries, from those that weight and bias have been worked into.
 
         Args:
@@ -166,6 +166,7 @@ class Position(Constrained, ABC):
 
         Returns:
             (B, H, Tq, Tk) fp32, finite; what is not seen does not count. Or that and a sink (B, H, Tq) fp32.
+            Or `Shares`: probabilities that need no softmax.
         """
         raise AssertionError(f"{type(self).__name__} does not override mix; ask uses('mix') first")
 

@@ -77,6 +77,17 @@ class Pairs:
         return heads_after_batch(function(distance.flatten().float()).unflatten(-1, distance.shape))
 
 
+@dataclass(frozen=True)
+class Shares:
+    """What `Position.mix` may give in place of scores: the probabilities themselves, without a softmax.
+
+    Args:
+        p: (B, H, Tq, Tk) fp32, 0 where a key is not seen.
+    """
+
+    p: Tensor
+
+
 def table_block(table: Tensor, queries: int, keys: int) -> Tensor:
     """Entries d = m - n of a table (H, >= keys) for the last queries of as many keys; (H, queries, keys).
 

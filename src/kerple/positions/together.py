@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from kerple.errors import UserError
 from kerple.positions.base import Position, Shape
 from kerple.positions.kerple.bias import KerpleLog
-from kerple.positions.pairs import At, Pairs
+from kerple.positions.pairs import At, Pairs, Shares
 from kerple.positions.row import SSMax
 
 
@@ -75,14 +75,20 @@ class Together(Position):
         heads = max(c.shape[1] for c in some)
         return torch.cat([c.expand(-1, heads, -1, -1) for c in some], -1)  # (B, H, T, Σ c)
 
-    def mix(self, s: Tensor, q: Tensor, k: Tensor, pairs: Pairs) -> Tensor | tuple[Tensor, Tensor]:
+    def mix(self, s: Tensor, q: Tensor, k: Tensor, pairs: Pairs) -> Tensor | tuple[Tensor, Tensor] | Shares:
         sink = None
         for part, own in zip(self.parts, self._split(pairs.memory), strict=True):
             if part.uses("mix"):
+                if isinstance(s, Shares):
+                    raise UserError(
+                        "Together: parts: one that gives probabilities has to be the last that mixes scores"
+                    )
                 s = part.mix(s.masked_fill(~pairs.seen, 0), q, k, replace(pairs, memory=own))
                 if isinstance(s, tuple):
                     s, more = s
                     sink = more if sink is None else torch.logaddexp(sink, more)
+        if isinstance(s, Shares) and (sink is not None or self.uses("sink")):
+            raise UserError("Together: parts: a sink cannot stand beside a strategy that gives probabilities")
         return s if sink is None else (s, sink)
 
     def values(self, p: Tensor, v: Tensor, pairs: Pairs) -> Tensor:

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kerple.attention import attend
 from kerple.attention.reference import attend_reference
-from kerple.positions import At, Pairs, Position
+from kerple.positions import At, Pairs, Position, Shares
 from kerple.positions.wrapper import Wrapper
 from kerple.testing.subject import Subject, attended, holds, same, tokens
 
@@ -121,6 +121,7 @@ def made_by(position: Position) -> dict[str, Tensor]:
     pairs = Pairs(at[-5:], at, torch.ones(5, 9, dtype=torch.bool).tril(4), memory)
     if position.uses("mix"):
         mixed = position.mix(s, q, made["k"], pairs)
+        mixed = mixed.p if isinstance(mixed, Shares) else mixed
         made["scores"], made["sink of mix"] = mixed if isinstance(mixed, tuple) else (mixed, None)
     if position.uses("values"):
         made["values"] = position.values(torch.rand(2, 4, 5, 9), k, pairs)
