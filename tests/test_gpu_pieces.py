@@ -1,7 +1,9 @@
 """`python -m benchmarks.gpu`: pieces are done once, one that fails is told, and the report knows what is missing."""
 
 import json
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,17 @@ def test_a_piece_is_not_done_again_and_the_report_tells_what_is_missing(tmp_path
     assert "- step-bad: RuntimeError: no room" in report
     assert "- never: not run" in report
     assert report.strip() in capsys.readouterr().out
+
+
+def test_a_piece_that_takes_too_long_is_cut_off_with_what_it_started(tmp_path: Path) -> None:
+    def slow(out: Path) -> command.Found:
+        subprocess.run([sys.executable, "-c", "import time; time.sleep(60)"])
+        return [], {}
+
+    start = time.monotonic()
+    command.run("step-slow", slow, tmp_path, limit=1)
+    assert time.monotonic() - start < 50
+    assert json.loads((tmp_path / "step.json").read_text())["step-slow"]["error"] == "TimeoutError: cut off after 1 s"
 
 
 def test_every_goal_has_a_piece_and_an_unknown_piece_is_refused(monkeypatch, capsys) -> None:

@@ -7,6 +7,7 @@ anew. ``--toy`` runs the same pieces on the CPU at a toy size. The report tells 
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -37,7 +38,7 @@ def parity(dtype: str, toy: bool, out: Path) -> Found:
     environment = {**os.environ, "KERPLE_DRY": "1" if toy else "0"}
     spread = ["-n", "8"] if not toy and dtype != "other" and _there("xdist") else []
     command = [sys.executable, "-m", "pytest", "tests/gpu", "-q", "-m", "gpu", "-k", chosen, f"--junit-xml={path}"]
-    subprocess.run([*command, *spread, "-p", "no:cacheprovider"], cwd=ROOT, env=environment, timeout=LIMIT)
+    subprocess.run([*command, *spread, "-p", "no:cacheprovider"], cwd=ROOT, env=environment)
     suite = next(ET.parse(path).getroot().iter("testsuite"))
     count = {key: int(suite.get(key, 0)) for key in ("tests", "failures", "errors", "skipped")}
     failed = [case.get("name") for case in suite.iter("testcase") if case.find("failure") is not None]
@@ -66,7 +67,7 @@ def trained(steps: int, name: str, toy: bool, out: Path) -> Found:
 
 
 def _command(arguments: list[str]) -> None:
-    subprocess.run([sys.executable, "run.py", *arguments], cwd=ROOT, check=True, timeout=LIMIT)
+    subprocess.run([sys.executable, "run.py", *arguments], cwd=ROOT, check=True)
 
 
 def _there(package: str) -> bool:
@@ -90,16 +91,25 @@ def all_pieces(toy: bool) -> dict[str, Callable[[Path], Found]]:
     return found
 
 
-def run(name: str, piece: Callable[[Path], Found], out: Path) -> None:
+def run(name: str, piece: Callable[[Path], Found], out: Path, limit: int = LIMIT) -> None:
     """Do one piece and add its record to the records; a piece that fails leaves its error there."""
     start, error = time.monotonic(), None
     rows: list[Row] = []
     details: dict[str, Any] = {}
+
+    def late(*_: object) -> None:
+        raise TimeoutError(f"cut off after {limit} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(limit)
     try:
         rows, details = piece(out)
     except Exception as failure:  # one piece's fault is no reason to lose the next piece's minutes
         error = f"{type(failure).__name__}: {failure}"
         print(f"{name}: {error}", file=sys.stderr)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
     commit = subprocess.run(["git", "describe", "--always", "--dirty=+"], cwd=ROOT, capture_output=True, text=True)
     record = {
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -153,6 +163,7 @@ def main() -> None:
     parser.add_argument("pieces", nargs="*", help="names; all if none is given, `report` for none")
     parser.add_argument("--toy", action="store_true", help="on the CPU, at a toy size")
     parser.add_argument("--again", action="store_true", help="run what has a record too")
+    parser.add_argument("--limit", type=int, default=LIMIT, help="seconds after which a piece is cut off")
     parser.add_argument("--out", type=Path, help="folder of the records")
     given = parser.parse_args()
     if given.toy:
@@ -168,7 +179,7 @@ def main() -> None:
     for name in [name for name in known if name in given.pieces or not given.pieces]:
         if given.again or name not in done or done[name]["error"]:
             print(f"== {name}", flush=True)
-            run(name, known[name], out)
+            run(name, known[name], out, given.limit)
     text = report(out, list(known))
     (out / "report.md").write_text(text)
     print(text)
