@@ -43,7 +43,14 @@ if command == "fit":
         time.sleep(float(os.environ.get("FAKE_STEP", "0.01")))
         state |= {"step": state["step"] + 1, "value": (state["value"] * 31 + state["step"]) % 1009}
         if VARIABLE in os.environ:
-            told = {"doing": "training", "done": state["step"], "of": 20, "for": 60.0, "left": 20.0 - state["step"]}
+            told = {
+                "doing": "training",
+                "done": state["step"],
+                "of": 20,
+                "for": 60.0,
+                "since": 9,
+                "left": 20.0 - state["step"],
+            }
             note(Path(os.environ[VARIABLE]), **told, loss=4.25, tokens_per_second=1234.0)
         if state["step"] % 5 == 0:
             fresh = checkpoint.with_suffix(".new")

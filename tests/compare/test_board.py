@@ -122,8 +122,19 @@ def test_time_left_and_the_offer_of_a_smaller_one_follow_from_the_pace_of_the_fi
         board.advise(8, "make demo STEPS={steps}")
         assert out.getvalue() == ""  # nothing is known yet
         work[0].directory.parent.mkdir()
+        note(work[0].beside(".progress"), doing="training", done=1, of=2000, since=1, left=1e5, **{"for": 50.0})
+        board.advise(8, "make demo STEPS={steps}")
+        assert out.getvalue() == ""  # a first step is slow
         # 100 of 2,000 steps in 60 s: 1,200 s a run, 4,740 s for what is left of four
-        told = {"doing": "training", "done": 100, "of": 2000, "for": 60.0, "left": 1140.0, "tokens_per_second": 1700.0}
+        told = {
+            "doing": "training",
+            "done": 100,
+            "of": 2000,
+            "for": 60.0,
+            "since": 100,
+            "left": 1140.0,
+            "tokens_per_second": 1700.0,
+        }
         note(work[0].beside(".progress"), **told)
         assert board.left(board.running()) == pytest.approx(1140 + 3 * 1200)
         board.advise(8, "make demo STEPS={steps}")
@@ -139,7 +150,15 @@ def test_a_machine_that_is_fast_enough_is_offered_nothing_smaller(tmp_path: Path
     work[0].directory.parent.mkdir()
     out = StringIO()
     with Board(work, work, 1, Console(file=out, width=200)) as board:
-        told = {"doing": "training", "done": 100, "of": 2000, "for": 20.0, "left": 380.0, "tokens_per_second": 9e3}
+        told = {
+            "doing": "training",
+            "done": 100,
+            "of": 2000,
+            "for": 20.0,
+            "since": 100,
+            "left": 380.0,
+            "tokens_per_second": 9e3,
+        }
         note(work[0].beside(".progress"), **told)
         board.advise(8, "make demo STEPS={steps}")
     assert "make demo" not in out.getvalue()

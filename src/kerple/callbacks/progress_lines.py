@@ -82,7 +82,7 @@ class Progress(Callback):
         self._noted = now
         took = now - self._begun
         new = done - self._begun_at
-        told: dict[str, Any] = {"doing": self._what, "done": done, "of": self._total, "for": took}
+        told: dict[str, Any] = {"doing": self._what, "done": done, "of": self._total, "for": took, "since": new}
         if new > 0 and self._total > 0:
             told["left"] = took / new * (self._total - done)
         if self._tokens and took > self._resting:

@@ -40,6 +40,7 @@ HARMLESS = (
     "The dirpath has changed",  # a test writes beside the fit's checkpoints, not among them
     r"`isinstance\(treespec, LeafSpec\)`",
     ".*does not have many workers",  # memory-mapped shards need none
+    ".*is not supported by the model summary",  # an estimate of megabytes that we do not use
 )
 
 
@@ -205,6 +206,8 @@ def settle_torch() -> None:
         torch.set_float32_matmul_precision("high")
     os.environ.setdefault("MKL_CBWR", "AUTO")  # read at the first product
     torch.set_num_threads(torch.get_num_threads())  # ends MKL's own choice
+    # what it advertises is not for this run
+    logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(lambda told: "Tip:" not in told.getMessage())
     for message in HARMLESS:
         warnings.filterwarnings("ignore", message)
     _say_on_the_first_process()

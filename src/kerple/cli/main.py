@@ -1,5 +1,6 @@
 """`python run.py`, or `kerple`: the door. What a command needs is imported when it is called, not before."""
 
+import os
 import sys
 from importlib import import_module
 
@@ -42,6 +43,8 @@ def main(arguments: list[str] | None = None) -> None:
     ``--debug`` all do.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_MININTERVAL", "15")  # in a file a bar is a line for every move
     if debug := "--debug" in arguments:
         arguments.remove("--debug")
     if arguments[:1] in (["-h"], ["--help"], ["help"]):

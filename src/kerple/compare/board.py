@@ -14,7 +14,7 @@ from kerple.compare.comparison import Job
 from kerple.runs.progress import duration, line, read
 
 EVERY = 15.0  # seconds between two lines in a file
-SETTLED = 10.0  # seconds of training after which its pace is believed
+SETTLED, STEPS = 10.0, 5  # seconds and steps of training after which its pace is believed
 
 
 class Board:
@@ -125,4 +125,5 @@ class Board:
 
 def settled(told: dict[str, Any]) -> bool:
     """Whether a run has trained long enough for its pace to be believed."""
-    return told.get("doing") == "training" and "left" in told and told.get("for", 0) >= SETTLED
+    enough = told.get("for", 0) >= SETTLED and told.get("since", 0) >= STEPS
+    return told.get("doing") == "training" and "left" in told and enough
