@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from kerple.callbacks.task_accuracy import result_rows
 from kerple.model.generation import fill_in
 from kerple.tasks import Addition, AssociativeRecall, Copy, ModularSum, Parity, Sort, Task, TaskData
 from kerple.tasks.accuracy import Accuracy, AnswerAccuracy, grouped
@@ -95,3 +96,10 @@ def test_padding_is_never_scored() -> None:
     data = held_out(Addition())
     batch = collate([example for group in data.test_sets() for example in group])
     assert not (batch["scored"] & (batch["tokens"][:, 1:] == 0)).any()
+
+
+def test_a_single_example_is_counted_too() -> None:
+    metric = AnswerAccuracy(1)
+    metric.update(torch.ones(1, 2).long(), torch.ones(1, 2).long(), torch.ones(1, 2).bool(), torch.zeros(1).long())
+    assert grouped(*metric.compute(), [(3,)])[(3,)].exact_match == 1
+    assert [row["block_sum"] for row in result_rows("copy", "tokens", *metric.compute(), [(3,)])] == [[1], [2]]

@@ -185,6 +185,7 @@ def result_rows(
     protocol: str, what: str, right: Tensor, asked: Tensor, lengths: list[tuple[int, ...]]
 ) -> list[dict[str, Any]]:
     """One row for each metric and length; ``block_sum`` has one entry an example."""
+    right, asked = right.reshape(-1), asked.reshape(-1)  # torchmetrics makes one example a scalar
     rows = []
     for (length,), accuracy in grouped(right, asked, lengths).items():
         members = [i for i, key in enumerate(lengths) if key == (length,) and asked[i] > 0]

@@ -12,6 +12,7 @@ from kerple.data.manifest import SPLITS, Manifest, read_manifest
 from kerple.data.shards import TokenStream
 from kerple.data.tokenizer import load_tokenizer
 from kerple.data.verify import read_offsets, verify
+from kerple.errors import UserError
 
 
 def main(arguments: list[str]) -> None:
@@ -27,6 +28,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--seed", type=int, default=None, help="draw the same sample again")
     parser.add_argument("--no-verify", action="store_true", help="do not read and compare everything")
     given = parser.parse_args(arguments)
+    if given.tokens < 0:
+        raise UserError(f"tokens: got {given.tokens}, expected 0 or more")
     manifest = read_manifest(given.directory)
     show(manifest)
     print(sample(given.directory, manifest, given.split, given.tokens, given.seed))

@@ -14,6 +14,7 @@ from pytorch_lightning import Callback, LightningDataModule, LightningModule, Tr
 from pytorch_lightning.callbacks import ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from pytorch_lightning.loggers import TensorBoardLogger
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 import kerple.positions
@@ -23,6 +24,7 @@ from kerple.callbacks.progress import SteadyProgress
 from kerple.callbacks.progress_lines import Progress
 from kerple.callbacks.provenance import Provenance
 from kerple.callbacks.random_state import RandomState
+from kerple.cli import ranges
 from kerple.cli.agreement import agree, stored_length
 from kerple.cli.offered import know_old_names, offer
 from kerple.cli.parser import SEED, add_run_arguments, link_model_to_data
@@ -42,6 +44,8 @@ HARMLESS = (
     ".*does not have many workers",  # memory-mapped shards need none
     ".*is not supported by the model summary",  # an estimate of megabytes that we do not use
 )
+
+NONE_OF_SEVERAL = "Does not validate against any of the Union subtypes"  # how the parser words what it has caught
 
 
 class StoreConfig(SaveConfigCallback):
@@ -87,7 +91,11 @@ class CLI(LightningCLI):
             start_from(self.model.network, config.weights, tuple(config.trust.split(",")))
 
     def parse_arguments(self, parser: LightningArgumentParser, args: list[str]) -> None:
-        self.config = parser.parse_args(args)
+        try:
+            self.config = parser.parse_args(args)
+        except (ValueError, TypeError) as error:  # which the parser lets through for some values of nested options
+            raise UserError(str(error)) from error
+        ranges.check(self.config[self.config.subcommand], self.config.subcommand)
 
     def _parse_ckpt_path(self) -> None:
         """Lightning lets a checkpoint's hyper-parameters win over flags; `checkpoint_first` does it the other way."""
@@ -118,7 +126,12 @@ class CLI(LightningCLI):
             self._logger = TensorBoardLogger(str(directory), name="", version="", default_hp_metric=False)
 
     def instantiate_classes(self) -> None:
-        super().instantiate_classes()
+        try:
+            super().instantiate_classes()
+        except ValueError as error:
+            if not str(error).startswith(NONE_OF_SEVERAL):
+                raise
+            raise UserError(_reason(str(error))) from error
         if self.checkpoint is not None:
             fit = self.subcommand == "fit"
             agree(self.config[self.subcommand].ckpt_path, self.checkpoint, self.model, resume=fit)
@@ -143,7 +156,17 @@ class CLI(LightningCLI):
         elif self.subcommand == "fit":
             callbacks = _with_bar(callbacks, shown)
         kwargs["callbacks"] = callbacks
-        return super().instantiate_trainer(**kwargs)
+        try:
+            return super().instantiate_trainer(**kwargs)
+        except (MisconfigurationException, ValueError, TypeError) as error:  # about the options, all that it is given
+            raise error if isinstance(error, UserError) else UserError(f"trainer: {error}") from error
+
+
+def _reason(message: str) -> str:
+    """What the class itself said, of all that the parser says when none of several types takes a value."""
+    said = [line.strip(" -") for line in message.splitlines() if line.strip().startswith("- ")]
+    own = [line for line in said if "got " in line.lower()]
+    return own[-1] if own else message
 
 
 def _auto_precision(checkpoint: Any) -> str | None:

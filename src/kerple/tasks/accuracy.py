@@ -71,6 +71,7 @@ def grouped(right: Tensor, asked: Tensor, keys: Sequence[tuple[int, ...]]) -> di
     Returns:
         One entry for each key that has examples, keys ascending.
     """
+    right, asked = right.reshape(-1), asked.reshape(-1)  # torchmetrics makes one example a scalar
     found = {}
     for key in sorted(set(keys)):
         members = torch.tensor([k == key for k in keys], device=asked.device) & (asked > 0)

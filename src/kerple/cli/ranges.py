@@ -1,0 +1,112 @@
+"""What numbers an option can be: said in one table, held against a command's configuration before anything is built."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+from jsonargparse import Namespace
+
+from kerple.errors import UserError
+
+COUNT, ENDLESS = 1 << 40, (1 << 63) - 1  # no count of ours is larger; what an int64 holds
+RANGES: dict[str, tuple[float, float]] = {
+    "seed_everything": (0, (1 << 32) - 1),
+    "model.layers": (1, 10_000),
+    "model.dim": (1, 1 << 18),
+    "model.heads": (1, 1 << 18),
+    "model.kv_heads": (1, 1 << 18),
+    "model.hidden": (1, 1 << 20),
+    "model.eps": (0, 1),
+    "model.init": (0, 1000),
+    "model.pad_vocabulary_to": (1, 1 << 20),
+    "model.lr": (0, 1e6),
+    "model.betas": (0, 1),
+    "model.adam_eps": (0, 1),
+    "model.weight_decay": (0, 1e6),
+    "data.length": (1, 1 << 30),
+    "data.batch_size": (1, 1 << 20),
+    "data.eval_batch_size": (1, 1 << 20),
+    "data.vocabulary": (1, 1 << 32),
+    "data.seed": (0, ENDLESS),
+    "data.workers": (0, 1024),
+    "data.prepare_workers": (0, 1024),
+    "data.train_length": (1, 1 << 20),
+    "data.test_lengths": (1, 1 << 20),
+    "data.val_examples": (1, 1 << 24),
+    "data.test_examples": (1, 1 << 24),
+    "data.validation_segments": (1, COUNT),
+    "data.cache_bytes": (1, ENDLESS),
+    "trainer.devices": (-1, 1 << 16),
+    "trainer.num_nodes": (1, 1 << 20),
+    "trainer.max_steps": (-1, ENDLESS),
+    "trainer.min_steps": (0, ENDLESS),
+    "trainer.max_epochs": (-1, ENDLESS),
+    "trainer.min_epochs": (0, ENDLESS),
+    "trainer.limit_train_batches": (0, ENDLESS),
+    "trainer.limit_val_batches": (0, ENDLESS),
+    "trainer.limit_test_batches": (0, ENDLESS),
+    "trainer.limit_predict_batches": (0, ENDLESS),
+    "trainer.overfit_batches": (0, ENDLESS),
+    "trainer.val_check_interval": (0, ENDLESS),
+    "trainer.check_val_every_n_epoch": (1, ENDLESS),
+    "trainer.num_sanity_val_steps": (-1, ENDLESS),
+    "trainer.log_every_n_steps": (0, ENDLESS),
+    "trainer.accumulate_grad_batches": (1, 1 << 32),
+    "trainer.gradient_clip_val": (0, math.inf),
+    "trainer.reload_dataloaders_every_n_epochs": (0, ENDLESS),
+}
+OUTSIDE = {"model.betas": 1, "model.adam_eps": 0, "model.lr": 0, "model.init": 0}  # ends that are not in their range
+
+
+def check(config: Namespace, command: str) -> None:
+    """Hold a command's configuration against the table.
+
+    Args:
+        config: Of the command, resolved.
+        command: ``fit``, which needs a number of steps, or another.
+
+    Raises:
+        UserError: A number is outside its range, or none at all (NaN), or the model does not fit into this machine.
+    """
+    for name, number in _numbers(config.as_dict()):
+        low, high = RANGES.get(name, (-math.inf, math.inf))
+        if name == "trainer.max_steps" and command == "fit":
+            low = 1  # the schedule spans all steps
+        if math.isnan(number) or not low <= number <= high or (isinstance(number, int) and abs(number) > ENDLESS):
+            expected = f"a number from {_told(low)} to {_told(high)}" if name in RANGES else "a number of 64 bits"
+            raise UserError(f"{name}: got {number}, expected {expected}")
+        if number == OUTSIDE.get(name):
+            raise UserError(f"{name}: got {number}, expected a number between {_told(low)} and {_told(high)}")
+    _check_size(config.get("model"))
+
+
+def _numbers(node: Any, name: str = "") -> Iterator[tuple[str, int | float]]:
+    """Numbers of a configuration by the names that options have on the command line."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            yield from _numbers(value, name if key == "init_args" else f"{name}.{key}".lstrip("."))
+    elif isinstance(node, list | tuple):
+        for value in node:
+            yield from _numbers(value, name)
+    elif isinstance(node, int | float) and not isinstance(node, bool):
+        yield name, node
+
+
+def _told(number: float) -> str:
+    exponent = math.log2(number + 1) if 0 < number < math.inf else 0
+    return f"2^{round(exponent)} - 1" if exponent >= 30 and exponent.is_integer() else f"{number:,.12g}"
+
+
+def _check_size(model: Any) -> None:
+    """Refuse a model whose weights alone are more than all memory here: to ask for it would end other programs."""
+    if not isinstance(model, Namespace) or not all(isinstance(model.get(key), int) for key in ("layers", "dim")):
+        return
+    hidden = model.get("hidden") or 4 * model.dim
+    numbers = model.layers * model.dim * (2 * model.dim + 2 * hidden) + (model.get("vocabulary") or 0) * model.dim
+    there = psutil.virtual_memory().total
+    if 4 * numbers > there:
+        raise UserError(
+            f"model: layers {model.layers}, dim {model.dim}, hidden {hidden} are {numbers:,} parameters or more, "
+            f"{4 * numbers / 1e9:,.0f} GB; this machine has {there / 1e9:,.0f} GB; choose a smaller model"
+        )
