@@ -5,6 +5,7 @@ import sys
 from importlib import import_module
 
 from kerple.errors import NO_ROOM, UserError
+from kerple.runs.configs import with_shipped_configs
 from kerple.runs.directories import leave
 
 COMMANDS = {
@@ -42,7 +43,7 @@ def main(arguments: list[str] | None = None) -> None:
     So does a full disk; any other error is a fault of this program or a library, and keeps its traceback. With
     ``--debug`` all do.
     """
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    arguments = with_shipped_configs(list(sys.argv[1:] if arguments is None else arguments))
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_MININTERVAL", "15")  # in a file a bar is a line for every move
     if debug := "--debug" in arguments:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kerple.errors import UserError
+from kerple.runs.configs import found
 
 
 @dataclass
@@ -90,7 +91,7 @@ class Comparison:
                 )
         tests = [path for key, path in self.test.items() if key == "config" and isinstance(path, str)]
         for path in (*self.base, *(path for paths in self.parts.values() for path in paths), *tests):
-            if not Path(path).is_file():
+            if not Path(found(path)).is_file():
                 raise UserError(
                     f"compare: config: got {path}, which is not a file; paths are relative to where you are"
                 )
@@ -133,7 +134,7 @@ class Comparison:
         if strategy.hf:
             own = {"hf": strategy.hf} | {f"model.{key}": value for key, value in strategy.options.items()}
             return Job(label, seed, directory, (), (*as_flags(own), *as_flags(strategy.flags), *test), part)
-        fit = [f"--config={path}" for path in (*self.base, *self.parts.get(part, []))]
+        fit = [f"--config={found(path)}" for path in (*self.base, *self.parts.get(part, []))]
         fit += as_flags(self.flags | strategy.flags)
         # the last wins: a seed in a config file among the flags must not make one run of all seeds
         fit += as_flags(dict.fromkeys(self.seeded, seed) | {"run_dir": str(directory)})

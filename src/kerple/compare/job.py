@@ -18,6 +18,7 @@ import kerple
 from kerple.compare.comparison import Job
 from kerple.compare.flat import flat
 from kerple.errors import UserError
+from kerple.runs.configs import found
 from kerple.runs.progress import VARIABLE
 
 INSTALLED = Path(kerple.__file__).with_name("__main__.py")
@@ -135,7 +136,10 @@ def run(
 def asked_of_test(job: Job) -> dict[str, Any]:
     """What a test is asked for: its flags, and what the configs among them say."""
     paths = [flag.removeprefix("--config=") for flag in job.test if flag.startswith("--config=")]
-    return {"flags": _settings(job.test), "configs": {path: yaml.safe_load(Path(path).read_text()) for path in paths}}
+    return {
+        "flags": _settings(job.test),
+        "configs": {path: yaml.safe_load(Path(found(path)).read_text()) for path in paths},
+    }
 
 
 def _settings(flags: Iterable[str]) -> list[str]:
