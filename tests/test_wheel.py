@@ -1,5 +1,7 @@
 """What a stranger installs: a wheel that works from an empty folder, without a checkout in sight."""
 
+import json
+import os
 import subprocess
 import sys
 import sysconfig
@@ -9,8 +11,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+OUTSIDE = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}  # of any checkout
 TOY = [
-    "--data.corpus=text.txt",
+    "--data.corpus=texts.jsonl",
     "--data.vocabulary=300",
     "--data.length=16",
     "--data.batch_size=4",
@@ -22,6 +25,7 @@ TOY = [
     "--trainer.val_check_interval=2",
     "--trainer.limit_val_batches=1",
     "--trainer.enable_progress_bar=false",
+    "--trainer.callbacks=[]",
 ]
 
 
@@ -43,7 +47,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(program: Path, folder: Path, *arguments: str) -> str:
-    done = subprocess.run([str(program), *arguments], cwd=folder, capture_output=True, text=True)
+    done = subprocess.run([str(program), *arguments], cwd=folder, env=OUTSIDE, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -51,18 +55,20 @@ def run(program: Path, folder: Path, *arguments: str) -> str:
 @pytest.mark.slow
 def test_fit_test_and_compare_from_an_empty_folder(program: Path, tmp_path: Path) -> None:
     where = "import kerple; print(kerple.__file__)"
-    installed = subprocess.run([str(program.with_name("python")), "-c", where], capture_output=True, text=True).stdout
+    asked = [str(program.with_name("python")), "-c", where]
+    installed = subprocess.run(asked, cwd=tmp_path, env=OUTSIDE, capture_output=True, text=True).stdout
     assert str(program.parents[1]) in installed
-    documents = [f"document {n}: " + " ".join(f"word{(n * i) % 97}" for i in range(200)) for n in range(300)]
-    (tmp_path / "text.txt").write_text("\n\n".join(documents))
+    texts = [f"document {n}: " + " ".join(f"word{(n * i) % 97}" for i in range(200)) for n in range(300)]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     run(program, tmp_path, "fit", "--config", "configs/demo.yaml", *TOY)
     checkpoint = tmp_path / "logs" / "demo" / "KerpleLog" / "seed-1235" / "checkpoints" / "last.ckpt"
     assert checkpoint.is_file()
     (tmp_path / "toy.yaml").write_text(
         "name: toy\nbase: [configs/demo.yaml]\nseeds: [1]\nbaseline: NoPE\nstrategies: {NoPE: {}, ALiBi: {}}\n"
     )
-    test = "--test.trainer.callbacks=[{class_path: Extrapolation, init_args: {lengths: [16, 32], blocks: 2}}]"
-    flags = [f"--flags.{flag[2:]}" for flag in TOY]
-    printed = run(program, tmp_path, "compare", "--config", "toy.yaml", *flags, test)
+    callbacks = [{"class_path": "Extrapolation", "init_args": {"lengths": [16, 32], "blocks": 2}}]
+    test = f"--test={json.dumps({'trainer.callbacks': callbacks})}"
+    flags = f"--flags={json.dumps(dict(flag[2:].split('=') for flag in TOY))}"
+    printed = run(program, tmp_path, "compare", "--config", "toy.yaml", flags, test)
     assert "NoPE" in printed
     assert (tmp_path / "results" / "toy" / "report.html").is_file()
