@@ -12,13 +12,14 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from kerple.data.files import is_remote
-from kerple.data.loader import Batch, BatchLoader, BlockBatches, Blocks, EvaluationLoader, Stream, TrainingBatches
+from kerple.data.loader import Batch, BatchLoader, BlockBatches, Blocks, EvaluationLoader, TrainingBatches
 from kerple.data.manifest import SPLITS, Manifest, read_manifest
 from kerple.data.order import Mixture, Order
 from kerple.data.prepare.build import LARGEST_LOSS, build, check_recipe
 from kerple.data.prepare.corpora import HUB
 from kerple.data.prepare.recipe import Recipe
 from kerple.data.remote import CACHE_BYTES, Folder, open_folder
+from kerple.data.shards import TokenStream
 from kerple.data.tokenizer import OF_A_MODEL, TRAINED_HERE, load_tokenizer, token_bytes
 from kerple.errors import UserError
 
@@ -199,7 +200,7 @@ class TokenShards(LightningDataModule):
             )
         return blocks
 
-    def stream(self, split: str) -> Stream:
+    def stream(self, split: str) -> TokenStream:
         """The tokens of a split."""
         return self._folder().stream(split)
 

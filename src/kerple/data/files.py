@@ -1,4 +1,7 @@
-"""Byte streams from anywhere fsspec reaches, which survive a bad connection."""
+"""Files from anywhere fsspec reaches, read from front to back, which survive a bad connection.
+
+fsspec's own HTTP files give up at the first error.
+"""
 
 import asyncio
 import contextlib

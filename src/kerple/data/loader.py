@@ -1,25 +1,17 @@
 """Datasets and loaders: samples by number, batches by step, the place in the run as state."""
 
 from collections.abc import Iterator, Sized
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from kerple.data.order import Mixture
-from kerple.data.shards import Tokens
+from kerple.data.shards import TokenStream
 from kerple.errors import UserError
 
 Batch = dict[str, Any]
-
-
-class Stream(Protocol):
-    """What samples are cut from: a split's tokens, wherever they lie."""
-
-    def __len__(self) -> int: ...
-
-    def read(self, start: int, count: int) -> Tokens: ...
 
 
 class TrainingBatches(Dataset[Batch]):
@@ -38,7 +30,14 @@ class TrainingBatches(Dataset[Batch]):
     """
 
     def __init__(
-        self, streams: list[Stream], order: Mixture, length: int, batch_size: int, batches: int, rank: int, ranks: int
+        self,
+        streams: list[TokenStream],
+        order: Mixture,
+        length: int,
+        batch_size: int,
+        batches: int,
+        rank: int,
+        ranks: int,
     ) -> None:
         self.streams, self.order, self.length = streams, order, length
         self.batch_size, self.batches, self.rank, self.ranks = batch_size, batches, rank, ranks
@@ -66,7 +65,7 @@ class Blocks(Dataset[dict[str, Any]]):
         limit: At most so many blocks, from the beginning; None: all.
     """
 
-    def __init__(self, stream: Stream, length: int, limit: int | None = None) -> None:
+    def __init__(self, stream: TokenStream, length: int, limit: int | None = None) -> None:
         self.stream, self.length = stream, length
         available = max(len(stream) - 1, 0) // length
         self.blocks = available if limit is None else min(limit, available)
@@ -115,8 +114,9 @@ class BlockBatches(Dataset[Batch]):
 class BatchLoader:
     """Loads items of a dataset of batches in order, from where it stopped.
 
-    No DataLoader by type, so that Lightning leaves the order alone. The state is the number of samples all ranks got
-    (not what workers fetched ahead), which another number of ranks, workers or accumulation steps can go on from.
+    It is no DataLoader by type, so that Lightning leaves the order alone. Its state is the number of samples that all
+    ranks together were given, not what workers fetched ahead, so that another number of ranks, workers or accumulation
+    steps can go on from it. torchdata's StatefulDataLoader keeps the states of the workers of one rank instead.
 
     Args:
         batches: Dataset whose items are whole batches.
@@ -138,15 +138,8 @@ class BatchLoader:
         if not self.resumed or self.done >= len(self):
             self.start, self.done = self.start + self.done, 0
         self.resumed = False
-        loader: DataLoader[Batch] = DataLoader(
-            self.batches,
-            batch_size=None,
-            sampler=range(self.start + self.done, self.start + len(self)),
-            num_workers=self.workers,
-            pin_memory=self.pin_memory,
-            generator=torch.Generator(),  # a DataLoader draws a seed, which would move the model's random state
-            worker_init_fn=_one_thread,
-        )
+        numbers = range(self.start + self.done, self.start + len(self))
+        loader = _load(self.batches, numbers, self.workers, self.pin_memory)
         for batch in loader:
             self.done += 1
             yield batch
@@ -185,15 +178,19 @@ class EvaluationLoader:
         return len(self.batches)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Batch]:
-        yield from DataLoader(
-            self.batches,
-            batch_size=None,
-            sampler=range(len(self)),
-            num_workers=self.workers,
-            pin_memory=self.pin_memory,
-            generator=torch.Generator(),
-            worker_init_fn=_one_thread,
-        )
+        yield from _load(self.batches, range(len(self)), self.workers, self.pin_memory)
+
+
+def _load(batches: Dataset[Batch], numbers: range, workers: int, pin_memory: bool) -> DataLoader[Batch]:
+    return DataLoader(
+        batches,
+        batch_size=None,
+        sampler=numbers,
+        num_workers=workers,
+        pin_memory=pin_memory,
+        generator=torch.Generator(),  # a DataLoader draws a seed, which would move the model's random state
+        worker_init_fn=_one_thread,
+    )
 
 
 def _one_thread(worker: int) -> None:

@@ -23,7 +23,7 @@ FILE = "manifest.json"
 SPLITS = ("train", "validation", "test")
 RUN_TOKENS = 1 << 20  # tokens per tar member: 1 Mi-token members read at 670 Mtok/s, 513-token members at 10
 RUNS_PER_SHARD = 64  # 128 MiB of uint16
-BLOCK = 512  # of tar
+TAR_BLOCK = 512  # of tar
 SHA256 = re.compile(r"[0-9a-f]{64}")
 LARGEST = 1 << 48  # tokens, bytes or documents; more is no corpus but an attempt to overflow something
 
@@ -49,7 +49,7 @@ class Layout:
     @property
     def run_bytes(self) -> int:
         """Bytes of a full member in the tar file: header, payload, padding."""
-        return BLOCK + -(-self.run_tokens * self.numpy.itemsize // BLOCK) * BLOCK
+        return TAR_BLOCK + -(-self.run_tokens * self.numpy.itemsize // TAR_BLOCK) * TAR_BLOCK
 
     def member(self, split: str, run: int) -> str:
         return f"{split}-{run:08d}.{'u16' if self.numpy.itemsize == 2 else 'u32'}"
@@ -70,12 +70,12 @@ class Layout:
         """Size of a finished tar file of a split of `tokens` tokens: its members and two zero blocks."""
         own = min(tokens - shard * self.runs_per_shard * self.run_tokens, self.runs_per_shard * self.run_tokens)
         full, rest = divmod(own, self.run_tokens)
-        last = BLOCK + -(-rest * self.numpy.itemsize // BLOCK) * BLOCK if rest else 0
-        return full * self.run_bytes + last + 2 * BLOCK
+        last = TAR_BLOCK + -(-rest * self.numpy.itemsize // TAR_BLOCK) * TAR_BLOCK if rest else 0
+        return full * self.run_bytes + last + 2 * TAR_BLOCK
 
 
 @dataclass(frozen=True)
-class Split:
+class SplitEntry:
     """One token stream: `checksums` are the sha256 of its runs' payloads, `offsets` that of `<name>.offsets`.
 
     `bytes` counts the UTF-8 bytes of its documents; the end-of-text tokens between them stand for none.
@@ -118,7 +118,7 @@ class Manifest:
     end_of_text: int
     tokenizer: str
     layout: Layout
-    splits: dict[str, Split]
+    splits: dict[str, SplitEntry]
     settings: dict[str, Any]
     counts: dict[str, int]
 
@@ -216,7 +216,7 @@ def parse_manifest(content: bytes, name: str) -> Manifest:
     )
 
 
-def _split_to_json(split: Split, layout: Layout) -> dict[str, Any]:
+def _split_to_json(split: SplitEntry, layout: Layout) -> dict[str, Any]:
     per = layout.runs_per_shard
     return {
         "tokens": split.tokens,
@@ -241,7 +241,7 @@ def _split_to_json(split: Split, layout: Layout) -> dict[str, Any]:
     }
 
 
-def _split_from_json(check: "_Check", name: str, entries: Any, layout: Layout) -> Split:
+def _split_from_json(check: "_Check", name: str, entries: Any, layout: Layout) -> SplitEntry:
     entries = check.mapping(entries, f"splits.{name}")
     tokens = check.integer(entries, "tokens", 0, LARGEST)
     offsets = check.mapping(entries.get("offsets"), f"splits.{name}.offsets")
@@ -252,7 +252,7 @@ def _split_from_json(check: "_Check", name: str, entries: Any, layout: Layout) -
         for run in check.sequence(check.mapping(shard, f"splits.{name}.shards").get("runs"), f"splits.{name}.runs")
     ]
     check.equal(len(runs), layout.runs(tokens), f"splits.{name}: number of runs for {tokens} tokens")
-    split = Split(
+    split = SplitEntry(
         name=name,
         tokens=tokens,
         documents=check.integer(entries, "documents", 0, tokens + 1),

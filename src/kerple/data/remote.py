@@ -4,11 +4,10 @@ webdataset reads a remote shard member by member. Each member is compared with t
 the layout of a local shard, which is then mapped like any other. So the network decides when a sample comes, never
 which one.
 
-MosaicML Streaming and litdata do more (several clouds, compression, prefetching) and were looked at. Both read a format
-of their own instead of WebDataset tars, both deal samples to ranks and workers by a state of their own, where here
-sample k is a function of the seed and k for any number of ranks, and neither checks what it downloads against
-checksums that were known before. MosaicML Streaming requires torchvision, too. webdataset's own cache opens URLs by
-running `curl` in a shell.
+MosaicML Streaming (0.13) and litdata (0.2.76) were looked at. They do more (several clouds, compression, prefetching),
+but read formats of their own instead of WebDataset tars, in whose members tokens can be mapped in place, and both
+require torchvision; the former also numpy below 2.2 and the libraries of five clouds. webdataset's own cache opens URLs
+by running `curl`.
 """
 
 import hashlib
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 from webdataset.tariterators import reraise_exception, tar_file_iterator
 
 from kerple.data.files import ResumingStream, check_protocol, is_remote
-from kerple.data.manifest import FILE, Manifest, Split, parse_manifest, read_manifest, write_atomically
+from kerple.data.manifest import FILE, Manifest, SplitEntry, parse_manifest, read_manifest, write_atomically
 from kerple.data.shards import TokenStream, check_run, header, map_shard, runs_of
 from kerple.data.verify import read_offsets
 from kerple.errors import UserError
@@ -99,7 +98,7 @@ class RemoteFolder(Folder):
                 write_atomically(path, self._small(path.name))
         return super().documents(split)
 
-    def fetch(self, split: Split, shard: int) -> Path:
+    def fetch(self, split: SplitEntry, shard: int) -> Path:
         """A checked local copy of a shard; downloads it unless it is there.
 
         Raises:
@@ -130,7 +129,7 @@ class RemoteFolder(Folder):
         with part.open("wb") as file:
             file.truncate(needed)  # counted by the others from now on
 
-    def _download(self, split: Split, shard: int, part: Path) -> None:
+    def _download(self, split: SplitEntry, shard: int, part: Path) -> None:
         layout = self.manifest.layout
         url = f"{self.place}/{layout.shard(split.name, shard)}"
         runs = runs_of(layout, split, shard)
@@ -163,10 +162,10 @@ class RemoteFolder(Folder):
                     raise UserError(f"{self.place}/{name}: is larger than {SMALL_FILE} bytes")
         return bytes(content)
 
-    def _run_bytes(self, split: Split, run: int) -> int:
+    def _run_bytes(self, split: SplitEntry, run: int) -> int:
         return self.manifest.layout.tokens_in_run(split.tokens, run) * self.manifest.layout.numpy.itemsize
 
-    def _shard_bytes(self, split: Split, shard: int) -> int:
+    def _shard_bytes(self, split: SplitEntry, shard: int) -> int:
         return self.manifest.layout.shard_bytes(split.tokens, shard)
 
 

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from kerple.data.manifest import BLOCK, Layout, Manifest, Split
+from kerple.data.manifest import TAR_BLOCK, Layout, Manifest, SplitEntry
 from kerple.errors import UserError
 
 Tokens = NDArray[np.integer[Any]]
@@ -57,7 +57,7 @@ class ShardWriter:
             if rest:  # closed by an earlier attempt, perhaps: give the run its full size again
                 self.file.seek(run * layout.run_bytes)
                 self.file.write(self._header(tokens // layout.run_tokens, layout.run_tokens))
-            _truncate(self.file, run * layout.run_bytes + (BLOCK + rest * layout.numpy.itemsize if rest else 0))
+            _truncate(self.file, run * layout.run_bytes + (TAR_BLOCK + rest * layout.numpy.itemsize if rest else 0))
 
     def append(self, tokens: Tokens, starts: NDArray[np.uint64]) -> None:
         """Add tokens (n,), in which documents begin at `starts` (documents,), counted from the first of these."""
@@ -79,9 +79,9 @@ class ShardWriter:
         self.file.write(part.tobytes())
         self.tokens += len(part)
         if self.tokens % layout.run_tokens == 0:
-            self.file.write(bytes(-layout.run_tokens * layout.numpy.itemsize % BLOCK))
+            self.file.write(bytes(-layout.run_tokens * layout.numpy.itemsize % TAR_BLOCK))
         if self.tokens % self.shard_tokens == 0:
-            self.file.write(bytes(2 * BLOCK))
+            self.file.write(bytes(2 * TAR_BLOCK))
             self._sync(self.file)
             self.file.close()
             self.file = None
@@ -97,11 +97,11 @@ class ShardWriter:
         layout = self.layout
         if self.file is not None:
             if rest := self.tokens % layout.run_tokens:
-                self.file.write(bytes(-rest * layout.numpy.itemsize % BLOCK))
+                self.file.write(bytes(-rest * layout.numpy.itemsize % TAR_BLOCK))
                 self.file.seek(self.tokens % self.shard_tokens // layout.run_tokens * layout.run_bytes)
                 self.file.write(self._header(self.tokens // layout.run_tokens, rest))
                 self.file.seek(0, os.SEEK_END)
-            self.file.write(bytes(2 * BLOCK))
+            self.file.write(bytes(2 * TAR_BLOCK))
         self.sync()
         self.abandon()
 
@@ -170,7 +170,7 @@ class TokenStream:
         if (view := self.views.get(run)) is None:
             shard, place = divmod(run, self.layout.runs_per_shard)
             size = self.layout.tokens_in_run(len(self), run) * self.layout.numpy.itemsize
-            start = place * self.layout.run_bytes + BLOCK
+            start = place * self.layout.run_bytes + TAR_BLOCK
             view = self._map(shard)[start : start + size].view(self.layout.numpy)
             if self.verify:
                 check_run(
@@ -187,7 +187,7 @@ class TokenStream:
         return mapped
 
 
-def map_shard(path: Path, layout: Layout, split: Split, shard: int) -> NDArray[np.uint8]:
+def map_shard(path: Path, layout: Layout, split: SplitEntry, shard: int) -> NDArray[np.uint8]:
     """Map a tar file after comparing its size and every member's header with what the manifest implies.
 
     Raises:
@@ -204,26 +204,26 @@ def map_shard(path: Path, layout: Layout, split: Split, shard: int) -> NDArray[n
     mapped = np.memmap(path, np.uint8, mode="r")
     for place, run in enumerate(runs_of(layout, split, shard)):
         name, size = layout.member(split.name, run), layout.tokens_in_run(split.tokens, run) * layout.numpy.itemsize
-        found = mapped[place * layout.run_bytes :][:BLOCK].tobytes()
+        found = mapped[place * layout.run_bytes :][:TAR_BLOCK].tobytes()
         if found != header(name, size):
             raise UserError(f"{path}: member {name}: expected a regular file of {size} bytes, found {_describe(found)}")
     return mapped.view(np.ndarray)
 
 
-def runs_of(layout: Layout, split: Split, shard: int) -> range:
+def runs_of(layout: Layout, split: SplitEntry, shard: int) -> range:
     """Numbers of the runs a shard holds."""
     first = shard * layout.runs_per_shard
     return range(first, min(first + layout.runs_per_shard, layout.runs(split.tokens)))
 
 
-def check_run(path: Path | str, layout: Layout, split: Split, run: int, tokens: Tokens) -> None:
+def check_run(path: Path | str, layout: Layout, split: SplitEntry, run: int, tokens: Tokens) -> None:
     """Compare a run's sha256 with the manifest's."""
     if hashlib.sha256(tokens).hexdigest() != split.checksums[run]:
         name = layout.member(split.name, run)
         raise UserError(f"{path}: member {name}: its sha256 is not the manifest's; prepare or copy the shard again")
 
 
-def check_ids(place: Path, layout: Layout, split: Split, run: int, tokens: Tokens, vocabulary: int) -> None:
+def check_ids(place: Path, layout: Layout, split: SplitEntry, run: int, tokens: Tokens, vocabulary: int) -> None:
     """Every id must have a row in the embedding."""
     if len(tokens) and (largest := int(tokens.max())) >= vocabulary:
         path = place / layout.shard(split.name, run // layout.runs_per_shard)
@@ -237,7 +237,7 @@ def checksums(directory: Path, layout: Layout, split: str, tokens: int) -> Itera
     for run in range(layout.runs(tokens)):
         shard, place = divmod(run, layout.runs_per_shard)
         with (directory / layout.shard(split, shard)).open("rb") as file:
-            file.seek(place * layout.run_bytes + BLOCK)
+            file.seek(place * layout.run_bytes + TAR_BLOCK)
             yield hashlib.sha256(file.read(layout.tokens_in_run(tokens, run) * layout.numpy.itemsize)).hexdigest()
 
 

@@ -27,7 +27,7 @@ from kerple.data.manifest import (
     SPLITS,
     Layout,
     Manifest,
-    Split,
+    SplitEntry,
     read_manifest,
     write_atomically,
 )
@@ -292,7 +292,7 @@ def _portions(found: list[Source], source: int, place: Place, limit: int) -> Ite
             yield number, portion
 
 
-def _splits(directory: Path, layout: Layout, now: Progress, progress: bool) -> dict[str, Split]:
+def _splits(directory: Path, layout: Layout, now: Progress, progress: bool) -> dict[str, SplitEntry]:
     """What the manifest says of the finished shards; reads them back."""
     splits = {}
     runs = sum(layout.runs(now.tokens[s]) for s in SPLITS)
@@ -304,5 +304,7 @@ def _splits(directory: Path, layout: Layout, now: Progress, progress: bool) -> d
                 bar.update()
             with (directory / f"{name}.offsets").open("rb") as file:
                 offsets = hashlib.file_digest(file, "sha256").hexdigest()
-            splits[name] = Split(name, now.tokens[name], now.documents[name], now.bytes[name], tuple(sums), offsets)
+            splits[name] = SplitEntry(
+                name, now.tokens[name], now.documents[name], now.bytes[name], tuple(sums), offsets
+            )
     return splits

@@ -2,6 +2,9 @@
 
 Either way one process reads the portions and gets their tokens back in the order in which they were read. So what is
 written depends neither on who tokenised it nor on who died trying.
+
+submitit was looked at for the cluster: it starts whole jobs through SLURM and hands back what each returns at its end.
+Tokenising needs workers that stay and get a megabyte of text many times a second, which is what Ray's tasks are.
 """
 
 import multiprocessing
