@@ -354,3 +354,11 @@ def test_runs_of_several_precisions_are_named_above_the_table(root: Path, tmp_pa
     assert table.index(said) < table.index("| KerpleLog")
     page = (tmp_path / "report" / "report.html").read_text()
     assert page.index(said) < page.index("<table")
+
+
+def test_runs_too_short_to_have_a_speed_are_reported(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run" / "seed-1236", "ALiBi", 1236, CURVES["ALiBi"])
+    cost = json.loads((run / "cost.json").read_text())
+    (run / "cost.json").write_text(json.dumps(cost | {"tokens_per_second": None}))
+    report.write(read(locate([tmp_path / "run"])), tmp_path / "report", name="short", baseline="ALiBi")
+    assert "| ALiBi | 8 | 1,310,000 | – | 500 |" in (tmp_path / "report" / "table.md").read_text()

@@ -231,12 +231,12 @@ def costs(runs: Runs) -> Table | None:
         for of_strategy in of_part.groupby("strategy", sort=False)
     ]
     for part, strategy, group in pairs:
-        mean = group.mean(numeric_only=True)
+        speed = pd.to_numeric(group["tokens_per_second"]).mean()  # a run of a few steps has none
         row = {
             "position parameters": _span(group["position_parameters"]),
             "all parameters": _span(group["parameters"]),
-            "tokens per second": f"{mean['tokens_per_second']:,.0f}",
-            "peak memory (MiB)": f"{mean['peak_memory_bytes'] / 2**20:,.0f}",
+            "tokens per second": "–" if math.isnan(speed) else f"{speed:,.0f}",
+            "peak memory (MiB)": f"{group['peak_memory_bytes'].mean() / 2**20:,.0f}",
         }
         rows[f"{part} {strategy}".strip()] = {name: Cell(text) for name, text in row.items()}
     note = (
