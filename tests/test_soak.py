@@ -35,7 +35,7 @@ FIT = {
         "callbacks": [{"class_path": "LastCheckpoint", "init_args": {"every_n_train_steps": 20}}],
     },
 }
-KEYS = ("state_dict", "optimizer_states", "lr_schedulers", "random_states", "global_step", "loops")
+KEYS = ("state_dict", "optimizer_states", "lr_schedulers", "random_states", "global_step")
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
