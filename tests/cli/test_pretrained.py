@@ -239,16 +239,27 @@ def test_the_line_that_installs_the_group(
 
 
 def test_nothing_outside_imports_the_group_before_it_is_asked_for() -> None:
-    """Neither transformers nor anything of `kerple.hf` at the top of a module."""
+    """Neither the optional packages nor any module of ours that imports them, at the top of another module."""
     package = Path(kerple.__file__).parent
-    asked = []
+    imports: dict[str, set[str]] = {}
     for path in package.rglob("*.py"):
-        if "hf" not in path.parts and path.name != "pretrained.py":
-            for node in ast.parse(path.read_text()).body:
-                names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-                names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-                asked += [(path, n) for n in names if n.split(".")[0] == "transformers" or n.startswith("kerple.hf")]
-    assert not asked
+        names: set[str] = set()
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ImportFrom):
+                names |= {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
+            elif isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+        module = ".".join(path.relative_to(package.parent).with_suffix("").parts).removesuffix(".__init__")
+        imports[module] = names
+    optional = {"transformers", "gguf", "accelerate", "lm_eval"}
+    while more := {m for m, names in imports.items() if m not in optional and _roots(names) & optional}:
+        optional |= more
+    assert "kerple.hf.modeling" in optional  # or the search has found nothing
+    assert not {m for m in optional if m.startswith("kerple.") and not m.startswith(("kerple.hf.", "kerple.cli.pre"))}
+
+
+def _roots(names: set[str]) -> set[str]:
+    return names | {name.split(".")[0] for name in names}
 
 
 @pytest.mark.slow

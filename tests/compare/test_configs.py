@@ -27,7 +27,11 @@ def _root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)  # paths in comparisons are relative to where the command is typed
 
 
-@pytest.mark.parametrize("path", COMPARISONS, ids=lambda path: path.stem)
+# these two need a model that a command makes or installs first; rows of their kinds are tested in tests/cli, tests/hf
+FITTED = [path for path in COMPARISONS if path.stem not in ("pretrained", "retrofit")]
+
+
+@pytest.mark.parametrize("path", FITTED, ids=lambda path: path.stem)
 def test_every_run_parses_and_has_a_folder_of_its_own(path: Path) -> None:
     comparison = load(path)
     jobs = comparison.jobs()
@@ -44,7 +48,7 @@ def test_every_run_parses_and_has_a_folder_of_its_own(path: Path) -> None:
 def test_runs_that_comparisons_share_are_the_same_runs() -> None:
     seen: dict[Path, dict] = {}
     shared = 0
-    for path in COMPARISONS:
+    for path in FITTED:
         for job in (job for job in load(path).jobs() if job.label == "KerpleLog" and job.seed == 1236):
             config = flat(resolve(job))
             shared += job.directory in seen

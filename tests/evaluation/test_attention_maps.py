@@ -35,7 +35,10 @@ def test_probabilities_reproduce_the_attentions_output(name: str, window: int | 
         maps = collect(network, tokens, window=window)
         assert len(maps) == len(outputs) == 2
         for i, (p, (v, output), block) in enumerate(zip(maps, outputs, network.blocks, strict=True)):
-            torch.testing.assert_close(p.sum(-1), torch.ones(2, 4, 20))
+            if name in ("Sink", "StickBreaking"):  # a part of each query's attention goes nowhere
+                assert (p.sum(-1) <= 1 + 1e-6).all()
+            else:
+                torch.testing.assert_close(p.sum(-1), torch.ones(2, 4, 20))
             assert not p.triu(1).any()
             mixed = p @ v
             position = network.positions[min(i, len(network.positions) - 1)]

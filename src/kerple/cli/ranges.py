@@ -10,6 +10,7 @@ from jsonargparse import Namespace
 from kerple.errors import UserError
 
 COUNT, ENDLESS = 1 << 40, (1 << 63) - 1  # no count of ours is larger; what an int64 holds
+LARGEST_OF_A_STRATEGY = 1 << 24  # of widths, rows, distances
 RANGES: dict[str, tuple[float, float]] = {
     "seed_everything": (0, (1 << 32) - 1),
     "model.layers": (1, 10_000),
@@ -76,6 +77,8 @@ def check(config: Namespace, command: str) -> None:
         if math.isnan(number) or not low <= number <= high or (isinstance(number, int) and abs(number) > ENDLESS):
             expected = f"a number from {_told(low)} to {_told(high)}" if name in RANGES else "a number of 64 bits"
             raise UserError(f"{name}: got {number}, expected {expected}")
+        if name.startswith("model.position.") and isinstance(number, int) and abs(number) > LARGEST_OF_A_STRATEGY:
+            raise UserError(f"{name}: got {number}, expected a number up to {LARGEST_OF_A_STRATEGY}")
         if number == OUTSIDE.get(name):
             raise UserError(f"{name}: got {number}, expected a number between {_told(low)} and {_told(high)}")
     _check_size(config.get("model"))
