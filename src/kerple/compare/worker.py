@@ -15,6 +15,7 @@ import traceback
 
 
 def main() -> None:
+    """Call the command lines that standard input gives, until it ends or one of them fails."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which has us save and end
     program, status = sys.argv[1], int(sys.argv[2])
     os.set_inheritable(status, False)
