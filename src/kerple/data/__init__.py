@@ -1,7 +1,6 @@
 """Text to batches: corpora, tokenizers, shards, the order of samples, loaders.
 
-Only the names below are public here; they are imported on first use, because the processes that tokenise import this
-package too and have no use for torch.
+`TokenShards` is imported on first use. The processes that tokenise import this package too and need no torch.
 """
 
 from typing import TYPE_CHECKING, Any

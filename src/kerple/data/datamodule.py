@@ -1,4 +1,4 @@
-"""The data of a run as Lightning wants it."""
+"""`TokenShards`: the data module that gives Lightning the batches of a language modelling run."""
 
 import hashlib
 from pathlib import Path
@@ -25,54 +25,61 @@ from kerple.errors import UserError
 
 
 class TokenShards(LightningDataModule):
-    """Language modelling data in token shards, prepared on first use.
+    """Language modelling data in token shards, which are prepared on first use.
 
-    Documents are packed back to back, each ended by an end-of-text token that is scored; attention is not reset between
-    them, as in the paper. Training samples are runs of `length` + 1 tokens, shuffled over the whole corpus; sample k is
-    a function of `seed` and k alone, for any number of devices, workers and accumulation steps.
+    Documents are concatenated, each followed by an end-of-text token, which is a target like any other. Attention is
+    not reset between documents, as in the paper. A training sample is `length` + 1 consecutive tokens, and the samples
+    of the whole corpus are shuffled. Sample k is a function of `seed` and k alone, for any number of devices, workers
+    and accumulation steps.
 
-    The training loader is one epoch as long as the run: `trainer.max_steps` steps, or `samples` samples, or, with
-    neither, the training split once.
+    The training loader has one epoch, which lasts as long as the run: `trainer.max_steps` steps, or `samples` samples,
+    or, without either, the training split once.
 
     Args:
-        corpus: `stdlib` (the standard library of the running Python), `packages` (that and the packages this project
-            requires), a file, folder, pattern or URL of .jsonl, .jsonl.zst, .jsonl.gz, .tar of those, .parquet or text
-            files, or `hf:NAME[:CONFIG[:SPLIT]]`. null: use the shards in `directory` as they are.
-        tokenizer: `bpe` trains a byte-level BPE on the training split; else a tokenizer.json, a directory with one, a
-            name on the Hugging Face hub such as gpt2, or `hf:` and a pretrained model's folder, GGUF file or name.
-        vocabulary: Entries of a tokenizer trained here, and rows of the model's embedding; at least the entries of any
-            other tokenizer.
-        directory: Folder of the shards, or a URL of one that is prepared. null: data/<corpus>-<tokenizer>.
+        corpus: What to train on: `stdlib` (the standard library of the running Python), `packages` (that and the
+            packages which this project requires), a file, folder, glob pattern or URL of .jsonl, .jsonl.zst, .jsonl.gz,
+            .tar of those, .parquet or text files, or `hf:NAME[:CONFIG[:SPLIT]]`. With null, the shards in `directory`
+            are used as they are.
+        tokenizer: `bpe` trains a byte-level BPE on the training split. Else a tokenizer.json, a folder with one, a name
+            on the Hugging Face hub such as gpt2, or `hf:` and a pretrained model's folder, GGUF file or name.
+        vocabulary: Number of entries of a tokenizer that is trained here, and of rows of the model's embedding. Any
+            other tokenizer may have at most so many entries.
+        directory: Folder of the shards, or the URL of a prepared one. With null, data/<corpus>-<tokenizer>.
         length: Training length T in tokens; a sample has T targets.
         batch_size: Samples per device and micro-batch.
         seed: Chooses the order of the training samples.
-        samples: Training samples in the run over all devices. null: what `trainer.max_steps` needs, or else the
-            training split once.
-        shares: Shares of the documents in the training, validation and test split, by a hash of the text.
-        text_field: Key of the text in JSON lines, or column of Parquet files and datasets.
-        drop_duplicates: Keep only the first of documents with exactly equal text. They are counted either way.
-        on_fault: Count documents that are broken, not Unicode, nested too deep or too large and go on (`skip`), or stop
-            (`raise`).
-        largest_document: Bytes beyond which a document or line of JSON is too large.
-        largest_loss: Share of the corpus's bytes that may be left out for their faults. A larger loss is an error.
-        validation_segments: At most so many segments of `length` targets make up the validation loss.
-        shuffle_shards: Shuffle the samples of so many shards (of 64 Mi tokens) together, and the shards, instead of all
-            samples of the corpus: for shards at a URL, of which only a part fits into the cache.
+        samples: Number of training samples in the run, over all devices. With null, as many as `trainer.max_steps`
+            needs, or without that the training split once.
+        shares: Shares of the documents in the training, validation and test split. A hash of the text decides.
+        text_field: Key of the text in JSON lines, or its column in Parquet files and datasets.
+        drop_duplicates: Whether only the first of several documents with exactly equal text is kept. Duplicates are
+            counted in both cases.
+        on_fault: What happens to a document that is broken, not Unicode, nested too deeply or too large: `skip` counts
+            it and goes on, `raise` stops.
+        largest_document: Largest size of a document or a line of JSON, in bytes.
+        largest_loss: Largest share of the corpus's bytes that may be left out because of faults.
+        validation_segments: Largest number of segments, of `length` targets each, for the validation loss.
+        shuffle_shards: Number of shards (of 64 Mi tokens) whose samples are shuffled together; the order of the shards
+            is shuffled too. With null, all samples of the corpus are shuffled together. Set it for shards at a URL of
+            which only a part fits into the cache.
         cache: Folder for copies of shards from a URL.
-        cache_bytes: Size below which those copies are kept; must hold `shuffle_shards` shards and one.
-        mixture: Prepared folders and their weights in the training samples; validation and test stay those of
-            `directory`. null: only `directory`.
-        workers: Processes that load batches ahead; memory-mapped shards seldom need one.
-        prepare_workers: Processes that tokenise. 0: one a core.
-        prepare_engine: Where they run: on this machine (`local`), or over a cluster by Ray (`ray`).
-        verify: Compare the checksum of each run of tokens when it is first used.
+        cache_bytes: Largest size of those copies in bytes; they must hold one shard more than `shuffle_shards`.
+        mixture: Prepared folders and their weights in the training samples. Validation and test data stay those of
+            `directory`. With null, `directory` alone.
+        workers: Number of processes that load batches ahead; memory-mapped shards seldom need one.
+        prepare_workers: Number of processes that tokenise. With 0, one per core.
+        prepare_engine: Where they run: on this machine (`local`) or on a cluster by Ray (`ray`).
+        verify: Whether the checksum of each run of tokens is checked when it is first used.
+
+    Raises:
+        UserError: A setting is out of its range, or corpus and directory are both null.
     """
 
     manifest: Manifest
     evaluation_length: int | None = None
     evaluation_blocks: int | None = None
     reads_only: bool = False
-    """Whether shards that are missing are an error, instead of being built."""
+    """Whether missing shards are an error; they are prepared otherwise. `test` and `predict` set it."""
 
     def __init__(
         self,
@@ -119,7 +126,7 @@ class TokenShards(LightningDataModule):
             raise UserError(f"data.largest_loss: got {largest_loss}, expected a share of 0 to 1")
         self.recipe = None
         self.place = directory or default_directory(corpus or "", tokenizer, vocabulary)
-        if corpus is not None and not is_remote(self.place):  # what lies at a URL is prepared
+        if corpus is not None and not is_remote(self.place):  # shards at a URL are already prepared
             self.recipe = Recipe(
                 corpus, tokenizer, vocabulary, tuple(shares), text_field, drop_duplicates, largest_document
             )
@@ -131,7 +138,7 @@ class TokenShards(LightningDataModule):
         self._tokenizer: Tokenizer | None = None
 
     def prepare_data(self) -> None:
-        """Build the shards that are missing; an interrupted preparation goes on where it stopped."""
+        """Prepare the shards unless they are there; an interrupted preparation goes on where it stopped."""
         if self.recipe is not None and self.reads_only:
             check_recipe(read_manifest(Path(self.place)), self.recipe)
         elif self.recipe is not None:
@@ -145,15 +152,20 @@ class TokenShards(LightningDataModule):
             )
 
     def setup(self, stage: str | None = None) -> None:
-        """Read the manifest and check it against the settings.
+        """Open the folder of the shards and read its manifest.
 
         Raises:
-            UserError: The shards were prepared with other settings or do not fit the vocabulary or each other.
+            UserError: The manifest cannot be used, or its vocabulary is larger than `vocabulary`.
         """
         self.folder = self._open(self.place)
         self.manifest = self.folder.manifest
 
     def train_dataloader(self) -> BatchLoader:
+        """Training batches of this rank, {"tokens": (B, T + 1) int64}, for the whole run.
+
+        Raises:
+            UserError: The corpus is too small for a batch, or the folders of `mixture` do not fit together.
+        """
         streams, orders, weights = [], [], []
         for number, (folder, weight) in enumerate(self._training_folders()):
             streams.append(folder.stream("train"))
@@ -167,25 +179,26 @@ class TokenShards(LightningDataModule):
         return BatchLoader(dataset, together, self.workers, self._pin_memory())
 
     def val_dataloader(self) -> EvaluationLoader:
-        """Segments of `length` targets from the beginning of the validation split.
+        """Batches of segments of `length` targets from the beginning of the validation split.
 
-        {"tokens": (B, T + 1), "scored": (B, T)}; "scored" is False in the rows that only fill up a last batch.
+        A batch is {"tokens": (B, T + 1), "index": (B,), "scored": (B, T)}; "scored" is False in the rows that fill up
+        the last batch.
         """
         blocks = self.blocks("validation", self.length, self.validation_segments)
         batches = BlockBatches(blocks, min(self.batch_size, max(len(blocks), 1)), *self._rank(), scored=True)
         return EvaluationLoader(batches, 0, self._pin_memory())
 
     def test_dataloader(self) -> EvaluationLoader:
-        """The first `evaluation_blocks` blocks (unset: all) of the test split, `evaluation_length` targets each (unset:
-        `length`), one a batch.
+        """The first `evaluation_blocks` blocks of the test split, of `evaluation_length` targets each, one per batch.
 
-        {"tokens": (1, length + 1), "index": (1,)}; every rank gets as many, short ranks fillers of index -1.
+        Unset, they mean all blocks, and `length`. A batch is {"tokens": (1, length + 1), "index": (1,)}. Every rank
+        gets the same number of batches; some are fillers of index -1.
         """
         blocks = self.blocks("test", self.evaluation_length or self.length, self.evaluation_blocks)
         return EvaluationLoader(BlockBatches(blocks, 1, *self._rank()), 0, self._pin_memory())
 
     def blocks(self, split: str, length: int, limit: int | None = None) -> Blocks:
-        """Disjoint runs of `length` targets of a split, as a map-style dataset.
+        """Disjoint blocks of `length` targets of a split, at most `limit`, as a map-style dataset.
 
         Raises:
             UserError: There is no such split, or it is shorter than one block.
@@ -201,32 +214,32 @@ class TokenShards(LightningDataModule):
         return blocks
 
     def stream(self, split: str) -> TokenStream:
-        """The tokens of a split."""
+        """The tokens of a split as one long array."""
         return self._folder().stream(split)
 
     def documents(self, split: str) -> NDArray[np.int64]:
-        """Where each document of a split begins in its token stream, (documents,) ascending.
+        """Index of the first token of each document of a split, (documents,) int64, ascending.
 
         Raises:
-            UserError: The file of them is missing or not what the manifest says.
+            UserError: The file that holds them is missing or differs from the manifest.
         """
         return self._folder().documents(split)
 
     def token_bytes(self) -> Tensor:
-        """Bytes of text behind each token id, (vocabulary,) int64; 0 for end-of-text and ids without a token."""
+        """Number of bytes of text of each token id, (vocabulary,) int64; 0 for end-of-text and for unused ids."""
         sizes = torch.zeros(self.vocabulary, dtype=torch.int64)
         known = torch.tensor(token_bytes(self._load_tokenizer()))
         sizes[: len(known)] = known
         return sizes
 
     def encode(self, text: str) -> list[int]:
-        """Token ids, without an end-of-text token."""
+        """Token ids of a text, without an end-of-text token."""
         tokenizer = self._load_tokenizer()
         tokenizer.encode_special_tokens = True
         return tokenizer.encode(text, add_special_tokens=False).ids
 
     def decode(self, tokens: Tensor | list[int]) -> str:
-        """Text of token ids (n,), end-of-text tokens spelt out."""
+        """The text of token ids (n,); an end-of-text token becomes its name."""
         ids = tokens.tolist() if isinstance(tokens, Tensor) else tokens
         return self._load_tokenizer().decode(ids, skip_special_tokens=False)
 
@@ -251,7 +264,7 @@ class TokenShards(LightningDataModule):
         return folders
 
     def _batches(self, samples_in_corpus: int, together: int) -> int:
-        """Micro-batches in the run."""
+        """Number of micro-batches in the run, of `together` samples each."""
         trainer = self.trainer
         if self.samples is not None:
             batches = self.samples // together
@@ -311,7 +324,7 @@ class TokenShards(LightningDataModule):
 
 
 def default_directory(corpus: str, tokenizer: str, vocabulary: int) -> str:
-    """data/<corpus>-<tokenizer>, from the last part of each name without its endings."""
+    """The folder data/<corpus>-<tokenizer>, made of the last part of each name without its endings."""
     name = corpus.removeprefix(HUB).replace(":", "/").rstrip("/*").rpartition("/")[2].partition(".")[0] or "corpus"
     kind = (
         f"{tokenizer}{vocabulary}"

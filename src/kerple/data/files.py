@@ -1,4 +1,4 @@
-"""Files from anywhere fsspec reaches, read from front to back, which survive a bad connection.
+"""Local and remote files, read from front to back by fsspec; an interrupted connection is resumed.
 
 fsspec's own HTTP files give up at the first error.
 """
@@ -17,7 +17,7 @@ import zstandard
 
 from kerple.errors import UserError
 
-ATTEMPTS = 8  # in a row without a single byte; 0.5 + 1 + 2 + … = a minute of patience
+ATTEMPTS = 8  # failures in a row, without a byte in between; the pauses add up to about a minute
 FIRST_PAUSE = 0.5  # seconds
 STALL = 30.0  # seconds without a byte before a connection counts as dead
 SAFE_PROTOCOLS = {"file", "local", "http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "memory", "hf"}
@@ -31,10 +31,10 @@ def is_remote(path: str) -> bool:
 
 
 def check_protocol(path: str) -> None:
-    """Refuse what is no plain file: chained URLs, shell pipes, protocols that run programs.
+    """Refuse a path that is more than a plain file: a chained URL, a shell pipe, a protocol that runs programs.
 
     Raises:
-        UserError: Names the path.
+        UserError: The path is refused; the message names it.
     """
     protocol = path.partition("://")[0] if "://" in path else "file"
     if protocol not in SAFE_PROTOCOLS or "::" in path or path.startswith("pipe:"):
@@ -42,7 +42,7 @@ def check_protocol(path: str) -> None:
 
 
 def filesystem(path: str) -> tuple[Any, str]:
-    """The fsspec file system of a path and the path in it.
+    """The fsspec file system that a path or URL belongs to, and the path within it.
 
     Raises:
         UserError: The protocol is not a plain one, or its package is not installed.
@@ -61,10 +61,18 @@ def filesystem(path: str) -> tuple[Any, str]:
 
 
 def retry(attempt: Callable[[], T], what: str, attempts: int = ATTEMPTS, pause: float = FIRST_PAUSE) -> T:
-    """Call until it does not fail, waiting twice as long each time, with jitter so that many ranks do not come at once.
+    """Call `attempt` until it succeeds, and return its value.
+
+    The pause doubles after each failure, and is random by half, so that many ranks do not come back at the same time.
+
+    Args:
+        attempt: What to call; a failure is an exception of the network or the file system.
+        what: What messages call it, a path or URL.
+        attempts: Largest number of calls.
+        pause: Seconds before the second call.
 
     Raises:
-        UserError: It failed `attempts` times, or because there is no such file.
+        UserError: All attempts failed, or the file does not exist.
     """
     for failures in range(attempts):
         try:
@@ -87,16 +95,16 @@ def _client_errors() -> tuple[type[BaseException], ...]:
 
 
 class ResumingStream(io.RawIOBase):
-    """A remote file read from front to back; after a failure it is opened again and goes on at the same byte.
+    """A remote file read from front to back. After a failure it is opened again and read on from the same byte.
 
     Args:
-        path: URL for fsspec.
-        size: Bytes the file must have, where that is known; a connection that closes before is a failure.
-        attempts: Failures in a row, without a byte in between, that are endured.
-        pause: Seconds before the first new attempt; doubled after each.
+        path: URL of the file.
+        size: Bytes of the file; a connection that closes earlier has failed. With None, the server is asked.
+        attempts: Number of failures in a row, without a byte in between, after which reading gives up.
+        pause: Seconds before the first new attempt; doubled before each further one.
 
     Raises:
-        UserError: While reading, once the attempts are used up.
+        UserError: The file does not exist, or all attempts failed; also while reading.
     """
 
     def __init__(
@@ -148,7 +156,7 @@ class ResumingStream(io.RawIOBase):
                 OSError,
                 ValueError,
                 NotImplementedError,
-            ):  # a server that knows no ranges: read up to where we were
+            ):  # the server cannot start in the middle of a file: read up to the same byte
                 left = self.position
                 while left and (skipped := file.read(min(left, 1 << 20))):
                     left -= len(skipped)
@@ -156,7 +164,7 @@ class ResumingStream(io.RawIOBase):
 
     def _drop(self) -> None:
         if self.file is not None:
-            with contextlib.suppress(Exception):  # a connection that is gone cannot say goodbye
+            with contextlib.suppress(Exception):  # closing a broken connection may fail too
                 self.file.close()
             self.file = None
 
@@ -166,10 +174,10 @@ class ResumingStream(io.RawIOBase):
 
 
 def open_bytes(path: str) -> BinaryIO:
-    """A local or remote file for reading from front to back, as it lies; `tell` counts its bytes.
+    """Open a local or remote file for reading from front to back, without decompressing it.
 
     Raises:
-        UserError: It does not exist or cannot be reached.
+        UserError: The file does not exist or cannot be reached.
     """
     check_protocol(path)
     if is_remote(path):
@@ -181,7 +189,7 @@ def open_bytes(path: str) -> BinaryIO:
 
 
 def decompress(file: BinaryIO, name: str) -> IO[bytes]:
-    """Undo what the name's ending says: .zst (all frames of it), .gz, anything else as it is."""
+    """Decompress a file by the ending of its name: .zst (all frames), .gz; any other file is returned as it is."""
     if name.endswith(".zst"):
         return cast("IO[bytes]", io.BufferedReader(ZstdFrames(file), 1 << 20))
     if name.endswith(".gz"):
@@ -190,16 +198,17 @@ def decompress(file: BinaryIO, name: str) -> IO[bytes]:
 
 
 class ZstdFrames(io.RawIOBase):
-    """Decompresses frame after frame, and fails where a file ends inside one: the library's own reader just ends there.
+    """Decompresses a file of zstd frames. A file that ends inside a frame is an error; zstandard's reader just stops.
 
     Args:
         file: The compressed bytes.
 
     Raises:
-        EOFError, zstandard.ZstdError: While reading, for a file that is cut off or damaged.
+        EOFError: While reading, if the file is cut off.
+        zstandard.ZstdError: While reading, if the file is damaged.
     """
 
-    FEED = 1 << 12  # at zstd's largest ratio these become 128 MiB
+    FEED = 1 << 12  # compressed bytes read at once; at zstd's largest ratio they become 128 MiB
 
     def __init__(self, file: BinaryIO) -> None:
         self.file, self.frame, self.ready = file, None, memoryview(b"")

@@ -1,4 +1,4 @@
-"""Datasets and loaders: samples by number, batches by step, the place in the run as state."""
+"""Datasets whose items are batches, and the loaders that hand them to Lightning and can resume."""
 
 from collections.abc import Iterator, Sized
 from typing import Any
@@ -15,18 +15,19 @@ Batch = dict[str, Any]
 
 
 class TrainingBatches(Dataset[Batch]):
-    """Item i: this rank's share of the i-th micro-batch of the run, {"tokens": (B, T + 1) int64}.
+    """Dataset of training batches. Item i is this rank's part of micro-batch i, {"tokens": (B, T + 1) int64}.
 
-    Micro-batch i of all ranks together is samples i·W·B .. (i + 1)·W·B - 1 in order, rank r has the r-th B of them. So
-    the samples of an optimiser step depend on the global batch alone, not on how ranks and accumulation divide it.
+    Micro-batch i consists of the samples i·W·B .. (i + 1)·W·B - 1, and rank r of W gets the r-th B of them. So the
+    samples of an optimiser step depend on the global batch alone, not on how ranks and accumulation divide it.
 
     Args:
-        streams: Token streams, one a corpus of the mixture.
-        order: Sample number to stream and place.
-        length: Targets a sample, T.
-        batch_size: Samples a rank and micro-batch, B.
-        batches: Micro-batches in the run.
-        rank, ranks: This process and how many there are, W.
+        streams: The token stream of each corpus of the mixture.
+        order: Gives the stream and the first token of a sample by its number.
+        length: Targets per sample, T.
+        batch_size: Samples per rank and micro-batch, B.
+        batches: Number of micro-batches in the run.
+        rank: Number of this process.
+        ranks: Number of processes, W.
     """
 
     def __init__(
@@ -55,14 +56,15 @@ class TrainingBatches(Dataset[Batch]):
 
 
 class Blocks(Dataset[dict[str, Any]]):
-    """Item i: {"tokens": (length + 1,) int64, "index": i}, targets i·length + 1 .. (i + 1)·length of the stream.
+    """Dataset of disjoint blocks. Item i is {"tokens": (length + 1,) int64, "index": i}.
 
-    Disjoint and complete: every token but the first is a target once, up to the ragged end, which is dropped.
+    The targets of block i are the tokens i·length + 1 .. (i + 1)·length of the stream. Every token but the first is a
+    target of one block; an incomplete block at the end is dropped.
 
     Args:
-        stream: Tokens of a split.
-        length: Targets a block.
-        limit: At most so many blocks, from the beginning; None: all.
+        stream: The tokens of a split.
+        length: Targets per block.
+        limit: Largest number of blocks, counted from the beginning; None takes all.
     """
 
     def __init__(self, stream: TokenStream, length: int, limit: int | None = None) -> None:
@@ -81,16 +83,17 @@ class Blocks(Dataset[dict[str, Any]]):
 
 
 class BlockBatches(Dataset[Batch]):
-    """Blocks in batches, dealt to the ranks in turn, each rank the same number of batches.
+    """Dataset of batches of blocks. Item i is {"tokens": (B, T + 1) int64, "index": (B,)}, and "scored" if asked for.
 
-    Where the blocks do not come out even, the last rows are fillers: "index" is -1, "scored" (where given) False.
-    Nothing is ever repeated, so that sums over ranks are those of one process.
+    The ranks take batches in turn, and every rank gets the same number of them. If the blocks do not suffice, the last
+    rows are fillers, of index -1 and not scored. No block is repeated, so sums over ranks are those of one process.
 
     Args:
-        blocks: What to batch.
-        batch_size: Rows.
-        rank, ranks: This process and how many there are.
-        scored: Add {"scored": (B, T) bool}.
+        blocks: The blocks.
+        batch_size: Rows of a batch, B.
+        rank: Number of this process.
+        ranks: Number of processes.
+        scored: Whether to add {"scored": (B, T) bool}, which is False in fillers.
     """
 
     def __init__(self, blocks: Blocks, batch_size: int, rank: int, ranks: int, scored: bool = False) -> None:
@@ -112,23 +115,24 @@ class BlockBatches(Dataset[Batch]):
 
 
 class BatchLoader:
-    """Loads items of a dataset of batches in order, from where it stopped.
+    """Yields the items of a dataset of batches in order, and can go on where it stopped.
 
-    It is no DataLoader by type, so that Lightning leaves the order alone. Its state is the number of samples that all
-    ranks together were given, not what workers fetched ahead, so that another number of ranks, workers or accumulation
-    steps can go on from it. torchdata's StatefulDataLoader keeps the states of the workers of one rank instead.
+    It is no `DataLoader`, because Lightning would replace the sampler of one. Its state is the number of samples that
+    all ranks together have received; batches that workers have fetched ahead do not count. So a run can resume with
+    another number of ranks, workers or accumulation steps. The state of torchdata's `StatefulDataLoader` belongs to the
+    workers of one rank, which rules that out.
 
     Args:
         batches: Dataset whose items are whole batches.
-        samples: Samples in one item over all ranks together.
-        workers: Processes that load ahead; 0: this one does it.
-        pin_memory: Copy batches to page-locked memory, for faster transfer to a GPU.
+        samples: Samples in one batch of all ranks together.
+        workers: Number of processes that load ahead; with 0 this process loads.
+        pin_memory: Whether to copy batches to page-locked memory, for faster transfer to a GPU.
     """
 
     def __init__(self, batches: Dataset[Batch], samples: int, workers: int = 0, pin_memory: bool = False) -> None:
         assert isinstance(batches, Sized)
         self.batches, self.samples, self.workers, self.pin_memory = batches, samples, workers, pin_memory
-        self.start = self.done = 0  # batches before this epoch, and in it
+        self.start = self.done = 0  # batches before this epoch, and in this epoch
         self.resumed = False
 
     def __len__(self) -> int:
@@ -145,13 +149,14 @@ class BatchLoader:
             yield batch
 
     def state_dict(self) -> dict[str, int]:
+        """Samples that all ranks together received before this epoch and in it."""
         return {"samples_before_epoch": self.start * self.samples, "samples_in_epoch": self.done * self.samples}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on after the samples of `state`.
+        """Continue after the samples that `state` counts.
 
         Raises:
-            UserError: They are no whole number of batches of this size.
+            UserError: Their number is not a multiple of the samples in a batch.
         """
         before, inside = state["samples_before_epoch"], state["samples_in_epoch"]
         if before % self.samples or inside % self.samples:
@@ -163,12 +168,12 @@ class BatchLoader:
 
 
 class EvaluationLoader:
-    """Loads all items of a dataset of batches, in order, each time it is iterated.
+    """Yields all items of a dataset of batches, in order, each time it is iterated.
 
     Args:
         batches: Dataset whose items are whole batches.
-        workers: Processes that load ahead.
-        pin_memory: As in `BatchLoader`.
+        workers: Number of processes that load ahead; with 0 this process loads.
+        pin_memory: Whether to copy batches to page-locked memory, for faster transfer to a GPU.
     """
 
     def __init__(self, batches: Dataset[Batch], workers: int = 0, pin_memory: bool = False) -> None:
@@ -188,7 +193,7 @@ def _load(batches: Dataset[Batch], numbers: range, workers: int, pin_memory: boo
         sampler=numbers,
         num_workers=workers,
         pin_memory=pin_memory,
-        generator=torch.Generator(),  # a DataLoader draws a seed, which would move the model's random state
+        generator=torch.Generator(),  # else the DataLoader draws a seed from the generator that the model draws from
         worker_init_fn=_one_thread,
     )
 

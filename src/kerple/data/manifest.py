@@ -1,7 +1,7 @@
-"""What lies in a directory of shards: `manifest.json`, read without trusting it.
+"""`manifest.json`, which says what a folder of shards holds, and the checks of one from an unknown source.
 
-The layout is a pure function of a few numbers, so a manifest is checked by computing what it has to say: run i of a
-split holds tokens i·R .. (i + 1)·R - 1 and is the regular tar member `<split>-<i>.u16` of shard i // runs_per_shard.
+The layout of shards is a function of a few numbers: run i of a split holds its tokens i·R .. (i + 1)·R - 1 and is the
+member `<split>-<i>.u16` of shard i // runs_per_shard. So a manifest is checked by computing what it has to say.
 """
 
 import hashlib
@@ -18,24 +18,24 @@ import numpy as np
 
 from kerple.errors import UserError
 
-FORMAT = 2  # 1 had no checksum of its own
+FORMAT = 2  # a manifest of format 1 has no checksum of its own
 FILE = "manifest.json"
 SPLITS = ("train", "validation", "test")
 RUN_TOKENS = 1 << 20  # tokens per tar member: 1 Mi-token members read at 670 Mtok/s, 513-token members at 10
 RUNS_PER_SHARD = 64  # 128 MiB of uint16
-TAR_BLOCK = 512  # of tar
+TAR_BLOCK = 512  # bytes; tar pads to a multiple of it
 SHA256 = re.compile(r"[0-9a-f]{64}")
-LARGEST = 1 << 48  # tokens, bytes or documents; more is no corpus but an attempt to overflow something
+LARGEST = 1 << 48  # tokens, bytes or documents; a larger number is an attempt to overflow something
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where token t of a split lies: everything that follows from dtype, run and shard size.
+    """Names, sizes and offsets of shards, which follow from the dtype and two sizes.
 
     Args:
-        dtype: "uint16" up to 65,536 entries of the vocabulary, "uint32" above; little-endian.
-        run_tokens: Tokens of a tar member, R; the last one of a split holds the rest.
-        runs_per_shard: Members of a tar file.
+        dtype: "uint16" for vocabularies of up to 65,536 entries, "uint32" for larger ones; both are little-endian.
+        run_tokens: Tokens in a tar member (a run), R; the last run of a split holds the rest.
+        runs_per_shard: Members in a tar file (a shard).
     """
 
     dtype: str
@@ -44,30 +44,36 @@ class Layout:
 
     @property
     def numpy(self) -> np.dtype[Any]:
+        """The little-endian dtype of token ids."""
         return np.dtype(self.dtype).newbyteorder("<")
 
     @property
     def run_bytes(self) -> int:
-        """Bytes of a full member in the tar file: header, payload, padding."""
+        """Bytes that a full member takes in the tar file: header, token ids and padding."""
         return TAR_BLOCK + -(-self.run_tokens * self.numpy.itemsize // TAR_BLOCK) * TAR_BLOCK
 
     def member(self, split: str, run: int) -> str:
+        """Name of the tar member that holds a run."""
         return f"{split}-{run:08d}.{'u16' if self.numpy.itemsize == 2 else 'u32'}"
 
     def shard(self, split: str, shard: int) -> str:
+        """Name of the tar file of a shard."""
         return f"{split}-{shard:05d}.tar"
 
     def runs(self, tokens: int) -> int:
+        """Number of runs of a split of `tokens` tokens."""
         return -(-tokens // self.run_tokens)
 
     def shards(self, tokens: int) -> int:
+        """Number of shards of a split of `tokens` tokens."""
         return -(-tokens // (self.run_tokens * self.runs_per_shard))
 
     def tokens_in_run(self, tokens: int, run: int) -> int:
+        """Number of tokens in a run of a split of `tokens` tokens."""
         return min(self.run_tokens, tokens - run * self.run_tokens)
 
     def shard_bytes(self, tokens: int, shard: int) -> int:
-        """Size of a finished tar file of a split of `tokens` tokens: its members and two zero blocks."""
+        """Bytes of a finished tar file of a split of `tokens` tokens: its members and two blocks of zeros."""
         own = min(tokens - shard * self.runs_per_shard * self.run_tokens, self.runs_per_shard * self.run_tokens)
         full, rest = divmod(own, self.run_tokens)
         last = TAR_BLOCK + -(-rest * self.numpy.itemsize // TAR_BLOCK) * TAR_BLOCK if rest else 0
@@ -76,9 +82,15 @@ class Layout:
 
 @dataclass(frozen=True)
 class SplitEntry:
-    """One token stream: `checksums` are the sha256 of its runs' payloads, `offsets` that of `<name>.offsets`.
+    """What the manifest says of one split.
 
-    `bytes` counts the UTF-8 bytes of its documents; the end-of-text tokens between them stand for none.
+    Args:
+        name: `train`, `validation` or `test`.
+        tokens: Number of tokens.
+        documents: Number of documents.
+        bytes: UTF-8 bytes of the documents; end-of-text tokens stand for none.
+        checksums: sha256 of the token ids of each run.
+        offsets: sha256 of the file `<name>.offsets`.
     """
 
     name: str
@@ -90,27 +102,28 @@ class SplitEntry:
 
     @property
     def bytes_per_token(self) -> float:
+        """Mean number of bytes per token, NaN for an empty split."""
         return self.bytes / self.tokens if self.tokens else math.nan
 
     @property
     def offsets_file(self) -> str:
-        """Start of every document in the stream, little-endian uint64, in tokens."""
+        """Name of the file that holds the index of the first token of each document, as little-endian uint64."""
         return f"{self.name}.offsets"
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """Contents of a directory of shards.
+    """Contents of a folder of shards.
 
     Args:
-        place: Path or URL of the directory, for messages.
+        place: Path or URL of the folder, for messages.
         vocabulary: Number of token ids; every id in every shard is below it.
         end_of_text: Id of the token that ends each document.
-        tokenizer: sha256 of `tokenizer.json` beside the shards.
-        layout: dtype and sizes of the shards.
-        splits: By name: train, validation, test.
-        settings: What the shards were prepared from; two preparations with equal settings give equal bytes.
-        counts: Documents that were left out, by reason, and duplicates.
+        tokenizer: sha256 of the `tokenizer.json` beside the shards.
+        layout: Names, sizes and dtype of the shards.
+        splits: The entries of train, validation and test by their names.
+        settings: What the shards were prepared from; two preparations with equal settings write equal bytes.
+        counts: Number of documents left out for each reason, and of duplicates.
     """
 
     place: str
@@ -123,6 +136,7 @@ class Manifest:
     counts: dict[str, int]
 
     def to_json(self) -> str:
+        """The text of manifest.json, with a checksum of its own."""
         layout = self.layout
         return signed(
             {
@@ -140,23 +154,23 @@ class Manifest:
         )
 
     def write(self, directory: Path) -> None:
-        """Last of all files, and in one step: a directory without a manifest is not a corpus yet."""
+        """Write manifest.json atomically. It is written after all other files: a folder without one is unfinished."""
         write_atomically(directory / FILE, self.to_json().encode())
 
 
 def signed(entries: dict[str, Any]) -> str:
-    """The JSON of a manifest with a checksum of its own: what no shard can confirm, bytes and counts, is under it."""
+    """JSON of a manifest's entries and their sha256, which covers what no shard can confirm: bytes and counts."""
     return json.dumps({**entries, "sha256": _sha256(entries)}, indent=1)
 
 
 def _sha256(entries: dict[str, Any]) -> str:
-    """Of all entries but the checksum itself, however they are ordered and indented."""
+    """sha256 of all entries but the checksum itself, whatever their order and indentation."""
     content = {key: value for key, value in entries.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all, on the disk before its name is."""
+    """Write a file whole or not at all: its bytes are on the disk before it gets its name."""
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("wb") as file:
         file.write(content)
@@ -169,7 +183,7 @@ def read_manifest(directory: Path) -> Manifest:
     """Read and check `directory`/manifest.json.
 
     Raises:
-        UserError: It is missing, no JSON, or says something that cannot be; the message names the file and the entry.
+        UserError: The file is missing, is not JSON or contradicts itself; the message names the file and the entry.
     """
     path = directory / FILE
     try:
@@ -179,7 +193,11 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def parse_manifest(content: bytes, name: str) -> Manifest:
-    """Check the bytes of a manifest and build it; `name` is what messages call it."""
+    """Check the bytes of a manifest and return what they say; messages call the file `name`.
+
+    Raises:
+        UserError: As `read_manifest`.
+    """
     try:
         entries = json.loads(content)
         checksum = _sha256(entries) if isinstance(entries, dict) else None
@@ -263,7 +281,7 @@ def _split_from_json(check: "_Check", name: str, entries: Any, layout: Layout) -
         ),
         offsets=check.sha256(offsets.get("sha256"), f"splits.{name}.offsets.sha256"),
     )
-    # names and sizes are no news: they have to be those that follow from the counts, which also keeps paths out
+    # names and sizes must be those that follow from the counts; this also keeps foreign paths out
     check.equal(offsets.get("file"), split.offsets_file, f"splits.{name}.offsets.file")
     for given, expected in zip(shards, _split_to_json(split, layout)["shards"], strict=False):
         check.equal(given.get("file"), expected["file"], f"splits.{name}.shards.file")
@@ -279,7 +297,7 @@ def _split_from_json(check: "_Check", name: str, entries: Any, layout: Layout) -
 
 
 class _Check:
-    """Typed access to parsed JSON; every failure is a ValueError that names the file and the entry."""
+    """Typed access to parsed JSON; a failure is a UserError that names the file `name` and the entry."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -1,7 +1,7 @@
-"""Which tokens sample k is: a pure function of a seed and k.
+"""Which tokens training sample k consists of: a pure function of a seed and k.
 
-Nothing here knows of ranks, workers or steps, and nothing is drawn one after the other: to resume is to go on with the
-next k. The shuffle runs over the whole corpus and costs no memory, because it is computed instead of stored.
+Nothing here depends on ranks, workers or steps, and there is no state. A resumed run asks for the next k. The samples
+of the whole corpus are shuffled without memory, because the permutation is computed entry by entry (`Permutation`).
 """
 
 import numpy as np
@@ -10,21 +10,22 @@ from numpy.typing import NDArray
 from kerple.errors import UserError
 
 ROUNDS = 8
-MIXTURE_PERIOD = 4096  # samples after which every component of a mixture has had exactly its share
+MIXTURE_PERIOD = 4096  # samples in which every corpus of a mixture has exactly its share
 
 Indices = NDArray[np.int64]
 
 
 class Permutation:
-    """A keyed bijection of 0 .. size - 1, evaluated entry by entry (a Feistel network over mixed radices).
+    """A keyed bijection of 0 .. size - 1, evaluated entry by entry: a Feistel network.
 
-    An index is written as (left, right) with two radices of about √size; each round adds a keyed hash of one half to
-    the other, which can be undone, so the whole is a bijection of 0 .. radix² - 1. Indices that land at or beyond
-    `size` are sent through again (cycle walking, Black and Rogaway 2002), which keeps it one on 0 .. size - 1.
+    An index is written as two digits (left, right) of a radix of about √size. Each round adds a keyed hash of one digit
+    to the other. That can be undone, so the network is a bijection of 0 .. radix² - 1. An index that lands at or beyond
+    `size` goes through the network again (cycle walking, Black and Rogaway 2002), which gives a bijection of
+    0 .. size - 1.
 
     Args:
         size: Number of entries, at least 1.
-        key: Integers that choose the permutation, such as seed and epoch.
+        key: Integers that choose the permutation, such as the seed and the epoch.
     """
 
     def __init__(self, size: int, *key: int) -> None:
@@ -34,7 +35,7 @@ class Permutation:
         self.round_keys = [np.uint64(hash_integers(*key, step)) for step in range(ROUNDS)]
 
     def __call__(self, indices: Indices) -> Indices:
-        """Entries (n,) int64 in 0 .. size - 1 to their places (n,) int64 in the same range."""
+        """Images (n,) int64 of the indices (n,) int64, both in 0 .. size - 1."""
         assert indices.size == 0 or (indices.min() >= 0 and indices.max() < self.size)
         places = self._round_trip(indices.astype(np.uint64))
         while (outside := places >= self.size).any():
@@ -49,28 +50,30 @@ class Permutation:
 
 
 class Order:
-    """Sample k of a token stream: epoch k // samples, and in it a place that a permutation of that epoch gives.
+    """Where sample k of one token stream begins.
 
-    A sample is `length` + 1 consecutive tokens; neighbours share the one token that is target of the first and input
-    of the second. Each epoch cuts the stream at another phase, so a second epoch does not repeat the cuts of the first.
+    Sample k belongs to epoch k // samples, and a permutation of that epoch says where it is in the stream. A sample is
+    `length` + 1 consecutive tokens; two neighbours share one token, the last target of the first and the first input of
+    the second. Each epoch cuts the stream at another phase, an offset below `length`, so epochs differ in their cuts.
 
     Args:
         tokens: Length of the stream.
         length: Targets per sample, T.
-        key: Integers that choose the order: the seed, and what tells one corpus of a mixture from another.
-        chunk: Tokens of a shard where few of them can be at hand at a time: the shards are shuffled, and the samples
-            of `together` shards among each other; no sample then lies in two shards. None: all samples of the stream.
-        together: Shards whose samples are shuffled together.
+        key: Integers that choose the order: the seed, and the number of the corpus in a mixture.
+        chunk: Tokens per shard, or None. With a number, the order of the shards is shuffled, and then the samples of
+            each `together` shards in that order; no sample crosses the end of a shard. So few shards are needed at a
+            time. With None, all samples of the stream are shuffled together.
+        together: Number of shards whose samples are shuffled together.
 
     Raises:
-        UserError: The stream is too short for one sample at every phase.
+        UserError: The stream is too short to hold one sample at every phase.
     """
 
     def __init__(self, tokens: int, length: int, *key: int, chunk: int | None = None, together: int = 1) -> None:
         self.length, self.key, self.chunk, self.together = length, key, chunk or max(tokens, 1), together
         full, rest = divmod(tokens, self.chunk)
-        self.full = full  # chunks; what is left of the stream beside them makes up one more, which comes last
-        # so that the last sample fits at the largest phase, length - 1
+        self.full = full  # whole chunks; the rest of the stream is one more, which stays last
+        # one sample fewer than fits, so that the last one fits at the largest phase too, length - 1
         self.per_chunk = max(self.chunk - length, 0) // length
         self.samples = full * self.per_chunk + max(rest - length, 0) // length
         if self.samples < 1:
@@ -80,7 +83,7 @@ class Order:
             )
 
     def starts(self, samples: Indices) -> Indices:
-        """Sample numbers k (n,) to offsets (n,) int64 into the stream; sample k is stream[start : start + T + 1]."""
+        """First tokens (n,) int64 of the samples k (n,); sample k is stream[start : start + T + 1]."""
         epochs, entries = np.divmod(samples, self.samples)
         starts = np.empty_like(entries)
         for epoch in np.unique(epochs):
@@ -90,7 +93,7 @@ class Order:
         return starts
 
     def _places(self, entries: Indices, epoch: int) -> Indices:
-        """Entries of an epoch to tokens, before the phase."""
+        """First tokens (n,) of the entries (n,) of an epoch, before its phase is added."""
         if self.full <= 1:
             return self.length * Permutation(self.samples, *self.key, epoch)(entries)
         group_size = self.together * self.per_chunk
@@ -106,16 +109,19 @@ class Order:
 
 
 class Mixture:
-    """Sample k of several streams, each taking its share of the samples.
+    """Which stream sample k is taken from, and where it begins there, for several streams with weights.
 
-    Every `MIXTURE_PERIOD` samples hold each stream exactly as often as its weight says (largest remainders), shuffled;
-    so sample k belongs to a stream, and is a certain sample of it, by arithmetic alone. A stream that is used up begins
-    its next epoch while the others go on.
+    Each period of `MIXTURE_PERIOD` samples holds each stream as often as its weight says, rounded by the method of
+    largest remainders, in shuffled order. So the stream of sample k and its number in that stream follow by arithmetic.
+    A stream that is used up begins its next epoch while the others go on.
 
     Args:
-        orders: One order a stream.
-        weights: Shares, positive, of any sum.
+        orders: The order of each stream.
+        weights: Weight of each stream, positive; they need not add up to 1.
         seed: Chooses the shuffle.
+
+    Raises:
+        UserError: The weights are not positive, finite and one per stream, or one is too small for one sample a period.
     """
 
     def __init__(self, orders: list[Order], weights: list[float], seed: int) -> None:
@@ -131,7 +137,7 @@ class Mixture:
         self.first = np.concatenate([[0], np.cumsum(self.quota)])
 
     def locate(self, samples: Indices) -> tuple[Indices, Indices]:
-        """Sample numbers k (n,) to the stream of each (n,) and its start there (n,)."""
+        """The streams (n,) of the samples k (n,), and their first tokens (n,) there."""
         if len(self.orders) == 1:
             return np.zeros_like(samples), self.orders[0].starts(samples)
         periods, slots = np.divmod(samples, MIXTURE_PERIOD)
@@ -139,7 +145,7 @@ class Mixture:
             inside = periods == period
             slots[inside] = Permutation(MIXTURE_PERIOD, self.seed, int(period))(slots[inside])
         streams = np.searchsorted(self.first, slots, side="right") - 1
-        own = periods * self.quota[streams] + slots - self.first[streams]  # the stream's own sample number
+        own = periods * self.quota[streams] + slots - self.first[streams]  # number of the sample in its stream
         starts = np.empty_like(samples)
         for stream in np.unique(streams):
             inside = streams == stream
@@ -148,14 +154,14 @@ class Mixture:
 
 
 def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Finaliser of SplitMix64 (Steele, Lea, Flood 2014): a bijection of 64-bit words with good avalanche."""
+    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014): a bijection of 64-bit words (n,) that mixes their bits."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
 
 
 def hash_integers(*values: int) -> int:
-    """One 64-bit word from integers of any size and sign, the same on every machine."""
+    """A hash of integers of any size and sign, 0 .. 2⁶⁴ - 1, the same on every machine."""
     state = np.array([0x9E3779B97F4A7C15], dtype=np.uint64)
     for value in values:
         state = mix(state + np.uint64(0x9E3779B97F4A7C15) + mix(np.array([value % 2**64], dtype=np.uint64)))

@@ -1,13 +1,13 @@
-"""Prepared folders wherever they lie: local ones as they are, remote ones through a cache of bounded size.
+"""Prepared folders of shards, on this machine or at a URL; the latter are read through a cache of bounded size.
 
-webdataset reads a remote shard member by member. Each member is compared with the manifest and written to the cache in
-the layout of a local shard, which is then mapped like any other. So the network decides when a sample comes, never
-which one.
+webdataset reads a remote shard member by member. Each member is compared with the manifest and written to the cache as
+part of a file that equals a local shard, which is then mapped as any other. So the network decides when a sample
+arrives, but never which sample it is.
 
-MosaicML Streaming (0.13) and litdata (0.2.76) were looked at. They do more (several clouds, compression, prefetching),
-but read formats of their own instead of WebDataset tars, in whose members tokens can be mapped in place, and both
-require torchvision; the former also numpy below 2.2 and the libraries of five clouds. webdataset's own cache opens URLs
-by running `curl`.
+MosaicML Streaming (0.13) and litdata (0.2.76) do more: several clouds, compression, prefetching. But they read formats
+of their own instead of WebDataset tars, whose members can be mapped where they are, and both require torchvision; the
+former also requires numpy below 2.2 and the libraries of five clouds. webdataset's own cache opens URLs by running
+`curl`.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from kerple.data.shards import TokenStream, check_run, header, map_shard, runs_o
 from kerple.data.verify import read_offsets
 from kerple.errors import UserError
 
-SMALL_FILE = 1 << 30  # bytes beyond which a manifest or tokenizer is none
+SMALL_FILE = 1 << 30  # bytes; a manifest or a tokenizer is smaller
 CACHE_BYTES = 16 << 30
 
 
@@ -34,11 +34,11 @@ class Folder:
     """A folder of shards on this machine.
 
     Args:
-        place: Its path.
-        verify: As in `TokenStream`.
+        place: Path of the folder.
+        verify: Whether tokens are checked on first use, see `TokenStream`.
 
     Raises:
-        UserError: It has no manifest that can be used.
+        UserError: The folder has no manifest that can be used.
     """
 
     def __init__(self, place: str, verify: bool = True) -> None:
@@ -46,10 +46,11 @@ class Folder:
         self.manifest: Manifest = read_manifest(self.directory)
 
     def stream(self, split: str) -> TokenStream:
+        """The tokens of a split as one long array."""
         return TokenStream(self.directory, self.manifest, split, self.verify)
 
     def documents(self, split: str) -> NDArray[np.int64]:
-        """Where each document of a split begins in its stream, (documents,) ascending."""
+        """Index of the first token of each document of a split, (documents,) int64, ascending."""
         return read_offsets(self.directory, self.manifest, split).astype(np.int64)
 
 
@@ -57,14 +58,14 @@ class RemoteFolder(Folder):
     """A folder of shards at a URL.
 
     Args:
-        place: The URL.
+        place: URL of the folder.
         cache: Local folder for copies of shards; several processes and runs may share it.
-        cache_bytes: Size the copies of this folder's shards are kept below, by deleting those unused for longest.
-        attempts: Failures in a row that a download endures.
-        pause: Seconds before the first new attempt, doubled after each.
+        cache_bytes: Largest size of the copies of this folder's shards. The least recently used ones are deleted.
+        attempts: Number of failures in a row after which a download gives up.
+        pause: Seconds before the first new attempt; doubled before each further one.
 
     Raises:
-        UserError: The manifest cannot be had, or the cache holds no two shards.
+        UserError: The manifest or the tokenizer cannot be loaded, or the cache is too small for two shards.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class RemoteFolder(Folder):
         self.place, self.verify, self.attempts, self.pause = place.rstrip("/"), True, attempts, pause
         content = self._small(FILE)
         self.manifest = parse_manifest(content, f"{self.place}/{FILE}")
-        # another manifest at the same URL is another corpus
+        # a new manifest at the same URL is a new corpus, with copies of its own
         self.directory = cache / hashlib.sha256(self.place.encode() + content).hexdigest()[:16]
         self.directory.mkdir(parents=True, exist_ok=True)
         self.cache_bytes = cache_bytes
@@ -99,18 +100,18 @@ class RemoteFolder(Folder):
         return super().documents(split)
 
     def fetch(self, split: SplitEntry, shard: int) -> Path:
-        """A checked local copy of a shard; downloads it unless it is there.
+        """Path of a checked local copy of a shard, which is downloaded unless it is there.
 
         Raises:
-            UserError: It cannot be had, or is not what the manifest says.
+            UserError: The shard cannot be loaded, or differs from the manifest.
         """
         path = self.directory / self.manifest.layout.shard(split.name, shard)
-        with FileLock(path.with_suffix(".lock")):  # whoever else wants this shard waits for the one download
+        with FileLock(path.with_suffix(".lock")):  # other processes that need this shard wait for this download
             part = path.with_suffix(".part")
-            # files of this folder come, go and change their names only under its lock
+            # files of this folder are made, renamed and deleted only under its lock
             with FileLock(self.directory / ".lock"):
                 if path.exists():
-                    path.touch()  # used just now
+                    path.touch()  # the time of the last use
                     return path
                 self._make_room(self._shard_bytes(split, shard), part)
             self._download(split, shard, part)
@@ -119,7 +120,7 @@ class RemoteFolder(Folder):
         return path
 
     def _make_room(self, needed: int, part: Path) -> None:
-        """Delete the copies unused for longest, and reserve the room by a file of the size needed."""
+        """Delete the least recently used copies, and reserve room by a sparse file of `needed` bytes."""
         copies = sorted(self.directory.glob("*.tar"), key=lambda p: p.stat().st_mtime_ns)
         taken = sum(p.stat().st_size for p in (*copies, *self.directory.glob("*.part")) if p != part)
         while copies and taken + needed > self.cache_bytes:
@@ -127,7 +128,7 @@ class RemoteFolder(Folder):
             taken -= oldest.stat().st_size
             oldest.unlink()
         with part.open("wb") as file:
-            file.truncate(needed)  # counted by the others from now on
+            file.truncate(needed)  # other processes count it from now on
 
     def _download(self, split: SplitEntry, shard: int, part: Path) -> None:
         layout = self.manifest.layout
@@ -137,7 +138,7 @@ class RemoteFolder(Folder):
         first = header(layout.member(split.name, runs.start), self._run_bytes(split, runs.start))
         remote = ResumingStream(url, self._shard_bytes(split, shard), self.attempts, self.pause)
         with io.BufferedReader(remote, 1 << 20) as stream, part.open("r+b") as file:
-            if stream.peek(len(first))[: len(first)] != first:  # a compressed tar could unpack to any size
+            if stream.peek(len(first))[: len(first)] != first:  # webdataset would unpack a compressed tar, to any size
                 raise UserError(f"{url}: does not begin with the member the manifest says; upload it again")
             try:
                 for member in tar_file_iterator(stream, handler=reraise_exception):
@@ -170,7 +171,7 @@ class RemoteFolder(Folder):
 
 
 class RemoteStream(TokenStream):
-    """The tokens of one split of a remote folder."""
+    """The tokens of one split of a remote folder; a shard is fetched when its first token is read."""
 
     def __init__(self, folder: RemoteFolder, split: str) -> None:
         super().__init__(folder.directory, folder.manifest, split)
@@ -183,14 +184,14 @@ class RemoteStream(TokenStream):
                 try:
                     mapped = map_shard(path, self.layout, self.split, shard)
                 except ValueError:
-                    if path.exists():  # else another process made room in between
+                    if path.exists():  # else another process has deleted it to make room
                         raise
             self._forget_deleted()
             self.maps[shard] = mapped
         return mapped
 
     def _forget_deleted(self) -> None:
-        """A deleted file that is still mapped would go on taking its space."""
+        """Drop the maps of deleted files: a file that is mapped keeps its space on the disk."""
         for shard in list(self.maps):
             if not (self.directory / self.layout.shard(self.split.name, shard)).exists():
                 del self.maps[shard]
@@ -199,5 +200,5 @@ class RemoteStream(TokenStream):
 
 
 def open_folder(place: str, verify: bool, cache: str, cache_bytes: int) -> Folder:
-    """A prepared folder by path or URL."""
+    """Open the prepared folder at a path or URL; the arguments are those of `Folder` and `RemoteFolder`."""
     return RemoteFolder(place, Path(cache), cache_bytes) if is_remote(place) else Folder(place, verify)

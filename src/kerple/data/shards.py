@@ -1,7 +1,8 @@
-"""Token streams in WebDataset tar shards: appended to while preparing, memory-mapped where they lie while training.
+"""Token streams in WebDataset tar shards: `ShardWriter` appends to them, `TokenStream` maps them into memory.
 
-A member is a raw little-endian run of tokens. Tar pads to 512 bytes, so every payload starts aligned and can be mapped
-in place. Names, sizes and places follow from the manifest (`Layout`); a shard is compared with that, never explored.
+A member of a tar file is a run of raw little-endian token ids. Tar pads members to 512 bytes, so every run starts
+aligned and can be mapped where it is. Names, sizes and offsets follow from the manifest (`Layout`). A shard is compared
+with them; nothing that it says about itself is used.
 """
 
 import hashlib
@@ -21,24 +22,24 @@ Tokens = NDArray[np.integer[Any]]
 
 
 def header(name: str, size: int) -> bytes:
-    """The 512 bytes of ustar before a member: a regular file without owner or time, the same on every machine."""
+    """The 512 bytes of the ustar header of a member: a regular file without owner or time, so every machine agrees."""
     member = tarfile.TarInfo(name)
     member.size = size
     return member.tobuf(tarfile.USTAR_FORMAT)
 
 
 class ShardWriter:
-    """Appends tokens of one split to its tar files, run after run.
+    """Appends the tokens of one split to its tar files.
 
-    How far a file has to reach is a function of the number of tokens alone. So a writer that was killed goes on from
-    any number of tokens it had made sure of: everything beyond is cut off and written again.
+    The length of every file is a function of the number of tokens alone. A writer that was killed therefore goes on
+    from any number of tokens that `sync` has confirmed: what the files hold beyond it is cut off and written again.
 
     Args:
-        directory: Where the shards lie.
+        directory: Folder of the shards.
         split: Name of the split.
-        layout: Sizes.
-        tokens: Tokens to keep of what is there.
-        documents: Documents to keep.
+        layout: Names and sizes of runs and shards.
+        tokens: Number of tokens already in the files that are kept.
+        documents: Number of documents that are kept.
     """
 
     def __init__(self, directory: Path, split: str, layout: Layout, tokens: int = 0, documents: int = 0) -> None:
@@ -54,13 +55,13 @@ class ShardWriter:
         if tokens % self.shard_tokens:
             self.file = _open(self._path(tokens // self.shard_tokens))
             run, rest = divmod(tokens % self.shard_tokens, layout.run_tokens)
-            if rest:  # closed by an earlier attempt, perhaps: give the run its full size again
+            if rest:  # an earlier attempt may have closed the run: its header says the full size again
                 self.file.seek(run * layout.run_bytes)
                 self.file.write(self._header(tokens // layout.run_tokens, layout.run_tokens))
             _truncate(self.file, run * layout.run_bytes + (TAR_BLOCK + rest * layout.numpy.itemsize if rest else 0))
 
     def append(self, tokens: Tokens, starts: NDArray[np.uint64]) -> None:
-        """Add tokens (n,), in which documents begin at `starts` (documents,), counted from the first of these."""
+        """Append tokens (n,). Documents begin at the indices `starts` (documents,) into them."""
         self.offsets.write((starts + np.uint64(self.tokens)).astype("<u8").tobytes())
         self.documents += len(starts)
         tokens = tokens.astype(self.layout.numpy, copy=False)
@@ -87,13 +88,13 @@ class ShardWriter:
             self.file = None
 
     def sync(self) -> None:
-        """Return when everything appended so far would survive a power cut."""
+        """Flush everything that was appended to the disk; after this it survives a power cut."""
         for file in (self.offsets, self.file):
             if file is not None:
                 self._sync(file)
 
     def close(self) -> None:
-        """End the last run where the tokens end, and the last shard."""
+        """Give the last run its true size, end the last tar file and close all files."""
         layout = self.layout
         if self.file is not None:
             if rest := self.tokens % layout.run_tokens:
@@ -106,7 +107,7 @@ class ShardWriter:
         self.abandon()
 
     def abandon(self) -> None:
-        """Close the files as they are."""
+        """Close the files without ending them."""
         for file in (self.offsets, self.file):
             if file is not None:
                 file.close()
@@ -125,13 +126,14 @@ class ShardWriter:
 
 
 class TokenStream:
-    """The tokens of one split, mapped from their shards and checked when first touched.
+    """The tokens of one split as one long array, mapped from the shards and checked on first use.
 
     Args:
-        directory: Where the shards lie.
-        manifest: Of that directory.
+        directory: Folder of the shards.
+        manifest: The manifest of that folder.
         split: Name of the split.
-        verify: Compare the sha256 of a run and the range of its ids before its first token is used, at about 1 GB/s.
+        verify: Whether the sha256 of a run and the range of its ids are checked before its first token is used. This
+            reads about 1 GB/s.
     """
 
     def __init__(self, directory: Path, manifest: Manifest, split: str, verify: bool = True) -> None:
@@ -147,7 +149,7 @@ class TokenStream:
         return {**self.__dict__, "maps": {}, "views": {}}  # a worker process maps the files itself
 
     def read(self, start: int, count: int) -> Tokens:
-        """Tokens start .. start + count - 1 in the shards' dtype, a view where they lie in one run."""
+        """Tokens start .. start + count - 1 in the shards' dtype; a view of the file if they lie in one run."""
         assert start >= 0
         assert start + count <= len(self)
         run, first = divmod(start, self.layout.run_tokens)
@@ -162,10 +164,10 @@ class TokenStream:
         return np.concatenate(parts)
 
     def run(self, run: int) -> Tokens:
-        """All tokens of a run, checked.
+        """All tokens of a run (tokens,), checked.
 
         Raises:
-            UserError: The shard is not what the manifest says; the message names file and member.
+            UserError: The shard differs from the manifest; the message names the file and the member.
         """
         if (view := self.views.get(run)) is None:
             shard, place = divmod(run, self.layout.runs_per_shard)
@@ -188,10 +190,11 @@ class TokenStream:
 
 
 def map_shard(path: Path, layout: Layout, split: SplitEntry, shard: int) -> NDArray[np.uint8]:
-    """Map a tar file after comparing its size and every member's header with what the manifest implies.
+    """Map a tar file whose size and member headers are the ones that follow from the manifest; (bytes,) uint8.
 
     Raises:
-        UserError: Anything differs; links, devices, other names, paths and sizes all do. Names file and member.
+        UserError: The size or a header differs, as it does for links, devices and members of other names or sizes. The
+            message names the file and the member.
     """
     expected = layout.shard_bytes(split.tokens, shard)
     if not path.is_file():
@@ -211,20 +214,28 @@ def map_shard(path: Path, layout: Layout, split: SplitEntry, shard: int) -> NDAr
 
 
 def runs_of(layout: Layout, split: SplitEntry, shard: int) -> range:
-    """Numbers of the runs a shard holds."""
+    """Numbers of the runs in a shard."""
     first = shard * layout.runs_per_shard
     return range(first, min(first + layout.runs_per_shard, layout.runs(split.tokens)))
 
 
 def check_run(path: Path | str, layout: Layout, split: SplitEntry, run: int, tokens: Tokens) -> None:
-    """Compare a run's sha256 with the manifest's."""
+    """Check that the sha256 of a run is the manifest's.
+
+    Raises:
+        UserError: It differs; the message names the file and the member.
+    """
     if hashlib.sha256(tokens).hexdigest() != split.checksums[run]:
         name = layout.member(split.name, run)
         raise UserError(f"{path}: member {name}: its sha256 is not the manifest's; prepare or copy the shard again")
 
 
 def check_ids(place: Path, layout: Layout, split: SplitEntry, run: int, tokens: Tokens, vocabulary: int) -> None:
-    """Every id must have a row in the embedding."""
+    """Check that every id of a run is below `vocabulary`, so that it has a row in the embedding.
+
+    Raises:
+        UserError: An id is too large; the message names the file and the member.
+    """
     if len(tokens) and (largest := int(tokens.max())) >= vocabulary:
         path = place / layout.shard(split.name, run // layout.runs_per_shard)
         raise UserError(
@@ -233,7 +244,7 @@ def check_ids(place: Path, layout: Layout, split: SplitEntry, run: int, tokens: 
 
 
 def checksums(directory: Path, layout: Layout, split: str, tokens: int) -> Iterator[str]:
-    """sha256 of each run of finished shards, read back from the disk."""
+    """Yield the sha256 of each run of a split, read back from the finished shards."""
     for run in range(layout.runs(tokens)):
         shard, place = divmod(run, layout.runs_per_shard)
         with (directory / layout.shard(split, shard)).open("rb") as file:

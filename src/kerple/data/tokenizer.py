@@ -1,4 +1,4 @@
-"""Byte-level BPE tokenizers: trained here, or any Hugging Face one."""
+"""Tokenizers: training a byte-level BPE, loading any Hugging Face tokenizer, and encoding long texts."""
 
 import os
 import re
@@ -13,17 +13,17 @@ from kerple.errors import UserError
 END_OF_TEXT = "<|endoftext|>"
 TRAINED_HERE = "bpe"
 OF_A_MODEL = "hf:"
-BYTE = re.compile("<0x[0-9A-F]{2}>")  # as vocabularies of pieces of text spell a single byte
-LONGEST_RUN = 256  # characters of one pre-token in training; the standard library has none of half that length
-PIECE = 1 << 18  # characters tokenised at once: the tokenizer needs about a hundred bytes a token while it works
+BYTE = re.compile("<0x[0-9A-F]{2}>")  # how SentencePiece vocabularies write a single byte
+LONGEST_RUN = 256  # characters of a pre-token in training; no pre-token of the standard library is half as long
+PIECE = 1 << 18  # characters tokenised at once; the tokenizer takes about a hundred bytes of memory per token
 LONG = re.compile(rf"\S{{{LONGEST_RUN}}}|\s{{{LONGEST_RUN}}}")
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
-    """Train a byte-level BPE as GPT-2's: 256 bytes, one end-of-text token, the rest merges learned from `texts`.
+    """Train a byte-level BPE like GPT-2's: 256 bytes, an end-of-text token, and merges learned from `texts`.
 
-    The time to learn from a pre-token (a run of letters, of digits, of whitespace or of other characters) grows with
-    the square of its length, so runs longer than `LONGEST_RUN` are learned from in pieces.
+    The time that a pre-token (a run of letters, of digits, of whitespace or of other characters) takes grows with the
+    square of its length. Longer ones than `LONGEST_RUN` are therefore cut into pieces.
 
     Raises:
         UserError: `vocabulary` leaves no room for the bytes and the end-of-text token.
@@ -39,16 +39,16 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    runs = pre_tokenizers.ByteLevel(add_prefix_space=False)  # of its own: the tokenizer is locked while it is trained
+    runs = pre_tokenizers.ByteLevel(add_prefix_space=False)  # a second one, because training locks the tokenizer
     pieces = (piece for text in texts for piece in cut_runs(text, runs))
     tokenizer.train_from_iterator(pieces, trainer)
     return tokenizer
 
 
 def cut_runs(text: str, pre_tokenizer: Any) -> Iterator[str]:
-    """Cut a text inside its pre-tokens of more than `LONGEST_RUN` characters and nowhere else."""
+    """Cut pre-tokens of more than `LONGEST_RUN` characters, and yield the text in the pieces between the cuts."""
     start = 0
-    if LONG.search(text):  # seldom: finding the pre-tokens takes as long as training does
+    if LONG.search(text):  # rare, because finding the pre-tokens takes as long as training on the text
         for _, (first, end) in pre_tokenizer.pre_tokenize_str(text):
             for cut in range(first + LONGEST_RUN, end, LONGEST_RUN):
                 yield text[start:cut]
@@ -57,14 +57,17 @@ def cut_runs(text: str, pre_tokenizer: Any) -> Iterator[str]:
 
 
 def load_tokenizer(source: str) -> Tokenizer:
-    """A `tokenizer.json`, a directory that holds one, a name on the Hugging Face hub such as `gpt2`, or, after `hf:`,
-    the model whose own it is: a folder, a GGUF file, a name.
+    """Load a tokenizer.
+
+    Args:
+        source: A `tokenizer.json`, a folder that holds one, a name on the Hugging Face hub such as `gpt2`; or `hf:` and
+            the folder, GGUF file or name of a pretrained model, whose tokenizer is loaded.
 
     Raises:
-        UserError: It is neither, the hub is out of reach, or the file is not a tokenizer.
+        UserError: `source` is none of these, the hub cannot be reached, or the file holds no tokenizer.
     """
     if source.startswith(OF_A_MODEL):
-        from kerple.hf.source import locate, read_tokenizer  # an optional group, asked for by this name
+        from kerple.hf.source import locate, read_tokenizer  # needs optional packages
 
         return read_tokenizer(locate(source.removeprefix(OF_A_MODEL)))
     path = Path(source)
@@ -84,10 +87,10 @@ def load_tokenizer(source: str) -> Tokenizer:
 
 
 def end_of_text(tokenizer: Tokenizer, source: str) -> int:
-    """Id of the token that ends a document.
+    """Id of the token that ends a document, found by its usual names; messages call the tokenizer `source`.
 
     Raises:
-        UserError: The tokenizer has none of the usual names for it.
+        UserError: The tokenizer has no token of these names.
     """
     names = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "[SEP]")
     for name in names:
@@ -97,15 +100,15 @@ def end_of_text(tokenizer: Tokenizer, source: str) -> int:
 
 
 def vocabulary_size(tokenizer: Tokenizer) -> int:
-    """One more than the largest id, which is more than the number of tokens where ids have gaps."""
+    """The largest token id plus one. It exceeds the number of tokens if the ids have gaps."""
     return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
 
 def token_bytes(tokenizer: Tokenizer) -> list[int]:
-    """Bytes of text behind each token id, 0 for special tokens: texts become those at their ends only.
+    """Number of bytes of text of each token id; 0 for special tokens, which are no part of a text.
 
-    Exact for byte-level vocabularies, where a token may be a part of a character, and for bytes that others fall back
-    to. Of any other token it is what a decoder adds when the token follows another one, in UTF-8.
+    The numbers are exact for byte-level vocabularies, where a token may be part of a character, and for the byte tokens
+    of others. For any other token, the number is that of the UTF-8 bytes which it adds when it follows another token.
     """
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     added = tokenizer.get_added_tokens_decoder()
@@ -121,14 +124,14 @@ def token_bytes(tokenizer: Tokenizer) -> list[int]:
         if i in added:
             sizes[i] = 0 if added[i].special else len(token.encode())
         elif byte_level:
-            sizes[i] = len(token)  # its alphabet has a character for each byte
+            sizes[i] = len(token)  # the alphabet of a byte-level vocabulary has a character for each byte
         else:
             sizes[i] = 1 if BYTE.fullmatch(token) else max(0, len(texts[i].encode()) - start)
     return sizes
 
 
 def encode(tokenizer: Tokenizer, texts: list[str]) -> Iterator[list[int]]:
-    """Token ids of each text. One that spells `<|endoftext|>` gets its letters, not the token that ends documents."""
+    """Yield the token ids of each text. A `<|endoftext|>` in a text is spelt by its letters, as ordinary tokens."""
     tokenizer.encode_special_tokens = True
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -142,11 +145,11 @@ def encode(tokenizer: Tokenizer, texts: list[str]) -> Iterator[list[int]]:
 
 
 def split_text(text: str, size: int = PIECE) -> Iterator[str]:
-    """Cut a long text into pieces of at most `size` characters that tokenise as the whole does.
+    """Cut a long text into pieces of at most `size` characters whose tokens are those of the whole text.
 
-    GPT-2's pattern never joins a newline, or a space after which a word begins, to what stands before it when that is
-    no whitespace. So a cut before the last such newline, or failing that such a space, changes no token. A text with
-    neither in `size` characters is cut where it is.
+    GPT-2's pattern never joins a newline or a space to a character before it that is not whitespace. So a cut before
+    such a newline changes no token; if there is none in `size` characters, a cut before such a space does not either.
+    A text that has neither is cut after `size` characters, which may change tokens there.
     """
     start = 0
     while len(text) - start > size:
@@ -159,12 +162,12 @@ def split_text(text: str, size: int = PIECE) -> Iterator[str]:
 
 
 def last_break(text: str, mark: str, start: int, end: int) -> int:
-    """Last place in text[start:end] of a `mark` that follows what is not whitespace; -1 where there is none."""
+    """Index of the last `mark` in text[start:end] that follows a character other than whitespace, or -1."""
     while (end := text.rfind(mark, start, end)) > 0 and text[end - 1].isspace():
         pass
     return end
 
 
 def one_thread() -> None:
-    """Keep the tokenizer's own threads out of processes that already are one to a core."""
+    """Switch off the tokenizer's own threads, in a process that has one core to itself."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

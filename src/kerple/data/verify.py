@@ -1,4 +1,4 @@
-"""Whether the files of a folder of shards are what its manifest says."""
+"""Comparison of the files in a folder of shards with its manifest."""
 
 import hashlib
 from pathlib import Path
@@ -12,11 +12,11 @@ from kerple.errors import UserError
 
 
 def read_offsets(directory: Path, manifest: Manifest, split: str) -> np.memmap:
-    """Where each document of a split begins in its token stream (documents,) uint64, mapped.
+    """Index of the first token of each document of a split, (documents,) uint64, mapped from `<split>.offsets`.
 
     Raises:
-        UserError: The file is missing, its size or checksum differ, or the documents it tells of are not one behind
-            the other from the first token on.
+        UserError: The file is missing, its size or checksum differs from the manifest's, or the indices do not begin at
+            0 and rise.
     """
     expected, path = manifest.splits[split], directory / manifest.splits[split].offsets_file
     if not path.is_file() or path.stat().st_size != 8 * expected.documents:
@@ -33,10 +33,15 @@ def read_offsets(directory: Path, manifest: Manifest, split: str) -> np.memmap:
 
 
 def verify(directory: Path, manifest: Manifest, progress: bool = True) -> None:
-    """Read everything and compare it with the manifest.
+    """Read the tokenizer, all shards and all offsets of a folder, and compare them with its manifest.
+
+    Args:
+        directory: Folder of the shards.
+        manifest: The manifest of that folder.
+        progress: Whether to show a progress bar and say that all is well.
 
     Raises:
-        UserError: Names the first file and member that differ.
+        UserError: A file or a member differs; the message names the first one.
     """
     path = directory / "tokenizer.json"
     if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != manifest.tokenizer:

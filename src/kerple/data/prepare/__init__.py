@@ -1,1 +1,1 @@
-"""Corpora to shards of tokens."""
+"""Preparation: it tokenises a corpus and writes the shards that `kerple.data` reads."""

@@ -1,8 +1,8 @@
-"""Corpus to shards: parallel, resumable, and the same bytes whoever does it.
+"""`build` prepares a folder of shards: in parallel, resumable, and with the same bytes on any number of workers.
 
-One process reads records in order and writes tokens in order; between the two, portions of records are tokenised by all
-cores, or a cluster (`workers`). Nothing that is written depends on where a portion ends, so the number of workers,
-interruptions and commits leave no trace in the shards.
+One process reads the records in order and writes their tokens in order. In between, portions of records are tokenised
+by all cores or a cluster (`workers`). Nothing that is written depends on where a portion ends, so neither the number of
+workers nor an interruption changes the shards.
 """
 
 import hashlib
@@ -41,12 +41,12 @@ from kerple.data.shards import ShardWriter, checksums
 from kerple.data.tokenizer import TRAINED_HERE, end_of_text, load_tokenizer, train_tokenizer, vocabulary_size
 from kerple.errors import NO_ROOM, UserError
 
-PORTION_BYTES = 1 << 20  # raw bytes tokenised together
-PORTION_RECORDS = 1 << 12
-TRAINING_BYTES = 10**8  # of the training split that a tokenizer is trained on
+PORTION_BYTES = 1 << 20  # raw bytes in a portion
+PORTION_RECORDS = 1 << 12  # largest number of records in a portion
+TRAINING_BYTES = 10**8  # bytes of the training split that a tokenizer is trained on
 COMMIT_SECONDS = 2.0
 LARGEST_LOSS = 0.01
-REFUSED = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)  # what SQLite makes of NO_ROOM
+REFUSED = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)  # SQLite's errors for a disk that is full or cannot be written
 
 
 def build(
@@ -61,31 +61,34 @@ def build(
     runs_per_shard: int = RUNS_PER_SHARD,
     commit_seconds: float = COMMIT_SECONDS,
 ) -> Manifest:
-    """Prepare `directory` unless it is prepared; go on where an interrupted preparation stopped.
+    """Prepare the shards in `directory` unless they are there; an interrupted preparation goes on where it stopped.
 
-    Several processes may call this at the same time: one works, the others wait and find it done.
+    Several processes may call this at the same time. One of them works; the others wait and find the shards.
 
     Args:
-        directory: Where tokenizer.json, the shards and at last manifest.json go.
+        directory: Folder for tokenizer.json, the shards and manifest.json, which is written last.
         recipe: What to prepare.
-        workers: Processes that tokenise; 0 is one a core, 1 is this one.
-        on_fault: Whether a document that is broken, not Unicode, too deep or too large is left out and counted (`skip`)
-            or ends the preparation (`raise`).
-        engine: Where the workers run: on this machine, or on a Ray cluster, of which 0 workers are all CPUs.
-        largest_loss: Share of the corpus's bytes that may be left out for their faults.
-        progress: Show progress bars on standard error.
-        run_tokens, runs_per_shard: Sizes of members and shards.
-        commit_seconds: A kill loses at most this much work.
+        workers: Number of processes that tokenise; 0 means one per core, 1 means this process.
+        on_fault: What happens to a document that is broken, not Unicode, nested too deeply or too large: `skip` counts
+            it and goes on, `raise` stops.
+        engine: Where the workers run: on this machine, or on a Ray cluster, where 0 workers means one per CPU.
+        largest_loss: Largest share of the corpus's bytes that may be left out because of faults.
+        progress: Whether to show progress bars on standard error.
+        run_tokens: Tokens in a member of a shard.
+        runs_per_shard: Members in a shard.
+        commit_seconds: Seconds between commits; a kill loses at most the work since the last one.
+
+    Returns:
+        The manifest of the folder.
 
     Raises:
         UserError: The corpus or the tokenizer cannot be used, the corpus holds no document or too many faults, the
-            directory holds something prepared otherwise or from other files, or the disk is full.
+            folder was prepared with other settings or from other files, or the disk is full.
     """
     if engine not in ENGINES:
         raise UserError(f"data.prepare_engine: got {engine!r}, expected one of {', '.join(ENGINES)}")
-    if (directory / FILE).exists() and not (
-        directory / journals.FILE
-    ).exists():  # needs no lock, nor a disk to write to
+    # a finished folder is only read, so that it may lie on a disk that cannot be written to, where a lock would fail
+    if (directory / FILE).exists() and not (directory / journals.FILE).exists():
         return check_recipe(read_manifest(directory), recipe)
     directory.mkdir(parents=True, exist_ok=True)
     try:
@@ -132,10 +135,10 @@ def build(
 
 
 def check_recipe(manifest: Manifest, recipe: Recipe) -> Manifest:
-    """Return the manifest of a prepared directory if it is what is asked for.
+    """Return the manifest of a prepared folder if it was prepared by this recipe from the files that are there now.
 
     Raises:
-        UserError: It was prepared with other settings or from other files. The message names what differs.
+        UserError: The settings or the files differ; the message names the differences.
     """
     if told := differences(manifest.settings, recipe.settings_now()):
         raise UserError(
@@ -146,9 +149,10 @@ def check_recipe(manifest: Manifest, recipe: Recipe) -> Manifest:
 
 
 def _check_losses(recipe: Recipe, journal: Journal, largest_loss: float) -> None:
+    """Refuse a corpus without documents, or with too many faults; warn of fewer."""
     now = journal.progress
     if not sum(now.documents.values()):
-        journal.forget()  # there is nothing to go on with once the corpus is mended
+        journal.forget()  # so that the next start reads a mended corpus from its beginning
         raise UserError(
             f"data.corpus: {recipe.corpus!r} holds no document that can be used: {now.reasons() or 'it is empty'}; "
             "name another corpus, or the key or column of its text with data.text_field"
@@ -164,7 +168,7 @@ def _check_losses(recipe: Recipe, journal: Journal, largest_loss: float) -> None
 
 
 def _tokenizer(directory: Path, recipe: Recipe, found: list[Source], journal: Journal, progress: bool) -> Tokenizer:
-    """The tokenizer of this preparation, kept in the journal; a tokenizer.json of an earlier one does not count."""
+    """Load or train the tokenizer, and keep it in the journal; an older tokenizer.json in the folder is overwritten."""
     if journal.tokenizer is not None:
         tokenizer = Tokenizer.from_str(journal.tokenizer)
     elif recipe.tokenizer == TRAINED_HERE:
@@ -191,7 +195,7 @@ def _tokenizer(directory: Path, recipe: Recipe, found: list[Source], journal: Jo
 
 
 def _training_texts(recipe: Recipe, found: list[Source], faults: Progress, progress: bool) -> Iterator[str]:
-    """Yield texts of the training split only: the tokenizer must not have seen what it is tested on."""
+    """Yield texts of the training split, up to `TRAINING_BYTES`; the tokenizer must not learn from the other splits."""
     used = 0
     with tqdm(desc="training the tokenizer", unit="B", unit_scale=True, disable=not progress) as bar:
         for source in found:
@@ -210,7 +214,7 @@ def _training_texts(recipe: Recipe, found: list[Source], faults: Progress, progr
 
 
 class _Writing:
-    """Takes encoded portions in order, deals their documents to the splits, writes and commits."""
+    """Writes tokenised portions in order: it assigns their documents to the splits and commits now and then."""
 
     def __init__(
         self, directory: Path, recipe: Recipe, layout: Layout, journal: Journal, on_fault: str, commit_seconds: float
@@ -221,6 +225,11 @@ class _Writing:
         self.last_commit = time.monotonic()
 
     def take(self, source: int, records: list[Record], encoded: Encoded) -> None:
+        """Append a portion of source number `source` to the shards; commit after `commit_seconds`.
+
+        Raises:
+            UserError: A document has a fault, and `on_fault` is `raise`.
+        """
         now = self.journal.progress
         ends = np.cumsum(encoded.lengths)
         kept: dict[str, list[int]] = {split: [] for split in SPLITS}
@@ -250,12 +259,14 @@ class _Writing:
             self.commit()
 
     def commit(self) -> None:
+        """Make everything so far survive a kill: first the shards, then the journal that counts on them."""
         for writer in self.writers.values():
             writer.sync()
         self.journal.commit()
         self.last_commit = time.monotonic()
 
     def finish(self) -> None:
+        """Close the shards, and say so in the journal."""
         self.commit()
         for writer in self.writers.values():
             writer.close()
@@ -264,6 +275,7 @@ class _Writing:
 
 
 def _write(found: list[Source], writing: _Writing, results: Iterator[tuple[Portion, Encoded]], progress: bool) -> None:
+    """Write all portions under a progress bar, which counts bytes of the corpus."""
     now = writing.journal.progress
     sizes = [source.size for source in found]
     total = None if None in sizes else sum(size or 0 for size in sizes)
@@ -280,6 +292,7 @@ def _write(found: list[Source], writing: _Writing, results: Iterator[tuple[Porti
 
 
 def _portions(found: list[Source], source: int, place: Place, limit: int) -> Iterator[Portion]:
+    """Group the records from `place` of source number `source` on into portions; none holds records of two sources."""
     for number in range(source, len(found)):
         portion, size = list[Record](), 0
         for record in found[number].records(place if number == source else (0, 0), limit):
@@ -293,7 +306,7 @@ def _portions(found: list[Source], source: int, place: Place, limit: int) -> Ite
 
 
 def _splits(directory: Path, layout: Layout, now: Progress, progress: bool) -> dict[str, SplitEntry]:
-    """What the manifest says of the finished shards; reads them back."""
+    """The manifest's entries for the finished shards, whose checksums are made of what the disk gives back."""
     splits = {}
     runs = sum(layout.runs(now.tokens[s]) for s in SPLITS)
     with tqdm(total=runs, desc="checksums", unit="run", disable=not progress) as bar:

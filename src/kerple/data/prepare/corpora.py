@@ -1,7 +1,7 @@
-"""Corpora as sequences of raw documents, each with a place to come back to.
+"""Corpora as sequences of raw documents, each of which has a place to resume from.
 
 A corpus is a list of sources in a fixed order, and a source is a sequence of records. A record is the raw bytes of one
-document. It is parsed where its text is tokenised (`encode`), because that is work for all cores.
+document. Workers parse it (`encode`), because parsing takes as much time as one core has.
 """
 
 import random
@@ -24,7 +24,7 @@ PARQUET_ENDINGS = (".parquet",)
 DATA_ENDINGS = LINE_ENDINGS + TAR_ENDINGS + PARQUET_ENDINGS
 CHUNK = 1 << 20  # bytes read at once
 
-Place = tuple[int, int]  # which member of an archive, and how many records of that member come before
+Place = tuple[int, int]  # number of a member of an archive (0 outside one), and of the records before in that member
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,14 @@ class Record:
     """One document before parsing.
 
     Args:
-        raw: A line of JSON if `json`, else UTF-8 text. It is empty where the record has a `fault`.
+        raw: A line of JSON if `json`, else UTF-8 text. It is empty if the record has a `fault`.
         name: File and line, for messages.
-        next: The place to go on from after this record.
-        consumed: Bytes of the source that were read so far, for progress; compressed ones where it is compressed.
+        next: The place after this record.
+        json: Whether `raw` is JSON.
+        consumed: Bytes of the source that were read so far, before decompression; the progress bar shows them.
         fault: Why the record could not be read, or None.
-        lost: Bytes that a fault costs, as far as is known. A file that breaks off counts as a whole, because nobody
-            knows how much is missing.
+        lost: Number of bytes that the fault costs. A file that breaks off counts as a whole, because it is not known
+            how much is missing.
     """
 
     raw: bytes
@@ -51,12 +52,12 @@ class Record:
 
 
 class Source(ABC):
-    """Something that holds records in an order that never changes: a file, a folder of texts, a remote dataset.
+    """A sequence of records in a fixed order: a file, a folder of texts, a remote dataset.
 
     Args:
-        name: For messages.
+        name: What messages call it.
         paths: Its files.
-        size: Bytes of the files as they lie, None where that is unknown.
+        size: Bytes of the files, before decompression; None if that is unknown.
     """
 
     def __init__(self, name: str, paths: list[str], size: int | None) -> None:
@@ -64,11 +65,21 @@ class Source(ABC):
 
     @abstractmethod
     def records(self, start: Place, limit: int) -> Iterator[Record]:
-        """Yield the records from the place `start` on. One of more than `limit` bytes comes as a fault, never whole."""
+        """Yield the records from the place `start` on. One of more than `limit` bytes becomes a record with a fault.
+
+        Raises:
+            UserError: The source cannot be read at all.
+        """
 
 
 class TextFiles(Source):
-    """Files that are one document each."""
+    """Files of which each is one document.
+
+    Args:
+        name: What messages call them.
+        paths: The files.
+        sizes: Bytes of each file.
+    """
 
     def __init__(self, name: str, paths: list[str], sizes: list[int]) -> None:
         super().__init__(name, paths, sum(sizes))
@@ -92,7 +103,7 @@ class TextFiles(Source):
 
 
 class JsonLines(Source):
-    """A file with one JSON object a line: .jsonl, also as .zst or .gz."""
+    """A file with one JSON object per line: .jsonl, which may be compressed as .zst or .gz."""
 
     def records(self, start: Place, limit: int) -> Iterator[Record]:
         with open_bytes(self.name) as file:
@@ -100,20 +111,20 @@ class JsonLines(Source):
 
 
 class _Header(tarfile.TarInfo):
-    """A header that must be one: the library takes anything else after the first for the end of the archive."""
+    """A tar header that fails if it is damaged; tarfile takes a damaged header for the end of the archive."""
 
     @classmethod
     def fromtarfile(cls, archive: tarfile.TarFile) -> tarfile.TarInfo:
         try:
             return super().fromtarfile(archive)
         except tarfile.HeaderError as error:
-            if archive.offset and not isinstance(error, tarfile.EOFHeaderError):  # the blocks of zeros at the end
+            if archive.offset and not isinstance(error, tarfile.EOFHeaderError):  # that is the zeros at the end
                 raise tarfile.ReadError(f"{error} at byte {archive.offset}") from error
             raise
 
 
 class Tar(Source):
-    """A tar of JSON lines and text files, read in one pass; only regular members count, none is written anywhere."""
+    """A tar file of JSON lines and text files, read in one pass. Members other than regular files are passed over."""
 
     def records(self, start: Place, limit: int) -> Iterator[Record]:
         with open_bytes(self.name) as file:
@@ -126,7 +137,7 @@ class Tar(Source):
                             yield from self._member(member, content, number, skip, limit, file)
             except UserError:
                 raise
-            except Exception as error:  # of the archive, or of what it is compressed with
+            except Exception as error:  # tarfile and each kind of compression raise errors of their own
                 raise UserError(f"{self.name}: is not a tar file that can be read to its end ({error})") from error
 
     def _member(
@@ -144,15 +155,15 @@ class Tar(Source):
 def lines(
     content: IO[bytes], name: str, member: int, skip: int, limit: int, file: IO[bytes], size: int
 ) -> Iterator[Record]:
-    """Split bytes at newlines without ever holding a line of more than `limit` bytes.
+    """Yield a record for each line of JSON lines, without ever holding a line of more than `limit` bytes.
 
     Args:
-        content: The bytes, decompressed. Where they break off (a damaged frame, an early end), one last record says so.
-        name: Of the file, for messages.
+        content: The decompressed bytes. If they break off (a damaged frame, an early end), one last record says so.
+        name: What messages call the file.
         member: Number of the file in its archive.
-        skip: How many lines to pass by.
-        limit: Bytes of the longest line.
-        file: What `content` is decompressed from; its place is the progress.
+        skip: Number of lines to leave out at the beginning.
+        limit: Largest number of bytes in a line.
+        file: The file before decompression, whose position is the progress.
         size: Bytes of the compressed file.
     """
     number, pieces, length, read = 0, list[bytes](), 0, 0
@@ -196,13 +207,13 @@ def sources(corpus: str, text_field: str = "text") -> list[Source]:
     """List the sources of a corpus in the order in which they are read.
 
     Args:
-        corpus: `stdlib`, `packages`, a file, a folder, a glob pattern or URL of JSON lines (.jsonl, .jsonl.zst,
-            .jsonl.gz), of tar files of those, of Parquet, or a folder of anything else, whose files are then a document
-            each; or `hf:NAME[:CONFIG[:SPLIT]]`, a Hugging Face dataset, streamed.
+        corpus: `stdlib`, `packages`, `hf:NAME[:CONFIG[:SPLIT]]` (a Hugging Face dataset, which is streamed), or a file,
+            folder, glob pattern or URL. Files may be JSON lines (.jsonl, .jsonl.zst, .jsonl.gz), tar files of those,
+            or Parquet. If none of the files is of these kinds, each is one document.
         text_field: Column of Parquet files and Hugging Face datasets that holds the text.
 
     Raises:
-        UserError: Nothing is there.
+        UserError: The corpus has no files.
     """
     if corpus == STANDARD_LIBRARY:
         return [standard_library()]
@@ -236,9 +247,9 @@ def sources(corpus: str, text_field: str = "text") -> list[Source]:
 
 
 def standard_library(seed: int = 0) -> TextFiles:
-    """The .py files of the Python that runs this, about 30 MB of real source code on every machine.
+    """The .py files of the running Python's standard library: about 30 MB of source code that every machine has.
 
-    Sorted, then shuffled by a fixed seed, so that neighbours in the token stream are no neighbours in a package.
+    The files are sorted, then shuffled by `seed`, so that files of one package are not neighbours in the token stream.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
     beside = {"site-packages", "dist-packages", "__pycache__"}
@@ -248,10 +259,13 @@ def standard_library(seed: int = 0) -> TextFiles:
 
 
 def _files(corpus: str) -> list[tuple[str, int | None]]:
-    """Paths and sizes below a folder, matching a pattern, or the one file itself; sorted, hidden ones left out."""
+    """Paths and sizes of the files in a folder, of those that match a pattern, or of one file.
+
+    They are sorted, and hidden files are left out. A size is None if it is unknown.
+    """
     check_protocol(corpus)
     if is_remote(corpus) and not any(mark in corpus for mark in "*?[") and corpus.endswith(DATA_ENDINGS):
-        return [(corpus, None)]  # one URL: no listing, which web servers seldom offer
+        return [(corpus, None)]  # web servers seldom list folders, so a single file is not looked for
     system, root = filesystem(corpus)
     if any(mark in corpus for mark in "*?["):
         found = system.glob(root, detail=True)

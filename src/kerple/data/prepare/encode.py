@@ -1,4 +1,4 @@
-"""Raw records to token ids: what every core does while preparing. Imports no torch: a worker is there in a moment."""
+"""Parsing and tokenising of records: what each worker does. Without torch, so that a worker starts at once."""
 
 import hashlib
 import json
@@ -18,19 +18,19 @@ from tokenizers import Tokenizer
 from kerple.data.tokenizer import encode, one_thread
 from kerple.errors import UserError
 
-Raw = tuple[bytes, bool, str | None]  # a record's bytes, whether they are JSON, why it is no document
+Raw = tuple[bytes, bool, str | None]  # a record's bytes, whether they are JSON, its fault
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """A batch of records after tokenising.
+    """A batch of tokenised records.
 
     Args:
-        digests: blake2b of each document's UTF-8 bytes, empty bytes for a record that is no document.
-        faults: Why a record is no document, else None.
-        sizes: UTF-8 bytes of each document.
-        lengths: Tokens of each (documents,), its end-of-text token included, 0 for a fault.
-        tokens: All of them in one row.
+        digests: Digest of each document's UTF-8 bytes, empty for a record with a fault.
+        faults: Why a record is not a document, or None.
+        sizes: Number of UTF-8 bytes of each document.
+        lengths: Tokens of each record (records,), its end-of-text token included; 0 for a fault.
+        tokens: The tokens of all records, concatenated (tokens,).
     """
 
     digests: list[bytes]
@@ -44,8 +44,8 @@ class Encoder:
     """Parses and tokenises batches of raw records.
 
     Args:
-        tokenizer: Serialised, as `tokenizer.json` holds it.
-        end_of_text: Id put after every document.
+        tokenizer: The tokenizer as JSON, the content of a `tokenizer.json`.
+        end_of_text: Id that is appended to every document.
         text_field: Key of the text in a JSON line.
     """
 
@@ -68,14 +68,14 @@ class Encoder:
 
 
 def digest_of(raw: bytes) -> bytes:
-    """What tells one document from another: 128 bits of blake2b of its UTF-8 bytes."""
+    """Digest by which a document is known: 128 bits of blake2b of its UTF-8 bytes."""
     return hashlib.blake2b(raw, digest_size=16).digest()
 
 
 def parse(raw: bytes, is_json: bool, text_field: str) -> tuple[str, bytes, str | None]:
-    """Return a raw record's text, the text's UTF-8 bytes, and what is wrong with it (None: nothing).
+    """Return the text of a raw record, the text's UTF-8 bytes, and the record's fault or None.
 
-    What is wrong is a kind of fault, and after a colon, where there is more to say, what it is in this record.
+    A fault is its kind, which may be followed by a colon and the details of this record.
     """
     if not raw.strip():
         return "", b"", "empty"
@@ -102,7 +102,7 @@ _encoder: Encoder | None = None
 
 
 def start_worker(tokenizer: str, end_of_text: int, text_field: str) -> None:
-    """Make this process an encoder of its own that ends when the one that started it is gone, killed or not."""
+    """Load the encoder of this worker process, which ends when the process that started it has ended or was killed."""
     global _encoder
     one_thread()
     _encoder = Encoder(tokenizer, end_of_text, text_field)
@@ -116,18 +116,18 @@ def _end_with_parent() -> None:
 
 
 def encode_in_worker(records: list[Raw]) -> Encoded:
-    """Encode with what `start_worker` has loaded into this process."""
+    """Encode a batch by the encoder that `start_worker` has loaded into this process."""
     assert _encoder is not None
     return _encoder(records)
 
 
 def encode_from_store(tokenizer: list[Any], records: list[Raw]) -> Encoded:
-    """Tokenise in a worker of Ray.
+    """Encode a batch in a worker of Ray.
 
     Args:
-        tokenizer: One reference to the arguments of `Encoder` and the version of `tokenizers` in the object store; in a
-            list, because Ray would fetch a bare one again for every batch.
-        records: A batch.
+        tokenizer: A list of one reference, to the arguments of `Encoder` and the version of `tokenizers` in the object
+            store. It is in a list because Ray fetches what a bare reference names for every batch.
+        records: The batch.
 
     Raises:
         UserError: This machine has another version of `tokenizers`, whose tokens might differ.

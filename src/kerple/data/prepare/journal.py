@@ -1,7 +1,8 @@
-"""How far a preparation has come, on disk, in one transaction at a time.
+"""The journal of a preparation: how far it has come, kept in a database on disk.
 
-SQLite keeps the two things that have to agree after a kill: the place in the corpus with the sizes of what was written
-for it, and the digests of all documents so far. The digests live on disk too, so memory does not grow with the corpus.
+Two things have to agree after a kill: the place in the corpus with the sizes of the shards written for it, and the
+digests of all documents before that place. SQLite writes both in one transaction. The digests are looked up on disk, so
+memory does not grow with the corpus.
 """
 
 import json
@@ -19,17 +20,19 @@ FILE = "journal.sqlite"
 
 @dataclass
 class Progress:
-    """Everything before this point is in the shards.
+    """A point in the corpus before which everything is in the shards, and what they hold.
 
     Args:
-        source: Number of the source being read.
-        place: Where to go on in it.
-        tokens, documents, bytes: Written so far, by split.
-        counts: Documents left out, by reason, and duplicates.
-        examples: The first document of each reason.
-        lost: Raw bytes of documents left out, not those of empty ones.
+        source: Number of the source that is being read.
+        place: Place in that source.
+        tokens: Tokens written to each split.
+        documents: Documents written to each split.
+        bytes: UTF-8 bytes of those documents.
+        counts: Number of documents left out for each reason, and of duplicates.
+        examples: For each reason, the first document that was left out.
+        lost: Raw bytes of the documents left out; empty ones do not count.
         taken: Raw bytes of the other documents.
-        finished: No record is left.
+        finished: Whether the whole corpus has been read.
     """
 
     source: int = 0
@@ -44,7 +47,13 @@ class Progress:
     finished: bool = False
 
     def leave_out(self, name: str, fault: str, lost: int) -> None:
-        """Count a document, or what else has the fault."""
+        """Count a record that is left out.
+
+        Args:
+            name: What messages call it.
+            fault: Its kind of fault, and after a colon the details.
+            lost: Raw bytes that it costs.
+        """
         reason = fault.partition(":")[0]
         self.counts[reason] = self.counts.get(reason, 0) + 1
         if reason != "empty":
@@ -52,23 +61,23 @@ class Progress:
             self.lost += lost
 
     def reasons(self) -> str:
-        """What was left out and why, for a message."""
+        """What was left out and why, as part of a message; empty if nothing was."""
         return "; ".join(f"{self.counts[reason]} × {example}" for reason, example in self.examples.items())
 
 
 class Journal:
-    """The journal of one directory.
+    """The journal of one folder; it is made or continued.
 
     Args:
-        directory: Where the shards are written.
-        settings: What is being prepared; a journal of other settings belongs to another corpus.
+        directory: Folder of the shards.
+        settings: What is being prepared.
 
     Attributes:
-        progress: How far the preparation has come.
-        tokenizer: The tokenizer as text, None before `begin`.
+        progress (Progress): How far the preparation has come.
+        tokenizer (str | None): The tokenizer as JSON, None before `begin`.
 
     Raises:
-        UserError: The directory holds an interrupted preparation with other settings, or no journal that can be read.
+        UserError: The folder holds an interrupted preparation with other settings, or a journal that cannot be read.
     """
 
     def __init__(self, directory: Path, settings: dict[str, Any]) -> None:
@@ -84,7 +93,7 @@ class Journal:
             rows = self.database.execute("SELECT key, value FROM state").fetchall()
             stored = {key: json.loads(value) for key, value in rows}
         except (sqlite3.DatabaseError, ValueError) as error:
-            if isinstance(error, sqlite3.OperationalError):  # the disk is full
+            if isinstance(error, sqlite3.OperationalError):  # the disk is full; `build` says so
                 raise
             raise UserError(f"{path}: cannot be used ({error}); delete the folder to prepare it again") from error
         if told := differences(stored.get("settings", settings), settings):
@@ -99,31 +108,31 @@ class Journal:
         self.progress.place = (self.progress.place[0], self.progress.place[1])
 
     def begin(self, tokenizer: str) -> None:
-        """Make the settings and the tokenizer survive: the next start goes on with them."""
+        """Commit the settings and the tokenizer, with which the next start goes on."""
         self.tokenizer = tokenizer
         self._put("settings", self.settings)
         self._put("tokenizer", tokenizer)
         self.commit()
 
     def forget(self) -> None:
-        """Make the next start one from the beginning."""
+        """Delete everything in the journal, so that the next start begins from nothing."""
         self.database.execute("DELETE FROM state")
         self.database.execute("DELETE FROM seen")
         self.database.execute("COMMIT")
         self.database.execute("BEGIN IMMEDIATE")
 
     def is_new(self, digest: bytes) -> bool:
-        """Whether no document so far had this digest; from now on one has."""
+        """Whether no document before had this digest; the digest is recorded."""
         return self.database.execute("INSERT OR IGNORE INTO seen VALUES (?)", (digest,)).rowcount == 1
 
     def commit(self) -> None:
-        """Make `progress` and every digest so far survive whatever comes."""
+        """Commit `progress` and all digests so far; after this they survive a kill or a power cut."""
         self._put("progress", asdict(self.progress))
         self.database.execute("COMMIT")
         self.database.execute("BEGIN IMMEDIATE")
 
     def close(self) -> None:
-        """Drop what was not committed."""
+        """Close the database without what was not committed."""
         self.database.rollback()
         self.database.close()
 
@@ -132,6 +141,6 @@ class Journal:
 
 
 def remove_journal(directory: Path) -> None:
-    """Delete the journal and what SQLite keeps beside it; one that is not there is fine."""
+    """Delete the journal of a folder, if there is one, and the files that SQLite keeps beside it."""
     for suffix in ("", "-wal", "-shm"):
         (directory / (FILE + suffix)).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""A built-in corpus that is larger than the standard library: the source of the packages this project runs on."""
+"""The corpus `packages`: the source code of the packages that this project requires, and the standard library."""
 
 import random
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
@@ -13,13 +13,17 @@ PACKAGES = "packages"
 
 
 def installed_packages(project: str = "kerple", seed: int = 0) -> TextFiles:
-    """The standard library and the .py files of all packages that a project requires, whole files as documents: about
-    210 MB, two thirds of them in files of more than 8,000 tokens.
+    """The .py files of the standard library and of all packages that a project requires; each file is a document.
 
-    Only required packages count, so what else lies in the environment changes nothing; the versions do.
+    They are about 210 MB, two thirds of which are in files of more than 8,000 tokens. Other packages in the environment
+    do not change the corpus, but the versions of the required ones do.
+
+    Args:
+        project: Name of the installed project.
+        seed: Chooses the order of the files.
 
     Raises:
-        UserError: The project is not installed, so that nobody knows what it requires.
+        UserError: The project is not installed, so that its requirements are unknown.
     """
     found = _required(project)
     paths = [Path(path) for path in standard_library().paths]
@@ -31,9 +35,9 @@ def installed_packages(project: str = "kerple", seed: int = 0) -> TextFiles:
 
 
 def _required(project: str) -> dict[str, Distribution]:
-    """The installed packages among a project's requirements, theirs, and so on, by name; the project is one of them.
+    """The installed packages that a project requires, directly or through others, and the project itself, by name.
 
-    Extras are left out, and so is what is required and not installed.
+    Requirements of extras are left out, and so are packages that are not installed.
     """
     found: dict[str, Distribution] = {}
     wanted = [project]

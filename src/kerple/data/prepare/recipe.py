@@ -1,4 +1,4 @@
-"""What a preparation depends on, kept with its shards so that a later run notices a change."""
+"""The settings of a preparation and the state of its corpus, kept in the manifest so that a change is noticed."""
 
 import hashlib
 from dataclasses import asdict, dataclass
@@ -10,24 +10,24 @@ from kerple.data.prepare.corpora import HUB, Source, sources
 from kerple.data.tokenizer import TRAINED_HERE
 from kerple.errors import UserError
 
-HASHED_BYTES = 1 << 28  # a corpus up to this size is known by its content, a larger one by the times of its files
+HASHED_BYTES = 1 << 28  # up to this size a corpus is known by its content, above by its files' times
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """The settings that the bytes of the shards depend on, beside the corpus itself.
+    """The settings that determine the bytes of the shards, together with the corpus.
 
     Args:
-        corpus: See `kerple.data.prepare.corpora.sources`.
-        tokenizer: "bpe" to train one here, else see `kerple.data.tokenizer.load_tokenizer`.
-        vocabulary: Entries of a tokenizer trained here; for any other one, the most it may have.
+        corpus: Name of the corpus, see `kerple.data.prepare.corpora.sources`.
+        tokenizer: `bpe` to train one, or a source for `kerple.data.tokenizer.load_tokenizer`.
+        vocabulary: Entries of a tokenizer that is trained; the largest number of entries of any other.
         shares: Shares of the documents in train, validation and test.
         text_field: Key or column of the text.
-        drop_duplicates: Keep only the first of documents with equal text.
-        largest_document: A document, or a line of JSON, of more bytes than this is a fault.
+        drop_duplicates: Whether only the first of several documents with equal text is kept.
+        largest_document: Largest number of bytes in a document or a line of JSON.
 
     Raises:
-        UserError: The shares are no shares.
+        UserError: The shares are not three numbers from 0 to 1 that add up to 1.
     """
 
     corpus: str
@@ -46,11 +46,11 @@ class Recipe:
             )
 
     def settings(self, found: list[Source]) -> dict[str, Any]:
-        """The recipe and the state of its sources, as JSON holds them."""
+        """The recipe and the state of its sources, as the manifest's JSON holds them."""
         return {**asdict(self), "shares": list(self.shares), "sources": _states(found, self.tokenizer)}
 
     def settings_now(self) -> dict[str, Any]:
-        """As `settings`, without "sources" where the corpus is not on this machine: shards may be used without it."""
+        """As `settings`, but without "sources" if the corpus is not on this machine; shards are usable without."""
         settings = {**asdict(self), "shares": list(self.shares)}
         if is_remote(self.corpus) or self.corpus.startswith(HUB):
             return settings
@@ -60,18 +60,18 @@ class Recipe:
             return settings
 
     def split_of(self, digest: bytes) -> str:
-        """The split of a document, by a hash of its text alone: equal texts never lie on two sides."""
+        """The split of a document, by its digest alone: documents with equal texts are in the same split."""
         place = int.from_bytes(digest[:8], "big") / 2**64
         train, validation, _ = self.shares
         return "train" if place < train else "validation" if place < train + validation else "test"
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """Say how two settings differ, for a message; the empty string if they do not.
+    """Say how two settings differ, as part of a message; empty if they do not. Sources are compared if both name them.
 
     Args:
-        before: Settings from a manifest or a journal. One that does not tell its sources is not compared in them.
-        now: The settings asked for; so is this one.
+        before: The settings in a manifest or a journal.
+        now: The settings that are asked for.
     """
     told = [f"{key} was {before.get(key)!r}, is {now[key]!r}" for key in now if before.get(key) != now[key]]
     recorded = before.get("sources")
@@ -96,10 +96,10 @@ def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def _states(found: list[Source], tokenizer: str) -> list[dict[str, Any]]:
-    """For each source, and a tokenizer from a file, its name, number of files, their bytes, and a sha256.
+    """Name, number of files, bytes and sha256 of each source, and of a tokenizer that is read from a file.
 
-    The sha256 is over the files' names, sizes and contents; over times of modification instead of contents where the
-    corpus is larger than `HASHED_BYTES`. What lies behind a URL has none.
+    The sha256 covers the files' names, sizes and contents. For a corpus of more than `HASHED_BYTES` it covers the times
+    of modification instead of the contents. Sources at a URL have none.
     """
     named = [(source.name, source.paths, source.size) for source in found]
     file = Path(tokenizer, "tokenizer.json") if Path(tokenizer).is_dir() else Path(tokenizer)

@@ -1,4 +1,4 @@
-"""Corpora with columns: Parquet files and Hugging Face datasets. Their packages are imported on first use."""
+"""Sources with columns: Parquet files and Hugging Face datasets. Their optional packages are imported on use."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,12 +9,12 @@ from kerple.errors import UserError
 
 
 class Parquet(Source):
-    """One column of a Parquet file, a row group at a time; `pip install pyarrow`.
+    """One column of a Parquet file, read one row group at a time. It needs `pyarrow`.
 
     Args:
-        path: Local path or URL.
-        size: Bytes, if known.
-        text_field: The column, of strings.
+        path: Path or URL of the file.
+        size: Bytes of the file, or None.
+        text_field: Name of the column, which holds strings.
     """
 
     def __init__(self, path: str, size: int | None, text_field: str) -> None:
@@ -54,12 +54,12 @@ class Parquet(Source):
 
 
 class HubDataset(Source):
-    """A dataset of the Hugging Face hub, streamed; `pip install datasets`. Its loading scripts are never run.
+    """A dataset of the Hugging Face hub, which is streamed. It needs `datasets`, and runs no loading scripts.
 
     Args:
-        name: `NAME[:CONFIG[:SPLIT]]`; the split is `train` unless named, and the split into train, validation and test
-            is made here, by content, as for every corpus.
-        text_field: The feature, a string.
+        name: `NAME[:CONFIG[:SPLIT]]`. The dataset's split `train` is read unless another is named; like any corpus, it
+            is divided into train, validation and test by a hash of the text.
+        text_field: Name of the feature, which holds strings.
     """
 
     def __init__(self, name: str, text_field: str) -> None:
@@ -81,7 +81,7 @@ class HubDataset(Source):
 
 
 def text_record(text: Any, name: str, number: int, limit: int, consumed: int) -> Record:
-    """A record of a value that should be a string."""
+    """The record of row `number` with the value `text`; anything but a string of at most `limit` bytes is a fault."""
     raw, fault = b"", None
     if not isinstance(text, str):
         fault = "no text"
@@ -93,6 +93,7 @@ def text_record(text: Any, name: str, number: int, limit: int, consumed: int) ->
 
 
 def _seekable(path: str) -> Any:
+    """Open a remote file that can be read at any place: the index of a Parquet file is at its end."""
     from kerple.data.files import filesystem, retry
 
     def attempt() -> Any:

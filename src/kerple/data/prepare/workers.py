@@ -1,10 +1,10 @@
-"""Who tokenises the portions of a corpus: processes of this machine, or a cluster by Ray.
+"""Engines that tokenise the portions of a corpus: processes of this machine, or a cluster by Ray.
 
-Either way one process reads the portions and gets their tokens back in the order in which they were read. So what is
-written depends neither on who tokenised it nor on who died trying.
+With both, one process reads the portions and gets their tokens back in the order in which they were read. So the shards
+do not depend on which worker tokenised a portion, nor on workers that died.
 
-submitit was looked at for the cluster: it starts whole jobs through SLURM and hands back what each returns at its end.
-Tokenising needs workers that stay and get a megabyte of text many times a second, which is what Ray's tasks are.
+submitit would be no replacement: it starts whole jobs through SLURM and returns what each has at its end. Tokenising
+needs workers that stay and get a megabyte of text many times a second, as Ray's tasks do.
 """
 
 import multiprocessing
@@ -21,8 +21,8 @@ from kerple.data.prepare.encode import Encoded, Encoder, Raw, encode_from_store,
 from kerple.errors import UserError
 from kerple.runs.cluster import cores, joined
 
-WAITING_BYTES = 1 << 28  # raw bytes on their way, whatever the number of workers
-RETRIES = 3  # of a portion whose worker died; tokenising it again gives the same tokens
+WAITING_BYTES = 1 << 28  # largest number of raw bytes under way, for any number of workers
+RETRIES = 3  # new attempts at a portion whose worker died; they give the same tokens
 
 Portion = tuple[int, list[Record]]  # number of the source, and records of it that are tokenised together
 Tokenizer = tuple[str, int, str]  # the arguments of Encoder
@@ -30,12 +30,12 @@ Pending = TypeVar("Pending")
 
 
 def local(portions: Iterator[Portion], tokenizer: Tokenizer, workers: int) -> Iterator[tuple[Portion, Encoded]]:
-    """Tokenise by `workers` processes of this machine; 0 is one a core, 1 is this process.
+    """Tokenise by `workers` processes of this machine; 0 means one per core, 1 means this process.
 
-    When a process dies, all are started anew and get what was under way again.
+    When a process dies, all are started anew and get the portions that were under way again.
 
     Raises:
-        UserError: Processes died while they had the same portion `RETRIES` + 1 times.
+        UserError: Processes died `RETRIES` + 1 times while they had the same portion.
     """
     workers = workers or cores()
     if workers == 1:
@@ -53,7 +53,7 @@ def local(portions: Iterator[Portion], tokenizer: Tokenizer, workers: int) -> It
     def submit(raw: list[Raw]) -> Future[Encoded] | None:
         try:
             return pool.submit(encode_in_worker, raw)
-        except BrokenProcessPool:  # noticed and mended when the next result is asked for
+        except BrokenProcessPool:  # `receive` notices it and starts a new pool
             return None
 
     def send(raw: list[Raw]) -> None:
@@ -84,9 +84,9 @@ def local(portions: Iterator[Portion], tokenizer: Tokenizer, workers: int) -> It
 
 
 def ray(portions: Iterator[Portion], tokenizer: Tokenizer, workers: int) -> Iterator[tuple[Portion, Encoded]]:
-    """Tokenise on a Ray cluster, `workers` portions at a time, each by one CPU of it; 0 is all CPUs it has.
+    """Tokenise on a Ray cluster, `workers` portions at a time, each by one CPU; 0 means all CPUs of the cluster.
 
-    Ray gives a portion whose worker or machine dies to another one, `RETRIES` times.
+    When a worker or its machine dies, Ray gives the portion to another worker, up to `RETRIES` times.
 
     Raises:
         UserError: Ray is not installed, a portion was lost too often, or a machine has another version of `tokenizers`.
@@ -95,7 +95,7 @@ def ray(portions: Iterator[Portion], tokenizer: Tokenizer, workers: int) -> Iter
         tasks = cluster.remote(num_cpus=1, max_retries=RETRIES)(encode_from_store)
         stored = cluster.put((*tokenizer, tokenizers.__version__))
         cpus = int(cluster.cluster_resources().get("CPU", 1))
-        # without a number asked for, Ray itself runs no more than there are CPUs, and a second portion waits for each
+        # with 0 workers, Ray runs as many tasks as there are CPUs, and one more portion waits for each of them
         most = workers or 2 * cpus
         running = []
 
@@ -120,9 +120,15 @@ ENGINES = {"local": local, "ray": ray}
 def in_order(
     portions: Iterator[Portion], send: Callable[[list[Raw]], Pending], receive: Callable[[Pending], Encoded], most: int
 ) -> Iterator[tuple[Portion, Encoded]]:
-    """Yield results in the order of the portions, with at most `most` portions and WAITING_BYTES on their way.
+    """Yield the portions and their tokens in order, with at most `most` portions and `WAITING_BYTES` under way.
 
-    A single portion of more bytes than that travels alone.
+    A single portion of more than `WAITING_BYTES` is under way alone.
+
+    Args:
+        portions: The portions.
+        send: Starts tokenising a portion's records and returns a handle.
+        receive: Waits for the result of a handle.
+        most: Largest number of portions under way.
     """
     waiting: deque[tuple[Portion, int, Pending]] = deque()
     waiting_bytes = 0
