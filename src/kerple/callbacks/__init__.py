@@ -1,4 +1,6 @@
-"""What hooks evaluation into Lightning: modules beside this one are imported, so their callbacks have short names."""
+"""Lightning callbacks: they measure, save and watch a run. All of this package's modules are imported, so that the
+command line knows each callback by its class name alone.
+"""
 
 import inspect
 from importlib import import_module

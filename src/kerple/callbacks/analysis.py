@@ -1,4 +1,4 @@
-"""What all analyses share: when they run, which text they read, where their results go."""
+"""`Analysis`: the base of callbacks that analyse a trained model in `test`, and functions to write their results."""
 
 import csv
 import json
@@ -19,22 +19,22 @@ from kerple.evaluation.results import reach, strategy
 
 
 class Analysis(Callback):
-    """An analysis of a trained model: runs at the end of `test`, writes a figure to TensorBoard and to ``<name>.png``
-    in
-    the log directory, and the numbers behind it to ``<name>.csv``.
+    """An analysis of a trained model, which runs at the end of `test`.
 
-    Text is the first blocks of the test split; each device reads its share, sums are added.
+    It writes numbers to ``<name>.csv`` and a figure to ``<name>.png``, in the run's log directory, and the figure to
+    TensorBoard. A subclass sets ``name`` and overrides `analyse`. It reads the first blocks of the test split; each
+    device reads a share of them, and their sums are added.
 
     Args:
         length: Targets in a block; None for the training length.
-        blocks: How many blocks are read. Fewer are an error, not a smaller sample.
+        blocks: Number of blocks to read.
 
     Raises:
-        UserError: If a number is not positive, or, once the data is known, there are not so many blocks.
+        UserError: If a number is not positive. In `setup`, if the test split has fewer blocks than asked for.
     """
 
     name: ClassVar[str]
-    """Of the files, and of the figure in TensorBoard."""
+    """Name of the files, and of the figure in TensorBoard."""
 
     def __init__(self, length: int | None = None, blocks: int = 16) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Analysis(Callback):
             self.analyse(trainer, pl_module)
 
     def impossible(self, pl_module: LightningModule) -> str | None:
-        """Why this model cannot be analysed so, or None. A comparison goes on without it, and the reason is written."""
+        """Why this analysis cannot be made of this model, or None. The reason is written in place of the results."""
         length, bound = self._length(pl_module), reach(pl_module.network)
         if bound is not None and length > bound:
             return f"{strategy_name(pl_module)} has no position past {bound - 1}, the segments have {length} tokens"
@@ -73,10 +73,10 @@ class Analysis(Callback):
 
     @abstractmethod
     def analyse(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Measure and `publish`; called on every rank, in eval mode, without gradient."""
+        """Measure, and `publish` the results. Called on every rank, in evaluation mode, without gradients."""
 
     def read(self, trainer: Trainer, pl_module: LightningModule) -> Iterator[tuple[int, Tensor]]:
-        """This device's share of the blocks: (index, tokens (1, length+1) int64 on the device)."""
+        """Yield this device's share of the blocks: (index, tokens (1, length + 1) int64 on the device)."""
         blocks = trainer.datamodule.blocks("test", self._length(pl_module), self.blocks)
         for i in range(trainer.global_rank, len(blocks), trainer.world_size):
             yield i, blocks[i]["tokens"].to(pl_module.device)[None]
@@ -86,20 +86,26 @@ class Analysis(Callback):
 
 
 def strategy_name(pl_module: LightningModule) -> str:
-    """Class name of the model's strategy, for titles."""
+    """Class name of the model's strategy, as titles have it."""
     return strategy(pl_module.network)
 
 
 def synchronise(*losses: TokenLoss) -> None:
-    """Add the sums of all devices."""
+    """Replace each device's sums by those of all devices."""
     for loss in losses:
         loss.sync()
 
 
 def publish(trainer: Trainer, name: str, figure: Figure | None, rows: Sequence[dict[str, Any]]) -> None:
-    """Write ``<name>.csv`` and ``<name>.png`` and show the figure in TensorBoard as ``analyses/<name>``.
+    """Write rows to ``<name>.csv``, a figure to ``<name>.png``, and the figure to TensorBoard as ``analyses/<name>``.
 
-    Must be called on every rank; only the first one writes.
+    Call it on every rank; only the first one writes.
+
+    Args:
+        trainer: The trainer, whose log directory and loggers are used.
+        name: Name of the files.
+        figure: The figure, or None.
+        rows: Rows of the table, whose keys are the same.
     """
     directory = log_directory(trainer)
     if not trainer.is_global_zero:
@@ -117,7 +123,7 @@ def publish(trainer: Trainer, name: str, figure: Figure | None, rows: Sequence[d
 
 
 def skip(trainer: Trainer, name: str, reason: str) -> None:
-    """Warn that there is no such analysis, and leave the reason in ``<name>.json``; to be called on every rank."""
+    """Warn that an analysis is not made, and write the reason to ``<name>.json``. Call it on every rank."""
     rank_zero_warn(reason)
     directory = log_directory(trainer)
     if trainer.is_global_zero:
@@ -125,7 +131,7 @@ def skip(trainer: Trainer, name: str, reason: str) -> None:
 
 
 def log_directory(trainer: Trainer) -> Path:
-    """The run's log directory, made if it is missing; to be called on every rank, because Lightning broadcasts it."""
+    """The run's log directory, made if it is missing. Call it on every rank, because Lightning broadcasts the path."""
     directory = Path(trainer.log_dir or trainer.default_root_dir)
     if trainer.is_global_zero:
         directory.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Where the heads look: entropy and mean distance of every head, maps of chosen ones."""
+"""`AttentionStatistics` and `AttentionMaps`: entropy, mean distance and maps of the attention of heads."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -16,14 +16,15 @@ MEASURES = {"entropy": "entropy of the attention (nats)", "distance": "mean atte
 
 
 class AttentionStatistics(Analysis):
-    """Entropy and mean attended distance of each head, averaged over all queries of all segments.
+    """Measures the entropy and the mean attended distance of each head, as means over all queries and segments.
 
-    Writes ``attention_statistics.csv``: layer, head, entropy in nats, distance in tokens; the figure shows both. A head
-    that looks at all n keys alike has entropy log n and, over a segment of L, a mean distance of about L/4.
+    Writes ``attention_statistics.csv`` (layer, head, entropy in nats, distance in tokens) and a figure of both. For
+    comparison: uniform attention to n keys has the entropy log n, and in a segment of L tokens a mean distance of about
+    L/4.
 
     Args:
-        length: Length of the segments; None for the training length. Memory grows with its square.
-        blocks: Segments.
+        length: Targets in a segment; None for the training length. Memory grows with its square.
+        blocks: Number of segments.
     """
 
     name = "attention_statistics"
@@ -53,13 +54,13 @@ class AttentionStatistics(Analysis):
 
 
 class AttentionMaps(Analysis):
-    """Attention probabilities of chosen heads on the first segment of the test split.
+    """Draws the attention probabilities of chosen heads on the first segment of the test split.
 
-    Writes ``attention_maps.csv``: layer, head, query, key, probability, for every key a query sees.
+    Writes a figure and ``attention_maps.csv``: layer, head, query, key, probability, for every key that a query sees.
 
     Args:
-        heads: (layer, head) pairs; None for the first head of up to 6 layers.
-        length: Length of the segment; None for the training length.
+        heads: Pairs (layer, head); None for the first head of the first 6 layers.
+        length: Targets in the segment; None for the training length.
 
     Raises:
         UserError: If there is no such layer or head.
@@ -121,7 +122,7 @@ def _maps_figure(maps: dict[tuple[int, int], Tensor], pl_module: LightningModule
     for axes in panels.flat[len(maps) :]:
         axes.set_visible(False)
     for axes, ((layer, head), p) in zip(panels.flat, maps.items(), strict=False):
-        # square root: a row of 64 even probabilities and a single sharp one are both to be seen
+        # the square root makes 64 equal probabilities in a row visible beside a single large one
         shown = p.sqrt().masked_fill(torch.ones_like(p).triu(1).bool(), float("nan"))
         image = axes.imshow(shown.numpy(), cmap="magma", vmin=0, vmax=1, interpolation="nearest")
         axes.set(xlabel="key position", ylabel="query position", title=f"layer {layer}, head {head}")

@@ -1,5 +1,4 @@
-"""What TensorBoard opens on: perplexity against length on one page, hyper-parameters with results, kernels as
-histograms."""
+"""`Dashboards`: the layout of TensorBoard's pages."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -21,19 +20,20 @@ TRAINING = {
 
 
 class Dashboards(Callback):
-    """Lays out TensorBoard, and writes what its pages need beyond the scalars that others log.
+    """Lays out TensorBoard's pages, and writes what they show beside the scalars that other callbacks log.
 
-    - *Custom scalars*: a layout whose first page is every ``test/<metric>/<protocol>/<length>`` as a curve over length:
-      one scalar ``against_length/<metric>/<protocol>`` whose step is the length.
-    - *HParams*: the model's settings with the strategy, and the last value of each metric.
-    - *Histograms*: every parameter of the strategy, ``kernels/<name>``, after each validation.
+    - *Custom scalars*: each ``test/<metric>/<protocol>/<length>`` as a curve over length. For this it is also written
+      as the scalar ``against_length/<metric>/<protocol>``, whose step is the length.
+    - *HParams*: the model's settings, the strategy, and the last value of each metric.
+    - *Histograms*: each parameter of the strategy as ``kernels/<name>``, after each validation.
 
-    Does nothing without a TensorBoardLogger.
+    It does nothing without a TensorBoardLogger.
     """
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for writer in _writers(trainer):
-            # the page of all runs has the sections in the order of the first: what matters on top, filled in by tests
+            # TensorBoard orders the sections of all runs as in the first; `test` fills in extrapolation, which is on
+            # top
             writer.add_custom_scalars({"extrapolation": {}, "training": TRAINING})
         self._histograms(trainer, pl_module)
 
@@ -48,7 +48,7 @@ class Dashboards(Callback):
         curves = {
             tuple(name.split("/")[1:]): float(v) for name, v in trainer.callback_metrics.items() if _is_curve(name)
         }
-        # tags are regular expressions; a chart shows them for every run that is chosen at the left of the page
+        # a tag is a regular expression, and a chart shows it for all runs that are selected
         charts = {
             f"{metric} against length": ["Multiline", [f"{AGAINST_LENGTH}/{metric}/.*"]]
             for metric in dict.fromkeys(metric for metric, _, _ in curves)
@@ -63,9 +63,7 @@ class Dashboards(Callback):
     def _histograms(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for writer in _writers(trainer):
             for name, parameter in _parameters(pl_module):
-                if torch.isfinite(
-                    parameter
-                ).all():  # TensorBoard refuses others; a run that diverged goes on to say so itself
+                if torch.isfinite(parameter).all():  # else TensorBoard raises, before `Finite` can say what is wrong
                     writer.add_histogram(f"kernels/{name}", parameter.detach().float().cpu(), trainer.global_step)
 
     def _hyperparameters(self, trainer: Trainer, pl_module: LightningModule, prefixes: tuple[str, ...]) -> None:
@@ -86,13 +84,13 @@ def _is_curve(name: str) -> bool:
 
 
 def _writers(trainer: Trainer) -> Iterator[SummaryWriter]:
-    """Writers of all TensorBoard loggers, on the first process only."""
+    """Yield the writers of all TensorBoard loggers; on other ranks than the first, none."""
     if trainer.is_global_zero:
         yield from (logger.experiment for logger in trainer.loggers if isinstance(logger, TensorBoardLogger))
 
 
 def _parameters(pl_module: LightningModule) -> Iterator[tuple[str, torch.Tensor]]:
-    """(name, parameter) of all strategies; the layer stands in the name where each has its own."""
+    """Yield (name, parameter) of all strategies. If each layer has its own strategy, the layer is part of the name."""
     strategies = list(dict.fromkeys(m for m in pl_module.modules() if isinstance(m, Position)))
     for i, strategy in enumerate(strategies):
         for name, parameter in strategy.named_parameters():

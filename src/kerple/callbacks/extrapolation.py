@@ -1,5 +1,4 @@
-"""Perplexity against evaluation length: at the end of every validation on a few blocks, and in `test` on the whole
-split."""
+"""`Extrapolation`: perplexity at several evaluation lengths, in `test` and, on a few blocks, after each validation."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,42 +20,40 @@ from kerple.evaluation.segments import DocumentBlocks, shuffled
 
 
 class Extrapolation(Callback):
-    """Computes evaluation protocols at several lengths on the same targets.
+    """Measures perplexity by several protocols and at several lengths, on the same targets.
 
-    A test batch is one block of ``block_length`` targets; for each length it is cut into segments, so that every
-    target is scored exactly once at every length. Writes ``extrapolation.json`` into the run's log directory, prints a
-    table, logs ``test/ppl/<protocol>/<length>`` and ``test/bits_per_byte/<protocol>/<length>`` and a figure. The bytes
-    are those of the very targets that are scored, as the data module's ``token_bytes`` has them. Lengths the strategy
-    cannot represent are reported as skipped.
+    A test batch is one block of ``block_length`` targets. For each length the block is cut into segments, so that every
+    target is scored exactly once at every length. Writes ``extrapolation.json`` and a figure into the run's log
+    directory, prints a table, and logs ``test/ppl/<protocol>/<length>`` and ``test/bits_per_byte/<protocol>/<length>``.
+    The latter divides by the bytes of the scored targets, which the data module's ``token_bytes`` gives. Lengths that
+    the strategy cannot represent are reported as skipped.
 
-    During `fit`, ``val/ppl/full/<length>`` is measured on the first ``validation_blocks`` blocks of the validation
-    split.
+    After each validation of `fit`, ``val/ppl/full/<length>`` is measured on the first blocks of the validation split.
 
     Args:
-        lengths: Evaluation lengths in tokens; each divides the longest.
-        block_length: Targets in a block, a multiple of the longest length; None for that length itself.
-        blocks: How many blocks of the test split are scored, its first ones, by all devices together; None for all.
-            Fewer are an error. `limit_test_batches` is for each device, and would make results depend on their number.
+        lengths: Evaluation lengths in tokens; each must divide the longest.
+        block_length: Targets in a block, a multiple of the longest length; None for the longest length itself.
+        blocks: Number of blocks of the test split that all devices together score, counted from its beginning; None for
+            all. It replaces `limit_test_batches`, which counts for each device: results would depend on their number.
         protocols: Any of full, windowed, sliding, last, per_position.
-        window: Keys seen by windowed; None for the training length.
-        stride: New targets in each step of sliding; at most the shortest length.
-        skip: Targets at the start of a block that sliding uses as context only, so that all scored ones have a full
-            window: at least the longest length less the stride, or 0.
-        k: Targets scored at the end of each segment by last; at most the shortest length.
-        sampling: ``blocks``, the same targets at every length; or ``paper``, ``segments`` shuffled segments at each
-            length as the paper's released code does (different text at different lengths: only for comparison with its
-            tables).
-        segments: Segments at each length with ``sampling: paper``.
-        seed: Of that shuffle.
-        documents: Only blocks that lie inside one document (longer than the longest length, that is), cut from its
-            first token on; needs a data module with ``stream`` and ``documents``.
-        validation_blocks: At most so many blocks are scored after each validation in fit; 0 for none.
-        tokens_per_forward: Bound on the tokens run at once; a longer segment runs alone.
+        window: Number of keys that a query sees in windowed; None for the training length.
+        stride: Number of new targets in each step of sliding; at most the shortest length.
+        skip: Number of targets at the start of a block that sliding uses as context only, so that all scored targets
+            have a full window: at least the longest length minus the stride, or 0.
+        k: Number of targets that last scores at the end of each segment; at most the shortest length.
+        sampling: ``blocks`` scores the same targets at every length. ``paper`` scores ``segments`` shuffled segments at
+            each length, as the paper's code does; the text then differs between lengths, so this is only for
+            comparison with the paper's tables.
+        segments: Number of segments at each length with ``sampling: paper``.
+        seed: Chooses the shuffle of ``sampling: paper``.
+        documents: Whether only blocks inside one document are scored, cut from its first token on. Documents shorter
+            than a block are left out. It needs a data module with ``stream`` and ``documents``.
+        validation_blocks: Largest number of blocks that are scored after each validation; 0 for none.
+        tokens_per_forward: Largest number of tokens in one forward pass; a longer segment runs alone.
 
     Raises:
-        UserError: If an option cannot be honoured; when the trainer and the data are known, also if the trainer has
-            two of these callbacks or limits the batches of several devices, or a split has fewer blocks or segments
-            than asked for.
+        UserError: If an option is out of range or two contradict each other. In `setup`, also if the trainer has two of
+            these callbacks or limits the batches of several devices, or a split has too few blocks or segments.
     """
 
     def __init__(
@@ -137,7 +134,7 @@ class Extrapolation(Callback):
             block=self.block,
             training_length=pl_module.network.shape.length,
         )
-        # what the data cannot give is told before the first forward: hours may lie between
+        # raise now, not after hours of tests, if there is too little text
         if stage == "test":
             if trainer.world_size > 1 and _limited(trainer):
                 raise UserError(
@@ -218,7 +215,7 @@ class Extrapolation(Callback):
         measurements: Sequence[Measurement],
     ) -> None:
         index = int(batch["index"])
-        if index < 0:  # a filler: another rank has one block more
+        if index < 0:  # a filler, because another rank has one block more
             return
         with trainer.precision_plugin.forward_context():
             results.measure(
@@ -243,7 +240,7 @@ class Extrapolation(Callback):
             self._measure(trainer, pl_module, {"tokens": tokens, "index": i}, measurements)
 
     def _text(self, trainer: Trainer, length: int) -> tuple[Any, Sequence[int]]:
-        """What `test` reads at a length, and in which order."""
+        """The blocks that `test` reads at a length, and the indices of those it scores, in order."""
         if self.documents:
             blocks = DocumentBlocks(trainer.datamodule.stream("test"), trainer.datamodule.documents("test"), length)
         else:
@@ -280,7 +277,7 @@ class Extrapolation(Callback):
 
 
 def _limited(trainer: Trainer) -> bool:
-    # 1.0 is all of them, 1 is one
+    # to Lightning, 1.0 means all batches and 1 means one
     return trainer.limit_test_batches != 1 or isinstance(trainer.limit_test_batches, int)
 
 
@@ -302,7 +299,16 @@ def _synchronise(measurements: Sequence[Measurement]) -> None:
 
 
 def _check_counts(m: Measurement, block: int, partly: bool) -> None:
-    """Catch a loader that repeats or drops blocks, as Lightning's own distributed sampler does."""
+    """Check that every block was scored once: Lightning's own distributed sampler repeats or drops some.
+
+    Args:
+        m: The measurement.
+        block: Targets in a block.
+        partly: Whether some blocks may not have been scored at all.
+
+    Raises:
+        RuntimeError: A block was scored more than once, or not at all.
+    """
     expected = 0 if m.skipped is not None else len(m.protocol.scored(m.length, block))
     allowed = {0, expected} if partly else {expected}
     wrong = [i for i, n in enumerate(m.loss.targets.tolist()) if n not in allowed]

@@ -1,4 +1,4 @@
-"""Stops a run, or skips a batch, whose loss or gradient is no longer a number."""
+"""`Finite`: stops a run, or skips a batch, if the loss or a gradient is not finite."""
 
 import math
 from dataclasses import dataclass
@@ -16,35 +16,37 @@ from kerple.errors import UserError
 
 @dataclass(frozen=True)
 class Seen:
-    """One step, before the optimiser had its turn; tensors are on the device, where nobody has looked at them yet."""
+    """A step that the host has not checked yet; the tensors are on the device."""
 
     step: int
-    samples: list[tuple[int, int] | list[int]]  # of each micro-batch
-    losses: Tensor  # (micro-batches,) bool, whether each was finite
-    finite: Tensor  # () bool, of all of the step on all ranks
+    samples: list[tuple[int, int] | list[int]]  # samples of each micro-batch
+    losses: Tensor  # (micro-batches,) bool, whether the loss of each was finite
+    finite: Tensor  # () bool, whether all losses and gradients of the step were finite on all ranks
 
 
 class Finite(Callback):
-    """Looks at every loss and every gradient before the optimiser does, on all ranks together.
+    """Checks all losses and gradients, on all ranks, before the optimiser uses them.
 
-    Each look of the host waits for the device. So on a GPU the device alone leaves out a bad step (the fused optimiser
-    takes a flag for it, as loss scaling does) and, with ``stop``, all steps after it; the host looks now and then, and
-    always before a checkpoint. Where the optimiser takes no such flag the host looks at every step.
+    A check by the host has to wait for the device. On a GPU, the device therefore skips a bad step by itself, through a
+    flag of the fused optimiser that loss scaling uses too; with ``stop`` it also skips all steps after it. The host
+    checks now and then, and always before a checkpoint. If the optimiser has no such flag, the host checks every step.
 
-    With ``precision: 16-mixed`` only the loss is looked at: the loss scaler there expects gradients that overflow, and
-    leaves such steps out itself.
+    With ``precision: 16-mixed`` only the loss is checked, because the loss scaler skips steps with gradients that
+    overflow by itself.
 
-    Weights that are no numbers end the run with either action: no batch can be blamed for them, and all that follow
-    would be left out. They are looked at beside every bad batch, before a checkpoint is written and at the end.
+    Weights that are not finite end the run with both actions, because all later batches would have to be skipped. They
+    are checked with every bad batch, before a checkpoint is written, and at the end.
 
     Args:
-        action: ``stop`` ends the run with the weights of before the bad step; ``skip`` leaves the batch out (weights
-            and moments stay, the step counts for the schedule), warns, and logs how many as ``train/skipped_batches``.
-        every_n_steps: Steps between two looks; null: 1 on a CPU, ``trainer.log_every_n_steps`` on a GPU.
+        action: ``stop`` ends the run with the weights before the bad step. ``skip`` leaves out the batch: weights and
+            moments stay, and the step counts for the schedule. It warns, and logs the number of skipped batches as
+            ``train/skipped_batches``.
+        every_n_steps: Steps between two checks by the host; null for 1 on a CPU, ``trainer.log_every_n_steps`` on a
+            GPU.
 
     Raises:
-        UserError: With ``stop``: names the step, the samples and the last good checkpoint. With either: the
-            weights are no longer finite.
+        UserError: If an option is out of range. During training: with ``stop``, if a loss or a gradient is not finite;
+            the message names the step, the samples and the last good checkpoint. With both, if a weight is not finite.
     """
 
     def __init__(self, action: Literal["stop", "skip"] = "stop", every_n_steps: int | None = None) -> None:
@@ -55,10 +57,10 @@ class Finite(Callback):
             raise UserError(f"Finite: every_n_steps: got {every_n_steps}, expected 1 or more, or null")
         self.action, self.every_n_steps = action, every_n_steps
         self.skipped = self._logged = 0
-        self._samples: list[tuple[int, int] | list[int]] = []  # of the micro-batches since the last step
-        self._finite: list[Tensor] = []  # whether the loss of each was
-        self._seen: list[Seen] = []  # steps the host has not looked at
-        self._bad: Tensor | None = None  # whether one of them was bad, on the device
+        self._samples: list[tuple[int, int] | list[int]] = []  # samples of the micro-batches since the last step
+        self._finite: list[Tensor] = []  # whether the loss of each was finite
+        self._seen: list[Seen] = []  # steps that the host has not checked
+        self._bad: Tensor | None = None  # () bool on the device, whether one of them was bad
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._samples.append(_samples(trainer, batch))
@@ -74,7 +76,7 @@ class Finite(Callback):
         finite = losses.all()
         if trainer.precision != "16-mixed":
             gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-            if gradients:  # the largest entry: a sum of squares could overflow where nothing is wrong
+            if gradients:  # the norm is the largest entry, because a sum of squares could overflow by itself
                 finite = finite & get_total_norm(gradients, math.inf).isfinite()
         if trainer.world_size > 1:  # not strategy.reduce: its barrier waits for the device
             everywhere = finite.int()
@@ -112,7 +114,7 @@ class Finite(Callback):
         self.skipped = state_dict["skipped"]
 
     def _look(self, trainer: Trainer) -> bool:
-        """Wait for the device and act on what it has seen; whether one of the steps was bad."""
+        """Check the steps since the last check, and stop or warn; return whether one of them was bad."""
         seen, self._seen, self._bad = self._seen, [], None
         if not seen or torch.stack([s.finite for s in seen]).all():
             return False
@@ -143,7 +145,7 @@ class Finite(Callback):
 
 
 def _leaves_out(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the optimiser leaves out a step on the device; a subclass may do more in a step than its parent."""
+    """Whether the optimiser can skip a step on the device. Subclasses are not trusted to, as they may do more."""
     fused = all(group.get("fused") for group in optimizer.param_groups)
     return fused and type(optimizer) in (torch.optim.AdamW, torch.optim.Adam)
 
@@ -163,7 +165,7 @@ def _last_good(trainer: Trainer) -> str:
 
 
 def _samples(trainer: Trainer, batch: Any) -> tuple[int, int] | list[int]:
-    """Numbers of the samples of this micro-batch: those it tells, or the range all ranks together have got."""
+    """Numbers of the samples in a micro-batch: its "index", or else first and last of all ranks together."""
     if isinstance(batch, dict) and isinstance(batch.get("index"), Tensor):
         return batch["index"].flatten().tolist()
     loader = trainer.train_dataloader

@@ -1,4 +1,4 @@
-"""What a distance strategy has learned: every head's bias against distance, and how it got there."""
+"""`Kernels`: each head's bias against distance, after training and in the course of it."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,16 +14,17 @@ from kerple.positions import Position
 
 
 class Kernels(Callback):
-    """Draws every head's bias (and weight, where a strategy has one) against distance, with its learned parameters.
+    """Draws each head's bias, and its weight if the strategy has one, against distance.
 
-    At the end of `test`, ``kernels.csv``: layer, head, distance, bias, weight, and a figure. During `fit`, parameters
-    and the bias at a few distances are noted every so many steps; at its end, ``kernels_trajectory.csv``: step, layer,
-    head, name, value, and a figure of it. Strategies without a table of distances have neither, and it is said so.
+    At the end of `test` it writes ``kernels.csv`` (layer, head, distance, bias, weight) and a figure. During `fit` it
+    records the strategy's parameters and the bias at a few distances; at the end of `fit` it writes them as
+    ``kernels_trajectory.csv`` (step, layer, head, name, value) and a figure. Strategies whose bias is no function of
+    the distance are skipped with a message.
 
     Args:
-        length: Distances 0..length-1; None for 32 × the training length.
-        every: Steps between two notes during `fit`.
-        distances: At which the bias is noted during `fit`.
+        length: Number of distances, 0..length-1; None for 32 × the training length.
+        every: Steps between two records during `fit`.
+        distances: Distances at which the bias is recorded during `fit`.
 
     Raises:
         UserError: If a number is not positive.
@@ -103,8 +104,11 @@ class Kernels(Callback):
 
 
 def tables(pl_module: LightningModule, length: int) -> Iterator[tuple[str, Position, Tensor | None, Tensor | None]]:
-    """Layer ("all" if one strategy serves every layer), strategy, bias and weight (H, length) fp32 or None; those only
-    that have one of the two."""
+    """Yield (layer, strategy, bias, weight) for each strategy that has a bias or a weight.
+
+    The layer is "all" if one strategy serves all layers. Bias and weight are (H, length) fp32, or None if the strategy
+    does not have the one or the other.
+    """
     positions = pl_module.network.positions
     for layer, position in enumerate(positions):
         if position.uses("bias") or position.uses("weight"):
@@ -115,7 +119,7 @@ def tables(pl_module: LightningModule, length: int) -> Iterator[tuple[str, Posit
 
 
 def per_head(position: Position, heads: int) -> Iterator[tuple[str, Tensor]]:
-    """Parameters with one number per head, (H,), by name; where nothing is learned, the fixed numbers instead."""
+    """Yield the names and values (H,) of parameters with one number per head; of buffers if nothing is learned."""
     learned = list(position.named_parameters())
     for name, values in learned or position.named_buffers():
         if values.shape == (heads,):

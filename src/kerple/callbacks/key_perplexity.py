@@ -1,4 +1,4 @@
-"""Perplexity over key tokens only: those whose far context a fixed evaluator needs (Fang et al. 2024)."""
+"""`LongPerplexity`: perplexity of the tokens for which far context matters (Fang et al. 2024)."""
 
 import hashlib
 import json
@@ -24,27 +24,28 @@ from kerple.evaluation.results import reach
 
 
 class LongPerplexity(Analysis):
-    """LongPPL (Fang et al. 2024, arXiv 2410.23771): perplexity of the targets for which far context matters.
+    """Measures LongPPL (Fang et al. 2024, arXiv 2410.23771): perplexity of the key tokens, which need far context.
 
-    The evaluator reads each block once whole and once through a short context; a target is a key token if its
-    log-probability rises by more than ``gain`` and ends above ``likely``. The choice depends on the text and the
-    evaluator alone. It is kept beside the shards, in ``keys-<hash>.json``, under a hash of evaluator, text and
-    settings, so that every model is scored on the same targets. Where the model has another tokenizer than the
-    evaluator, a token is a key token if it shares a byte with one of the evaluator's.
+    A fixed pretrained model, the evaluator, chooses them. It reads each block once as a whole and once with a short
+    context. A target is a key token if the far context raises its log-probability by more than ``gain``, to more than
+    ``likely``. The choice depends on the text and the evaluator alone, and is kept beside the shards as
+    ``keys-<hash>.json``, so that every model is scored on the same targets. If the model has another tokenizer than the
+    evaluator, its key tokens are those that share a byte with one of the evaluator's.
 
-    Writes ``longppl.json``: rows of the protocol ``longppl``, a length each, as `Extrapolation` writes them.
+    Writes ``longppl.json``, which has a row of the protocol ``longppl`` for each length, as `Extrapolation` writes
+    them.
 
     Args:
-        lengths: Evaluation lengths in tokens; each divides the longest, which is the block that the evaluator reads.
-        short: Tokens of the evaluator's short context; the paper has 4,096 for texts of 32,768.
-        stride: How far it moves; the paper has 1,024.
-        blocks: How many blocks of the test split are read.
-        evaluator: A pretrained model: a folder, a GGUF file, a name; ``smollm2-135m`` comes with a package.
-        gain: In nats.
-        likely: In nats.
+        lengths: Evaluation lengths in tokens; each must divide the longest, which the evaluator reads as a block.
+        short: Tokens in the evaluator's short context; the paper takes 4,096 for texts of 32,768.
+        stride: Tokens by which the short context moves; the paper takes 1,024.
+        blocks: Number of blocks of the test split.
+        evaluator: A pretrained model: a folder, a GGUF file or a name; ``smollm2-135m`` is the name of a packaged one.
+        gain: Least rise of a key token's log-probability, in nats.
+        likely: Least log-probability of a key token with the whole context, in nats.
 
     Raises:
-        UserError: If an option is out of range, or the evaluator cannot be had or read so much.
+        UserError: If an option is out of range, or the evaluator cannot be loaded or cannot read such long blocks.
     """
 
     name = "longppl"
@@ -67,7 +68,7 @@ class LongPerplexity(Analysis):
             raise UserError(f"LongPerplexity: short: got {short}, expected less than {self.lengths[-1]}, the longest")
 
     def impossible(self, pl_module: LightningModule) -> str | None:
-        return None  # shorter lengths may be possible still
+        return None  # `analyse` leaves out the lengths that are too long
 
     def analyse(self, trainer: Trainer, pl_module: LightningModule) -> None:
         keys = self._keys(trainer)
@@ -97,8 +98,8 @@ class LongPerplexity(Analysis):
         return {"evaluator": self.evaluator, **asdict(self.criterion)}
 
     def _keys(self, trainer: Trainer) -> list[list[int]]:
-        """Places of the key targets in each block: read beside the shards, or chosen now."""
-        from kerple.hf.source import locate, source_digest  # an optional group, asked for by this callback
+        """Indices of the key targets in each block, from the file beside the shards, which is made if it is missing."""
+        from kerple.hf.source import locate, source_digest  # needs optional packages
 
         data = trainer.datamodule
         if not hasattr(data, "folder"):
@@ -144,9 +145,9 @@ class LongPerplexity(Analysis):
         spell = spelling(load_tokenizer(str(data.folder.directory)), data.manifest.end_of_text)
         own = [spell(token) for token in tokens.tolist()]
         text = b"".join(own).decode("utf-8", "surrogateescape")
-        readable = text.encode("utf-8", "replace").decode()  # "?" for each byte that is no text: as many characters
+        readable = text.encode("utf-8", "replace").decode()  # "?" for each byte that is not text, as many characters
         encoding = tokenizer.encode(readable, add_special_tokens=False)
-        keys = [False, *self._judged(network, torch.tensor(encoding.ids))]  # of tokens, the first is no target
+        keys = [False, *self._judged(network, torch.tensor(encoding.ids))]  # of each token; the first is no target
         return carried_over(own, byte_spans(text, encoding.offsets), keys)[1:]
 
     @torch.inference_mode()
@@ -160,7 +161,7 @@ class LongPerplexity(Analysis):
 
 
 def _row(length: int, loss: TokenLoss) -> dict[str, Any]:
-    kept = loss.targets > 0  # blocks without a key token have nothing to say
+    kept = loss.targets > 0  # a block may have no key token
     return {
         "protocol": "longppl",
         "length": length,
@@ -173,7 +174,11 @@ def _row(length: int, loss: TokenLoss) -> dict[str, Any]:
 
 
 def _checked(path: Path, about: dict[str, Any], blocks: int, length: int) -> list[list[int]]:
-    """The places in a file of key tokens, if it is what its name says."""
+    """Read the indices of the key tokens from a file, and check them.
+
+    Raises:
+        UserError: The file is damaged, or was made for other text or settings.
+    """
     try:
         content = json.loads(path.read_text())
         keys = content["keys"]

@@ -1,4 +1,4 @@
-"""The checkpoint a stopped run resumes from."""
+"""`LastCheckpoint`: the checkpoint from which a stopped run resumes."""
 
 import time
 from pathlib import Path
@@ -16,18 +16,19 @@ ACCUMULATION = "accumulate_grad_batches"
 
 
 class LastCheckpoint(Checkpoint):
-    """Keeps ``checkpoints/last.ckpt``: every so often, after the last step, and when a signal asks the run to stop.
+    """Writes ``checkpoints/last.ckpt`` at intervals, after the last step, and when a signal asks the run to stop.
 
-    It is written between optimiser steps only, because gradients half accumulated are in no checkpoint. One written
-    before or in a validation has the resumed run do that validation from its beginning (Lightning would skip it).
+    It is written only between optimiser steps, because a checkpoint holds no accumulated gradients. If it is written
+    before or during a validation, the resumed run does that validation from its beginning; Lightning would skip it.
 
-    SIGTERM saves and ends the process with 143. SIGUSR1 saves, requeues the job under SLURM and ends with 138. Between
-    the last step and the end of the run both are ignored: it is about to save and end by itself.
+    SIGTERM saves and ends the process with code 143. SIGUSR1 saves, requeues the job under SLURM and ends with 138.
+    After the last step both are ignored, because the run then saves and ends by itself.
 
     Args:
-        every_n_train_steps: Optimiser steps between two checkpoints; null counts none.
-        every_minutes: Minutes from one checkpoint to the next, by the first process's clock: what a crash can cost.
-            A fast run that saves by steps spends its time on writing (162M parameters are 2 GB with their moments).
+        every_n_train_steps: Optimiser steps between two checkpoints; null for no such interval.
+        every_minutes: Minutes between two checkpoints by the first process's clock, which is the most that a crash can
+            cost; null for no such interval. It suits fast runs better than steps: a checkpoint of 162M parameters has
+            2 GB with the optimiser's moments.
 
     Raises:
         UserError: If a number is not positive, or both are null.
@@ -41,7 +42,7 @@ class LastCheckpoint(Checkpoint):
         if every_n_train_steps is None and every_minutes is None:
             raise UserError("every_n_train_steps, every_minutes: got null for both, expected one of them")
         self.every_n_train_steps, self.every_minutes = every_n_train_steps, every_minutes
-        self._saved_at = 0.0  # seconds, of the monotonic clock
+        self._saved_at = 0.0  # seconds on the monotonic clock
         self.path: Path | None = None
         self._saved_step = -1
         self._interrupts_validation = False
@@ -103,7 +104,7 @@ class LastCheckpoint(Checkpoint):
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         before, now = checkpoint.get(ACCUMULATION), trainer.accumulate_grad_batches
-        if before is not None and before != now:  # the loops count micro-batches; a step has to begin with the first
+        if before is not None and before != now:  # the loops count micro-batches; a step has another number now
             for counts in ("total", "current"):
                 progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"][counts]
                 lag = progress["processed"] - progress["completed"]
@@ -111,7 +112,7 @@ class LastCheckpoint(Checkpoint):
                 progress.update(ready=done, started=done, processed=done, completed=done - lag)
 
     def save(self, trainer: Trainer) -> None:
-        """Write the checkpoint; to be called on every rank, between steps."""
+        """Write the checkpoint. Call it on every rank, between optimiser steps."""
         if trainer.fast_dev_run:
             return
         assert self.path is not None
@@ -119,7 +120,7 @@ class LastCheckpoint(Checkpoint):
         self._saved_step, self._saved_at = trainer.global_step, time.monotonic()
 
     def _obey_signals(self, trainer: Trainer) -> bool:
-        """Save and end if a signal asks for it; otherwise whether the first process finds a checkpoint due."""
+        """Save and end the process if a signal asked for it; else return whether ``every_minutes`` have passed."""
         late = self.every_minutes is not None and time.monotonic() - self._saved_at >= 60 * self.every_minutes
         number, due = self._signals.agreed(trainer, late and trainer.is_global_zero)
         if not number:
@@ -131,23 +132,23 @@ class LastCheckpoint(Checkpoint):
     def _leave(self, trainer: Trainer, number: int) -> NoReturn:
         if _name(number) == "SIGUSR1" and trainer.is_global_zero:
             requeue()
-        # Lightning's launcher kills the first process when another one that it started ends with anything but 0
+        # Lightning's launcher kills the first process if another one that it started ends with a code other than 0
         launched = not trainer.is_global_zero and not _started_from_outside(trainer)
         raise SystemExit(0 if launched else 128 + number)
 
     def _validation_ahead(self, trainer: Trainer) -> bool:
-        """Whether a checkpoint taken now lies between a batch and the end of the validation due after it."""
-        if trainer.validating:  # best.ckpt comes when all of it is done
+        """Whether a checkpoint that is written now precedes the end of a validation that is due after this batch."""
+        if trainer.validating:  # best.ckpt is written after the validation
             return self._interrupts_validation
         loop = trainer.fit_loop.epoch_loop
         progress = loop.batch_progress.total
-        if progress.completed == progress.processed:  # not in on_train_batch_end
+        if progress.completed == progress.processed:  # outside on_train_batch_end
             return False
         return loop._should_check_val_fx(trainer.fit_loop._data_fetcher)
 
 
 def _expect_validation(loops: dict[str, Any]) -> None:
-    """Make the saved counters those of a validation that was interrupted before its first batch ended."""
+    """Set a checkpoint's counters to those of a validation that was interrupted in its first batch."""
     for counts in ("total", "current"):
         progress = loops["epoch_loop.batch_progress"][counts]
         progress["completed"] = progress["processed"]

@@ -1,4 +1,4 @@
-"""Whether a number hidden far back is found, by depth and by length."""
+"""`Needle`: whether a model finds a number that is hidden in a long text, by depth and length."""
 
 import json
 from collections.abc import Sequence
@@ -19,23 +19,23 @@ from kerple.model.generation import generate
 
 
 class Needle(Analysis):
-    """Heat map of depth × length: the share of hidden values that the model names, writing greedily (RULER's
-    ``string_match_all``; Hsieh et al. 2024, arXiv 2404.06654).
+    """Measures the share of hidden values that the model names when it generates greedily, at each depth and length.
 
-    Writes ``<kind>.csv`` (length, depth, problems, found) and ``<kind>.png``, and ``<kind>.json`` with a row of metric
-    ``accuracy`` a length, for `compare`. The model must write and read text: data is `TokenShards`.
+    The problems and the score, ``string_match_all``, are those of RULER (Hsieh et al. 2024, arXiv 2404.06654). Writes
+    ``<kind>.csv`` (length, depth, problems, found), a heat map ``<kind>.png``, and ``<kind>.json``, which has a row of
+    metric ``accuracy`` for each length, for `compare`. The data must be text, that is `TokenShards`.
 
     Args:
         kind: ``niah_single_1``, ``niah_single_2``, ``niah_multikey_1`` or ``niah_multivalue``.
-        lengths: Tokens of haystack, needles, question and answer together.
-        depths: Shares of the haystack before the needle, 0..1.
-        problems: At each depth and length.
-        haystack: ``noise``, RULER's five sentences, or ``corpus``, the test split; None for RULER's own choice: noise
-            for niah_single_1, text for the others.
-        seed: Of keys, numbers and places: the same problems for every model.
+        lengths: Numbers of tokens of haystack, needles, question and answer together.
+        depths: Shares of the haystack that come before the needle, 0..1.
+        problems: Number of problems at each depth and length.
+        haystack: ``noise`` for RULER's five sentences, or ``corpus`` for the test split. None takes RULER's choice:
+            noise for niah_single_1, text for the others.
+        seed: Chooses keys, numbers and places, the same for every model.
 
     Raises:
-        UserError: If an option is out of range, or the data is no text.
+        UserError: If an option is out of range, or the data is not text.
     """
 
     name = "needle"
@@ -69,7 +69,7 @@ class Needle(Analysis):
             raise UserError(f"Needle: {type(trainer.datamodule).__name__} has no text; use data TokenShards")
 
     def impossible(self, pl_module: LightningModule) -> str | None:
-        return None  # shorter lengths may be possible still
+        return None  # `analyse` leaves out the lengths that are too long
 
     def analyse(self, trainer: Trainer, pl_module: LightningModule) -> None:
         bound = reach(pl_module.network)
@@ -98,7 +98,7 @@ class Needle(Analysis):
             (directory / f"{self.kind}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
     def _try(self, data: Any, pl_module: LightningModule, length: int, depth: float, number: int) -> float:
-        # of the cell alone, so that neither the order nor the number of devices decides what is hidden
+        # seeded by the cell, so that what is hidden does not depend on the order or the number of devices
         rng = np.random.default_rng([self.seed, length, round(depth * 10**6), number])
         problem = hidden(self.kind, depth, rng)
         if self.haystack == "noise":
@@ -126,7 +126,7 @@ class Needle(Analysis):
 
 
 def continued(network: Any, tokens: Tensor, steps: int) -> list[int]:
-    """Tokens that a network writes greedily after (1, T) int64."""
-    if hasattr(network, "continued"):  # a pretrained model has its own way, and cache
+    """The ``steps`` tokens that a network generates greedily after the tokens (1, T) int64."""
+    if hasattr(network, "continued"):  # a pretrained model generates by its own code, with its own cache
         return network.continued(tokens, steps)
     return [int(token) for token in generate(network, tokens, steps)]

@@ -1,4 +1,4 @@
-"""Perplexity by position, with all the context and with the last tokens only (Chi et al. 2022, figure 5)."""
+"""`PositionWisePerplexity`: perplexity at each position, with the whole context and with the last keys only."""
 
 import torch
 from matplotlib.figure import Figure
@@ -13,17 +13,18 @@ from kerple.evaluation.results import finite
 
 
 class PositionWisePerplexity(Analysis):
-    """Perplexity at each position of a long segment: `full` against `windowed` on the same targets.
+    """Measures perplexity at each position of long segments, by `full` and `windowed` on the same targets.
 
-    The *context gain* at a position is the loss with the window minus the loss without, in nats per token: what
-    attention to farther tokens is worth there. Below zero, the farther tokens do harm. Writes ``position_wise.csv``:
-    position, sums and perplexities of both, context gain. The figure shows means over bins of positions.
+    The *context gain* at a position is the loss with the window minus the loss without it, in nats per token. It says
+    what attention to farther tokens is worth there; if it is negative, they do harm. Writes ``position_wise.csv``
+    (position, sums and perplexities of both, context gain) and a figure with means over bins of positions, as figure 5
+    of Chi et al. 2022.
 
     Args:
-        length: Length of the segments.
-        window: Keys that `windowed` sees; None for the training length.
-        blocks: Segments to average over.
-        bins: Points of the curves in the figure.
+        length: Targets in a segment.
+        window: Number of keys that a query sees in `windowed`; None for the training length.
+        blocks: Number of segments.
+        bins: Number of points of the curves in the figure.
 
     Raises:
         UserError: If a number is not positive, or the window is longer than the segment.
@@ -95,7 +96,7 @@ class PositionWisePerplexity(Analysis):
             axes.axvline(trained, color="0.6", linestyle="--", linewidth=1, label=f"training length {trained:,}")
             axes.grid(alpha=0.3)
             axes.legend()
-        # the first bin is of positions with hardly any context, and would flatten the rest
+        # without the first bin, whose positions have hardly any context: its large values would flatten the rest
         tops = torch.cat([loss[1:], loss_windowed[1:]]).exp() if len(loss) > 2 else loss.exp()
         low, high = float(tops.min()), float(tops.max())
         above.set_ylim(low - 0.05 * (high - low), high + 0.15 * (high - low) + 1e-6)

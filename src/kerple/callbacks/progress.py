@@ -1,4 +1,4 @@
-"""The progress bar of a fit on a GPU: it asks for numbers now and then."""
+"""`SteadyProgress`: a progress bar that does not make the host wait for the GPU after every micro-batch."""
 
 from typing import Any
 
@@ -7,9 +7,9 @@ from pytorch_lightning.callbacks import RichProgressBar
 
 
 class SteadyProgress(RichProgressBar):
-    """Lightning's progress bar, moved on every ``trainer.log_every_n_steps`` micro-batches.
+    """Lightning's progress bar, updated every ``trainer.log_every_n_steps`` micro-batches.
 
-    Lightning's own turns the loss into a Python number after each of them, and so waits for the device each time.
+    Lightning's own bar converts the loss to a Python number after each micro-batch, and so waits for the device.
     """
 
     def on_train_batch_end(

@@ -1,4 +1,4 @@
-"""How far a run is: lines where nobody sees a bar move, and a file for whoever waits for the run."""
+"""`Progress`: lines of text that say how far a run is, and a file with the same, which `compare` reads."""
 
 import math
 import os
@@ -15,11 +15,11 @@ T = TypeVar("T")
 
 
 class Progress(Callback):
-    """Says every few seconds which step or block a run is at, and how long it still takes.
+    """Prints a line every few seconds that says at which step or block a run is, and how much time is left.
 
-    The command line adds it where the output is no terminal, in place of Lightning's bar. In training a line has the
-    step, the loss, tokens per second since the line before, and the time left at the average pace of this start. The
-    same goes, as JSON, to the file that the environment variable ``KERPLE_PROGRESS`` names; `compare` reads it there.
+    The command line adds it in place of Lightning's bar if the output is not a terminal. In training a line has the
+    step, the loss, the tokens per second, and the time left at the average pace since this start. The same is written
+    as JSON to the file that the environment variable ``KERPLE_PROGRESS`` names, where `compare` reads it.
 
     Args:
         every: Seconds between two lines.
@@ -65,7 +65,7 @@ class Progress(Callback):
         self.tell(trainer, batch_idx + 1)
 
     def begin(self, what: str, total: int, done: int = 0) -> None:
-        """Count ``total`` steps or blocks anew, of which ``done`` were done before."""
+        """Start counting ``total`` steps or blocks of ``what``, of which ``done`` are already done."""
         self._what, self._total, self._begun_at = what, total, done
         self._begun = self._said = time.monotonic()
         self._noted = self._resting = 0.0
@@ -73,7 +73,7 @@ class Progress(Callback):
         self._done = done
 
     def tell(self, trainer: Trainer, done: float, outputs: Any = None) -> None:
-        """So many are done; it is said if it is time to."""
+        """Take note that ``done`` steps or blocks are done; print and write it if enough time has passed."""
         self._done = math.floor(done)
         now = time.monotonic()
         last = done >= self._total
@@ -88,7 +88,7 @@ class Progress(Callback):
         if self._tokens and took > self._resting:
             told["tokens_per_second"] = self._tokens / (took - self._resting)
         if isinstance(outputs, dict) and "loss" in outputs:
-            told["loss"] = float(outputs["loss"])  # waits for the device: once in `file_every` seconds
+            told["loss"] = float(outputs["loss"])  # waits for the device, but only every `file_every` seconds
         if self._path is not None:
             note(self._path, **told)
         if last or now - self._said >= self.every:
@@ -96,12 +96,12 @@ class Progress(Callback):
             print(line(told), flush=True)
 
     def part(self, trainer: Trainer, share: float) -> None:
-        """So much of the block after those that are done is done too: a long one takes minutes."""
+        """Take note that a share of the current block is done; a long block takes minutes."""
         self.tell(trainer, self._done + round(min(share, 0.99), 2))
 
 
 def counted(trainer: Trainer, blocks: Sequence[T]) -> Iterator[T]:
-    """The blocks that a test scores after its batches, counted by `Progress`."""
+    """Yield the blocks that a test scores after its batches, and let `Progress` count them."""
     tellers = [callback for callback in trainer.callbacks if isinstance(callback, Progress) and trainer.testing]
     for teller in tellers:
         teller.begin("testing", len(blocks))
@@ -112,7 +112,7 @@ def counted(trainer: Trainer, blocks: Sequence[T]) -> Iterator[T]:
 
 
 def within(trainer: Trainer, parts: Sequence[T]) -> Iterator[T]:
-    """The parts of the work on one block of a test, told of to `Progress`."""
+    """Yield the parts of the work on one block of a test, and let `Progress` count them."""
     tellers = [callback for callback in trainer.callbacks if isinstance(callback, Progress) and trainer.testing]
     for number, part in enumerate(parts):
         yield part

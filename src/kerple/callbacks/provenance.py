@@ -1,4 +1,4 @@
-"""What made a run: code, packages, command. The configuration lies beside it, in config.yaml."""
+"""`Provenance`: a record of the code, the packages and the command that made a run."""
 
 import json
 import os
@@ -15,14 +15,15 @@ GIT = ["git", "-C", str(Path(__file__).parent)]
 
 
 class Provenance(Callback):
-    """Writes ``provenance/<n>/`` into the run's folder, n = 0 for the first start and one more for each resumption.
+    """Writes ``provenance/<n>/`` into the run's folder; n is 0 for the first start and rises with each resumption.
 
-    ``run.json`` (start, command line, folder, git revision, whether the tree had changes, checkpoint resumed from,
-    devices), ``changes.patch`` if it had, and ``lock.txt``, every installed package with its version.
+    It holds ``run.json`` (time, command line, folder, git revision, whether files were changed since, the checkpoint
+    that was resumed from, devices), ``lock.txt`` (all installed packages with their versions) and, if files were
+    changed, ``changes.patch``. The configuration is in the run's config.yaml.
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        directory = Path(trainer.log_dir or trainer.default_root_dir)  # asked on every rank: it is a broadcast
+        directory = Path(trainer.log_dir or trainer.default_root_dir)  # on every rank, because log_dir broadcasts
         if stage != "fit" or not trainer.is_global_zero:
             return
         root = directory / "provenance"
@@ -53,7 +54,7 @@ def _lock() -> list[str]:
 
 
 def _git(*arguments: str) -> str:
-    """What git prints; nothing outside a repository."""
+    """What a git command prints; the empty string outside a repository."""
     try:
         done = subprocess.run([*GIT, *arguments], capture_output=True, text=True, errors="replace", timeout=30)
     except (OSError, subprocess.SubprocessError):

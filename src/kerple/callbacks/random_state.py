@@ -1,4 +1,4 @@
-"""The random numbers of training, as a stream of their own that a checkpoint can hold."""
+"""`RandomState`: the state of training's random generators, kept apart from other draws and saved in checkpoints."""
 
 import random
 from typing import Any
@@ -12,12 +12,11 @@ State = dict[str, Any]
 
 
 class RandomState(Callback):
-    """Keeps the random state from the end of one micro-batch to the start of the next, and in every checkpoint.
+    """Restores the random state at the start of a micro-batch to that of the end of the one before; saves it too.
 
-    What validation, loaders and sanity checks draw in between does not move it; so a resumed run draws what an
-    undisturbed one draws, whichever of them it repeats. Each rank has a stream of its own, and the checkpoint has all
-    of them. A rank the checkpoint does not know (more devices than before) starts one from the seed, its number and
-    the step.
+    So the draws of validation, loaders and sanity checks in between have no effect on training, and a resumed run draws
+    the numbers of an uninterrupted one. Each rank has a state of its own, and a checkpoint holds all of them. A rank
+    that is not in the checkpoint, because there are more devices now, is seeded by the seed, its number and the step.
     """
 
     def __init__(self) -> None:
@@ -30,7 +29,7 @@ class RandomState(Callback):
         if self._stored is not None and rank < len(self._stored):
             self._state = self._stored[rank]
         elif rank or self._stored is not None:
-            # all ranks are seeded alike, for equal weights; from here on they have to differ
+            # so far all ranks have the same seed, which gives equal weights; from here on they have to differ
             words = np.random.SeedSequence([torch.initial_seed(), rank, trainer.global_step]).generate_state(3)
             torch.manual_seed(int(words[0]))
             random.seed(int(words[1]))
@@ -51,7 +50,7 @@ class RandomState(Callback):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         states = [self._state]
-        if trainer.world_size > 1:  # every rank comes here, only the first one writes
+        if trainer.world_size > 1:  # this runs on every rank, but only the first one writes
             states = [None] * trainer.world_size
             torch.distributed.all_gather_object(states, self._state)
         if None not in states:
@@ -62,7 +61,7 @@ class RandomState(Callback):
 
 
 def capture(device: torch.device) -> State:
-    """The state of every generator training may draw from: torch's (of the device too), numpy's and Python's."""
+    """The states of all generators that training may draw from: torch's (also the device's), numpy's and Python's."""
     name, keys, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002
     return {
         "torch": torch.get_rng_state(),
@@ -73,7 +72,7 @@ def capture(device: torch.device) -> State:
 
 
 def restore(state: State, device: torch.device) -> None:
-    """Undo what was drawn since `capture`."""
+    """Set all generators to the states that `capture` returned."""
     torch.set_rng_state(state["torch"].cpu())
     if state["cuda"] is not None and device.type == "cuda":
         torch.cuda.set_rng_state(state["cuda"].cpu(), device)

@@ -1,4 +1,4 @@
-"""How much of the past the model uses: by gradient, and by the smallest window that is enough."""
+"""`ReceptiveField`: how far back a model uses its context, by gradients and by the smallest sufficient window."""
 
 from collections.abc import Sequence
 
@@ -14,19 +14,20 @@ from kerple.evaluation.receptive_field import distance_covering, gradient_by_dis
 
 
 class ReceptiveField(Analysis):
-    """Cumulative normalised gradient of the last position's loss over input distance, and the smallest window whose
-    perplexity is within ``tolerance`` of the unrestricted one (Chi et al. 2023, arXiv 2212.10356).
+    """Measures how far back a model uses its context in two ways (Chi et al. 2023, arXiv 2212.10356).
 
-    A window w of L layers reaches L · (w - 1) tokens back: the two views need not agree. Writes
-    ``receptive_field.csv``: distance, share of the gradient, cumulative share; and ``receptive_window.csv``: window,
-    sum of the losses, targets, perplexity, ratio to full, and whether it is the smallest sufficient one.
+    The first is the norm of the gradient of the last position's loss at each input, as a cumulative share over
+    distance. The second is the smallest window whose perplexity is within ``tolerance`` of the full one. They need not
+    agree: with a window w, L layers reach L · (w - 1) tokens back. Writes ``receptive_field.csv`` (distance, share of
+    the gradient, cumulative share) and ``receptive_window.csv`` (window, sum of the losses, targets, perplexity, ratio
+    to full, whether it is the smallest sufficient one).
 
     Args:
-        length: Length of the segments; None for the training length. Should be a multiple of it to show what is
-            reached.
-        blocks: Segments.
-        windows: Windows to try, in keys; None for powers of 2 below the length. The unrestricted one is always there.
-        tolerance: Relative excess of perplexity that is still enough.
+        length: Targets in a segment; None for the training length. A multiple of the training length shows whether
+            the model uses farther tokens than it was trained with.
+        blocks: Number of segments.
+        windows: Windows to try, in keys; None for the powers of 2 below the length. The full window is always tried.
+        tolerance: Largest relative excess of perplexity at which a window counts as sufficient.
 
     Raises:
         UserError: If a number is out of range.

@@ -1,4 +1,4 @@
-"""The same text, started at another position: relative strategies do not notice."""
+"""`ShiftTest`: perplexity of the same text at shifted positions, which relative strategies do not change."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,17 +15,17 @@ from kerple.evaluation.results import finite, reach
 class ShiftTest(Analysis):
     """Perplexity of the same segments with all positions shifted by 0, 100, 200, …
 
-    Writes ``shift.csv``: shift, sum of the losses, targets, perplexity, and for shifts a strategy has no positions for,
-    the reason instead. A strategy with few positions, such as Learned, is tested with segments shorter than it was
-    trained with.
+    Writes ``shift.csv``: shift, sum of the losses, targets, perplexity. If the strategy has too few positions for a
+    shift, the row has the reason instead. To test such a strategy, for example Learned, use segments that are shorter
+    than the training length.
 
     Args:
-        shifts: Added to every position of a segment, in tokens; 0 among them, as what the others are compared with.
-        length: Length of the segments; None for the training length.
-        blocks: Segments.
+        shifts: What is added to every position of a segment, in tokens. One shift must be 0, for comparison.
+        length: Targets in a segment; None for the training length.
+        blocks: Number of segments.
 
     Raises:
-        UserError: If a shift is negative or none is 0.
+        UserError: If a shift is negative, or none is 0.
     """
 
     name = "shift"
@@ -73,7 +73,7 @@ def _figure(rows: Sequence[dict[str, Any]], pl_module: LightningModule) -> Figur
         axes.axvline(row["shift"], color="0.7", linestyle=":", label=None if i else f"skipped: {row['skipped']}")
     base = points[0][1] if points else 1.0
     low, high = min(p for _, p in points), max(p for _, p in points)
-    # 1% of room at least: rounding errors are not to look like an effect
+    # at least 1% on both sides, so that rounding errors do not look like an effect
     axes.set_ylim(min(low, base * 0.99) * 0.99, max(high, base * 1.01) * 1.01)
     axes.set(
         xlabel="position of the first token",

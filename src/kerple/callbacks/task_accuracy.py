@@ -1,4 +1,4 @@
-"""Exact match against problem length: what `test` reports when the data is a task."""
+"""`TaskAccuracy`: exact match and token accuracy of a task at each problem length."""
 
 import json
 from pathlib import Path
@@ -25,23 +25,23 @@ TOKENS, FINAL = "tokens", "final"
 
 
 class TaskAccuracy(Callback):
-    """Measures exact match and token accuracy at every test length, with up to two protocols.
+    """Measures exact match and token accuracy at every test length, by one or two protocols.
 
-    ``teacher_forced`` takes the likeliest token at every scored position after the right answer so far: one forward,
-    and its exact match is that of greedy decoding: a first mistake is a mistake in both (except for strategies whose
-    logits depend on tokens yet to come, such as RoPE with dynamic NTK: generate then). ``generated`` lets the
-    model write the answer greedily, through the cache; with a scratchpad it also counts, as metric ``accuracy``, final
-    answers that are right whatever the steps before them.
+    ``teacher_forced`` takes the likeliest token at every scored position, given the right answer before it. It costs
+    one forward pass, and its exact match is that of greedy decoding, because the first mistake is one in both. (Under
+    a strategy whose logits depend on later tokens, such as RoPE with dynamic NTK, they differ: use ``generate``.)
+    ``generated`` lets the model write the answer greedily, through the cache. For tasks with a scratchpad it also
+    measures ``accuracy``, for which the final answer has to be right, but not the steps before it.
 
-    Writes ``accuracy.json`` into the run's log directory: ``rows`` of metric, protocol (the task's name, so that a
-    report has one column a task), length, value, sum, count and, by example, what they are sums of; ``generated`` has
-    the rows of what the model wrote itself. Prints a table; puts a figure against length into TensorBoard, and a heat
-    map where the task counts two sizes. During `fit` it logs ``val/exact_match`` and ``val/token_accuracy``.
+    Writes ``accuracy.json`` into the run's log directory. Its ``rows`` have metric, protocol (the task's name, so that
+    each task is a column of a report), length, value, sum, count and the parts of both for each example; ``generated``
+    has such rows for what the model wrote itself. Prints a table, and writes a figure against length, and a heat map if
+    the task has two sizes, also to TensorBoard. During `fit` it logs ``val/exact_match`` and ``val/token_accuracy``.
 
     Args:
-        generate: Also measure ``generated``.
-        slack: Tokens the model may write beyond the right answer's length before it counts as wrong; only matters with
-            a scratchpad, and a strategy with a last position writes no further than that.
+        generate: Whether to measure ``generated`` too.
+        slack: Number of tokens that the model may write beyond the length of the right answer before it counts as
+            wrong. It matters only with a scratchpad, and never goes beyond the last position of the strategy.
 
     Raises:
         UserError: If the data is not a task, or slack is negative.
@@ -87,7 +87,7 @@ class TaskAccuracy(Callback):
     def _measure(self, trainer: Trainer, network: Transformer, batch: dict[str, Tensor]) -> None:
         tokens, scored, index = batch["tokens"], batch["scored"], batch["index"]
         reach = min((p.max_length for p in network.positions if p.max_length is not None), default=None)
-        if reach is not None and scored.shape[1] > reach:  # not representable: these examples stay unseen
+        if reach is not None and scored.shape[1] > reach:  # the strategy cannot represent these examples
             return
         with trainer.precision_plugin.forward_context():
             likeliest = network(tokens[:, :-1]).argmax(-1)  # (B, T)
@@ -107,7 +107,7 @@ class TaskAccuracy(Callback):
             final_answer(decode(row)) == self.examples[i].answer if i >= 0 else False
             for row, i in zip(written.tolist(), batch["index"].tolist(), strict=True)
         ]
-        found = torch.tensor(right, device=written.device)[:, None]  # (B, 1): one target an example
+        found = torch.tensor(right, device=written.device)[:, None]  # (B, 1): one target per example
         self.counts[FINAL, GENERATED].update(found.long(), torch.ones_like(found).long(), found | True, batch["index"])
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -118,7 +118,7 @@ class TaskAccuracy(Callback):
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         counted = {kind: metric.compute() for kind, metric in self.counts.items()}
-        directory = Path(trainer.log_dir or trainer.default_root_dir)  # asked on every rank: it is a broadcast
+        directory = Path(trainer.log_dir or trainer.default_root_dir)  # on every rank, because log_dir broadcasts
         if trainer.is_global_zero:
             self._report(trainer, pl_module, directory, counted)
 
@@ -174,7 +174,7 @@ class TaskAccuracy(Callback):
 
 
 def final_answer(text: str) -> str | None:
-    """What stands between the last ``>`` and the end of a written sequence; None if the model never got there."""
+    """The text between the last ``>`` of a written sequence and its end token; None if it has no end token."""
     written = text.partition("=")[2]
     if END not in written:
         return None
@@ -184,8 +184,16 @@ def final_answer(text: str) -> str | None:
 def result_rows(
     protocol: str, what: str, right: Tensor, asked: Tensor, lengths: list[tuple[int, ...]]
 ) -> list[dict[str, Any]]:
-    """One row for each metric and length; ``block_sum`` has one entry an example."""
-    right, asked = right.reshape(-1), asked.reshape(-1)  # torchmetrics makes one example a scalar
+    """Rows of results, one for each metric and length.
+
+    Args:
+        protocol: Name of the protocol in the rows.
+        what: ``tokens`` for exact match and token accuracy, ``final`` for the accuracy of final answers.
+        right: Number of right targets in each example, (examples,) int64.
+        asked: Number of scored targets in each example, (examples,) int64; 0 for one that was not tested.
+        lengths: The length of each example.
+    """
+    right, asked = right.reshape(-1), asked.reshape(-1)  # torchmetrics returns a scalar for a single example
     rows = []
     for (length,), accuracy in grouped(right, asked, lengths).items():
         members = [i for i, key in enumerate(lengths) if key == (length,) and asked[i] > 0]
@@ -211,7 +219,7 @@ def result_rows(
 
 
 def _table(title: str, curves: dict[tuple[str, str], dict[tuple[int, ...], Accuracy]], train_length: int) -> Table:
-    """Accuracy over the lengths of training, and over those beyond it in four parts."""
+    """Table of the mean accuracy over the training lengths, and over four ranges of longer lengths."""
     table = Table(title=title)
     table.add_column("length")
     table.add_column("problems", justify="right")

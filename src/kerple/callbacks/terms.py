@@ -1,4 +1,4 @@
-"""The four-term plot of an absolute encoding."""
+"""`FourTerms`: the scores of the first layer under an absolute encoding, as a sum of four terms."""
 
 import torch
 from matplotlib.figure import Figure
@@ -10,16 +10,19 @@ from kerple.evaluation.four_terms import TERMS, four_terms, spread
 
 
 class FourTerms(Analysis):
-    """Takes the first layer's scores under an absolute encoding apart into word-word, word-position, position-word and
-    position-position, and draws the four matrices, averaged over heads and texts.
+    """Splits the first layer's scores into word-word, word-position, position-word and position-position terms.
 
-    Writes ``four_terms.csv``: head, term, and the term's standard deviation over the keys a query sees: how much it has
-    to say in the softmax. Other strategies have no such terms, and it is said so.
+    It draws the four matrices as means over heads and texts, and writes ``four_terms.csv``: head, term, and the term's
+    standard deviation over the keys that a query sees, which says how much the term matters in the softmax. Strategies
+    that add nothing to the embeddings are skipped with a message.
 
     Args:
         length: Tokens of a text; None for the training length.
-        blocks: Texts.
-        heads: Drawn heads; None averages over all.
+        blocks: Number of texts.
+        heads: Heads that the figure averages over; None for all.
+
+    Raises:
+        UserError: In `analyse`, if there is no such head.
     """
 
     name = "four_terms"
@@ -39,7 +42,7 @@ class FourTerms(Analysis):
         length, heads = self._length(pl_module), network.shape.heads
         if self.heads is not None and not all(0 <= h < heads for h in self.heads):
             raise UserError(f"FourTerms: heads: got {self.heads}, expected numbers in 0..{heads - 1}")
-        # variance of each term and head, and the mean matrices
+        # variance of each term in each head, and mean matrices
         variance = torch.zeros(len(names), heads, dtype=torch.float64, device=pl_module.device)
         mean = torch.zeros(len(names), heads, length, length, dtype=torch.float64, device=pl_module.device)
         for _, tokens in self.read(trainer, pl_module):
@@ -64,7 +67,7 @@ class FourTerms(Analysis):
             drawn.subplots(2, 2, sharex=True, sharey=True).flat, matrices, TERMS, deviations, strict=False
         ):
             seen = matrix.masked_fill(torch.ones_like(matrix).triu(1).bool(), float("nan"))
-            limit = float(seen.abs().nan_to_num(0).quantile(0.99)) or 1.0  # one outlier is not to hide the structure
+            limit = float(seen.abs().nan_to_num(0).quantile(0.99)) or 1.0  # one outlier must not hide the structure
             image = axes.imshow(seen.numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
             drawn.colorbar(image, ax=axes, shrink=0.85, label="score (nats)")
             axes.set_title(f"{name}: standard deviation {float(deviation):.2g}", fontsize=10)

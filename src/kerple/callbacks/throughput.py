@@ -1,4 +1,4 @@
-"""What training costs: tokens per second in the progress bar, and speed, memory and machine in ``cost.json``."""
+"""`Throughput`: the speed and the memory of training."""
 
 import json
 import os
@@ -22,18 +22,15 @@ from kerple.positions import Position
 
 
 class Throughput(Callback):
-    """Measures training: logs ``train/tokens_per_second`` and ``train/peak_memory_mib``, writes ``cost.json`` at the
-    end.
+    """Logs ``train/tokens_per_second`` and ``train/peak_memory_mib``, and writes ``cost.json`` at the end of `fit`.
 
-    A rate is over ``trainer.log_every_n_steps`` steps, of all devices together, waiting for data included, validation
-    excluded. The number in ``cost.json`` is the median rate: a busy moment of the machine does not move it.
-
-    Memory is the most that tensors ever took on a CUDA device, or the largest resident size of the process on a CPU.
-
-    Rates and memory are kept in the checkpoint, so a resumed run knows those from before.
+    A rate counts the targets of all devices in ``trainer.log_every_n_steps`` steps. Its time includes waiting for data
+    but not validation. ``cost.json`` has the median rate, which a busy moment of the machine does not change, the peak
+    memory, the numbers of parameters, and the environment. Memory is the largest size of all tensors on a CUDA device,
+    or the largest resident size of the process on a CPU. Checkpoints hold the rates and the memory.
 
     Args:
-        skip: Intervals left out at the start: the first step allocates, compiles and warms caches.
+        skip: Number of intervals left out at the start, because the first step allocates, compiles and warms caches.
 
     Raises:
         UserError: If ``skip`` is negative.
@@ -68,7 +65,7 @@ class Throughput(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: dict[str, Any], batch_idx: int
     ) -> None:
         rows, columns = batch["tokens"].shape
-        self._tokens += rows * (columns - 1) * trainer.world_size  # targets: the last token is no input
+        self._tokens += rows * (columns - 1) * trainer.world_size  # targets, of which a row has one fewer than tokens
         self._steps += 1
         if self._steps < trainer.log_every_n_steps:
             return
@@ -83,15 +80,15 @@ class Throughput(Callback):
         self._restart(pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._see_memory(pl_module)  # checkpoints are written after the other callbacks had their turn
+        self._see_memory(pl_module)  # before the last checkpoint, which is written after this
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        directory = trainer.log_dir or trainer.default_root_dir  # asked on every rank: it is a broadcast
+        directory = trainer.log_dir or trainer.default_root_dir  # on every rank, because log_dir broadcasts
         if not trainer.is_global_zero:
             return
         path = Path(directory) / "cost.json"
         if path.exists() and not self._trained:
-            return  # a finished run was resumed: this process has nothing to say about it
+            return  # a finished run was resumed, and this process has not trained
         self._see_memory(pl_module)
         cost = {
             "tokens_per_second": median(self.rates) if self.rates else None,
@@ -126,13 +123,13 @@ class Throughput(Callback):
 
 
 def position_parameters(module: torch.nn.Module) -> int:
-    """Number of parameters of all positional strategies in a model, a shared one counted once."""
+    """Number of parameters of all positional strategies in a model; a strategy that layers share counts once."""
     strategies = [m for m in module.modules() if isinstance(m, Position)]
     return sum(p.numel() for p in {p for strategy in strategies for p in strategy.parameters()})
 
 
 def peak_memory(device: torch.device) -> int:
-    """Most memory in bytes: of tensors on a CUDA device, of the process otherwise."""
+    """Peak memory in bytes: of the tensors on a CUDA device, otherwise of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -140,7 +137,7 @@ def peak_memory(device: torch.device) -> int:
 
 
 def environment(trainer: Trainer, device: torch.device) -> dict[str, str]:
-    """Versions and machine, as a report needs to state them."""
+    """Versions, commit, machine, devices and precision, as a report states them; what is unknown is left out."""
     cuda = device.type == "cuda"
     described = {
         "python": platform.python_version(),
@@ -166,7 +163,7 @@ def _processor() -> str:
 
 
 def _commit() -> str:
-    """Commit of the code that ran, with a + if it had changes; empty outside a git repository."""
+    """Commit of the code, followed by a + if files were changed since; empty outside a git repository."""
     folder = Path(__file__).parent
     try:
         git = ["git", "-C", str(folder), "describe", "--always", "--abbrev=12", "--dirty=+"]
