@@ -1,1 +1,1 @@
-"""Protocols, metrics, statistics and reports."""
+"""Evaluation: protocols, metrics, analyses of a network, and rows of results. Nothing here depends on Lightning."""

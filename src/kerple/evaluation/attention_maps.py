@@ -1,4 +1,4 @@
-"""What every head attends to: probabilities written out, and two numbers that sum them up."""
+"""Attention probabilities of a network as tensors, and two numbers that summarise them: entropy and distance."""
 
 import copy
 from collections.abc import Callable
@@ -21,18 +21,18 @@ Visit = Callable[[int, Tensor], None]
 def visit_probabilities(
     network: Transformer, tokens: Tensor, visit: Visit, *, offset: int = 0, window: int | None = None
 ) -> None:
-    """Run the network and show each layer's attention probabilities.
+    """Run the network and call ``visit`` with the attention probabilities of each layer.
 
-    Computed a second time beside the network's own attention, in fp32 (fp64 in an fp64 network), by the explicit
-    reference: with one-hot values, its output is the probabilities. One layer's exist at a time.
+    They are computed a second time beside the network's own attention, in fp32 (fp64 in an fp64 network), by the
+    explicit reference: its output for one-hot values is the probabilities. Only one layer's are in memory at a time.
 
     Args:
-        network: The model, in eval mode.
+        network: The model, in evaluation mode.
         tokens: (B, T) int64.
-        visit: Called with the layer's number and its probabilities (B, H, T, T), zero in the future; a sink's share
-            is missing from them.
+        visit: Called with the number of the layer and its probabilities (B, H, T, T), which are 0 for future keys.
+            Under a strategy with a sink, rows add up to less than 1.
         offset: Added to every position.
-        window: Limits attention as in the network's forward.
+        window: Number of keys that a query sees; None for all.
     """
 
     def show(layer: int, attention: SelfAttention, arguments: tuple[Any, ...]) -> None:
@@ -49,12 +49,12 @@ def visit_probabilities(
 
 
 def entropy(probabilities: Tensor) -> Tensor:
-    """Entropy of each query's distribution over keys, -Σ p log p in nats; (…, T, T) to (…, T)."""
+    """Entropy -Σ p log p, in nats, of each query's probabilities (…, T, T) over its keys; (…, T)."""
     return torch.special.entr(probabilities).sum(-1)
 
 
 def mean_distance(probabilities: Tensor) -> Tensor:
-    """Mean attended distance Σ p·d of each query in tokens; (…, T, T), queries the last axis but one, to (…, T)."""
+    """Mean attended distance Σ p·d, in tokens, of each query under probabilities (…, queries, keys); (…, queries)."""
     index = torch.arange(probabilities.shape[-1], device=probabilities.device)
     distance = (index[:, None] - index).clamp(min=0)  # (T, T)
     return (probabilities * distance).sum(-1)

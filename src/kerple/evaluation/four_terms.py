@@ -14,19 +14,19 @@ TERMS = ("word-word", "word-position", "position-word", "position-position")
 
 @torch.no_grad()
 def four_terms(network: Transformer, tokens: Tensor) -> dict[str, Tensor]:
-    """Scores of the first layer taken apart, ``(x_m + p_m) W_Q · (x_n + p_n) W_K / √δ`` (Ke et al. 2021, arXiv
-    2006.15595, equation 6); where the strategy scales the words, x is what it makes of them.
+    """Expand the first layer's scores ``(x_m + p_m) W_Q · (x_n + p_n) W_K / √δ`` into the products of their parts.
 
-    The decomposition is exact in this pre-LayerNorm model: given the norm's divisor σ of x + p, which both parts share,
-    the norm is linear. What its shift and the biases of W_Q and W_K contribute belongs to neither and is a fifth entry.
+    x is the word embedding, scaled if the strategy does so, and p the position's (Ke et al. 2021, arXiv 2006.15595,
+    equation 6). In this pre-LayerNorm model the expansion is exact: given the divisor σ of x + p, the norm is linear.
+    The contributions of the norm's shift and of the biases of W_Q and W_K belong to neither part and are a fifth term.
 
     Args:
-        network: A model whose strategy adds something to the embeddings and leaves the scores alone.
+        network: A model whose strategy adds something to the embeddings and does not change the scores.
         tokens: (B, T) int64.
 
     Returns:
-        The entries of `TERMS` and "rest", (B, H, T, T) fp32 (fp64 in an fp64 network) each, queries in rows; the future
-        is not masked. They add up to the scores before the softmax.
+        The terms named in `TERMS` and "rest", each (B, H, queries, keys) fp32 (fp64 in an fp64 network). Future keys
+        are not masked. The terms add up to the scores before the softmax.
 
     Raises:
         UserError: If the strategy does not add to the embeddings, or does more than that.
@@ -43,7 +43,7 @@ def four_terms(network: Transformer, tokens: Tensor) -> dict[str, Tensor]:
         wide = torch.promote_types(torch.float32, attention.qkv.weight.dtype)
         words = network.embedding(tokens).to(wide)  # (B, T, D)
         both = position.embed(words, at)
-        alone = position.embed(torch.zeros_like(words), at)  # words may be scaled before positions are added
+        alone = position.embed(torch.zeros_like(words), at)  # the difference, because the strategy may scale the words
         sigma = (both.var(-1, correction=0, keepdim=True) + norm.eps).sqrt()
         gain = norm.weight.to(wide) / sigma
         parts = {"word": _centred(both - alone) * gain, "position": _centred(alone) * gain}
@@ -67,10 +67,9 @@ def four_terms(network: Transformer, tokens: Tensor) -> dict[str, Tensor]:
 
 
 def spread(term: Tensor) -> Tensor:
-    """Standard deviation of a term (B, H, T, T) over the keys each query sees, pooled over queries and texts; (H,)
-    fp64.
+    """Standard deviation of a term (B, H, T, T) over the keys that each query sees, pooled over queries; (H,) fp64.
 
-    A constant per query is taken out first: softmax does not see it.
+    The mean of each query is subtracted first, because a constant per query does not change the softmax.
     """
     seen = torch.ones(term.shape[-2:], dtype=torch.bool, device=term.device).tril()
     values = term.double().masked_fill(~seen, 0)

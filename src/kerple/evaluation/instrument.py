@@ -1,4 +1,4 @@
-"""Looking inside a network that may be compiled."""
+"""Access to the inside of a network that may be compiled."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from kerple.model import Transformer
 
 @contextmanager
 def uncompiled(network: Transformer) -> Iterator[None]:
-    """The network as it was before `Transformer.compile`: a compiled graph does not call hooks."""
+    """Within this context the network runs without its compiled graph, which would not call hooks."""
     compiled = network.__dict__.pop("features", None)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Which targets need their far context, as a fixed evaluator judges (LongPPL, Fang et al. 2024, arXiv 2410.23771)."""
+"""Choice of the key tokens of LongPPL: targets that need far context (Fang et al. 2024, arXiv 2410.23771)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,13 +15,16 @@ from kerple.evaluation.protocols import Network, full, sliding
 
 @dataclass(frozen=True)
 class Criterion:
-    """What makes a target a key token.
+    """Settings that decide which targets are key tokens.
 
     Args:
-        short: Tokens of the short context.
-        stride: How far the short context moves between two readings: it holds short - stride tokens or more.
-        gain: A key token's log-probability with all of the context exceeds that with the short one by more than this.
-        likely: And is itself above this, in nats: the evaluator knows it.
+        short: Number of tokens in the short context.
+        stride: Number of tokens by which the short context moves. It then holds at least short - stride tokens.
+        gain: The whole context must raise a key token's log-probability by more than this, in nats.
+        likely: With the whole context, the log-probability must be above this, in nats.
+
+    Raises:
+        UserError: If the stride is not in 1..short.
     """
 
     short: int
@@ -35,9 +38,12 @@ class Criterion:
 
 
 def key_targets(evaluator: Network, tokens: Tensor, criterion: Criterion) -> Tensor:
-    """Whether each target of tokens (B, N+1) int64 is a key token; (B, N) bool.
+    """Whether each target of tokens (B, N+1) int64 is a key token for the evaluator; (B, N) bool.
 
-    The first ``short`` targets have the same context either way and are none.
+    The first ``short`` targets have the same context in both readings and are never key tokens.
+
+    Raises:
+        UserError: If the short context is not shorter than the block.
     """
     block = tokens.shape[1] - 1
     if criterion.short >= block:
@@ -45,20 +51,20 @@ def key_targets(evaluator: Network, tokens: Tensor, criterion: Criterion) -> Ten
     long = full(evaluator, tokens, block)
     short = sliding(evaluator, tokens, criterion.short, stride=criterion.stride)
     chosen = (short - long > criterion.gain) & (-long > criterion.likely)
-    chosen[:, : criterion.short] = False  # equal contexts: a difference is rounding
+    chosen[:, : criterion.short] = False  # their contexts are equal, so a difference is rounding
     return chosen
 
 
 def carried_over(own: Sequence[bytes], spans: Sequence[tuple[int, int]], keys: Sequence[bool]) -> list[bool]:
-    """Key tokens of one tokenisation as those of another of the same text: what overlaps with one is one.
+    """Carry key tokens over to another tokenisation of the same text: a token that overlaps with one becomes one.
 
     Args:
         own: Bytes of each token of the model that is scored.
-        spans: First byte and the one after the last of each of the evaluator's tokens, ascending.
-        keys: Which of them are key tokens.
+        spans: The bytes first..last - 1 of each of the evaluator's tokens, in ascending order.
+        keys: Whether each of the evaluator's tokens is a key token.
 
     Returns:
-        One entry for each of ``own``.
+        Whether each token of ``own`` is a key token.
     """
     marked = torch.zeros(sum(map(len, own)) + 1, dtype=torch.bool)
     for (first, last), key in zip(spans, keys, strict=True):
@@ -70,10 +76,10 @@ def carried_over(own: Sequence[bytes], spans: Sequence[tuple[int, int]], keys: S
 
 
 def spelling(tokenizer: Tokenizer, ending: int) -> Callable[[int], bytes]:
-    """Bytes of each token of a byte-level tokenizer; none for ``ending``, the token that ends documents.
+    """A function from a token id of a byte-level tokenizer to its bytes; ``ending``, which ends documents, has none.
 
     Raises:
-        UserError: If a token is not spelt in bytes.
+        UserError: If a token is not spelt in bytes; raised by the function.
     """
     letters = _letters()
 
@@ -90,14 +96,14 @@ def spelling(tokenizer: Tokenizer, ending: int) -> Callable[[int], bytes]:
 
 
 def byte_spans(text: str, offsets: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Spans of characters of a text as spans of its bytes; a lone surrogate stands for one byte that is no text."""
+    """Convert spans of a text's characters to spans of its bytes. A lone surrogate stands for one byte."""
     sizes = torch.tensor([0] + [1 if "\udc80" <= c <= "\udcff" else len(c.encode()) for c in text]).cumsum(0).tolist()
     return [(sizes[first], sizes[last]) for first, last in offsets]
 
 
 @lru_cache(maxsize=1)
 def _letters() -> dict[str, int]:
-    """The letter that byte-level BPE writes for each byte (Radford et al. 2019), reversed."""
+    """The byte for each letter of byte-level BPE's alphabet (Radford et al. 2019)."""
     printed = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     made = {chr(byte): byte for byte in printed}
     others = (byte for byte in range(256) if byte not in printed)

@@ -1,4 +1,4 @@
-"""Sums of loss and counts of targets: the only state a perplexity may be made of."""
+"""`TokenLoss`: sums of losses and counts of targets, from which perplexities are computed."""
 
 import math
 
@@ -8,12 +8,11 @@ from torchmetrics import Metric
 
 
 class TokenLoss(Metric):
-    """Negative log-likelihood summed by group, how many targets each group has, and how many bytes of text they are.
+    """Sums the negative log-likelihood of targets, their number and their bytes of text, in groups.
 
-    A group is whatever the sums have to be kept apart by: a block of text (so that block 7 is the same number on any
-    number of devices, and intervals can be bootstrapped over blocks), or a position in the segment. States are fp64
-    sums and int64 counts, added over devices; a perplexity is one exp of the one quotient at the end, never a mean of
-    means.
+    A group is a block of text, so that confidence intervals can be bootstrapped over blocks, or a position in the
+    segment. The states are fp64 sums and int64 counts, which are added over devices. A perplexity is computed once from
+    the sums, and is never a mean of perplexities.
 
     Args:
         groups: Number of groups G.
@@ -41,20 +40,19 @@ class TokenLoss(Metric):
         """Add losses in nats, fp32 or fp64.
 
         Args:
-            losses: Any shape if they all belong to ``group``; (…, G) with one column per group if ``group`` is None.
-            group: 0..G-1, or None.
-            bytes: Bytes of text in each target, int64, shaped as the losses; needed by `bits_per_byte` alone.
+            losses: Losses of any shape that all belong to ``group``; or (…, G), a column per group, if it is None.
+            group: Number of the group, 0..G-1, or None.
+            bytes: Number of bytes of text of each target, int64, shaped as the losses. Only `bits_per_byte` needs it.
 
         Raises:
-            ValueError: If the losses are of lower precision, in which they are wrong already, do not have G columns,
-                or are not as many as the bytes.
+            ValueError: If the losses have a lower precision than fp32 or not G columns, or the bytes another shape.
         """
         if losses.dtype not in (torch.float32, torch.float64):
             raise ValueError(f"losses: got {losses.dtype}, expected float32 or float64; take log-softmax in fp32")
         if bytes is not None and bytes.shape != losses.shape:
             raise ValueError(f"bytes: got {tuple(bytes.shape)}, expected {tuple(losses.shape)}, one for each loss")
         values = losses.detach().double()
-        # plain sums rather than index_add: they are deterministic on CUDA
+        # sums are deterministic on CUDA, index_add is not
         if group is not None:
             self.nll[group] += values.sum()
             self.targets[group] += values.numel()
@@ -69,7 +67,7 @@ class TokenLoss(Metric):
             self.bytes += bytes.reshape(rows.shape).sum(0)
 
     def compute(self) -> Tensor:
-        """Perplexity over all groups; () fp64, nan where there is no target."""
+        """Perplexity over all groups and devices; () fp64, NaN without targets."""
         return self.perplexity()
 
     def perplexity(self) -> Tensor:
@@ -77,9 +75,9 @@ class TokenLoss(Metric):
         return (self.nll.sum() / self.targets.sum()).exp()
 
     def perplexities(self) -> Tensor:
-        """Perplexity of each group of this device's state; (G,) fp64, nan where a group has no target."""
+        """Perplexity of each group of this device's state; (G,) fp64, NaN for a group without targets."""
         return (self.nll / self.targets).exp()
 
     def bits_per_byte(self) -> Tensor:
-        """Bits of loss per byte of the targets' text; () fp64. Comparable between tokenizers, unlike perplexity."""
-        return self.nll.sum() / self.bytes.sum() / math.log(2)  # fp64 only in this order
+        """Bits of loss per byte of the targets' text; () fp64. Unlike perplexity, comparable between tokenizers."""
+        return self.nll.sum() / self.bytes.sum() / math.log(2)  # in this order the result is fp64

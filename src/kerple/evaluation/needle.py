@@ -1,4 +1,4 @@
-"""Needles in a haystack, by the names and definitions of RULER (Hsieh et al. 2024, arXiv 2404.06654, section 3.1)."""
+"""Needle-in-a-haystack problems as RULER names and defines them (Hsieh et al. 2024, arXiv 2404.06654, section 3.1)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,18 +12,18 @@ Kind = Literal["niah_single_1", "niah_single_2", "niah_multikey_1", "niah_multiv
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.\n"
 ADJECTIVES = ("ancient", "bitter", "clever", "distant", "eager", "famous", "gentle", "hollow", "jolly", "lively")
 NOUNS = ("anchor", "basket", "candle", "desert", "engine", "forest", "garden", "hammer", "island", "kettle")
-NEEDLES = 4  # keys of multikey_1, values of multivalue
-ANSWER = 16  # tokens that may be written for each value
+NEEDLES = 4  # number of keys in niah_multikey_1, of values in niah_multivalue
+ANSWER = 16  # number of tokens that the model may write for each value
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What is hidden and asked for.
+    """A problem: sentences to hide in a haystack, and a question about them.
 
     Args:
-        needles: Share of the haystack before each, 0..1, and its sentence.
-        question: What follows the haystack; the answer is to follow it.
-        values: What the answer has to name.
+        needles: For each sentence, the share of the haystack that comes before it, 0..1, and the sentence.
+        question: Text that follows the haystack, which the model has to continue.
+        values: The numbers that the answer has to contain.
     """
 
     needles: tuple[tuple[float, str], ...]
@@ -32,15 +32,16 @@ class Problem:
 
 
 def hidden(kind: Kind, depth: float, rng: np.random.Generator) -> Problem:
-    """A problem whose (first) sought needle lies at a depth; further ones lie anywhere.
+    """Draw a problem whose first needle is at a given depth; further needles are at random depths.
 
-    ``niah_single_1`` and ``niah_single_2`` hide one number under one key (in noise, and in text), ``niah_multikey_1``
-    three more under other keys, ``niah_multivalue`` three more under the same key, all of which are asked for.
+    ``niah_single_1`` and ``niah_single_2`` hide one number under one key (in noise and in text). ``niah_multikey_1``
+    hides three more under other keys, and asks for the first. ``niah_multivalue`` hides three more under the same key,
+    and asks for all.
 
     Args:
-        kind: One of these.
-        depth: Share of the haystack before the needle, 0..1.
-        rng: Chooses keys, numbers of seven digits and the other places.
+        kind: One of these names.
+        depth: Share of the haystack before the first needle, 0..1.
+        rng: Draws the keys, the numbers of seven digits and the other depths.
 
     Raises:
         UserError: If the kind is unknown or the depth out of range.
@@ -69,13 +70,13 @@ def hidden(kind: Kind, depth: float, rng: np.random.Generator) -> Problem:
 
 
 def prompt(problem: Problem, length: int, haystack: Sequence[int], encode: Callable[[str], list[int]]) -> list[int]:
-    """Tokens of haystack, needles and question that, with the answer's, are ``length``.
+    """The tokens of the haystack, the needles and the question, which together with the answer are ``length``.
 
     Args:
-        problem: From `hidden`.
-        length: Tokens in all, `ANSWER` for each value kept free.
+        problem: A problem of `hidden`.
+        length: Number of tokens in all, including `ANSWER` for each value.
         haystack: At least ``length`` tokens of noise or text.
-        encode: Text to tokens.
+        encode: Function from a text to its tokens.
 
     Raises:
         UserError: If the length leaves no room for the haystack.
@@ -96,5 +97,5 @@ def prompt(problem: Problem, length: int, haystack: Sequence[int], encode: Calla
 
 
 def recall(answer: str, values: Sequence[str]) -> float:
-    """Share of the values that the answer names (RULER's ``string_match_all``)."""
+    """Share of the values that occur in the answer (RULER's ``string_match_all``)."""
     return sum(value in answer for value in values) / len(values)

@@ -1,4 +1,4 @@
-"""Which protocols at which lengths: options that cannot be honoured are errors, not silent truncations."""
+"""Checks of the lengths and the protocols' options; one that cannot be honoured is an error."""
 
 from collections.abc import Sequence
 
@@ -38,17 +38,17 @@ def chosen_protocols(
 
     Args:
         names: Names of protocols.
-        lengths: Ascending, as `checked_lengths` gives them.
-        window: Of windowed; None for the training length.
-        stride: Of sliding, at most the shortest length.
-        skip: Of sliding, below the length of a block. Of every length, all steps must look the same behind it.
-        k: Of last, at most the shortest length.
-        block: Targets in a block.
-        training_length: In tokens.
+        lengths: Evaluation lengths in ascending order, as `checked_lengths` returns them.
+        window: Option of windowed; None for the training length.
+        stride: Option of sliding, at most the shortest length.
+        skip: Option of sliding: 0, or at least the longest length minus the stride, and less than ``block``. Then every
+            scored target has a full window at every length.
+        k: Option of last, at most the shortest length.
+        block: Number of targets in a block.
+        training_length: Training length in tokens.
 
     Raises:
-        UserError: If there is none, one is unknown, an option is out of range, or there is one for a protocol that was
-            not named.
+        UserError: If there is no name, an option is out of range, or an option belongs to a protocol that is not named.
     """
     if not names:
         raise UserError("protocols: got none, expected at least one, such as full")

@@ -1,12 +1,11 @@
 """Evaluation protocols: pure functions of a network and a block of tokens that return the loss of each target.
 
-B blocks, N targets in a block (N + 1 tokens), L evaluation length. A block is read once; for length L it is cut into N
-/ L segments, so the targets are the same at every length and curves differ by context alone. Target t is token t + 1
-of the block, t = 0..N - 1.
+B blocks, N targets in a block (N + 1 tokens), L evaluation length. For length L a block is cut into N / L segments, so
+the targets are the same at every length, and curves differ only by context. Target t is token t + 1 of the block,
+t = 0..N - 1.
 
-Nothing is averaged here: losses are negative log-likelihoods in nats, fp32, in the order of the targets. Sums belong
-to `metrics`. Two words are kept apart: a *window* is an attention mask (`windowed`), a *stride* is how far the
-evaluated text moves (`sliding`).
+Losses are negative log-likelihoods in nats, fp32, in the order of the targets; `metrics` sums them. A *window* limits
+the attention mask (`windowed`); a *stride* is the number of tokens by which the text that is read moves (`sliding`).
 """
 
 from dataclasses import dataclass
@@ -21,23 +20,23 @@ TOKENS_PER_FORWARD = 16_384
 
 
 class Network(Interface):
-    """What the protocols need of a model; `kerple.model.transformer.Transformer` is one."""
+    """What the protocols need of a model, such as `kerple.model.transformer.Transformer`."""
 
     def losses(self, tokens: Tensor, offset: int = 0, window: int | None = None, last: int | None = None) -> Tensor:
-        """Loss of each target of tokens (B, T+1) int64: (B, T) fp32 in nats, or of the last ``last`` targets only."""
+        """Losses (B, T) fp32, in nats, of the targets of tokens (B, T+1) int64; or of the last ``last`` targets."""
         ...
 
 
 def full(network: Network, tokens: Tensor, length: int, *, tokens_per_forward: int = TOKENS_PER_FORWARD) -> Tensor:
-    """Non-overlapping segments of ``length``, every target, attention unrestricted: the paper's protocol (Chi et al.
-    2022, section 5).
+    """Score every target in non-overlapping segments of ``length``, with full attention.
+
+    This is the protocol of the paper (Chi et al. 2022, section 5).
 
     Args:
-        network: Anything with `Network.losses`.
+        network: The model.
         tokens: (B, N+1) int64.
-        length: Targets in a segment, 1..N. Where it does not divide N, the last segment is shorter; every target is
-            still scored once.
-        tokens_per_forward: Bound on the tokens run at once. A segment longer than that runs alone.
+        length: Targets in a segment, 1..N. If it does not divide N, the last segment is shorter.
+        tokens_per_forward: Largest number of tokens in one forward pass. A longer segment runs alone.
 
     Returns:
         (B, N) fp32 losses in nats.
@@ -56,14 +55,22 @@ def windowed(
     window: int | None,
     tokens_per_forward: int = TOKENS_PER_FORWARD,
 ) -> Tensor:
-    """`full`, with attention limited to the last ``window`` keys (the query's own included) in every layer; (B, N)
-    fp32.
+    """Score as `full`, but limit attention in every layer to the last ``window`` keys, the query's own included.
 
-    Positions and segments are those of `full`, so a difference between the two is what attention to farther tokens is
-    worth.
+    Positions and segments are those of `full`, so the difference of the two is the gain from farther tokens.
+
+    Args:
+        network: The model.
+        tokens: (B, N+1) int64.
+        length: Targets in a segment, 1..N.
+        window: Number of keys; None for all, which is `full`.
+        tokens_per_forward: Largest number of tokens in one forward pass.
+
+    Returns:
+        (B, N) fp32 losses in nats.
 
     Raises:
-        ValueError: If ``window`` is not positive; as `full` otherwise.
+        ValueError: If ``window`` is not positive; else as `full`.
     """
     block = _targets(tokens, length)
     if window is not None and window < 1:
@@ -84,27 +91,25 @@ def sliding(
     skip: int = 0,
     tokens_per_forward: int = TOKENS_PER_FORWARD,
 ) -> Tensor:
-    """Context cut to ``length`` tokens that move by ``stride``; each step scores its new targets only (Press et al.
-    2022, appendix B).
+    """Score only the new targets of a context of ``length`` tokens that moves by ``stride`` (Press et al. 2022).
 
     The text is cut, not the attention mask: positions start at 0 in every step. The first step scores all its targets,
-    the last one what is left. With ``stride = length`` this is `full`.
+    the last step those that are left. With ``stride = length`` this is `full`. See their appendix B.
 
     Args:
-        network: Anything with `Network.losses`.
+        network: The model.
         tokens: (B, N+1) int64.
-        length: Tokens of context, 1..N.
-        stride: New targets in each step, 1..length.
-        skip: Targets at the start of a block that serve as context only. For every ``length <= skip + stride`` all
-            scored targets then have at least ``length - stride`` tokens before them, and they are the same targets at
-            each of these lengths.
-        tokens_per_forward: Bound on the tokens run at once.
+        length: Number of tokens of context, 1..N.
+        stride: Number of new targets in each step, 1..length.
+        skip: Number of targets at the start of a block that serve as context only. At every ``length <= skip +
+            stride``, the same targets are scored, and each has at least ``length - stride`` tokens before it.
+        tokens_per_forward: Largest number of tokens in one forward pass.
 
     Returns:
         (B, N - skip) fp32 losses in nats.
 
     Raises:
-        ValueError: If ``stride`` is not in 1..length, ``skip`` not in 0..N-1; as `full` otherwise.
+        ValueError: If ``stride`` is not in 1..length or ``skip`` not in 0..N-1; else as `full`.
     """
     block = _targets(tokens, length)
     if not 1 <= stride <= length:
@@ -125,15 +130,13 @@ def sliding(
 def last(
     network: Network, tokens: Tensor, length: int, *, k: int, tokens_per_forward: int = TOKENS_PER_FORWARD
 ) -> Tensor:
-    """`full`, but only the last ``k`` targets of each segment count: all of them have at least ``length - k`` tokens
-    before them.
+    """Score as `full`, but only the last ``k`` targets of each segment, which follow at least ``length - k`` tokens.
 
     Returns:
-        (B, N // length * k) fp32 losses in nats, segment by segment. A shorter last segment is left out: it has no
-        such context.
+        (B, N // length * k) fp32 losses in nats, segment by segment. A shorter last segment is left out.
 
     Raises:
-        ValueError: If ``k`` is not in 1..length; as `full` otherwise.
+        ValueError: If ``k`` is not in 1..length; else as `full`.
     """
     block = _targets(tokens, length)
     if not 1 <= k <= length:
@@ -150,10 +153,13 @@ def per_position(
     window: int | None = None,
     tokens_per_forward: int = TOKENS_PER_FORWARD,
 ) -> Tensor:
-    """`full` (or `windowed`), kept apart by position in the segment; (B, N / length, length) fp32 losses in nats.
+    """Score as `full`, or `windowed`, and arrange the losses by segment and position in it.
+
+    Returns:
+        (B, N / length, length) fp32 losses in nats.
 
     Raises:
-        ValueError: If ``length`` does not divide N; as `windowed` otherwise.
+        ValueError: If ``length`` does not divide N; else as `windowed`.
     """
     block = _targets(tokens, length)
     if block % length:
@@ -164,14 +170,14 @@ def per_position(
 
 @dataclass(frozen=True)
 class Protocol:
-    """A protocol with its options: what a row of results is about.
+    """A protocol with its options; a row of results belongs to one.
 
     Args:
         name: One of full, windowed, sliding, last, per_position.
-        window: Keys attended to; required by windowed, refused elsewhere.
-        stride: Targets between two steps; required by sliding, refused elsewhere.
-        skip: Targets of a block that are context only; for sliding.
-        k: Targets scored at the end of a segment; required by last, refused elsewhere.
+        window: Number of keys that a query sees; for windowed, which requires it.
+        stride: Number of new targets in each step; for sliding, which requires it.
+        skip: Number of targets of a block that are context only; for sliding.
+        k: Number of targets scored at the end of a segment; for last, which requires it.
 
     Raises:
         ValueError: If the name is unknown, or an option is missing, out of range or not the protocol's own.
@@ -199,13 +205,13 @@ class Protocol:
 
     @property
     def label(self) -> str:
-        """Name with its option, as logged: full, windowed512, sliding64, last128, per_position."""
+        """The name with its option, as logs have it: full, windowed512, sliding64, last128, per_position."""
         return f"{self.name}{self.window or self.stride or self.k or ''}"
 
     def __call__(
         self, network: Network, tokens: Tensor, length: int, tokens_per_forward: int = TOKENS_PER_FORWARD
     ) -> Tensor:
-        """Losses of the targets of tokens (B, N+1) that `scored` names at ``length``; (B, n) fp32."""
+        """Losses (B, n) fp32, in nats, of the n targets of tokens (B, N+1) that `scored` names at ``length``."""
         match self.name:
             case "windowed":
                 return windowed(network, tokens, length, window=self.window, tokens_per_forward=tokens_per_forward)
@@ -224,7 +230,7 @@ class Protocol:
                 return full(network, tokens, length, tokens_per_forward=tokens_per_forward)
 
     def scored(self, length: int, block: int) -> Tensor:
-        """Which targets of a block of ``block`` are scored at ``length``: (n,) int64, in the order of the losses."""
+        """Indices (n,) int64 of the targets of a block of ``block`` that are scored at ``length``, in order."""
         targets = torch.arange(self.skip, block)
         if self.name != "last":
             return targets

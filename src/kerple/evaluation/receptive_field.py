@@ -1,4 +1,4 @@
-"""How far back the last position's loss looks: its gradient by distance, and the smallest window that is enough."""
+"""Measures of how far back a network uses its context: gradients by distance, and the smallest sufficient window."""
 
 from collections.abc import Mapping
 
@@ -15,11 +15,11 @@ def gradient_by_distance(network: Transformer, tokens: Tensor) -> Tensor:
     ``s_d = ‖∂ loss of the last target / ∂ embedding of the input at distance d‖₂``, divided by its sum over d.
 
     Args:
-        network: The model, in eval mode. Runs in the precision of its weights; autocast is switched off.
+        network: The model, in evaluation mode. It runs in the precision of its weights, without autocast.
         tokens: (B, L+1) int64.
 
     Returns:
-        (B, L) fp64, entry d is the share of the input d tokens before the last one; rows sum to 1.
+        (B, L) fp64. Entry d is the share of the input that is d tokens before the last one; rows add up to 1.
     """
     embedded: list[Tensor] = []
 
@@ -29,7 +29,7 @@ def gradient_by_distance(network: Transformer, tokens: Tensor) -> Tensor:
 
     hook = network.embedding.register_forward_hook(leaf)
     try:
-        # inference tensors cannot be saved for a backward pass: copy them outside of inference mode
+        # a backward pass cannot use tensors of inference mode, so they are copied outside of it
         with (
             torch.inference_mode(False),
             torch.enable_grad(),
@@ -45,15 +45,18 @@ def gradient_by_distance(network: Transformer, tokens: Tensor) -> Tensor:
 
 
 def distance_covering(shares: Tensor, part: float) -> int:
-    """Smallest distance d such that inputs 0..d hold ``part`` of the shares (L,)."""
+    """Smallest distance d such that the shares (L,) of distances 0..d add up to ``part``, in 0..1."""
     reached = shares.cumsum(0) >= part * (1 - 1e-12)
     return int(reached.int().argmax()) if bool(reached.any()) else len(shares) - 1
 
 
 def smallest_sufficient(perplexities: Mapping[int, float], full: float, tolerance: float = 0.01) -> int | None:
-    """Smallest window from which on every window's perplexity is within ``tolerance`` of the unrestricted one.
+    """Smallest window that is sufficient, as are all larger ones, or None if the largest is not.
 
-    A window that is good by chance below a worse, larger one does not count. None if even the largest is not enough.
+    Args:
+        perplexities: Perplexity with each window.
+        full: Perplexity without a window.
+        tolerance: A window is sufficient if its perplexity exceeds ``full`` by at most this share.
     """
     enough = None
     for window in sorted(perplexities, reverse=True):

@@ -1,4 +1,4 @@
-"""What an evaluation measured, as rows, a table and a figure."""
+"""`Measurement`: the sums of one protocol at one length; and the rows, the table and the figure made of them."""
 
 import json
 import math
@@ -15,18 +15,18 @@ from torch import Tensor
 from kerple.evaluation.metrics import TokenLoss
 from kerple.evaluation.protocols import TOKENS_PER_FORWARD, Network, Protocol, full
 
-VERSION = 2  # of what is written; 1 took the bytes of an average token of the split for those of each target
+VERSION = 2  # of the file; in version 1, bytes were those of an average token of the split instead of each target's
 
 
 @dataclass
 class Measurement:
-    """One protocol at one length: its sums of loss by block, or why there are none.
+    """The sums of losses of one protocol at one length.
 
     Args:
-        protocol: What is measured.
+        protocol: The protocol.
         length: Evaluation length L in tokens.
-        loss: Sums by block of text.
-        by_position: Sums by position in the segment, for ``per_position`` alone.
+        loss: Sums for each block of text.
+        by_position: Sums for each position in the segment, only for ``per_position``.
         skipped: Why the length cannot be measured, or None.
     """
 
@@ -37,8 +37,8 @@ class Measurement:
     skipped: str | None = None
 
     def row(self) -> dict[str, Any]:
-        """The row of `extrapolation.json`, with the sums by block that intervals are bootstrapped from; no number is
-        None unless infinite."""
+        """The row for `extrapolation.json`. Intervals are bootstrapped from its sums by block; None is a number that is
+        not finite."""
         return {
             "protocol": self.protocol.name,
             "length": self.length,
@@ -64,8 +64,15 @@ def plan(
     reach: int | None,
     device: torch.device,
 ) -> list[Measurement]:
-    """A measurement with empty sums for each protocol and length, marked as skipped beyond ``reach`` positions (None:
-    no bound)."""
+    """Empty measurements, one for each protocol and length.
+
+    Args:
+        protocols: The protocols.
+        lengths: Evaluation lengths in tokens.
+        groups: Number of blocks of text.
+        reach: Number of positions of the strategy; measurements of longer lengths are marked as skipped. None for any.
+        device: Where the sums are kept.
+    """
     made = []
     for protocol in protocols:
         for length in lengths:
@@ -84,10 +91,17 @@ def measure(
     tokens_per_forward: int = TOKENS_PER_FORWARD,
     token_bytes: Tensor | None = None,
 ) -> None:
-    """Add the losses of one block of tokens (1, N+1) to every measurement that is not skipped, under ``group``.
+    """Add the losses of one block to every measurement that is not skipped.
 
-    `full` and `per_position` share their forward passes. ``token_bytes`` (V,) int64 says how many bytes of text each
-    token id stands for.
+    `full` and `per_position` share their forward passes.
+
+    Args:
+        network: The model.
+        tokens: (1, N+1) int64.
+        group: Number of the block.
+        measurements: The measurements.
+        tokens_per_forward: Largest number of tokens in one forward pass.
+        token_bytes: Number of bytes of text of each token id, (V,) int64; None leaves bits per byte out.
     """
     shared: dict[int, Tensor] = {}
     targets = tokens[:, 1:]  # (1, N)
@@ -107,8 +121,7 @@ def measure(
 
 
 def table(measurements: Sequence[Measurement], training_length: int) -> Table:
-    """Perplexity and bits per byte by length, one pair of columns per protocol, with reasons for what is missing
-    below."""
+    """Table of perplexity and bits per byte: a row per length, a column per protocol, notes on skipped lengths."""
     made = Table(title="Perplexity (bits per byte) by evaluation length", caption_justify="left")
     made.add_column("length", justify="right")
     made.add_column("×", justify="right")
@@ -126,7 +139,7 @@ def table(measurements: Sequence[Measurement], training_length: int) -> Table:
 
 
 def figure(measurements: Sequence[Measurement], training_length: int, title: str) -> Figure:
-    """Perplexity against length, one line per protocol, the training length marked."""
+    """Figure of perplexity against length, a line per protocol, with a mark at the training length."""
     drawn = Figure(figsize=(6.4, 4.2), layout="constrained")
     axes = drawn.add_subplot()
     values: list[float] = []
@@ -153,8 +166,7 @@ def figure(measurements: Sequence[Measurement], training_length: int, title: str
 
 
 def write(path: Path, measurements: Sequence[Measurement], **about: Any) -> None:
-    """Write what ``about`` says of the run, the rows, the skipped lengths with reasons and the sums by position, as
-    strict JSON."""
+    """Write a JSON file: the entries ``about`` the run, the rows, the skipped lengths, and the sums by position."""
     content = (
         {"version": VERSION}
         | about
@@ -178,20 +190,20 @@ def write(path: Path, measurements: Sequence[Measurement], **about: Any) -> None
 
 
 def finite(number: Tensor | float) -> float | None:
-    """The number, or None where it is nan or infinite: strict JSON has neither."""
+    """The number, or None if it is NaN or infinite, which strict JSON cannot hold."""
     value = float(number)
     return value if math.isfinite(value) else None
 
 
 def reach(network: Any) -> int | None:
-    """First position the network's strategies cannot represent, None if there is no such bound."""
+    """The first position that a strategy of the network cannot represent, or None if there is no such position."""
     strategies = getattr(network, "positions", [network])
     bounds = [p.max_length for p in strategies if getattr(p, "max_length", None) is not None]
     return min(bounds, default=None)
 
 
 def strategy(network: Any) -> str:
-    """What the network's way with positions is called: the class of its strategy, or what a pretrained one says."""
+    """Name of the network's strategy: its class, or for a pretrained network the name that it gives."""
     return network.strategy if hasattr(network, "strategy") else type(network.positions[0]).__name__
 
 

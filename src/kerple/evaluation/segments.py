@@ -1,4 +1,4 @@
-"""Other ways to choose the text that is scored: inside documents only, and the paper's shuffled segments."""
+"""Two more choices of the text that is scored: blocks inside documents, and the paper's shuffled segments."""
 
 from typing import Any, Protocol
 
@@ -11,28 +11,28 @@ from kerple.errors import UserError
 
 
 class Stream(Protocol):
-    """A split's tokens; `kerple.data` has one."""
+    """The tokens of a split, such as `kerple.data.shards.TokenStream`."""
 
     def __len__(self) -> int: ...
 
     def read(self, start: int, count: int) -> Any:
-        """Tokens start..start+count-1 as an array of integers (count,)."""
+        """Tokens start..start + count - 1 as an array of integers (count,)."""
         ...
 
 
 class DocumentBlocks(Dataset[dict[str, Any]]):
-    """Blocks of ``length`` targets that each lie inside one document, cut from its first token on.
+    """Dataset of blocks of ``length`` targets, each inside one document and cut from its first token on.
 
-    No target is predicted across a document's border, and documents of ``length`` tokens or fewer are left out. Items
-    are those of a data module's ``blocks``: {"tokens": (length+1,) int64, "index": i}.
+    Documents of ``length`` tokens or fewer are left out. An item is {"tokens": (length + 1,) int64, "index": i}, as
+    those of a data module's ``blocks``.
 
     Args:
-        stream: Tokens of a split.
-        begins: Where each document begins in it, ascending; the last one ends with the stream.
+        stream: The tokens of a split.
+        begins: Index of the first token of each document, ascending; the last document ends with the stream.
         length: Targets in a block.
 
     Raises:
-        UserError: If no document is that long.
+        UserError: If no document is long enough for a block.
     """
 
     def __init__(self, stream: Stream, begins: ArrayLike, length: int) -> None:
@@ -60,10 +60,10 @@ class DocumentBlocks(Dataset[dict[str, Any]]):
 
 
 def shuffled(count: int, chosen: int, seed: int) -> Tensor:
-    """The first ``chosen`` of a permutation of 0..count-1 that depends on the seed alone; (chosen,) int64.
+    """The first ``chosen`` entries of a permutation of 0..count-1 that the seed determines; (chosen,) int64.
 
     Raises:
-        UserError: If there are not so many.
+        UserError: If ``chosen`` is larger than ``count``.
     """
     if chosen > count:
         raise UserError(f"segments: got {chosen}, but there are only {count}; lower segments or use a larger split")

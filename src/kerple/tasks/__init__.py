@@ -1,4 +1,4 @@
-"""Tasks that ask for longer inputs than were trained on, generated on the fly."""
+"""Algorithmic tasks: problems of any length, drawn on the fly; short ones for training, longer ones for testing."""
 
 from kerple.tasks.arithmetic import Addition, ModularSum, Multiplication, Parity, Polynomial
 from kerple.tasks.base import Example, Task

@@ -1,4 +1,4 @@
-"""Exact match and token accuracy: one count per example, so that any grouping of them is a sum."""
+"""Exact match and token accuracy. Counts are kept for each example, so that those of any group are sums."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from torchmetrics import Metric
 
 
 class Accuracy(NamedTuple):
-    """What was found on a group of examples.
+    """Accuracy on a group of examples.
 
     Args:
         exact_match: Share of examples with every scored token right.
@@ -25,10 +25,10 @@ class Accuracy(NamedTuple):
 
 
 class AnswerAccuracy(Metric):
-    """Scored and right tokens of each example, summed over devices.
+    """Counts the scored and the right tokens of each example, and adds them over devices.
 
     Args:
-        examples: Number of examples N; a batch says by index which of them it holds.
+        examples: Number of examples N.
     """
 
     full_state_update = False
@@ -45,10 +45,10 @@ class AnswerAccuracy(Metric):
         """Count a batch.
 
         Args:
-            predictions: (B, T) int64, the token chosen for each target.
-            targets: (B, T) int64.
-            scored: (B, T) bool, which targets count.
-            index: (B,) int64, which example each row is; rows of index -1 are fillers and count nowhere.
+            predictions: The token predicted for each target, (B, T) int64.
+            targets: The targets, (B, T) int64.
+            scored: Whether each target counts, (B, T) bool.
+            index: Number of the example in each row, (B,) int64; -1 for fillers, which do not count.
         """
         real = index >= 0
         right = ((predictions == targets) & scored).sum(1)  # (B,)
@@ -56,7 +56,7 @@ class AnswerAccuracy(Metric):
         self.asked.index_add_(0, index[real], scored.sum(1)[real])
 
     def compute(self) -> tuple[Tensor, Tensor]:
-        """Right and scored tokens of each example, (N,) int64 each; 0 scored where an example was not seen."""
+        """Numbers of right and of scored tokens of each example, both (N,) int64; 0 for examples that were not seen."""
         return self.right, self.asked
 
 
@@ -64,14 +64,14 @@ def grouped(right: Tensor, asked: Tensor, keys: Sequence[tuple[int, ...]]) -> di
     """Accuracy of each group of examples.
 
     Args:
-        right: (N,) int64, right tokens of each example.
-        asked: (N,) int64, its scored tokens; examples with 0 are left out.
-        keys: N keys; examples with equal ones are a group.
+        right: Number of right tokens of each example, (N,) int64.
+        asked: Number of scored tokens of each example, (N,) int64; an example with 0 is left out.
+        keys: N keys, one for each example; examples with equal keys are a group.
 
     Returns:
-        One entry for each key that has examples, keys ascending.
+        The accuracy of each key that has examples, in ascending order of the keys.
     """
-    right, asked = right.reshape(-1), asked.reshape(-1)  # torchmetrics makes one example a scalar
+    right, asked = right.reshape(-1), asked.reshape(-1)  # torchmetrics returns a scalar for a single example
     found = {}
     for key in sorted(set(keys)):
         members = torch.tensor([k == key for k in keys], device=asked.device) & (asked > 0)

@@ -17,19 +17,19 @@ Order = Literal["plain", "reversed"]
 class Addition(Task):
     """The sum of two natural numbers (Kazemnejad et al. 2023, arXiv 2305.19466, table 1): ``36+57=93``.
 
-    Its length is the number of digits of the longer operand; the shorter has any number of digits up to it, all pairs
-    of sizes equally likely. ``a+b`` and ``b+a`` count as the same problem: both are trained on, or neither.
+    The length of a problem is the number of digits of the longer operand; all pairs of sizes with that maximum are
+    equally likely. ``a+b`` and ``b+a`` count as the same problem: both are trained on, or neither.
 
-    The scratchpad goes from the last digit to the first, each step ``a+b+carry=sum``; a missing digit is 0:
+    The scratchpad goes from the last digit to the first. Each step is ``a+b+carry=sum``, where a missing digit is 0:
     ``36+7=6+7+0=13;3+0+1=4;>43``.
 
     Args:
-        order: ``plain`` writes the first digit first. ``reversed`` writes operands and sum last digit first, so that
-            the carry travels in the direction of writing (Lee et al. 2023, arXiv 2307.03381).
-        padded: Operands are filled with zeros to the length, the sum to one digit more (Zhou et al. 2024,
+        order: ``plain`` writes numbers with the first digit first. ``reversed`` writes operands and sum with the last
+            digit first, so that carries go in the direction of writing (Lee et al. 2023, arXiv 2307.03381).
+        padded: Whether operands are filled with zeros to the length, and the sum to one digit more (Zhou et al. 2024,
             arXiv 2402.09371).
-        equal: Both operands have as many digits as the length says.
-        scratchpad: Write the steps before the answer.
+        equal: Whether both operands have as many digits as the length.
+        scratchpad: Whether the steps are written before the answer.
 
     Raises:
         UserError: If the order is neither of the two.
@@ -51,7 +51,7 @@ class Addition(Task):
     def example(self, length: int, rng: np.random.Generator) -> Example:
         sizes = [length, length]
         if not self.equal:
-            pair = int(rng.integers(2 * length - 1))  # the pairs whose larger entry is the length
+            pair = int(rng.integers(2 * length - 1))  # number of the pair, among those whose maximum is the length
             sizes[pair % 2] = length - (pair + 1) // 2
         a, b = (_number(size, rng) for size in sizes)
         width = length if self.padded else 0
@@ -78,11 +78,11 @@ class Addition(Task):
 
 
 class Multiplication(Task):
-    """The product of a natural number and a digit: ``36*7=252``. Its length is the number of digits of the number.
+    """The product of a natural number and a digit: ``36*7=252``. The length is the number of digits of the number.
 
     Args:
-        order: ``plain`` writes the first digit first, ``reversed`` number and product last digit first.
-        padded: The product is filled with zeros to one digit more than the number has.
+        order: ``plain`` writes the first digit first; ``reversed`` writes number and product with the last digit first.
+        padded: Whether the product is filled with zeros to one digit more than the number has.
 
     Raises:
         UserError: If the order is neither of the two.
@@ -103,7 +103,7 @@ class Multiplication(Task):
         return Example(f"{number}*{digit}", product, (length, digit))
 
     def places(self, tokens: Tensor) -> Tensor:
-        """As those of `Addition`; the digit that is multiplied by has none, it goes with all."""
+        """The places of `Addition`; the digit after the ``*`` has none, because it belongs to all of them."""
         _check_coupled(self, self.order)
         behind = torch.zeros_like(tokens, dtype=torch.bool)
         behind[:, 1:] = tokens[:, :-1] == IDS["*"]
@@ -125,7 +125,7 @@ def _check_coupled(task: Task, order: str) -> None:
 
 
 def _number(digits: int, rng: np.random.Generator) -> str:
-    """A uniformly drawn decimal number of that many digits; 0 has one."""
+    """A random decimal number of so many digits, uniform; 0 is a number of one digit."""
     drawn = rng.integers(10, size=digits)
     if digits > 1:
         drawn[0] = rng.integers(1, 10)

@@ -1,4 +1,4 @@
-"""Examples as batches, and the order in which ranks and workers make them."""
+"""Datasets of batches of examples, and the sampler that gives each rank its batches."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -15,10 +15,10 @@ Batch = dict[str, Tensor]
 
 
 def collate(examples: Sequence[Example]) -> Batch:
-    """Pad examples on the right.
+    """Make a batch of examples, padded on the right.
 
     Args:
-        examples: At least one, all of one task.
+        examples: One or more examples of a task.
 
     Returns:
         ``tokens`` (B, T + 1) int64, ``scored`` (B, T) bool, ``sizes`` (B, axes) int64.
@@ -35,13 +35,13 @@ def collate(examples: Sequence[Example]) -> Batch:
 
 
 class TrainBatches(Dataset[Batch]):
-    """Batch number b over all ranks: samples b · batch_size and following.
+    """Dataset of training batches. Batch b consists of the samples b · batch_size .. (b + 1) · batch_size - 1.
 
     Args:
-        sample: The example of a sample number.
+        sample: Function from the number of a sample to its example.
         batch_size: Rows of a batch.
-        examples: Number of different samples; then they come again, in another order each time. None: never.
-        seed: Of those orders.
+        examples: Number of different samples, after which they are repeated in another order; None for no repetition.
+        seed: Chooses those orders.
     """
 
     def __init__(self, sample: Callable[[int], Example], batch_size: int, examples: int | None, seed: int) -> None:
@@ -63,15 +63,16 @@ class TrainBatches(Dataset[Batch]):
 
 
 class HeldOutBatches(Dataset[Batch]):
-    """Fixed examples in batches of one length each, every rank the same number.
+    """Dataset of batches of fixed examples, each of one length. Every rank gets the same number of batches.
 
-    A batch has an ``index`` (B,) int64 beside what `collate` gives: 0, 1, … over all examples. It is -1 in the fillers
-    with which short ranks end; no target of theirs is scored.
+    Beside the entries of `collate`, a batch has an ``index`` (B,) int64 with the numbers of its examples, counted over
+    all groups. If the batches do not suffice for all ranks, the last ones are fillers of one row, of index -1 and not
+    scored.
 
     Args:
-        groups: Examples of one length each; batches do not mix them.
+        groups: Groups of examples of one length; no batch has examples of two groups.
         batch_size: Rows of a batch.
-        world: Number of ranks; batch number b is for rank b mod world.
+        world: Number of ranks; batch b is for rank b mod world.
     """
 
     def __init__(self, groups: Sequence[Sequence[Example]], batch_size: int, world: int) -> None:
@@ -91,16 +92,15 @@ class HeldOutBatches(Dataset[Batch]):
 
 
 class RankOrder(DistributedSampler[int]):
-    """Batch numbers of one rank, in order, from a point where an interrupted run goes on.
+    """Yields the numbers of one rank's batches in order, from the point where a resumed run goes on.
 
-    A DistributedSampler by type only: Lightning leaves those as they are and would replace any other on several
-    devices.
+    It is a DistributedSampler only because Lightning would replace any other sampler on several devices.
 
     Args:
-        batches: Of this rank.
-        rank: Of this process.
+        batches: Number of batches of this rank.
+        rank: Number of this process.
         world: Number of processes.
-        start: Batches of this rank already done.
+        start: Number of batches of this rank that are already done.
     """
 
     def __init__(self, batches: int, rank: int = 0, world: int = 1, start: int = 0) -> None:
@@ -113,4 +113,4 @@ class RankOrder(DistributedSampler[int]):
         return self.batches
 
     def set_epoch(self, epoch: int) -> None:
-        """Nothing: the order does not depend on the epoch."""
+        """Do nothing: the order does not depend on the epoch."""

@@ -1,4 +1,4 @@
-"""Chains of variables, each defined by the one before it."""
+"""`VariableChain`: variables that are defined by one another, in a chain."""
 
 from typing import ClassVar
 
@@ -11,14 +11,14 @@ from kerple.tasks.vocabulary import LETTERS
 class VariableChain(Task):
     """Follow signs along a chain of variables, as LEGO asks (Zhang et al. 2022, arXiv 2206.04301): ``b=-a,a=+1;b=-``.
 
-    Its length is the number of clauses, each with its own letter; one starts the chain with ``+1`` or ``-1``, every
-    other one takes the sign of another or its opposite. Any variable may be asked for: its depth is how many clauses
-    have to be followed. The scratchpad writes the signs from the start of the chain to the variable:
-    ``b=-a,a=+1;b=a+b->-``.
+    The length is the number of clauses, each of which defines one letter. One clause starts the chain with ``+1`` or
+    ``-1``; every other one gives a variable the sign of another or its opposite. The question is for a random variable,
+    whose depth is the number of clauses to follow. The scratchpad has the signs from the start of the chain to the
+    variable: ``b=-a,a=+1;b=a+b->-``.
 
     Args:
-        shuffled: Clauses stand in any order; otherwise in that of the chain.
-        scratchpad: Write the steps before the answer.
+        shuffled: Whether the clauses are in random order; else they are in that of the chain.
+        scratchpad: Whether the steps are written before the answer.
     """
 
     axes: ClassVar[tuple[str, ...]] = ("length", "depth")

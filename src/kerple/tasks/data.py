@@ -1,4 +1,4 @@
-"""Tasks as a Lightning data module: one more kind of data for the same models and commands."""
+"""`TaskData`: the data module that gives Lightning the batches of a task."""
 
 import os
 from collections.abc import Callable
@@ -18,31 +18,32 @@ from kerple.tasks.vocabulary import BEGIN, BEGIN_ID, CHARACTERS, END_ID, decode,
 
 
 class TaskData(LightningDataModule):
-    """Problems of a task, short ones for training, longer ones for testing (Kazemnejad et al. 2023, arXiv 2305.19466).
+    """Problems of a task: short ones for training, longer ones for testing (Kazemnejad et al. 2023, arXiv 2305.19466).
 
-    Batches are ``tokens`` (B, T + 1) int64, padded on the right, ``scored`` (B, T) bool: the targets of the answer, its
-    end token included, and ``sizes`` (B, axes) int64, what the task counts. Nothing is read from or written to disk. No
-    test example occurs in training: `kerple.tasks.draw` says how.
+    A batch has ``tokens`` (B, T + 1) int64, padded on the right; ``scored`` (B, T) bool, true for the targets of the
+    answer and its end token; and ``sizes`` (B, axes) int64, the sizes of the problems. Nothing is read from or written
+    to disk. No test example occurs in training; `kerple.tasks.draw` says why.
 
     Args:
-        task: The task, by class name, with its own options below it.
-        length: Training length in tokens, for strategies that ask for it: at least that of the longest training
+        task: The task, by the name of its class, with its own options below.
+        length: Training length in tokens, which some strategies need; at least the length of the longest training
             sequence.
-        train_length: Training problems have lengths uniform on 1 to this.
-        test_lengths: Lengths of test problems; 1 to twice ``train_length`` if null.
-        batch_size: Problems in a training batch, on each device.
-        eval_batch_size: Problems in a batch of validation or test.
-        examples: Number of training problems drawn, short ones often more than once; then the same come again, in
-            another order each time. Null: always new draws.
+        train_length: Largest length of a training problem; lengths are uniform on 1..train_length.
+        test_lengths: Lengths of test problems; null for 1 to twice ``train_length``.
+        batch_size: Number of problems in a training batch, on each device.
+        eval_batch_size: Number of problems in a batch of validation or test.
+        examples: Number of training problems, among which short ones may be equal; afterwards they are repeated in
+            another order. With null, new problems are drawn for the whole run.
         val_examples: Number of validation problems, of training lengths.
-        test_examples: Number of test problems of each length, fewer where there are not as many.
-        held_out: Share of the problems of training lengths that is kept for testing, and the same share for validation.
-        seed: Of the training problems; that of the run (``seed_everything``) if null.
-        workers: Processes that make training batches; 0: the training process itself.
-        vocabulary: Number of token ids, at least that of the characters.
+        test_examples: Number of test problems of each length, or fewer if there are not so many.
+        held_out: Share of the problems of training lengths that is kept for testing; the same share is kept for
+            validation.
+        seed: Chooses the training problems; null for the seed of the run (``seed_everything``).
+        workers: Number of processes that make training batches; with 0 the training process makes them.
+        vocabulary: Number of token ids, at least the number of characters.
 
     Raises:
-        UserError: If a number is out of range.
+        UserError: If a number is out of range. In `setup`, if training sequences are longer than ``length``.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class TaskData(LightningDataModule):
             )
 
     def sample(self, index: int) -> Example:
-        """Training problem number ``index``, of a length uniform on 1 to ``train_length``."""
+        """Training problem number ``index``, whose length is uniform on 1..train_length."""
         return self._draw("train", index)
 
     def _draw(self, split: Split, index: int, length: int | None = None) -> Example:
@@ -124,7 +125,7 @@ class TaskData(LightningDataModule):
             )
             batches = None if batches is None else batches // world
             if self.trainer.max_steps > 0:
-                batches = self.trainer.max_steps * accumulate  # one run-long epoch: resuming is seeking
+                batches = self.trainer.max_steps * accumulate  # one epoch for the whole run
                 start = self.trainer.global_step * accumulate
         if batches is None:
             raise UserError(
@@ -141,7 +142,7 @@ class TaskData(LightningDataModule):
             batch_size=None,
             sampler=RankOrder(batches, rank, world, start),
             num_workers=self.workers,
-            generator=torch.Generator(),  # a DataLoader draws a seed, which would move the model's random state
+            generator=torch.Generator(),  # else the DataLoader draws a seed from the model's generator
         )
 
     def val_dataloader(self) -> DataLoader[Batch]:
@@ -163,7 +164,7 @@ class TaskData(LightningDataModule):
         return self._held_out([group for group in groups if group])
 
     def validation_set(self) -> list[Example]:
-        """Validation problems of training lengths, shortest first, the same for every seed."""
+        """The validation problems, of training lengths, shortest first; the same for every seed."""
         if self._validation is None:
             found = distinct(self.task, "val", self.val_examples, self.train_length, self.held_out)
             if not found:
@@ -174,7 +175,7 @@ class TaskData(LightningDataModule):
         return self._validation
 
     def test_sets(self) -> list[list[Example]]:
-        """For each test length its problems, the same for every seed; none where the hash holds none out."""
+        """The test problems of each length, the same for every seed. A short length may have none that is held out."""
         if self._tests is None:
             self._tests = [
                 distinct(self.task, "test", self.test_examples, self.train_length, self.held_out, length)
@@ -189,16 +190,16 @@ class TaskData(LightningDataModule):
         return DataLoader(dataset, batch_size=None, sampler=order, generator=torch.Generator())
 
     def places(self, scheme: str) -> Callable[[Tensor], Tensor]:
-        """What the network is to ask of where tokens (B, T) stand.
+        """The function from tokens (B, T) to their places that the network uses.
 
         Args:
-            scheme: ``coupled``, the task's own places, or ``abacus``, that of each digit in its number.
+            scheme: ``coupled`` for the task's own places, or ``abacus`` for the place of each digit in its number.
 
         Raises:
-            UserError: If the task has none.
+            UserError: If the task has no such places.
         """
         if scheme == "coupled":
-            self.task.places(torch.tensor([[BEGIN_ID]]))  # refused now, not in the first step
+            self.task.places(torch.tensor([[BEGIN_ID]]))  # raises now instead of in the first step
             return self.task.places
         if not self.task.numbers:
             raise UserError(
@@ -208,7 +209,7 @@ class TaskData(LightningDataModule):
         return abacus
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a prompt such as ``12+34=``, with the begin token a sequence starts with."""
+        """Token ids of a prompt such as ``12+34=``, after the begin token with which a sequence starts."""
         return encode(text if text.startswith(BEGIN) else BEGIN + text)
 
     def decode(self, tokens: list[int]) -> str:
@@ -217,5 +218,5 @@ class TaskData(LightningDataModule):
 
     @property
     def end(self) -> int:
-        """The token that ends an answer."""
+        """Id of the token that ends an answer."""
         return END_ID

@@ -1,12 +1,12 @@
-"""Which example is sample k: a pure function of seed, split and number, the same for any number of ranks and workers.
+"""Drawing of examples: sample k is a pure function of the seed, the split and k, for any number of ranks and workers.
 
-No test example occurs in training, by construction:
+No test example occurs in training:
 
-- up to the training length, a hash of the problem itself says whether it belongs to training, validation or test, and
-  what is drawn is rejected until it belongs to the split that is asked for;
-- beyond it every problem is new, because the length is part of the problem.
+- up to the training length, a hash of the problem assigns it to training, validation or test, and problems are drawn
+  until one belongs to the split that is asked for;
+- longer problems do not occur in training at all.
 
-The hash knows no seed: all runs of a comparison hold out the same problems.
+The hash does not depend on the seed, so all runs of a comparison hold out the same problems.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from kerple.tasks.base import Example, Task
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
-ATTEMPTS = 1000
+ATTEMPTS = 1000  # draws after which a split counts as empty
 STALE = 200  # draws without a new problem after which a length counts as exhausted
 
 
@@ -28,7 +28,7 @@ def belongs_to(example: Example, held_out: float) -> Split:
 
     Args:
         example: The problem.
-        held_out: Share of all problems that is for testing, and the same share for validation.
+        held_out: Share of all problems that is kept for testing; the same share is kept for validation.
     """
     place = int.from_bytes(blake2b(example.identity.encode(), digest_size=8).digest(), "big") / 2**64
     return "test" if place < held_out else "val" if place < 2 * held_out else "train"
@@ -37,19 +37,19 @@ def belongs_to(example: Example, held_out: float) -> Split:
 def draw(
     task: Task, split: Split, seed: int, index: int, train_length: int, held_out: float, length: int | None = None
 ) -> Example | None:
-    """Sample number ``index`` of a split.
+    """Draw sample number ``index`` of a split.
 
     Args:
-        task: What is asked.
-        split: Training, validation or test.
-        seed: Of the split's stream, 0 to 2⁶⁴ - 1.
-        index: Sample number, from 0.
-        train_length: Training lengths are uniform on 1 to this.
-        held_out: As for `belongs_to`.
-        length: Of the problem; uniform on 1 to ``train_length`` if None.
+        task: The task.
+        split: ``train``, ``val`` or ``test``.
+        seed: Chooses the samples, 0 to 2⁶⁴ - 1.
+        index: Number of the sample, from 0.
+        train_length: Largest length of training problems.
+        held_out: Share of the problems that is kept for testing, see `belongs_to`.
+        length: Length of the problem; None for a random one, uniform on 1..train_length.
 
     Returns:
-        The example, or None if the split has no, or next to no, problems of that length.
+        The example, or None if the split has no, or hardly any, problems of that length.
     """
     stream = np.random.Philox(key=[seed, index], counter=[0, 0, length or 0, SPLITS.index(split)])
     rng = np.random.Generator(stream)
@@ -65,9 +65,9 @@ def draw(
 def distinct(
     task: Task, split: Split, count: int, train_length: int, held_out: float, length: int | None = None
 ) -> list[Example]:
-    """Up to ``count`` different examples, fewer where the split has no more: a small space is not counted twice.
+    """Draw up to ``count`` different examples, or fewer if the split has no more.
 
-    Arguments as for `draw`. The stream's seed is 0 whatever the run's, so that all runs are asked the same.
+    The other arguments are those of `draw`. The seed is always 0, so that all runs are tested on the same problems.
     """
 
     def fresh() -> Iterator[Example]:

@@ -1,4 +1,4 @@
-"""Figures of accuracy: against length, and over two sizes."""
+"""Figures of exact match: against length, and as a heat map over two sizes."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,12 +12,12 @@ MOST_TICKS = 12
 
 
 def against_length(curves: Mapping[str, Mapping[Length, Accuracy]], train_length: int, title: str) -> Figure:
-    """Exact match against length, one line for each label, lengths of training shaded.
+    """Draw exact match against length, a line for each label; the training lengths are shaded.
 
     Args:
-        curves: For each label, such as a strategy, the accuracy at each ``(length,)``.
-        train_length: Longest length of training.
-        title: Of the figure.
+        curves: The accuracy at each ``(length,)``, for each label, such as a strategy.
+        train_length: Largest length of training.
+        title: Title of the figure.
     """
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
@@ -31,14 +31,15 @@ def against_length(curves: Mapping[str, Mapping[Length, Accuracy]], train_length
 
 
 def heat_map(cells: Mapping[Length, Accuracy], names: Sequence[str], train_length: int, title: str) -> Figure:
-    """Exact match over two sizes, each of which that was tested has a row or a column; cells without test problems stay
-    white, the lengths of training are framed.
+    """Draw exact match as a heat map over two sizes; a frame marks the training lengths.
+
+    Each size that was tested has a row or a column. Cells without test problems stay white.
 
     Args:
-        cells: The accuracy at each pair of sizes.
-        names: What the two sizes count.
-        train_length: Longest length of training.
-        title: Of the figure.
+        cells: The accuracy at each pair of sizes (row, column).
+        names: Names of the two sizes.
+        train_length: Largest length of training.
+        title: Title of the figure.
     """
     rows, columns = (sorted(set(sizes)) for sizes in zip(*cells, strict=True))
     values = np.full((len(rows), len(columns)), np.nan)

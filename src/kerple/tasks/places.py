@@ -1,7 +1,7 @@
-"""Places of tokens, as strategies are told of them: tokens that belong together get one number.
+"""Places of tokens, which `Coupled` and `Abacus` embed: tokens that belong together have the same number.
 
-All are causal functions of the tokens (B, T) int64, so that generation needs nothing else: the place of a token depends
-on it and on those before it. They return (B, T) int64, 0 for a token that has no place.
+The functions take tokens (B, T) int64 and return places (B, T) int64, 0 for a token without one. The place of a token
+depends only on the token and those before it, because later ones do not exist yet when a model generates.
 """
 
 import torch
@@ -14,34 +14,36 @@ LETTER_IDS = range(IDS["a"], IDS["Z"] + 1)
 
 
 def inside(tokens: Tensor, ids: range) -> Tensor:
-    """Which tokens are of these ids; (B, T) bool."""
+    """Whether each token is one of these ids; (B, T) bool."""
     return (tokens >= ids.start) & (tokens < ids.stop)
 
 
 def counted(tokens: Tensor, ids: range) -> Tensor:
-    """1 for each token of these ids that follows another token, 2 for the one after it, and so on; 0 for others."""
+    """Number of each token in its run of consecutive tokens of these ids, from 1; 0 for other tokens."""
     rows = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-    before = rows.where(~inside(tokens, ids), -1).cummax(1).values  # the last other token
+    before = rows.where(~inside(tokens, ids), -1).cummax(1).values  # index of the last token of another id
     return rows - before
 
 
 def abacus(tokens: Tensor) -> Tensor:
-    """The i-th digit of every number, from its start, is at i (McLeish et al. 2024, arXiv 2405.17399, section 3.1)."""
+    """Place i for the i-th digit of a number from its start (McLeish et al. 2024, arXiv 2405.17399, section 3.1)."""
     return counted(tokens, DIGIT_IDS)
 
 
 def in_step(tokens: Tensor, ids: range) -> Tensor:
-    """The i-th symbol of every run is at i + 1, the token before the run at 1: each says where the next one is.
+    """Place i + 1 for the i-th symbol of every run of symbols of these ids, and 1 for other tokens, such as ``=``.
 
-    Of numbers written last digit first, digits of one significance share a place, and what is written at one place
-    depends on those at the next (Cho et al. 2024, arXiv 2405.20671, section 4).
+    The token to be written next then has the place after that of the token it follows. In numbers that are written with
+    the last digit first, digits of one significance have the same place (Cho et al. 2024, arXiv 2405.20671, section 4).
     """
     return (counted(tokens, ids) + 1).where(tokens != PAD_ID, 0)
 
 
 def mirrored(tokens: Tensor, ids: range) -> Tensor:
-    """As `in_step` before the first =; from there on they count down again: the i-th symbol behind it is at the place
-    of the i-th last before it."""
+    """The places of `in_step` up to the first ``=``, from which on they count down.
+
+    The i-th symbol after the ``=`` then has the place of the i-th last symbol before it.
+    """
     rows = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
     equals = tokens == IDS["="]
     turn = equals.int().argmax(1, keepdim=True)  # (B, 1)

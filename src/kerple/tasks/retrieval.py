@@ -1,4 +1,4 @@
-"""Tasks that look something up far back: a passkey, a needle, or values by their keys."""
+"""Tasks of retrieval from a long input: a passkey, a needle, and values by their keys."""
 
 from typing import ClassVar
 
@@ -15,13 +15,12 @@ MOST_KEYS = 26 * 26  # pairs of small letters
 class Passkey(Task):
     """Find the number hidden in filler (Mohtashami & Jaggi 2023, arXiv 2305.16300): ``the gr[40718]ass is=40718``.
 
-    Its length is the number of filler characters; the place of the key is uniform. The paper's instruction sentences
-    are left out: the model is trained on the task.
+    The length is the number of filler characters; the place of the key is uniform. The paper's instructions are left
+    out, because the model is trained on the task.
 
     Args:
-        digits: Length of the key, 1 or more.
-        filler: ``sentences`` repeats the paper's five, cut to length from a random start; ``letters`` draws each
-            letter.
+        digits: Number of digits of the key, 1 or more.
+        filler: ``sentences`` repeats the paper's five sentences from a random start; ``letters`` draws random letters.
 
     Raises:
         UserError: If digits is not positive or the filler is neither.
@@ -41,16 +40,16 @@ class Passkey(Task):
 
 
 class Needle(Task):
-    """Find the number under a key, among others under other keys: ``the[xq:40] gr[bo:71]ass is;xq=40``, as the needles
-    with one and with many keys of RULER (Hsieh et al. 2024, arXiv 2404.06654, section 3.1), in a model's own letters.
+    """Find the number under a key, among others under other keys: ``the[xq:40] gr[bo:71]ass is;xq=40``.
 
-    Its length is the number of filler characters; all places are uniform, any of the keys is asked for. What only
-    survives long inputs does not find it, what uses them does.
+    The problems are those of RULER with one and with many keys (Hsieh et al. 2024, arXiv 2404.06654, section 3.1), in
+    this vocabulary. The length is the number of filler characters; places are uniform, and a random key is asked for.
+    A model that stays fluent at long lengths without using them fails.
 
     Args:
-        keys: How many needles there are; 1 is RULER's single one.
-        digits: Length of each number, 1 or more.
-        filler: As for `Passkey`.
+        keys: Number of needles; 1 for RULER's single needle.
+        digits: Number of digits of each number, 1 or more.
+        filler: ``sentences`` or ``letters``, as for `Passkey`.
 
     Raises:
         UserError: If a number is not positive, there are more keys than pairs of letters, or the filler is neither.
@@ -101,11 +100,11 @@ def _filler(kind: str, length: int, rng: np.random.Generator) -> str:
 class AssociativeRecall(Task):
     """Recall values by their keys, many times (Arora et al. 2023, arXiv 2312.04927: MQAR): ``a3b1c7=c7a3b1``.
 
-    Its length is the number of pairs of a letter and a digit. After the ``=`` keys are asked for in a random order;
-    each key is given and only the value behind it is scored.
+    The length is the number of pairs of a letter and a digit. After the ``=`` keys follow in random order. The keys are
+    given, and only the value after each is scored.
 
     Args:
-        queries: How many keys are asked for; all of them if None. At lengths with fewer pairs, all.
+        queries: Number of keys that are asked for; None for all. Of fewer pairs all are asked for.
 
     Raises:
         UserError: If queries is not positive.

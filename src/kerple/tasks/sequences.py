@@ -18,8 +18,8 @@ class Copy(Task):
     """Repeat the sequence (Kazemnejad et al. 2023, arXiv 2305.19466, table 1): ``cabb=cabb``.
 
     Args:
-        repeated: The sequence is one letter over and over, so that only counting is asked. There are then as many
-            problems of a length as symbols; those held out of training are few, and their number is reported.
+        repeated: Whether the sequence repeats one letter, so that the task is to count. Each length then has as many
+            problems as there are symbols, of which few are held out of training; their number is reported.
         symbols: Number of different letters, 2 to 52.
 
     Raises:
@@ -70,13 +70,13 @@ class Reverse(Task):
 class Sort(Task):
     """The sequence in ascending order, repetitions kept (Kazemnejad et al. 2023, table 1): ``cabb=abbc``.
 
-    The scratchpad is selection sort, each step the smallest and what is left: ``cabb=a:cbb;b:cb;b:c;c:;>abbc``.
+    The scratchpad is selection sort; each step has the smallest symbol and the rest: ``cabb=a:cbb;b:cb;b:c;c:;>abbc``.
 
     Args:
-        digits: 0: single letters in alphabetical order. 1 or more: decimal numbers of 1 to this many digits, each
-            number of digits equally likely, separated by commas: ``7,103,25=7,25,103``.
+        digits: With 0, the sequence consists of letters. With a larger number, it consists of decimal numbers of 1 to
+            so many digits, separated by commas; each number of digits is equally likely: ``7,103,25=7,25,103``.
         symbols: Number of different letters if digits is 0, 2 to 52.
-        scratchpad: Write the steps before the answer.
+        scratchpad: Whether the steps are written before the answer.
 
     Raises:
         UserError: If digits is not 0 to 18 or symbols is out of range.

@@ -1,4 +1,4 @@
-"""The characters all tasks are written in: one token each."""
+"""The vocabulary of all tasks: one token for each character."""
 
 from kerple.errors import UserError
 
@@ -12,7 +12,7 @@ PAD_ID, BEGIN_ID, END_ID = IDS[PAD], IDS[BEGIN], IDS[END]
 
 
 def encode(text: str) -> list[int]:
-    """Token ids of a text, one for each character.
+    """Token ids of a text, one per character.
 
     Raises:
         UserError: If a character is not one of `CHARACTERS`.
@@ -24,7 +24,7 @@ def encode(text: str) -> list[int]:
 
 
 def decode(tokens: list[int]) -> str:
-    """The text of token ids; padding leaves nothing behind.
+    """The text of token ids; padding is left out.
 
     Raises:
         UserError: If an id is outside the vocabulary.
