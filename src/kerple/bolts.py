@@ -1,8 +1,8 @@
 """The parts of lightning-bolts this project uses, made importable beside Lightning 2.
 
-lightning-bolts 0.7.0, its last release, asks for pytorch-lightning < 2, imports a module Lightning 2 has moved, and its
-packages import torchvision. The leaf modules used here need none of that, so they are loaded with stand-ins for the
-packages above them: those carry the right search path and run no code.
+lightning-bolts 0.7.0, its last release, requires pytorch-lightning < 2, imports a module that Lightning 2 has moved,
+and its packages import torchvision. The modules used here need none of that. They are loaded with stand-ins for the
+packages that contain them, which have the right search path and run no code.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""The one class of errors that a user can cause and mend, and what a full disk is called."""
+"""`UserError`, the class of errors that a user can cause and mend, and the codes of a full disk."""
 
 import errno
 

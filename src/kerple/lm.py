@@ -1,4 +1,4 @@
-"""The language model as Lightning sees it: loss, optimiser, schedule. The architecture is in `kerple.model`."""
+"""`LanguageModel`: the Lightning module, which has loss, optimiser and schedule. The network is in `kerple.model`."""
 
 import math
 from collections.abc import Callable
@@ -23,44 +23,48 @@ Batch = dict[str, Tensor]
 
 
 class LanguageModel(LightningModule):
-    """Next-token prediction with a pluggable positional strategy (recipe: Chi et al. 2022, section 5).
+    """A decoder that predicts the next token, with any positional strategy (recipe: Chi et al. 2022, section 5).
 
-    A batch is ``{"tokens": (B, T + 1) int64}``, optionally with ``"scored"`` (B, T) bool: the targets that count. The
-    loss of a step, and its gradient, is the sum over the targets of the global batch divided by their number, however
-    devices and accumulation divide that batch. Batches without "scored" must all be of one size.
-    Testing is left to callbacks, which get the network and the blocks; `test_step` itself does nothing.
+    A batch is ``{"tokens": (B, T + 1) int64}``, and may have ``"scored"`` (B, T) bool for the targets that count. The
+    loss of a step is the mean over all scored targets of the global batch, and its gradient belongs to that mean,
+    however devices and accumulation divide the batch. Batches without "scored" must all have the same size. Tests are
+    made by callbacks, which use the network.
 
     Args:
         position: Positional strategy, by class name, with its own options below it.
-        vocabulary: Number of token ids of the data. Linked from the data in configs.
-        length: Training length T. Linked from the data in configs.
+        vocabulary: Number of token ids; it is taken from the data.
+        length: Training length T in tokens; it is taken from the data.
         layers: Number of blocks.
         dim: Width D of the residual stream.
-        heads: Attention heads H; must divide ``dim``.
-        kv_heads: Heads of keys and values, a divisor of H; H if null.
-        per_layer: One positional strategy for each layer, or one for all; as its paper has it if null.
-        hidden: Width inside the network of each position; 4·D if null.
+        heads: Number of attention heads H, a divisor of ``dim``.
+        kv_heads: Number of heads of keys and values, a divisor of H; null for H.
+        per_layer: Whether each layer has a positional strategy of its own instead of one for all; null for the way of
+            the strategy's paper.
+        hidden: Width of the hidden layer in each block's feed-forward network; null for 4·D.
         bias: Whether linear layers and LayerNorms have biases.
-        qkv_bias: Whether the layer that makes queries, keys and values has one; as ``bias`` says if null.
+        qkv_bias: Whether the layer that makes queries, keys and values has a bias; null for the value of ``bias``.
         tied: Whether input and output embeddings are one matrix.
-        norm: ``layer`` or ``rms``.
-        eps: Of the norms.
-        init: Standard deviation of the weights.
+        norm: Normalisation, ``layer`` or ``rms``.
+        eps: Epsilon of the norms.
+        init: Standard deviation of the initial weights.
         activation: ``gelu``, ``gelu_tanh``, ``relu`` or ``silu``.
-        gated: Whether a second layer multiplies the activated one: with ``silu``, SwiGLU.
-        parallel: Whether attention and network of a block are given the same input, as in GPT-NeoX.
+        gated: Whether the feed-forward network has a second layer that multiplies the activations, as SwiGLU does.
+        parallel: Whether attention and feed-forward network of a block have the same input, as in GPT-NeoX.
         embedding_norm: Whether the token embeddings are normalised, as in BLOOM.
         dropout: Probability of dropping an entry of the embeddings and of each block's two outputs.
-        pad_vocabulary_to: The embedding has a multiple of this many rows; 128 is kind to tensor cores.
+        pad_vocabulary_to: The number of rows of the embedding is rounded up to a multiple of this; 128 suits tensor
+            cores.
         optimizer: ``adamw``, or ``muon`` for the matrices of the blocks and AdamW for the rest (`kerple.muon`).
         lr: Peak learning rate.
-        betas: Of AdamW.
-        adam_eps: Of AdamW.
-        weight_decay: On matrices only; 0 makes AdamW Adam.
-        warmup: Share of ``trainer.max_steps`` in which the rate rises linearly; then it falls to 0 along a cosine.
-        compile: Compile the network and its loss with torch.compile.
-        attention: ``auto`` takes the fastest way that can do it, and says which; ``fused`` refuses to train or evaluate
-            in blocks of queries; ``blocks`` and ``reference`` force those (`kerple.attention.choice`).
+        betas: Betas of AdamW.
+        adam_eps: Epsilon of AdamW.
+        weight_decay: Weight decay of matrices; other parameters have none.
+        warmup: Share of ``trainer.max_steps`` in which the learning rate rises linearly. Afterwards it falls to 0 along
+            a cosine.
+        compile: Whether network and loss are compiled by torch.compile.
+        attention: ``auto`` takes the fastest implementation that can do what the strategy needs, and logs which it is.
+            ``fused`` is an error if that would be attention in blocks of queries. ``blocks`` and ``reference`` force
+            these (`kerple.attention.choice`).
 
     Raises:
         UserError: If a number is out of range, or a strategy cannot be built.
@@ -133,9 +137,9 @@ class LanguageModel(LightningModule):
         self.weight_decay = weight_decay
         self.warmup = warmup
         self.compile_network = compile
-        # sums in fp64, and a loss that is no number is not left out of the mean
+        # sums are fp64, and a loss that is not finite is not left out of the mean
         self.validation_loss = MeanMetric(nan_strategy="disable").set_dtype(torch.float64)
-        self._sums: list[Tensor] = []  # of each micro-batch since the last step: sum of losses and targets, (2,) fp64
+        self._sums: list[Tensor] = []  # (2,) fp64 of each micro-batch since the last step: loss, targets
 
     def setup(self, stage: str) -> None:
         data = getattr(self.trainer, "datamodule", None)
@@ -155,7 +159,7 @@ class LanguageModel(LightningModule):
             self.network.compile()
 
     def attach(self, data: object) -> None:
-        """Tell the network what the data's task says of tokens, if a strategy asks for it.
+        """Give the network the places of tokens that the data's task defines, if a strategy uses them.
 
         Raises:
             UserError: If the data has no such places.
@@ -181,11 +185,11 @@ class LanguageModel(LightningModule):
         else:
             losses, targets = losses.where(scored, 0), scored.sum()
         self._sums.append(torch.stack([losses.detach().sum(dtype=torch.float64), targets.double()]))
-        # how many targets the global batch has is known at its end only: `on_before_optimizer_step` divides by it
+        # the number of targets in the global batch is known only at its end; `on_before_optimizer_step` divides by it
         return losses.mean() if scored is None else losses.sum() / self.network.shape.length
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Make the gradient that of the mean over the targets of the global batch, and log that mean."""
+        """Scale the gradient to that of the mean over the targets of the global batch, and log that mean."""
         sums = torch.stack(self._sums).sum(0)
         self._sums = []
         if self.trainer.world_size > 1:  # not strategy.reduce: its barrier waits for the device
@@ -193,7 +197,7 @@ class LanguageModel(LightningModule):
         total, targets = sums
         self.log("train/loss", (total / targets).float(), prog_bar=True)
         if self._partly_scored:
-            # undone are the length, and the means over micro-batches and over devices that Lightning and DDP take
+            # undo the division by the length, and the means over micro-batches and devices that Lightning and DDP take
             shares = self.network.shape.length * self.trainer.accumulate_grad_batches * self.trainer.world_size
             for parameter in self.parameters():
                 if parameter.grad is not None:
@@ -205,7 +209,7 @@ class LanguageModel(LightningModule):
         self.log("val/loss", self.validation_loss, prog_bar=True)
 
     def test_step(self, batch: Batch, index: int) -> None:
-        """Nothing: what is computed from a test batch is the callbacks' affair."""
+        """Do nothing: callbacks use the test batches."""
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         groups = self._muon_groups() if self.muon else []
@@ -219,7 +223,7 @@ class LanguageModel(LightningModule):
         # a fused optimiser unscales fp16's gradients inside its step, after they were clipped
         fused = self.trainer.precision != "16-mixed"
         optimiser = kind([g for g in groups if g["params"]], fused=fused, **self.optimiser)
-        # after the step, so that what is stored, shown and saved obeys its constraint
+        # after each step, so that parameters are within their ranges wherever they are used
         optimiser.register_step_post_hook(lambda *_: self.network.constrain_())
         steps = self.trainer.max_steps
         if steps < 1:
@@ -233,7 +237,7 @@ class LanguageModel(LightningModule):
         return {"optimizer": optimiser, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def _muon_groups(self) -> list[dict[str, Any]]:
-        """The weights of the blocks' linear layers; queries, keys and values are three matrices in one."""
+        """Muon's parameter groups: the weights of the blocks' linear layers, with queries, keys and values cut apart."""
         first = self.network.blocks[0].attention
         cuts = 3 if first.kv_heads == first.heads else list(first.widths)  # of different heights with grouped heads
         threes = [block.attention.qkv for block in self.network.blocks]
@@ -256,9 +260,9 @@ class LanguageModel(LightningModule):
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
-        """Clip by the global norm and log it; null and 0 are no clipping.
+        """Clip the gradient by its global norm and log the norm; null and 0 mean no clipping.
 
-        Lightning's own clipping refuses a fused optimiser under bf16, although bf16 needs no unscaling.
+        Lightning's own clipping refuses a fused optimiser under bf16, although bf16 has no loss scaling.
         """
         if not gradient_clip_val:
             return

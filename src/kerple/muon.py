@@ -1,4 +1,4 @@
-"""Muon: matrices move by their orthogonalised momentum, everything else as in AdamW."""
+"""`Muon`: an optimiser that updates matrices by their orthogonalised momentum, and other parameters as AdamW does."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -12,17 +12,19 @@ COEFFICIENTS, STEPS = (3.4445, -4.7750, 2.0315), 5  # of the quintic Newton-Schu
 
 
 class Muon(torch.optim.AdamW):
-    """AdamW, but for parameter groups with ``"muon"``, whose parameters are matrices: each is cut along dimension 0
-    into that many matrices (3 for queries, keys and values in one), or into those with so many rows where it is a list
-    (of which keys and values have fewer with grouped heads), and moved by Muon.
+    """AdamW whose parameter groups with ``"muon"`` are updated by Muon instead.
 
-    Learning rate and weight decay mean the same for both kinds: an update by Muon is scaled to the root mean square
-    that AdamW's usually has (Liu et al. 2025, arXiv 2502.16982, section 2.2). `torch.optim.Muon` is the same rule,
-    but takes nothing else than matrices and iterates in bf16, which many CPUs have to emulate; this iterates in fp32.
+    The parameters of such a group are matrices, which are cut along dimension 0. ``"muon"`` is the number of parts (3
+    for queries, keys and values in one matrix), or a list of their numbers of rows (keys and values have fewer with
+    grouped heads). Each part is updated as a matrix of its own.
+
+    Learning rate and weight decay mean the same for both: an update by Muon is scaled to the root mean square that an
+    update by AdamW usually has (Liu et al. 2025, arXiv 2502.16982, section 2.2). `torch.optim.Muon` is the same rule,
+    but accepts only matrices and iterates in bf16, which many CPUs emulate; this one iterates in fp32.
 
     Args:
-        groups: Parameter groups; those without ``"muon"`` are AdamW's.
-        **options: Of AdamW.
+        groups: Parameter groups; those without ``"muon"`` are updated by AdamW.
+        **options: Options of AdamW.
     """
 
     def __init__(self, groups: list[dict[str, Any]], **options: Any) -> None:
@@ -45,7 +47,7 @@ class Muon(torch.optim.AdamW):
 
     def _move(self, group: dict[str, Any]) -> None:
         cuts = group["muon"]
-        # the iteration is faster on many matrices at once: parts of parameters and their momenta, by shape
+        # parts of parameters and their momenta by shape, because the iteration is faster on many matrices at once
         alike: dict[torch.Size, list[tuple[Tensor, Tensor]]] = defaultdict(list)
         for p in group["params"]:
             if p.grad is not None:
@@ -60,7 +62,7 @@ class Muon(torch.optim.AdamW):
                 part.add_(direction, alpha=-group["lr"] * scale)
 
     def _momentum(self, p: Tensor) -> Tensor:
-        """Nesterov's: the gradient, and what earlier ones left behind."""
+        """Nesterov's momentum: a weighted mean of the gradient and the running mean of all gradients."""
         state = self.state[p]
         if not state:
             state.update(step=torch.zeros(()), momentum=torch.zeros_like(p))  # AdamW looks for a step when it loads
@@ -70,9 +72,10 @@ class Muon(torch.optim.AdamW):
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:
-    """About U·Vᵀ of each matrix U·S·Vᵀ: singular values that are not tiny beside the largest come to 0.7 to 1.2.
+    """Approximate U·Vᵀ for each matrix U·S·Vᵀ by a Newton-Schulz iteration.
 
-    Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon, a Newton-Schulz iteration.
+    Singular values become 0.7 to 1.2, unless they are tiny beside the largest. Source: Jordan et al. 2024,
+    https://kellerjordan.github.io/posts/muon.
 
     Args:
         matrices: (n, rows, columns).

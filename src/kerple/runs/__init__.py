@@ -1,1 +1,1 @@
-"""How a run lives: its folders, its files, whom it trusts, the signals it hears and the machines it is spread over."""
+"""The life of a run: its folders, atomic files, trust in checkpoints, signals, precision, and clusters."""

@@ -1,4 +1,4 @@
-"""What work can be spread over: the cores of this machine, or a Ray cluster."""
+"""Resources for parallel work: the cores of this machine, or a Ray cluster."""
 
 import os
 from collections.abc import Iterator
@@ -10,21 +10,21 @@ from kerple.errors import UserError
 
 
 def cores() -> int:
-    """Cores this process may use."""
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager
 def joined(setting: str, instead: str) -> Iterator[Any]:
-    """Ray, joined to the cluster of RAY_ADDRESS or of this machine, else to one started here.
+    """Context in which this process belongs to a Ray cluster; it gives the module `ray`.
 
-    One that is started here ends with the block, one that was there is left with it. This package is sent to its
-    machines; they need what it depends on, at the same versions. One that this process had joined before stays joined,
-    and has to have the package.
+    The cluster is that of RAY_ADDRESS, or one that runs on this machine, or else one that is started here and ends with
+    the context. This package is sent to the machines of the cluster, which need the packages that it depends on, in the
+    same versions. If the process belonged to a cluster before, it stays in it, and that cluster needs the package too.
 
     Args:
-        setting: Who asked for Ray, for the message.
-        instead: What to ask for without it, for the message.
+        setting: The option that asked for Ray, for messages.
+        instead: The option that does without Ray, for messages.
 
     Raises:
         UserError: Ray is not installed, or its cluster does not answer.

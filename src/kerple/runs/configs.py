@@ -1,4 +1,4 @@
-"""Where the configurations that this package ships are found, from whichever folder a command is started in."""
+"""Search for the configurations that this package ships, from any working folder."""
 
 from pathlib import Path
 
@@ -8,9 +8,9 @@ OPTIONS = ("--config", "-c")
 
 
 def found(path: str) -> str:
-    """The file a user means by ``path``: their own, else the shipped one of that name, else ``path`` as it is.
+    """The path of the user's own file, or else of the shipped file of that name, or else ``path`` itself.
 
-    ``configs/demo.yaml`` names the shipped demo in any folder that has no such file of its own.
+    For example, ``configs/demo.yaml`` is the shipped demo in any folder that has no such file.
     """
     if Path(path).exists() or Path(path).parts[:1] != ("configs",):
         return path
@@ -22,7 +22,7 @@ def found(path: str) -> str:
 
 
 def with_shipped_configs(arguments: list[str]) -> list[str]:
-    """The command line with every ``--config FILE`` replaced by the file that is meant."""
+    """The arguments of a command line with each ``--config FILE`` replaced by the file that `found` returns."""
     replaced: list[str] = []
     for argument in arguments:
         option, equals, value = argument.partition("=")

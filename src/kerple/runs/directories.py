@@ -1,4 +1,4 @@
-"""Where a run writes: each in a folder of its own, never over an earlier one, and never two in one."""
+"""Folders of runs: each run gets its own, never overwrites an earlier one, and locks it while it works."""
 
 import fcntl
 import os
@@ -12,7 +12,7 @@ from typing import TextIO
 from kerple.errors import UserError
 
 LOCK = ".lock"
-RANKS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")  # by launcher
+RANKS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")  # set by launchers
 
 _held: list[TextIO] = []
 
@@ -20,22 +20,23 @@ _held: list[TextIO] = []
 def fit_directory(
     run_dir: str | None, logs: str, experiment: str, strategy: str, seed: int | bool | None, ckpt_path: str | None
 ) -> Path:
-    """Enter the folder that a fit writes to.
+    """Choose and lock the folder that a fit writes to.
 
     Args:
-        run_dir: The folder asked for, or None for ``<logs>/<experiment>/<strategy>/seed-<seed>``.
+        run_dir: The folder, or None for ``<logs>/<experiment>/<strategy>/seed-<seed>``. If it is in use, a version of
+            it is taken: ``…_v1``, ``…_v2``, …
         logs: Root of all runs.
-        experiment: First folder below it.
+        experiment: First folder below the root.
         strategy: Class name of the positional strategy.
         seed: Seed of the run.
-        ckpt_path: ``last`` resumes in the newest version that holds a last checkpoint; a checkpoint inside a version
-            resumes in that version; anything else starts a new one.
+        ckpt_path: ``last`` resumes in the newest version that holds a last checkpoint. The path of a checkpoint inside
+            a version resumes in that version. Otherwise a new version is begun.
 
     Returns:
-        A folder that nobody has written to, or the one to resume in. It is this process's until `leave`.
+        A folder to which no run has written, or the folder to resume in. It is locked until `leave`.
 
     Raises:
-        UserError: Another process is at work in the folder to resume in, or a new one cannot be made.
+        UserError: Another process has locked the folder to resume in, or a new folder cannot be made.
     """
     wanted = Path(run_dir) if run_dir else Path(logs) / experiment / strategy / f"seed-{seed}"
     versions = [wanted] if wanted.exists() else []
@@ -52,7 +53,7 @@ def fit_directory(
 
 
 def test_directory(run_dir: str | None, ckpt_path: str, command: str) -> Path:
-    """Enter the folder that a test or validation writes to: ``test``, ``test_v1``, … beside the checkpoint's folder."""
+    """Choose and lock the folder that a test or validation writes to: ``test``, ``test_v1``, … in the run's folder."""
     if run_dir:
         return _unused(Path(run_dir))
     checkpoints = Path(ckpt_path).parent
@@ -61,7 +62,7 @@ def test_directory(run_dir: str | None, ckpt_path: str, command: str) -> Path:
 
 
 def leave() -> None:
-    """Let others into the folders that this process has entered; the end of the process does the same."""
+    """Unlock the folders that this process has locked, as the end of the process does too."""
     while _held:
         _held.pop().close()
 
@@ -82,7 +83,7 @@ def _resume(path: Path) -> Path:
 
 
 def _unused(wanted: Path) -> Path:
-    """The first version of a folder that holds nothing and that nobody else has entered; it is made and entered."""
+    """Make and lock the first version of a folder that is empty and not locked by another process."""
     if not _decides():
         return wanted
     for path in chain([wanted], (wanted.with_name(f"{wanted.name}_v{n}") for n in count(1))):
@@ -95,16 +96,16 @@ def _unused(wanted: Path) -> Path:
                 f"run_dir: {path} cannot be made ({error.strerror}); name another with --run_dir"
             ) from error
         if _lock(path) is None:
-            if all(found.name == LOCK for found in path.iterdir()):  # else a run began and ended in between
+            if all(found.name == LOCK for found in path.iterdir()):  # else another run began and ended since the check
                 return path
             _held.pop().close()
     raise AssertionError("unreachable")
 
 
 def _lock(path: Path) -> str | None:
-    """Enter a folder; who is in it, if that is somebody else.
+    """Lock a folder; return None, or who holds the lock if it is another process.
 
-    The file says who holds the lock, so `filelock` does not do: it empties the file when it asks for the lock.
+    The lock's file says who holds it. `filelock` cannot be used, because it empties the file when it asks for the lock.
     """
     file = (path / LOCK).open("a+")
     try:
@@ -112,7 +113,7 @@ def _lock(path: Path) -> str | None:
     except BlockingIOError:
         file.seek(0)
         return file.read().strip() or "another process"
-    except OSError:  # a file system that knows no locks: nobody can be kept out
+    except OSError:  # the file system has no locks, so other processes cannot be kept out
         pass
     file.truncate(0)
     file.write(f"process {os.getpid()} on {platform.node()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
@@ -122,5 +123,5 @@ def _lock(path: Path) -> str | None:
 
 
 def _decides() -> bool:
-    """Whether this process chooses the folder: the first of a run, which tells the others."""
+    """Whether this process chooses the folder, as the first of a run does for all."""
     return all(os.environ.get(name, "0") == "0" for name in RANKS)

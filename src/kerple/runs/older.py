@@ -1,12 +1,12 @@
-"""What older versions stored in a checkpoint's configuration, said as this one reads it."""
+"""Translation of configurations that older versions stored in checkpoints."""
 
 from typing import Any
 
-OLD_SHARING = "share_across_layers"  # an option of some strategies until 0.2: now model.per_layer, of all
+OLD_SHARING = "share_across_layers"  # until 0.2 an option of some strategies, now model.per_layer for all
 
 
 def as_today(config: dict[str, Any]) -> dict[str, Any]:
-    """A stored configuration with the names of today; what it does not have to change is left as it is."""
+    """Rename the old options in a stored configuration, in place, and return it."""
     model = config.get("model")
     if isinstance(model, dict):
         shared = [value for value in _taken(model.get("position"), OLD_SHARING) if value is not None]
@@ -16,7 +16,7 @@ def as_today(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _taken(node: Any, key: str) -> list[Any]:
-    """Values of a key anywhere inside, outermost first, taken out."""
+    """Remove a key everywhere in nested lists and mappings, and return its values, outermost first."""
     if isinstance(node, list):
         return [value for item in node for value in _taken(item, key)]
     if not isinstance(node, dict):

@@ -1,4 +1,4 @@
-"""``precision: auto``: bf16 where the device multiplies it in hardware, fp32 elsewhere."""
+"""``precision: auto``, which is bf16-mixed if the device multiplies bf16 in hardware, and fp32 otherwise."""
 
 import os
 from typing import Any, Literal
@@ -10,7 +10,7 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 FAST, SAFE = "bf16-mixed", "32-true"
-AMPERE = (8, 0)  # the first compute capability of CUDA whose tensor cores multiply bf16
+AMPERE = (8, 0)  # the first CUDA compute capability whose tensor cores multiply bf16
 INSTRUCTIONS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16", "bf16": "ARM BF16", "sve_bf16": "SVE BF16"}
 # oneDNN multiplies matrices on the CPU, and can be told to use fewer instructions than the processor has
 LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
@@ -19,10 +19,10 @@ EMULATED = "this processor emulates bf16, and a step takes 2 to 20 times as long
 
 
 class AutoTrainer(Trainer):
-    """Lightning's Trainer with one more precision.
+    """Lightning's Trainer with the precision ``auto``.
 
     Args:
-        precision: As Lightning's, or ``auto``: what `choose` says of the device.
+        precision: Any of Lightning's, or ``auto`` for the one that `choose` returns.
     """
 
     def __init__(self, *args: Any, precision: Literal["auto"] | _PRECISION_INPUT | None = None, **kwargs: Any) -> None:
@@ -32,15 +32,15 @@ class AutoTrainer(Trainer):
 
 
 def choose(accelerator: Any = "auto") -> tuple[str, str]:
-    """The precision for a device, and the reason in a few words.
+    """Choose the precision for a device; return it and the reason in a few words.
 
-    On the CPU the instructions decide, because bf16 without them is emulated: a training step of the demo's model took
-    0.54 to 0.63 of fp32's time with AVX512-BF16 (AMD Zen 4), and on the same processor 1.7 times as long with AVX-512
-    alone and 10 times as long with AVX2. oneDNN alone uses these instructions, so that ``ONEDNN_MAX_CPU_ISA`` switches
-    them off; ``ATEN_CPU_CAPABILITY`` does not (0.56 of the time with ``avx2``).
+    On the CPU the instructions decide, because bf16 is emulated without them. A training step of the demo's model took
+    0.54 to 0.63 of fp32's time with AVX512-BF16 (AMD Zen 4); on the same processor it took 1.7 times as long with
+    AVX-512 alone, and 10 times as long with AVX2. Only oneDNN uses these instructions: ``ONEDNN_MAX_CPU_ISA`` switches
+    them off, ``ATEN_CPU_CAPABILITY`` does not (0.56 of the time with ``avx2``).
 
     Args:
-        accelerator: As the Trainer takes it; with ``auto`` and ``gpu`` a CUDA device is taken where there is one.
+        accelerator: The Trainer's option. With ``auto`` and ``gpu``, a CUDA device is taken if there is one.
     """
     if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
         oldest = min(range(torch.cuda.device_count()), key=torch.cuda.get_device_capability)
@@ -56,13 +56,13 @@ def choose(accelerator: Any = "auto") -> tuple[str, str]:
 
 
 def settle(config: Namespace, command: str) -> None:
-    """Replace ``auto`` in a command's configuration by a precision, and say in one line which and why.
+    """Replace ``auto`` in a command's configuration by a precision, and print one line that says which and why.
 
-    Sets ``trainer.precision``, and ``auto_precision`` to the same if ``auto`` was asked for, else to None. A fit that
-    is resumed keeps the precision that it was begun with; a test chooses for the machine that it runs on.
+    It sets ``trainer.precision``, and sets ``auto_precision`` to the same, or to None if ``auto`` was not asked for. A
+    resumed fit keeps the precision with which it was begun. A test chooses for the machine on which it runs.
 
     Args:
-        config: With ``trainer`` and ``auto_precision``, the latter of the fit that is resumed or tested.
+        config: The configuration; its ``auto_precision`` is that of the fit that is resumed or tested.
         command: ``fit``, ``test`` or ``validate``.
     """
     trained, trainer = config.auto_precision, config.trainer
@@ -88,7 +88,7 @@ def _say(line: str) -> None:
 
 
 def emulated(precision: Any, accelerator: Any = "auto") -> bool:
-    """Whether this precision asks a CPU for bf16 that it has no instructions for."""
+    """Whether this precision makes a CPU compute in bf16 without instructions for it."""
     on_cpu = accelerator == "cpu" or (
         accelerator == "auto" and not torch.cuda.is_available() and not torch.backends.mps.is_available()
     )
@@ -96,7 +96,7 @@ def emulated(precision: Any, accelerator: Any = "auto") -> bool:
 
 
 def _bf16_instructions() -> str:
-    """What multiplies bf16 on this CPU, empty if nothing does or it is switched off."""
+    """Name of the instructions that multiply bf16 on this CPU; empty if there are none or they are switched off."""
     limits = [value.upper() for name in LIMITS if (value := os.environ.get(name))]
     if any(not limit.startswith(LIMITS_WITH_BF16) for limit in limits) or not torch.backends.mkldnn.is_available():
         return ""

@@ -1,15 +1,15 @@
-"""How far a run is, in a small file beside it: written by the run, read by whoever waits for it."""
+"""The progress of a run in a small JSON file, which the run writes and `compare` reads."""
 
 import json
 import os
 from pathlib import Path
 from typing import Any
 
-VARIABLE = "KERPLE_PROGRESS"  # of the environment: the file a run writes to, none if it is not set
+VARIABLE = "KERPLE_PROGRESS"  # environment variable with the path of the file; without it, none is written
 
 
 def note(path: Path, **what: Any) -> None:
-    """Replace what the file says. It is whole at any moment; a full disk is no reason to end a run."""
+    """Replace the content of the file atomically. Errors of the disk are ignored, because a run can go on without."""
     fresh = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         fresh.write_text(json.dumps(what))
@@ -19,7 +19,7 @@ def note(path: Path, **what: Any) -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """What the file says, nothing if there is none."""
+    """The content of the file, empty if there is none."""
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -28,7 +28,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person says them: 45 s, 3 min, 2 h 05 min."""
+    """A number of seconds as text, such as 45 s, 3 min or 2 h 05 min."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -36,7 +36,7 @@ def duration(seconds: float) -> str:
 
 
 def line(told: dict[str, Any]) -> str:
-    """One line of what a run tells of itself."""
+    """The content of the file as one line of text."""
     if "done" not in told:
         return str(told.get("doing", "starting"))
     unit = "step" if told["doing"] == "training" else "block"

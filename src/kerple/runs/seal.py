@@ -1,4 +1,4 @@
-"""A checksum of all that a checkpoint holds, so that damage and changes are noticed when it is read."""
+"""A checksum of the content of a checkpoint, by which damage and changes are noticed when it is read."""
 
 import hashlib
 from typing import Any
@@ -10,10 +10,11 @@ SEAL = "sha256"
 
 
 def seal(checkpoint: dict[str, Any]) -> str:
-    """sha256 over every key and value of a checkpoint but the seal itself; bytes for tensors, wherever they lie.
+    """sha256 of all keys and values of a checkpoint except the seal itself.
 
-    Equal before and after the checkpoint was on a disk: what is told apart there are containers, numbers, texts and
-    tensors with their types. Anything else counts by the name of its class.
+    It is the same before a checkpoint is written and after it is read, and for tensors on any device. It covers
+    containers, numbers, texts, and tensors with their dtypes and shapes; of other objects, only the names of their
+    classes.
     """
     digest = hashlib.sha256()
     _feed(digest, {key: value for key, value in checkpoint.items() if key != SEAL})

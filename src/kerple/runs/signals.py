@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop: noted when they come, obeyed when the run is in a state that can be saved."""
+"""Signals that ask a run to stop. They are recorded when they arrive, and obeyed when the run can be saved."""
 
 import os
 import re
@@ -17,19 +17,19 @@ STOPPING = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class Signals:
-    """SIGTERM and SIGUSR1 of this process, and of the others of the run.
+    """Records SIGTERM and SIGUSR1 of this process, and agrees on them with the other processes of the run.
 
-    In place of Lightning's handlers, which save in the middle of a step and broadcast from inside the handler, where
-    the other ranks do not answer. A handler that belongs to somebody else is put back by `restore`.
+    It replaces Lightning's handlers, which save in the middle of a step, and broadcast from inside the handler, where
+    the other ranks do not take part.
     """
 
     def __init__(self) -> None:
         self.received = 0
         self._before: dict[signal.Signals, Any] = {}
-        self._group: Any = None  # of the processes, over gloo
+        self._group: Any = None  # the processes of the run, connected by gloo
 
     def install(self) -> None:
-        """Listen from now on; nothing where we do already."""
+        """Set the signal handlers, unless they are set."""
         if self._before:
             return
         self.received = 0
@@ -37,21 +37,23 @@ class Signals:
             self._before = {number: signal.signal(number, self._note) for number in STOPPING}
 
     def restore(self) -> None:
+        """Put back the handlers that were set before `install`."""
         for number, handler in self._before.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
         self._before = {}
 
     def connect(self, trainer: Trainer) -> None:
-        """Have the processes agree from host to host, so that nothing waits for a GPU. To be called by all of them."""
+        """Connect the hosts of all processes, so that agreeing does not wait for a GPU. Call it on every rank."""
         if trainer.world_size > 1 and self._group is None:
             self._group = torch.distributed.new_group(backend="gloo")
-            # Lightning asks for signals at each micro-batch, on the device, and waits for it; it has no handler here
+            # Lightning broadcasts signals at each micro-batch and waits for the device, but its handlers are not set
+            # here
             trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
     def agreed(self, trainer: Trainer, wish: bool = False) -> tuple[int, bool]:
-        """The signal any process of the run has received, 0 for none, and whether any wishes for what it asks.
+        """The signal that any process of the run has received, or 0, and whether ``wish`` is true in any of them.
 
-        To be called by all of them, after `connect`.
+        Call it on every rank, after `connect`.
         """
         if trainer.world_size == 1:
             return self.received, wish
@@ -65,7 +67,11 @@ class Signals:
 
 
 def requeue() -> None:
-    """Put the SLURM job this process belongs to back into its queue; nothing outside SLURM."""
+    """Requeue the SLURM job that this process belongs to; outside SLURM, do nothing.
+
+    Raises:
+        UserError: SLURM_JOB_ID is not the number of a job.
+    """
     job = os.environ.get("SLURM_JOB_ID")
     if job is None:
         return

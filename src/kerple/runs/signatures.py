@@ -1,4 +1,4 @@
-"""What options a class has, and whether a value for one could make the parser import something."""
+"""The options of a class and their types, from which trust decides whether a value could make the parser import."""
 
 import datetime
 import enum
@@ -16,9 +16,9 @@ CONTAINERS = {list, tuple, dict, set, frozenset, abc.Sequence, abc.Iterable, abc
 
 
 def options(owner: type) -> dict[str, Any]:
-    """Names and types of the options of a class; those of its bases too where it passes on what it does not name.
+    """Names and types of the options of a class; of its bases too, if its `__init__` passes further options on.
 
-    The type of one without annotation is `ANYTHING`, of one whose annotation cannot be resolved here `object`.
+    An option without annotation has the type `ANYTHING`, one whose annotation cannot be resolved has `object`.
     """
     found: dict[str, Any] = {}
     for kind in owner.__mro__:
@@ -39,18 +39,18 @@ def options(owner: type) -> dict[str, Any]:
 
 
 def base_in(kind: Any, bases: Iterable[type]) -> type | None:
-    """The first of some base classes that a type asks for an instance of, or a function that makes one."""
+    """The first base class of which the type needs an instance, or a function that returns one; None if there is none."""
     inside = [leaf for leaf in _leaves(kind) if inspect.isclass(leaf)]
     return next((base for base in bases if any(issubclass(leaf, base) for leaf in inside)), None)
 
 
 def is_plain(kind: Any) -> bool:
-    """Whether a type has numbers, texts and containers of those alone: nothing is imported for a text then."""
+    """Whether a type consists of numbers, texts and containers of them, for which the parser imports nothing."""
     return all(leaf in PLAIN or (inspect.isclass(leaf) and issubclass(leaf, enum.Enum)) for leaf in _leaves(kind))
 
 
 def takes_several(kind: Any) -> bool:
-    """Whether a type is a sequence, or may be one."""
+    """Whether values of a type may be sequences."""
     return any(get_origin(part) in CONTAINERS for part in (kind, *get_args(kind)))
 
 
