@@ -237,7 +237,7 @@ class LanguageModel(LightningModule):
         return {"optimizer": optimiser, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def _muon_groups(self) -> list[dict[str, Any]]:
-        """Muon's parameter groups: the weights of the blocks' linear layers, with queries, keys and values cut apart."""
+        """Muon's parameter groups: the weights of the blocks' linear layers; queries, keys and values are apart."""
         first = self.network.blocks[0].attention
         cuts = 3 if first.kv_heads == first.heads else list(first.widths)  # of different heights with grouped heads
         threes = [block.attention.qkv for block in self.network.blocks]

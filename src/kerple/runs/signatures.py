@@ -39,7 +39,7 @@ def options(owner: type) -> dict[str, Any]:
 
 
 def base_in(kind: Any, bases: Iterable[type]) -> type | None:
-    """The first base class of which the type needs an instance, or a function that returns one; None if there is none."""
+    """The first base class of which the type needs an instance, or a function that returns one, or None."""
     inside = [leaf for leaf in _leaves(kind) if inspect.isclass(leaf)]
     return next((base for base in bases if any(issubclass(leaf, base) for leaf in inside)), None)
 
