@@ -11,10 +11,8 @@ from pytorch_lightning import LightningModule, Trainer
 
 from kerple.callbacks.needle import Needle, continued
 from kerple.data import TokenShards
-from kerple.hf.adapter import HuggingFaceNetwork
 from kerple.model import Transformer
 from kerple.positions import Shape
-from tests.hf.tiny import text, tiny
 
 
 class Reader:
@@ -88,6 +86,10 @@ def test_many_values_are_all_sought(data: TokenShards, tmp_path: Path) -> None:
 
 
 def test_both_kinds_of_networks_write_greedily() -> None:
+    pytest.importorskip("transformers")
+    from kerple.hf.adapter import HuggingFaceNetwork
+    from tests.hf.tiny import text, tiny
+
     model, tokens = tiny("llama"), text(1, 20)
     written, expected = HuggingFaceNetwork(model).continued(tokens, 6), tokens
     with torch.inference_mode():

@@ -6,16 +6,19 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-import transformers as hf
 import yaml
+from tokenizers.pre_tokenizers import ByteLevel
 
 import kerple
 from kerple.cli.main import main
 from kerple.data import TokenShards
 from tests.hf.test_adapter import plain_loop
 from tests.hf.tiny import LENGTH, saved, tiny
+
+hf = pytest.importorskip("transformers")
 
 CALLBACKS = [
     {
@@ -190,6 +193,39 @@ def test_a_length_beyond_learned_positions(here: Path) -> None:
 def test_a_gguf_that_cannot_be_read(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "damaged.gguf").write_bytes(b"GGUF" + bytes(200))
     assert "damaged.gguf could not be read" in refused(capsys, here, here / "damaged.gguf")
+
+
+def gguf_file(path: Path, architecture: str, packed: str) -> Path:
+    """A GGUF file with a tokenizer of bytes and one tensor, of zeros, packed as is said."""
+    gguf = pytest.importorskip("gguf")
+    letters = sorted(ByteLevel.alphabet())
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_block_count(1)
+    writer.add_context_length(LENGTH)
+    writer.add_embedding_length(256)
+    writer.add_feed_forward_length(256)
+    writer.add_head_count(4)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([*letters, "<|endoftext|>", "aa"])
+    writer.add_token_merges(["a a"])
+    writer.add_eos_token_id(256)
+    kind = gguf.GGMLQuantizationType[packed]
+    size, occupied = gguf.GGML_QUANT_SIZES[kind]
+    writer.add_tensor("token_embd.weight", np.zeros((258, 256 // size * occupied), np.uint8), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_a_gguf_type_that_cannot_be_read(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = refused(capsys, here, gguf_file(here / "packed.gguf", "llama", "Q8_K"))
+    assert "the weights of" in told
+    assert "Dequantization for Q8_K is not yet implemented" in told
+    told = refused(capsys, here, gguf_file(here / "odd.gguf", "clip", "Q8_0"))
+    assert "GGUF model with architecture clip is not supported" in told
 
 
 def test_weights_that_do_not_fit(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,28 +27,46 @@ def _root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)  # paths in comparisons are relative to where the command is typed
 
 
-# these two need a model that a command makes or installs first; rows of their kinds are tested in tests/cli, tests/hf
-FITTED = [path for path in COMPARISONS if path.stem not in ("pretrained", "retrofit")]
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A tiny Llama, for models that another command installs or makes first."""
+    pytest.importorskip("transformers")
+    from tests.hf.tiny import saved
+
+    return str(saved(tmp_path_factory.mktemp("model"), "llama"))
 
 
-@pytest.mark.parametrize("path", FITTED, ids=lambda path: path.stem)
-def test_every_run_parses_and_has_a_folder_of_its_own(path: Path) -> None:
-    comparison = load(path)
+def with_model(comparison: Comparison, model: str) -> Comparison:
+    """The comparison with this model in place of every pretrained one."""
+    for strategy in filter(None, comparison.strategies.values()):
+        strategy.hf = strategy.hf and model
+    if "weights" in comparison.flags:
+        comparison.flags["weights"] = model
+    return comparison
+
+
+@pytest.mark.parametrize("path", COMPARISONS, ids=lambda path: path.stem)
+def test_every_run_parses_and_has_a_folder_of_its_own(path: Path, model: str) -> None:
+    comparison = with_model(load(path), model)
     jobs = comparison.jobs()
     assert len({job.directory for job in jobs}) == len(jobs)
     for job in (job for job in jobs if job.seed == comparison.seeds[0]):
         config = resolve(job)
         wanted = comparison.strategies[job.label] or Strategy()
+        if job.pretrained:
+            assert {"path": model, **wanted.options}.items() <= config["model"].items()
+            continue
         assert config["model"]["position"]["class_path"].endswith(f".{wanted.position or job.label}")
         assert config["seed_everything"] == job.seed
     tests = tuple(flag for flag in jobs[0].test if flag.startswith("--config="))
-    resolve(replace(jobs[0], fit=jobs[0].fit + tests))  # what a test adds parses too
+    if not jobs[0].pretrained:
+        resolve(replace(jobs[0], fit=jobs[0].fit + tests))  # what a test adds parses too
 
 
 def test_runs_that_comparisons_share_are_the_same_runs() -> None:
     seen: dict[Path, dict] = {}
     shared = 0
-    for path in FITTED:
+    for path in COMPARISONS:
         for job in (job for job in load(path).jobs() if job.label == "KerpleLog" and job.seed == 1236):
             config = flat(resolve(job))
             shared += job.directory in seen

@@ -5,30 +5,37 @@ import torch
 from torch import Tensor
 
 from kerple.evaluation.four_terms import TERMS, four_terms, spread
+from kerple.model import Transformer
+from kerple.positions import Shape, strategies
+
+LLAMA = {"norm": "rms", "bias": False, "kv_heads": 2, "embedding_norm": True}
 
 
+@pytest.mark.parametrize("options", [{}, {"embedding_norm": True}, LLAMA], ids=["layer", "embedding", "rms"])
 @pytest.mark.parametrize("name", ["Sinusoidal", "Learned"])
-def test_terms_add_up_to_the_models_own_scores(name: str, tiny_network) -> None:
-    network, tokens = tiny_network(name), torch.randint(50, (2, 12))
-    for module in network.modules():  # biases start at 0: give them something to say
-        if isinstance(module, torch.nn.LayerNorm):
-            torch.nn.init.normal_(module.weight)
-            torch.nn.init.normal_(module.bias)
-        elif isinstance(module, torch.nn.Linear) and module.bias is not None:
-            torch.nn.init.normal_(module.bias)
+def test_terms_add_up_to_the_models_own_scores(name: str, options: dict) -> None:
+    network = Transformer(Shape(32, 4, 32), 2, 50, strategies()[name], init=0.2, **options).eval()
+    tokens = torch.randint(50, (2, 12))
+    with torch.no_grad():
+        # norms start at 1, biases at 0, a table of positions near it: give them something to say
+        small = [*network.positions.parameters(), *(p for p in network.parameters() if p.ndim == 1)]
+        for parameter in small:
+            parameter.normal_()
     seen: list[Tensor] = []
     hook = network.blocks[0].attention.qkv.register_forward_hook(lambda m, i, output: seen.append(output))
     with torch.no_grad():
         network(tokens)
     hook.remove()
-    q, k, _ = seen[0].unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
+    q, k, _ = network.blocks[0].attention.split(seen[0])  # (B, H, T, δ), (B, G, T, δ)
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
     expected = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
 
     terms = four_terms(network, tokens)
 
     assert set(terms) == {*TERMS, "rest"}
     torch.testing.assert_close(sum(terms.values()), expected, rtol=1e-4, atol=1e-4)
-    assert all(float(term.abs().max()) > 1e-3 for term in terms.values())
+    biased = network.blocks[0].attention.qkv.bias is not None
+    assert all(float(term.abs().max()) > 1e-3 for name, term in terms.items() if biased or name != "rest")
 
 
 def test_each_term_depends_on_what_it_is_named_after(tiny_network) -> None:

@@ -4,14 +4,15 @@ import math
 
 import pytest
 import torch
-import transformers as hf
 
 from kerple.evaluation.protocols import Protocol
 from kerple.evaluation.receptive_field import gradient_by_distance
 from kerple.hf import windows
 from kerple.hf.adapter import HuggingFaceNetwork
 from kerple.hf.scaling import scaled
-from tests.hf.tiny import CONFIGS, LENGTH, VOCABULARY, text, tiny
+from tests.hf.tiny import CONFIGS, LENGTH, VOCABULARY, small, text, tiny
+
+hf = pytest.importorskip("transformers")
 
 
 def plain_loop(model, tokens, protocol, length):
@@ -74,18 +75,7 @@ def test_a_window_that_cannot_be_honoured_is_refused():
 
 
 def test_a_models_own_window_stays_the_smaller():
-    config = hf.MistralConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        sliding_window=6,
-        max_position_embeddings=64,
-    )
-    torch.manual_seed(0)
-    network = HuggingFaceNetwork(hf.AutoModelForCausalLM.from_config(config).eval())
+    network = HuggingFaceNetwork(small(hf.MistralConfig, intermediate_size=48, num_key_value_heads=2, sliding_window=6))
     tokens = text(1, 40)
     with torch.inference_mode():
         torch.testing.assert_close(network(tokens, window=30), network(tokens), atol=1e-5, rtol=1e-4)
@@ -94,18 +84,7 @@ def test_a_models_own_window_stays_the_smaller():
 
 @torch.inference_mode()
 def test_logits_that_are_more_than_the_heads_product_are_found_out():
-    config = hf.GraniteConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        logits_scaling=0.25,
-        max_position_embeddings=64,
-    )
-    torch.manual_seed(0)
-    model = hf.AutoModelForCausalLM.from_config(config).eval()
+    model = small(hf.GraniteConfig, intermediate_size=48, num_key_value_heads=2, logits_scaling=0.25)
     network, tokens = HuggingFaceNetwork(model), text(2, 20)
     assert not network.in_pieces
     logits = model(tokens[:, :-1]).logits.float()
@@ -143,27 +122,17 @@ def test_lengths_beyond_learned_positions_are_refused():
 
 
 def test_reserved_rows_of_a_table_are_no_positions():
-    config = hf.OPTConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        ffn_dim=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        word_embed_proj_dim=32,
-        max_position_embeddings=24,
-    )
-    network = HuggingFaceNetwork(hf.AutoModelForCausalLM.from_config(config).eval())
+    model = small(hf.OPTConfig, ffn_dim=48, word_embed_proj_dim=32, max_position_embeddings=24)
+    network = HuggingFaceNetwork(model)
     assert network.max_length == 24
     with torch.inference_mode():
         assert network.losses(text(1, 25)).isfinite().all()
 
 
 def test_an_encoder_is_found_out():
-    config = hf.BertConfig(
-        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48
-    )
+    encoder = small(hf.BertConfig, hf.BertLMHeadModel, intermediate_size=48)
     with pytest.raises(ValueError, match="depend on later tokens"):
-        HuggingFaceNetwork(hf.BertLMHeadModel(config).eval())
+        HuggingFaceNetwork(encoder)
 
 
 def test_tokens_of_another_tokenizer_are_refused():

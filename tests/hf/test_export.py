@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers as hf
 import yaml
 
 import kerple.hf  # registers the classes
@@ -15,6 +14,8 @@ from kerple.cli.predict import load
 from kerple.hf.families import read_family
 from kerple.hf.weights import fill, read, transformer
 from tests.hf.tiny import LENGTH, text, tiny
+
+hf = pytest.importorskip("transformers")
 
 assert kerple.hf.INSTALL
 LLAMA = ["norm=rms", "gated=true", "activation=silu", "bias=false", "kv_heads=2", "hidden=24", "tied=true"]

@@ -2,13 +2,14 @@
 
 import pytest
 import torch
-import transformers as hf
 
 from kerple.hf.families import read_family
 from kerple.hf.weights import fill, transformer
 from kerple.model import Transformer
 from kerple.model.generation import generate
 from tests.hf.tiny import CONFIGS, LENGTH, VOCABULARY, text, tiny
+
+hf = pytest.importorskip("transformers")
 
 
 def imported(model) -> Transformer:

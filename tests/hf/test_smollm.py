@@ -1,8 +1,18 @@
-"""The 135M model that a package carries: read from GGUF, imported, the same logits and losses."""
+"""The 135M model that a package carries: imported, the same logits and losses; key tokens and needles."""
 
+import argparse
+import csv
+import json
+import math
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 
+from kerple.cli.main import main
+from kerple.data import TokenShards
+from kerple.evaluation.needle import ANSWER, NOISE, hidden, prompt, recall
 from kerple.hf.adapter import HuggingFaceNetwork
 from kerple.hf.families import read_family
 from kerple.hf.source import locate, read_config, read_model, read_tokenizer
@@ -30,3 +40,53 @@ def test_our_import_reads_text_as_transformers_does() -> None:
     cache = ours.new_cache()
     parts = torch.cat([ours(part, cache=cache) for part in tokens.split(50, 1)], 1)
     torch.testing.assert_close(parts, expected, atol=1e-4 * float(expected.abs().max()), rtol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """argparse.py in the model's tokens, all of it the test split."""
+    folder = str(tmp_path_factory.mktemp("smollm") / "shards")
+    given = {"corpus": argparse.__file__, "directory": folder, "shares": (0.0, 0.0, 1.0), "prepare_workers": 1}
+    TokenShards(tokenizer="hf:smollm2-135m", vocabulary=49152, **given).prepare_data()
+    return folder
+
+
+def run(shards: str, callback: str, **options: object) -> None:
+    given = json.dumps([{"class_path": callback, "init_args": options}])
+    data = ["--data", "TokenShards", "--data.corpus", "null", "--data.directory", shards]
+    quiet = ["--trainer.logger", "false", "--trainer.accelerator", "cpu", "--run_dir", "out"]
+    main(["test", "--hf", "smollm2-135m", *data, *quiet, "--trainer.callbacks", given])
+
+
+def test_key_tokens_are_those_that_its_far_context_tells(
+    shards: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run(shards, "LongPerplexity", lengths=[128, 512, 2048], short=128, stride=64, blocks=1)
+    ppl = {row["length"]: row["ppl"] for row in json.loads(Path("out/longppl.json").read_text())["rows"]}
+    assert ppl[2048] < math.exp(2)  # the evaluator is the model: what it was chosen by is what it says
+    assert ppl[128] > ppl[512] > ppl[2048]
+    (path,) = Path(shards).glob("keys-*.json")
+    (keys,) = json.loads(path.read_text())["keys"]
+    assert 5 < len(keys) < 500
+
+
+def test_it_finds_needles(shards: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run(shards, "Needle", lengths=[256, 512], depths=[0.0, 0.5, 1.0], problems=2)
+    with Path("out/niah_single_1.csv").open() as file:
+        found = {(int(row["length"]), float(row["depth"])): float(row["found"]) for row in csv.DictReader(file)}
+    assert len(found) == 6
+    assert sum(found.values()) > 6  # of 12
+    assert Path("out/niah_single_1.png").exists()
+    data = TokenShards(corpus=None, directory=shards, vocabulary=49152)
+    source = locate("smollm2-135m")
+    model, wanted = read_model(source, read_config(source)), 0.0
+    for number in range(2):
+        problem = hidden("niah_single_1", 0.5, np.random.default_rng([1235, 256, 500000, number]))
+        tokens = prompt(problem, 256, data.encode(NOISE) * 20, data.encode)
+        for _ in range(ANSWER):  # greedily, whole logits, no cache
+            with torch.inference_mode():
+                tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
+        wanted += recall(data.decode(tokens[-ANSWER:]), problem.values)
+    assert found[256, 0.5] == wanted

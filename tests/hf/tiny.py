@@ -1,12 +1,14 @@
-"""Tiny random models of each family, made here: no download."""
+"""Tiny random models of each family, made here: no download. Tests that import this need the group ``hf``."""
 
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
-import transformers as hf
 
 from kerple.data.tokenizer import train_tokenizer
+
+hf = pytest.importorskip("transformers")
 
 VOCABULARY = 96
 LENGTH = 32
@@ -58,6 +60,14 @@ def tiny(family: str, seed: int = 0, **changes: Any) -> Any:
         for parameter in model.parameters():  # biases and norms start at 0 and 1 and would hide a mistake
             parameter.add_(torch.randn_like(parameter) * (0.15 if parameter.ndim > 1 else 0.3))
     return model
+
+
+def small(config: type, model: type | None = None, **options: Any) -> Any:
+    """A random model of another architecture: of a class of configurations, and of models, where Auto has another."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    made = config(**sizes | {"max_position_embeddings": 2 * LENGTH} | options)
+    return (model(made) if model else hf.AutoModelForCausalLM.from_config(made)).eval()
 
 
 def text(batch: int, length: int, seed: int = 1) -> torch.Tensor:

@@ -36,10 +36,10 @@ class TokenShards(LightningDataModule):
     or, without either, the training split once.
 
     Args:
-        corpus: What to train on: `stdlib` (the standard library of the running Python), `packages` (that and the
-            packages which this project requires), a file, folder, glob pattern or URL of .jsonl, .jsonl.zst, .jsonl.gz,
-            .tar of those, .parquet or text files, or `hf:NAME[:CONFIG[:SPLIT]]`. With null, the shards in `directory`
-            are used as they are.
+        corpus: What to train on: `stdlib` (the standard library of the running Python), `modules` (only the modules
+            at its top, in alphabetical order), `packages` (`stdlib` and the packages which this project requires), a
+            file, folder, glob pattern or URL of .jsonl, .jsonl.zst, .jsonl.gz, .tar of those, .parquet or text files,
+            or `hf:NAME[:CONFIG[:SPLIT]]`. With null, the shards in `directory` are used as they are.
         tokenizer: `bpe` trains a byte-level BPE on the training split. Else a tokenizer.json, a folder with one, a name
             on the Hugging Face hub such as gpt2, or `hf:` and a pretrained model's folder, GGUF file or name.
         vocabulary: Number of entries of a tokenizer that is trained here, and of rows of the model's embedding. Any

@@ -1,7 +1,7 @@
 """The four terms of a score under an absolute encoding: word-word, word-position, position-word, position-position."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from kerple.errors import UserError
@@ -17,7 +17,7 @@ def four_terms(network: Transformer, tokens: Tensor) -> dict[str, Tensor]:
     """Expand the first layer's scores ``(x_m + p_m) W_Q · (x_n + p_n) W_K / √δ`` into the products of their parts.
 
     x is the word embedding, scaled if the strategy does so, and p the position's (Ke et al. 2021, arXiv 2006.15595,
-    equation 6). In this pre-LayerNorm model the expansion is exact: given the divisor σ of x + p, the norm is linear.
+    equation 6). The expansion is exact: given the divisor σ of x + p, LayerNorm and RMSNorm are linear.
     The contributions of the norm's shift and of the biases of W_Q and W_K belong to neither part and are a fifth term.
 
     Args:
@@ -41,13 +41,14 @@ def four_terms(network: Transformer, tokens: Tensor) -> dict[str, Tensor]:
     norm, attention = block.attention_norm, block.attention
     with torch.autocast(tokens.device.type, enabled=False):
         wide = torch.promote_types(torch.float32, attention.qkv.weight.dtype)
-        words = network.embedding(tokens).to(wide)  # (B, T, D)
+        words = network.embedding_norm(network.embedding(tokens)).to(wide)  # (B, T, D)
         both = position.embed(words, at)
         alone = position.embed(torch.zeros_like(words), at)  # the difference, because the strategy may scale the words
-        sigma = (both.var(-1, correction=0, keepdim=True) + norm.eps).sqrt()
-        gain = norm.weight.to(wide) / sigma
-        parts = {"word": _centred(both - alone) * gain, "position": _centred(alone) * gain}
-        shift = 0 if norm.bias is None else norm.bias.to(wide)
+        centred = _centred if isinstance(norm, nn.LayerNorm) else lambda x: x  # RMSNorm takes no mean away
+        gain = norm.weight.to(wide) / (centred(both).square().mean(-1, keepdim=True) + norm.eps).sqrt()
+        parts = {"word": centred(both - alone) * gain, "position": centred(alone) * gain}
+        bias = getattr(norm, "bias", None)  # RMSNorm has none
+        shift = 0 if bias is None else bias.to(wide)
         w_q, w_k, _ = attention.qkv.weight.to(wide).split(attention.widths)
         b_q, b_k = (
             (None, None) if attention.qkv.bias is None else attention.qkv.bias.to(wide).split(attention.widths)[:2]

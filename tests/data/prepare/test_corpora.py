@@ -10,7 +10,7 @@ import pytest
 import zstandard
 from pyarrow import parquet
 
-from kerple.data.prepare.corpora import lines, sources, standard_library
+from kerple.data.prepare.corpora import lines, sources, standard_library, top_modules
 from kerple.data.prepare.encode import parse
 
 TEXTS = [f"document {i} " * (i + 1) for i in range(25)]
@@ -166,6 +166,15 @@ def test_the_built_in_corpus_is_large_and_leaves_packages_out() -> None:
     assert corpus.paths == standard_library().paths != sorted(corpus.paths)
     assert len(corpus.paths) > 500
     assert not any("site-packages" in path for path in corpus.paths)
+
+
+def test_the_modules_come_in_alphabetical_order_without_packages() -> None:
+    names = [Path(path).name for path in top_modules().paths]
+    assert names == sorted(names)
+    assert "argparse.py" in names
+    assert sources("modules")[0].paths == top_modules().paths
+    assert set(top_modules().paths) < set(standard_library().paths)
+    assert len({Path(path).parent for path in top_modules().paths}) == 1
 
 
 @pytest.mark.parametrize("corpus", ["pipe:cat /etc/passwd", "zip://a::http://b/c.zip", "github://a:b@/c", "sh://x"])

@@ -17,6 +17,7 @@ from kerple.data.files import check_protocol, decompress, filesystem, is_remote,
 from kerple.errors import UserError
 
 STANDARD_LIBRARY = "stdlib"
+MODULES = "modules"
 HUB = "hf:"
 LINE_ENDINGS = (".jsonl", ".ndjson", ".jsonl.zst", ".jsonl.gz", ".ndjson.zst", ".ndjson.gz")
 TAR_ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.zst")
@@ -207,9 +208,9 @@ def sources(corpus: str, text_field: str = "text") -> list[Source]:
     """List the sources of a corpus in the order in which they are read.
 
     Args:
-        corpus: `stdlib`, `packages`, `hf:NAME[:CONFIG[:SPLIT]]` (a Hugging Face dataset, which is streamed), or a file,
-            folder, glob pattern or URL. Files may be JSON lines (.jsonl, .jsonl.zst, .jsonl.gz), tar files of those,
-            or Parquet. If none of the files is of these kinds, each is one document.
+        corpus: `stdlib`, `modules`, `packages`, `hf:NAME[:CONFIG[:SPLIT]]` (a Hugging Face dataset, which is streamed),
+            or a file, folder, glob pattern or URL. Files may be JSON lines (.jsonl, .jsonl.zst, .jsonl.gz), tar files
+            of those, or Parquet. If none of the files is of these kinds, each is one document.
         text_field: Column of Parquet files and Hugging Face datasets that holds the text.
 
     Raises:
@@ -217,6 +218,8 @@ def sources(corpus: str, text_field: str = "text") -> list[Source]:
     """
     if corpus == STANDARD_LIBRARY:
         return [standard_library()]
+    if corpus == MODULES:
+        return [top_modules()]
     if corpus == "packages":
         from kerple.data.prepare.packages import installed_packages
 
@@ -228,8 +231,8 @@ def sources(corpus: str, text_field: str = "text") -> list[Source]:
     files = _files(corpus)
     if not files:
         raise UserError(
-            f"data.corpus: {corpus!r} holds no files; expected {STANDARD_LIBRARY!r}, 'packages', a file, a folder, a "
-            "URL or hf:NAME"
+            f"data.corpus: {corpus!r} holds no files; expected {STANDARD_LIBRARY!r}, {MODULES!r}, 'packages', a "
+            "file, a folder, a URL or hf:NAME"
         )
     if not any(path.endswith(DATA_ENDINGS) for path, _ in files):
         return [TextFiles(corpus, [path for path, _ in files], [size or 0 for _, size in files])]
@@ -256,6 +259,14 @@ def standard_library(seed: int = 0) -> TextFiles:
     paths = sorted(p for p in root.rglob("*.py") if p.is_file() and not beside & set(p.relative_to(root).parts))
     random.Random(seed).shuffle(paths)
     return TextFiles(STANDARD_LIBRARY, [str(p) for p in paths], [p.stat().st_size for p in paths])
+
+
+def top_modules() -> TextFiles:
+    """The modules at the top of the standard library (`argparse.py`) in alphabetical order, about 5 MB: a text whose
+    beginning does not depend on hashes or seeds."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    paths = sorted(root.glob("*.py"))
+    return TextFiles(MODULES, [str(p) for p in paths], [p.stat().st_size for p in paths])
 
 
 def _files(corpus: str) -> list[tuple[str, int | None]]:
