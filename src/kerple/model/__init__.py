@@ -1,4 +1,4 @@
-"""The transformer: embedding, blocks, head."""
+"""The transformer: embedding, blocks, head, cache, generation, and what it costs."""
 
 from kerple.model.transformer import Transformer
 

@@ -1,4 +1,4 @@
-"""Causal multi-head attention, blind to which strategy it is given."""
+"""Causal multi-head attention, which calls the hooks of any positional strategy."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,14 +13,14 @@ from kerple.positions import At, Pairs, Position, Shape, Shares
 
 @dataclass(frozen=True)
 class Told:
-    """What a strategy says of one forward, asked once and read by every layer it serves.
+    """What a strategy contributes to one forward pass. It is computed once and used by all layers of the strategy.
 
     Args:
-        at: Where all tokens stand, those in the cache too; the queries are the last of them.
-        table: `Position.bias` (H, T) fp32, or None.
-        weight: `Position.weight` (H, T) fp32, or None.
-        window: How many keys a query sees, itself included; None for all.
-        way: Of attention, for `kerple.attention.attend`.
+        at: Positions of all tokens, including those in the cache; the queries are the last of them.
+        table: `Position.bias` at all distances, (H, T) fp32, or None.
+        weight: `Position.weight` at all distances, (H, T) fp32, or None.
+        window: Number of keys that a query sees, its own included; None for all.
+        way: Implementation of attention, see `kerple.attention.choice`.
     """
 
     at: At
@@ -31,13 +31,13 @@ class Told:
 
 
 class SelfAttention(nn.Module):
-    """Queries of H heads against keys and values of G: query head h meets key head h // (H / G).
+    """Attention with H heads of queries and G heads of keys and values; query head h uses key head h // (H / G).
 
     Args:
-        shape: Width D and heads H.
-        kv_heads: G, a divisor of H.
+        shape: Width D and number of heads H.
+        kv_heads: Number of key heads G, a divisor of H.
         bias: Whether the two linear layers have biases.
-        qkv_bias: Whether the first has one; as ``bias`` says if None.
+        qkv_bias: Whether the first of them has a bias; None for the value of ``bias``.
 
     Raises:
         UserError: If G does not divide H.
@@ -59,7 +59,7 @@ class SelfAttention(nn.Module):
         return self.out(mixed.transpose(1, 2).flatten(2))
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What ``qkv`` makes of (B, T, D), as queries (B, H, T, δ), keys and values (B, G, T, δ)."""
+        """Split the output of ``qkv``, (B, T, D + 2·G·δ), into queries (B, H, T, δ), keys and values (B, G, T, δ)."""
         q, k, v = (
             part.unflatten(-1, (heads, -1)).transpose(1, 2)
             for part, heads in zip(x.split(self.widths, -1), (self.heads, self.kv_heads, self.kv_heads), strict=True)
@@ -69,7 +69,7 @@ class SelfAttention(nn.Module):
     def prepare(
         self, x: Tensor, position: Position, told: Told, cache: LayerCache | None = None
     ) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
-        """Arguments for `kerple.attention.attend`: q, k, v with the strategy's hooks applied, and what it adds."""
+        """Arguments for `kerple.attention.attend`: q, k, v after the strategy's hooks, and its keyword arguments."""
         q, k, v = self.split(self.qkv(x))
         at, scale = told.at[-x.shape[1] :], q.shape[-1] ** -0.5
         memory = position.remember(x, at, None if cache is None else cache.memory)
@@ -86,12 +86,12 @@ class SelfAttention(nn.Module):
 
 @dataclass(frozen=True)
 class Hooks:
-    """A strategy's `mix` and `values` as attention calls them: with slices of rows.
+    """A strategy's `mix` and `values` with the arguments that `attend` passes: slices of queries and keys.
 
     Args:
         position: The strategy.
-        at: Where the keys stand.
-        memory: (B, H, Tk, c), what it remembers of them, or None.
+        at: Positions of the keys.
+        memory: What the strategy remembers of the keys, (B, H, Tk, c), or None.
     """
 
     position: Position
@@ -100,21 +100,21 @@ class Hooks:
 
     @property
     def mixes(self) -> bool:
-        """Whether scores have to be written out: for the strategy's own hook, or because positions have gaps."""
+        """Whether attention needs explicit scores: for the strategy's `mix`, or because positions have gaps."""
         apart = not self.at.contiguous and (self.position.uses("bias") or self.position.uses("weight"))
         return apart or self.position.uses("mix")
 
     def pairs(self, rows: slice, columns: slice, seen: Tensor) -> Pairs:
-        """The block of queries ``rows`` and keys ``columns``, of which some are seen."""
+        """The block of the queries ``rows`` and keys ``columns``; ``seen`` (Tq, Tk) bool: the keys a query sees."""
         memory = None if self.memory is None else self.memory[:, :, columns]
         return Pairs(self.at[rows], self.at[columns], seen, memory)
 
     def mix(
         self, s: Tensor, q: Tensor, k: Tensor, rows: slice, columns: slice, seen: Tensor
     ) -> Tensor | tuple[Tensor, Tensor] | Shares:
-        """As `attend` calls it."""
+        """New scores of a block, as `Position.mix` returns them."""
         position, pairs = self.position, self.pairs(rows, columns, seen)
-        if not self.at.contiguous:  # else the attention has worked in tables of them
+        if not self.at.contiguous:  # else attention has applied their tables
             if position.uses("weight"):
                 s = s * pairs.read(position.weight)
             if position.uses("bias"):
@@ -122,15 +122,22 @@ class Hooks:
         return position.mix(s.masked_fill(~seen, 0), q, k, pairs) if position.uses("mix") else s
 
     def values(self, p: Tensor, v: Tensor, rows: slice, columns: slice, seen: Tensor) -> Tensor:
-        """As `attend` calls it."""
+        """What is added to a block's output, as `Position.values` returns it."""
         return self.position.values(p, v, self.pairs(rows, columns, seen))
 
 
 def tell(position: Position, at: At, tokens: Tensor, window: int | None, way: Asked = "auto") -> Told:
-    """Ask a strategy what it says of all tokens (B, T), those in the cache too.
+    """Compute what a strategy contributes to a forward pass.
+
+    Args:
+        position: The strategy.
+        at: Positions of all tokens.
+        tokens: All tokens (B, T), including those in the cache.
+        window: Number of keys that a query sees; None for all.
+        way: Implementation of attention.
 
     Raises:
-        UserError: If positions differ between sequences and the strategy cannot have that.
+        UserError: If positions differ between sequences and the strategy does not support that.
     """
     at = position.relocate(at, tokens)
     if at.positions.ndim == 2 and not position.per_sequence:

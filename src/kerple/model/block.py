@@ -1,4 +1,4 @@
-"""One block: attention with whatever the positional strategy asks for, and a network for each position alone."""
+"""One block of the transformer: attention and a feed-forward network, each with a residual connection."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -16,7 +16,7 @@ NORMS = ("layer", "rms")
 
 @dataclass(frozen=True)
 class Design:
-    """What a block is made of, the same in every layer; `Transformer` explains the options.
+    """The design of a block, the same in every layer. `Transformer` explains the options.
 
     Raises:
         UserError: If one is unknown or out of range.
@@ -64,8 +64,10 @@ class Gated(nn.Module):
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)); in parallel, both are given x and added to it together (Black et
-    al. 2022, arXiv 2204.06745). The residual stream keeps its precision."""
+    """x + attention(norm(x)), followed by x + mlp(norm(x)).
+
+    With ``parallel``, both have the same input x and are added to it together (Black et al. 2022, arXiv 2204.06745).
+    """
 
     def __init__(self, shape: Shape, design: Design) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a transformer remembers of the tokens it has read, so that the next one costs one row of attention."""
+"""Cache of keys and values, with which each further token costs one row of attention."""
 
 from dataclasses import dataclass, field
 
@@ -8,10 +8,13 @@ from torch import Tensor
 
 @dataclass
 class LayerCache:
-    """Projected keys and values (B, G, T, ·) of one layer, and what its strategy remembers (B, H, T, c) or None.
+    """Cache of one layer.
 
     Args:
-        window: How many of the last rows later queries may see, and so are kept; None for all.
+        window: Number of last rows that are kept, because later queries may see them; None for all.
+        keys: Projected keys (B, G, T, ·), None before the first call.
+        values: Values (B, G, T, δ), None before the first call.
+        memory: What the strategy remembers of these tokens, (B, H, T, c), or None.
     """
 
     window: int | None = None
@@ -20,7 +23,7 @@ class LayerCache:
     memory: Tensor | None = None
 
     def append(self, k: Tensor, v: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Add the new rows, (B, ·, t, ·) each, and return the kept rows and them, (B, ·, T + t, ·)."""
+        """Append new rows, (B, ·, t, ·) each; return the rows kept before followed by them, (B, ·, T + t, ·)."""
         if self.keys is not None and self.values is not None:
             k, v = torch.cat([self.keys, k], 2), torch.cat([self.values, v], 2)
             memory = memory if memory is None or self.memory is None else torch.cat([self.memory, memory], 2)
@@ -32,12 +35,12 @@ class LayerCache:
 
 @dataclass
 class Cache:
-    """The tokens so far (B, T) and one `LayerCache` a layer; made by `Transformer.new_cache`, grown by each call.
+    """Cache of a network, which `Transformer.new_cache` makes and each call extends.
 
     Args:
-        window: What every call with this cache may see at most; None for all.
-        layers: In order.
-        tokens: None before the first call.
+        window: Largest window of the calls with this cache; None for any.
+        layers: The cache of each layer.
+        tokens: The tokens so far (B, T), None before the first call.
     """
 
     window: int | None = None
@@ -50,6 +53,6 @@ class Cache:
         return 0 if self.tokens is None else self.tokens.shape[1]
 
     def read(self, tokens: Tensor) -> Tensor:
-        """Remember new tokens (B, t), and return all of them, (B, T + t)."""
+        """Append new tokens (B, t), and return all tokens, (B, T + t)."""
         self.tokens = tokens if self.tokens is None else torch.cat([self.tokens, tokens], 1)
         return self.tokens

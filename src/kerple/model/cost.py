@@ -1,4 +1,4 @@
-"""What a network costs, counted before anything runs: parameters, FLOPs and memory."""
+"""Cost of a network, computed without running it: parameters, FLOPs and memory."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,10 +20,10 @@ class Chip:
     """A device as its data sheet describes it.
 
     Args:
-        name: As `torch.cuda.get_device_name` contains it.
-        flops: Dense bf16 FLOP/s.
-        memory: Bytes.
-        link: Bytes a second that a device sends to others of its machine.
+        name: Part of the name that `torch.cuda.get_device_name` returns.
+        flops: Dense bf16 FLOPs per second.
+        memory: Memory in bytes.
+        link: Bytes per second that a device sends to others in its machine.
     """
 
     name: str
@@ -41,11 +41,11 @@ CHIPS = (
 
 @dataclass(frozen=True)
 class Flops:
-    """Floating-point operations of a forward pass, a token; a product of matrices of a × b × c is 2abc.
+    """Floating-point operations per token of a forward pass; a product of an a × b and a b × c matrix has 2abc.
 
     Args:
-        products: With the weights of linear layers, the head's included, the embedding's not.
-        attention: q·k and p·v, for the half of the T × T pairs that a causal mask leaves.
+        products: Operations of the linear layers, including the head.
+        attention: Operations of q·k and p·v, for the half of the T × T pairs that a causal mask leaves.
     """
 
     products: int
@@ -53,18 +53,18 @@ class Flops:
 
     @property
     def training(self) -> int:
-        """Forward and backward: gradients of inputs and of weights are a forward pass each."""
+        """Operations of forward and backward pass; gradients of inputs and of weights cost a forward pass each."""
         return 3 * (self.products + self.attention)
 
 
 def flops(network: Transformer, length: int) -> Flops:
-    """FLOPs a token of segments of ``length``. What a strategy computes of its own is not counted."""
+    """FLOPs per token in segments of ``length`` tokens, without those of the positional strategy."""
     weights = sum(m.weight.numel() for m in network.modules() if isinstance(m, nn.Linear))
     return Flops(2 * weights, len(network.blocks) * 2 * network.shape.dim * length)
 
 
 def parameters(network: Transformer) -> dict[str, int]:
-    """Number of parameters by part; a matrix that is both embedding and head counts as the embedding's."""
+    """Number of parameters of each part; a matrix that is both embedding and head counts as embedding."""
     parts: dict[str, int] = {}
     seen: set[nn.Parameter] = set()
     strategies = {p for m in network.modules() if isinstance(m, Position) for p in m.parameters()}
@@ -80,15 +80,15 @@ def parameters(network: Transformer) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on each device while one micro-batch is trained on.
+    """Bytes of memory on each device during a training step with one micro-batch.
 
     Args:
-        weights: Parameters.
-        gradients: Of them; twice where processes exchange them in buckets.
-        optimiser: Its moments.
-        activations: What the blocks keep for the backward pass, the weights' copies in a lower precision included, as
-            a network that is not compiled keeps it.
-        logits: What the head and the loss keep.
+        weights: Bytes of the parameters.
+        gradients: Bytes of their gradients; processes that exchange them in buckets need twice as many.
+        optimiser: Bytes of the optimiser's moments.
+        activations: Bytes that the blocks keep for the backward pass, including copies of weights in a lower precision,
+            if the network is not compiled.
+        logits: Bytes that the head and the loss keep.
     """
 
     weights: int
@@ -99,24 +99,25 @@ class Memory:
 
     @property
     def total(self) -> int:
+        """Sum of all parts."""
         return self.weights + self.gradients + self.optimiser + self.activations + self.logits
 
 
 def memory(
     network: Transformer, batch: int, length: int, precision: torch.dtype | None, moments: float = 2.0
 ) -> Memory:
-    """Count on tensors without data, with torch's own record of what autograd keeps.
+    """Measure the memory of a training step on tensors without data, by the tensors that autograd keeps.
 
     Args:
-        network: On the meta device; its parameters are others afterwards.
-        batch: Segments in a micro-batch.
-        length: Tokens in a segment.
-        precision: Of autocast; None for none.
-        moments: Numbers that the optimiser keeps for each parameter: AdamW 2.
+        network: The network on the meta device; it cannot be used afterwards.
+        batch: Number of segments in a micro-batch.
+        length: Number of tokens in a segment.
+        precision: The dtype of autocast; None for no autocast.
+        moments: Number of moments that the optimiser keeps for each parameter; 2 for AdamW.
     """
     tied = network.head.weight is network.embedding.weight
     with FakeTensorMode(allow_non_fake_inputs=True):
-        network.to_empty(device="cpu")  # of a pretended CPU
+        network.to_empty(device="cpu")  # a fake CPU
         if tied:
             network.head.weight = network.embedding.weight
         own = sum(p.numel() * p.element_size() for p in network.parameters())
@@ -132,9 +133,9 @@ def memory(
 
 @contextmanager
 def kept(known: set[int]) -> Iterator[dict[int, int]]:
-    """Bytes of every storage that autograd keeps meanwhile, by storage; ``known`` ones are left out, new ones added."""
+    """Context that records the bytes of each storage that autograd keeps, except ``known`` ones, which it extends."""
     found: dict[int, int] = {}
-    alive: list[Any] = []  # or a later storage takes the place of an earlier one
+    alive: list[Any] = []  # keeps storages alive, so that no address is used twice
 
     def pack(x: Tensor) -> Tensor:
         storage = x.untyped_storage()

@@ -1,4 +1,4 @@
-"""Writing text token by token, with a cache of keys and values."""
+"""Generation of tokens, one at a time, with a cache of keys and values."""
 
 from collections.abc import Iterator
 
@@ -10,11 +10,11 @@ from kerple.model.transformer import Transformer
 
 
 class _Reader:
-    """Logits after the last of the tokens so far, each token read once where the strategy allows it."""
+    """Computes the logits after the last token; it reads each token only once if the strategy allows a cache."""
 
     def __init__(self, network: Transformer, window: int | None) -> None:
         self.network, self.window = network, window
-        # angles that depend on the length of the input make remembered keys wrong: then everything is read again
+        # if angles depend on the length of the input, cached keys would be wrong, and all tokens are read each time
         self.cache = network.new_cache(window) if all(p.prefix_consistent for p in network.positions) else None
 
     def __call__(self, tokens: Tensor) -> Tensor:
@@ -29,15 +29,15 @@ def choose(
     top_p: float | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """One token for each row.
+    """Draw one token for each row.
 
     Args:
         logits: (B, V).
-        temperature: Logits are divided by it; 0 takes the largest.
-        top_k: Only the k likeliest tokens, k >= 1.
-        top_p: Only the likeliest tokens that together have this probability, in (0, 1] (Holtzman et al. 2020,
-            arXiv 1904.09751); the first that reaches it included.
-        generator: Source of randomness.
+        temperature: Divisor of the logits; 0 takes the likeliest token.
+        top_k: Draw from the k likeliest tokens only, k >= 1.
+        top_p: Draw from the likeliest tokens whose probabilities add up to this only, in (0, 1], including the one that
+            reaches it (Holtzman et al. 2020, arXiv 1904.09751).
+        generator: Generator of the random numbers.
 
     Returns:
         (B,) int64.
@@ -54,7 +54,7 @@ def choose(
     if temperature == 0:
         return logits.argmax(-1)
     ordered, order = logits.float().sort(-1, descending=True)  # (B, V) each
-    # differences, or a temperature close to 0 makes infinities whose difference is not a number
+    # differences from the largest, because at a temperature close to 0 logits become infinite, and ∞ - ∞ is NaN
     scaled = (ordered - ordered[:, :1]) / max(temperature, torch.finfo(torch.float32).tiny)
     if top_k is not None:
         scaled[:, top_k:] = float("-inf")
@@ -77,19 +77,21 @@ def generate(
     window: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Iterator[Tensor]:
-    """Continue prompts of equal length, one token at a time as they are made.
+    """Continue prompts of equal length, and yield each token as soon as it is drawn.
 
     Args:
-        network: In evaluation mode.
+        network: The network, in evaluation mode.
         prompt: (B, T) int64, T >= 1.
-        steps: How many tokens at most.
-        temperature: As for `choose`, like ``top_k`` and ``top_p``.
-        stop: A row that has written this token writes nothing else; when all have, the iterator ends.
-        window: Attention sees this many keys; None for all.
-        generator: Source of randomness.
+        steps: Largest number of tokens.
+        temperature: See `choose`.
+        top_k: See `choose`.
+        top_p: See `choose`.
+        stop: A row that has drawn this token repeats it; when all rows have, the iterator ends.
+        window: Number of keys that a query sees; None for all.
+        generator: Generator of the random numbers.
 
     Yields:
-        (B,) int64.
+        The next token of each row, (B,) int64.
 
     Raises:
         UserError: If the prompt is empty, or the strategy cannot reach a position.
@@ -112,19 +114,19 @@ def generate(
 
 @torch.inference_mode()
 def fill_in(network: Transformer, tokens: Tensor, scored: Tensor, window: int | None = None) -> Tensor:
-    """Have the model write the scored targets greedily, each after what it wrote itself; the others it is told.
+    """Generate the scored targets greedily, each after the generated ones before it; other targets are given.
 
-    Rows may have prompts of different lengths, and answers interrupted by what is given: padding is on the right, so
-    every row stands at its own positions.
+    Prompts may differ in length, and given tokens may interrupt an answer. Padding is on the right, so positions of
+    tokens do not depend on it.
 
     Args:
-        network: In evaluation mode.
-        tokens: (B, T + 1) int64; what stands at scored targets is never read.
-        scored: (B, T) bool, which targets the model writes.
-        window: Attention sees this many keys; None for all.
+        network: The network, in evaluation mode.
+        tokens: (B, T + 1) int64; the values of scored targets are not used.
+        scored: Whether the network generates each target, (B, T) bool.
+        window: Number of keys that a query sees; None for all.
 
     Returns:
-        (B, T + 1) int64, ``tokens`` with the scored targets replaced by what was written.
+        (B, T + 1) int64: ``tokens`` with the scored targets replaced by the generated ones.
     """
     written = tokens.clone()
     asked = scored.any(0).nonzero().flatten().tolist()

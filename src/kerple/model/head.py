@@ -1,4 +1,4 @@
-"""The loss of every target without ever holding the logits of a long segment."""
+"""The loss of each target, computed in chunks, so that the logits of a long segment are never in memory at once."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ from torch.utils.checkpoint import checkpoint
 
 @dataclass(frozen=True)
 class Pieces:
-    """How the logits are cut.
+    """Sizes of the chunks of logits.
 
     Args:
-        chunk: Numbers that are made at once.
-        kept: Numbers that may be kept for the backward pass; beyond that they are made again.
+        chunk: Number of logits that are computed at once.
+        kept: Number of logits that may be kept for the backward pass. If there are more, they are computed again.
     """
 
     chunk: int
@@ -23,10 +23,11 @@ class Pieces:
 
     @classmethod
     def choose(cls, device: torch.device) -> "Pieces":
-        """On the CPU 8 MiB of fp32 logits stay in the cache: at the demo's size half the time of one piece.
+        """Sizes for a device.
 
-        On a GPU a chunk costs some launches, whatever its size: 5,336 rows of 50,304 logits, where 41 would be 400
-        chunks a step of 32 × 512; and 2 GiB of bf16 logits are kept, as making them again is a seventh of a step.
+        On the CPU, chunks of 8 MiB of fp32 logits stay in the cache; at the demo's size they take half the time of a
+        single chunk. On a GPU, each chunk costs some launches, so chunks have 5,336 rows of 50,304 logits, and 2 GiB of
+        bf16 logits are kept, because computing them again takes a seventh of a step's operations.
         """
         return cls(2**21, 2**26) if device.type == "cpu" else cls(2**28, 2**30)
 
@@ -39,17 +40,16 @@ def target_losses(
 ) -> Tensor:
     """Negative log-likelihood of each target, in nats.
 
-    The log-softmax is taken in fp32 whatever autocast says. Logits are made chunk by chunk; in training each chunk is
-    made again in the backward pass, instead of being kept, where all of them would be too many.
-    `torch.nn.functional.linear_cross_entropy` does the same sum in torch 2.13, but took 1.4 times as long here and
-    returns a bf16 loss for bf16 input.
+    The log-softmax is computed in fp32, also under autocast. Logits are computed chunk by chunk. If there are too many
+    to keep for the backward pass, each chunk is computed again in it. `torch.nn.functional.linear_cross_entropy` of
+    torch 2.13 does the same, but took 1.4 times as long on a CPU and returns a bf16 loss for bf16 input.
 
     Args:
-        head: Linear from D to the vocabulary V, without a bias.
+        head: Linear layer from D to the vocabulary V, without bias.
         features: (N, D).
-        targets: (N,) int64 below V.
-        of_rows: `row_losses`, or the same compiled.
-        pieces: What is made at once and what is kept; None for what suits the device.
+        targets: (N,) int64, below V.
+        of_rows: `row_losses`, or a compiled version of it.
+        pieces: Sizes of the chunks; None for those that suit the device.
 
     Returns:
         (N,) fp32.
@@ -66,5 +66,5 @@ def target_losses(
 
 
 def row_losses(features: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """Losses of one chunk: (N, D), (V, D) and (N,) -> (N,) fp32; compiled, cast, log-softmax and loss are one."""
+    """Losses (N,) fp32 of one chunk, from features (N, D), the head's weight (V, D) and targets (N,)."""
     return F.cross_entropy(F.linear(features, weight).float(), targets, reduction="none")

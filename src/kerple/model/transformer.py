@@ -1,4 +1,4 @@
-"""The decoder every strategy is plugged into: embedding, blocks, norm, head."""
+"""`Transformer`: the decoder with embedding, blocks, norm and head, which works with any positional strategy."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,36 +15,38 @@ from kerple.model.cache import Cache, LayerCache
 from kerple.model.head import row_losses, target_losses
 from kerple.positions import At, Position, Shape
 
-GRAPHS = 64  # that a compiled network may have: one for each length, window and mode
+GRAPHS = 64  # largest number of graphs of a compiled network: one for each length, window and mode
 
 
 class Transformer(nn.Module):
-    """Decoder that normalises before each part: GPT-2's and the paper's (Chi et al. 2022, arXiv 2205.09921, section 5)
-    as it is, and by its options those of Llama, GPT-NeoX and BLOOM.
+    """Pre-norm decoder. By default it is that of GPT-2 and of the paper (Chi et al. 2022, arXiv 2205.09921, section 5).
 
-    Weights are drawn from N(0, init²), those that write into the residual stream from N(0, init² / (2 · layers));
-    biases start at 0. Strategies initialise their own parameters.
+    Options make it the decoder of Llama, GPT-NeoX or BLOOM. Weights are drawn from N(0, init²), and those of layers
+    that write into the residual stream from N(0, init² / (2 · layers)). Biases start at 0. Strategies initialise their
+    own parameters.
 
     Args:
-        shape: Width D, heads H and training length.
+        shape: Width D, number of heads H and training length.
         layers: Number of blocks.
-        vocabulary: Number of token ids V, padding included.
-        position: Builds a strategy from the shape; called once if the strategy is shared by all layers, else per layer.
-        per_layer: One strategy for each layer or one for all; as the strategy's paper has it if None.
-        kv_heads: Heads of keys and values, a divisor of H; H if None.
-        hidden: Width inside the network of each position; 4·D if None.
-        bias: Whether linear layers and LayerNorms have biases. The head never has one.
-        qkv_bias: Whether the layer that makes queries, keys and values has one; as ``bias`` says if None.
-        tied: Whether the head reuses the embedding's matrix.
-        norm: ``layer`` or ``rms``.
-        eps: Of the norms.
-        init: Standard deviation of the weights. 0.02 suits widths near 768; a width of 64 learns faster from 1/√64.
+        vocabulary: Number of token ids V, including padding.
+        position: Function that builds a strategy from the shape. It is called once if all layers share the strategy,
+            else once per layer.
+        per_layer: Whether each layer has a strategy of its own; None for the way of the strategy's paper.
+        kv_heads: Number of heads of keys and values, a divisor of H; None for H.
+        hidden: Width of the hidden layer in each block's feed-forward network; None for 4·D.
+        bias: Whether linear layers and LayerNorms have biases. The head has none.
+        qkv_bias: Whether the layer that makes queries, keys and values has a bias; None for the value of ``bias``.
+        tied: Whether the head uses the embedding's matrix.
+        norm: Normalisation, ``layer`` or ``rms``.
+        eps: Epsilon of the norms.
+        init: Standard deviation of the initial weights. 0.02 suits widths near 768; a width of 64 learns faster from
+            1/√64.
         activation: ``gelu``, ``gelu_tanh`` (GPT-2's approximation), ``relu`` or ``silu``.
-        gated: Whether a second layer multiplies the activated one: with ``silu``, SwiGLU.
-        parallel: Whether attention and network of a block are given the same input, as in GPT-NeoX.
+        gated: Whether the feed-forward network has a second layer that multiplies the activations, as SwiGLU does.
+        parallel: Whether attention and feed-forward network of a block have the same input, as in GPT-NeoX.
         embedding_norm: Whether the token embeddings are normalised before positions are added, as in BLOOM.
         dropout: Probability of dropping an entry of the embeddings and of each block's two outputs.
-        attention: ``auto``, or the way it is to be done (`kerple.attention.choice`).
+        attention: Implementation of attention, see `kerple.attention.choice`.
 
     Raises:
         UserError: If a number is out of range.
@@ -105,7 +107,7 @@ class Transformer(nn.Module):
             self.head.weight = self.embedding.weight
         self.positions = nn.ModuleList(_strategies(position, replace(shape, layers=layers), per_layer))
         self.places: Callable[[Tensor], Tensor] | None = None
-        """What the task says of tokens (B, T), a causal function of them; (B, T) int64. Strategies see `At.places`."""
+        """Function from tokens (B, T) to the task's places (B, T) int64, or None; strategies see `At.places`."""
 
     def _initialise(self, std: float) -> None:
         for module in self.modules():
@@ -123,8 +125,8 @@ class Transformer(nn.Module):
         Args:
             tokens: (B, T) int64.
             offset: Added to every position.
-            window: Every layer's attention sees this many keys, the query's own included; None for all before it.
-            cache: From `new_cache`: tokens follow those it remembers, and are remembered.
+            window: Number of keys that a query sees in every layer, its own included; None for all before it.
+            cache: A cache of `new_cache`. The tokens follow those in the cache, and are added to it.
 
         Returns:
             (B, T, V) in the precision of the head.
@@ -139,7 +141,7 @@ class Transformer(nn.Module):
     def features(
         self, tokens: Tensor, offset: int = 0, window: int | None = None, cache: Cache | None = None
     ) -> Tensor:
-        """What the head is given, (B, T, D); arguments as in `forward`."""
+        """Input of the head, (B, T, D); the arguments are those of `forward`."""
         if window is not None and window < 1:
             raise UserError(f"window: got {window}, expected at least 1 key (the query's own), or none for all keys")
         if cache is not None and cache.window is not None and (window is None or window > cache.window):
@@ -168,10 +170,10 @@ class Transformer(nn.Module):
         """Negative log-likelihood of each target in nats, without holding all logits at once.
 
         Args:
-            tokens: (B, T + 1) int64: T inputs and, one further, their T targets.
+            tokens: (B, T + 1) int64: T inputs and, shifted by one, their T targets.
             offset: Added to every position.
-            window: As in `forward`.
-            last: Only the last ``last`` targets.
+            window: Number of keys that a query sees, see `forward`.
+            last: Number of last targets whose losses are returned; None for all.
 
         Returns:
             (B, T), or (B, last), fp32.
@@ -183,16 +185,19 @@ class Transformer(nn.Module):
         return losses.unflatten(0, targets.shape)  # (B, T)
 
     def compile(self, **options: Any) -> None:
-        """Compile `features` and the loss of a chunk of rows, for each length that training and evaluation ask for.
+        """Compile `features` and the loss of a chunk of rows, for each length that occurs.
 
-        Reading with a cache is left as it is: every token would be another length. ``options`` are torch.compile's.
+        Calls with a cache are not compiled, because every token would be another length.
+
+        Args:
+            **options: Options of torch.compile.
         """
         config = torch._dynamo.config
-        # a fit has its training, validation and test lengths, times protocols; past the limit, 8 by default, torch goes
-        # on uncompiled and unasked
+        # there is a graph for each length of training, validation and test, times protocols; beyond its limit, 8 by
+        # default, torch would run without compiling, and not say so
         config.recompile_limit = max(config.recompile_limit, GRAPHS)
         config.fail_on_recompile_limit_hit = True
-        config.optimize_ddp = False  # it cuts the graph into buckets, and knows no FlexAttention
+        config.optimize_ddp = False  # it would cut the graph into buckets, and does not support FlexAttention
         features = torch.compile(self.features, **{"dynamic": False, **options})
 
         def explained_features(tokens: Tensor, offset: int = 0, window: int | None = None) -> Tensor:
@@ -203,25 +208,25 @@ class Transformer(nn.Module):
         self.row_losses = torch.compile(row_losses, **options)
 
     def new_cache(self, window: int | None = None) -> Cache:
-        """An empty cache for `forward`, for calls whose window is no larger than this; layers keep what they may see.
+        """Make an empty cache for `forward`. Each layer keeps as many tokens as its queries may see.
 
         Args:
-            window: Keys that every call may see at most; None for all.
+            window: Largest window of the calls with this cache; None for any.
         """
         of_layers = [self.positions[min(i, len(self.positions) - 1)].window for i in range(len(self.blocks))]
         limits = [[w for w in (own, window) if w is not None] for own in of_layers]
         return Cache(window, [LayerCache(min(limit, default=None)) for limit in limits])
 
     def constrain_(self) -> None:
-        """Project every strategy's parameters into their range, in place."""
+        """Project the parameters of all strategies into their ranges, in place."""
         for position in self.positions:
             position.constrain_()
 
 
 def _strategies(build: Callable[[Shape], Position], shape: Shape, per_layer: bool | None) -> list[Position]:
-    """One strategy for each layer, or one for all, whose parameters are fp32 whatever the precision around them."""
+    """Build one strategy per layer, or one for all; their parameters are fp32, also if the default dtype is bf16."""
     usual = torch.get_default_dtype()
-    torch.set_default_dtype(torch.promote_types(usual, torch.float32))  # of bf16-true: bf16
+    torch.set_default_dtype(torch.promote_types(usual, torch.float32))  # with bf16-true the default is bf16
     try:
         first = build(shape)
         each = first.per_layer if per_layer is None else per_layer
