@@ -105,12 +105,12 @@ def test_the_demo_s_recipe_is_one_that_the_search_has_run() -> None:
 
 
 def test_the_committed_comparisons_keep_the_recipe_their_runs_were_trained_with() -> None:
-    """What `results/demo/` was made with, so that a run added to it differs by its strategy alone."""
+    """What `results/adamw/` was made with, so that a run added to it differs by its strategy alone."""
     stored = yaml.safe_load((CONFIGS / "adamw.yaml").read_text())
     assert stored["model"] == {"optimizer": "adamw", "lr": 3e-3, "betas": [0.9, 0.999]}
     assert stored["data"]["init_args"] == {"batch_size": 128}
     assert stored["trainer"]["max_steps"] == 305
-    for name in ("demo", "claims", "settings", "sliding"):
+    for name in ("adamw", "claims", "settings", "sliding"):
         assert yaml.safe_load((CONFIGS / "compare" / f"{name}.yaml").read_text())["base"][-1] == "configs/adamw.yaml"
 
 

@@ -26,7 +26,7 @@ from results.judge.evidence import (
 Judged = tuple[Part, str, str]
 TIE = 0.005  # the paper prints 21.4 where it has 21.35 to 21.45: what it calls equal may differ by as much
 FLAT = -4.0  # nats at the longest distance: a key there still has e^-4 of its weight, 2%
-DEMO, MORE, SETTINGS = "demo", "claims", "settings"
+DEMO, MORE, SETTINGS = "adamw", "claims", "settings"
 TABLE = "table.md"
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from pytorch_lightning import Callback, Trainer, seed_everything
 from pytorch_lightning.loggers import TensorBoardLogger
+from scipy import stats
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.data import DataLoader
 
@@ -18,6 +19,7 @@ from kerple.callbacks.attention import AttentionStatistics
 from kerple.callbacks.extrapolation import Extrapolation
 from kerple.callbacks.receptive_field import ReceptiveField
 from kerple.callbacks.shift import ShiftTest
+from kerple.evaluation.context import ContextGain
 from kerple.lm import LanguageModel
 from kerple.positions import Position, Shape, build
 from tests.callbacks.random_text import RandomText
@@ -108,6 +110,39 @@ def test_bits_per_byte_count_the_bytes_of_the_targets_that_are_scored(tmp_path: 
         assert row["bytes"] == counted
         assert row["bits_per_byte"] == pytest.approx(row["nll_sum"] / math.log(2) / counted, rel=1e-12)
     assert len(rows) == 6
+
+
+def test_context_gain_is_a_loop_over_segments_with_their_standard_error(tmp_path: Path) -> None:
+    data = RandomText(tokens=300)  # 2 blocks of 128
+    rows = run(tmp_path, Extrapolation([8, 32], ["full", "windowed"], window=8, block_length=128), data)["rows"]
+    table = pd.read_csv(tmp_path / "context_gain.csv")
+    network, stream = model_of().eval().network, data.streams["test"]
+    losses = []
+    for start in range(0, 256, 32):
+        inputs, targets = stream[start : start + 32], stream[start + 1 : start + 33]
+        with torch.no_grad():
+            logits = [network(inputs[None], window=window)[0].double() for window in (None, 8)]
+        losses.append([torch.nn.functional.cross_entropy(each, targets, reduction="none") for each in logits])
+    full, windowed = (torch.stack(side).numpy() for side in zip(*losses, strict=True))  # (8 segments, 32 positions)
+    assert table["first"].tolist() == list(range(32))
+    assert set(table["segments"]) == {8}
+    assert set(table["window"]) == {8}
+    for name, values in (("loss", full), ("gain", windowed - full)):
+        assert table[name].to_numpy() == pytest.approx(values.mean(0), abs=1e-6)
+        assert table[f"{name}_error"].to_numpy() == pytest.approx(stats.sem(values, axis=0), abs=1e-6)
+    assert table["gain"][:8].tolist() == [0] * 8  # nothing is outside the window yet
+    assert {r["nll_sum"] for r in rows if r["length"] == 8} == {rows[0]["nll_sum"]}  # nor at the window's own length
+
+
+def test_bins_of_a_long_segment_are_means() -> None:
+    gain, losses = ContextGain(256, 16), torch.rand(2, 5, 256, generator=torch.Generator().manual_seed(0))
+    for full, windowed in zip(*losses, strict=True):
+        gain.update(full[None], windowed[None])
+    rows = pd.DataFrame(gain.compute())
+    assert rows["first"].tolist() == list(range(0, 256, 4))
+    binned = (losses[1] - losses[0]).double().numpy().reshape(5, 64, 4).mean(2)
+    assert rows["gain"].to_numpy() == pytest.approx(binned.mean(0), rel=1e-9)
+    assert rows["gain_error"].to_numpy() == pytest.approx(stats.sem(binned), rel=1e-9)
 
 
 class Opaque(RandomText):

@@ -95,6 +95,10 @@ def test_flags_of_every_type() -> None:
         ({"flags": {"ckpt_path": "last"}}, "flags: got ckpt_path, .* stopped runs are resumed without it"),
         ({"flags": {"model.position": "T5"}}, "flags: got model.position, .* use position and options of a strategy"),
         ({"flags": {"model.position.clip": 2}}, r"flags: got model\.position\.clip, .* use position and options"),
+        (
+            {"strategies": {"KerpleLog": Strategy(seeds=3)}},
+            r"strategies: KerpleLog: seeds: got 3, expected 1\.\.2, how many",
+        ),
         ({"test": {"run_dir": "here"}}, "test: got run_dir, .* use test_folder instead"),
         ({"test": {"ckpt_path": "a.ckpt"}}, "test: got ckpt_path, .* each run's last checkpoint is tested"),
     ],
@@ -102,6 +106,13 @@ def test_flags_of_every_type() -> None:
 def test_mistakes_are_named_before_anything_runs(base: str, changes: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         comparison(base, **changes)
+
+
+def test_a_strategy_may_have_the_first_seeds_only(base: str) -> None:
+    jobs = comparison(base, seeds=[3, 1, 2], strategies={"KerpleLog": None, "T5": Strategy(seeds=2)}).jobs()
+    assert [(job.label, job.seed) for job in jobs] == [
+        ("KerpleLog", 3), ("T5", 3), ("KerpleLog", 1), ("T5", 1), ("KerpleLog", 2),
+    ]  # fmt: skip
 
 
 def test_a_pretrained_model_is_tested_once_and_fitted_never(base: str) -> None:

@@ -71,11 +71,11 @@ def test_runs_that_comparisons_share_are_the_same_runs() -> None:
             config = flat(resolve(job))
             shared += job.directory in seen
             assert seen.setdefault(job.directory, config) == config, path
-    assert shared >= 2  # claims and sliding test the demo's
+    assert shared >= 2  # claims and sliding test those of adamw
 
 
 def test_a_flag_that_does_not_exist_is_named(tmp_path: Path) -> None:
     comparison = load(ROOT / "configs/compare/demo.yaml")
     comparison.flags["model.leyers"] = 3
-    with pytest.raises(ValueError, match=r"(?s)compare: NoPE seed 1235: .*model\.leyers"):
+    with pytest.raises(ValueError, match=r"(?s)compare: KerpleLog seed 1235: .*model\.leyers"):
         resolve(comparison.jobs()[0])

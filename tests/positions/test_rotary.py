@@ -122,6 +122,20 @@ def test_yarn_multiplies_logits_by_the_square_of_its_factor() -> None:
     torch.testing.assert_close((rotated_q * rotated_k).sum(-1), expected)
 
 
+def test_the_mistake_is_what_torch_makes_of_bf16() -> None:
+    t = torch.arange(3000, dtype=torch.bfloat16)
+    turns = (1 / 10000 ** (torch.arange(0, 16, 2).double() / 16)).bfloat16()
+    angle = torch.outer(t, turns).double()  # rounded to bf16
+    x = torch.randn(1, 1, 3000, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    wrong = RoPE(Shape(dim=16, heads=1, length=64), mistake="bf16")
+    found, _ = wrong.project(x, x, None, At.line(3000))
+    a, b = x.chunk(2, -1)
+    expected = torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    assert not wrong.shift_invariant
+    assert len(set(angle[:, 0].tolist())) < 900  # of 3,000 positions
+
+
 def test_angles_are_exact_far_out() -> None:
     # fp32 angles would be off by 0.004 here
     q, k = qk(1)
@@ -141,6 +155,7 @@ def test_angles_are_exact_far_out() -> None:
         ({"share": 1.5}, "share: got 1.5"),
         ({"layout": "other"}, "layout: got 'other'"),
         ({"base": 1.0}, "base: got 1.0"),
+        ({"mistake": "fp16"}, "mistake: got 'fp16', expected bf16"),
         ({"scaling": "pi"}, "factor: got None, expected a number of 1 or more beside scaling pi"),
         ({"scaling": "yarn", "factor": 0.5}, "factor: got 0.5"),
         ({"scaling": "linear", "factor": 2.0}, "scaling: got 'linear', expected pi, ntk, dynamic_ntk, yarn"),

@@ -60,7 +60,7 @@ def results(root: Path, comparison: str, curves: dict[str, tuple[float, ...]], n
 
 def analyses(root: Path) -> None:
     """Position-wise losses, kernels, shifts, terms and costs as the paper and the lecture describe them."""
-    demo, generator = root / "demo", np.random.default_rng(1)
+    demo, generator = root / "adamw", np.random.default_rng(1)
     first = np.arange(0, 4096, 64)
     falling = 3.2 - 0.1 * np.log2(1 + first / 64)  # log with all context
     curves = {
@@ -86,7 +86,7 @@ def analyses(root: Path) -> None:
         demo / "kernels.csv", index=False
     )
     for comparison, shifts in (
-        ("demo", {"Sinusoidal": 1.4, "RoPE": 1, "T5": 1, "ALiBi": 1, "KerpleLog": 1}),
+        ("adamw", {"Sinusoidal": 1.4, "RoPE": 1, "T5": 1, "ALiBi": 1, "KerpleLog": 1}),
         ("claims", {"Learned": 1.3}),
     ):
         rows = [
@@ -105,7 +105,7 @@ def analyses(root: Path) -> None:
 
 @pytest.fixture
 def paper(tmp_path: Path) -> Path:
-    results(tmp_path, "demo", PAPER)
+    results(tmp_path, "adamw", PAPER)
     results(tmp_path, "claims", MORE)
     results(tmp_path, "settings", SETTINGS)
     analyses(tmp_path)
@@ -148,7 +148,7 @@ def test_there_are_24_claims_and_a_row_for_each(paper: Path, capsys: pytest.Capt
 
 def test_the_opposite_is_contradicted(paper: Path) -> None:
     swapped = PAPER | {"KerpleLog": PAPER["T5"], "T5": PAPER["KerpleLog"], "RoPE": PAPER["ALiBi"]}
-    results(paper, "demo", swapped)
+    results(paper, "adamw", swapped)
     found = verdicts(Path(str(paper)))
     assert {c: found[c] for c in ("C1", "C2", "C3", "C4", "C5", "C6", "C16")} == dict.fromkeys(
         ("C1", "C2", "C3", "C4", "C5", "C6", "C16"), "contradicted"
@@ -156,20 +156,20 @@ def test_the_opposite_is_contradicted(paper: Path) -> None:
 
 
 def test_noise_resolves_nothing(paper: Path) -> None:
-    results(paper, "demo", PAPER, noise=0.2)
+    results(paper, "adamw", PAPER, noise=0.2)
     found = verdicts(paper)
     assert {found[c] for c in ("C2", "C3", "C4", "C6")} == {"not resolved"}
 
 
 def test_one_seed_resolves_nothing(paper: Path) -> None:
-    path = paper / "demo" / "results.csv"
+    path = paper / "adamw" / "results.csv"
     table = pd.read_csv(path)
     table[table["seed"] == SEEDS[0]].to_csv(path, index=False)
     assert {verdicts(paper)[c] for c in ("C1", "C2", "C3", "C5", "C16")} == {"not resolved"}
 
 
 def test_what_is_not_there_is_not_tested_and_says_why(tmp_path: Path) -> None:
-    results(tmp_path, "demo", {"KerpleLog": PAPER["KerpleLog"]})
+    results(tmp_path, "adamw", {"KerpleLog": PAPER["KerpleLog"]})
     findings = {f.claim.number: f for f in judge(Evidence(tmp_path))}
     assert findings["C1"].verdict == "reproduced"
     assert findings["C2"].verdict == "not tested"
@@ -178,7 +178,7 @@ def test_what_is_not_there_is_not_tested_and_says_why(tmp_path: Path) -> None:
 
 
 def test_lengths_that_a_claim_is_about_and_that_are_not_there_leave_it_untested(paper: Path) -> None:
-    results(paper, "demo", {strategy: curve[:1] for strategy, curve in PAPER.items()})
+    results(paper, "adamw", {strategy: curve[:1] for strategy, curve in PAPER.items()})
     found = verdicts(paper)
     assert {found[c] for c in ("C1", "C2", "C4", "C5")} == {"not tested"}
 

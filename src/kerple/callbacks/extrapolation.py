@@ -10,9 +10,11 @@ from pytorch_lightning.trainer.states import RunningStage, TrainerFn
 from rich.console import Console
 from torch import Tensor
 
+from kerple.callbacks.analysis import publish
 from kerple.callbacks.progress_lines import counted, within
 from kerple.errors import UserError
 from kerple.evaluation import results
+from kerple.evaluation.context import ContextGain
 from kerple.evaluation.options import checked_lengths, chosen_protocols
 from kerple.evaluation.protocols import TOKENS_PER_FORWARD, Name, Protocol
 from kerple.evaluation.results import Measurement
@@ -26,7 +28,8 @@ class Extrapolation(Callback):
     target is scored exactly once at every length. Writes ``extrapolation.json`` and a figure into the run's log
     directory, prints a table, and logs ``test/ppl/<protocol>/<length>`` and ``test/bits_per_byte/<protocol>/<length>``.
     The latter divides by the bytes of the scored targets, which the data module's ``token_bytes`` gives. Lengths that
-    the strategy cannot represent are reported as skipped.
+    the strategy cannot represent are reported as skipped. Where the protocols have ``full`` and then ``windowed``,
+    ``context_gain.csv`` says what text beyond the window is worth, by position in segments of the longest length.
 
     After each validation of `fit`, ``val/ppl/full/<length>`` is measured on the first blocks of the validation split.
 
@@ -109,6 +112,7 @@ class Extrapolation(Callback):
         self.tokens_per_forward = tokens_per_forward
         self.measurements: list[Measurement] = []
         self.token_bytes: Tensor | None = None
+        self.gain: ContextGain | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         datamodule = trainer.datamodule
@@ -149,6 +153,7 @@ class Extrapolation(Callback):
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         groups = self.segments if self.sampling == "paper" else len(self._text(trainer, self.block)[1])
         self.measurements = self._plan(pl_module, self.protocols, groups)
+        self.gain = _gain(self.measurements, self.lengths[-1], pl_module) if self.sampling == "blocks" else None
         if hasattr(trainer.datamodule, "token_bytes"):
             self.token_bytes = trainer.datamodule.token_bytes().to(pl_module.device)
 
@@ -162,7 +167,7 @@ class Extrapolation(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         if self.sampling == "blocks" and not self.documents:
-            self._measure(trainer, pl_module, batch, self.measurements)
+            self._measure(trainer, pl_module, batch, self.measurements, self.gain)
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.sampling == "paper":
@@ -170,8 +175,9 @@ class Extrapolation(Callback):
                 at_length = [m for m in self.measurements if m.length == length]
                 self._measure_all(trainer, pl_module, *self._text(trainer, length), at_length)
         elif self.documents:
-            self._measure_all(trainer, pl_module, *self._text(trainer, self.block), self.measurements)
+            self._measure_all(trainer, pl_module, *self._text(trainer, self.block), self.measurements, self.gain)
         _synchronise(self.measurements)
+        rows: list[dict[str, Any]] = [] if self.gain is None else self.gain.compute()  # of all devices
         partly = self.sampling == "blocks" and not self.documents and _limited(trainer)
         for m in self.measurements:
             _check_counts(m, m.length if self.sampling == "paper" else self.block, partly)
@@ -183,6 +189,7 @@ class Extrapolation(Callback):
         directory = Path(trainer.log_dir or trainer.default_root_dir)  # asked on every rank: it is a broadcast
         if trainer.is_global_zero:
             self._report(trainer, pl_module, directory)
+        publish(trainer, "context_gain", None, rows)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self.validation_blocks or trainer.state.fn != TrainerFn.FITTING:
@@ -213,6 +220,7 @@ class Extrapolation(Callback):
         pl_module: LightningModule,
         batch: dict[str, Any],
         measurements: Sequence[Measurement],
+        gain: ContextGain | None = None,
     ) -> None:
         index = int(batch["index"])
         if index < 0:  # a filler, because another rank has one block more
@@ -225,6 +233,7 @@ class Extrapolation(Callback):
                 within(trainer, measurements),
                 self.tokens_per_forward,
                 self.token_bytes,
+                gain,
             )
 
     def _measure_all(
@@ -234,10 +243,11 @@ class Extrapolation(Callback):
         blocks: Any,
         order: Sequence[int],
         measurements: Sequence[Measurement],
+        gain: ContextGain | None = None,
     ) -> None:
         for i in counted(trainer, range(trainer.global_rank, len(order), trainer.world_size)):
             tokens = blocks[order[i]]["tokens"].to(pl_module.device)[None]
-            self._measure(trainer, pl_module, {"tokens": tokens, "index": i}, measurements)
+            self._measure(trainer, pl_module, {"tokens": tokens, "index": i}, measurements, gain)
 
     def _text(self, trainer: Trainer, length: int) -> tuple[Any, Sequence[int]]:
         """The blocks that `test` reads at a length, and the indices of those it scores, in order."""
@@ -289,6 +299,15 @@ def _blocks(trainer: Trainer, split: str, length: int, limit: int | None = None)
             "shorter lengths"
         )
     return blocks
+
+
+def _gain(measurements: Sequence[Measurement], length: int, pl_module: LightningModule) -> ContextGain | None:
+    """For the length, if it is measured in full and then with a window that takes something away."""
+    names = [m.protocol.name for m in measurements if m.length == length and m.skipped is None]
+    window = max((m.protocol.window or 0 for m in measurements), default=0)
+    if "windowed" not in names or "full" not in names[: names.index("windowed")] or window >= length:
+        return None
+    return ContextGain(length, window).to(pl_module.device)
 
 
 def _synchronise(measurements: Sequence[Measurement]) -> None:

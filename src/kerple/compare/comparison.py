@@ -21,12 +21,14 @@ class Strategy:
         hf: A pretrained model in place of a position: a folder, a GGUF file, a name. It is tested once, whatever the
             seeds, and never fitted; its options are those of `kerple.hf.lm.Pretrained`, for instance ``{scaling: yarn,
             factor: 2}``, its flags those of `test`.
+        seeds: How many of the comparison's seeds it has, the first ones; all if null.
     """
 
     position: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
     flags: dict[str, Any] = field(default_factory=dict)
     hf: str | None = None
+    seeds: int | None = None
 
 
 @dataclass
@@ -103,6 +105,12 @@ class Comparison:
         _refuse("flags", self.flags, own)
         for label, strategy in self.strategies.items():
             _refuse(f"strategies: {label}: flags", strategy.flags if strategy else {}, own)
+            number = strategy.seeds if strategy else None
+            if number is not None and not 1 <= number <= len(self.seeds):
+                raise UserError(
+                    f"compare: strategies: {label}: seeds: got {number}, expected 1..{len(self.seeds)}, how many of "
+                    "the comparison's seeds it has"
+                )
         own = {"run_dir": "use test_folder instead", "ckpt_path": "each run's last checkpoint is tested"}
         _refuse("test", self.test, own)
 
@@ -124,8 +132,13 @@ class Comparison:
             for seed in self.seeds
             for part in parts
             for label, strategy in self.strategies.items()
-            if seed == self.seeds[0] or not (strategy and strategy.hf)
+            if seed in self._seeds_of(strategy)
         ]
+
+    def _seeds_of(self, strategy: Strategy | None) -> list[int]:
+        if strategy is None:
+            return self.seeds
+        return self.seeds[: 1 if strategy.hf else strategy.seeds]
 
     def _job(self, part: str, label: str, seed: int) -> "Job":
         strategy = self.strategies[label] or Strategy()

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 from torch import Tensor
 
+from kerple.evaluation.context import ContextGain
 from kerple.evaluation.metrics import TokenLoss
 from kerple.evaluation.protocols import TOKENS_PER_FORWARD, Network, Protocol, full
 
@@ -90,10 +91,12 @@ def measure(
     measurements: Iterable[Measurement],
     tokens_per_forward: int = TOKENS_PER_FORWARD,
     token_bytes: Tensor | None = None,
+    gain: ContextGain | None = None,
 ) -> None:
     """Add the losses of one block to every measurement that is not skipped.
 
-    `full` and `per_position` share their forward passes.
+    What `full` has computed is not computed again: `per_position` and `last` are parts of it, and a window as long as
+    the segment takes nothing away.
 
     Args:
         network: The model.
@@ -102,20 +105,26 @@ def measure(
         measurements: The measurements.
         tokens_per_forward: Largest number of tokens in one forward pass.
         token_bytes: Number of bytes of text of each token id, (V,) int64; None leaves bits per byte out.
+        gain: Is given the losses of its length in full and with its window; None for no context gain.
     """
-    shared: dict[int, Tensor] = {}
+    shared: dict[int, Tensor] = {}  # by length, in full
     targets = tokens[:, 1:]  # (1, N)
     for m in measurements:
         if m.skipped is not None:
             continue
-        if m.protocol.name in ("full", "per_position"):
+        scored = m.protocol.scored(m.length, targets.shape[1]).to(tokens.device)
+        alike = (m.protocol.window or 0) >= m.length
+        if m.protocol.name in ("full", "per_position") or alike:
             if m.length not in shared:
                 shared[m.length] = full(network, tokens, m.length, tokens_per_forward=tokens_per_forward)
             losses = shared[m.length]
+        elif m.protocol.name == "last" and m.length in shared:
+            losses = shared[m.length][:, scored]
         else:
             losses = m.protocol(network, tokens, m.length, tokens_per_forward)
-        scored = targets[:, m.protocol.scored(m.length, targets.shape[1]).to(tokens.device)]
-        m.loss.update(losses, group, None if token_bytes is None else token_bytes[scored])
+        if gain is not None and m.protocol.name == "windowed" and m.length == gain.length and m.length in shared:
+            gain.update(*(of.unflatten(1, (-1, m.length)) for of in (shared[m.length], losses)))
+        m.loss.update(losses, group, None if token_bytes is None else token_bytes[targets[:, scored]])
         if m.by_position is not None:
             m.by_position.update(losses.unflatten(1, (-1, m.length)))  # (1, N / L, L)
 

@@ -56,6 +56,9 @@ class RoPE(Position):
         factor: s >= 1, how many times L is to be reached; needed if there is a scaling.
         fast: Turns in L from which ``yarn`` keeps an angle.
         slow: Turns in L up to which ``yarn`` divides an angle by s.
+        mistake: A fault of public code to make on purpose, to measure what it costs; None for none. ``bf16`` rounds
+            positions, frequencies and their products as a model does that is cast to bf16 as a whole: above 256
+            positions fall together.
 
     Raises:
         UserError: If an option is out of range, or r is not an even number of dimensions.
@@ -73,18 +76,33 @@ class RoPE(Position):
         factor: float | None = None,
         fast: float = 32.0,
         slow: float = 1.0,
+        mistake: Literal["bf16"] | None = None,
     ) -> None:
         super().__init__()
+        if mistake not in (None, "bf16"):
+            raise UserError(f"RoPE: mistake: got {mistake!r}, expected bf16, or null for none")
         self.turned = turned_dimensions("RoPE", shape, base, share, layout)
         self.layout = layout
+        self.mistake = mistake
         self.turns = Turns(self.turned, base, shape.length, scaling, factor, fast, slow)
         if scaling == "dynamic_ntk":
             self.shift_invariant = self.prefix_consistent = False
+        if mistake:
+            self.shift_invariant = False
 
     def project(self, q: Tensor, k: Tensor, memory: Tensor | None, at: At) -> tuple[Tensor, Tensor]:
-        angle = at.positions[..., None] * self.turns(at.positions)  # ((B,) T, r/2) fp64
+        positions, turns = at.positions[..., None], self.turns(at.positions)
+        if self.mistake:
+            positions, turns = rounded(positions.to(turns.dtype)), rounded(turns)
+        angle = positions * turns  # ((B,) T, r/2) fp64
+        angle = rounded(angle) if self.mistake else angle
         cos, sin = self.turns.size * angle.cos(), self.turns.size * angle.sin()
         return turn(q, cos, sin, self.layout), turn(k, cos, sin, self.layout)
+
+
+def rounded(x: Tensor) -> Tensor:
+    """To the nearest bf16, in the precision it had."""
+    return x.to(torch.bfloat16).to(x.dtype)
 
 
 def turned_dimensions(name: str, shape: Shape, base: float, share: float, layout: Layout) -> int:
