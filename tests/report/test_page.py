@@ -2,7 +2,6 @@
 
 import base64
 import json
-import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -69,18 +68,17 @@ def test_markdown_table_marks_best_and_significant(folder: Path) -> None:
 def test_intervals_contain_the_ratio_and_pair_the_blocks(folder: Path) -> None:
     summary = pd.read_csv(folder / "summary.csv").query("metric == 'ppl' and protocol == 'full'").set_index("strategy")
     alibi = summary.loc["ALiBi"].iloc[-1]
-    # hardness of blocks is the same on both sides: it cancels in the ratio and not in the value
+    # hardness of blocks is the same on both sides: it cancels in the ratio
     assert alibi["ratio"] == pytest.approx(18.1 / 17.2)
     assert (alibi["ratio_low"], alibi["ratio_high"]) == (pytest.approx(18.1 / 17.2), pytest.approx(18.1 / 17.2))
-    assert alibi["low"] < 18.0 < 18.2 < alibi["high"]
     assert np.isnan(summary.loc["KerpleLog"].iloc[0]["ratio_low"])
 
 
 def test_what_distant_text_is_worth_is_told_on_the_same_targets(folder: Path) -> None:
     lines = (folder / "table.md").read_text().splitlines()
-    start = lines.index("### Perplexity, full over windowed64")
+    start = lines.index("### Context gain beyond 64 tokens")
     assert lines[start + 2] == "|  | 128 (2×) | 256 (4×) | 512 (8×) |"  # at the training length they are the same
-    worth = f"**{math.exp(-0.01):.4f} [{math.exp(-0.01):.4f}, {math.exp(-0.01):.4f}]**"  # blocks differ, pairs do not
+    worth = "**+0.0100 [+0.0100, +0.0100]**"  # blocks differ, pairs do not
     assert lines[start + 4 : start + 7] == [
         f"| {strategy} | {worth} | {worth} | {worth} |" for strategy in sorted(CURVES)
     ]

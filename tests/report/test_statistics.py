@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from kerple.report.statistics import against_baseline, holm, interval, mean_reciprocal_rank, summarise
+from kerple.report.statistics import against_baseline, estimate, flips, holm, mean_reciprocal_rank, summarise
 
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 TABLE_3 = {  # OpenWebText2, mean of 5 seeds: KERPLE (Chi et al. 2022), Table 3
@@ -50,7 +50,7 @@ def test_holm_leaves_out_what_was_not_tested_and_never_exceeds_one() -> None:
     np.testing.assert_allclose(holm([0.8, 0.9]), [1.0, 1.0])
 
 
-def test_paired_t_test_is_scipys_and_pairs_by_seed() -> None:
+def test_paired_t_test_is_scipys_of_the_loss_and_pairs_by_seed() -> None:
     ours, theirs = [21.9, 22.4, 22.0, 21.7], [21.5, 22.1, 21.4, 21.6]
     results = pd.concat(
         [rows("KerpleLog", theirs), rows("ALiBi", ours).iloc[::-1]]
@@ -58,19 +58,92 @@ def test_paired_t_test_is_scipys_and_pairs_by_seed() -> None:
 
     test = against_baseline(results, "KerpleLog").iloc[0]
 
-    expected = stats.ttest_rel(ours, theirs)
+    expected = stats.ttest_rel(np.log(ours), np.log(theirs))
     assert test["pairs"] == 4
-    assert test["difference"] == pytest.approx(0.35)
+    assert test["difference"] == pytest.approx(np.mean(np.log(ours)) - np.mean(np.log(theirs)))
     assert (test["t"], test["p"]) == (pytest.approx(expected.statistic), pytest.approx(expected.pvalue))
-    by_hand = 0.35 / (np.std(np.subtract(ours, theirs), ddof=1) / 2)  # mean difference over its standard error, n = 4
-    assert test["t"] == pytest.approx(by_hand)
+    interval = expected.confidence_interval(0.95)
+    assert (test["difference_low"], test["difference_high"]) == pytest.approx((interval.low, interval.high))
+    summary = summarise(results, "KerpleLog").set_index("strategy").loc["ALiBi"]
+    assert summary["ratio"] == pytest.approx(stats.gmean(np.divide(ours, theirs)))
+    assert (summary["ratio_low"], summary["ratio_high"]) == pytest.approx(np.exp([interval.low, interval.high]))
+
+
+def test_accuracies_are_compared_as_they_are() -> None:
+    ours, theirs = [0.0, 0.3, 0.2], [0.4, 0.9, 0.5]  # the logarithm of the first is not there
+    results = pd.concat([rows("A", theirs, "exact_match", "copy"), rows("B", ours, "exact_match", "copy")])
+    assert against_baseline(results, "A").iloc[0]["p"] == pytest.approx(stats.ttest_rel(ours, theirs).pvalue)
+    assert summarise(results, "A")["ratio"].isna().all()
 
 
 def test_only_seeds_both_have_are_paired() -> None:
     results = pd.concat([rows("KerpleLog", [1.0, 2.0, 3.0]), rows("ALiBi", [1.1, 2.3])])
     test = against_baseline(results, "KerpleLog").iloc[0]
     assert test["pairs"] == 2
-    assert test["p"] == pytest.approx(stats.ttest_rel([1.1, 2.3], [1.0, 2.0]).pvalue)
+    assert test["p"] == pytest.approx(stats.ttest_rel(np.log([1.1, 2.3]), np.log([1.0, 2.0])).pvalue)
+
+
+def test_seeds_and_text_are_two_samples() -> None:
+    """Where a seed adds one number and a block another, the error is Welch's of two independent samples."""
+    generator = np.random.default_rng(0)
+    of_seeds, of_blocks = generator.normal(0.1, 0.05, 4), generator.normal(0, 0.3, 30)
+    found = estimate((of_seeds[:, None] + of_blocks) * 64, np.full((4, 30), 64))
+    expected = stats.ttest_ind(of_seeds, -of_blocks, equal_var=False)
+    assert found.mean / found.error == pytest.approx(expected.statistic)
+    student = stats.t(3, found.mean, found.error)  # the seeds' degrees of freedom, fewer than Welch's
+    assert found.interval() == pytest.approx(student.interval(0.95))
+    assert found.p() == pytest.approx(2 * min(student.cdf(0), student.sf(0)))
+    assert found.above(0.1) == pytest.approx(student.cdf(0.1))
+
+
+def test_one_seed_has_the_variation_of_text_alone() -> None:
+    losses = np.random.default_rng(0).normal(3, 0.2, 40)
+    found = estimate(losses[None] * 64, np.full((1, 40), 64))
+    assert found.interval() == pytest.approx(tuple(stats.ttest_1samp(losses, 0).confidence_interval(0.95)))
+
+
+def test_blocks_weigh_as_much_as_they_count() -> None:
+    """The linearised error of a ratio of sums is that of the bootstrap over blocks."""
+    generator = np.random.default_rng(0)
+    counts = generator.integers(20, 200, 300).astype(float)
+    sums = counts * generator.normal(3, 0.2, 300)
+    found = estimate(sums[None], counts[None])
+    assert found.mean == pytest.approx(sums.sum() / counts.sum())
+    resampled = generator.integers(300, size=(4000, 300))
+    assert found.error == pytest.approx((sums[resampled].sum(1) / counts[resampled].sum(1)).std(), rel=0.05)
+
+
+def test_pairing_blocks_takes_their_hardness_away() -> None:
+    generator = np.random.default_rng(0)
+    hardness = generator.normal(3, 0.3, (1, 60)).repeat(3, 0)  # blocks differ far more than strategies do
+    ours, counts = hardness + 0.05 + generator.normal(0, 0.01, (3, 60)), np.ones((3, 60))
+    low, high = estimate(ours - hardness, counts).interval()
+    assert low < 0.05 < high < 0.07
+    assert np.diff(estimate(ours, counts).interval()) > 0.1
+
+
+def test_signs_of_differences_are_scipys_permutations() -> None:
+    differences = np.random.default_rng(3).normal(0.5, 1, 6)
+    expected = stats.permutation_test((differences,), np.mean, permutation_type="samples", n_resamples=np.inf)
+    assert flips(differences) == pytest.approx(expected.pvalue)
+    assert flips([1.0, 2.0, 3.0, 4.0, 5.0]) == 2 / 2**5  # the smallest there is
+
+
+def test_the_test_of_a_comparison_is_over_seeds_and_blocks() -> None:
+    generator = np.random.default_rng(0)
+    losses = {s: 3 + generator.normal(0, 0.1, (5, 1)) + generator.normal(0, 0.3, 20) for s in ("A", "B")}
+    blocks = pd.DataFrame(
+        (s, 1235 + i, "ppl", "full", 64, b, 10 * losses[s][i, b], 10)
+        for s in losses for i in range(5) for b in range(20)
+    )  # fmt: skip
+    blocks.columns = ["strategy", "seed", "metric", "protocol", "length", "block", "sum", "count"]
+    results = pd.concat(rows(s, list(np.exp(values.mean(1)))) for s, values in losses.items())
+    test = against_baseline(results, "A", blocks).iloc[0]
+    expected = estimate(losses["B"] - losses["A"], np.ones((5, 20)))
+    assert (test["blocks"], test["difference"], test["p"]) == pytest.approx((20, expected.mean, expected.p()))
+    assert test["p_flips"] == flips((losses["B"] - losses["A"]).mean(1))
+    alone = against_baseline(results, "A").iloc[0]
+    assert alone["p"] < test["p"]  # other text could have said otherwise
 
 
 def test_holm_is_over_the_strategies_of_one_cell() -> None:
@@ -86,7 +159,7 @@ def test_holm_is_over_the_strategies_of_one_cell() -> None:
 
 
 def test_degenerate_differences() -> None:
-    same, shifted, one = [20.0, 21.0, 22.0], [21.0, 22.0, 23.0], [20.0]
+    same, shifted, one = [20.0, 21.0, 22.0], [40.0, 42.0, 44.0], [20.0]
     equal = against_baseline(pd.concat([rows("A", same), rows("B", same)]), "A").iloc[0]
     assert equal["difference"] == 0
     assert np.isnan(equal["p"])
@@ -142,39 +215,11 @@ def test_mistakes_are_named(change, message: str) -> None:
         summarise(*change(rows("A", [1.0, 2.0])))
 
 
-def test_bootstrap_interval_of_one_seed_is_scipys_on_the_blocks() -> None:
-    losses = np.random.default_rng(0).normal(3, 0.2, 40)
-
-    low, high = interval(losses[None] * 64, np.full((1, 40), 64), resamples=999, seed=3)
-
-    # equal counts: the mean of block means; exp is monotone, so its percentile interval is the exp of the mean's
-    expected = stats.bootstrap((losses,), np.mean, n_resamples=999, method="percentile", rng=np.random.default_rng(3))
-    np.testing.assert_allclose((low, high), np.exp(expected.confidence_interval))
-
-
-def test_bootstrap_weighs_blocks_by_their_counts() -> None:
-    sums, counts = np.array([[10.0, 40.0]]), np.array([[10, 20]])  # resamples: 1 (a, a), 50/30 (mixed), 2 (b, b)
-    low, high = interval(sums, counts, np.asarray, level=0.2, resamples=4000)
-    assert low == high == pytest.approx(50 / 30)
-    assert interval(sums, counts, np.asarray, resamples=4000) == (pytest.approx(1), pytest.approx(2))
-
-
-def test_ratio_of_paired_blocks_is_sharper_than_its_parts() -> None:
-    generator = np.random.default_rng(0)
-    hardness = generator.normal(3, 0.3, (1, 60)).repeat(3, 0)  # blocks differ far more than strategies do
-    ours, theirs = hardness + 0.05 + generator.normal(0, 0.01, (3, 60)), hardness
-    counts = np.ones_like(ours)
-    low, high = interval(ours, counts, against=(theirs, counts))
-    assert low < np.exp(0.05) < high
-    assert high - low < 0.02
-    alone = interval(ours, counts)
-    assert alone[1] - alone[0] > 2
-
-
-def test_one_block_has_no_interval_and_shapes_must_agree() -> None:
-    assert np.isnan(interval([[1.0]], [[1]])).all()
+def test_nothing_to_vary_has_no_interval_and_shapes_must_agree() -> None:
+    assert np.isnan(estimate([[1.0]], [[1]]).interval()).all()
+    assert np.isnan(estimate([[np.inf], [np.inf]], [[1], [1]]).p())  # collapsed
     with pytest.raises(ValueError, match=r"expected \(seeds, blocks\)"):
-        interval([[1.0, 2.0]], [[1, 2, 3]])
+        estimate([[1.0, 2.0]], [[1, 2, 3]])
 
 
 def test_mean_reciprocal_rank_by_hand() -> None:

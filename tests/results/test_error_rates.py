@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from kerple.report.statistics import against_baseline
+from kerple.report.statistics import against_baseline, estimate
 from results.judge.evidence import ALPHA, Answer, Part, above, all_seeds, at_most, every, significantly_below, within
 
 TIMES = 2000
@@ -73,6 +73,20 @@ def test_a_conjunction_that_fails_in_one_part_is_rarely_reproduced(claim: str) -
 @pytest.mark.parametrize("claim", [slow(claim) for claim in TRUE_ONLY_JUST])
 def test_a_conjunction_that_holds_is_rarely_contradicted_by_one_of_its_parts(claim: str) -> None:
     assert wrong(Answer.NO, TRUE_ONLY_JUST[claim]) <= ALLOWED
+
+
+@pytest.mark.parametrize("of_text", [0.1, 1.0, 3.0])
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+def test_a_comparison_over_seeds_and_text_is_wrong_as_often_as_it_says(seeds: int, of_text: float) -> None:
+    """Strategies that differ in nothing, other seeds and other text in each of 1,000 comparisons."""
+    generator, times, blocks, wrong = np.random.default_rng(0), 1000, 40, 0
+    for _ in range(times):
+        by_seed, by_block = generator.normal(0, 0.01, (seeds, 1)), generator.normal(0, of_text, blocks)
+        text = (
+            by_block * 0.01 / seeds**0.5 * blocks**0.5
+        )  # as much variance of the mean as the seeds have, times of_text²
+        wrong += estimate(by_seed + text, np.ones((seeds, blocks))).p() < ALPHA
+    assert wrong <= stats.binom.ppf(0.999, times, ALPHA)
 
 
 @pytest.mark.slow

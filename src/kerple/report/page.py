@@ -58,7 +58,7 @@ def write(runs: Runs, folder: Path, *, name: str, baseline: str, missing: list[s
     """
     folder.mkdir(parents=True, exist_ok=True)
     trained = runs.training_length
-    summary = tables.with_intervals(summarise(runs.results, baseline), runs, baseline)
+    summary = summarise(runs.results, baseline, blocks=runs.blocks)
     runs.results.to_csv(folder / "results.csv", index=False)
     summary.to_csv(folder / "summary.csv", index=False, float_format="%.8g")
     if not runs.costs.empty:

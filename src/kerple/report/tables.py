@@ -9,7 +9,13 @@ import numpy as np
 import pandas as pd
 
 from kerple.report.runs import Runs
-from kerple.report.statistics import HIGHER_IS_BETTER, interval, lower_is_better, mean_reciprocal_rank
+from kerple.report.statistics import (
+    HIGHER_IS_BETTER,
+    LOGARITHMIC,
+    by_block,
+    difference,
+    mean_reciprocal_rank,
+)
 
 MOST_COLUMNS = 12
 PAGE_COLUMNS = 6  # of a mean and a deviation each
@@ -89,29 +95,6 @@ class Table:
         return body.set_axis(map(render, body.index), axis=0).set_axis(map(render, body.columns), axis=1)
 
 
-def with_intervals(summary: pd.DataFrame, runs: Runs, baseline: str) -> pd.DataFrame:
-    """Add bootstrap intervals over blocks: ``low`` and ``high`` of the mean, and of the ratio to the baseline.
-
-    ``ratio`` is the mean divided by the baseline's; NaN for accuracies, which may be 0. Intervals are NaN where the
-    runs kept no sums by block.
-    """
-    means = summary.set_index(["strategy", "metric", "protocol", "length"])["mean"]
-    columns: dict[str, list[float]] = {"low": [], "high": [], "ratio": [], "ratio_low": [], "ratio_high": []}
-    blocks = {key: _by_block(group) for key, group in runs.blocks.groupby(["strategy", "metric", "protocol", "length"])}
-    for row in summary.itertuples():
-        cell, divides = (row.metric, row.protocol, row.length), lower_is_better(row.metric)
-        ours, theirs = blocks.get((row.strategy, *cell)), blocks.get((baseline, *cell))
-        transform = np.exp if row.metric == "ppl" else np.asarray
-        low, high = interval(*ours, transform) if ours else (math.nan, math.nan)
-        paired = divides and ours and theirs and ours[0].shape[1] == theirs[0].shape[1] and row.strategy != baseline
-        ratio = interval(*ours, transform, against=theirs) if paired else (math.nan, math.nan)
-        reference = means.get((baseline, *cell), math.nan)
-        values = (low, high, row.mean / reference if divides and reference else math.nan, *ratio)
-        for name, value in zip(columns, values, strict=True):
-            columns[name].append(value)
-    return summary.assign(**columns)
-
-
 def comparison(summary: pd.DataFrame, metric: str, protocol: str, trained: int | None, baseline: str) -> Table:
     """Mean ± standard deviation over seeds by length; best in bold, † where the corrected test is significant."""
     chosen = summary[(summary["metric"] == metric) & (summary["protocol"] == protocol)]
@@ -130,19 +113,22 @@ def comparison(summary: pd.DataFrame, metric: str, protocol: str, trained: int |
     body = pd.DataFrame.from_dict(cells, orient="index").reindex(columns=columns).fillna(Cell("–"))
     fewest, most = int(chosen["seeds"].min()), int(chosen["seeds"].max())
     seeds = f"{fewest} seed{'s' * (fewest > 1)}" if fewest == most else f"{fewest} to {most} seeds"
+    compared = "differences of mean loss" if metric in LOGARITHMIC else "differences"
     note = (
-        f"Mean ± standard deviation over {seeds}; best mean of a column in bold; {DAGGER}: differs "
-        f"from {baseline} (paired two-sided t-test, p < 0.05 after Holm's correction over the strategies of a column)."
+        f"Mean ± standard deviation over {seeds}; best mean of a column in bold; {DAGGER}: differs from {baseline} "
+        f"(two-sided t-test of {compared}, paired by seed, over {_sources(chosen)}; p < 0.05 after Holm's correction "
+        "over the strategies of a column, the only one)."
     )
     if not paired.empty:
-        note += f" Last column: ratio to {baseline}, with its 95% bootstrap interval over blocks of the test set."
+        over = "text alone" if paired["pairs"].min() == 1 else _sources(chosen)
+        note += f" Last column: ratio to {baseline} (geometric mean over seeds), with its 95% interval over {over}."
     if len(shown) < len(lengths):
         note += f" {len(shown)} of {len(lengths)} lengths are shown, results.csv has all."
     return Table(f"{NAMES.get(metric, metric)}, {protocol}", body, note)
 
 
 def intervals(summary: pd.DataFrame, metric: str, protocol: str, trained: int | None, baseline: str) -> Table | None:
-    """Ratio to the baseline with its bootstrap interval over blocks, None where there are no blocks."""
+    """Ratio to the baseline with its interval, None where there is none."""
     chosen = summary[(summary["metric"] == metric) & (summary["protocol"] == protocol) & summary["ratio_low"].notna()]
     if chosen.empty:
         return None
@@ -152,13 +138,19 @@ def intervals(summary: pd.DataFrame, metric: str, protocol: str, trained: int | 
         rows.setdefault(row.strategy, {})[_times(row.length, trained)] = Cell(text)
     order = [s for s in dict.fromkeys(summary["strategy"]) if s in rows]
     body = pd.DataFrame.from_dict(rows, orient="index").loc[order].fillna(Cell("–"))
-    note = f"Divided by {baseline}'s; 95% bootstrap interval over blocks of the test set, the same on both sides."
+    over = "text alone: one seed" if chosen["pairs"].min() == 1 else _sources(chosen)
+    note = f"Divided by {baseline}'s, on the same seeds and text; geometric mean over seeds, 95% interval over {over}."
+    checked = chosen[chosen["p_flips"].notna()]
+    if len(checked):
+        odd = checked[(checked["p"] < 0.05) & (checked["p_flips"] > 2 / 2.0 ** checked["pairs"])]
+        note += " Where p < 0.05 before the correction, no other signs of the seeds' differences give as large a mean"
+        note += f", but for {', '.join(f'{r.strategy} at {r.length}' for r in odd.itertuples())}." if len(odd) else "."
     return Table(f"{NAMES.get(metric, metric)} relative to {baseline}, {protocol}", body, note)
 
 
 def distant(summary: pd.DataFrame, runs: Runs, window: str, trained: int | None) -> Table | None:
-    """Perplexity in full over that with attention limited to a window, on the same targets at the same length; None
-    where there is nothing to divide.
+    """Context gain: the loss with attention limited to a window less the loss in full, on the same targets at the same
+    length; None where there is nothing to subtract.
 
     Args:
         summary: Of the strategies, in the order of rows.
@@ -167,24 +159,27 @@ def distant(summary: pd.DataFrame, runs: Runs, window: str, trained: int | None)
         trained: Training length.
     """
     losses = runs.blocks[runs.blocks["metric"] == "ppl"]
-    blocks = {key: _by_block(group) for key, group in losses.groupby(["strategy", "protocol", "length"])}
+    cells = losses[losses["protocol"].isin(["full", window])].groupby(["strategy", "protocol", "length"])
+    blocks = {key: by_block(group) for key, group in cells}
     rows: dict[str, dict[str, Cell]] = {}
+    fewest = 2
     for strategy, protocol, length in blocks:
-        ours, theirs = blocks[strategy, protocol, length], blocks.get((strategy, window, length))
-        if protocol == "full" and length > int(window.removeprefix("windowed")) and ours and theirs:
-            values = [np.exp(sums.sum(1) / counts.sum(1)).mean() for sums, counts in (ours, theirs)]
-            low, high = interval(*ours, against=theirs)
-            text = f"{values[0] / values[1]:.4f} [{low:.4f}, {high:.4f}]"
-            rows.setdefault(strategy, {})[_times(length, trained)] = Cell(text, bool(high < 1))
+        gain = difference(blocks.get((strategy, window, length)), blocks[strategy, protocol, length])
+        if protocol == "full" and length > int(window.removeprefix("windowed")) and gain is not None:
+            low, high = gain.interval()
+            text = f"{gain.mean:+.4f} [{low:+.4f}, {high:+.4f}]"
+            rows.setdefault(strategy, {})[_times(length, trained)] = Cell(text, bool(low > 0))
+            fewest = min(fewest, gain.seeds)
     if not rows:
         return None
     order = [s for s in dict.fromkeys(summary["strategy"]) if s in rows]
     body = pd.DataFrame.from_dict(rows, orient="index").loc[order].fillna(Cell("–"))
     note = (
-        "On the same targets; 95% bootstrap interval over blocks of the test set. Below 1, in bold if the whole "
-        "interval is: text farther away than the window helps."
+        f"{window} minus full, nats per token, on the same targets; 95% interval over "
+        f"{'seeds and text' if fewest > 1 else 'text, and over seeds where there is more than one'}. Above 0, in bold "
+        "if the whole interval is: text farther away than the window helps."
     )
-    return Table(f"Perplexity, full over {window}", body, note)
+    return Table(f"Context gain beyond {window.removeprefix('windowed')} tokens", body, note)
 
 
 def tasks(results: pd.DataFrame, metric: str, trained: Mapping[str, int | None]) -> Table | None:
@@ -254,11 +249,9 @@ def number(mean: float, std: float) -> str:
     return f"{mean:.{digits}f}{spread}"
 
 
-def _by_block(group: pd.DataFrame) -> tuple[np.ndarray, np.ndarray] | None:
-    wide = group.pivot(index="seed", columns="block", values=["sum", "count"])
-    if wide.isna().any(axis=None):
-        return None
-    return wide["sum"].to_numpy(), wide["count"].to_numpy()
+def _sources(chosen: pd.DataFrame) -> str:
+    """What the tests of these cells had as variation."""
+    return "seeds and text" if chosen["metric"].iloc[0] == "ppl" and chosen["blocks"].max() > 1 else "seeds"
 
 
 def _span(counts: pd.Series) -> str:
