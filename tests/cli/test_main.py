@@ -14,7 +14,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from kerple.cli.main import main
 from kerple.errors import UserError
-from kerple.positions import names
+from kerple.positions import names, strategies
+from kerple.positions.coupled import Placed
 
 TOY = {
     "seed_everything": 3,
@@ -37,6 +38,18 @@ TOY = {
             },
             {"class_path": "LastCheckpoint", "init_args": {"every_n_train_steps": 5}},
         ],
+    },
+}
+
+ADDITION = {  # for strategies that ask for the places of a task
+    "class_path": "TaskData",
+    "init_args": {
+        "task": {"class_path": "kerple.tasks.Addition", "init_args": {"order": "reversed"}},
+        "train_length": 3,
+        "length": 13,
+        "batch_size": 4,
+        "val_examples": 8,
+        "test_examples": 4,
     },
 }
 
@@ -75,9 +88,10 @@ def test_a_second_fit_gets_a_folder_of_its_own(toy: Path) -> None:
     assert config_of(toy / "logs/toy/KerpleLog/seed-3_v1")["trainer"]["max_steps"] == 2
 
 
-# Coupled and Abacus ask for a task's places: tests/positions/test_coupled.py
-@pytest.mark.parametrize("name", [name for name in names() if name not in ("Abacus", "Coupled")])
+@pytest.mark.parametrize("name", names())
 def test_test_needs_nothing_but_the_checkpoint(name: str, toy: Path) -> None:
+    if issubclass(strategies()[name], Placed):
+        Path("toy.yaml").write_text(yaml.safe_dump(TOY | {"data": ADDITION}))
     fit("--trainer.max_steps", "1", "--model.position", name)
     run = toy / "logs" / "toy" / name / "seed-3"
     Path("toy.yaml").unlink()

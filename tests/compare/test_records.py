@@ -33,7 +33,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     monkeypatch.setenv("FAKE_VERSION", str(VERSION))
     (tmp_path / "base.yaml").write_text("{}")
 
-    def call(**flags: Any) -> str:
+    def call(also: list[str] | None = None, output: str = "report", **flags: Any) -> str:
         settings = {
             "name": "small",
             "base": [str(tmp_path / "base.yaml")],
@@ -41,7 +41,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
             "seeds": [1, 2],
             "baseline": "KerpleLog",
             "runs": str(tmp_path / "runs"),
-            "output": str(tmp_path / "report"),
+            "output": str(tmp_path / output),
+            "also": also or [],
         }
         (tmp_path / "compare.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
         capsys.readouterr()
@@ -85,10 +86,27 @@ def test_one_option_of_one_strategy_trains_only_its_runs(run: Compare, tmp_path:
     printed = run(**{"trainer.max_steps": 30})
 
     assert fits(tmp_path) == {"ALiBi seed-1": 1, "ALiBi seed-2": 1}
-    assert "ALiBi seed 1: is run: " in printed
+    assert "ALiBi seed 1: not from " in printed
     assert "has another configuration: flags.trainer.max_steps: (not there) -> '30'" in printed
     shutil.rmtree(tmp_path / "runs")
     run(**{"trainer.max_steps": 30})  # what was trained in its place is committed now
+    assert fits(tmp_path) == {}
+
+
+@pytest.mark.usefixtures("unreported")
+def test_runs_committed_beside_another_report_are_taken_where_they_are_the_same(run: Compare, tmp_path: Path) -> None:
+    run()
+    shutil.rmtree(tmp_path / "runs")
+
+    first = str(tmp_path / "report")
+    printed = run(also=[str(tmp_path / "nowhere"), first], output="second", **{"trainer.max_steps": 30})
+
+    assert fits(tmp_path) == {"ALiBi seed-1": 1, "ALiBi seed-2": 1}
+    assert f"KerpleLog seed 2: taken from {first}/runs/KerpleLog/seed-2.json" in printed
+    assert f"ALiBi seed 2: not from {first}/runs/ALiBi/seed-2.json: has another configuration" in printed
+    shutil.rmtree(tmp_path / "runs")
+    shutil.rmtree(first)
+    run(output="second", **{"trainer.max_steps": 30})  # what was taken is kept beside this report too
     assert fits(tmp_path) == {}
 
 

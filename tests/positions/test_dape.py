@@ -5,7 +5,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from kerple.attention.choice import TINY
 from kerple.errors import UserError
+from kerple.model import Transformer
 from kerple.positions import DAPE, ALiBi, DAPEv2, KerpleLog, NoPE, RoPE
 from tests.positions.attended import HEADS, SHAPE, ours_and_loops
 
@@ -63,3 +65,9 @@ def test_what_is_no_bias_by_distance_is_refused(kind: type[DAPE], over: type) ->
 def test_a_width_of_nothing_is_refused() -> None:
     with pytest.raises(UserError, match="DAPE: hidden: got 0, expected a positive width"):
         DAPE(SHAPE, hidden=0)
+
+
+def test_a_fused_way_is_refused() -> None:
+    network = Transformer(SHAPE, 1, 20, DAPE, attention="fused")
+    with pytest.raises(UserError, match=r"model\.attention: got 'fused', but no fused kernel knows this strategy's"):
+        network(torch.zeros(1, TINY + 1, dtype=torch.long))

@@ -92,6 +92,17 @@ def test_a_task_without_places_says_so_in_one_line() -> None:
         assert TaskData(task, 60).places("abacus") is abacus
 
 
+def test_places_that_a_later_token_changes_are_refused() -> None:
+    class FromTheRight(Addition):
+        """Digits of unpadded numbers counted from their end, which is not there yet."""
+
+        def places(self, tokens: torch.Tensor) -> torch.Tensor:
+            return abacus(tokens.flip(1)).flip(1)
+
+    with pytest.raises(UserError, match=r"places of from the right are not causal: what follows the first \d+ tokens"):
+        TaskData(FromTheRight(), 60).places("coupled")
+
+
 def test_the_tasks_with_places_are_known() -> None:
     found = set()
     for task in [*TASKS.values(), *PLACED.values()]:

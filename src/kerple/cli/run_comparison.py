@@ -143,13 +143,15 @@ def _checksums(asked: Iterator[Asked]) -> dict[str, str | None]:
 
 def _taken(comparison: Comparison, job: Job, asked: Asked, sums: dict[str, str | None]) -> bool:
     """Whether a committed run stands for this one; says which and from where, or why it does not."""
-    path = records.path_of(job, comparison.report_folder)
-    if not path.is_file() or jobs.state(job) or job.directory.exists():
+    if jobs.state(job) or job.directory.exists():
         return False
-    objection = records.take(job, asked.flat, sums[asked.data], path)
-    done = f"taken from {path} ({records.describe(path)})" if objection is None else f"is run: {path} {objection}"
-    print(f"{job.name}: {done}", flush=True)
-    return objection is None
+    for path in filter(Path.is_file, (records.path_of(job, folder) for folder in comparison.committed)):
+        objection = records.take(job, asked.flat, sums[asked.data], path)
+        done = f"taken from {path} ({records.describe(path)})" if objection is None else f"not from {path}: {objection}"
+        print(f"{job.name}: {done}", flush=True)
+        if objection is None:
+            return True
+    return False
 
 
 def _keep(comparison: Comparison, job: Job, asked: Asked, sums: dict[str, str | None]) -> None:

@@ -49,6 +49,8 @@ class Comparison:
         seeded: Flags of fit that are given the seed.
         runs: Where runs are kept; logs/compare/<name> if null.
         output: Where the report goes; results/<name> if null.
+        also: Further folders of reports whose committed runs may stand for runs of this comparison, found by part,
+            label and seed as its own are.
         minutes: How long it is meant to take; where it takes longer, ``smaller`` is offered.
         smaller: A command for less, with ``{steps}`` where its number of steps belongs.
 
@@ -69,6 +71,7 @@ class Comparison:
     seeded: list[str] = field(default_factory=lambda: ["seed_everything", "data.seed"])
     runs: str | None = None
     output: str | None = None
+    also: list[str] = field(default_factory=list)
     minutes: float | None = None
     smaller: str | None = None
 
@@ -123,6 +126,11 @@ class Comparison:
     def report_folder(self) -> Path:
         """Where the report goes."""
         return Path(self.output or f"results/{self.name}")
+
+    @property
+    def committed(self) -> list[Path]:
+        """Folders of reports that may hold committed runs, in the order in which they are asked."""
+        return [self.report_folder, *map(Path, self.also)]
 
     def jobs(self) -> list["Job"]:
         """All runs, seed by seed: after the first seeds there is a whole, if noisy, comparison."""

@@ -230,6 +230,11 @@ def _strategies(build: Callable[[Shape], Position], shape: Shape, per_layer: boo
     try:
         first = build(shape)
         each = first.per_layer if per_layer is None else per_layer
+        if first.differs and not each:
+            raise UserError(
+                f"per_layer: got false, but {type(first).__name__} has different strategies in different layers; leave "
+                "per_layer out, or set it to true"
+            )
         return [first, *(build(replace(shape, layer=i)) for i in range(1, shape.layers) if each)]
     finally:
         torch.set_default_dtype(usual)

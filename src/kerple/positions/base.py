@@ -83,6 +83,9 @@ class Position(Constrained, ABC):
     per_layer: bool = False
     """Whether the model builds one instance per layer, or one for all; the model's option of this name goes first."""
 
+    differs: bool = False
+    """Whether the strategies of its layers are different ones, so that one for all layers is refused."""
+
     per_sequence: bool = True
     """Whether `At.positions` may differ between the sequences of a batch, (B, T); if not, the model refuses them."""
 

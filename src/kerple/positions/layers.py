@@ -50,7 +50,7 @@ class Layers(Wrapper):
                 f"Layers: {'far' if is_far else 'near'}: {type(self.position).__name__} works through the embeddings, "
                 "which all layers share; expected a strategy that works in attention"
             )
-        self.per_layer = True
+        self.per_layer = self.differs = True
         if not is_far:
             own = shape.length if window is None else window
             self.window = own if self.window is None else min(own, self.window)

@@ -11,10 +11,10 @@ from torch.utils.data import DataLoader
 
 from kerple.errors import UserError
 from kerple.tasks.base import Example, Task
-from kerple.tasks.batches import Batch, HeldOutBatches, RankOrder, TrainBatches
+from kerple.tasks.batches import Batch, HeldOutBatches, RankOrder, TrainBatches, collate
 from kerple.tasks.draw import Split, distinct, draw
 from kerple.tasks.places import abacus
-from kerple.tasks.vocabulary import BEGIN, BEGIN_ID, CHARACTERS, END_ID, decode, encode
+from kerple.tasks.vocabulary import BEGIN, CHARACTERS, END_ID, decode, encode
 
 
 class TaskData(LightningDataModule):
@@ -196,10 +196,10 @@ class TaskData(LightningDataModule):
             scheme: ``coupled`` for the task's own places, or ``abacus`` for the place of each digit in its number.
 
         Raises:
-            UserError: If the task has no such places.
+            UserError: If the task has no such places, or they are not causal.
         """
         if scheme == "coupled":
-            self.task.places(torch.tensor([[BEGIN_ID]]))  # raises now instead of in the first step
+            self._check_causal()
             return self.task.places
         if not self.task.numbers:
             raise UserError(
@@ -207,6 +207,17 @@ class TaskData(LightningDataModule):
                 "arithmetic, or another strategy"
             )
         return abacus
+
+    def _check_causal(self) -> None:
+        """Raise an error, before the first step, where a later token changes places: such a model could not write."""
+        tokens = collate([self._draw("train", i, self.train_length) for i in range(8)])["tokens"]
+        whole = self.task.places(tokens)
+        for end in range(1, tokens.shape[1]):
+            if not torch.equal(self.task.places(tokens[:, :end]), whole[:, :end]):
+                raise UserError(
+                    f"task: the places of {self.task.name} are not causal: what follows the first {end} tokens changes "
+                    "theirs; let the place of a token depend on it and on those before it alone"
+                )
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt such as ``12+34=``, after the begin token with which a sequence starts."""
