@@ -14,13 +14,16 @@ from pathlib import Path
 from typing import Any
 
 RECORD = Path(__file__).parents[1] / "records" / "flex-ahead-of-time.json"
-# dtype, δ, δv, a table, a window, key heads of 4
+CHIPS = ((8, 0), (8, 6), (9, 0))
+KEYS = ("dtype", "dim", "v_dim", "table", "window", "key_heads")  # key heads for 4 of the queries
 CASES = [
     ("bfloat16", 16, 16, True, None, 4),
     ("bfloat16", 64, 64, True, None, 4),
     ("float16", 64, 64, True, None, 4),
     ("bfloat16", 64, 64, False, 200, 4),
     ("bfloat16", 64, 64, True, None, 2),
+    ("bfloat16", 80, 80, True, None, 4),
+    ("bfloat16", 128, 64, True, None, 4),
     ("bfloat16", 128, 128, True, None, 4),
 ]
 
@@ -92,6 +95,7 @@ def kernels(code: str, target: Any) -> list[dict[str, Any]]:
             ast = ASTSource(fn=function, signature=dict(meta["signature"]), constexprs=constants, attrs=attributes)
             launch = {"num_warps": options["num_warps"], "num_stages": options["num_stages"]}
             kernel = triton.compile(ast, target=target, options=launch)
+            launch |= {key: int(size) for key, size in re.findall(r"\b(BLOCK_[MN]\d?) ?: tl.constexpr = (\d+)", source)}
         taken = resources(kernel.asm["ptx"], kernel.metadata.shared, target.arch)
         rows.append({"pass": "backward" if "backward" in name else "forward", "launch": launch, "taken": taken})
     return rows
@@ -107,7 +111,7 @@ def chip(capability: tuple[int, int]) -> None:
         for code in sources(*case):
             for row in kernels(code, target):
                 taken = row.pop("taken")
-                told = dict(zip(("dtype", "dim", "v_dim", "table", "window", "key_heads"), case, strict=True))
+                told = dict(zip(KEYS, case, strict=True))
                 faults = taken.faults(capability)
                 print(
                     json.dumps({"chip": f"sm_{target.arch}", **told, **row, **asdict(taken), "faults": faults}),
@@ -123,7 +127,7 @@ def main() -> None:
         chip(tuple(given.chip))
         return
     rows = []
-    for capability in ((8, 0), (9, 0)):
+    for capability in CHIPS:
         command = [sys.executable, "-m", "benchmarks.gpu.flex", "--chip", *map(str, capability)]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         rows += [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

@@ -7,7 +7,6 @@ import json
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -106,12 +105,10 @@ def resources(ptx: str, shared: int, chip: int) -> Resources:
     )
 
 
-def grid() -> Iterable[tuple[tuple[int, int], torch.dtype, int, int]]:
+def grid() -> list[tuple[tuple[int, int], torch.dtype, int, int]]:
     """Every chip, dtype and size of a head that `choice` lets reach the kernel; one pair of δ and δv that differ."""
-    for capability in SHARED:
-        for dtype in (torch.bfloat16, torch.float16):
-            for dim, v_dim in (*((d, d) for d in DIMS), (128, 64)):
-                yield capability, dtype, dim, v_dim
+    dims = [*((dim, dim) for dim in DIMS), (128, 64)]
+    return [(c, dtype, *both) for c in SHARED for dtype in (torch.bfloat16, torch.float16) for both in dims]
 
 
 def main() -> None:

@@ -104,6 +104,14 @@ def test_a_mask_made_in_inference_mode_serves_training() -> None:
     assert q.grad is not None
 
 
+def test_a_log_sum_exp_that_nobody_differentiates_is_cut_off_inside_what_is_compiled() -> None:
+    q, k, v, table, _ = tensors(128, 2, 2, 16, 16, torch.float32, False)
+    mask = cuda.causal_mask(128, None, q.device)
+    for wanted in (False, True):
+        _, lse = cuda.compiled_by_itself()(q.requires_grad_(), k, v, table, mask, 0.25, wanted, {})
+        assert lse.requires_grad == wanted
+
+
 def test_fp32_stays_fp32_under_autocast() -> None:
     q, k, v, table, _ = tensors(140, 2, 2, 16, 16, torch.float32, False)
     with torch.autocast("cpu", torch.bfloat16):
@@ -139,7 +147,7 @@ def test_more_graphs_than_allowed_are_an_error_and_never_scores_of_all_pairs() -
         graphs_of_three_lengths()
 
 
-def sorts(layers: int) -> list[int]:
+def sorts(layers: int, per_layer: bool) -> list[int]:
     """How often the two graphs of a compiled network sort, as a mask does: for training, and without gradients."""
     found: list[int] = []
 
@@ -149,7 +157,7 @@ def sorts(layers: int) -> list[int]:
 
     partition = min_cut_rematerialization_partition
     backend = aot_autograd(fw_compiler=note, bw_compiler=nop, inference_compiler=note, partition_fn=partition)
-    network = Transformer(Shape(32, 2, 128), layers, 50, KerpleLog)
+    network = Transformer(Shape(32, 2, 128), layers, 50, KerpleLog, per_layer=per_layer)
     network.compile(backend=backend)
     tokens = torch.randint(50, (1, 129))
     network.losses(tokens)
@@ -159,11 +167,12 @@ def sorts(layers: int) -> list[int]:
 
 
 @pytest.mark.slow
-def test_a_network_compiled_for_training_builds_its_mask_once_for_all_layers(monkeypatch) -> None:
+@pytest.mark.parametrize("per_layer", [False, True])
+def test_a_compiled_network_builds_its_mask_once_for_all_layers(per_layer: bool, monkeypatch) -> None:
     monkeypatch.setattr(door, "choose", lambda *_: "flex")
-    (training, reading), (training_of_3, reading_of_3) = sorts(1), sorts(3)
-    assert training_of_3 == training  # AOTAutograd merges what is computed alike
-    assert reading_of_3 == 3 * reading  # it does not where nothing is differentiated: some small kernels a layer
+    of_one = sorts(1, per_layer)
+    assert len(of_one) == 2  # a graph for training and one without gradients
+    assert sorts(3, per_layer) == of_one
 
 
 WHOLE = """

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kerple.model import Transformer
+from kerple.model import Transformer, transformer
 from kerple.model.head import Pieces, target_losses
 from kerple.positions import At, KerpleLog, Layers, Learned, NoPE, Position, Shape
 
@@ -121,6 +121,19 @@ def test_a_strategy_s_last_position_is_compared_without_asking_the_device(monkey
             network(tokens, **arguments)
 
 
+def test_a_compiled_network_never_goes_on_uncompiled_in_silence(tiny_network, monkeypatch) -> None:
+    monkeypatch.setattr(transformer, "GRAPHS", 2)
+    with torch._dynamo.config.patch(recompile_limit=1, fail_on_recompile_limit_hit=False, optimize_ddp=True):
+        network = tiny_network("KerpleLog")
+        network.compile(backend="eager")
+        assert not torch._dynamo.config.optimize_ddp
+        for length in (8, 9):
+            network.features(torch.zeros(1, length, dtype=torch.int64))
+        with pytest.raises(RuntimeError, match=r"T 10, .*fails with .*model\.compile false"):
+            network.features(torch.zeros(1, 10, dtype=torch.int64))
+    torch._dynamo.reset()
+
+
 def test_losses_are_the_cross_entropy_of_the_logits(tiny_network) -> None:
     network = tiny_network("KerpleLog")
     tokens = torch.randint(0, 50, (3, 13))
@@ -147,6 +160,13 @@ def test_losses_in_chunks_have_the_values_and_gradients_of_one_piece(kept: int) 
     torch.testing.assert_close(chunked.double(), whole, atol=1e-6, rtol=1e-6)
     for a, e in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, e, atol=1e-6, rtol=1e-5)
+
+
+def test_a_gpu_s_chunks_of_logits_are_few_and_kept_at_the_paper_s_size() -> None:
+    pieces = Pieces.choose(torch.device("cuda"))
+    assert 32 * 512 * 50304 / pieces.chunk < 4
+    assert pieces.kept >= 32 * 512 * 50304
+    assert pieces.chunk * 4 <= 2**30  # bytes of a chunk in fp32
 
 
 def test_losses_are_fp32_under_autocast(tiny_network) -> None:

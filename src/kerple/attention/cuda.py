@@ -17,6 +17,7 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attent
 from kerple.attention.choice import explained
 
 BLOCK = 128  # of FlexAttention's masks
+Masks = dict[tuple[int, int | None], BlockMask]  # by padded length and window
 RECOMPILATIONS = 64  # past its limit, 8 by default, torch runs FlexAttention uncompiled: T × T scores
 
 
@@ -53,6 +54,7 @@ def attend_flex(
     window: int | None,
     scale: float | None = None,
     differentiable_lse: bool = False,
+    masks: Masks | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Causal attention of T queries and T keys with a bias by distance, and the log-sum-exp of its scores.
 
@@ -66,6 +68,7 @@ def attend_flex(
         window: Only keys at distance < window are seen.
         scale: Of q·k; 1/√δ if None.
         differentiable_lse: Whether a gradient may come back through the log-sum-exp.
+        masks: Those made so far in this forward; what is missing is added.
 
     Returns:
         (B, H, T, δv) in the dtype of q, and (B, H, T) fp32, natural logarithm.
@@ -83,8 +86,10 @@ def attend_flex(
     kernel_options = tiles(shared_memory(q.device), max(q.shape[3], v.shape[3]))
     with torch.autocast(q.device.type, enabled=False):  # its own autocast would round fp32 to bf16
         if torch.compiler.is_compiling():
-            mask = build_mask(padded, window, q.device)  # AOTAutograd makes one of all layers' in training
-            out, lse = flex(*rows, line, mask, scale, differentiable_lse, kernel_options)
+            masks = {} if masks is None else masks
+            if (padded, window) not in masks:
+                masks[padded, window] = build_mask(padded, window, q.device)
+            out, lse = flex(*rows, line, masks[padded, window], scale, differentiable_lse, kernel_options)
         else:
             mask = causal_mask(padded, window, q.device)
             what = f"fused attention with a table, {str(q.dtype)[6:]}, T {length}, δ {q.shape[3]},"

@@ -78,6 +78,14 @@ def diagonal_kernel(
     tl.store(OUT + at + row[:, None] * SIDE + row[None, :], total)
 
 
+def shares(programs: int, tiles: int) -> int:
+    """How many programs have a diagonal of ``tiles`` tiles between them, where one each would be ``programs``.
+
+    Each writes a partial sum of its own: at 1 × 16,384 tokens one share is 48 MiB already.
+    """
+    return max(1, min(8, triton.cdiv(PROGRAMS, programs), tiles // TILES))
+
+
 def width(dim: int) -> int:
     """Columns of a tile of a head's dimensions: a power of 2 that tensor cores take."""
     return max(16, triton.next_power_of_2(dim))
@@ -119,7 +127,7 @@ def table_gradient(
     blocks = triton.cdiv(length, cut.side)
     window = length if window is None else min(window, length)
     diagonals = min(blocks, triton.cdiv(window + cut.side - 1, cut.side))  # further ones see nothing
-    splits = max(1, min(8, triton.cdiv(PROGRAMS, diagonals * heads), batch * blocks // TILES))
+    splits = shares(diagonals * heads, batch * blocks)
     tiles = table.new_empty(splits, heads, diagonals, cut.side, cut.side)
     diagonal_kernel[(diagonals, heads, splits)](
         q, k, v, grad, lse, delta, table, tiles,

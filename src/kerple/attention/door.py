@@ -1,5 +1,7 @@
 """The one door: what is asked and where decides which way the sum is done."""
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -9,6 +11,9 @@ from kerple.attention.blocks import attend_blocks
 from kerple.attention.choice import SHORT, TINY, Asked, choose
 from kerple.attention.cpu import table_attention
 from kerple.attention.reference import Mix, Values, attend_reference
+
+if TYPE_CHECKING:  # it imports the compiler
+    from kerple.attention.cuda import Masks
 
 
 def attend(
@@ -24,6 +29,7 @@ def attend(
     mix: Mix | None = None,
     values: Values | None = None,
     way: Asked = "auto",
+    masks: "Masks | None" = None,
 ) -> Tensor:
     """Causal attention, softmax(q·k/√δ + what the strategy adds)·v.
 
@@ -49,6 +55,7 @@ def attend(
         values: ``values(p, v, rows, columns, seen)``, for the probabilities (B, H, rows, columns) of a block and the
             values of its keys, gives (B, H, rows, δ'), added to the output.
         way: ``auto``, or the way to take whatever `choice.choose` would say.
+        masks: A dict that all layers of a forward are given: a compiled network makes each mask of a GPU once.
 
     Returns:
         (B, H, Tq, δ') in the dtype of ``q`` (of autocast, where that is on).
@@ -91,7 +98,7 @@ def attend(
     if taken == "flex":
         from kerple.attention.cuda import attend_flex  # not on every machine, and slow to import
 
-        out = share(*attend_flex(q, k, v, table, window, scale, sink is not None), sink)
+        out = share(*attend_flex(q, k, v, table, window, scale, sink is not None, masks), sink)
     elif taken == "tiles":
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
         if table is None:

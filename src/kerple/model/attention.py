@@ -1,6 +1,6 @@
 """Causal multi-head attention, which calls the hooks of any positional strategy."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ class Told:
         weight: `Position.weight` at all distances, (H, T) fp32, or None.
         window: Number of keys that a query sees, its own included; None for all.
         way: Implementation of attention, see `kerple.attention.choice`.
+        masks: Masks of FlexAttention, see `kerple.attention.attend`; one dict for all strategies of a forward pass.
     """
 
     at: At
@@ -28,6 +29,7 @@ class Told:
     weight: Tensor | None
     window: int | None
     way: Asked = "auto"
+    masks: dict[Any, Any] = field(default_factory=dict)
 
 
 class SelfAttention(nn.Module):
@@ -55,7 +57,7 @@ class SelfAttention(nn.Module):
     def forward(self, x: Tensor, position: Position, told: Told, cache: LayerCache | None = None) -> Tensor:
         """(B, T, D) -> (B, T, D)."""
         q, k, v, added = self.prepare(x, position, told, cache)
-        mixed = attend(q, k, v, way=told.way, **added)  # (B, H, T, δ)
+        mixed = attend(q, k, v, way=told.way, masks=told.masks, **added)  # (B, H, T, δ)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -119,7 +121,7 @@ class Hooks:
                 s = s * pairs.read(position.weight)
             if position.uses("bias"):
                 s = s + pairs.read(position.bias)
-        return position.mix(s.masked_fill(~seen, 0), q, k, pairs) if position.uses("mix") else s
+        return position.mix(s.masked_fill_(~seen, 0), q, k, pairs) if position.uses("mix") else s
 
     def values(self, p: Tensor, v: Tensor, rows: slice, columns: slice, seen: Tensor) -> Tensor:
         """What is added to a block's output, as `Position.values` returns it."""

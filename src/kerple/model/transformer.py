@@ -158,7 +158,8 @@ class Transformer(nn.Module):
         at = At.line(length, offset, tokens.device)
         if self.places is not None:
             at = replace(at, places=self.places(read))
-        told = [tell(p, at, read, window, self.attention) for p in self.positions]
+        masks: dict[Any, Any] = {}
+        told = [replace(tell(p, at, read, window, self.attention), masks=masks) for p in self.positions]
         x = self.embedding_norm(self.embedding(tokens))  # (B, T, D)
         x = self.dropout(self.positions[0].embed(x, told[0].at[known:]))
         for i, block in enumerate(self.blocks):
