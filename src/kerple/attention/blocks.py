@@ -1,7 +1,8 @@
 """Attention in blocks of queries, for what no fused kernel takes: weights by distance, scores that tokens decide.
 
-A block of queries meets the keys it may see, so a tensor of scores is (B, H, block, T) at most. In training every block
-is computed again in the backward pass instead of being kept: memory stays O(block · T), for one extra forward.
+A block of queries meets the keys it may see, so a tensor of scores is (B, H, block, T) at most. In training, a call of
+more than `KEPT` scores computes every block again in the backward pass instead of keeping it: for one extra forward,
+memory stays O(block · T).
 """
 
 import math
@@ -13,9 +14,10 @@ from torch.utils.checkpoint import checkpoint
 
 from kerple.attention.reference import Mix, Values
 from kerple.positions.pairs import Shares, table_block
-from kerple.positions.products import product
+from kerple.positions.products import precise, product
 
 BLOCK = 128  # queries
+KEPT = 2**22  # scores of a call: the tensors of so many, of 16 MiB each, are kept for the backward pass
 
 
 def attend_blocks(
@@ -40,7 +42,7 @@ def attend_blocks(
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))  # (B, H, Tk, δ)
     first, length, block = k.shape[2] - q.shape[2], k.shape[2], block or BLOCK
     starts = range(first, length, block)
-    recompute = len(starts) > 1 and torch.is_grad_enabled()
+    recompute = len(starts) > 1 and torch.is_grad_enabled() and q.shape[:3].numel() * length > KEPT
     out = []
     for start in reversed(starts):  # largest first: growing ones fit in no hole of the heap, which then passes T × T
         rows = slice(start, min(length, start + block))
@@ -73,7 +75,7 @@ def attend_block(
         columns.start, columns.stop, device=q.device
     )
     seen = distance >= 0 if window is None else (distance >= 0) & (distance < window)
-    s = _products(q, k) * (q.shape[-1] ** -0.5 if scale is None else scale)  # (B, H, rows, columns)
+    s = _products(q, k, q.shape[-1] ** -0.5 if scale is None else scale)  # (B, H, rows, columns)
     if weight is not None:
         s = s * table_block(weight, queries, keys)
     if table is not None:
@@ -100,8 +102,8 @@ def _output(p: Tensor, v: Tensor, rows: slice, columns: slice, seen: Tensor, val
     return out if values is None else (out + values(p, v, rows, columns, seen)).to(out.dtype)
 
 
-def _products(q: Tensor, k: Tensor) -> Tensor:
-    if q.dtype.itemsize > 2:
-        return product(q, k.mT)
+def _products(q: Tensor, k: Tensor, scale: float) -> Tensor:
+    if k.dtype.itemsize > 2:
+        return product(precise(q) * scale, k.mT)  # times the rows, not times all pairs
     with torch.autocast(q.device.type, enabled=False):  # TF32, where it is on, rounds no number of 16 bits
-        return torch.matmul(q.float(), k.float().mT)
+        return torch.matmul(q.float(), k.float().mT).mul_(scale)

@@ -42,4 +42,5 @@ class FoX(Position):
         sums, queries = pairs.memory[..., 0], len(pairs.queries.rows)  # (B, H, Tk)
         # counted from the first query, so that rounding to fp32 spares the near keys and meets those long forgotten
         sums = (sums - sums[..., -queries, None].detach()).to(s.dtype)
-        return s + (sums[..., -queries:, None] - sums[..., None, :])  # (B, H, Tq, Tk)
+        # a minus of the keys alone: of all pairs, the backward pass would write one more (B, H, Tq, Tk)
+        return s + (sums[..., -queries:, None] + -sums[..., None, :])  # (B, H, Tq, Tk)

@@ -9,6 +9,9 @@ from torch.nn import functional as F
 from kerple.positions.base import Position, Shape
 from kerple.positions.pairs import Pairs, Shares
 
+CACHED = 2**17  # scores that are worked on at once
+NEVER = -1e4  # a score whose σ is 0
+
 
 class StickBreaking(Position):
     """``A_mn = σ(z_mn) · Π_{n < l < m} (1 - σ(z_ml))`` for n < m, z = q·k / √δ (Tan et al. 2025, arXiv 2410.17980,
@@ -44,21 +47,35 @@ class Stick(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, z: Tensor, before: Tensor, rest: Tensor | None) -> Tensor:  # type: ignore[override]
-        left = F.logsigmoid(-z).masked_fill_(~before, 0)
-        left = left.flip(-1).cumsum_(-1).flip(-1)  # from the nearest key on, so that near ones are precise
-        of_all = left[..., :1].exp() if rest is not None else None
-        least = math.log(torch.finfo(z.dtype).tiny) + 7  # below it the processor is many times slower
-        nothing = (left.add_(z) < least).logical_or_(~before)
-        shares = left.clamp_(min=least).exp_().masked_fill_(nothing, 0)
-        if rest is not None:
-            shares = torch.where(rest, of_all, shares)
-        ctx.save_for_backward(z, shares, before, rest)
+        z = z.masked_fill(~before, NEVER)
+        shares = torch.cat([_shares(part, rest) for part in _parts(z)]).view(z.shape)
+        ctx.save_for_backward(z, shares, rest)
         return shares
 
     @staticmethod
     def backward(ctx, grad: Tensor):  # type: ignore[override]
-        z, shares, before, rest = ctx.saved_tensors
-        w = shares * grad
-        of_rest = 0 if rest is None else (w * rest).sum(-1, keepdim=True)
-        farther = (w if rest is None else w.masked_fill(rest, 0)).cumsum(-1).add_(of_rest)
-        return w.sub_(farther.mul_(z.sigmoid())).masked_fill_(~before, 0), None, None
+        z, shares, rest = ctx.saved_tensors
+        parts = zip(_parts(z), _parts(shares), _parts(grad), strict=True)
+        return torch.cat([_gradient(*part, rest) for part in parts]).view(z.shape), None, None
+
+
+def _parts(x: Tensor) -> tuple[Tensor, ...]:
+    """(B, H, Tq, Tk) as some (·, Tq, Tk), on a CPU so small that one stays in the cache through all that is done."""
+    of_head = x[0, 0].numel()
+    return x.flatten(0, 1).split(max(1, CACHED // of_head) if x.device.type == "cpu" else x[..., 0, 0].numel())
+
+
+def _shares(z: Tensor, rest: Tensor | None) -> Tensor:
+    taken = F.softplus(z, threshold=40).flip(-1).cumsum_(-1)  # from the nearest key on, so that near ones are precise
+    least = math.log(torch.finfo(z.dtype).tiny) + 7  # below it the processor is many times slower
+    shares = (z - taken.flip(-1)).clamp_(min=least).exp_()
+    shares = F.threshold_(shares, 2 * math.exp(least), 0.0)
+    return shares if rest is None else torch.where(rest, (-taken[..., -1:]).exp(), shares)
+
+
+def _gradient(z: Tensor, shares: Tensor, grad: Tensor, rest: Tensor | None) -> Tensor:
+    w = shares * grad
+    if rest is None:
+        return w.addcmul_(w.cumsum(-1), z.sigmoid(), value=-1)
+    farther = w.masked_fill(rest, 0).cumsum(-1).add_((w * rest).sum(-1, keepdim=True))
+    return w.masked_fill(rest, 0).addcmul_(farther, z.sigmoid(), value=-1)
