@@ -29,8 +29,8 @@ class Part:
     """What the numbers say of one part of a claim, as two one-sided p-values.
 
     Args:
-        wrong: Of the numbers if the statement were false: small where they show that it holds.
-        right: Of the numbers if it were true: small where they show that it does not.
+        wrong: p-value under the hypothesis that the statement is false; it is small if the numbers show that it holds.
+        right: p-value under the hypothesis that the statement is true; it is small if they show that it does not.
     """
 
     wrong: float

@@ -44,7 +44,8 @@ def attend_blocks(
     starts = range(first, length, block)
     recompute = len(starts) > 1 and torch.is_grad_enabled() and q.shape[:3].numel() * length > KEPT
     out = []
-    for start in reversed(starts):  # largest first: growing ones fit in no hole of the heap, which then passes T × T
+    # the largest block first: no freed block of scores is large enough for the next, so memory would exceed T × T
+    for start in reversed(starts):
         rows = slice(start, min(length, start + block))
         columns = slice(0 if window is None else max(0, start - window + 1), rows.stop)
         here = slice(rows.start - first, rows.stop - first)

@@ -1,1 +1,1 @@
-"""Strategies × seeds with everything else equal: what is compared, and how its runs are run."""
+"""Comparison of strategies × seeds with everything else equal: its description, its runs, its records."""

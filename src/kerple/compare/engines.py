@@ -1,4 +1,4 @@
-"""Where runs run: side by side on this machine, or over a cluster by Ray."""
+"""Engines that run a comparison's runs: side by side on this machine, or on a Ray cluster."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -16,13 +16,17 @@ TICK = 0.25  # seconds
 
 
 def local(work: Work, parallel: int) -> Ended:
-    """Run on this machine, ``parallel`` at a time, each with its share of the cores.
+    """Run on this machine, ``parallel`` runs at a time, each with its share of the cores.
+
+    When the iterator is closed or raises, the processes of the runs are asked to save and end, and it waits for them.
+
+    Args:
+        work: The runs, each with its resolved configuration, flat.
+        parallel: Number of runs at a time.
 
     Yields:
-        A job that has ended and what went wrong, None if nothing; or None, every quarter of a second in which none has.
-
-    When the iterator is closed, or an exception comes into it, the processes of the runs are asked to save and end, and
-    it waits for them.
+        A run that has ended and the error message, or None if it went well. In a quarter of a second in which no run
+        has ended, it yields None instead.
     """
     threads = max(1, cores() // parallel)
     children: list[jobs.Child] = []
@@ -63,8 +67,12 @@ def _noting(job: Job) -> Callable[[str], None]:
 def ray(work: Work, parallel: int) -> Ended:
     """Run on a Ray cluster whose machines share this folder.
 
-    Joins the cluster of RAY_ADDRESS or of the machine, else starts one here. A run takes 1 / ``parallel`` of this
-    machine's cores, and a GPU where there are any.
+    The cluster is that of RAY_ADDRESS or of this machine, or else one that is started here. A run takes 1 /
+    ``parallel`` of this machine's cores, and a GPU if the cluster has any.
+
+    Args:
+        work: The runs, each with its resolved configuration, flat.
+        parallel: Number of runs at a time on a machine.
 
     Yields:
         As `local`.

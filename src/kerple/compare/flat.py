@@ -1,4 +1,4 @@
-"""Configurations as one level of keys, so that two can be held against each other."""
+"""Configurations as one level of keys, so that two can be compared."""
 
 import json
 from typing import Any
@@ -7,8 +7,10 @@ from kerple.report.flat import flatten
 
 
 def flat(config: dict[str, Any]) -> dict[str, Any]:
-    """A nested configuration, flat, lists of objects (callbacks) by their class names included, as JSON gives it
-    back."""
+    """Flatten a nested configuration, also lists of objects (callbacks), whose keys are their class names.
+
+    Values are as JSON reads them back.
+    """
     flattened: dict[str, Any] = {}
     for key, value in flatten(config).items():
         if isinstance(value, list) and any(isinstance(item, dict) for item in value):

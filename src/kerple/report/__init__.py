@@ -1,1 +1,1 @@
-"""How runs are told: statistics, tables, figures and a page."""
+"""The report of finished runs: statistics, tables, figures and a page."""

@@ -1,4 +1,4 @@
-"""Figures of a comparison, drawn from its tables alone."""
+"""Figures of a comparison, drawn from its tables."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -15,20 +15,25 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 from kerple.report.statistics import lower_is_better
 from kerple.report.tables import NAMES
 
-# Okabe and Ito's colours, distinct to colour-blind readers, then the same again with other dashes
+# colours of Okabe and Ito, which colour-blind readers can tell apart; they are repeated with other dashes
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8A8A8A")
 DASHES = ("-", "--", ":", "-.")
 MARKERS = "osD^vP*X"
 DOTTED = {"linestyle": (0, (1, 1)), "linewidth": 2.0}
 Styles = dict[str, dict[str, Any]]
 Draw = Callable[[Axes, pd.DataFrame, Styles], tuple[float, float]]
-HEADROOM = 4.0  # a curve that leaves the axis above this many times the best one has said what it has to say
+HEADROOM = 4.0  # the axis ends at so many times the best value
 
 
 def figures(summary: pd.DataFrame, trained: Mapping[str, int | None], baseline: str) -> Iterator[tuple[str, Figure]]:
-    """(name, figure) of every metric against length, a panel for each protocol, and of every ratio to the baseline.
+    """Yield (name, figure) of each metric against length, and of its ratio to the baseline; a panel per protocol.
 
-    Bits per byte have none beside perplexity: the same curves on another axis.
+    Bits per byte have no figure if there is one of perplexity, whose curves are the same on another axis.
+
+    Args:
+        summary: A row for each strategy, metric, protocol and length.
+        trained: Training length of each protocol, or None.
+        baseline: The strategy to which ratios are taken.
     """
     summary = summary.assign(strategy=summary["strategy"].map(_label))
     styles = _styles(summary["strategy"])
@@ -51,13 +56,14 @@ def figures(summary: pd.DataFrame, trained: Mapping[str, int | None], baseline: 
 
 
 def position_wise(table: pd.DataFrame, strategies: pd.Series, baseline: str) -> Iterator[tuple[str, Figure]]:
-    """(name, figure) of perplexity by position in a long segment, mean over seeds, and the baseline's with a window
-    (Chi et al. 2022, figure 5).
+    """Yield (name, figure) of perplexity by position in a long segment, as in figure 5 of Chi et al. 2022.
+
+    Curves are means over seeds. The baseline is also drawn with a window.
 
     Args:
-        table: strategy, first position of a bin, window, ppl_full and ppl_windowed, a row for each seed; of several
-            parts also the part, each of which has a figure of its own: perplexities of two corpora have no mean.
-        strategies: All of the comparison, so that each keeps its colour.
+        table: Columns strategy, seed, first (position of a bin), window, ppl_full, ppl_windowed; and part if the
+            comparison has several parts, each of which has a figure.
+        strategies: All strategies of the comparison, so that each keeps its colour.
         baseline: The strategy that is also drawn with attention to the last ``window`` keys only.
     """
     table, baseline = table.assign(strategy=table["strategy"].map(_label)), _label(baseline)
@@ -72,7 +78,7 @@ def position_wise(table: pd.DataFrame, strategies: pd.Series, baseline: str) -> 
 
 
 def save(figure: Figure, folder: Path, name: str) -> tuple[Path, Path]:
-    """Write a figure as PNG and SVG; their paths. Nothing in the files depends on when they were written."""
+    """Write a figure as PNG and SVG, and return their paths. The files do not depend on the time of writing."""
     file = name.replace("/", "_")
     paths = folder / f"{file}.png", folder / f"{file}.svg"
     figure.savefig(paths[0], dpi=150, metadata={"Software": None})
@@ -93,7 +99,7 @@ def _position_curves(table: pd.DataFrame, styles: Styles, baseline: str) -> Figu
         if strategy == baseline:
             ax.plot(group["first"], group["ppl_windowed"], label=f"{strategy}, last {window} keys", **style | DOTTED)
     width = np.diff(np.unique(means["first"])).min() if means["first"].nunique() > 1 else 1
-    settled = means[means["first"] > 0]["ppl_full"]  # the first tokens of a segment have nothing to go by
+    settled = means[means["first"] > 0]["ppl_full"]  # the first tokens of a segment have hardly any context
     ax.set_yscale("log")
     if np.isfinite(settled.min()):
         ax.set_ylim(settled.min() / 1.04, min(settled.max(), 2 * settled.min()) * 1.04)
@@ -106,7 +112,7 @@ def _position_curves(table: pd.DataFrame, styles: Styles, baseline: str) -> Figu
 
 
 def _label(strategy: str) -> str:
-    """As it is: not as a formula between dollars, and not left out of legends for a low line in front."""
+    """A label that matplotlib shows literally: it treats dollars as formulas, and hides labels that begin with _."""
     return re.sub("^_", " _", str(strategy).replace("$", r"\$"))
 
 
@@ -136,7 +142,7 @@ def _panels(chosen: pd.DataFrame, styles: Styles, trained: Mapping[str, int | No
         ax.set_title(_label(protocol), fontsize=10, pad=14)
         ax.grid(alpha=0.25, linewidth=0.6)
         ax.spines[["top", "right"]].set_visible(False)
-        tokens = lower_is_better(panel["metric"].iloc[0])  # an accuracy is one of problems, with sizes of their own
+        tokens = lower_is_better(panel["metric"].iloc[0])  # accuracies are of problems, whose lengths are no tokens
         ax.set_xlabel("evaluation length (tokens)" if tokens else "length of the problem")
         _lengths(ax, sorted(panel["length"].unique()), trained[protocol])
     axes[0, 0].set_ylim(min(low for low, _ in ranges), max(high for _, high in ranges))  # shared by all panels
@@ -150,7 +156,7 @@ def _panels(chosen: pd.DataFrame, styles: Styles, trained: Mapping[str, int | No
 
 
 def _values(ax: Axes, panel: pd.DataFrame, styles: Styles) -> tuple[float, float]:
-    """Draw one panel; the range of the vertical axis it asks for."""
+    """Draw a metric in one panel; return the range of the vertical axis that it needs."""
     metric = panel["metric"].iloc[0]
     for strategy, group in panel.groupby("strategy", sort=False):
         group = group.sort_values("length")
@@ -169,7 +175,7 @@ def _values(ax: Axes, panel: pd.DataFrame, styles: Styles) -> tuple[float, float
 
 
 def _ratios(ax: Axes, panel: pd.DataFrame, styles: Styles) -> tuple[float, float]:
-    """Draw one panel, in per cent; the range of the vertical axis it asks for."""
+    """Draw ratios in one panel, in per cent; return the range of the vertical axis that they need."""
     for strategy, group in panel.groupby("strategy", sort=False):
         group = group.sort_values("length")
         percent = [100 * (group[c].to_numpy() - 1) for c in ("ratio", "ratio_low", "ratio_high")]
@@ -181,7 +187,7 @@ def _ratios(ax: Axes, panel: pd.DataFrame, styles: Styles) -> tuple[float, float
 
 
 def _lengths(ax: Axes, lengths: list[int], trained: int | None) -> None:
-    if len(lengths) > 1 and np.median(np.divide(lengths[1:], lengths[:-1])) >= 1.4:  # by octaves, not one by one
+    if len(lengths) > 1 and np.median(np.divide(lengths[1:], lengths[:-1])) >= 1.4:  # lengths that grow by factors
         ax.set_xscale("log", base=2)
         ax.xaxis.set_major_locator(FixedLocator(lengths if len(lengths) <= 8 else lengths[:: -(-len(lengths) // 8)]))
         ax.xaxis.set_minor_locator(NullLocator())
@@ -190,7 +196,7 @@ def _lengths(ax: Axes, lengths: list[int], trained: int | None) -> None:
         ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     if trained is not None and lengths[0] <= trained <= lengths[-1]:
         ax.axvline(trained, color="black", linewidth=0.8, linestyle=":")
-        # above the frame, where no curve can be
+        # above the frame, where it hides no curve
         ax.annotate(
             "trained", (trained, 1), xycoords=("data", "axes fraction"), xytext=(0, 2), textcoords="offset points",
             fontsize=7, ha="center",

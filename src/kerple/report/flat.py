@@ -1,10 +1,10 @@
-"""Nested configurations as one level of keys."""
+"""`flatten`: a nested configuration as one level of keys."""
 
 from typing import Any
 
 
 def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested keys joined by dots; lists and empty mappings are values."""
+    """Join nested keys by dots. Lists and empty mappings count as values."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, dict) and value:

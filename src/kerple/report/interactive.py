@@ -1,4 +1,4 @@
-"""What the figure of the page is drawn from: the curves as data, and the library that draws them in the browser."""
+"""Data and script of the page's interactive figure."""
 
 import json
 import math
@@ -16,13 +16,13 @@ DASHES: tuple[list[int], ...] = ([], [8, 4], [2, 3], [10, 3, 2, 3])
 
 
 def curves(summary: pd.DataFrame, results: pd.DataFrame, trained: Mapping[str, int | None], baseline: str) -> str:
-    """All curves as JSON that may stand in a ``script`` element.
+    """All curves as JSON, escaped for a ``script`` element.
 
     Args:
-        summary: One row for each strategy and cell, with ratios and their intervals.
-        results: One row for each run and cell.
-        trained: Training length behind each protocol.
-        baseline: The strategy the ratios are to.
+        summary: A row for each strategy and cell, with ratios and their intervals.
+        results: A row for each run and cell.
+        trained: Training length of each protocol, or None.
+        baseline: The strategy to which ratios are taken.
     """
     order = list(dict.fromkeys(summary["strategy"]))
     metrics = []
@@ -34,11 +34,11 @@ def curves(summary: pd.DataFrame, results: pd.DataFrame, trained: Mapping[str, i
         name = NAMES.get(str(metric), str(metric))
         metrics.append({"name": name, "lower": lower_is_better(str(metric)), "protocols": protocols})
     text = json.dumps({"baseline": baseline, "metrics": metrics}, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c")  # a label is whatever somebody called a strategy
+    return text.replace("<", "\\u003c")  # labels may contain anything
 
 
 def library() -> tuple[str, str]:
-    """Script and style of the page: uPlot (MIT), which draws lines, and our own lines around it."""
+    """Script and style of the page: those of uPlot (MIT), which draws the figure, and `page.js`, which controls it."""
     folder = resources.files("kerple.report")
     script = folder.joinpath("uPlot/uPlot.iife.min.js").read_text() + folder.joinpath("page.js").read_text()
     return script, folder.joinpath("uPlot/uPlot.min.css").read_text()
@@ -68,5 +68,5 @@ def _protocol(
 
 
 def _numbers(values: pd.Series) -> list[float | None]:
-    """As strict JSON has them: what is missing or infinite is null."""
+    """Values for strict JSON: missing and infinite ones become None."""
     return [float(f"{value:.7g}") if math.isfinite(value) else None for value in values]

@@ -1,9 +1,9 @@
-"""Finished runs, read into tables: the only place that knows what a run directory looks like.
+"""Reading of finished runs into tables. No other module depends on the layout of a run directory.
 
-A run directory holds ``config.yaml`` (resolved), ``cost.json`` (speed, memory, versions, machine) and, after its test,
-``test/``: JSON files of result rows and, from analyses, CSV files. A result row is either ``{protocol, length,
-nll_sum, targets}`` (a perplexity: the extrapolation test) or ``{metric, protocol, length, value}`` (anything else: a
-task's accuracy).
+A run directory holds ``config.yaml`` (the resolved configuration), ``cost.json`` (speed, memory, versions, machine)
+and, after a test, ``test/`` with JSON files of result rows and the CSV files of analyses. A result row of a perplexity
+is ``{protocol, length, nll_sum, targets}``; any other, such as a task's accuracy, is ``{metric, protocol, length,
+value}``.
 """
 
 import json
@@ -24,22 +24,22 @@ from kerple.errors import UserError
 RUN = ["strategy", "seed"]
 RESULT = ["metric", "protocol", "length"]
 LOSSES = ("ppl", "bits_per_byte")
-TOO_LARGE = ("attention_maps",)  # a row for each query and key
-ABOUT = ("split", "block", "sampling", "documents", "precision")  # of a test, in the file beside its rows
-SEED_FOLDER = re.compile(r"seed-\d+(_v\d+)?")  # as `fit` names it: below the strategy's
-SETTING = {"windowed": "window", "sliding": "stride", "last": "k"}  # part of the protocol's name, as in the logs
+TOO_LARGE = ("attention_maps",)  # files with a row for each query and key are left out
+ABOUT = ("split", "block", "sampling", "documents", "precision")  # entries about a test, in the file of its rows
+SEED_FOLDER = re.compile(r"seed-\d+(_v\d+)?")  # the name that `fit` gives, below a folder of the strategy
+SETTING = {"windowed": "window", "sliding": "stride", "last": "k"}  # options that are part of a protocol's name
 
 
 @dataclass(frozen=True)
 class Run:
-    """Where one strategy trained with one seed is found.
+    """A run: one strategy, trained with one seed.
 
     Args:
-        strategy: Its label in tables and figures.
-        seed: Of initialisation and order of data.
+        strategy: Label of the strategy in tables and figures.
+        seed: Seed of the initialisation and the order of data.
         directory: The run directory.
-        test: Folder of the test in it.
-        part: Of a comparison over several tasks or corpora; empty if there is only one.
+        test: Name of the test's folder in it.
+        part: Part of the comparison, such as a task or a corpus; empty if there is only one.
     """
 
     strategy: str
@@ -51,18 +51,19 @@ class Run:
 
 @dataclass(frozen=True)
 class Runs:
-    """What the runs of a comparison wrote, in tables whose first columns are strategy and seed.
+    """The results of all runs of a comparison, as tables whose first columns are strategy and seed.
 
     Args:
-        results: metric, protocol, length, value, and the ``sum`` and ``count`` it is made of (NaN where unknown).
-        blocks: metric, protocol, length, block, sum, count; empty if the runs kept no sums by block.
-        costs: What `Throughput` measured; one row for each run that has it, with its part if it has one.
-        analyses: The CSV files of the tests, one table for each name.
-        configs: Resolved configuration of each run.
-        environments: Versions and machine each run recorded.
-        trained: Training length behind each protocol, None where its runs differ: tasks have each their own.
-        text: What each protocol was measured on and how it was chosen; more than one entry where runs differ.
-        old_bytes: Whether bits per byte are of tests that took the split's average token for each target.
+        results: Columns metric, protocol, length, value, sum and count; the value is made of the latter two, which are
+            NaN if unknown.
+        blocks: Columns metric, protocol, length, block, sum, count; empty if the runs have no sums by block.
+        costs: What `Throughput` measured: a row for each run that has it, with its part if it has one.
+        analyses: The tables of the analyses, by the names of their CSV files.
+        configs: The resolved configuration of each run.
+        environments: Versions and machine of each run.
+        trained: Training length of each protocol, or None if its runs differ in it.
+        text: Descriptions of the text that each protocol scored; there are several if runs differ.
+        old_bytes: Whether bits per byte are from old tests, which took the average token for each target.
     """
 
     results: pd.DataFrame
@@ -83,21 +84,21 @@ class Runs:
 
 
 def locate(directories: Iterable[Path], test: str = "test") -> list[Run]:
-    """Runs below these directories, labelled by the strategy and the seed in their configuration.
+    """Find the runs below some directories, and label each by the strategy in its configuration.
 
-    Strategies of one class with other options would have one label: where a class has a seed twice, its runs are
-    labelled by the folder above ``seed-<n>``, if they lie in such folders.
+    Runs of one class with different options would have the same label. If a class occurs twice with one seed, its runs
+    are therefore labelled by the folder above ``seed-<n>``, if they are in such folders.
 
     Args:
         directories: Where to look.
-        test: Folder of the test in every run.
+        test: Name of the test's folder in each run.
 
     Raises:
-        UserError: If there is none, or a config.yaml is not one that `fit` wrote.
+        UserError: If there are no runs, or a config.yaml is not one that `fit` wrote.
     """
     roots = list(directories)
     folders = {path.parent for root in roots for path in root.rglob("config.yaml")}
-    # a test writes its configuration too, into a folder of whatever name inside the run's
+    # a test writes its configuration too, into a folder of any name inside the run's
     found = sorted(folder for folder in folders if folder.name != "test" and not folders & {*folder.parents})
     if not found:
         where = ", ".join(map(str, roots))
@@ -122,11 +123,11 @@ def locate(directories: Iterable[Path], test: str = "test") -> list[Run]:
 
 
 def read(runs: Iterable[Run]) -> Runs:
-    """Read runs that were fitted and tested.
+    """Read the results of runs that were fitted and tested.
 
     Raises:
-        UserError: If a run was not tested, a file does not hold what its rows say, or two runs have the same results;
-            names the files.
+        UserError: If a run was not tested, sums in a file contradict each other, or two runs have the same label, seed
+            and cell. The message names the files.
     """
     tables: dict[str, list[dict[str, Any]]] = {"results": [], "blocks": [], "costs": []}
     analyses: dict[str, list[pd.DataFrame]] = {}
@@ -145,7 +146,7 @@ def read(runs: Iterable[Run]) -> Runs:
         for path, row in rows:
             old_bytes |= row.get("bits_per_byte") is not None and "bytes" not in row
             for result, blocks in _results(row, path):
-                if run.part and result["metric"] in LOSSES:  # a task is a protocol of its own, a corpus is not
+                if run.part and result["metric"] in LOSSES:  # a task has a protocol of its own, a corpus has not
                     result["protocol"] = f"{run.part} {result['protocol']}"
                 cell = tuple(result[c] for c in RESULT)
                 if (other := origin.setdefault((run.strategy, run.seed, *cell), run.directory)) != run.directory:
@@ -176,11 +177,11 @@ def read(runs: Iterable[Run]) -> Runs:
 
 
 def results_of(directory: Path, test: str = "test") -> dict[str, Any]:
-    """What `read` uses of a run, small enough to keep: `unpack` makes a folder of it that reads the same.
+    """Everything that `read` uses of a run, small enough to commit. `unpack` makes a run directory of it again.
 
     Args:
-        directory: Of the run.
-        test: Folder of the test in it.
+        directory: The run directory.
+        test: Name of the test's folder in it.
     """
     found: dict[str, Any] = {"config.yaml": _yaml(directory / "config.yaml")}
     if (directory / "cost.json").exists():
@@ -193,7 +194,7 @@ def results_of(directory: Path, test: str = "test") -> dict[str, Any]:
 
 
 def unpack(kept: dict[str, Any], directory: Path, test: str = "test") -> None:
-    """Write what `results_of` returned as the folder of a run, without its checkpoints."""
+    """Write what `results_of` returned as a run directory, without checkpoints."""
     (directory / test).mkdir(parents=True)
     (directory / "config.yaml").write_text(yaml.safe_dump(kept["config.yaml"], sort_keys=False))
     if "cost.json" in kept:
@@ -204,7 +205,7 @@ def unpack(kept: dict[str, Any], directory: Path, test: str = "test") -> None:
 
 
 def strategy(config: dict[str, Any]) -> str:
-    """Class name of the strategy in a resolved configuration, or what a pretrained model is called."""
+    """Class name of the strategy in a resolved configuration, or the name of a pretrained model and its scaling."""
     model = config["model"]
     if "path" in model:
         return " ".join(filter(None, [Path(model["path"]).stem, model["scaling"]]))
@@ -213,10 +214,10 @@ def strategy(config: dict[str, Any]) -> str:
 
 
 def training_length(config: dict[str, Any]) -> int | None:
-    """Training length in a resolved configuration, None if its data has no such setting."""
+    """Training length in a resolved configuration, or None if its data has no such option."""
     data = config.get("data") or {}
     settings = data.get("init_args", data)
-    return settings.get("train_length", settings.get("length"))  # tasks count what they are asked, not tokens
+    return settings.get("train_length", settings.get("length"))  # of a task, the length of problems, not tokens
 
 
 def _yaml(path: Path) -> dict[str, Any]:
@@ -243,7 +244,7 @@ def _csv(path: Path) -> pd.DataFrame:
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
-    """Result rows of a JSON file, none if it is some other analysis's."""
+    """Result rows of a JSON file; none if the file is of another kind."""
     content = _json(path)
     rows = content.get("rows", []) if isinstance(content, dict) else content
     about = {key: content[key] for key in ABOUT if key in content} if isinstance(content, dict) else {}
@@ -251,7 +252,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _text(row: dict[str, Any]) -> str:
-    """The choices of `Extrapolation` that are in no protocol's name."""
+    """The options of `Extrapolation` that are not part of a protocol's name, as a phrase."""
     paper = row.get("sampling") == "paper"
     choices = [
         f"{row['split']} split" if "split" in row else "",
@@ -265,8 +266,7 @@ def _text(row: dict[str, Any]) -> str:
 
 
 def _analyses(folder: Path) -> Iterator[tuple[str, pd.DataFrame]]:
-    """CSV files as they are, and sums of loss by position in bins, 64 to a length: enough for a figure of any
-    length."""
+    """Yield the name and the table of each analysis, and losses by position in 64 bins as ``by_position``."""
     for path in sorted(folder.glob("*.csv")):
         if path.stem not in TOO_LARGE:
             yield path.stem, _condensed(_csv(path))
@@ -284,7 +284,7 @@ def _analyses(folder: Path) -> Iterator[tuple[str, pd.DataFrame]]:
 
 
 def _condensed(table: pd.DataFrame) -> pd.DataFrame:
-    """Sums over 64 bins of positions; distances that are 2^(n/4): neither loses what claims rest on."""
+    """A smaller table: sums over 64 bins of positions, and only the distances 2^(n/4)."""
     if {"position", "nll_full", "nll_windowed", "targets"} <= set(table.columns):
         width = max(1, (table["position"].max() + 1) // 64)
         table = table.assign(first=table["position"] // width * width)
@@ -311,15 +311,15 @@ def _results(row: dict[str, Any], path: Path) -> Iterator[tuple[dict[str, Any], 
     if not {"nll_sum", "targets"} <= row.keys():
         raise UserError(f"{where}: got {', '.join(row)}, expected nll_sum and targets, or metric and value")
     if protocol == "per_position":
-        return  # the sums of full once more; what it adds is by position, see `_by_position`
-    # a null is what strict JSON has for an infinite loss
+        return  # its sums are those of full; `_analyses` reads the losses by position
+    # strict JSON has null for an infinite loss
     sums = {"sum": math.inf if row["nll_sum"] is None else float(row["nll_sum"]), "count": int(row["targets"])}
     cell = {"protocol": protocol, "length": length}
     if sums["count"] < 1:
         raise UserError(f"{where}: got {sums['count']} targets, expected at least one")
     nats = sums["sum"] / sums["count"]
     blocks = _blocks(row, "block_nll", "block_targets", sums, where)
-    # np.exp: a collapsed model's perplexity is infinite, not an error
+    # np.exp returns infinity for a collapsed model, where math.exp raises
     yield {"metric": "ppl", **cell, "value": float(np.exp(nats)), **sums}, blocks
     if row.get("bits_per_byte") is not None:
         of = sums | {"count": row["bytes"]} if "bytes" in row else sums
@@ -327,11 +327,11 @@ def _results(row: dict[str, Any], path: Path) -> Iterator[tuple[dict[str, Any], 
 
 
 def _blocks(row: dict[str, Any], sums: str, counts: str, total: dict[str, float], where: str) -> list[dict[str, Any]]:
-    """Sums by block, checked against the total: an interval must be about the very number it stands beside."""
+    """Sums by block, which must add up to the total, so that an interval belongs to the number beside it."""
     parts = row.get(sums)
     if parts is None or None in parts:
         return []
-    # blocks of one test are equally long; a writer whose blocks are not says how long each is
+    # without counts, all blocks are equally long
     numbers = row.get(counts) or [total["count"] / len(parts)] * len(parts)
     if len(numbers) != len(parts) or not math.isclose(math.fsum(parts), total["sum"], rel_tol=1e-6, abs_tol=1e-9):
         raise UserError(f"{where}: {sums} ({len(parts)} blocks) does not add up to the row's sum {total['sum']}")
