@@ -10,7 +10,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-import kerple.model.attention
+import kerple.model.self_attention
 from benchmarks.attention import explicit
 from benchmarks.measure import Row, medians, publish
 from benchmarks.models import build, training_step
@@ -28,7 +28,7 @@ def with_explicit_bias(step: Callable[[], None]) -> Callable[[], None]:
         return explicit(q, k, v, table)
 
     def run() -> None:
-        with mock.patch.object(kerple.model.attention, "attend", attend):
+        with mock.patch.object(kerple.model.self_attention, "attend", attend):
             step()
 
     return run

@@ -47,7 +47,7 @@ def model() -> Kept:
 
 def data(batch_size: int) -> TaskData:
     # 3 batches of validation: two processes need a filler
-    return TaskData(Addition(), LENGTH, 3, batch_size=batch_size, eval_batch_size=7, val_examples=20, seed=3)
+    return TaskData(Addition(), LENGTH, 3, batch_size=batch_size, eval_batch_size=7, validation_examples=20, seed=3)
 
 
 def step(folder: Path, batch_size: int, accumulate: int = 1, processes: int = 1, **options: Any) -> dict[str, Any]:

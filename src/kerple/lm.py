@@ -14,12 +14,10 @@ from torchmetrics import MeanMetric
 from kerple.attention import Asked
 from kerple.bolts import LinearWarmupCosineAnnealingLR
 from kerple.errors import UserError
-from kerple.model import Transformer
+from kerple.model import Batch, Transformer
 from kerple.muon import Muon
 from kerple.positions import Position, Shape
 from kerple.positions.coupled import Placed
-
-Batch = dict[str, Tensor]
 
 
 class LanguageModel(LightningModule):

@@ -14,8 +14,8 @@ from pytorch_lightning.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from kerple.callbacks.analysis import Analysis
-from kerple.callbacks.attention import AttentionMaps, AttentionStatistics
-from kerple.callbacks.kernels import Kernels
+from kerple.callbacks.heads import AttentionMaps, AttentionStatistics
+from kerple.callbacks.kernel_curves import Kernels
 from kerple.callbacks.position_wise import PositionWisePerplexity
 from kerple.callbacks.receptive_field import ReceptiveField
 from kerple.callbacks.shift import ShiftTest

@@ -15,8 +15,8 @@ from scipy import stats
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.data import DataLoader
 
-from kerple.callbacks.attention import AttentionStatistics
 from kerple.callbacks.extrapolation import Extrapolation
+from kerple.callbacks.heads import AttentionStatistics
 from kerple.callbacks.receptive_field import ReceptiveField
 from kerple.callbacks.shift import ShiftTest
 from kerple.evaluation.context import ContextGain

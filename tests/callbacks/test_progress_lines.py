@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pytorch_lightning import Trainer
 
-from kerple.callbacks.progress_lines import Progress, counted, within
+from kerple.callbacks.progress_lines import ProgressLines, with_progress, within
 from kerple.runs.progress import VARIABLE, read
 from tests.callbacks.line import Line
 from tests.toy import ToyData
@@ -24,7 +24,7 @@ def test_lines_and_the_file_say_how_far_a_fit_is(
     trainer = Trainer(
         default_root_dir=tmp_path, accelerator="cpu", max_steps=4, logger=False, enable_progress_bar=False,
         enable_model_summary=False, enable_checkpointing=False, limit_val_batches=0,
-        callbacks=[Progress(every=0.0, file_every=0.0)],
+        callbacks=[ProgressLines(every=0.0, file_every=0.0)],
     )  # fmt: skip
     trainer.fit(Read(-1, "loss"), ToyData())
 
@@ -45,7 +45,7 @@ def test_a_test_counts_its_blocks(tmp_path: Path, capsys: pytest.CaptureFixture[
 
     Trainer(
         default_root_dir=tmp_path, accelerator="cpu", logger=False, enable_progress_bar=False,
-        callbacks=[Progress(every=0.0, file_every=0.0)],
+        callbacks=[ProgressLines(every=0.0, file_every=0.0)],
     ).test(Tested(-1, "loss"), ToyData())  # fmt: skip
     printed = [text for text in capsys.readouterr().out.splitlines() if text.startswith("testing")]
     assert [text.split(",")[1] for text in printed] == [f" block {n} of 4" for n in (1, 2, 3, 4)]
@@ -68,13 +68,13 @@ def test_a_long_block_tells_of_its_parts_and_blocks_after_the_batches_are_counte
                     seen.append(told())
 
         def on_test_epoch_end(self) -> None:
-            for block in counted(self.trainer, range(3)):
+            for block in with_progress(self.trainer, range(3)):
                 if block:
                     seen.append(told())
 
     Trainer(
         default_root_dir=tmp_path, accelerator="cpu", logger=False, enable_progress_bar=False, limit_test_batches=2,
-        callbacks=[Progress(every=60, file_every=0.0)],
+        callbacks=[ProgressLines(every=60, file_every=0.0)],
     ).test(Tested(-1, "loss"), ToyData())  # fmt: skip
     assert seen == [(0.25, 2), (0.5, 2), (0.75, 2), (1.25, 2), (1.5, 2), (1.75, 2), (1, 3), (2, 3)]
     assert told() == (3, 3)

@@ -48,7 +48,7 @@ ADDITION = {  # for strategies that ask for the places of a task
         "train_length": 3,
         "length": 13,
         "batch_size": 4,
-        "val_examples": 8,
+        "validation_examples": 8,
         "test_examples": 4,
     },
 }

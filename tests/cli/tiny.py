@@ -20,7 +20,7 @@ TINY: dict[str, Any] = {
             "train_length": 2,
             "test_lengths": [3],
             "batch_size": 2,
-            "val_examples": 2,
+            "validation_examples": 2,
             "test_examples": 2,
         },
     },

@@ -8,7 +8,7 @@ import yaml
 
 from kerple.cli.resolve import resolve
 from kerple.compare.comparison import Comparison, Strategy
-from kerple.compare.flat import flat
+from kerple.report.flat import flat
 
 ROOT = Path(__file__).parents[2]
 COMPARISONS = sorted(

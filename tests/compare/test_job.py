@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kerple.compare import job as jobs
+from kerple.compare.child import Failed
 from kerple.compare.comparison import Job
 
 FAKE = Path(__file__).parent / "fake_run.py"
@@ -125,6 +126,14 @@ def test_a_changed_configuration_is_named_key_by_key(tmp_path: Path) -> None:
     assert not run.directory.exists()
 
 
+def test_an_option_that_has_another_name_now_is_no_change(tmp_path: Path) -> None:
+    run = job(tmp_path)
+    run.beside(".json").parent.mkdir(parents=True)
+    run.beside(".json").write_text(json.dumps({"config": {"data.init_args.val_examples": 7}, "tests": {}}))
+    assert jobs.differences(run, {"data.init_args.validation_examples": 7}) == []
+    assert jobs.differences(run, {"data.init_args.validation_examples": 8}) != []
+
+
 def test_a_version_that_somebody_made_beside_it_is_not_resumed_in_its_place(tmp_path: Path) -> None:
     undisturbed, run = job(tmp_path / "undisturbed"), job(tmp_path)
     jobs.run(undisturbed, CONFIG, 1, lambda _: None, FAKE)
@@ -144,7 +153,7 @@ def test_a_version_that_somebody_made_beside_it_is_not_resumed_in_its_place(tmp_
 def test_a_run_that_another_comparison_started_otherwise_meanwhile_is_not_ours(tmp_path: Path) -> None:
     run = job(tmp_path)
     jobs.run(run, CONFIG, 1, lambda _: None, FAKE)  # the other one, while we waited for the lock
-    with pytest.raises(jobs.Failed, match=r"another configuration: trainer\.max_steps: 20 -> 40"):
+    with pytest.raises(Failed, match=r"another configuration: trainer\.max_steps: 20 -> 40"):
         jobs.run(run, CONFIG | {"trainer.max_steps": 40}, 1, lambda _: None, FAKE)
     assert starts(run) == [False]
 
@@ -172,7 +181,7 @@ def test_a_state_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 def test_a_failure_shows_the_end_of_what_was_printed(tmp_path: Path) -> None:
     run = job(tmp_path, "fail")
-    with pytest.raises(jobs.Failed, match=r"(?s)fail seed 1: fit ended with status 1, see .*is not a position"):
+    with pytest.raises(Failed, match=r"(?s)fail seed 1: fit ended with status 1, see .*is not a position"):
         jobs.run(run, CONFIG, 1, lambda _: None, FAKE)
     assert not jobs.finished(run)
 

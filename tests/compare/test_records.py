@@ -161,7 +161,8 @@ def test_where_data_lies_is_no_difference_and_auto_is_what_it_comes_to(monkeypat
 
 
 def test_tables_that_were_condensed_once_read_the_same(tmp_path: Path) -> None:
-    from kerple.report.runs import read, results_of, unpack
+    from kerple.report.collect import read
+    from kerple.report.files import results_of, unpack
     from tests.report.runs_on_disk import write_run
 
     directory = write_run(tmp_path / "run", "ALiBi", 1236, (20.0, 19.0, 18.5, 18.25))

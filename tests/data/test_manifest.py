@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from kerple.data.manifest import Layout, parse_manifest, read_manifest, signed
+from kerple.data.manifest import parse_manifest, read_manifest, signed
 from kerple.data.prepare.encode import parse
 from kerple.data.shards import TokenStream
 from kerple.errors import UserError
@@ -136,11 +136,9 @@ def test_a_line_is_a_text_or_has_a_fault(line: bytes) -> None:
         assert fault.partition(":")[0] in ("empty", "broken JSON", "no text", "not Unicode", "JSON too deep")
 
 
-def test_sizes_by_hand() -> None:
-    layout = Layout("uint16", run_tokens=1000, runs_per_shard=3)  # 2,000 bytes of payload take 4 blocks of 512
-    assert layout.run_bytes == 512 + 2048
-    assert layout.shard_bytes(3500, 0) == 3 * 2560 + 1024
-    assert layout.shard_bytes(3500, 1) == 512 + 1024 + 1024
-    assert (layout.runs(3500), layout.shards(3500), layout.tokens_in_run(3500, 3)) == (4, 2, 500)
-    assert layout.member("test", 7) == "test-00000007.u16"
-    assert Layout("uint32").member("test", 7) == "test-00000007.u32"
+def test_the_end_of_text_is_one_of_the_vocabulary(prepared: Path) -> None:
+    lie = json.loads((prepared / "manifest.json").read_text())
+    del lie["sha256"]
+    lie["end_of_text"] = lie["vocabulary"]
+    with pytest.raises(UserError, match="m: end_of_text must be a whole number in 0"):
+        parse_manifest(signed(lie).encode(), "m")

@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
+from kerple.evaluation.gradient_distance import gradient_by_distance
 from kerple.evaluation.protocols import Protocol
-from kerple.evaluation.receptive_field import gradient_by_distance
 from kerple.hf import windows
 from kerple.hf.adapter import HuggingFaceNetwork
-from kerple.hf.scaling import scaled
+from kerple.hf.rope_scaling import scaled
 from tests.hf.tiny import CONFIGS, LENGTH, VOCABULARY, small, text, tiny
 
 hf = pytest.importorskip("transformers")

@@ -12,10 +12,10 @@ import torch
 
 from kerple.cli.main import main
 from kerple.data import TokenShards
-from kerple.evaluation.needle import ANSWER, NOISE, hidden, prompt, recall
+from kerple.evaluation.haystack import ANSWER, NOISE, hidden, prompt, recall
 from kerple.hf.adapter import HuggingFaceNetwork
 from kerple.hf.families import read_family
-from kerple.hf.source import locate, read_config, read_model, read_tokenizer
+from kerple.hf.source import locate, read_model, read_model_config, read_tokenizer
 from kerple.hf.weights import fill, transformer
 
 pytestmark = pytest.mark.slow
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 @torch.inference_mode()
 def test_our_import_reads_text_as_transformers_does() -> None:
     source = locate("smollm2-135m")
-    model = read_model(source, read_config(source))
+    model = read_model(source, read_model_config(source))
     theirs = HuggingFaceNetwork(model)
     assert (theirs.shape.length, theirs.strategy, theirs.in_pieces) == (8192, "RoPE", True)
     read = read_family(model.config, model.state_dict())
@@ -81,7 +81,7 @@ def test_it_finds_needles(shards: str, tmp_path: Path, monkeypatch: pytest.Monke
     assert Path("out/niah_single_1.png").exists()
     data = TokenShards(corpus=None, directory=shards, vocabulary=49152)
     source = locate("smollm2-135m")
-    model, wanted = read_model(source, read_config(source)), 0.0
+    model, wanted = read_model(source, read_model_config(source)), 0.0
     for number in range(2):
         problem = hidden("niah_single_1", 0.5, np.random.default_rng([1235, 256, 500000, number]))
         tokens = prompt(problem, 256, data.encode(NOISE) * 20, data.encode)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import kerple.attention.blocks
-from kerple.model.attention import SelfAttention, tell
+from kerple.model.self_attention import SelfAttention, tell
 from kerple.positions import At, Position, Shape
 
 HEADS, HEAD_DIM, LENGTH = 2, 6, 14
@@ -32,7 +32,7 @@ def ours_and_loops(
         window: Keys that are seen.
         offset: Of the positions.
     """
-    monkeypatch.setattr(kerple.attention.blocks, "BLOCK", 5)
+    monkeypatch.setattr(kerple.attention.blocks, "QUERIES_AT_ONCE", 5)
     torch.manual_seed(0)
     attention = SelfAttention(SHAPE, HEADS, bias=False).double()
     torch.nn.init.normal_(attention.qkv.weight, std=0.4)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kerple.report import page
-from kerple.report.runs import locate, read
+from kerple.report.collect import locate, read
 from tests.report.browser import Browser, installed
 from tests.report.runs_on_disk import CURVES, write_run
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from kerple.report import page as report
-from kerple.report.runs import Run, locate, read
+from kerple.report.collect import Run, locate, read
 from tests.report.runs_on_disk import BYTES_PER_TOKEN, CURVES, LENGTHS, write_run, write_task_run
 
 COMMITTED = Path(__file__).parents[2] / "results"

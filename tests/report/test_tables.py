@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from kerple.report.runs import Run, read
+from kerple.report.collect import Run, read
 from kerple.report.tables import Cell, Table, costs, number
 from tests.report.runs_on_disk import CURVES, write_run
 

@@ -54,6 +54,11 @@ def test_sharing_across_layers_is_an_option_of_the_model_now(name: str, options:
     assert type(model.network.positions[0]).__name__ == name
 
 
-@pytest.mark.parametrize("config", [{}, {"model": None}, {"model": {"position": "KerpleLog"}}])
+def test_tasks_name_their_validation_problems_in_full() -> None:
+    config = {"data": {"class_path": "kerple.tasks.TaskData", "init_args": {"length": 9, "val_examples": 7}}}
+    assert as_today(config)["data"]["init_args"] == {"length": 9, "validation_examples": 7}
+
+
+@pytest.mark.parametrize("config", [{}, {"model": None}, {"model": {"position": "KerpleLog"}}, {"data": "TaskData"}])
 def test_other_configurations_are_left_alone(config: dict[str, Any]) -> None:
     assert as_today(yaml.safe_load(yaml.safe_dump(config))) == config

@@ -66,7 +66,7 @@ def instances(node: Any) -> Iterator[dict[str, Any]]:
 def test_a_checkpoint_of_this_project_is_read_with_the_names_that_classes_have_now(tmp_path: Path) -> None:
     expected = config()
     expected["model"]["position"]["class_path"] = "kerple.positions.rotary.RoPE"
-    expected["trainer"]["callbacks"][0]["class_path"] = "kerple.callbacks.kernels.Kernels"
+    expected["trainer"]["callbacks"][0]["class_path"] = "kerple.callbacks.kernel_curves.Kernels"
     expected["trainer"]["callbacks"][1]["class_path"] = "pytorch_lightning.callbacks.model_checkpoint.ModelCheckpoint"
     assert read(tmp_path, config()) == expected
 
@@ -231,7 +231,7 @@ def test_whatever_a_checkpoint_says_is_refused_or_names_what_is_offered(tmp_path
         assert not instance["init_args"].keys() & {"dirpath", "cache", "__path__"}
     position = built["model"].get("position")
     assert position is None or position["class_path"].startswith("kerple.positions.")
-    assert built["data"]["class_path"] in {"kerple.data.datamodule.TokenShards", "kerple.tasks.data.TaskData"}
+    assert built["data"]["class_path"] in {"kerple.data.datamodule.TokenShards", "kerple.tasks.datamodule.TaskData"}
     # the same again, as the parser will give it back: nothing hides behind a second reading
     assert read(tmp_path, built) == built
 

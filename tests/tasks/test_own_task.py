@@ -48,7 +48,12 @@ def test_the_commands_of_the_page_run(my_task: ModuleType, capsys: pytest.Captur
     page = (ROOT / "docs/how-to/own-task.md").read_text().replace("\\\n", "")
     commands = [line.split()[2:] for line in page.splitlines() if line.startswith("    python run.py ")]
     fit, test, predict = ([part.strip('"').replace("configs/", f"{ROOT}/configs/") for part in c] for c in commands)
-    quick = ["--trainer.max_steps=2", "--trainer.accelerator=cpu", "--data.batch_size=4", "--data.val_examples=8"]
+    quick = [
+        "--trainer.max_steps=2",
+        "--trainer.accelerator=cpu",
+        "--data.batch_size=4",
+        "--data.validation_examples=8",
+    ]
     quick += ["--data.test_examples=4", "--trainer.enable_progress_bar=false"]
     main([*fit, *quick])
     main(test)

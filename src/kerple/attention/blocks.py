@@ -16,7 +16,7 @@ from kerple.attention.reference import Mix, Values
 from kerple.positions.pairs import Shares, table_block
 from kerple.positions.products import precise, product
 
-BLOCK = 128  # queries
+QUERIES_AT_ONCE = 128  # queries
 KEPT = 2**22  # scores of a call: the tensors of so many, of 16 MiB each, are kept for the backward pass
 
 
@@ -37,10 +37,10 @@ def attend_blocks(
     """Causal attention with everything `kerple.attention.attend` can add to it; same arguments, any device.
 
     Scores and softmax are fp32 (fp64 for fp64 input); probabilities are cast to the dtype of ``v`` before they meet it.
-    ``block`` queries are taken at once, `BLOCK` if None. Time is O(Tq · min(Tk, window + block)).
+    ``block`` queries are taken at once, `QUERIES_AT_ONCE` if None. Time is O(Tq · min(Tk, window + block)).
     """
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))  # (B, H, Tk, δ)
-    first, length, block = k.shape[2] - q.shape[2], k.shape[2], block or BLOCK
+    first, length, block = k.shape[2] - q.shape[2], k.shape[2], block or QUERIES_AT_ONCE
     starts = range(first, length, block)
     recompute = len(starts) > 1 and torch.is_grad_enabled() and q.shape[:3].numel() * length > KEPT
     out = []

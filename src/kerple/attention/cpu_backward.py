@@ -14,7 +14,7 @@ from kerple.attention.distances import hankel_line
 
 
 @dataclass(frozen=True)
-class Tiling:
+class CpuTiling:
     """How the work is cut: queries and keys in a tile, and scores in all the tiles that are worked on at once."""
 
     queries: int
@@ -22,7 +22,7 @@ class Tiling:
     scores: int = 512 * 1024
 
     @classmethod
-    def choose(cls, dtype: torch.dtype, length: int) -> "Tiling":
+    def choose(cls, dtype: torch.dtype, length: int) -> "CpuTiling":
         """The shortest time of twenty cuts tried, with two threads on cores of 2 MB of cache each."""
         return cls(128, 512, scores=(512 if dtype.itemsize > 2 or length <= 256 else 1024) * 1024)
 
@@ -37,7 +37,7 @@ def table_gradients(
     lse: Tensor,
     window: int | None,
     learned: bool,
-    tiling: Tiling | None = None,
+    tiling: CpuTiling | None = None,
     scale: float | None = None,
     grad_lse: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -51,7 +51,7 @@ def table_gradients(
     (batch, heads, queries, dim), length = q.shape, k.shape[2]
     first, precise, scale = length - queries, table.dtype, dim**-0.5 if scale is None else scale
     low = q.dtype != precise
-    tiling = tiling or Tiling.choose(q.dtype, length)
+    tiling = tiling or CpuTiling.choose(q.dtype, length)
     high = min(tiling.queries, queries)
     wide = min(tiling.keys, length, length if window is None else max(high, window))
     heads_at_once = max(1, min(heads, tiling.scores // (high * wide)))

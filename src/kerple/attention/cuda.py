@@ -16,7 +16,7 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attent
 
 from kerple.attention.choice import explained
 
-BLOCK = 128  # of FlexAttention's masks
+MASK_BLOCK = 128  # of FlexAttention's masks
 Masks = dict[tuple[int, int | None], BlockMask]  # by padded length and window
 RECOMPILATIONS = 64  # past its limit, 8 by default, torch runs FlexAttention uncompiled: T × T scores
 
@@ -161,7 +161,7 @@ def shared_memory(device: torch.device) -> int:
 
 def ladder(length: int) -> int:
     """The smallest of 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, … that is no shorter than ``length``."""
-    step = BLOCK
+    step = MASK_BLOCK
     while 4 * step < length:
         step *= 2
     return -(-length // step) * step
@@ -184,12 +184,12 @@ def causal_mask(length: int, window: int | None, device: torch.device) -> BlockM
 
 def build_mask(length: int, window: int | None, device: torch.device) -> BlockMask:
     """Which blocks of 128 × 128 are empty, partial or full, found without a T × T tensor; T a multiple of 128."""
-    blocks = length // BLOCK
+    blocks = length // MASK_BLOCK
     reach = length if window is None else window
     i = torch.arange(blocks, device=device)
     behind = i[:, None] - i  # (query block, key block)
-    some = (behind >= 0) & ((behind - 1) * BLOCK + 1 < reach)
-    whole = some & (behind > 0) & ((behind + 1) * BLOCK - 1 < reach)
+    some = (behind >= 0) & ((behind - 1) * MASK_BLOCK + 1 < reach)
+    whole = some & (behind > 0) & ((behind + 1) * MASK_BLOCK - 1 < reach)
 
     def ordered(kind: Tensor) -> tuple[Tensor, Tensor]:
         order = kind.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
@@ -201,6 +201,6 @@ def build_mask(length: int, window: int | None, device: torch.device) -> BlockMa
     partial_count, partial_index = ordered(some & ~whole)
     whole_count, whole_index = ordered(whole)
     return BlockMask.from_kv_blocks(
-        partial_count, partial_index, whole_count, whole_index, BLOCK_SIZE=BLOCK, mask_mod=visible,
+        partial_count, partial_index, whole_count, whole_index, BLOCK_SIZE=MASK_BLOCK, mask_mod=visible,
         seq_lengths=(length, length),
     )  # fmt: skip

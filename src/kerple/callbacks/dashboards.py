@@ -12,7 +12,7 @@ from kerple.callbacks.throughput import position_parameters
 from kerple.positions import Position
 
 AGAINST_LENGTH = "against_length"
-TRAINING = {
+TRAINING_CHARTS = {
     "loss": ["Multiline", ["train/loss", "val/loss"]],
     "validation perplexity at each length, by step": ["Multiline", ["val/ppl/full/.*"]],
     "tokens per second": ["Multiline", ["train/tokens_per_second"]],
@@ -34,7 +34,7 @@ class Dashboards(Callback):
         for writer in _writers(trainer):
             # TensorBoard orders the sections of all runs as in the first; `test` fills in extrapolation, which is on
             # top
-            writer.add_custom_scalars({"extrapolation": {}, "training": TRAINING})
+            writer.add_custom_scalars({"extrapolation": {}, "training": TRAINING_CHARTS})
         self._histograms(trainer, pl_module)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

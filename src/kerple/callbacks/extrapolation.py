@@ -11,7 +11,7 @@ from rich.console import Console
 from torch import Tensor
 
 from kerple.callbacks.analysis import publish
-from kerple.callbacks.progress_lines import counted, within
+from kerple.callbacks.progress_lines import with_progress, within
 from kerple.errors import UserError
 from kerple.evaluation import results
 from kerple.evaluation.context import ContextGain
@@ -103,11 +103,8 @@ class Extrapolation(Callback):
             )
         if sampling == "paper" and blocks is not None:
             raise UserError("blocks: sampling: paper has segments instead; use segments, or sampling: blocks")
-        self.sampling = sampling
-        self.blocks = blocks
-        self.segments = segments
-        self.seed = seed
-        self.documents = documents
+        self.sampling, self.segments, self.seed = sampling, segments, seed
+        self.blocks, self.documents = blocks, documents
         self.validation_blocks = validation_blocks
         self.tokens_per_forward = tokens_per_forward
         self.measurements: list[Measurement] = []
@@ -180,7 +177,7 @@ class Extrapolation(Callback):
         rows: list[dict[str, Any]] = [] if self.gain is None else self.gain.compute()  # of all devices
         partly = self.sampling == "blocks" and not self.documents and _limited(trainer)
         for m in self.measurements:
-            _check_counts(m, m.length if self.sampling == "paper" else self.block, partly)
+            results.check_counts(m, m.length if self.sampling == "paper" else self.block, partly)
             if m.skipped is None and m.protocol.name != "per_position":
                 name = f"{m.protocol.label}/{m.length}"
                 pl_module.log(f"test/ppl/{name}", m.loss.perplexity(), sync_dist=True)
@@ -201,7 +198,7 @@ class Extrapolation(Callback):
         self._measure_all(trainer, pl_module, blocks, range(len(blocks)), measurements)
         _synchronise(measurements)
         for m in measurements:
-            _check_counts(m, self.block, partly=False)
+            results.check_counts(m, self.block, partly=False)
             if m.skipped is None:
                 pl_module.log(f"val/ppl/full/{m.length}", m.loss.perplexity(), sync_dist=True)
 
@@ -245,7 +242,7 @@ class Extrapolation(Callback):
         measurements: Sequence[Measurement],
         gain: ContextGain | None = None,
     ) -> None:
-        for i in counted(trainer, range(trainer.global_rank, len(order), trainer.world_size)):
+        for i in with_progress(trainer, range(trainer.global_rank, len(order), trainer.world_size)):
             tokens = blocks[order[i]]["tokens"].to(pl_module.device)[None]
             self._measure(trainer, pl_module, {"tokens": tokens, "index": i}, measurements, gain)
 
@@ -315,24 +312,3 @@ def _synchronise(measurements: Sequence[Measurement]) -> None:
         m.loss.sync()
         if m.by_position is not None:
             m.by_position.sync()
-
-
-def _check_counts(m: Measurement, block: int, partly: bool) -> None:
-    """Check that every block was scored once: Lightning's own distributed sampler repeats or drops some.
-
-    Args:
-        m: The measurement.
-        block: Targets in a block.
-        partly: Whether some blocks may not have been scored at all.
-
-    Raises:
-        RuntimeError: A block was scored more than once, or not at all.
-    """
-    expected = 0 if m.skipped is not None else len(m.protocol.scored(m.length, block))
-    allowed = {0, expected} if partly else {expected}
-    wrong = [i for i, n in enumerate(m.loss.targets.tolist()) if n not in allowed]
-    if wrong:
-        raise RuntimeError(
-            f"Extrapolation: {m.protocol.label} at {m.length}: blocks {wrong[:8]} were not scored exactly once; the "
-            "test loader must give every block to one device (set trainer.use_distributed_sampler: false)"
-        )

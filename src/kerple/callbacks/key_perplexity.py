@@ -129,9 +129,9 @@ class LongPerplexity(Analysis):
 
     def _choose(self, data: Any, source: Any) -> list[list[int]]:
         from kerple.hf.adapter import HuggingFaceNetwork
-        from kerple.hf.source import digest, read_config, read_model, read_tokenizer
+        from kerple.hf.source import digest, read_model, read_model_config, read_tokenizer
 
-        network = HuggingFaceNetwork(read_model(source, read_config(source)))
+        network = HuggingFaceNetwork(read_model(source, read_model_config(source)))
         tokenizer = read_tokenizer(source)
         same = digest(tokenizer) == data.manifest.tokenizer
         chosen = []

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kerple.callbacks.analysis import Analysis, log_directory, publish, strategy_name
 from kerple.errors import UserError
-from kerple.evaluation.needle import ANSWER, NOISE, Kind, hidden, prompt, recall
+from kerple.evaluation.haystack import ANSWER, NOISE, Kind, hidden, prompt, recall
 from kerple.evaluation.results import reach
 from kerple.model.generation import generate
 

@@ -1,4 +1,4 @@
-"""`Progress`: lines of text that say how far a run is, and a file with the same, which `compare` reads."""
+"""`ProgressLines`: lines of text that say how far a run is, and a file with the same, which `compare` reads."""
 
 import math
 import os
@@ -14,7 +14,7 @@ from kerple.runs.progress import VARIABLE, line, note
 T = TypeVar("T")
 
 
-class Progress(Callback):
+class ProgressLines(Callback):
     """Prints a line every few seconds that says at which step or block a run is, and how much time is left.
 
     The command line adds it in place of Lightning's bar if the output is not a terminal. In training a line has the
@@ -100,9 +100,9 @@ class Progress(Callback):
         self.tell(trainer, self._done + round(min(share, 0.99), 2))
 
 
-def counted(trainer: Trainer, blocks: Sequence[T]) -> Iterator[T]:
-    """Yield the blocks that a test scores after its batches, and let `Progress` count them."""
-    tellers = [callback for callback in trainer.callbacks if isinstance(callback, Progress) and trainer.testing]
+def with_progress(trainer: Trainer, blocks: Sequence[T]) -> Iterator[T]:
+    """Yield the blocks that a test scores after its batches, and let `ProgressLines` count them."""
+    tellers = [callback for callback in trainer.callbacks if isinstance(callback, ProgressLines) and trainer.testing]
     for teller in tellers:
         teller.begin("testing", len(blocks))
     for number, block in enumerate(blocks):
@@ -112,8 +112,8 @@ def counted(trainer: Trainer, blocks: Sequence[T]) -> Iterator[T]:
 
 
 def within(trainer: Trainer, parts: Sequence[T]) -> Iterator[T]:
-    """Yield the parts of the work on one block of a test, and let `Progress` count them."""
-    tellers = [callback for callback in trainer.callbacks if isinstance(callback, Progress) and trainer.testing]
+    """Yield the parts of the work on one block of a test, and let `ProgressLines` count them."""
+    tellers = [callback for callback in trainer.callbacks if isinstance(callback, ProgressLines) and trainer.testing]
     for number, part in enumerate(parts):
         yield part
         for teller in tellers if number + 1 < len(parts) else ():

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from kerple.callbacks.analysis import Analysis, publish, strategy_name, synchronise
 from kerple.errors import UserError
+from kerple.evaluation.gradient_distance import distance_covering, gradient_by_distance, smallest_sufficient
 from kerple.evaluation.metrics import TokenLoss
-from kerple.evaluation.receptive_field import distance_covering, gradient_by_distance, smallest_sufficient
 
 
 class ReceptiveField(Analysis):

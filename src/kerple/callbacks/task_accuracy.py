@@ -17,7 +17,7 @@ from kerple.model import Transformer
 from kerple.model.generation import fill_in
 from kerple.tasks import Example, TaskData
 from kerple.tasks.accuracy import Accuracy, AnswerAccuracy, grouped
-from kerple.tasks.figures import against_length, heat_map
+from kerple.tasks.accuracy_figures import against_length, heat_map
 from kerple.tasks.vocabulary import END, decode
 
 TEACHER_FORCED, GENERATED = "teacher_forced", "generated"

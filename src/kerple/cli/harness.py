@@ -15,7 +15,7 @@ from kerple.evaluation.protocols import sliding
 from kerple.hf import need
 from kerple.model.generation import generate
 
-INSTALL = "pip install --no-deps --target FOLDER -r requirements-lm-eval.txt, and FOLDER in PYTHONPATH"
+INSTALL_HARNESS = "pip install --no-deps --target FOLDER -r requirements-lm-eval.txt, and FOLDER in PYTHONPATH"
 
 
 def main(arguments: list[str]) -> None:
@@ -27,7 +27,7 @@ def main(arguments: list[str]) -> None:
     Raises:
         UserError: If the harness is not installed.
     """
-    need("lm_eval", INSTALL)
+    need("lm_eval", INSTALL_HARNESS)
     from lm_eval.__main__ import cli_evaluate
 
     register()

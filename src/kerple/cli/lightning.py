@@ -20,8 +20,8 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 import kerple.positions
 from kerple.callbacks.health import Finite
 from kerple.callbacks.last_checkpoint import LastCheckpoint
-from kerple.callbacks.progress import SteadyProgress
-from kerple.callbacks.progress_lines import Progress
+from kerple.callbacks.progress_bar import SteadyProgress
+from kerple.callbacks.progress_lines import ProgressLines
 from kerple.callbacks.provenance import Provenance
 from kerple.callbacks.random_state import RandomState
 from kerple.cli import ranges
@@ -152,7 +152,7 @@ class CLI(LightningCLI):
         shown = trainer["enable_progress_bar"]
         if VARIABLE in os.environ or (shown is not False and not sys.stdout.isatty()):
             kwargs["enable_progress_bar"] = False  # a bar is unreadable in a file
-            callbacks = [*(callback for callback in callbacks if not isinstance(callback, ProgressBar)), Progress()]
+            callbacks = [*(c for c in callbacks if not isinstance(c, ProgressBar)), ProgressLines()]
         elif self.subcommand == "fit":
             callbacks = _with_bar(callbacks, shown)
         kwargs["callbacks"] = callbacks

@@ -31,7 +31,11 @@ LIGHTNINGS = (
 BOLTS = (kerple.bolts.ModuleDataMonitor, kerple.bolts.TrainingDataMonitor)
 # modules of earlier versions: stored configurations and users' own name classes by them
 RENAMED = {
+    "kerple.callbacks.attention": "kerple.callbacks",
     "kerple.callbacks.checkpoints": "kerple.callbacks",
+    "kerple.callbacks.kernels": "kerple.callbacks",
+    "kerple.callbacks.progress": "kerple.callbacks",
+    "kerple.tasks.data": "kerple.tasks",
     "kerple.positions.content": "kerple.positions",
     "kerple.positions.relative": "kerple.positions",
     "kerple.bolts": "pl_bolts.callbacks.data_monitor",

@@ -13,7 +13,7 @@ from kerple.data.tokenizer import OF_A_MODEL, vocabulary_size
 from kerple.errors import UserError
 from kerple.hf import need
 from kerple.hf.adapter import training_length
-from kerple.hf.source import locate, read_config, read_tokenizer
+from kerple.hf.source import locate, read_model_config, read_tokenizer
 from kerple.runs.directories import test_directory
 from kerple.runs.precision import AutoTrainer
 
@@ -90,7 +90,7 @@ class Parsed(PretrainedCLI):
 
 def _call(cli: type[PretrainedCLI], arguments: list[str]) -> PretrainedCLI:
     need()
-    from kerple.hf.lm import Pretrained
+    from kerple.hf.pretrained import Pretrained
 
     path, rest = _take(arguments[1:], "--hf")
     return cli(
@@ -109,7 +109,7 @@ def _call(cli: type[PretrainedCLI], arguments: list[str]) -> PretrainedCLI:
 def _defaults(path: str) -> dict[str, Any]:
     """What follows from the model alone, for flags and configs to change: its tokenizer and the data's size."""
     source = locate(path)
-    length = training_length(read_config(source))
+    length = training_length(read_model_config(source))
     data: dict[str, Any] = {
         "tokenizer": f"{OF_A_MODEL}{source.name}",
         "vocabulary": vocabulary_size(read_tokenizer(source)),

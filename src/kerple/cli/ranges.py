@@ -34,7 +34,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "data.prepare_workers": (0, 1024),
     "data.train_length": (1, 1 << 20),
     "data.test_lengths": (1, 1 << 20),
-    "data.val_examples": (1, 1 << 24),
+    "data.validation_examples": (1, 1 << 24),
     "data.test_examples": (1, 1 << 24),
     "data.validation_segments": (1, COUNT),
     "data.cache_bytes": (1, ENDLESS),

@@ -19,14 +19,14 @@ from kerple.compare import records
 from kerple.compare.board import Board
 from kerple.compare.comparison import Comparison, Job
 from kerple.compare.engines import ENGINES
-from kerple.compare.flat import flat
 from kerple.errors import UserError
 from kerple.report import page
-from kerple.report.runs import Run, Runs, locate, read
+from kerple.report.collect import Run, Runs, locate, read
+from kerple.report.flat import flat
 
 
 @dataclass(frozen=True)
-class Asked:
+class Request:
     """What a run has to be: its resolved configuration, nested and flat."""
 
     nested: dict[str, Any]
@@ -52,7 +52,7 @@ def run(comparison: Comparison, parallel: int, engine: str, rerun_changed: bool)
         SystemExit: With status 1, if runs failed, 130, if it was stopped.
     """
     work = comparison.jobs()
-    asked = {job: Asked(config := resolve(job), flat(config)) for job in work}
+    asked = {job: Request(config := resolve(job), flat(config)) for job in work}
     _check(work, {job: asked[job].flat for job in work}, rerun_changed)
     sums = _checksums(asked[job] for job in work if not _is_complete(comparison, job))
     taken = sum(_taken(comparison, job, asked[job], sums) for job in work if not jobs.finished(job))
@@ -132,8 +132,8 @@ def _is_complete(comparison: Comparison, job: Job) -> bool:
     return jobs.finished(job) and records.path_of(job, comparison.report_folder).exists()
 
 
-def _checksums(asked: Iterator[Asked]) -> dict[str, str | None]:
-    """Checksum of the data of each of these runs, by `Asked.data`. The data is built where it is missing."""
+def _checksums(asked: Iterator[Request]) -> dict[str, str | None]:
+    """Checksum of the data of each of these runs, by `Request.data`. The data is built where it is missing."""
     sums: dict[str, str | None] = {}
     for one in asked:
         if one.data not in sums:
@@ -141,7 +141,7 @@ def _checksums(asked: Iterator[Asked]) -> dict[str, str | None]:
     return sums
 
 
-def _taken(comparison: Comparison, job: Job, asked: Asked, sums: dict[str, str | None]) -> bool:
+def _taken(comparison: Comparison, job: Job, asked: Request, sums: dict[str, str | None]) -> bool:
     """Whether a committed run stands for this one; says which and from where, or why it does not."""
     if jobs.state(job) or job.directory.exists():
         return False
@@ -154,7 +154,7 @@ def _taken(comparison: Comparison, job: Job, asked: Asked, sums: dict[str, str |
     return False
 
 
-def _keep(comparison: Comparison, job: Job, asked: Asked, sums: dict[str, str | None]) -> None:
+def _keep(comparison: Comparison, job: Job, asked: Request, sums: dict[str, str | None]) -> None:
     records.keep(job, asked.flat, sums[asked.data], records.path_of(job, comparison.report_folder))
 
 

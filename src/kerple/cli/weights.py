@@ -7,14 +7,14 @@ import yaml
 
 from kerple.cli.offered import offer
 from kerple.hf import need
-from kerple.hf.families import Read
+from kerple.hf.families import StoredModel
 from kerple.model import Transformer
 
 OF_THE_DATA = ("length", "vocabulary")  # the model is told them by its data
 
 
 @lru_cache(maxsize=1)  # asked for its options first, then for its weights
-def _read(path: str, trusted: tuple[str, ...]) -> Read:
+def _read(path: str, trusted: tuple[str, ...]) -> StoredModel:
     if not path.endswith(".ckpt"):
         need()
     from kerple.hf import weights

@@ -19,8 +19,8 @@ class Strategy:
         options: Options of its own, for instance ``{floor: 0.05}``.
         flags: Further flags of `fit` for this line alone, for instance ``{data.length: 128}``.
         hf: A pretrained model in place of a position: a folder, a GGUF file, a name. It is tested once, whatever the
-            seeds, and never fitted; its options are those of `kerple.hf.lm.Pretrained`, for instance ``{scaling: yarn,
-            factor: 2}``, its flags those of `test`.
+            seeds, and never fitted; its options are those of `kerple.hf.pretrained.Pretrained`, for instance
+            ``{scaling: yarn, factor: 2}``, its flags those of `test`.
         seeds: How many of the comparison's seeds it has, the first ones; all if null.
     """
 

@@ -6,6 +6,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from kerple.compare import job as jobs
+from kerple.compare.child import Child, Failed
 from kerple.compare.comparison import Job
 from kerple.runs.cluster import cores, joined
 from kerple.runs.progress import note
@@ -29,7 +30,7 @@ def local(work: Work, parallel: int) -> Ended:
         has ended, it yields None instead.
     """
     threads = max(1, cores() // parallel)
-    children: list[jobs.Child] = []
+    children: list[Child] = []
     stopped = False
 
     def run(job: Job, config: dict[str, Any]) -> None:
@@ -55,7 +56,7 @@ def local(work: Work, parallel: int) -> Ended:
 
 def _error(future: "Future[None]") -> str | None:
     error = future.exception()
-    if error is not None and not isinstance(error, jobs.Failed):
+    if error is not None and not isinstance(error, Failed):
         raise error
     return None if error is None else str(error)
 
@@ -87,10 +88,10 @@ def ray(work: Work, parallel: int) -> Ended:
     def remote(job: Job, config: dict[str, Any]) -> str | None:
         os.chdir(folder)
         os.environ["PYTHONPATH"] = path
-        children: list[jobs.Child] = []
+        children: list[Child] = []
         try:
             jobs.run(job, config, threads, _noting(job), program, children.append)
-        except jobs.Failed as error:
+        except Failed as error:
             return str(error)
         except BaseException:  # the task was cancelled
             for child in children:

@@ -4,10 +4,7 @@ import contextlib
 import fcntl
 import itertools
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,19 +12,15 @@ from typing import Any
 import yaml
 
 import kerple
+from kerple.compare.child import Child, Failed
 from kerple.compare.comparison import Job
-from kerple.compare.flat import flat
 from kerple.errors import UserError
+from kerple.report.flat import flat
 from kerple.runs.configs import found
-from kerple.runs.progress import VARIABLE
+from kerple.runs.older import as_today, options_as_today
 
 INSTALLED = Path(kerple.__file__).with_name("__main__.py")
 RUN = checkout if (checkout := Path(kerple.__file__).parents[2] / "run.py").is_file() else INSTALLED
-WORKER = Path(__file__).with_name("worker.py")
-
-
-class Failed(RuntimeError):
-    """A fit or a test ended with an error; the message has the end of what it printed."""
 
 
 def state(job: Job) -> dict[str, Any]:
@@ -61,7 +54,7 @@ def differences(job: Job, config: dict[str, Any]) -> list[str]:
     known = state(job).get("config")
     if known is None:
         return []
-    missing = "(not there)"
+    known, missing = options_as_today(known), "(not there)"
     pairs = {key: (known.get(key, missing), config.get(key, missing)) for key in (known | config)}
     return [f"{key}: {before!r} -> {now!r}" for key, (before, now) in pairs.items() if before != now]
 
@@ -72,7 +65,7 @@ def run(
     threads: int,
     say: Callable[[str], None],
     program: Path = RUN,
-    begun: Callable[["Child"], None] = lambda child: None,
+    begun: Callable[[Child], None] = lambda child: None,
 ) -> None:
     """Bring a run to its end from wherever it is. Safe to kill at any point and to call again.
 
@@ -158,7 +151,7 @@ def objections(job: Job, config: dict[str, Any]) -> list[str]:
     path = job.directory / "config.yaml"
     if not path.is_file() or not job.checkpoint.is_file():
         return ["has no config.yaml and checkpoints/last.ckpt"]
-    written = flat(yaml.safe_load(path.read_text()))
+    written = flat(as_today(yaml.safe_load(path.read_text())))
     pairs = {key: (written.get(key), now) for key, now in config.items() if now not in (None, "auto")}
     return [f"{key}: {before!r} -> {now!r}" for key, (before, now) in pairs.items() if before != now]
 
@@ -191,97 +184,6 @@ def forget(job: Job) -> None:
         if job.directory.exists():
             shutil.rmtree(job.directory)
         job.beside(".json").unlink()
-
-
-class Child:
-    """The process a run's commands are called in, started with the first of them.
-
-    Args:
-        job: The run; what the process prints is appended to its log, and its progress goes to a file beside it.
-        threads: CPU threads it may use.
-        lock: File descriptor that it keeps open, and with it the run's lock.
-        program: What is called as ``run.py``.
-    """
-
-    def __init__(self, job: Job, threads: int, lock: int, program: Path) -> None:
-        self.job, self.threads, self.lock, self.program = job, threads, lock, program
-        self._process: subprocess.Popen[str] | None = None
-        self._status = -1
-
-    def __enter__(self) -> "Child":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._process is None:
-            return
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()  # it ends after what it is at
-        try:
-            self._process.wait()
-        except BaseException:
-            self.stop()
-            raise
-        finally:
-            os.close(self._status)
-            self._process = None
-
-    def stop(self, patience: float = 60.0) -> None:
-        """Have it save what it can and end; after ``patience`` seconds it is killed. From any thread."""
-        process = self._process
-        if process is None or process.poll() is not None:
-            return
-        process.terminate()
-        try:
-            process.wait(patience)
-        except subprocess.TimeoutExpired:
-            process.kill()
-
-    def call(self, *arguments: str) -> None:
-        """Call a command and wait for its end.
-
-        Raises:
-            Failed: If it fails, or the process is stopped.
-        """
-        log = self.job.beside(".log")
-        if self._process is None:
-            self._start(log)
-        assert self._process is not None
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it was stopped between two commands
-            self._process.stdin.write(json.dumps(arguments) + "\n")
-            self._process.stdin.flush()
-        told = b""
-        while not told.endswith(b"\n"):
-            piece = os.read(self._status, 64)
-            if not piece:
-                break
-            told += piece
-        status = told.decode().strip() or str(self._process.wait())
-        if status != "0":
-            tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
-            raise Failed(f"{self.job.name}: {arguments[0]} ended with status {status}, see {log}:\n{tail}")
-
-    def _start(self, log: Path) -> None:
-        paths = [str(Path(kerple.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-        environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-            "OMP_NUM_THREADS": str(self.threads),
-            "MKL_NUM_THREADS": str(self.threads),
-            VARIABLE: str(self.job.beside(".progress").absolute()),
-        }
-        self._status, write = os.pipe()
-        with log.open("a") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-u", str(WORKER), str(self.program), str(write)],
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                pass_fds=(self.lock, write),
-                text=True,
-            )
-        os.close(write)
 
 
 @contextlib.contextmanager

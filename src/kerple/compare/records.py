@@ -15,7 +15,8 @@ from typing import Any
 from kerple.compare import job as jobs
 from kerple.compare.comparison import Job
 from kerple.evaluation.results import VERSION
-from kerple.report.runs import results_of, unpack
+from kerple.report.files import results_of, unpack
+from kerple.runs.older import options_as_today
 from kerple.runs.precision import choose
 
 # where data is found and how it is prepared: the checksum of what came out is compared instead
@@ -92,7 +93,7 @@ def take(job: Job, config: dict[str, Any], data: str | None, path: Path) -> str 
         return f"has results of version {version}, those of now have {VERSION}: their numbers do not belong together"
     if record.get("hash") != identity:
         return "has a configuration that is not the one of its hash"
-    if changed := _differences(written, asked):
+    if changed := _differences(options_as_today(written), asked):
         return f"has another configuration: {'; '.join(changed)}"
     if record.get("data") != data:
         return "was trained on other data: its checksums differ from those of the data here"

@@ -1,6 +1,5 @@
 """`TokenShards`: the data module that gives Lightning the batches of a language modelling run."""
 
-import hashlib
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,16 +11,16 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from kerple.data.files import is_remote
-from kerple.data.loader import Batch, BatchLoader, BlockBatches, Blocks, EvaluationLoader, TrainingBatches
+from kerple.data.loader import BatchLoader, BlockBatches, Blocks, EvaluationLoader, TrainingBatches
 from kerple.data.manifest import SPLITS, Manifest, read_manifest
 from kerple.data.order import Mixture, Order
 from kerple.data.prepare.build import LARGEST_LOSS, build, check_recipe
-from kerple.data.prepare.corpora import HUB
-from kerple.data.prepare.recipe import Recipe
+from kerple.data.prepare.recipe import Recipe, default_directory
 from kerple.data.remote import CACHE_BYTES, Folder, open_folder
 from kerple.data.shards import TokenStream
-from kerple.data.tokenizer import OF_A_MODEL, TRAINED_HERE, load_tokenizer, token_bytes
+from kerple.data.tokenizer import TRAINED_HERE, token_bytes
 from kerple.errors import UserError
+from kerple.model import Batch
 
 
 class TokenShards(LightningDataModule):
@@ -310,10 +309,7 @@ class TokenShards(LightningDataModule):
 
     def _load_tokenizer(self) -> Tokenizer:
         if self._tokenizer is None:
-            path = self._folder().directory / "tokenizer.json"
-            if hashlib.sha256(path.read_bytes()).hexdigest() != self.manifest.tokenizer:
-                raise UserError(f"{path}: its sha256 is not the manifest's; prepare or copy the folder again")
-            self._tokenizer = load_tokenizer(str(path))
+            self._tokenizer = self._folder().tokenizer()
         return self._tokenizer
 
     def _rank(self) -> tuple[int, int]:
@@ -321,14 +317,3 @@ class TokenShards(LightningDataModule):
 
     def _pin_memory(self) -> bool:
         return self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
-
-
-def default_directory(corpus: str, tokenizer: str, vocabulary: int) -> str:
-    """The folder data/<corpus>-<tokenizer>, made of the last part of each name without its endings."""
-    name = corpus.removeprefix(HUB).replace(":", "/").rstrip("/*").rpartition("/")[2].partition(".")[0] or "corpus"
-    kind = (
-        f"{tokenizer}{vocabulary}"
-        if tokenizer == TRAINED_HERE
-        else Path(tokenizer.removeprefix(OF_A_MODEL).removesuffix("/tokenizer.json")).stem
-    )
-    return f"data/{name}-{kind}"

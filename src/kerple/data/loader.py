@@ -10,8 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 from kerple.data.order import Mixture
 from kerple.data.shards import TokenStream
 from kerple.errors import UserError
-
-Batch = dict[str, Any]
+from kerple.model import Batch
 
 
 class TrainingBatches(Dataset[Batch]):

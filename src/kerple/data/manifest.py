@@ -14,70 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from kerple.data.layout import ShardLayout
 from kerple.errors import UserError
 
 FORMAT = 2  # a manifest of format 1 has no checksum of its own
-FILE = "manifest.json"
+MANIFEST_FILE = "manifest.json"
 SPLITS = ("train", "validation", "test")
-RUN_TOKENS = 1 << 20  # tokens per tar member: 1 Mi-token members read at 670 Mtok/s, 513-token members at 10
-RUNS_PER_SHARD = 64  # 128 MiB of uint16
-TAR_BLOCK = 512  # bytes; tar pads to a multiple of it
 SHA256 = re.compile(r"[0-9a-f]{64}")
-LARGEST = 1 << 48  # tokens, bytes or documents; a larger number is an attempt to overflow something
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Names, sizes and offsets of shards, which follow from the dtype and two sizes.
-
-    Args:
-        dtype: "uint16" for vocabularies of up to 65,536 entries, "uint32" for larger ones; both are little-endian.
-        run_tokens: Tokens in a tar member (a run), R; the last run of a split holds the rest.
-        runs_per_shard: Members in a tar file (a shard).
-    """
-
-    dtype: str
-    run_tokens: int = RUN_TOKENS
-    runs_per_shard: int = RUNS_PER_SHARD
-
-    @property
-    def numpy(self) -> np.dtype[Any]:
-        """The little-endian dtype of token ids."""
-        return np.dtype(self.dtype).newbyteorder("<")
-
-    @property
-    def run_bytes(self) -> int:
-        """Bytes that a full member takes in the tar file: header, token ids and padding."""
-        return TAR_BLOCK + -(-self.run_tokens * self.numpy.itemsize // TAR_BLOCK) * TAR_BLOCK
-
-    def member(self, split: str, run: int) -> str:
-        """Name of the tar member that holds a run."""
-        return f"{split}-{run:08d}.{'u16' if self.numpy.itemsize == 2 else 'u32'}"
-
-    def shard(self, split: str, shard: int) -> str:
-        """Name of the tar file of a shard."""
-        return f"{split}-{shard:05d}.tar"
-
-    def runs(self, tokens: int) -> int:
-        """Number of runs of a split of `tokens` tokens."""
-        return -(-tokens // self.run_tokens)
-
-    def shards(self, tokens: int) -> int:
-        """Number of shards of a split of `tokens` tokens."""
-        return -(-tokens // (self.run_tokens * self.runs_per_shard))
-
-    def tokens_in_run(self, tokens: int, run: int) -> int:
-        """Number of tokens in a run of a split of `tokens` tokens."""
-        return min(self.run_tokens, tokens - run * self.run_tokens)
-
-    def shard_bytes(self, tokens: int, shard: int) -> int:
-        """Bytes of a finished tar file of a split of `tokens` tokens: its members and two blocks of zeros."""
-        own = min(tokens - shard * self.runs_per_shard * self.run_tokens, self.runs_per_shard * self.run_tokens)
-        full, rest = divmod(own, self.run_tokens)
-        last = TAR_BLOCK + -(-rest * self.numpy.itemsize // TAR_BLOCK) * TAR_BLOCK if rest else 0
-        return full * self.run_bytes + last + 2 * TAR_BLOCK
+LARGEST_COUNT = 1 << 48  # tokens, bytes or documents; a larger number is an attempt to overflow something
 
 
 @dataclass(frozen=True)
@@ -130,7 +74,7 @@ class Manifest:
     vocabulary: int
     end_of_text: int
     tokenizer: str
-    layout: Layout
+    layout: ShardLayout
     splits: dict[str, SplitEntry]
     settings: dict[str, Any]
     counts: dict[str, int]
@@ -155,7 +99,7 @@ class Manifest:
 
     def write(self, directory: Path) -> None:
         """Write manifest.json atomically. It is written after all other files: a folder without one is unfinished."""
-        write_atomically(directory / FILE, self.to_json().encode())
+        write_atomically(directory / MANIFEST_FILE, self.to_json().encode())
 
 
 def signed(entries: dict[str, Any]) -> str:
@@ -185,7 +129,7 @@ def read_manifest(directory: Path) -> Manifest:
     Raises:
         UserError: The file is missing, is not JSON or contradicts itself; the message names the file and the entry.
     """
-    path = directory / FILE
+    path = directory / MANIFEST_FILE
     try:
         return parse_manifest(path.read_bytes(), str(path))
     except OSError as error:
@@ -216,25 +160,25 @@ def parse_manifest(content: bytes, name: str) -> Manifest:
     check.equal(top.get("dtype"), dtype, f"dtype for a vocabulary of {vocabulary}")
     tokenizer = check.mapping(top.get("tokenizer"), "tokenizer")
     check.equal(tokenizer.get("file"), "tokenizer.json", "tokenizer.file")
-    layout = Layout(
+    layout = ShardLayout(
         dtype, check.integer(top, "run_tokens", 1, 1 << 28), check.integer(top, "runs_per_shard", 1, 1 << 16)
     )
     splits = check.mapping(top.get("splits"), "splits")
     check.equal(sorted(splits), sorted(SPLITS), "names of the splits")
     counts = check.mapping(top.get("counts"), "counts")
     return Manifest(
-        place=name.removesuffix(FILE).rstrip("/") or ".",
+        place=name.removesuffix(MANIFEST_FILE).rstrip("/") or ".",
         vocabulary=vocabulary,
-        end_of_text=check.integer(top, "end_of_text", 0, vocabulary),
+        end_of_text=check.integer(top, "end_of_text", 0, vocabulary - 1),
         tokenizer=check.sha256(tokenizer.get("sha256"), "tokenizer.sha256"),
         layout=layout,
         splits={split: _split_from_json(check, split, splits[split], layout) for split in SPLITS},
         settings=check.mapping(top.get("settings"), "settings"),
-        counts={reason: check.integer(counts, reason, 0, LARGEST) for reason in counts},
+        counts={reason: check.integer(counts, reason, 0, LARGEST_COUNT) for reason in counts},
     )
 
 
-def _split_to_json(split: SplitEntry, layout: Layout) -> dict[str, Any]:
+def _split_to_json(split: SplitEntry, layout: ShardLayout) -> dict[str, Any]:
     per = layout.runs_per_shard
     return {
         "tokens": split.tokens,
@@ -259,9 +203,9 @@ def _split_to_json(split: SplitEntry, layout: Layout) -> dict[str, Any]:
     }
 
 
-def _split_from_json(check: "_Check", name: str, entries: Any, layout: Layout) -> SplitEntry:
+def _split_from_json(check: "_Check", name: str, entries: Any, layout: ShardLayout) -> SplitEntry:
     entries = check.mapping(entries, f"splits.{name}")
-    tokens = check.integer(entries, "tokens", 0, LARGEST)
+    tokens = check.integer(entries, "tokens", 0, LARGEST_COUNT)
     offsets = check.mapping(entries.get("offsets"), f"splits.{name}.offsets")
     shards = check.sequence(entries.get("shards"), f"splits.{name}.shards")
     runs = [
@@ -274,7 +218,7 @@ def _split_from_json(check: "_Check", name: str, entries: Any, layout: Layout) -
         name=name,
         tokens=tokens,
         documents=check.integer(entries, "documents", 0, tokens + 1),
-        bytes=check.integer(entries, "bytes", 0, LARGEST),
+        bytes=check.integer(entries, "bytes", 0, LARGEST_COUNT),
         checksums=tuple(
             check.sha256(check.mapping(run, f"splits.{name}.runs").get("sha256"), f"splits.{name}.runs.sha256")
             for run in runs

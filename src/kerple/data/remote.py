@@ -18,11 +18,13 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 from webdataset.tariterators import reraise_exception, tar_file_iterator
 
 from kerple.data.files import ResumingStream, check_protocol, is_remote
-from kerple.data.manifest import FILE, Manifest, SplitEntry, parse_manifest, read_manifest, write_atomically
+from kerple.data.manifest import MANIFEST_FILE, Manifest, SplitEntry, parse_manifest, read_manifest, write_atomically
 from kerple.data.shards import TokenStream, check_run, header, map_shard, runs_of
+from kerple.data.tokenizer import load_tokenizer
 from kerple.data.verify import read_offsets
 from kerple.errors import UserError
 
@@ -49,6 +51,17 @@ class Folder:
         """The tokens of a split as one long array."""
         return TokenStream(self.directory, self.manifest, split, self.verify)
 
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that the shards were made with.
+
+        Raises:
+            UserError: It is not the one that the manifest names.
+        """
+        path = self.directory / "tokenizer.json"
+        if hashlib.sha256(path.read_bytes()).hexdigest() != self.manifest.tokenizer:
+            raise UserError(f"{path}: its sha256 is not the manifest's; prepare or copy the folder again")
+        return load_tokenizer(str(path))
+
     def documents(self, split: str) -> NDArray[np.int64]:
         """Index of the first token of each document of a split, (documents,) int64, ascending."""
         return read_offsets(self.directory, self.manifest, split).astype(np.int64)
@@ -73,8 +86,8 @@ class RemoteFolder(Folder):
     ) -> None:
         check_protocol(place)
         self.place, self.verify, self.attempts, self.pause = place.rstrip("/"), True, attempts, pause
-        content = self._small(FILE)
-        self.manifest = parse_manifest(content, f"{self.place}/{FILE}")
+        content = self._small(MANIFEST_FILE)
+        self.manifest = parse_manifest(content, f"{self.place}/{MANIFEST_FILE}")
         # a new manifest at the same URL is a new corpus, with copies of its own
         self.directory = cache / hashlib.sha256(self.place.encode() + content).hexdigest()[:16]
         self.directory.mkdir(parents=True, exist_ok=True)

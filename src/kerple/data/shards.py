@@ -1,8 +1,8 @@
 """Token streams in WebDataset tar shards: `ShardWriter` appends to them, `TokenStream` maps them into memory.
 
 A member of a tar file is a run of raw little-endian token ids. Tar pads members to 512 bytes, so every run starts
-aligned and can be mapped where it is. Names, sizes and offsets follow from the manifest (`Layout`). A shard is compared
-with them; nothing that it says about itself is used.
+aligned and can be mapped where it is. Names, sizes and offsets follow from the manifest (`ShardLayout`). A shard is
+compared with them; nothing that it says about itself is used.
 """
 
 import hashlib
@@ -15,7 +15,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from kerple.data.manifest import TAR_BLOCK, Layout, Manifest, SplitEntry
+from kerple.data.layout import TAR_BLOCK, ShardLayout
+from kerple.data.manifest import Manifest, SplitEntry
 from kerple.errors import UserError
 
 Tokens = NDArray[np.integer[Any]]
@@ -42,7 +43,7 @@ class ShardWriter:
         documents: Number of documents that are kept.
     """
 
-    def __init__(self, directory: Path, split: str, layout: Layout, tokens: int = 0, documents: int = 0) -> None:
+    def __init__(self, directory: Path, split: str, layout: ShardLayout, tokens: int = 0, documents: int = 0) -> None:
         self.directory, self.split, self.layout = directory, split, layout
         self.tokens, self.documents = tokens, documents
         self.shard_tokens = layout.run_tokens * layout.runs_per_shard
@@ -189,7 +190,7 @@ class TokenStream:
         return mapped
 
 
-def map_shard(path: Path, layout: Layout, split: SplitEntry, shard: int) -> NDArray[np.uint8]:
+def map_shard(path: Path, layout: ShardLayout, split: SplitEntry, shard: int) -> NDArray[np.uint8]:
     """Map a tar file whose size and member headers are the ones that follow from the manifest; (bytes,) uint8.
 
     Raises:
@@ -213,13 +214,13 @@ def map_shard(path: Path, layout: Layout, split: SplitEntry, shard: int) -> NDAr
     return mapped.view(np.ndarray)
 
 
-def runs_of(layout: Layout, split: SplitEntry, shard: int) -> range:
+def runs_of(layout: ShardLayout, split: SplitEntry, shard: int) -> range:
     """Numbers of the runs in a shard."""
     first = shard * layout.runs_per_shard
     return range(first, min(first + layout.runs_per_shard, layout.runs(split.tokens)))
 
 
-def check_run(path: Path | str, layout: Layout, split: SplitEntry, run: int, tokens: Tokens) -> None:
+def check_run(path: Path | str, layout: ShardLayout, split: SplitEntry, run: int, tokens: Tokens) -> None:
     """Check that the sha256 of a run is the manifest's.
 
     Raises:
@@ -230,7 +231,7 @@ def check_run(path: Path | str, layout: Layout, split: SplitEntry, run: int, tok
         raise UserError(f"{path}: member {name}: its sha256 is not the manifest's; prepare or copy the shard again")
 
 
-def check_ids(place: Path, layout: Layout, split: SplitEntry, run: int, tokens: Tokens, vocabulary: int) -> None:
+def check_ids(place: Path, layout: ShardLayout, split: SplitEntry, run: int, tokens: Tokens, vocabulary: int) -> None:
     """Check that every id of a run is below `vocabulary`, so that it has a row in the embedding.
 
     Raises:
@@ -243,7 +244,7 @@ def check_ids(place: Path, layout: Layout, split: SplitEntry, run: int, tokens: 
         )
 
 
-def checksums(directory: Path, layout: Layout, split: str, tokens: int) -> Iterator[str]:
+def checksums(directory: Path, layout: ShardLayout, split: str, tokens: int) -> Iterator[str]:
     """Yield the sha256 of each run of a split, read back from the finished shards."""
     for run in range(layout.runs(tokens)):
         shard, place = divmod(run, layout.runs_per_shard)

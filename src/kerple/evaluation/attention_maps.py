@@ -11,7 +11,7 @@ from torch import Tensor
 from kerple.attention.reference import attend_reference
 from kerple.evaluation.instrument import uncompiled
 from kerple.model import Transformer
-from kerple.model.attention import SelfAttention, Told
+from kerple.model.self_attention import SelfAttention, Told
 from kerple.positions import Position
 
 Visit = Callable[[int, Tensor], None]

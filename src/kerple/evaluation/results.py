@@ -223,3 +223,24 @@ def _cell(m: Measurement | None) -> str:
     if ppl is None:
         return "overflow"
     return f"{ppl:,.2f} ({float(m.loss.bits_per_byte()):.3f})" if m.loss.bytes.any() else f"{ppl:,.2f}"
+
+
+def check_counts(m: Measurement, block: int, partly: bool) -> None:
+    """Check that every block was scored once: Lightning's own distributed sampler repeats or drops some.
+
+    Args:
+        m: The measurement.
+        block: Targets in a block.
+        partly: Whether some blocks may not have been scored at all.
+
+    Raises:
+        RuntimeError: A block was scored more than once, or not at all.
+    """
+    expected = 0 if m.skipped is not None else len(m.protocol.scored(m.length, block))
+    allowed = {0, expected} if partly else {expected}
+    wrong = [i for i, n in enumerate(m.loss.targets.tolist()) if n not in allowed]
+    if wrong:
+        raise RuntimeError(
+            f"Extrapolation: {m.protocol.label} at {m.length}: blocks {wrong[:8]} were not scored exactly once; the "
+            "test loader must give every block to one device (set trainer.use_distributed_sampler: false)"
+        )

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from kerple.errors import UserError
-from kerple.hf.families import Read, Weights
+from kerple.hf.families import StoredModel, Weights
 from kerple.hf.modeling import KerpleConfig, KerpleForCausalLM
 
 AS_LLAMA: dict[str, Any] = {
@@ -22,7 +22,9 @@ AS_LLAMA: dict[str, Any] = {
 }
 
 
-def export(read: Read, folder: Path, tokenizer: Tokenizer | None, ending: int | None, stock: bool | None = None) -> str:
+def export(
+    read: StoredModel, folder: Path, tokenizer: Tokenizer | None, ending: int | None, stock: bool | None = None
+) -> str:
     """Write config.json, model.safetensors and the tokenizer.
 
     Args:
@@ -67,7 +69,7 @@ def _no_llama(model: Mapping[str, Any]) -> str | None:
     return "; ".join(odd) or None
 
 
-def _kerple(read: Read) -> KerpleForCausalLM:
+def _kerple(read: StoredModel) -> KerpleForCausalLM:
     rows = len(read.weights["embedding.weight"])
     options = {key: value for key, value in read.model.items() if key not in ("vocabulary", "attention", "dropout")}
     made = KerpleForCausalLM(KerpleConfig({**options, "vocabulary": rows}))
@@ -75,7 +77,7 @@ def _kerple(read: Read) -> KerpleForCausalLM:
     return made.eval()
 
 
-def _llama(read: Read) -> Any:
+def _llama(read: StoredModel) -> Any:
     model, weights = read.model, read.weights
     position = model["position"]
     rope = {} if isinstance(position, str) else position.get("init_args") or {}

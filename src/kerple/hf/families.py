@@ -10,7 +10,7 @@ from torch import Tensor
 from kerple.errors import UserError
 
 Weights = dict[str, Tensor]
-ACTIVATIONS = {
+ACTIVATION_NAMES = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
@@ -22,7 +22,7 @@ ACTIVATIONS = {
 
 
 @dataclass(frozen=True)
-class Read:
+class StoredModel:
     """A model as ours.
 
     Args:
@@ -37,7 +37,7 @@ class Read:
     left: tuple[str, ...] = ()
 
 
-def read_family(config: Any, state: Mapping[str, Tensor]) -> Read:
+def read_family(config: Any, state: Mapping[str, Tensor]) -> StoredModel:
     """Translate a model of transformers.
 
     Args:
@@ -47,7 +47,7 @@ def read_family(config: Any, state: Mapping[str, Tensor]) -> Read:
     Raises:
         UserError: If its family or an option of it has no counterpart here; it can still be tested with ``--hf``.
     """
-    readers: dict[str, Callable[[Any, Mapping[str, Tensor]], Read]] = {
+    readers: dict[str, Callable[[Any, Mapping[str, Tensor]], StoredModel]] = {
         "llama": _llama,
         "mistral": _llama,
         "qwen2": _llama,
@@ -59,10 +59,10 @@ def read_family(config: Any, state: Mapping[str, Tensor]) -> Read:
     if config.model_type not in readers:
         raise _no_counterpart(config, f"is a {config.model_type}, none of {', '.join(readers)}")
     read = readers[config.model_type](config, state)
-    return Read(read.model, read.weights, tuple(_unused(config, state)))
+    return StoredModel(read.model, read.weights, tuple(_unused(config, state)))
 
 
-def _llama(config: Any, state: Mapping[str, Tensor]) -> Read:
+def _llama(config: Any, state: Mapping[str, Tensor]) -> StoredModel:
     heads, dim = config.num_attention_heads, config.hidden_size
     if (getattr(config, "head_dim", None) or dim // heads) * heads != dim:
         raise _no_counterpart(config, f"has heads of {config.head_dim} in a width of {dim} / {heads}")
@@ -103,10 +103,10 @@ def _llama(config: Any, state: Mapping[str, Tensor]) -> Read:
             ("mlp.down", "mlp.down_proj"),
         ):
             weights[f"{ours}.{name}.weight"] = state[f"{theirs}.{source}.weight"]
-    return Read(model, _with_head(weights, state, "lm_head.weight", config.tie_word_embeddings))
+    return StoredModel(model, _with_head(weights, state, "lm_head.weight", config.tie_word_embeddings))
 
 
-def _gpt_neox(config: Any, state: Mapping[str, Tensor]) -> Read:
+def _gpt_neox(config: Any, state: Mapping[str, Tensor]) -> StoredModel:
     if not config.attention_bias:
         raise _no_counterpart(config, "has biases everywhere but in its attention")
     share = (config.rope_parameters or {}).get("partial_rotary_factor", 1.0)
@@ -130,10 +130,10 @@ def _gpt_neox(config: Any, state: Mapping[str, Tensor]) -> Read:
     weights |= _blocks(state, "gpt_neox.layers", config.num_hidden_layers, names, lambda w: _by_head(w, config))
     weights |= _pair(state, "gpt_neox.final_layer_norm", "norm")
     head = "lm_head.weight" if "lm_head.weight" in state else "embed_out.weight"
-    return Read(model, _with_head(weights, state, head, config.tie_word_embeddings))
+    return StoredModel(model, _with_head(weights, state, head, config.tie_word_embeddings))
 
 
-def _gpt2(config: Any, state: Mapping[str, Tensor]) -> Read:
+def _gpt2(config: Any, state: Mapping[str, Tensor]) -> StoredModel:
     for option in ("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "add_cross_attention"):
         if getattr(config, option, False):
             raise _no_counterpart(config, f"has {option}")
@@ -161,10 +161,10 @@ def _gpt2(config: Any, state: Mapping[str, Tensor]) -> Read:
     for name in [n for n in weights if n.endswith("weight") and weights[n].ndim == 2 and n.startswith("blocks")]:
         weights[name] = weights[name].T.contiguous()  # their layout is (in, out)
     weights |= _pair(state, "transformer.ln_f", "norm")
-    return Read(model, _with_head(weights, state, "lm_head.weight", config.tie_word_embeddings))
+    return StoredModel(model, _with_head(weights, state, "lm_head.weight", config.tie_word_embeddings))
 
 
-def _bloom(config: Any, state: Mapping[str, Tensor]) -> Read:
+def _bloom(config: Any, state: Mapping[str, Tensor]) -> StoredModel:
     if config.apply_residual_connection_post_layernorm:
         raise _no_counterpart(config, "adds what is normalised to the residual stream")
     model = {
@@ -184,12 +184,12 @@ def _bloom(config: Any, state: Mapping[str, Tensor]) -> Read:
     names |= {"mlp.0": "mlp.dense_h_to_4h", "mlp.2": "mlp.dense_4h_to_h"}
     weights |= _blocks(state, "transformer.h", config.n_layer, names, lambda w: _by_head(w, config))
     weights |= _pair(state, "transformer.ln_f", "norm")
-    return Read(model, _with_head(weights, state, "lm_head.weight", config.tie_word_embeddings))
+    return StoredModel(model, _with_head(weights, state, "lm_head.weight", config.tie_word_embeddings))
 
 
-def _own(config: Any, state: Mapping[str, Tensor]) -> Read:
+def _own(config: Any, state: Mapping[str, Tensor]) -> StoredModel:
     weights = {name.removeprefix("network."): value for name, value in state.items()}
-    return Read(dict(config.network), _with_head(weights, weights, "head.weight", config.tie_word_embeddings))
+    return StoredModel(dict(config.network), _with_head(weights, weights, "head.weight", config.tie_word_embeddings))
 
 
 def _plain(config: Any, layers: int, dim: int, heads: int) -> dict[str, Any]:
@@ -230,9 +230,9 @@ def _unused(config: Any, state: Mapping[str, Tensor]) -> list[str]:
 
 
 def _activation(config: Any, name: str) -> str:
-    if name not in ACTIVATIONS:
+    if name not in ACTIVATION_NAMES:
         raise _no_counterpart(config, f"has the activation {name}")
-    return ACTIVATIONS[name]
+    return ACTIVATION_NAMES[name]
 
 
 def _rope(config: Any, share: float) -> dict[str, Any]:

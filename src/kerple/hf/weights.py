@@ -10,18 +10,18 @@ from torch import Tensor
 
 from kerple import positions
 from kerple.errors import UserError
-from kerple.hf.families import Read, Weights, read_family
-from kerple.hf.source import locate, read_config, read_model
+from kerple.hf.families import StoredModel, Weights, read_family
+from kerple.hf.source import locate, read_model, read_model_config
 from kerple.model import Transformer
 from kerple.positions import Position, Shape
 from kerple.runs import trust
 
-ROWS = ("embedding.weight", "head.weight")
-TRAINING = ("optimizer", "lr", "betas", "adam_eps", "weight_decay", "warmup", "compile", "pad_vocabulary_to")
+VOCABULARY_ROWS = ("embedding.weight", "head.weight")
+TRAINING_OPTIONS = ("optimizer", "lr", "betas", "adam_eps", "weight_decay", "warmup", "compile", "pad_vocabulary_to")
 """Options of `kerple.lm.LanguageModel` that say how a network is trained, not what it is."""
 
 
-def read(path: str, offer: trust.Offer | None = None) -> Read:
+def read(path: str, offer: trust.Offer | None = None) -> StoredModel:
     """A model as options of ours and weights.
 
     Args:
@@ -36,16 +36,16 @@ def read(path: str, offer: trust.Offer | None = None) -> Read:
         content = torch.load(path, map_location="cpu", weights_only=True)
         state = content["state_dict"].items()
         weights = {n.removeprefix("network."): w for n, w in state if n.startswith("network.")}
-        options = {key: value for key, value in model.items() if key not in TRAINING}
+        options = {key: value for key, value in model.items() if key not in TRAINING_OPTIONS}
         length, rows = int(content["hyper_parameters"]["length"]), len(weights["embedding.weight"])
-        return Read({**options, "length": length, "vocabulary": rows}, weights)
+        return StoredModel({**options, "length": length, "vocabulary": rows}, weights)
     source = locate(path)
-    config = read_config(source)
+    config = read_model_config(source)
     return read_family(config, read_model(source, config).state_dict())
 
 
 def transformer(model: Mapping[str, Any]) -> Transformer:
-    """The network that options describe: those of `Read.model`.
+    """The network that options describe: those of `StoredModel.model`.
 
     Raises:
         UserError: If they do not fit together.
@@ -82,7 +82,7 @@ class Account:
         )
 
 
-def fill(network: Transformer, given: Read) -> Account:
+def fill(network: Transformer, given: StoredModel) -> Account:
     """Put weights into a network, in place.
 
     Everything but the strategy must fit. Its parameters are carried over if it is of the same class; else the network's
@@ -107,7 +107,11 @@ def fill(network: Transformer, given: Read) -> Account:
                 )
         elif found is None or not _fits(name, found, value):
             told = "is not there" if found is None else f"is {tuple(found.shape)}"
-            more = f"set data.vocabulary to {len(found)}" if name in ROWS and found is not None else "leave them out"
+            more = (
+                f"set data.vocabulary to {len(found)}"
+                if name in VOCABULARY_ROWS and found is not None
+                else "leave them out"
+            )
             raise UserError(
                 f"weights: {name} {told}, the model's {tuple(value.shape)}: options of model or data change it; {more}"
             )
@@ -125,7 +129,7 @@ def fill(network: Transformer, given: Read) -> Account:
 
 
 def _fits(name: str, found: Tensor, value: Tensor) -> bool:
-    rows = name in ROWS and len(found) <= len(value)
+    rows = name in VOCABULARY_ROWS and len(found) <= len(value)
     return found.shape == value.shape or (rows and found.shape[1:] == value.shape[1:])
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from kerple.errors import UserError
 
 NAME = "kerple_windowed"
-ROWS = 512  # queries at once: memory is O(T · window / ROWS) below one mask of this many rows
+QUERY_ROWS = 512  # queries at once: memory is O(T · window / QUERY_ROWS) below one mask of this many rows
 CHANGE_SCORES = ("softcap", "s_aux", "position_bias")  # options of attention that this one does not have
 
 
@@ -80,8 +80,8 @@ def _attention(
     size = min(window.size, sliding_window or window.size)
     length, before = query.shape[2], key.shape[2] - query.shape[2]
     parts = []
-    for first in range(0, length, ROWS):
-        last = min(first + ROWS, length)
+    for first in range(0, length, QUERY_ROWS):
+        last = min(first + QUERY_ROWS, length)
         begin = max(0, before + first - size + 1)
         rows = torch.arange(before + first, before + last, device=query.device)[:, None]
         columns = torch.arange(begin, before + last, device=query.device)

@@ -1,5 +1,6 @@
 """The transformer: embedding, blocks, head, cache, generation, and what it costs."""
 
+from kerple.model.batch import Batch
 from kerple.model.transformer import Transformer
 
-__all__ = ["Transformer"]
+__all__ = ["Batch", "Transformer"]

@@ -6,8 +6,8 @@ from typing import Literal
 from torch import Tensor, nn
 
 from kerple.errors import UserError
-from kerple.model.attention import SelfAttention, Told
 from kerple.model.cache import LayerCache
+from kerple.model.self_attention import SelfAttention, Told
 from kerple.positions import Position, Shape
 
 ACTIVATIONS = {"gelu": nn.GELU, "gelu_tanh": lambda: nn.GELU("tanh"), "relu": nn.ReLU, "silu": nn.SiLU}

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from kerple.attention.choice import Asked, explained
 from kerple.errors import UserError
-from kerple.model.attention import tell
 from kerple.model.block import Block, Design
 from kerple.model.cache import Cache, LayerCache
 from kerple.model.head import row_losses, target_losses
+from kerple.model.self_attention import tell
 from kerple.positions import At, Position, Shape
 
 GRAPHS = 64  # largest number of graphs of a compiled network: one for each length, window and mode

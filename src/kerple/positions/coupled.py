@@ -2,7 +2,6 @@
 
 from abc import abstractmethod
 from collections.abc import Callable
-from hashlib import blake2b
 from typing import ClassVar
 
 import torch
@@ -13,18 +12,17 @@ from kerple.positions.absolute import NoPE
 from kerple.positions.base import Position, Shape
 from kerple.positions.pairs import At
 from kerple.positions.products import precise
-from kerple.positions.wrapper import Wrapper
+from kerple.positions.wrapper import Drawing
 
 GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, are as evenly spread as any
 
 
-class Placed(Wrapper):
+class Placed(Drawing):
     """Adds a learned vector for the place that the task gives a token, and nothing to a token without one.
 
     In training all places of a sequence are shifted together: by a share of the room that the table has behind the
     largest, so that every row is trained however short the problems are. In evaluation they start at 1. The shares of
-    the sequences of a batch are spread evenly from a point that is drawn anew for each step, a function of ``seed`` and
-    of the number of optimiser steps taken, a buffer of the checkpoint: it is the same after resuming.
+    the sequences of a batch are spread evenly from a point that is drawn anew for each step.
 
     `kerple.lm` tells the network the task's places, and refuses data without them. In a network by itself, which was
     told of none, a token has that of its position, over and over.
@@ -42,7 +40,6 @@ class Placed(Wrapper):
     scheme: ClassVar[str]
     """Which of the task's places, for `kerple.tasks.Task.places`."""
 
-    step: Tensor
     share: Tensor
 
     @abstractmethod
@@ -52,13 +49,12 @@ class Placed(Wrapper):
         name = type(self).__name__
         if reach < 2:
             raise UserError(f"{name}: reach: got {reach}, expected at least 2 rows; row 0 is of tokens without a place")
-        super().__init__(position(shape))
+        super().__init__(position(shape), seed)
         self.shift_invariant = False
-        self.reach, self.seed = reach, seed
+        self.reach = reach
         self.table = nn.Parameter(torch.empty(reach, shape.dim, dtype=torch.float32).normal_(std=shape.dim**-0.5))
-        self.register_buffer("step", torch.zeros((), dtype=torch.int64))
         self.register_buffer("share", torch.zeros((), dtype=torch.float64))
-        self._draw()
+        self.draw_()
 
     def embed(self, x: Tensor, at: At) -> Tensor:
         places = at.positions % (self.reach - 1) + 1 if at.places is None else at.places  # ((B,) T)
@@ -78,16 +74,9 @@ class Placed(Wrapper):
         x = self.position.embed(x, at)
         return (precise(x) + rows).to(x.dtype)
 
-    @torch.no_grad()
-    def constrain_(self) -> None:
-        self.position.constrain_()
-        self.step += 1
-        self._draw()
-
-    def _draw(self) -> None:
+    def draw_(self) -> None:
         if not self.share.is_meta:
-            digest = blake2b(f"{self.seed}/{int(self.step)}".encode(), digest_size=8).digest()
-            self.share.fill_(int.from_bytes(digest, "big") / 2**64)  # in [0, 1)
+            self.share.fill_(self.number(8) / 2**64)  # in [0, 1)
 
 
 class Coupled(Placed):

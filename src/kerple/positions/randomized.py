@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from hashlib import blake2b
 
 import torch
 from torch import Tensor
@@ -11,18 +10,15 @@ from kerple.errors import UserError
 from kerple.positions.base import Position, Shape
 from kerple.positions.pairs import At
 from kerple.positions.rotary import RoPE
-from kerple.positions.wrapper import Wrapper
+from kerple.positions.wrapper import Drawing
 
 
-class RandomizedPositions(Wrapper):
+class RandomizedPositions(Drawing):
     """Ordered random positions while training, plain ones in evaluation (Ruoss et al. 2023, arXiv 2305.16843, § 3).
 
     In training, token t of an input stands at the t-th of L positions drawn without repetition from 0..reach-1 and
     sorted; L is the training length. A shorter input takes the first of them, tokens from L on repeat the gaps one
     reach further. All inputs of a step share the draw, as in the published code. In evaluation token t stands at t.
-
-    The draw is a function of ``seed`` and of the number of optimiser steps taken, a buffer of the checkpoint: it is
-    the same on every device, and after resuming.
 
     Parameters: `0` of its own, those of the wrapped strategy.
     Cost: that of the wrapped strategy; in training functions of distance are computed for each pair, T × T of them.
@@ -37,7 +33,6 @@ class RandomizedPositions(Wrapper):
         UserError: If ``reach`` is shorter than the training length.
     """
 
-    step: Tensor
     drawn: Tensor
 
     def __init__(
@@ -53,11 +48,10 @@ class RandomizedPositions(Wrapper):
                 f"RandomizedPositions: reach: got {reach}, expected at least the training length {shape.length}; "
                 "choose the longest input to be tested"
             )
-        super().__init__(position(replace(shape, length=reach)))
-        self.reach, self.seed, self.length = reach, seed, shape.length
-        self.register_buffer("step", torch.zeros((), dtype=torch.int64))
+        super().__init__(position(replace(shape, length=reach)), seed)
+        self.reach, self.length = reach, shape.length
         self.register_buffer("drawn", torch.zeros(shape.length, dtype=torch.int64))
-        self._draw()
+        self.draw_()
 
     def relocate(self, at: At, tokens: Tensor) -> At:
         if self.training:
@@ -65,16 +59,7 @@ class RandomizedPositions(Wrapper):
             at = replace(at, positions=drawn, contiguous=False)
         return self.position.relocate(at, tokens)
 
-    @torch.no_grad()
-    def constrain_(self) -> None:
-        self.position.constrain_()
-        self.step += 1
-        self._draw()
-
-    def _draw(self) -> None:
-        if self.drawn.is_meta:
-            return
-        # hashed, because torch's generator only reads 32 bits of its seed: no shift keeps seed and step apart
-        digest = blake2b(f"{self.seed}/{int(self.step)}".encode(), digest_size=4).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest, "big"))
-        self.drawn.copy_(torch.randperm(self.reach, generator=generator)[: self.length].sort().values)
+    def draw_(self) -> None:
+        if not self.drawn.is_meta:
+            generator = torch.Generator().manual_seed(self.number(4))
+            self.drawn.copy_(torch.randperm(self.reach, generator=generator)[: self.length].sort().values)

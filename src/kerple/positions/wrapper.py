@@ -3,7 +3,11 @@
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import wraps
+from hashlib import blake2b
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from kerple.positions.base import FLAGS, HOOKS, Position
 
@@ -36,3 +40,39 @@ def _forwarding(hook: str) -> Callable[..., Any]:
 
 for _hook in HOOKS:  # one loop, so that a hook added later is not dropped in silence
     setattr(Wrapper, _hook, _forwarding(_hook))
+
+
+class Drawing(Wrapper):
+    """A wrapper that draws something anew for each optimiser step.
+
+    The draw is a function of ``seed`` and of the number of steps taken, a buffer of the checkpoint: so it is the same
+    on every device, and after resuming. A subclass calls `draw_` once its own buffers are there.
+
+    Args:
+        position: The wrapped strategy.
+        seed: Of the draws.
+    """
+
+    step: Tensor
+    """Optimiser steps taken, () int64."""
+
+    @abstractmethod
+    def __init__(self, position: Position, seed: int) -> None:
+        super().__init__(position)
+        self.seed = seed
+        self.register_buffer("step", torch.zeros((), dtype=torch.int64))
+
+    @abstractmethod
+    def draw_(self) -> None:
+        """Fill the subclass's buffers with the draw of this step; nothing on the meta device."""
+
+    def number(self, size: int) -> int:
+        """A number of so many bytes, uniform over them: the draw of this step as an integer."""
+        # hashed: a generator's seed has 32 bits, in which no shift keeps seed and step apart
+        return int.from_bytes(blake2b(f"{self.seed}/{int(self.step)}".encode(), digest_size=size).digest(), "big")
+
+    @torch.no_grad()
+    def constrain_(self) -> None:
+        self.position.constrain_()
+        self.step += 1
+        self.draw_()

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from kerple.report.statistics import lower_is_better
-from kerple.report.tables import NAMES
+from kerple.report.tables import METRIC_NAMES
 
 # colours of Okabe and Ito, which colour-blind readers can tell apart; they are repeated with other dashes
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8A8A8A")
@@ -40,7 +40,7 @@ def figures(summary: pd.DataFrame, trained: Mapping[str, int | None], baseline: 
     for metric, chosen in summary.groupby("metric", sort=False):
         if metric == "bits_per_byte" and "ppl" in set(summary["metric"]):
             continue
-        label = NAMES.get(str(metric), str(metric)).lower()
+        label = METRIC_NAMES.get(str(metric), str(metric)).lower()
         yield f"{metric}-against-length", _panels(chosen, styles, trained, _values, label)
         if chosen["ratio_low"].notna().any():
             yield (

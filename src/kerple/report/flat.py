@@ -1,5 +1,6 @@
-"""`flatten`: a nested configuration as one level of keys."""
+"""Configurations as one level of keys, so that two can be compared."""
 
+import json
 from typing import Any
 
 
@@ -12,3 +13,18 @@ def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
+
+
+def flat(config: dict[str, Any]) -> dict[str, Any]:
+    """Flatten a nested configuration, also lists of objects (callbacks), whose keys are their class names.
+
+    Values are as JSON reads them back.
+    """
+    flattened: dict[str, Any] = {}
+    for key, value in flatten(config).items():
+        if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+            named = {str(item.get("class_path", i)).rsplit(".", 1)[-1]: item for i, item in enumerate(value)}
+            flattened |= flatten(named, f"{key}.") if len(named) == len(value) else {key: value}
+        else:
+            flattened[key] = value
+    return json.loads(json.dumps(flattened))

@@ -10,9 +10,9 @@ import pandas as pd
 
 from kerple.report.figures import COLOURS
 from kerple.report.statistics import lower_is_better
-from kerple.report.tables import NAMES
+from kerple.report.tables import METRIC_NAMES
 
-DASHES: tuple[list[int], ...] = ([], [8, 4], [2, 3], [10, 3, 2, 3])
+DASH_LENGTHS: tuple[list[int], ...] = ([], [8, 4], [2, 3], [10, 3, 2, 3])
 
 
 def curves(summary: pd.DataFrame, results: pd.DataFrame, trained: Mapping[str, int | None], baseline: str) -> str:
@@ -31,7 +31,7 @@ def curves(summary: pd.DataFrame, results: pd.DataFrame, trained: Mapping[str, i
         for protocol, chosen in of_metric.groupby("protocol", sort=False):
             runs = results[(results["metric"] == metric) & (results["protocol"] == protocol)]
             protocols.append(_protocol(chosen, runs, str(protocol), trained[str(protocol)], order))
-        name = NAMES.get(str(metric), str(metric))
+        name = METRIC_NAMES.get(str(metric), str(metric))
         metrics.append({"name": name, "lower": lower_is_better(str(metric)), "protocols": protocols})
     text = json.dumps({"baseline": baseline, "metrics": metrics}, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c")  # labels may contain anything
@@ -58,7 +58,7 @@ def _protocol(
             {
                 "name": strategy,
                 "colour": COLOURS[i % len(COLOURS)],
-                "dash": DASHES[i // len(COLOURS) % len(DASHES)],
+                "dash": DASH_LENGTHS[i // len(COLOURS) % len(DASH_LENGTHS)],
                 "seeds": {str(seed): _numbers(values.reindex(lengths)) for seed, values in seeds.items()},
                 **{name: _numbers(rows[name]) for name in ("mean", "std", "ratio", "ratio_low", "ratio_high")},
             }

@@ -14,13 +14,13 @@ import yaml
 from markupsafe import Markup
 
 from kerple.report import tables
+from kerple.report.collect import RESULT, Run, Runs
 from kerple.report.figures import figures, position_wise, save
 from kerple.report.flat import flatten
 from kerple.report.interactive import curves, library
-from kerple.report.runs import RESULT, Run, Runs
 from kerple.report.statistics import summarise
 
-LATEX = "% \\usepackage{booktabs,graphicx}\n"
+LATEX_HEAD = "% \\usepackage{booktabs,graphicx}\n"
 PROTOCOLS = {
     "full": "non-overlapping segments of the length, every target scored, attention unrestricted (the paper's)",
     "windowed": "as full, attention limited to the last w keys in every layer; the name carries w",
@@ -71,7 +71,7 @@ def write(runs: Runs, folder: Path, *, name: str, baseline: str, missing: list[s
     if differences:
         title += f"Runs differ in more than strategy and seed: {'; '.join(differences)}.\n\n"
     (folder / "table.md").write_text(title + "\n".join(t.markdown() for t in (*main, *details)))
-    (folder / "table.tex").write_text("\n".join([LATEX, *(t.latex() for t in (*main, *details))]))
+    (folder / "table.tex").write_text("\n".join([LATEX_HEAD, *(t.latex() for t in (*main, *details))]))
     drawn = []
     found = list(figures(summary, runs.trained, baseline))
     if "position_wise" in runs.analyses:
@@ -90,7 +90,7 @@ def write(runs: Runs, folder: Path, *, name: str, baseline: str, missing: list[s
         data=Markup(curves(summary, runs.results, runs.trained, baseline)),
         script=Markup(script),
         style=Markup(style),
-        metrics=[tables.NAMES.get(str(metric), str(metric)) for metric in summary["metric"].unique()],
+        metrics=[tables.METRIC_NAMES.get(str(metric), str(metric)) for metric in summary["metric"].unique()],
         name=name,
         baseline=baseline,
         strategies=list(dict.fromkeys(runs.results["strategy"])),

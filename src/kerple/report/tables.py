@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from kerple.report.runs import Runs
+from kerple.report.collect import Runs
 from kerple.report.statistics import (
     HIGHER_IS_BETTER,
     LOGARITHMIC,
@@ -20,7 +20,7 @@ from kerple.report.statistics import (
 MOST_COLUMNS = 12
 PAGE_COLUMNS = 6  # of a mean and a deviation each
 DAGGER = "†"
-LATEX = str.maketrans(
+LATEX_ESCAPES = str.maketrans(
     {
         **{c: rf"\{c}" for c in "_%&#${}"},
         **{"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}"},
@@ -29,7 +29,7 @@ LATEX = str.maketrans(
     }
 )
 FIT = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}"
-NAMES = {
+METRIC_NAMES = {
     "ppl": "Perplexity",
     "bits_per_byte": "Bits per byte",
     "exact_match": "Exact match",
@@ -124,7 +124,7 @@ def comparison(summary: pd.DataFrame, metric: str, protocol: str, trained: int |
         note += f" Last column: ratio to {baseline} (geometric mean over seeds), with its 95% interval over {over}."
     if len(shown) < len(lengths):
         note += f" {len(shown)} of {len(lengths)} lengths are shown, results.csv has all."
-    return Table(f"{NAMES.get(metric, metric)}, {protocol}", body, note)
+    return Table(f"{METRIC_NAMES.get(metric, metric)}, {protocol}", body, note)
 
 
 def intervals(summary: pd.DataFrame, metric: str, protocol: str, trained: int | None, baseline: str) -> Table | None:
@@ -145,7 +145,7 @@ def intervals(summary: pd.DataFrame, metric: str, protocol: str, trained: int | 
         odd = checked[(checked["p"] < 0.05) & (checked["p_flips"] > 2 / 2.0 ** checked["pairs"])]
         note += " Where p < 0.05 before the correction, no other signs of the seeds' differences give as large a mean"
         note += f", but for {', '.join(f'{r.strategy} at {r.length}' for r in odd.itertuples())}." if len(odd) else "."
-    return Table(f"{NAMES.get(metric, metric)} relative to {baseline}, {protocol}", body, note)
+    return Table(f"{METRIC_NAMES.get(metric, metric)} relative to {baseline}, {protocol}", body, note)
 
 
 def distant(summary: pd.DataFrame, runs: Runs, window: str, trained: int | None) -> Table | None:
@@ -210,7 +210,7 @@ def tasks(results: pd.DataFrame, metric: str, trained: Mapping[str, int | None])
     note = (
         f"Mean over seeds and lengths; {ranks if whole else 'no ranks: there are tasks that not all strategies have.'}"
     )
-    return Table(f"{NAMES.get(metric, metric)}{beyond}, by task", body, note)
+    return Table(f"{METRIC_NAMES.get(metric, metric)}{beyond}, by task", body, note)
 
 
 def costs(runs: Runs) -> Table | None:
@@ -269,7 +269,7 @@ def _spread(lengths: list[int], count: int) -> list[int]:
 
 
 def _latex(text: str) -> str:
-    return text.translate(LATEX)
+    return text.translate(LATEX_ESCAPES)
 
 
 def _markdown(text: str) -> str:

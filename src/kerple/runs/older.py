@@ -3,6 +3,7 @@
 from typing import Any
 
 OLD_SHARING = "share_across_layers"  # until 0.2 an option of some strategies, now model.per_layer for all
+OLD_VALIDATION, NEW_VALIDATION = "val_examples", "validation_examples"  # of TaskData, until 0.2 and now
 
 
 def as_today(config: dict[str, Any]) -> dict[str, Any]:
@@ -12,7 +13,17 @@ def as_today(config: dict[str, Any]) -> dict[str, Any]:
         shared = [value for value in _taken(model.get("position"), OLD_SHARING) if value is not None]
         if shared and model.get("per_layer") is None:
             model["per_layer"] = not shared[0]
+    data = config.get("data")
+    if isinstance(data, dict):
+        for value in _taken(data, OLD_VALIDATION):
+            data.setdefault("init_args", {})[NEW_VALIDATION] = value
     return config
+
+
+def options_as_today(config: dict[str, Any]) -> dict[str, Any]:
+    """A flat configuration, as comparisons keep it, with the names that options have today."""
+    place = "data.init_args."
+    return {place + NEW_VALIDATION if key == place + OLD_VALIDATION else key: value for key, value in config.items()}
 
 
 def _taken(node: Any, key: str) -> list[Any]:

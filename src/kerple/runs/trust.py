@@ -24,7 +24,7 @@ from kerple.runs.seal import SEAL, seal
 from kerple.runs.signatures import ANYTHING, base_in, is_plain, options, takes_several
 
 CONFIG_KEY = "config"
-LARGEST = 1 << 20  # characters of a configuration; that of a run here has some 6,000
+LARGEST_CONFIG = 1 << 20  # characters of a configuration; that of a run here has some 6,000
 NODES = 20_000  # values in it: aliases make a short text an endless one
 
 
@@ -70,7 +70,7 @@ def read_config(path: str | Path, offer: Offer) -> dict[str, Any]:
     content = check(path)
     try:
         text = content[CONFIG_KEY]
-        if len(text) > LARGEST:
+        if len(text) > LARGEST_CONFIG:
             raise ValueError(f"a configuration of {len(text)} characters")
         config = yaml.safe_load(text)
         _count(config)

@@ -11,7 +11,7 @@ from kerple.tasks.base import Example, Task, spelled
 from kerple.tasks.places import DIGIT_IDS, in_step
 from kerple.tasks.vocabulary import IDS
 
-Order = Literal["plain", "reversed"]
+DigitOrder = Literal["plain", "reversed"]
 
 
 class Addition(Task):
@@ -40,7 +40,7 @@ class Addition(Task):
 
     def __init__(
         self,
-        order: Order = "plain",
+        order: DigitOrder = "plain",
         padded: bool = False,
         equal: bool = False,
         scratchpad: bool = False,
@@ -91,7 +91,7 @@ class Multiplication(Task):
     axes: ClassVar[tuple[str, ...]] = ("length", "the digit")
     numbers = True
 
-    def __init__(self, order: Order = "plain", padded: bool = False) -> None:
+    def __init__(self, order: DigitOrder = "plain", padded: bool = False) -> None:
         _check_order(self, order)
         self.order, self.padded = order, padded
 

@@ -5,13 +5,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.data import Dataset, DistributedSampler
 
+from kerple.model import Batch
 from kerple.tasks.base import Example
 from kerple.tasks.vocabulary import PAD_ID
-
-Batch = dict[str, Tensor]
 
 
 def collate(examples: Sequence[Example]) -> Batch:

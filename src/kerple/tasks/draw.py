@@ -11,15 +11,14 @@ The hash does not depend on the seed, so all runs of a comparison hold out the s
 
 from collections.abc import Iterator
 from hashlib import blake2b
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
 from kerple.tasks.base import Example, Task
 
-Split = Literal["train", "val", "test"]
-SPLITS: tuple[Split, ...] = ("train", "val", "test")
-ATTEMPTS = 1000  # draws after which a split counts as empty
+Split = Literal["train", "validation", "test"]
+MOST_DRAWS = 1000  # draws after which a split counts as empty
 STALE = 200  # draws without a new problem after which a length counts as exhausted
 
 
@@ -31,7 +30,7 @@ def belongs_to(example: Example, held_out: float) -> Split:
         held_out: Share of all problems that is kept for testing; the same share is kept for validation.
     """
     place = int.from_bytes(blake2b(example.identity.encode(), digest_size=8).digest(), "big") / 2**64
-    return "test" if place < held_out else "val" if place < 2 * held_out else "train"
+    return "test" if place < held_out else "validation" if place < 2 * held_out else "train"
 
 
 def draw(
@@ -51,11 +50,11 @@ def draw(
     Returns:
         The example, or None if the split has no, or hardly any, problems of that length.
     """
-    stream = np.random.Philox(key=[seed, index], counter=[0, 0, length or 0, SPLITS.index(split)])
+    stream = np.random.Philox(key=[seed, index], counter=[0, 0, length or 0, get_args(Split).index(split)])
     rng = np.random.Generator(stream)
     if length is None:
         length = int(rng.integers(1, train_length + 1))
-    for _ in range(ATTEMPTS):
+    for _ in range(MOST_DRAWS):
         example = task.example(length, rng)
         if (split == "test" and length > train_length) or belongs_to(example, held_out) == split:
             return example

@@ -8,6 +8,7 @@ from kerple.testing.subject import DoesNotApply, Subject, holds, same, tokens
 @holds
 @torch.no_grad()
 def reading_token_by_token_gives_what_reading_at_once_does(subject: Subject) -> None:
+    """9 of 14 tokens at once, then one by one through the cache, with as many key heads as heads and with half."""
     for kv_heads in (None, 2):
         network, given = subject.network(kv_heads=kv_heads), tokens(2, 14)
         if not all(p.prefix_consistent for p in network.positions):
@@ -20,6 +21,7 @@ def reading_token_by_token_gives_what_reading_at_once_does(subject: Subject) -> 
 @holds
 @torch.no_grad()
 def a_windowed_cache_keeps_its_window_and_loses_nothing(subject: Subject) -> None:
+    """A cache for a window of 5 holds at most 5 keys, and gives the logits of reading 24 tokens at once."""
     network, given = subject.network(), tokens(2, 24)
     if not all(p.prefix_consistent for p in network.positions):
         raise DoesNotApply("it is not prefix_consistent")

@@ -8,6 +8,7 @@ from kerple.testing.subject import VOCABULARY, DoesNotApply, Subject, holds, sam
 
 @holds
 def the_past_has_no_gradient_from_the_future(subject: Subject) -> None:
+    """By autograd: the first 20 logits depend on their own and earlier embeddings, and on no later one."""
     network, embedded = subject.network(), []
 
     def keep(module: nn.Module, arguments: tuple, x: Tensor) -> Tensor:
@@ -40,6 +41,7 @@ def what_comes_later_changes_nothing(subject: Subject) -> None:
 @holds
 @torch.no_grad()
 def an_offset_changes_nothing_exactly_where_the_strategy_says_so(subject: Subject) -> None:
+    """Logits of tokens moved by 500 positions are equal if ``shift_invariant`` is True, differ if it is False."""
     network = subject.network()
     invariant = network.positions[0].shift_invariant
     if invariant is None:
@@ -65,6 +67,7 @@ def the_logits_of_a_prefix_are_the_prefix_of_the_logits(subject: Subject) -> Non
 @holds
 @torch.no_grad()
 def a_window_hides_what_is_before_it_and_nothing_else(subject: Subject) -> None:
+    """Two layers of 4 keys: a change is seen up to 6 tokens on and not beyond; a window of all keys is none."""
     network, given = subject.network(), tokens(1, 30)
     changed = given.clone()
     changed[:, :10] = (given[:, :10] + 1) % VOCABULARY

@@ -17,6 +17,7 @@ from kerple.testing.subject import LENGTH, DoesNotApply, Subject, holds, tokens
 
 @holds
 def gradients_reach_every_parameter(subject: Subject) -> None:
+    """After one backward pass every parameter of the network has a gradient, finite and not all 0."""
     network = subject.network().train()
     network.losses(tokens(4, LENGTH + 1)).mean().backward()
     for name, parameter in network.named_parameters():
@@ -27,6 +28,7 @@ def gradients_reach_every_parameter(subject: Subject) -> None:
 
 @holds
 def ranges_survive_a_huge_learning_rate_and_the_checkpoint(subject: Subject) -> None:
+    """SGD at a rate of 1,000, then `constrain_` and a state dict: ranged parameters are in range, all finite."""
     network = subject.network()
     learned = list(network.positions.parameters())
     for _ in range(3 if learned else 0):
@@ -57,6 +59,7 @@ def what_is_not_a_number_stays_so(subject: Subject) -> None:
 
 @holds
 def ddp_finds_no_unused_parameter(subject: Subject) -> None:
+    """DistributedDataParallel raises an error in its second forward if the first left one without a gradient."""
     with _one_process():
         network = subject.network().train()
         parallel = torch.nn.parallel.DistributedDataParallel(network)
@@ -68,6 +71,7 @@ def ddp_finds_no_unused_parameter(subject: Subject) -> None:
 @holds
 @torch.no_grad()
 def logits_are_finite_at_64_times_the_training_length_or_it_is_refused(subject: Subject) -> None:
+    """1,024 tokens after a training length of 16; a UserError will do where ``max_length`` is set."""
     network = subject.network(length=16)
     try:
         logits = network(tokens(1, 64 * 16))
@@ -79,6 +83,7 @@ def logits_are_finite_at_64_times_the_training_length_or_it_is_refused(subject: 
 
 @holds
 def nothing_is_sized_by_the_training_length(subject: Subject) -> None:
+    """Parameters have the same shapes at two training lengths, unless the docstring's formula names L."""
     position = subject.position()
     if re.search(r"Parameters: `[^`]*\bL\b", inspect.getdoc(type(position)) or ""):
         raise DoesNotApply("it has a table of positions")

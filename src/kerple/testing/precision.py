@@ -17,6 +17,7 @@ from kerple.testing.subject import Subject, attended, holds, same, tokens
 
 @holds
 def bf16_weights_and_autocast_leave_positions_in_fp32(subject: Subject) -> None:
+    """What the hooks return is fp32, and equal in every bit, under autocast and after ``.bfloat16()``."""
     expected = made_by(subject.position())
     with torch.autocast("cpu", torch.bfloat16):
         autocast = made_by(subject.position())
@@ -44,6 +45,7 @@ def bf16_true_keeps_parameters_in_fp32(subject: Subject) -> None:
 
 @holds
 def it_trains_in_bf16_mixed(subject: Subject) -> None:
+    """A loss under bf16 autocast gives every parameter a finite gradient."""
     network = subject.network().train()
     with torch.autocast("cpu", torch.bfloat16):
         loss = network.losses(tokens(2, 25)).mean()
@@ -63,6 +65,7 @@ class _NoRoundedProducts(TorchDispatchMode):
 
 @holds
 def neither_autocast_nor_tf32_reaches_what_it_computes(subject: Subject) -> None:
+    """No hook dispatches one of torch's own matrix products, forward or backward."""
     position = subject.position()
     with _NoRoundedProducts():
         torch.autograd.backward([x.sum() for x in made_by(position).values() if x.requires_grad])

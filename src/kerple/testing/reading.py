@@ -16,19 +16,25 @@ from kerple.testing.subject import DoesNotApply, Subject, holds, move, same, tok
 @holds
 @torch.no_grad()
 def the_size_of_a_block_changes_nothing(subject: Subject) -> None:
-    network, given, usual = subject.network(), tokens(2, 30), blocks.BLOCK
+    """Attention in blocks of 30, 8 and 3 queries, with a window and without."""
+    network, given, usual = subject.network(), tokens(2, 30), blocks.QUERIES_AT_ONCE
     for window in (None, 7):
         whole = network(given, window=window)
         try:
-            for blocks.BLOCK in (30, 8, 3):
-                same(network(given, window=window), whole, f"logits in blocks of {blocks.BLOCK}, window {window}")
+            for blocks.QUERIES_AT_ONCE in (30, 8, 3):
+                same(
+                    network(given, window=window),
+                    whole,
+                    f"logits in blocks of {blocks.QUERIES_AT_ONCE}, window {window}",
+                )
         finally:
-            blocks.BLOCK = usual
+            blocks.QUERIES_AT_ONCE = usual
 
 
 @holds
 @torch.no_grad()
 def positions_read_pair_by_pair_are_those_read_in_line(subject: Subject) -> None:
+    """Positions 0, 1, 2, … announced as having gaps, so that no table of distances serves, give the same logits."""
     given, positions = tokens(2, 30), torch.arange(30)
     network = subject.network()
     line = [network(given), network(given, window=7)]
@@ -57,6 +63,7 @@ def sequences_may_have_positions_of_their_own(subject: Subject) -> None:
 @holds
 @torch.no_grad()
 def grouped_heads_are_heads_that_share_keys(subject: Subject) -> None:
+    """Two key heads for four heads equal four whose weights repeat those of the two."""
     grouped, full, given = subject.network(kv_heads=2), subject.network(), tokens(2, 30)
     weights = grouped.state_dict()
     for name in [name for name in weights if ".qkv." in name]:
@@ -70,6 +77,7 @@ def grouped_heads_are_heads_that_share_keys(subject: Subject) -> None:
 @holds
 @torch.no_grad()
 def a_compiled_network_computes_the_same(subject: Subject, backend: str = "eager") -> None:
+    """``network.compile`` changes no logit by more than 1e-4."""
     network, given = subject.network(layers=1), tokens(2, 20)
     expected = network(given)
     torch.compiler.reset()
@@ -79,6 +87,7 @@ def a_compiled_network_computes_the_same(subject: Subject, backend: str = "eager
 
 @holds
 def a_wrapper_forwards_every_hook(subject: Subject) -> None:
+    """A wrapper that does not override a hook hands all of its arguments on, and has every flag."""
     position = subject.position()
     if not isinstance(position, Wrapper):
         raise DoesNotApply("it is no Wrapper")
@@ -99,6 +108,7 @@ def a_wrapper_forwards_every_hook(subject: Subject) -> None:
 
 @holds
 def the_docstring_counts_the_parameters(subject: Subject) -> None:
+    """The formula in the line ``Parameters: `…` `` gives the number of learned numbers."""
     position = subject.position()
     formula = re.search(r"Parameters: `([^`]+)`", inspect.getdoc(type(position)) or "")
     assert formula, "the docstring has no line 'Parameters: `formula`' in D, H, δ, L and the options"

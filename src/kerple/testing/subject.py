@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from kerple.model import Transformer
-from kerple.model.attention import Hooks, tell
+from kerple.model.self_attention import Hooks, tell
 from kerple.positions import At, Position, Shape
 from kerple.positions.wrapper import Wrapper
 

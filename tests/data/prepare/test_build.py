@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from kerple.data import shards
 from kerple.data.manifest import Manifest, read_manifest
 from kerple.data.prepare import build as builder
 from kerple.data.prepare import corpora
@@ -76,9 +77,9 @@ def test_going_on_after_any_commit(
     commit: int,
 ) -> None:
     monkeypatch.setattr(builder, "PORTION_RECORDS", 5)
-    done, original = 0, builder.ShardWriter.sync
+    done, original = 0, shards.ShardWriter.sync
 
-    def stop_after(self: builder.ShardWriter) -> None:
+    def stop_after(self: shards.ShardWriter) -> None:
         nonlocal done
         original(self)
         done += 1
@@ -86,7 +87,7 @@ def test_going_on_after_any_commit(
             raise KeyboardInterrupt
 
     with monkeypatch.context() as context:
-        context.setattr(builder.ShardWriter, "sync", stop_after)
+        context.setattr(shards.ShardWriter, "sync", stop_after)
         with pytest.raises(KeyboardInterrupt):
             small_build(tmp_path, json_lines)
     small_build(tmp_path, json_lines)
@@ -101,10 +102,10 @@ def test_a_stop_while_the_last_files_are_closed(
     def stop(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    original = builder.ShardWriter.close
+    original = shards.ShardWriter.close
     with pytest.MonkeyPatch.context() as context:
         if where == "close":
-            context.setattr(builder.ShardWriter, "close", lambda self: (original(self), stop()))
+            context.setattr(shards.ShardWriter, "close", lambda self: (original(self), stop()))
         else:
             context.setattr(builder, "checksums", stop)
         with pytest.raises(KeyboardInterrupt):
@@ -127,7 +128,7 @@ def test_a_prepared_directory_is_left_alone_and_other_settings_are_refused(
 def test_an_interrupted_directory_does_not_take_another_corpus(
     json_lines: Path, tmp_path: Path, small_build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(builder.ShardWriter, "close", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(shards.ShardWriter, "close", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         small_build(tmp_path, json_lines)
     with pytest.raises(ValueError, match="interrupted preparation, and since then drop_duplicates was False, is True"):

@@ -84,16 +84,16 @@ def test_a_worker_that_dies_is_replaced_and_leaves_no_trace(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(builder, "PORTION_RECORDS", 7)
-    original, killed = builder._Writing.take, set[int]()
+    original, killed = builder.Writing.take, set[int]()
 
-    def take(self: builder._Writing, *arguments: object) -> None:
+    def take(self: builder.Writing, *arguments: object) -> None:
         original(self, *arguments)  # type: ignore[arg-type]
         alive = [child for child in multiprocessing.active_children() if child.pid not in killed]
         if len(killed) < 2 and alive:
             alive[0].kill()
             killed.add(alive[0].pid)
 
-    monkeypatch.setattr(builder._Writing, "take", take)
+    monkeypatch.setattr(builder.Writing, "take", take)
 
     small_build(tmp_path, json_lines, workers=2)
 
@@ -166,16 +166,16 @@ def test_two_ray_workers_write_what_one_process_does(
         (corpus / f"{number}.txt").write_text("".join(documents[number:]) * 15)
     small_build(tmp_path / "one", corpus)
     monkeypatch.setattr(builder, "PORTION_RECORDS", 1)
-    original, killed = builder._Writing.take, set[int]()
+    original, killed = builder.Writing.take, set[int]()
 
-    def take(self: builder._Writing, *arguments: object) -> None:
+    def take(self: builder.Writing, *arguments: object) -> None:
         original(self, *arguments)  # type: ignore[arg-type]
         at_work = [p for p in ray_workers("encode_from_store") if p.pid not in killed]
         if len(killed) < kills and at_work:
             at_work[0].kill()
             killed.add(at_work[0].pid)
 
-    monkeypatch.setattr(builder._Writing, "take", take)
+    monkeypatch.setattr(builder.Writing, "take", take)
 
     small_build(tmp_path / "two", corpus, workers=2, engine="ray")
 
@@ -190,7 +190,7 @@ def test_an_error_ends_the_cluster_that_was_started_here(
 ) -> None:
     ray = pytest.importorskip("ray")
     monkeypatch.setattr(builder, "PORTION_RECORDS", 7)
-    monkeypatch.setattr(builder._Writing, "take", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(builder.Writing, "take", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         small_build(tmp_path, json_lines, workers=2, engine="ray")
     assert not ray.is_initialized()

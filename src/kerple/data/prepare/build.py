@@ -15,29 +15,20 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 from filelock import FileLock
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from kerple.data.manifest import (
-    FILE,
-    RUN_TOKENS,
-    RUNS_PER_SHARD,
-    SPLITS,
-    Layout,
-    Manifest,
-    SplitEntry,
-    read_manifest,
-    write_atomically,
-)
+from kerple.data.layout import RUN_TOKENS, RUNS_PER_SHARD, ShardLayout
+from kerple.data.manifest import MANIFEST_FILE, SPLITS, Manifest, SplitEntry, read_manifest, write_atomically
 from kerple.data.prepare import journal as journals
 from kerple.data.prepare.corpora import Place, Record, Source, sources
 from kerple.data.prepare.encode import Encoded, digest_of, parse
 from kerple.data.prepare.journal import Journal, Progress, remove_journal
 from kerple.data.prepare.recipe import Recipe, differences
-from kerple.data.prepare.workers import ENGINES, Portion
-from kerple.data.shards import ShardWriter, checksums
+from kerple.data.prepare.workers import WORKERS, Portion
+from kerple.data.prepare.writing import Writing
+from kerple.data.shards import checksums
 from kerple.data.tokenizer import TRAINED_HERE, end_of_text, load_tokenizer, train_tokenizer, vocabulary_size
 from kerple.errors import NO_ROOM, UserError
 
@@ -85,15 +76,15 @@ def build(
         UserError: The corpus or the tokenizer cannot be used, the corpus holds no document or too many faults, the
             folder was prepared with other settings or from other files, or the disk is full.
     """
-    if engine not in ENGINES:
-        raise UserError(f"data.prepare_engine: got {engine!r}, expected one of {', '.join(ENGINES)}")
+    if engine not in WORKERS:
+        raise UserError(f"data.prepare_engine: got {engine!r}, expected one of {', '.join(WORKERS)}")
     # a finished folder is only read, so that it may lie on a disk that cannot be written to, where a lock would fail
-    if (directory / FILE).exists() and not (directory / journals.FILE).exists():
+    if (directory / MANIFEST_FILE).exists() and not (directory / journals.JOURNAL_FILE).exists():
         return check_recipe(read_manifest(directory), recipe)
     directory.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(directory / ".lock"):
-            if (directory / FILE).exists():
+            if (directory / MANIFEST_FILE).exists():
                 remove_journal(directory)
                 return check_recipe(read_manifest(directory), recipe)
             found = sources(recipe.corpus, recipe.text_field)
@@ -102,13 +93,13 @@ def build(
             with closing(Journal(directory, settings | sizes)) as journal:
                 tokenizer = _tokenizer(directory, recipe, found, journal, progress)
                 vocabulary = vocabulary_size(tokenizer)
-                layout = Layout("uint16" if vocabulary <= 1 << 16 else "uint32", run_tokens, runs_per_shard)
+                layout = ShardLayout("uint16" if vocabulary <= 1 << 16 else "uint32", run_tokens, runs_per_shard)
                 encoder = (tokenizer.to_str(), end_of_text(tokenizer, recipe.tokenizer), recipe.text_field)
                 if not journal.progress.finished:
-                    writing = _Writing(directory, recipe, layout, journal, on_fault, commit_seconds)
+                    writing = Writing(directory, recipe, layout, journal, on_fault, commit_seconds)
                     now = journal.progress
                     portions = _portions(found, now.source, now.place, recipe.largest_document)
-                    with closing(ENGINES[engine](portions, encoder, workers)) as results:
+                    with closing(WORKERS[engine](portions, encoder, workers)) as results:
                         _write(found, writing, results, progress)
                 _check_losses(recipe, journal, largest_loss)
                 splits = _splits(directory, layout, journal.progress, progress)
@@ -213,68 +204,7 @@ def _training_texts(recipe: Recipe, found: list[Source], faults: Progress, progr
                     return
 
 
-class _Writing:
-    """Writes tokenised portions in order: it assigns their documents to the splits and commits now and then."""
-
-    def __init__(
-        self, directory: Path, recipe: Recipe, layout: Layout, journal: Journal, on_fault: str, commit_seconds: float
-    ) -> None:
-        self.recipe, self.journal, self.on_fault, self.commit_seconds = recipe, journal, on_fault, commit_seconds
-        now = journal.progress
-        self.writers = {s: ShardWriter(directory, s, layout, now.tokens[s], now.documents[s]) for s in SPLITS}
-        self.last_commit = time.monotonic()
-
-    def take(self, source: int, records: list[Record], encoded: Encoded) -> None:
-        """Append a portion of source number `source` to the shards; commit after `commit_seconds`.
-
-        Raises:
-            UserError: A document has a fault, and `on_fault` is `raise`.
-        """
-        now = self.journal.progress
-        ends = np.cumsum(encoded.lengths)
-        kept: dict[str, list[int]] = {split: [] for split in SPLITS}
-        for i, record in enumerate(records):
-            if fault := encoded.faults[i]:
-                if self.on_fault == "raise" and fault != "empty":
-                    raise UserError(f"{record.name}: {fault}; data.on_fault: skip counts such documents and goes on")
-                now.leave_out(record.name, fault, record.lost or len(record.raw))
-                continue
-            now.taken += len(record.raw)
-            if not self.journal.is_new(encoded.digests[i]):
-                now.counts["duplicates"] = now.counts.get("duplicates", 0) + 1
-                if self.recipe.drop_duplicates:
-                    continue
-            split = self.recipe.split_of(encoded.digests[i])
-            kept[split].append(i)
-            now.bytes[split] += encoded.sizes[i]
-        for split, writer in self.writers.items():
-            own = kept[split]
-            if own:
-                tokens = np.concatenate([encoded.tokens[ends[i] - encoded.lengths[i] : ends[i]] for i in own])
-                starts = np.cumsum([0, *encoded.lengths[own[:-1]]]).astype(np.uint64)
-                writer.append(tokens, starts)
-            now.tokens[split], now.documents[split] = writer.tokens, writer.documents
-        now.source, now.place = source, records[-1].next
-        if time.monotonic() - self.last_commit >= self.commit_seconds:
-            self.commit()
-
-    def commit(self) -> None:
-        """Make everything so far survive a kill: first the shards, then the journal that counts on them."""
-        for writer in self.writers.values():
-            writer.sync()
-        self.journal.commit()
-        self.last_commit = time.monotonic()
-
-    def finish(self) -> None:
-        """Close the shards, and say so in the journal."""
-        self.commit()
-        for writer in self.writers.values():
-            writer.close()
-        self.journal.progress.finished = True
-        self.journal.commit()
-
-
-def _write(found: list[Source], writing: _Writing, results: Iterator[tuple[Portion, Encoded]], progress: bool) -> None:
+def _write(found: list[Source], writing: Writing, results: Iterator[tuple[Portion, Encoded]], progress: bool) -> None:
     """Write all portions under a progress bar, which counts bytes of the corpus."""
     now = writing.journal.progress
     sizes = [source.size for source in found]
@@ -305,7 +235,7 @@ def _portions(found: list[Source], source: int, place: Place, limit: int) -> Ite
             yield number, portion
 
 
-def _splits(directory: Path, layout: Layout, now: Progress, progress: bool) -> dict[str, SplitEntry]:
+def _splits(directory: Path, layout: ShardLayout, now: Progress, progress: bool) -> dict[str, SplitEntry]:
     """The manifest's entries for the finished shards, whose checksums are made of what the disk gives back."""
     splits = {}
     runs = sum(layout.runs(now.tokens[s]) for s in SPLITS)

@@ -17,7 +17,7 @@ from kerple.data.files import check_protocol, decompress, filesystem, is_remote,
 from kerple.errors import UserError
 
 STANDARD_LIBRARY = "stdlib"
-MODULES = "modules"
+LIBRARY_MODULES = "modules"
 HUB = "hf:"
 LINE_ENDINGS = (".jsonl", ".ndjson", ".jsonl.zst", ".jsonl.gz", ".ndjson.zst", ".ndjson.gz")
 TAR_ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.zst")
@@ -218,21 +218,21 @@ def sources(corpus: str, text_field: str = "text") -> list[Source]:
     """
     if corpus == STANDARD_LIBRARY:
         return [standard_library()]
-    if corpus == MODULES:
+    if corpus == LIBRARY_MODULES:
         return [top_modules()]
     if corpus == "packages":
         from kerple.data.prepare.packages import installed_packages
 
         return [installed_packages()]
     if corpus.startswith(HUB):
-        from kerple.data.prepare.tables import HubDataset
+        from kerple.data.prepare.record_tables import HubDataset
 
         return [HubDataset(corpus.removeprefix(HUB), text_field)]
     files = _files(corpus)
     if not files:
         raise UserError(
-            f"data.corpus: {corpus!r} holds no files; expected {STANDARD_LIBRARY!r}, {MODULES!r}, 'packages', a "
-            "file, a folder, a URL or hf:NAME"
+            f"data.corpus: {corpus!r} holds no files; expected {STANDARD_LIBRARY!r}, {LIBRARY_MODULES!r}, 'packages', "
+            "a file, a folder, a URL or hf:NAME"
         )
     if not any(path.endswith(DATA_ENDINGS) for path, _ in files):
         return [TextFiles(corpus, [path for path, _ in files], [size or 0 for _, size in files])]
@@ -243,7 +243,7 @@ def sources(corpus: str, text_field: str = "text") -> list[Source]:
         elif path.endswith(TAR_ENDINGS):
             found.append(Tar(path, [path], size))
         elif path.endswith(PARQUET_ENDINGS):
-            from kerple.data.prepare.tables import Parquet
+            from kerple.data.prepare.record_tables import Parquet
 
             found.append(Parquet(path, size, text_field))
     return found
@@ -266,7 +266,7 @@ def top_modules() -> TextFiles:
     beginning does not depend on hashes or seeds."""
     root = Path(sysconfig.get_paths()["stdlib"])
     paths = sorted(root.glob("*.py"))
-    return TextFiles(MODULES, [str(p) for p in paths], [p.stat().st_size for p in paths])
+    return TextFiles(LIBRARY_MODULES, [str(p) for p in paths], [p.stat().st_size for p in paths])
 
 
 def _files(corpus: str) -> list[tuple[str, int | None]]:

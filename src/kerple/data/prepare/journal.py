@@ -15,7 +15,7 @@ from kerple.data.manifest import SPLITS
 from kerple.data.prepare.recipe import differences
 from kerple.errors import UserError
 
-FILE = "journal.sqlite"
+JOURNAL_FILE = "journal.sqlite"
 
 
 @dataclass
@@ -81,7 +81,7 @@ class Journal:
     """
 
     def __init__(self, directory: Path, settings: dict[str, Any]) -> None:
-        path = directory / FILE
+        path = directory / JOURNAL_FILE
         try:
             self.database = sqlite3.connect(path, isolation_level=None)
             self.database.execute("PRAGMA journal_mode = WAL")
@@ -143,4 +143,4 @@ class Journal:
 def remove_journal(directory: Path) -> None:
     """Delete the journal of a folder, if there is one, and the files that SQLite keeps beside it."""
     for suffix in ("", "-wal", "-shm"):
-        (directory / (FILE + suffix)).unlink(missing_ok=True)
+        (directory / (JOURNAL_FILE + suffix)).unlink(missing_ok=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from kerple.data.files import is_remote, open_bytes
 from kerple.data.prepare.corpora import HUB, Source, sources
-from kerple.data.tokenizer import TRAINED_HERE
+from kerple.data.tokenizer import OF_A_MODEL, TRAINED_HERE
 from kerple.errors import UserError
 
 HASHED_BYTES = 1 << 28  # up to this size a corpus is known by its content, above by its files' times
@@ -123,3 +123,14 @@ def _digest(paths: list[str], by_content: bool) -> str | None:
             with open_bytes(str(path)) as file:
                 digest.update(file.read())
     return digest.hexdigest()
+
+
+def default_directory(corpus: str, tokenizer: str, vocabulary: int) -> str:
+    """The folder data/<corpus>-<tokenizer>, made of the last part of each name without its endings."""
+    name = corpus.removeprefix(HUB).replace(":", "/").rstrip("/*").rpartition("/")[2].partition(".")[0] or "corpus"
+    kind = (
+        f"{tokenizer}{vocabulary}"
+        if tokenizer == TRAINED_HERE
+        else Path(tokenizer.removeprefix(OF_A_MODEL).removesuffix("/tokenizer.json")).stem
+    )
+    return f"data/{name}-{kind}"

@@ -114,7 +114,7 @@ def ray(portions: Iterator[Portion], tokenizer: Tokenizer, workers: int) -> Iter
             raise _lost(str(error)) from error
 
 
-ENGINES = {"local": local, "ray": ray}
+WORKERS = {"local": local, "ray": ray}
 
 
 def in_order(

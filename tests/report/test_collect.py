@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from kerple.report.runs import Run, locate, read
+from kerple.report.collect import Run, locate, read
 from tests.report.runs_on_disk import CURVES, LENGTHS, write_run, write_task_run
 
 

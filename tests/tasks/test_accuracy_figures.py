@@ -3,7 +3,7 @@
 import numpy as np
 
 from kerple.tasks.accuracy import Accuracy
-from kerple.tasks.figures import MOST_TICKS, heat_map
+from kerple.tasks.accuracy_figures import MOST_TICKS, heat_map
 
 
 def test_every_pair_of_sizes_has_its_cell_and_what_was_not_tested_is_empty() -> None:

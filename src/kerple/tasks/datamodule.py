@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from kerple.errors import UserError
+from kerple.model import Batch
 from kerple.tasks.base import Example, Task
-from kerple.tasks.batches import Batch, HeldOutBatches, RankOrder, TrainBatches, collate
+from kerple.tasks.batches import HeldOutBatches, RankOrder, TrainBatches, collate
 from kerple.tasks.draw import Split, distinct, draw
 from kerple.tasks.places import abacus
 from kerple.tasks.vocabulary import BEGIN, CHARACTERS, END_ID, decode, encode
@@ -34,7 +35,7 @@ class TaskData(LightningDataModule):
         eval_batch_size: Number of problems in a batch of validation or test.
         examples: Number of training problems, among which short ones may be equal; afterwards they are repeated in
             another order. With null, new problems are drawn for the whole run.
-        val_examples: Number of validation problems, of training lengths.
+        validation_examples: Number of validation problems, of training lengths.
         test_examples: Number of test problems of each length, or fewer if there are not so many.
         held_out: Share of the problems of training lengths that is kept for testing; the same share is kept for
             validation.
@@ -55,7 +56,7 @@ class TaskData(LightningDataModule):
         batch_size: int = 64,
         eval_batch_size: int = 256,
         examples: int | None = None,
-        val_examples: int = 256,
+        validation_examples: int = 256,
         test_examples: int = 100,
         held_out: float = 0.1,
         seed: int | None = None,
@@ -64,7 +65,11 @@ class TaskData(LightningDataModule):
     ) -> None:
         super().__init__()
         numbers = {"length": length, "train_length": train_length, "batch_size": batch_size}
-        numbers |= {"eval_batch_size": eval_batch_size, "val_examples": val_examples, "test_examples": test_examples}
+        numbers |= {
+            "eval_batch_size": eval_batch_size,
+            "validation_examples": validation_examples,
+            "test_examples": test_examples,
+        }
         for name, number in numbers.items():
             if number < 1:
                 raise UserError(f"data.{name}: got {number}, expected a positive number")
@@ -81,7 +86,7 @@ class TaskData(LightningDataModule):
         self.task, self.length, self.train_length, self.vocabulary = task, length, train_length, vocabulary
         self.test_lengths = sorted(set(test_lengths)) if test_lengths else list(range(1, 2 * train_length + 1))
         self.batch_size, self.eval_batch_size, self.workers = batch_size, eval_batch_size, workers
-        self.examples, self.val_examples, self.test_examples = examples, val_examples, test_examples
+        self.examples, self.validation_examples, self.test_examples = examples, validation_examples, test_examples
         self.held_out = held_out
         self._validation: list[Example] | None = None
         self._tests: list[list[Example]] | None = None
@@ -166,7 +171,7 @@ class TaskData(LightningDataModule):
     def validation_set(self) -> list[Example]:
         """The validation problems, of training lengths, shortest first; the same for every seed."""
         if self._validation is None:
-            found = distinct(self.task, "val", self.val_examples, self.train_length, self.held_out)
+            found = distinct(self.task, "validation", self.validation_examples, self.train_length, self.held_out)
             if not found:
                 raise UserError(
                     f"data.held_out: {self.held_out} leaves {self.task.name} no validation problems; hold out more"

@@ -4,15 +4,14 @@ from typing import Any, Literal
 
 import torch
 from pytorch_lightning import LightningModule
-from torch import Tensor
 
 from kerple.errors import UserError
 from kerple.hf.adapter import HuggingFaceNetwork, training_length
-from kerple.hf.scaling import NAMES, Scaling, scaled
-from kerple.hf.source import digest, locate, read_config, read_model, read_tokenizer
+from kerple.hf.rope_scaling import STRATEGIES, AnyScaling, scaled
+from kerple.hf.source import digest, locate, read_model, read_model_config, read_tokenizer
+from kerple.model import Batch
 
 LOOK_INSIDE = ("AttentionStatistics", "AttentionMaps", "Kernels", "FourTerms", "TaskAccuracy")
-Batch = dict[str, Tensor]
 
 
 class Pretrained(LightningModule):
@@ -34,19 +33,19 @@ class Pretrained(LightningModule):
         self,
         path: str,
         length: int | None = None,
-        scaling: Scaling | None = None,
+        scaling: AnyScaling | None = None,
         factor: float | None = None,
         dtype: Literal["float32", "bfloat16", "float16"] = "float32",
         trust_remote_code: bool = False,
     ) -> None:
         super().__init__()
         self.source = locate(path)
-        config = read_config(self.source, trust_remote_code)
+        config = read_model_config(self.source, trust_remote_code)
         length = length or training_length(config)
         if scaling is not None or factor is not None:
             config = scaled(config, scaling, factor, length or 0)
         model = read_model(self.source, config, getattr(torch, dtype), trust_remote_code)
-        self.network = HuggingFaceNetwork(model, length, None if scaling is None else NAMES[scaling])
+        self.network = HuggingFaceNetwork(model, length, None if scaling is None else STRATEGIES[scaling])
 
     def setup(self, stage: str) -> None:
         inside = [type(c).__name__ for c in self.trainer.callbacks if type(c).__name__ in LOOK_INSIDE]

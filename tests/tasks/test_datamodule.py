@@ -40,7 +40,7 @@ def test_training_lengths_are_uniform() -> None:
     ids=lambda task: type(task).__name__,
 )
 def test_no_test_or_validation_problem_is_trained_on(task) -> None:
-    data = TaskData(task, 200, train_length=4, test_lengths=list(range(1, 9)), val_examples=200)
+    data = TaskData(task, 200, train_length=4, test_lengths=list(range(1, 9)), validation_examples=200)
     trained = {data.sample(i).identity for i in range(2000)}
     tested = {example.identity for group in data.test_sets() for example in group}
     validated = {example.identity for example in data.validation_set()}

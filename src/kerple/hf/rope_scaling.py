@@ -4,12 +4,13 @@ from copy import deepcopy
 from typing import Any, Literal
 
 from kerple.errors import UserError
+from kerple.positions.scaling import Scaling
 
-Scaling = Literal["none", "pi", "ntk", "dynamic_ntk", "yarn"]
-NAMES = {"none": "RoPE", "pi": "PI", "ntk": "NTK", "dynamic_ntk": "DynamicNTK", "yarn": "YaRN"}
+AnyScaling = Literal["none", Scaling]
+STRATEGIES = {"none": "RoPE", "pi": "PI", "ntk": "NTK", "dynamic_ntk": "DynamicNTK", "yarn": "YaRN"}
 
 
-def scaled(config: Any, scaling: Scaling | None, factor: float | None, length: int) -> Any:
+def scaled(config: Any, scaling: AnyScaling | None, factor: float | None, length: int) -> Any:
     """A copy of a model's configuration whose RoPE is scaled, as `kerple.positions.RoPE` scales ours.
 
     Args:
@@ -27,8 +28,10 @@ def scaled(config: Any, scaling: Scaling | None, factor: float | None, length: i
         if factor is not None:
             raise UserError(f"factor: got {factor} without a scaling; add scaling: pi, ntk, dynamic_ntk or yarn")
         return config
-    if scaling not in NAMES:
-        raise UserError(f"scaling: got {scaling!r}, expected one of {', '.join(NAMES)}, or null for the model's own")
+    if scaling not in STRATEGIES:
+        raise UserError(
+            f"scaling: got {scaling!r}, expected one of {', '.join(STRATEGIES)}, or null for the model's own"
+        )
     if (scaling == "none") != (factor is None) or (factor is not None and not factor >= 1):
         raise UserError(f"factor: got {factor} with scaling {scaling}, expected a number of 1 or more, none for none")
     rope = getattr(config, "rope_parameters", None)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pytorch_lightning import Trainer
 
-from kerple.callbacks.progress import SteadyProgress
+from kerple.callbacks.progress_bar import SteadyProgress
 from kerple.cli.lightning import _with_bar
 from tests.callbacks.line import Line
 from tests.toy import ToyData

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kerple.evaluation.receptive_field import distance_covering, gradient_by_distance, smallest_sufficient
+from kerple.evaluation.gradient_distance import distance_covering, gradient_by_distance, smallest_sufficient
 
 
 def test_shares_are_gradients_of_the_last_loss_by_finite_differences(tiny_network) -> None:

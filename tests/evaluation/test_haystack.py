@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from kerple.evaluation.needle import ANSWER, hidden, prompt, recall
+from kerple.evaluation.haystack import ANSWER, hidden, prompt, recall
 
 
 def encode(text: str) -> list[int]:

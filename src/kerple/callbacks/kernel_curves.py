@@ -68,7 +68,7 @@ class Kernels(Callback):
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         length = self.length or 32 * pl_module.network.shape.length
-        found = list(tables(pl_module, length))
+        found = list(bias_tables(pl_module, length))
         if not found:
             skip(trainer, "kernels", f"Kernels: skipped: {strategy_name(pl_module)} has no table of distances")
             return
@@ -90,7 +90,7 @@ class Kernels(Callback):
     @torch.no_grad()
     def _note(self, step: int, pl_module: LightningModule) -> None:
         reach = max(self.distances, default=0) + 1
-        for layer, position, bias, weight in tables(pl_module, reach):
+        for layer, position, bias, weight in bias_tables(pl_module, reach):
             heads = pl_module.network.shape.heads
             curves = dict(per_head(position, heads))
             for kind, table in (("bias", bias), ("weight", weight)):
@@ -103,7 +103,9 @@ class Kernels(Callback):
             ]
 
 
-def tables(pl_module: LightningModule, length: int) -> Iterator[tuple[str, Position, Tensor | None, Tensor | None]]:
+def bias_tables(
+    pl_module: LightningModule, length: int
+) -> Iterator[tuple[str, Position, Tensor | None, Tensor | None]]:
     """Yield (layer, strategy, bias, weight) for each strategy that has a bias or a weight.
 
     The layer is "all" if one strategy serves all layers. Bias and weight are (H, length) fp32, or None if the strategy

@@ -1,0 +1,109 @@
+"""The process in which the commands of a run are called, one after the other."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import kerple
+from kerple.compare.comparison import Job
+from kerple.runs.progress import VARIABLE
+
+WORKER = Path(__file__).with_name("worker.py")
+
+
+class Failed(RuntimeError):
+    """A fit or a test ended with an error; the message has the end of what it printed."""
+
+
+class Child:
+    """The process a run's commands are called in, started with the first of them.
+
+    Args:
+        job: The run; what the process prints is appended to its log, and its progress goes to a file beside it.
+        threads: CPU threads it may use.
+        lock: File descriptor that it keeps open, and with it the run's lock.
+        program: What is called as ``run.py``.
+    """
+
+    def __init__(self, job: Job, threads: int, lock: int, program: Path) -> None:
+        self.job, self.threads, self.lock, self.program = job, threads, lock, program
+        self._process: subprocess.Popen[str] | None = None
+        self._status = -1
+
+    def __enter__(self) -> "Child":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is None:
+            return
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()  # it ends after what it is at
+        try:
+            self._process.wait()
+        except BaseException:
+            self.stop()
+            raise
+        finally:
+            os.close(self._status)
+            self._process = None
+
+    def stop(self, patience: float = 60.0) -> None:
+        """Have it save what it can and end; after ``patience`` seconds it is killed. From any thread."""
+        process = self._process
+        if process is None or process.poll() is not None:
+            return
+        process.terminate()
+        try:
+            process.wait(patience)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+    def call(self, *arguments: str) -> None:
+        """Call a command and wait for its end.
+
+        Raises:
+            Failed: If it fails, or the process is stopped.
+        """
+        log = self.job.beside(".log")
+        if self._process is None:
+            self._start(log)
+        assert self._process is not None
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it was stopped between two commands
+            self._process.stdin.write(json.dumps(arguments) + "\n")
+            self._process.stdin.flush()
+        told = b""
+        while not told.endswith(b"\n"):
+            piece = os.read(self._status, 64)
+            if not piece:
+                break
+            told += piece
+        status = told.decode().strip() or str(self._process.wait())
+        if status != "0":
+            tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+            raise Failed(f"{self.job.name}: {arguments[0]} ended with status {status}, see {log}:\n{tail}")
+
+    def _start(self, log: Path) -> None:
+        paths = [str(Path(kerple.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            "OMP_NUM_THREADS": str(self.threads),
+            "MKL_NUM_THREADS": str(self.threads),
+            VARIABLE: str(self.job.beside(".progress").absolute()),
+        }
+        self._status, write = os.pipe()
+        with log.open("a") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-u", str(WORKER), str(self.program), str(write)],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                pass_fds=(self.lock, write),
+                text=True,
+            )
+        os.close(write)
