@@ -1,4 +1,4 @@
-"""What is compared: a file says it once, every run follows from it."""
+"""Description of a comparison, as its configuration file gives it, and the runs that follow from it."""
 
 import json
 from collections.abc import Mapping
@@ -12,16 +12,16 @@ from kerple.runs.configs import found
 
 @dataclass
 class Strategy:
-    """One line of the comparison.
+    """One strategy of a comparison.
 
     Args:
-        position: Class name of the positional strategy; the label if null.
-        options: Options of its own, for instance ``{floor: 0.05}``.
-        flags: Further flags of `fit` for this line alone, for instance ``{data.length: 128}``.
-        hf: A pretrained model in place of a position: a folder, a GGUF file, a name. It is tested once, whatever the
-            seeds, and never fitted; its options are those of `kerple.hf.pretrained.Pretrained`, for instance
+        position: Class name of the positional strategy; null for the label.
+        options: Options of the strategy, for instance ``{floor: 0.05}``.
+        flags: Further flags of `fit` for this strategy alone, for instance ``{data.length: 128}``.
+        hf: A pretrained model in place of a position: a folder, a GGUF file or a name. It is not fitted, and tested
+            once instead of for each seed. Its options are those of `kerple.hf.pretrained.Pretrained`, for instance
             ``{scaling: yarn, factor: 2}``, its flags those of `test`.
-        seeds: How many of the comparison's seeds it has, the first ones; all if null.
+        seeds: Number of the comparison's seeds that it is trained with, the first ones; null for all.
     """
 
     position: str | None = None
@@ -36,27 +36,28 @@ class Comparison:
     """Strategies × seeds over one configuration.
 
     Args:
-        name: Of the comparison; names its folders.
-        base: Configs of every fit, later ones win; none where nothing is fitted.
-        strategies: Label -> what it is; ``KerpleLog: {}`` is the strategy of that name as it is.
-        seeds: Of initialisation and order of data; the tests pair by them.
-        baseline: Label every other strategy is tested against.
-        flags: Flags of every fit, on top of the configs.
-        parts: Name -> further configs. Every strategy and seed has a run in each part, as of tasks or corpora; results
-            of all parts are in one report. None: one nameless part.
-        test: Flags of every test, on top of what the checkpoint says, for instance ``{config: configs/analysis.yaml}``.
-        test_folder: Of a run, that its test writes to: two comparisons may test the same runs in two ways.
-        seeded: Flags of fit that are given the seed.
-        runs: Where runs are kept; logs/compare/<name> if null.
-        output: Where the report goes; results/<name> if null.
-        also: Further folders of reports whose committed runs may stand for runs of this comparison, found by part,
-            label and seed as its own are.
-        minutes: How long it is meant to take; where it takes longer, ``smaller`` is offered.
-        smaller: A command for less, with ``{steps}`` where its number of steps belongs.
+        name: Name of the comparison and of its folders.
+        base: Configurations of every fit; later ones win. Empty if nothing is fitted.
+        strategies: The strategies by their labels; ``KerpleLog: {}`` is the strategy of that name with its defaults.
+        seeds: Seeds of the initialisation and the order of data. Runs of the same seed are compared in pairs.
+        baseline: Label of the strategy against which the others are tested.
+        flags: Flags of every fit, which win over the configurations.
+        parts: Further configurations by the name of a part, such as a task or a corpus. Every strategy and seed has a
+            run in each part, and one report has the results of all. Without parts, there is one nameless part.
+        test: Flags of every test, which win over the checkpoint, for instance ``{config: configs/analysis.yaml}``.
+        test_folder: Name of the folder in a run that its test writes to. So two comparisons can test the same runs in
+            two ways.
+        seeded: Flags of `fit` that are set to the seed.
+        runs: Folder of the runs; null for logs/compare/<name>.
+        output: Folder of the report; null for results/<name>.
+        also: Further folders of reports whose committed runs may be taken for runs of this comparison, if part, label
+            and seed are the same.
+        minutes: Number of minutes that the comparison should take. If it will take longer, ``smaller`` is suggested.
+        smaller: A command for a smaller comparison, with ``{steps}`` in place of its number of steps.
 
     Raises:
-        UserError: If a list is empty or has something twice, the baseline is not among the strategies, a config is
-            not there, what names a folder is no plain name, or flags set what is set for every run here.
+        UserError: If a list is empty or has an entry twice, the baseline is not among the strategies, a configuration
+            does not exist, a name cannot be that of a folder, or flags set what the comparison sets itself.
     """
 
     name: str
@@ -119,21 +120,21 @@ class Comparison:
 
     @property
     def runs_folder(self) -> Path:
-        """Where runs are kept."""
+        """Folder of the runs."""
         return Path(self.runs or f"logs/compare/{self.name}")
 
     @property
     def report_folder(self) -> Path:
-        """Where the report goes."""
+        """Folder of the report."""
         return Path(self.output or f"results/{self.name}")
 
     @property
     def committed(self) -> list[Path]:
-        """Folders of reports that may hold committed runs, in the order in which they are asked."""
+        """Folders of reports that may hold committed runs, in the order of preference."""
         return [self.report_folder, *map(Path, self.also)]
 
     def jobs(self) -> list["Job"]:
-        """All runs, seed by seed: after the first seeds there is a whole, if noisy, comparison."""
+        """All runs, seed by seed, so that the first seeds give a complete comparison early."""
         parts = list(self.parts) or [""]
         return [
             self._job(part, label, seed)
@@ -157,7 +158,7 @@ class Comparison:
             return Job(label, seed, directory, (), (*as_flags(own), *as_flags(strategy.flags), *test), part)
         fit = [f"--config={found(path)}" for path in (*self.base, *self.parts.get(part, []))]
         fit += as_flags(self.flags | strategy.flags)
-        # the last wins: a seed in a config file among the flags must not make one run of all seeds
+        # after all other flags, so that they win: a seed in a configuration would make all runs the same
         fit += as_flags(dict.fromkeys(self.seeded, seed) | {"run_dir": str(directory)})
         fit += [f"--model.position={strategy.position or label}"]
         fit += as_flags({f"model.position.{key}": value for key, value in strategy.options.items()})
@@ -169,12 +170,12 @@ class Job:
     """One run: a fit and its test.
 
     Args:
-        label: Of the strategy.
-        seed: Of the run.
-        directory: Of the run; what belongs to the run but not in it lies beside, with the same stem.
+        label: Label of the strategy.
+        seed: Seed of the run.
+        directory: The run directory. Files about the run, such as its log, are beside it and have the same stem.
         fit: Arguments of ``run.py fit``; none for a pretrained model.
-        test: Arguments of ``run.py test``, without the checkpoint; the last is the folder it writes to.
-        part: Of the comparison, empty if it has only one.
+        test: Arguments of ``run.py test`` without the checkpoint; the last is the folder that it writes to.
+        part: Part of the comparison, empty if it has only one.
     """
 
     label: str
@@ -186,38 +187,47 @@ class Job:
 
     @property
     def name(self) -> str:
-        """How the run is called in messages."""
+        """Name of the run in messages."""
         return f"{self.part} {self.label} seed {self.seed}".strip()
 
     @property
     def test_folder(self) -> Path:
-        """Where the test writes."""
+        """Folder that the test writes to."""
         return Path(self.test[-1].removeprefix("--run_dir="))
 
     @property
     def pretrained(self) -> bool:
-        """Whether there is nothing to fit."""
+        """Whether this is a pretrained model, which is not fitted."""
         return not self.fit
 
     @property
     def checkpoint(self) -> Path:
-        """What a stopped fit resumes from and what is tested."""
+        """The checkpoint from which a stopped fit resumes, and which is tested."""
         return self.directory / "checkpoints" / "last.ckpt"
 
     def beside(self, suffix: str) -> Path:
-        """A file beside the run directory: ``.json`` its state, ``.lock``, ``.log`` what it printed."""
+        """Path of a file beside the run directory: ``.json`` for its state, ``.lock``, ``.log`` for its output."""
         return self.directory.with_name(self.directory.name + suffix)
 
 
 def _refuse(where: str, flags: Mapping[str, Any], own: dict[str, str]) -> None:
-    """Flags, or parts of them, that compare sets itself would win over it or be lost, without a word."""
+    """Refuse flags that the comparison sets itself; they would replace its value, or be lost.
+
+    Args:
+        where: The option that holds the flags, for messages.
+        flags: The flags of the user.
+        own: The flags that the comparison sets, with advice on what to use instead.
+
+    Raises:
+        UserError: One of them, or a part of one, is among the flags.
+    """
     for key in flags:
-        name = key.replace(".init_args.", ".")  # may be left out of a flag
+        name = key.replace(".init_args.", ".")  # flags may leave it out
         for flag, advice in own.items():
             if name == flag or name.startswith(f"{flag}."):
                 raise UserError(f"compare: {where}: got {key}, which is set for every run; {advice}")
 
 
 def as_flags(values: Mapping[str, Any]) -> list[str]:
-    """Command line flags; what is not text or a number is written as JSON, which is YAML too."""
+    """Command line flags with these values; values other than text are written as JSON, which is also YAML."""
     return [f"--{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in values.items()]

@@ -1,4 +1,4 @@
-"""The report of a comparison: one folder that can be read, cited and recomputed without the runs."""
+"""The report of a comparison: a folder of tables, figures and a page, which needs the runs no longer."""
 
 import base64
 from collections.abc import Callable
@@ -39,16 +39,16 @@ OLD_BYTES = (
 def write(runs: Runs, folder: Path, *, name: str, baseline: str, missing: list[str] | None = None) -> Path:
     """Write the report of finished runs.
 
-    ``results.csv`` (one row for each run and cell) is a function of the runs' tests alone: the same runs give the same
-    bytes. Beside it: ``summary.csv`` (statistics), ``costs.csv``, one CSV for each analysis, ``table.md``,
-    ``table.tex``, figures as PNG and SVG, and ``report.html``, which needs no other file.
+    It writes ``results.csv`` (a row for each run and cell, with the same bytes for the same runs), ``summary.csv``
+    (statistics), ``costs.csv``, a CSV file for each analysis, ``table.md``, ``table.tex``, figures as PNG and SVG, and
+    ``report.html``, which needs no other file.
 
     Args:
-        runs: What `report_runs.read` found.
-        folder: Where to write; made if needed, files of the same names are replaced.
-        name: Of the comparison.
-        baseline: The strategy the others are tested against.
-        missing: Runs the comparison asks for and that are not there; named in the report.
+        runs: The runs, as `kerple.report.runs.read` returns them.
+        folder: Folder of the report, which is made if needed; files of the same names are replaced.
+        name: Name of the comparison.
+        baseline: The strategy against which the others are tested.
+        missing: Runs of the comparison that are not finished; the report names them.
 
     Returns:
         The path of report.html.
@@ -114,14 +114,14 @@ def write(runs: Runs, folder: Path, *, name: str, baseline: str, missing: list[s
 
 
 def _tables(summary: pd.DataFrame, runs: Runs, baseline: str) -> tuple[list[tables.Table], list[tables.Table]]:
-    """Tables to read first, and those that back them."""
+    """The main tables, and the tables of details."""
     main, details = [], []
     for metric, group in summary.groupby("metric", sort=False):
         protocols = list(dict.fromkeys(group["protocol"]))
         overview = tables.tasks(runs.results, str(metric), runs.trained)
         main += [overview] if overview else []
         for protocol in protocols:
-            # bits per byte say the same of one tokenizer as perplexity does: kept, not in the way
+            # with one tokenizer, bits per byte say the same as perplexity, so they are details
             place = details if metric == "bits_per_byte" else main
             table = tables.comparison(summary, str(metric), protocol, runs.trained[protocol], baseline)
             old = metric == "bits_per_byte" and runs.old_bytes
@@ -136,9 +136,11 @@ def _tables(summary: pd.DataFrame, runs: Runs, baseline: str) -> tuple[list[tabl
 
 
 def mixed(runs: Runs) -> list[str]:
-    """Settings in which runs that differ by their seed alone differ: their mean is then of nothing in particular.
+    """Describe differences between runs that make a comparison meaningless; none if it is sound.
 
-    And tests that differ between any runs, in what they scored or how much: a difference is then not the strategy's.
+    These are settings, other than the seed, in which runs of one strategy differ, because their mean has no meaning;
+    and differences between tests in what or how much they scored, because strategies then differ by more than their
+    positions.
     """
     complaints = []
     for label, members in _members(runs, lambda run: f"{run.part} {run.strategy}".strip()).items():
@@ -152,7 +154,7 @@ def mixed(runs: Runs) -> list[str]:
 
 
 def _precisions(runs: Runs) -> list[str]:
-    """The precisions of training, with the runs of each but the usual one, where there is more than one."""
+    """The precisions of training if there are several, with the runs of all but the most frequent one."""
     members: dict[str, list[str]] = {}
     for run, environment in runs.environments.items():
         if "precision" in environment:
@@ -165,7 +167,7 @@ def _precisions(runs: Runs) -> list[str]:
 
 
 def _unequal(results: pd.DataFrame) -> list[str]:
-    """Protocols that did not score as much in every run, each at the first such length: the test pairs what differs."""
+    """Protocols that scored different numbers of targets in different runs, each at the first such length."""
     complaints: dict[str, str] = {}
     for (_, protocol, length), group in results.dropna(subset="count").groupby(RESULT, sort=False):
         usual = group["count"].mode()[0]
@@ -187,7 +189,7 @@ def _only_positions_differ(runs: Runs) -> bool:
 
 
 def _members(runs: Runs, key: Callable[[Run], str]) -> dict[str, list[tuple[Run, dict[str, Any]]]]:
-    """Runs, with their flat configurations, by some key."""
+    """Group the runs, with their flat configurations, by a key."""
     grouped: dict[str, list[tuple[Run, dict[str, Any]]]] = {}
     for run, config in runs.configs.items():
         public = {k: v for k, v in flatten(config).items() if not _private(k, v)}
@@ -196,7 +198,7 @@ def _members(runs: Runs, key: Callable[[Run], str]) -> dict[str, list[tuple[Run,
 
 
 def _protocols(runs: Runs) -> list[tuple[str, str, str, str]]:
-    """(protocol, meaning, lengths, targets) of everything in the report."""
+    """Rows (protocol, meaning, lengths, targets) of all protocols in the report."""
     rows = []
     parts = dict.fromkeys(run.part for run in runs.configs)
     meanings = {f"{part} {name}".strip(): text for part in parts for name, text in PROTOCOLS.items()}
@@ -212,7 +214,7 @@ def _protocols(runs: Runs) -> list[tuple[str, str, str, str]]:
 
 
 def _environments(runs: Runs) -> list[tuple[str, str]]:
-    """(what, value) of versions and machine; where runs differ all values are shown."""
+    """Rows (entry, value) of versions and machines; if runs differ, all values are shown."""
     values: dict[str, dict[str, None]] = {}
     for environment in runs.environments.values():
         for key, value in environment.items():
@@ -221,9 +223,9 @@ def _environments(runs: Runs) -> list[tuple[str, str]]:
 
 
 def _configs(runs: Runs) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
-    """What all runs have in common, as one nested configuration, and what each strategy has of its own, flattened.
+    """The configuration that all runs have in common, nested, and each strategy's other settings, flat.
 
-    Seeds and directories are left out: they differ by design.
+    Seeds and directories are left out, because they always differ.
     """
     flat = {
         key: {k: v for k, v in flatten(config).items() if not _private(k, v)} for key, config in runs.configs.items()

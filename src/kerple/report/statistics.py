@@ -1,8 +1,8 @@
-"""Statistics of a comparison: every number has the same targets, data and budget behind it, and one value per seed.
+"""Statistics of a comparison whose runs have the same targets, data and budget, and differ in strategy and seed.
 
-A *result* is one row (strategy, seed, metric, protocol, length, value); a *cell* is a (metric, protocol, length).
-Strategies are compared inside a cell only, and paired: the same seed means the same order of data and the same test
-blocks.
+A *result* is a row (strategy, seed, metric, protocol, length, value); a *cell* is a (metric, protocol, length).
+Strategies are compared within a cell and in pairs: runs with the same seed have the same order of data and the same
+test blocks.
 """
 
 import itertools
@@ -19,15 +19,15 @@ from kerple.errors import UserError
 
 CELL = ["metric", "protocol", "length"]
 LOWER_IS_BETTER = ("ppl", "bits_per_byte", "loss")
-LOGARITHMIC = ("ppl", "bits_per_byte")  # a ratio says more of these than a difference does
+LOGARITHMIC = ("ppl", "bits_per_byte")  # metrics that are compared by ratios, that is by differences of logarithms
 HIGHER_IS_BETTER = ("exact_match", "token_accuracy", "accuracy")
 
 
 def lower_is_better(metric: str) -> bool:
-    """Whether a smaller value of this metric wins.
+    """Whether a smaller value of this metric is better.
 
     Raises:
-        UserError: If the metric is not known; guessing would put the bold on the worst.
+        UserError: If the metric is not known.
     """
     if metric not in LOWER_IS_BETTER + HIGHER_IS_BETTER:
         known = ", ".join(LOWER_IS_BETTER + HIGHER_IS_BETTER)
@@ -36,11 +36,10 @@ def lower_is_better(metric: str) -> bool:
 
 
 def holm(p: ArrayLike) -> NDArray[np.float64]:
-    """Holm's step-down adjustment of p-values (Holm 1979): strong control of the family-wise error, no independence
-    needed.
+    """Holm's step-down adjustment of p-values (Holm 1979), which controls the family-wise error without independence.
 
-    The i-th smallest of n is multiplied by n - i + 1, made monotone, capped at 1. NaN stays NaN and does not count as
-    a test.
+    The i-th smallest of n p-values is multiplied by n - i + 1; the results are made monotone and at most 1. NaN stays
+    NaN and does not count as a test.
     """
     p = np.asarray(p, dtype=np.float64)
     adjusted = np.full_like(p, np.nan)
@@ -53,14 +52,14 @@ def holm(p: ArrayLike) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over seeds and text, and how sure it is of each.
+    """A mean over seeds, with its variance over seeds and over text.
 
     Args:
-        mean: Over seeds, of each seed's Σ sums / Σ counts.
-        seed_variance: Of that mean, from the spread over seeds; nan with one seed.
-        text_variance: Of that mean, from the spread over blocks of text; 0 where no blocks are known.
-        seeds: How many.
-        blocks: How many.
+        mean: Mean over seeds of Σ sums / Σ counts.
+        seed_variance: Variance of the mean that the spread over seeds implies; NaN with one seed.
+        text_variance: Variance of the mean that the spread over blocks of text implies; 0 if no blocks are known.
+        seeds: Number of seeds.
+        blocks: Number of blocks.
     """
 
     mean: float
@@ -71,26 +70,28 @@ class Estimate:
 
     @property
     def error(self) -> float:
-        """Standard error over both; over text alone with one seed, nan if neither is known."""
+        """Standard error over seeds and text; with one seed over text alone; NaN if neither variance is known."""
         if not math.isfinite(self.mean) or self.seeds == self.blocks == 1:
             return math.nan
         return math.sqrt(np.nansum([self.seed_variance, self.text_variance]))
 
     @property
     def freedom(self) -> int:
-        """Degrees of freedom of `error`: those of the seeds, so that no test is wrong more often than it says,
-        whichever of the two variances is the larger; those of the text with one seed."""
+        """Degrees of freedom of `error`: those of the seeds, or with one seed those of the text.
+
+        With those of the seeds, no test errs more often than its level, whichever of the two variances is larger.
+        """
         return (self.seeds if self.seeds > 1 else self.blocks) - 1
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
-        """Confidence interval by Student's t; nan where there is no error."""
+        """Confidence interval by Student's t; NaN without a standard error."""
         if not self.error >= 0:
             return math.nan, math.nan
         half = stats.t.isf((1 - level) / 2, self.freedom) * self.error
         return self.mean - half, self.mean + half
 
     def above(self, bound: float = 0.0) -> float:
-        """One-sided p-value: small where the mean is above the bound; 1 - p is that of the other side."""
+        """One-sided p-value, which is small if the mean is above the bound; 1 - p is the p-value of the other side."""
         if not self.error >= 0:
             return math.nan
         distance = self.mean - bound
@@ -99,22 +100,23 @@ class Estimate:
         return float(stats.t.sf(distance / self.error, self.freedom))
 
     def p(self, bound: float = 0.0) -> float:
-        """Two-sided p-value of a mean that is the bound."""
+        """Two-sided p-value of the hypothesis that the mean is the bound."""
         return 2 * min(one := self.above(bound), 1 - one)
 
 
 def estimate(sums: ArrayLike, counts: ArrayLike) -> Estimate:
     """Mean over seeds of ``Σ sums / Σ counts``, with its variance over seeds and over text.
 
-    Two things could have come out otherwise: the seed of the training and the text of the test. The first is seen in
-    the spread over seeds (all were tested on the same blocks), the second in the spread over blocks of the seeds' mean
-    (tokens inside a block are far from independent; that of a ratio is linearised). Their sum is the variance of what
-    other seeds on other text would give; what varies with both together is in both parts, so it errs to the safe side.
+    A mean depends on two random choices: the seeds of training and the text of the test. The spread over seeds, which
+    were all tested on the same blocks, gives the variance of the first. The spread over blocks of the mean over seeds
+    gives that of the second; whole blocks are used because tokens in a block are not independent, and the quotient is
+    linearised. Their sum is the variance for other seeds and other text. An interaction of seeds and text is counted
+    in both, so the sum is rather too large than too small.
 
     Args:
-        sums: (seeds, blocks) sums over a block; of a difference, ours minus theirs on the same seeds and blocks. One
-            block where nothing is known of text.
-        counts: (seeds, blocks) what was summed, for instance targets.
+        sums: Sums over each block (seeds, blocks); for a difference, those of one strategy minus those of the other on
+            the same seeds and blocks. There is one block if the sums by block are not known.
+        counts: Numbers of summands (seeds, blocks), for instance targets.
     """
     sums, counts = np.asarray(sums, dtype=np.float64), np.asarray(counts, dtype=np.float64)
     if sums.ndim != 2 or sums.shape != counts.shape or not sums.size:
@@ -130,9 +132,10 @@ def estimate(sums: ArrayLike, counts: ArrayLike) -> Estimate:
 
 
 def flips(differences: ArrayLike) -> float:
-    """Two-sided p-value of paired differences by all changes of their signs, without an assumption on their spread but
-    symmetry; (seeds,). Its smallest value is 2 / 2^seeds: 0.0625 with five seeds, so it checks a t-test and does not
-    replace one."""
+    """Two-sided p-value of paired differences (seeds,) by all changes of their signs, which assumes only symmetry.
+
+    Its smallest value is 2 / 2^seeds, that is 0.0625 with five seeds, so it cannot replace a t-test but checks it.
+    """
     d = np.asarray(differences, dtype=np.float64)
     signs = np.array(list(itertools.product((1, -1), repeat=len(d))))
     means = np.abs((signs * d).mean(1))
@@ -140,17 +143,17 @@ def flips(differences: ArrayLike) -> float:
 
 
 def against_baseline(results: pd.DataFrame, baseline: str, blocks: pd.DataFrame | None = None) -> pd.DataFrame:
-    """Paired two-sided test of every strategy against the baseline, cell by cell, over the seeds both have.
+    """Test each strategy against the baseline in each cell: paired, two-sided, over the seeds that both have.
 
-    Perplexities and bits per byte are compared by their logarithm, that is by the mean loss in nats, accuracies as
-    they are. Holm's correction is over the strategies of one cell: the family is "who differs from the baseline at
-    this length". It is the only correction.
+    Perplexities and bits per byte are compared by their logarithm, that is by the mean loss in nats; accuracies as they
+    are. Holm's correction is applied over the strategies of a cell: the family of tests asks who differs from the
+    baseline at this length. There is no other correction.
 
     Args:
-        results: Columns strategy, seed, metric, protocol, length, value; one row for each combination.
-        baseline: The strategy the others are compared with.
-        blocks: Sums by block of the same cells: strategy, seed, metric, protocol, length, block, sum, count. Where they
-            are known the test is over seeds and text, else over seeds alone.
+        results: Columns strategy, seed, metric, protocol, length, value; a row for each combination.
+        baseline: The strategy with which the others are compared.
+        blocks: Sums by block of the same cells: strategy, seed, metric, protocol, length, block, sum, count. If they
+            are known, the test is over seeds and text, else over seeds alone.
 
     Returns:
         One row for each strategy but the baseline and each cell: ``pairs`` (seeds in common), ``blocks`` (of text; 1
@@ -202,7 +205,7 @@ def _paired(
 
 
 def by_block(blocks: pd.DataFrame, seeds: Iterable[int] | None = None) -> tuple[NDArray, NDArray] | None:
-    """Sums and counts of one strategy's cell, (seeds, blocks) each; None if a seed lacks a block."""
+    """Sums and counts of one strategy in one cell, (seeds, blocks) each; None if a seed lacks a block."""
     wide = blocks.pivot(index="seed", columns="block", values=["sum", "count"])
     if seeds is not None:
         wide = wide.reindex(list(seeds))
@@ -212,7 +215,7 @@ def by_block(blocks: pd.DataFrame, seeds: Iterable[int] | None = None) -> tuple[
 
 
 def difference(ours: tuple[NDArray, NDArray] | None, theirs: tuple[NDArray, NDArray] | None) -> Estimate | None:
-    """Mean loss of one minus that of the other on the same seeds and blocks; None where they are not the same."""
+    """Mean loss of one minus that of the other; None if they do not have the same seeds and blocks."""
     if ours is None or theirs is None or ours[0].shape != theirs[0].shape or (ours[1] != theirs[1]).any():
         return None
     return estimate(ours[0] - theirs[0], ours[1])
@@ -224,10 +227,10 @@ def summarise(
     """Mean and standard deviation over seeds for every strategy and cell, with the marks a table needs.
 
     Args:
-        results: As for `against_baseline`.
-        baseline: The strategy the others are tested against.
+        results: See `against_baseline`.
+        baseline: The strategy against which the others are tested.
         alpha: Level of the corrected test, in (0, 1).
-        blocks: As for `against_baseline`.
+        blocks: See `against_baseline`.
 
     Returns:
         One row for each strategy and cell, in the order in which they first occur: ``seeds``, ``mean``, ``std`` (n - 1
@@ -260,19 +263,18 @@ def summarise(
 
 
 def mean_reciprocal_rank(scores: pd.DataFrame, metric: str) -> pd.Series:
-    """Mean over tasks of 1 / rank (Kazemnejad et al. 2023, section 4): how one strategy does on many tasks, in one
-    number.
+    """Mean over tasks of 1 / rank, a summary of how a strategy does on many tasks (Kazemnejad et al. 2023, section 4).
 
     Args:
-        scores: (strategies, tasks), for instance the mean exact match beyond the training length; ties share their
-            mean rank.
-        metric: Says whether more is better.
+        scores: Scores (strategies, tasks), for instance the mean exact match beyond the training length. Ties share
+            their mean rank.
+        metric: Name of the scores' metric, which says whether larger is better.
 
     Returns:
-        One number in (0, 1] for each strategy; 1 means best at every task.
+        A number in (0, 1] for each strategy; 1 means that it is the best at every task.
 
     Raises:
-        UserError: If a strategy lacks a task: ranks over different sets of rivals cannot be averaged.
+        UserError: If a strategy lacks a task, because ranks among different strategies cannot be averaged.
     """
     if scores.isna().any(axis=None):
         lacking = [f"{s} lacks {t}" for s, row in scores.iterrows() for t in scores.columns[row.isna()]]

@@ -1,4 +1,4 @@
-"""Tables of a comparison: strategies down, lengths across, as the paper's Table 3 prints them."""
+"""Tables of a comparison, with a row per strategy and a column per length, as in table 3 of the paper."""
 
 import html
 import math
@@ -18,7 +18,7 @@ from kerple.report.statistics import (
 )
 
 MOST_COLUMNS = 12
-PAGE_COLUMNS = 6  # of a mean and a deviation each
+PAGE_COLUMNS = 6  # columns with a mean and a deviation that fit on a page
 DAGGER = "†"
 LATEX_ESCAPES = str.maketrans(
     {
@@ -40,7 +40,7 @@ METRIC_NAMES = {
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell: text, and whether it is set in bold."""
+    """A cell of a table: its text, and whether it is bold."""
 
     text: str
     bold: bool = False
@@ -48,12 +48,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table that knows how to be Markdown, LaTeX and HTML.
+    """A table that can be written as Markdown, LaTeX and HTML.
 
     Args:
-        title: Shown above it.
-        body: Cells; the index are the strategies, the columns what stands above each.
-        note: Shown below it.
+        title: Title above the table.
+        body: The cells; the index holds the strategies, the columns their headings.
+        note: Text below the table.
     """
 
     title: str
@@ -61,16 +61,16 @@ class Table:
     note: str = ""
 
     def markdown(self) -> str:
-        """GitHub's dialect."""
+        """The table in GitHub's Markdown."""
         body = self._text(_markdown, "**{}**")
         lines = [["", *body.columns], ["---", *["---:"] * len(body.columns)], *map(list, body.itertuples())]
         table = "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
         return f"### {self.title}\n\n{table}\n" + (f"\n{self.note}\n" if self.note else "")
 
     def latex(self) -> str:
-        """A ``table`` float of the packages booktabs and graphicx.
+        """The table as a LaTeX float; it needs the packages booktabs and graphicx.
 
-        More columns than a page has room for are split over tables below each other, what is still wider is scaled.
+        Columns that do not fit on a page are set in further tables below. A table that is still too wide is scaled.
         """
         body = self._text(_latex, r"\textbf{{{}}}")
         caption = _latex(f"{self.title}. {self.note}".strip())
@@ -80,12 +80,12 @@ class Table:
         return f"\\begin{{table}}[t]\n\\caption{{{caption}}}\n{below}\n\\end{{table}}\n"
 
     def html(self) -> str:
-        """A ``table`` element; bold cells carry the class ``best``."""
+        """The table as an HTML element, in which bold cells have the class ``best``."""
         body = self._text(html.escape, '<b class="best">{}</b>')
         return body.to_html(escape=False, border=0, justify="right")
 
     def _text(self, escape: Callable[[str], str], bold: str) -> pd.DataFrame:
-        """Cells, index and columns as text of a language; labels are whatever somebody called a strategy."""
+        """Cells, index and columns as text of a markup language, escaped, because labels may contain anything."""
 
         def render(cell: Cell | str) -> str:
             cell = cell if isinstance(cell, Cell) else Cell(str(cell))
@@ -96,7 +96,7 @@ class Table:
 
 
 def comparison(summary: pd.DataFrame, metric: str, protocol: str, trained: int | None, baseline: str) -> Table:
-    """Mean ± standard deviation over seeds by length; best in bold, † where the corrected test is significant."""
+    """Table of mean ± standard deviation over seeds; the best is bold, † marks a significant difference."""
     chosen = summary[(summary["metric"] == metric) & (summary["protocol"] == protocol)]
     lengths = sorted(chosen["length"].unique())
     shown = lengths if len(lengths) <= MOST_COLUMNS else _spread(lengths, MOST_COLUMNS)
@@ -128,7 +128,7 @@ def comparison(summary: pd.DataFrame, metric: str, protocol: str, trained: int |
 
 
 def intervals(summary: pd.DataFrame, metric: str, protocol: str, trained: int | None, baseline: str) -> Table | None:
-    """Ratio to the baseline with its interval, None where there is none."""
+    """Table of the ratio to the baseline with its interval; None if there is no ratio."""
     chosen = summary[(summary["metric"] == metric) & (summary["protocol"] == protocol) & summary["ratio_low"].notna()]
     if chosen.empty:
         return None
@@ -153,8 +153,8 @@ def distant(summary: pd.DataFrame, runs: Runs, window: str, trained: int | None)
     length; None where there is nothing to subtract.
 
     Args:
-        summary: Of the strategies, in the order of rows.
-        runs: Whose sums by block are compared.
+        summary: Summary of the strategies, which gives the order of rows.
+        runs: The runs, whose sums by block are compared.
         window: Label of the windowed protocol, such as ``windowed64``.
         trained: Training length.
     """
@@ -183,10 +183,9 @@ def distant(summary: pd.DataFrame, runs: Runs, window: str, trained: int | None)
 
 
 def tasks(results: pd.DataFrame, metric: str, trained: Mapping[str, int | None]) -> Table | None:
-    """Strategies by tasks: mean beyond the training length, and the mean reciprocal rank over tasks.
+    """Table of strategies by tasks: the mean beyond the training length, and the mean reciprocal rank over tasks.
 
-    None for a metric with fewer than two protocols, or one that is not an accuracy: only a task is a protocol of its
-    own.
+    It is None for metrics other than accuracies, and for a single task.
     """
     chosen = results[results["metric"] == metric]
     if metric not in HIGHER_IS_BETTER or chosen["protocol"].nunique() < 2:
@@ -196,7 +195,7 @@ def tasks(results: pd.DataFrame, metric: str, trained: Mapping[str, int | None])
         chosen = chosen[chosen["length"] > chosen["protocol"].map(trained)]
     scores = chosen.groupby(["strategy", "protocol"], sort=False)["value"].mean().unstack()
     scores = scores.loc[list(dict.fromkeys(chosen["strategy"])), list(dict.fromkeys(chosen["protocol"]))]
-    whole = not scores.isna().any(axis=None)  # ranks among different rivals cannot be averaged
+    whole = not scores.isna().any(axis=None)  # ranks among different strategies cannot be averaged
     columns = {c: scores[c] for c in scores}
     if whole:
         columns["mean reciprocal rank"] = mean_reciprocal_rank(scores, metric)
@@ -214,8 +213,7 @@ def tasks(results: pd.DataFrame, metric: str, trained: Mapping[str, int | None])
 
 
 def costs(runs: Runs) -> Table | None:
-    """Position parameters, speed of training and peak memory of every strategy, part by part; None if no run measured
-    them."""
+    """Table of position parameters, training speed and peak memory of each strategy; None if no run measured them."""
     if runs.costs.empty:
         return None
     rows: dict[str, dict[str, Cell]] = {}
@@ -241,7 +239,7 @@ def costs(runs: Runs) -> Table | None:
 
 
 def number(mean: float, std: float) -> str:
-    """A mean with its standard deviation, in the digits that mean something at its size."""
+    """A mean with its standard deviation as text, with three or four significant digits."""
     if not math.isfinite(mean):
         return "∞" if mean > 0 else "–"
     digits = 3 if abs(mean) < 10 else 2 if abs(mean) < 100 else 1 if abs(mean) < 1000 else 0
