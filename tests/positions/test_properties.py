@@ -3,6 +3,7 @@
 import inspect
 import re
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -91,6 +92,11 @@ def test_the_name_is_a_class_of_the_package_with_a_source(name: str) -> None:
     assert strategy.__name__ == name
     source = inspect.getdoc(strategy) + (inspect.getdoc(inspect.getmodule(strategy)) or "")
     assert re.search(r"arXiv\s\d{4}\.\d{5}|GPT-2", source) or name == "Together", "which paper?"
+
+
+def test_a_strategy_s_file_is_short() -> None:
+    files = {Path(inspect.getfile(strategy)) for strategy in strategies().values()}
+    assert {file.name: n for file in files if (n := len(file.read_text().splitlines())) > 120} == {}
 
 
 @over_names

@@ -2,7 +2,6 @@
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -37,12 +36,13 @@ class Placed(Drawing):
         UserError: If the table has no two rows, or, in a forward, a place is beyond it.
     """
 
-    scheme: ClassVar[str]
-    """Which of the task's places, for `kerple.tasks.Task.places`."""
-
     share: Tensor
 
+    @property
     @abstractmethod
+    def scheme(self) -> str:
+        """Which of the task's places, for `kerple.tasks.TaskData.places`."""
+
     def __init__(
         self, shape: Shape, position: Callable[[Shape], Position] = NoPE, reach: int = 128, seed: int = 0
     ) -> None:
@@ -97,11 +97,6 @@ class Coupled(Placed):
 
     scheme = "coupled"
 
-    def __init__(
-        self, shape: Shape, position: Callable[[Shape], Position] = NoPE, reach: int = 128, seed: int = 0
-    ) -> None:
-        super().__init__(shape, position, reach, seed)
-
 
 class Abacus(Placed):
     """Abacus embeddings: the i-th digit of every number has place i (McLeish et al. 2024, arXiv 2405.17399).
@@ -120,8 +115,3 @@ class Abacus(Placed):
     """
 
     scheme = "abacus"
-
-    def __init__(
-        self, shape: Shape, position: Callable[[Shape], Position] = NoPE, reach: int = 128, seed: int = 0
-    ) -> None:
-        super().__init__(shape, position, reach, seed)

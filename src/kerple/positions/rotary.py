@@ -82,13 +82,10 @@ class RoPE(Position):
         if mistake not in (None, "bf16"):
             raise UserError(f"RoPE: mistake: got {mistake!r}, expected bf16, or null for none")
         self.turned = turned_dimensions("RoPE", shape, base, share, layout)
-        self.layout = layout
-        self.mistake = mistake
+        self.layout, self.mistake = layout, mistake
         self.turns = Turns(self.turned, base, shape.length, scaling, factor, fast, slow)
-        if scaling == "dynamic_ntk":
-            self.shift_invariant = self.prefix_consistent = False
-        if mistake:
-            self.shift_invariant = False
+        self.prefix_consistent = scaling != "dynamic_ntk"
+        self.shift_invariant = self.prefix_consistent and mistake is None
 
     def project(self, q: Tensor, k: Tensor, memory: Tensor | None, at: At) -> tuple[Tensor, Tensor]:
         positions, turns = at.positions[..., None], self.turns(at.positions)
