@@ -1,4 +1,4 @@
-"""Causal attention with a table of distances: one door, several ways of doing the same sum."""
+"""Causal attention with a table of distances: one function, `attend`, with several implementations."""
 
 from kerple.attention.choice import Asked
 from kerple.attention.door import attend

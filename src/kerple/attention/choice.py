@@ -1,4 +1,4 @@
-"""Which way attention is done: decided here and nowhere else, and said once with its reason."""
+"""Choice of the implementation of attention, which is made here alone, and logged once with its reason."""
 
 import logging
 from collections.abc import Iterator
@@ -14,31 +14,33 @@ from kerple.errors import UserError
 Asked = Literal["auto", "fused", "blocks", "reference"]
 Way = Literal["sdpa", "tiles", "flex", "blocks", "reference"]
 
-SHORT = 256  # keys: up to here the backward pass in tiles beats that of torch's fused kernel on the CPU
-TINY = 16  # keys: so few gain nothing from bf16, and a softmax over them is all differences of nearly equal numbers
-DIMS = (16, 128)  # of a head: below, FlexAttention raises; above, its kernels leave the chip's shared memory
+SHORT = 256  # keys; up to here the backward pass in tiles is faster than that of torch's fused kernel on the CPU
+TINY = 16  # keys; so few gain no time from bf16, and lose most precision
+DIMS = (16, 128)  # of a head; FlexAttention raises below, and above its kernels exceed the chip's shared memory
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A way, and why it was taken.
+    """An implementation, and why it was chosen.
 
-    ``sdpa`` is torch's fused attention without a table; ``tiles`` torch's fused kernel on the CPU with the table as
-    its mask and a backward pass of our own (`cpu`); ``flex`` FlexAttention and the kernel of the table's gradient on a
-    GPU (`cuda`); ``blocks`` blocks of queries, anywhere (`blocks`); ``reference`` explicit scores of T × T.
+    - ``sdpa`` is torch's fused attention without a table.
+    - ``tiles`` is torch's fused kernel on the CPU with the table as its mask, and a backward pass of our own (`cpu`).
+    - ``flex`` is FlexAttention with the kernel of the table's gradient, on a GPU (`cuda`).
+    - ``blocks`` is explicit scores in blocks of queries, on any device (`blocks`).
+    - ``reference`` is explicit scores of T × T.
     """
 
     way: Way
     reason: str
 
 
-taken: dict[Choice, None] = {}  # in the order of their first use, since `forget`
+taken: dict[Choice, None] = {}  # choices since `forget`, in the order of their first use
 
 
 def forget() -> None:
-    """Begin a new record of what is taken: each way is said again at its first use."""
+    """Clear the record of choices, so that each is logged again at its first use."""
     taken.clear()
 
 
@@ -54,22 +56,23 @@ def choose(
     content: bool,
     gradient: bool,
 ) -> Way:
-    """Decide, and log a decision not seen before; while a network is compiled this runs once for each call it traces.
+    """Choose an implementation, and log a choice that is new. In a compiled network this runs while a call is traced.
 
     Args:
-        asked: ``auto``; ``fused`` refuses to train or evaluate in blocks; ``blocks`` and ``reference`` force that way.
-        device: Of the tensors.
-        dtype: Of q, k, v after autocast.
-        dims: δ of q and k, and of v.
-        queries: All rows, one, or some of the last.
-        keys: At most `TINY`, at most `SHORT`, or more.
+        asked: ``auto`` for the fastest that is possible; ``fused`` is an error if training or evaluation would be done
+            in blocks; ``blocks`` and ``reference`` force these.
+        device: Device of the tensors.
+        dtype: Dtype of q, k and v after autocast.
+        dims: Dimensions δ of q and k, and δ' of v.
+        queries: Whether the queries are all rows, one row, or some of the last rows.
+        keys: Whether there are at most `TINY` keys, at most `SHORT`, or more.
         table: Whether a bias by distance is added.
-        window: Whether some keys are too far to be seen.
-        content: Whether the strategy needs what no fused kernel has: weights by distance, scores or values of its own.
+        window: Whether a window hides some keys.
+        content: Whether the strategy needs what no fused kernel has: weights by distance, or its own scores or values.
         gradient: Whether a backward pass may follow.
 
     Raises:
-        UserError: If ``fused`` was asked for and no fused way can do it.
+        UserError: If ``fused`` was asked for, and no fused implementation is possible.
     """
     choice = _decide(asked, device, dtype, dims, queries, keys, table, window, content, gradient)
     if asked == "fused" and choice.way == "blocks" and queries == "all" and keys != "tiny":
@@ -101,10 +104,10 @@ def _decide(
         return Choice(asked, "it was asked for")
     if content:
         return Choice("blocks", "no fused kernel knows this strategy's weights, scores or values")
-    # torch aligns its causal mask with the first rows, not the last
+    # torch's causal mask takes the queries for the first rows instead of the last
     plain = not table and not window and queries in ("all", "one")
     if device.type == "cpu":
-        # short sequences are faster through the table's backward than through torch's, even with a table of zeros
+        # short sequences are faster by the table's backward pass than by torch's, even with a table of zeros
         if plain and not (keys == "short" and gradient):
             return Choice("sdpa", "torch's fused kernel does causal attention without a table")
         return Choice("tiles", "on a CPU torch's fused kernel takes the table as its mask")
@@ -117,7 +120,7 @@ def _decide(
 
 
 def _unfit(device: torch.device, dtype: torch.dtype, dims: tuple[int, int], queries: str, keys: str) -> str | None:
-    """Why FlexAttention and the kernel of the table's gradient cannot do it, or None."""
+    """Why FlexAttention and the kernel of the table's gradient are not possible, or None if they are."""
     if device.type != "cuda":
         return f"there is no fused kernel with a table on {device.type}"
     if keys == "tiny":
@@ -138,10 +141,15 @@ def _unfit(device: torch.device, dtype: torch.dtype, dims: tuple[int, int], quer
 
 @contextmanager
 def explained(what: str, device: torch.device, instead: str) -> Iterator[None]:
-    """Where the compiler or the chip refuses a kernel, say what it was for and what does without it.
+    """Context that explains an error of the compiler or the chip: what was computed, and which option avoids it.
+
+    Args:
+        what: What is computed, for the message.
+        device: Device on which it is computed.
+        instead: The option that avoids it.
 
     Raises:
-        RuntimeError: From the error of Dynamo, Inductor or Triton, which stays above it.
+        RuntimeError: Dynamo, Inductor or Triton has failed; its error is the cause.
     """
     try:
         yield

@@ -26,7 +26,7 @@ def table_attention(
         q: (B, H, Tq, δ), the last Tq of the Tk rows; k and v (B, H, Tk, δ), all of one dtype.
         table: (H, >= Tk), fp32 (fp64 for fp64 queries).
         window: Only keys at distance < window are seen.
-        scale: Of q·k.
+        scale: Factor of q·k.
 
     Returns:
         The output (B, H, Tq, δ) in the dtype of q and the log-sum-exp (B, H, Tq) in that of the table, differentiable

@@ -1,4 +1,4 @@
-"""The one door: what is asked and where decides which way the sum is done."""
+"""`attend`: causal attention with what a strategy adds, by the implementation that suits arguments and device."""
 
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,7 @@
-"""Models of others: evaluated as they are, read into our own Transformer, and written for others to read.
+"""Models of the transformers library: evaluated as they are, read into our own `Transformer`, and written from it.
 
-Needs the optional group ``hf`` (transformers, accelerate, gguf); nothing outside this package imports it before a
-command asks for it.
+This package needs the optional group ``hf`` (transformers, accelerate, gguf). Other packages import it only for
+commands that use it.
 """
 
 from importlib.util import find_spec
@@ -12,10 +12,10 @@ INSTALL = 'pip install "kerple[hf]"'
 
 
 def need(package: str = "transformers", install: str = INSTALL) -> None:
-    """Complain with the line that installs a package, if it is missing.
+    """Check that a package is installed; the error has the line that installs it.
 
     Raises:
-        UserError: If there is no such package here.
+        UserError: If the package is not installed.
     """
     if find_spec(package) is None:
         raise UserError(f"{package}: is not installed, and this command needs it; install it with: {install}")
@@ -24,4 +24,4 @@ def need(package: str = "transformers", install: str = INSTALL) -> None:
 if find_spec("transformers") is not None:
     from kerple.hf.modeling import register
 
-    register()  # so that `import kerple.hf` is all that AutoModelForCausalLM needs
+    register()  # AutoModelForCausalLM then needs nothing but `import kerple.hf`

@@ -1,4 +1,4 @@
-"""Any causal language model of transformers as a network that the protocols can score."""
+"""`HuggingFaceNetwork`: any causal language model of transformers as a network for the protocols."""
 
 import inspect
 from contextlib import nullcontext
@@ -17,19 +17,19 @@ PROBE = 12  # tokens
 
 
 class HuggingFaceNetwork(nn.Module):
-    """A `kerple.evaluation.protocols.Network` made of a model of transformers.
+    """A `kerple.evaluation.protocols.Network` that wraps a model of transformers.
 
-    The head is applied in pieces, so that the logits of a long input are never held together. Models whose logits are
-    more than the head's product with the last hidden states (a soft cap, a scale) are found out by a probe and score
-    through their whole logits, with the memory this takes.
+    The head is applied in chunks, so that the logits of a long input are never in memory at once. The logits of some
+    models are not just the head's product with the last hidden states (a soft cap, a scale). A probe detects them, and
+    their logits are computed as a whole.
 
     Args:
         model: A `transformers.PreTrainedModel` with a language modelling head, in evaluation mode.
-        length: Training length in tokens; None for what its configuration says.
-        strategy: What its positions are called in results; None to find out.
+        length: Training length in tokens; None for that in its configuration.
+        strategy: Name of its positional strategy in results; None for one that its configuration implies.
 
     Raises:
-        UserError: If a token's logits depend on later tokens, or no training length is known.
+        UserError: If a token's logits depend on later tokens, or the training length is unknown.
     """
 
     def __init__(self, model: Any, length: int | None = None, strategy: str | None = None) -> None:
@@ -52,21 +52,21 @@ class HuggingFaceNetwork(nn.Module):
 
     @property
     def embedding(self) -> nn.Module:
-        """What turns tokens into vectors."""
+        """The layer that embeds tokens."""
         return self.model.get_input_embeddings()
 
     @property
     def head(self) -> nn.Linear:
-        """What turns hidden states into logits."""
+        """The layer that computes logits from hidden states."""
         return self.model.get_output_embeddings()
 
     def features(self, tokens: Tensor, offset: int = 0, window: int | None = None) -> Tensor:
-        """What the head is given, (B, T, D).
+        """Input of the head, (B, T, D).
 
         Args:
             tokens: (B, T) int64.
             offset: Added to every position.
-            window: Every layer's attention sees this many keys, the query's own included; None for all before it.
+            window: Number of keys that a query sees in every layer, its own included; None for all before it.
 
         Raises:
             UserError: If the model has no such positions, or its attention cannot be limited to a window.
@@ -74,11 +74,11 @@ class HuggingFaceNetwork(nn.Module):
         return self._run(self.model.base_model, tokens, offset, window)[0]
 
     def forward(self, tokens: Tensor, offset: int = 0, window: int | None = None) -> Tensor:
-        """Logits (B, T, V) of the next token after each token, all of them; arguments as in `features`."""
+        """Logits (B, T, V) of the next token after each token; the arguments are those of `features`."""
         return self._run(self.model, tokens, offset, window).logits
 
     def losses(self, tokens: Tensor, offset: int = 0, window: int | None = None, last: int | None = None) -> Tensor:
-        """Negative log-likelihood of each target of tokens (B, T + 1) in nats, (B, T) or (B, last) fp32."""
+        """Negative log-likelihood, in nats, of the targets of tokens (B, T + 1); (B, T) or (B, last) fp32."""
         inputs, targets = tokens[:, :-1], tokens[:, 1:]
         chosen = slice(None) if last is None else slice(-last, None)
         if not self.in_pieces:
@@ -89,11 +89,11 @@ class HuggingFaceNetwork(nn.Module):
 
     @torch.inference_mode()
     def continued(self, tokens: Tensor, steps: int) -> list[int]:
-        """The tokens that follow (1, T) int64 greedily, ``steps`` of them, or fewer if the text ends."""
+        """Generate ``steps`` tokens greedily after the tokens (1, T) int64, or fewer if the text ends."""
         self._forget_length()
-        # keys cached at one length keep its angles: what is scaled by length has to be read again for each token
+        # cached keys keep the angles of an earlier length, so scaling by length needs all tokens again each time
         whole = any("dynamic" in str(getattr(module, "rope_type", "")) for module in self.model.modules())
-        seen = torch.ones_like(tokens)  # else tokens that happen to be the padding are left out
+        seen = torch.ones_like(tokens)  # else tokens that equal the padding token are left out
         written = self.model.generate(
             tokens, attention_mask=seen, max_new_tokens=steps, do_sample=False, use_cache=not whole
         )
@@ -123,7 +123,7 @@ class HuggingFaceNetwork(nn.Module):
             return module(input_ids=tokens, use_cache=False, **positions)
 
     def _forget_length(self) -> None:
-        # dynamic scaling keeps the angles of the longest input so far: a result would depend on what was read before
+        # dynamic scaling would keep the angles of the longest input so far, and results would depend on earlier inputs
         for module in self.model.modules():
             if "dynamic" in str(getattr(module, "rope_type", "")) and hasattr(module, "original_inv_freq"):
                 module.register_buffer("inv_freq", module.original_inv_freq.to(module.inv_freq), persistent=False)
@@ -131,7 +131,7 @@ class HuggingFaceNetwork(nn.Module):
 
     @torch.inference_mode()
     def _probe(self) -> None:
-        """Find out, on a few tokens, whether this is causal and whether the head alone makes the logits."""
+        """Check on a few tokens that the model is causal, and whether logits are the head's product alone."""
         generator = torch.Generator().manual_seed(0)
         tokens = torch.randint(self.embedding.num_embeddings, (1, PROBE), generator=generator)
         tokens = tokens.to(self.embedding.weight.device)
@@ -152,7 +152,7 @@ class HuggingFaceNetwork(nn.Module):
 
 
 def training_length(config: Any) -> int | None:
-    """Tokens a configuration says its model was trained with, or None."""
+    """Training length in a model's configuration, or None."""
     text = config.get_text_config()
     return getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
 
@@ -166,7 +166,7 @@ def _learned_positions(model: nn.Module) -> nn.Embedding | None:
 
 
 def _reserved(table: nn.Embedding) -> int:
-    return int(getattr(table, "offset", 0))  # OPT's first rows are no positions
+    return int(getattr(table, "offset", 0))  # the first rows of OPT's table are not positions
 
 
 def _strategy(config: Any, learned: nn.Embedding | None) -> str:

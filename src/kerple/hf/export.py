@@ -1,4 +1,4 @@
-"""A network of ours as a folder that transformers loads: stock where it can be, else with our registered class."""
+"""Export of a network to a folder that transformers loads: as a stock model if possible, else as our own class."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,17 +29,17 @@ def export(
 
     Args:
         read: Options and weights of the network.
-        folder: Does not exist yet, or is empty.
-        tokenizer: Of its data; None for none.
-        ending: The token that ends a text.
-        stock: Whether it must be a stock Llama (or Qwen2, with biases of queries, keys and values), which needs nothing
-            of ours, or must not; None for one if it can be.
+        folder: A folder that is empty or does not exist.
+        tokenizer: Tokenizer of its data, or None.
+        ending: Id of the token that ends a text.
+        stock: Whether the model must be a stock Llama (or Qwen2, with biases of queries, keys and values), which needs
+            no code of this project, or must not be one; None for a stock model if possible.
 
     Returns:
-        The architecture that was written.
+        Name of the architecture that was written.
 
     Raises:
-        UserError: If the folder is not empty, or the network is no Llama and has to be one.
+        UserError: If the folder is not empty, or a stock model is required and not possible.
     """
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"to: {folder} is not empty; name a new folder")
@@ -57,7 +57,7 @@ def export(
 
 
 def _no_llama(model: Mapping[str, Any]) -> str | None:
-    """Why a network is no stock Llama or Qwen2, None if it is one."""
+    """Why a network cannot be a stock Llama or Qwen2, or None if it can."""
     odd = [f"{key} is {model[key]}" for key, value in AS_LLAMA.items() if model.get(key, not value) != value]
     position = model["position"]
     path = position if isinstance(position, str) else position["class_path"]

@@ -1,4 +1,4 @@
-"""Families of published models read into our own Transformer: what its options are, and which weight goes where."""
+"""Translation of published model families to options and weights of our own `Transformer`."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,13 +23,13 @@ ACTIVATION_NAMES = {
 
 @dataclass(frozen=True)
 class StoredModel:
-    """A model as ours.
+    """A published model in terms of our own `Transformer`.
 
     Args:
-        model: Options of `kerple.lm.LanguageModel`: sizes, architecture and position, the training length as
-            ``length``, the rows of the embedding as ``vocabulary``.
-        weights: Names in our Transformer and values; positions' own among them.
-        left: Names of weights that have no place in ours.
+        model: Options of `kerple.lm.LanguageModel`: sizes, architecture, position, the training length as ``length``
+            and the rows of the embedding as ``vocabulary``.
+        weights: Weights by their names in our Transformer, including those of the positional strategy.
+        left: Names of weights that our Transformer does not have.
     """
 
     model: dict[str, Any]
@@ -41,11 +41,13 @@ def read_family(config: Any, state: Mapping[str, Tensor]) -> StoredModel:
     """Translate a model of transformers.
 
     Args:
-        config: Its `PreTrainedConfig`: of Llama, Mistral, Qwen2, GPT-NeoX, GPT-2, BLOOM, or one that was exported here.
-        state: Its state_dict.
+        config: The `PreTrainedConfig` of a Llama, Mistral, Qwen2, GPT-NeoX, GPT-2 or BLOOM, or of a model that this
+            project has exported.
+        state: The model's state_dict.
 
     Raises:
-        UserError: If its family or an option of it has no counterpart here; it can still be tested with ``--hf``.
+        UserError: If the family or one of its options has no counterpart here. The model can still be tested by
+            ``--hf``.
     """
     readers: dict[str, Callable[[Any, Mapping[str, Tensor]], StoredModel]] = {
         "llama": _llama,
@@ -159,7 +161,7 @@ def _gpt2(config: Any, state: Mapping[str, Tensor]) -> StoredModel:
     names |= {"mlp.0": "mlp.c_fc", "mlp.2": "mlp.c_proj"}
     weights |= _blocks(state, "transformer.h", config.n_layer, names)
     for name in [n for n in weights if n.endswith("weight") and weights[n].ndim == 2 and n.startswith("blocks")]:
-        weights[name] = weights[name].T.contiguous()  # their layout is (in, out)
+        weights[name] = weights[name].T.contiguous()  # GPT-2 stores (in, out)
     weights |= _pair(state, "transformer.ln_f", "norm")
     return StoredModel(model, _with_head(weights, state, "lm_head.weight", config.tie_word_embeddings))
 
@@ -175,7 +177,7 @@ def _bloom(config: Any, state: Mapping[str, Tensor]) -> StoredModel:
         "embedding_norm": True,
         "tied": config.tie_word_embeddings,
         "position": {"class_path": "kerple.positions.ALiBi", "init_args": {}},
-        "length": getattr(config, "seq_length", None) or 2048,  # what BLOOM was trained with
+        "length": getattr(config, "seq_length", None) or 2048,  # BLOOM's training length
     }
     weights = {"embedding.weight": state["transformer.word_embeddings.weight"]}
     weights |= _pair(state, "transformer.word_embeddings_layernorm", "embedding_norm")
@@ -216,7 +218,7 @@ def _blocks(
 
 
 def _by_head(weight: Tensor, config: Any) -> Tensor:
-    """Rows (H, 3, δ, …) as our (3, H, δ, …)."""
+    """Reorder rows from (H, 3, δ, …) to our (3, H, δ, …)."""
     return weight.unflatten(0, (config.num_attention_heads, 3, -1)).transpose(0, 1).flatten(0, 2)
 
 
@@ -225,7 +227,7 @@ def _with_head(weights: Weights, state: Mapping[str, Tensor], name: str, tied: b
 
 
 def _unused(config: Any, state: Mapping[str, Tensor]) -> list[str]:
-    # tables that transformers recomputes and some files carry along
+    # tables that transformers computes; some files hold them too
     return [name for name in state if name.endswith((".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"))]
 
 

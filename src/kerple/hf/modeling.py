@@ -1,4 +1,4 @@
-"""Our Transformer as a model of transformers: `AutoModelForCausalLM` loads it once `kerple.hf` is imported."""
+"""Our `Transformer` as a model of transformers, which `AutoModelForCausalLM` loads after `import kerple.hf`."""
 
 from typing import Any
 
@@ -15,10 +15,10 @@ from kerple.model.cache import Cache
 
 
 class KerpleConfig(PreTrainedConfig):
-    """What a network of ours is.
+    """Configuration of our network.
 
     Args:
-        network: Options of `kerple.hf.weights.transformer`, the strategy with its own options among them.
+        network: Options of `kerple.hf.weights.transformer`, including the strategy with its options.
     """
 
     model_type = "kerple"
@@ -36,7 +36,7 @@ class KerpleConfig(PreTrainedConfig):
 
 
 class KerpleCache(DynamicCache):
-    """A cache of ours where `generate` expects one of transformers."""
+    """Our cache in the form that `generate` of transformers expects."""
 
     def __init__(self, own: Cache) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class KerpleCache(DynamicCache):
         return self.own.length
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """For beam search: row i goes on from row ``beam_idx[i]``."""
+        """Let row i continue row ``beam_idx[i]``, as beam search needs it."""
         if self.own.tokens is not None:
             self.own.tokens = self.own.tokens[beam_idx]
         for layer in self.own.layers:
@@ -56,9 +56,9 @@ class KerpleCache(DynamicCache):
 
 
 class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
-    """Our `Transformer`, with `generate` and its cache, and a loss for the `Trainer`.
+    """Our `Transformer` with `generate`, its cache, and a loss for transformers' `Trainer`.
 
-    Padding is not masked: prompts of a batch must have one length, or stand on the left with what follows ignored.
+    Padding is not masked: the prompts of a batch must have one length, or be padded on the right.
     """
 
     config_class = KerpleConfig
@@ -75,7 +75,7 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """As transformers has it; what no file stores, such as ALiBi's slopes, is computed: it makes models empty."""
+        """Load a model as transformers does, and compute what files do not hold, such as ALiBi's slopes."""
         loaded = super().from_pretrained(*args, **kwargs)
         network = (loaded[0] if isinstance(loaded, tuple) else loaded).network
         config = (loaded[0] if isinstance(loaded, tuple) else loaded).config.network
@@ -86,7 +86,7 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
         return loaded
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Nothing: the network has drawn its own."""
+        """Do nothing: the network initialises itself."""
 
     def get_input_embeddings(self) -> nn.Module:
         return self.network.embedding
@@ -103,7 +103,7 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
-        # angles that depend on the length of the input make remembered keys wrong
+        # if angles depend on the length of the input, cached keys would be wrong
         if generation_config.use_cache is not False and all(p.prefix_consistent for p in self.network.positions):
             model_kwargs["past_key_values"] = KerpleCache(self.network.new_cache())
         else:
@@ -119,15 +119,15 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
         logits_to_keep: int = 0,
         **ignored: Any,
     ) -> CausalLMOutputWithPast:
-        """Logits of the next token after each, and the mean loss of the labels.
+        """Logits of the next token after each token, and the mean loss of the labels.
 
         Args:
             input_ids: (B, T) int64.
-            attention_mask: (B, T), 1 everywhere but at the right end.
-            past_key_values: What an earlier call has returned.
-            labels: (B, T) int64, shifted here; -100 is left out.
-            use_cache: Whether to remember what is read.
-            logits_to_keep: Only those of the last so many tokens; 0 for all.
+            attention_mask: (B, T), 0 only for padding on the right.
+            past_key_values: The cache that an earlier call has returned.
+            labels: (B, T) int64, which are shifted by one here; -100 is left out.
+            use_cache: Whether to return a cache.
+            logits_to_keep: Number of last tokens whose logits are returned; 0 for all.
 
         Raises:
             UserError: If tokens are padded on the left.
@@ -139,7 +139,7 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
             )
         if self.training:
             with torch.no_grad():
-                self.network.constrain_()  # the optimiser is not ours: what it did to the parameters is undone here
+                self.network.constrain_()  # another optimiser does not project parameters into their ranges
         if past_key_values is None and use_cache and not self.training:
             past_key_values = KerpleCache(self.network.new_cache())
         own = None if past_key_values is None else past_key_values.own
@@ -153,6 +153,6 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
 
 
 def register() -> None:
-    """Let transformers' Auto classes know the model; more than once does no harm."""
+    """Register the model with transformers' Auto classes; it may be called several times."""
     AutoConfig.register(KerpleConfig.model_type, KerpleConfig, exist_ok=True)
     AutoModelForCausalLM.register(KerpleConfig, KerpleForCausalLM, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A pretrained model as Lightning sees it: something that is tested and never trained."""
+"""`Pretrained`: the Lightning module of a pretrained model, which is tested and not trained."""
 
 from typing import Any, Literal
 
@@ -19,14 +19,14 @@ class Pretrained(LightningModule):
 
     Args:
         path: A folder, a .gguf file, ``smollm2-135m`` or a name on the Hugging Face hub.
-        length: Training length in tokens; null for what the model's configuration says.
-        scaling: Of RoPE: ``none``, ``pi``, ``ntk``, ``dynamic_ntk``, ``yarn``; null for what the model brings.
-        factor: How many times the training length the scaling is to reach.
-        dtype: Of the weights in memory. Scores and losses are fp32 in any case.
+        length: Training length in tokens; null for that in the model's configuration.
+        scaling: Scaling of RoPE: ``none``, ``pi``, ``ntk``, ``dynamic_ntk`` or ``yarn``; null for the model's own.
+        factor: Length that the scaling should reach, as a multiple of the training length.
+        dtype: Dtype of the weights in memory. Scores and losses are always fp32.
         trust_remote_code: Whether code that comes with the model may run.
 
     Raises:
-        UserError: If it is no such model, or the scaling cannot be honoured.
+        UserError: If there is no such model, or it does not support the scaling.
     """
 
     def __init__(
@@ -64,4 +64,4 @@ class Pretrained(LightningModule):
             )
 
     def test_step(self, batch: Batch, index: int) -> None:
-        """Nothing: what is computed from a test batch is the callbacks' affair."""
+        """Do nothing: callbacks use the test batches."""

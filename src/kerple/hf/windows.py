@@ -1,4 +1,4 @@
-"""Attention to the last w keys, in any model of transformers that lets its attention be exchanged."""
+"""Attention to the last w keys, in models of transformers whose attention can be replaced."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from kerple.errors import UserError
 
 NAME = "kerple_windowed"
-QUERY_ROWS = 512  # queries at once: memory is O(T · window / QUERY_ROWS) below one mask of this many rows
-CHANGE_SCORES = ("softcap", "s_aux", "position_bias")  # options of attention that this one does not have
+QUERY_ROWS = 512  # queries in a chunk, which limits the size of the mask
+CHANGE_SCORES = ("softcap", "s_aux", "position_bias")  # options of attention that this implementation does not support
 
 
 @dataclass
@@ -28,14 +28,14 @@ _current: ContextVar[_Window] = ContextVar("window")
 
 @contextmanager
 def windowed(model: nn.Module, size: int) -> Iterator[None]:
-    """Limit every layer's attention to the last ``size`` keys, the query's own included.
+    """Context in which every layer's attention is limited to the last ``size`` keys, the query's own included.
 
     Args:
         model: A `transformers.PreTrainedModel`.
-        size: At least 1.
+        size: Number of keys, 1 or more.
 
     Raises:
-        UserError: If a layer did not use the exchanged attention: its window would have been ignored in silence.
+        UserError: If a layer did not use the replaced attention, so that the window had no effect on it.
     """
     from transformers import AttentionInterface
 

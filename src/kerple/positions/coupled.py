@@ -1,4 +1,4 @@
-"""Positions that a task gives: digits of one significance share one, whatever the length of the numbers."""
+"""Positions that a task defines: digits of one significance have the same one, in numbers of any length."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -30,7 +30,7 @@ class Placed(Drawing):
         shape: What the model hands to every strategy.
         position: Builder of the strategy that says the rest: the one of the distances, or none.
         reach: Rows of the table; places end below it.
-        seed: Of the draws.
+        seed: Chooses the shifts in training.
 
     Raises:
         UserError: If the table has no two rows, or, in a forward, a place is beyond it.
@@ -89,7 +89,7 @@ class Coupled(Placed):
         shape: What the model hands to every strategy.
         position: Builder of the strategy beside it; the paper has none.
         reach: Rows of the table; places end below it.
-        seed: Of the shifts in training.
+        seed: Chooses the shifts in training.
 
     Raises:
         UserError: If the table has no two rows, or, in a forward, a place is beyond it.
@@ -108,7 +108,7 @@ class Abacus(Placed):
         shape: What the model hands to every strategy.
         position: Builder of the strategy beside it; the paper's are FIRE and NoPE.
         reach: Rows of the table; places end below it.
-        seed: Of the shifts in training.
+        seed: Chooses the shifts in training.
 
     Raises:
         UserError: If the table has no two rows, or, in a forward, a place is beyond it.

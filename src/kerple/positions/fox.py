@@ -1,4 +1,4 @@
-"""Forget gates that the tokens between query and key decide."""
+"""Forget gates, which depend on the tokens between query and key."""
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ class FoX(Position):
 
     Args:
         shape: What the model hands to every strategy.
-        start: Of b; the larger, the more is remembered at first.
+        start: Initial value of b; the larger it is, the more is remembered at first.
     """
 
     shift_invariant = True

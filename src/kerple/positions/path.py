@@ -1,4 +1,4 @@
-"""Reflections that the tokens between query and key decide."""
+"""Reflections of queries, which depend on the tokens between query and key."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from kerple.positions.base import Position, Shape
 from kerple.positions.pairs import At, Pairs
 from kerple.positions.products import precise, product
 
-KEYS = 64  # whose reflections are joined into one matrix
+KEYS = 64  # number of keys whose reflections are joined into one matrix
 
 
 class PaTH(Position):
@@ -28,7 +28,7 @@ class PaTH(Position):
 
     Args:
         shape: What the model hands to every strategy.
-        rank: Of the projection.
+        rank: Rank of the projection.
         convolution: Tokens that the projection is convolved over, 1 for none; the paper uses 3.
 
     Raises:

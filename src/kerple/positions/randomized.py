@@ -27,7 +27,7 @@ class RandomizedPositions(Drawing):
         shape: What the model hands to every strategy.
         position: Builder of the wrapped strategy, given the shape with ``reach`` as its length.
         reach: Positions to draw from; None is 32 times the training length. At least the longest input to be tested.
-        seed: Of the draws.
+        seed: Chooses the draws.
 
     Raises:
         UserError: If ``reach`` is shorter than the training length.

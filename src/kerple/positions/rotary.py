@@ -1,4 +1,4 @@
-"""Strategies that turn queries and keys by angles proportional to their positions."""
+"""`RoPE`, which turns queries and keys by angles proportional to their positions."""
 
 from typing import Literal
 
@@ -98,12 +98,16 @@ class RoPE(Position):
 
 
 def rounded(x: Tensor) -> Tensor:
-    """To the nearest bf16, in the precision it had."""
+    """Round to the nearest bf16, but keep the dtype."""
     return x.to(torch.bfloat16).to(x.dtype)
 
 
 def turned_dimensions(name: str, shape: Shape, base: float, share: float, layout: Layout) -> int:
-    """How many dimensions of each head turn; complains in the name of the strategy."""
+    """Number of dimensions of each head that are turned; error messages begin with ``name``.
+
+    Raises:
+        UserError: If an option is out of range, or the number is not even.
+    """
     if base <= 1:
         raise UserError(f"{name}: base: got {base}, expected a number above 1; the paper uses 10000")
     if layout not in ("half", "interleaved"):

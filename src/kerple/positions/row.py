@@ -22,7 +22,8 @@ class SSMax(Position):
 
     Args:
         shape: What the model hands to every strategy.
-        start: Of s; None is 1 / log L, with which scores at the training length are those of plain softmax.
+        start: Initial value of s; None is 1 / log L, with which scores at the training length are those of plain
+            softmax.
 
     Raises:
         UserError: If the start is not positive.
@@ -53,7 +54,7 @@ class Temperature(Position):
 
     Args:
         shape: What the model hands to every strategy.
-        share: Of the logarithm.
+        share: Factor of the logarithm.
         every: Rows for one step of the staircase; None is the training length, as 8192 for Llama 4's pretraining.
 
     Raises:

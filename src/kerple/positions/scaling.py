@@ -1,4 +1,4 @@
-"""How fast rotary pairs turn, and how that is scaled for inputs longer than those of training."""
+"""Frequencies of rotary pairs, and their scaling for inputs longer than those of training."""
 
 import math
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Turns:
 
     Args:
         turned: r, how many dimensions turn.
-        base: Of the angles base^(-2i/r).
+        base: Base of the angles base^(-2i/r).
         length: L, the training length.
         scaling: None, or the rule.
         factor: s, how many times L is to be reached.
@@ -57,11 +57,11 @@ class Turns:
 
     @property
     def size(self) -> float:
-        """What q and k are multiplied by."""
+        """Factor of q and k."""
         return 0.1 * math.log(self.factor or 1.0) + 1 if self.scaling == "yarn" else 1.0
 
     def __call__(self, positions: Tensor) -> Tensor:
-        """For an input that ends at the last of the positions (T,) or (B, T); (r/2,) or ((B,) 1, r/2) fp64."""
+        """Radians per position, (r/2,) or ((B,) 1, r/2) fp64, for an input that ends at the last of the positions."""
         r, device, factor = self.turned, positions.device, self.factor or 1.0
         if self.scaling == "ntk":
             return frequencies(r, self.base * factor ** (r / (r - 2)), device)

@@ -1,4 +1,4 @@
-"""A logit beside those of the keys, without a value: attention that may go nowhere."""
+"""A logit beside those of the keys that has no value, so that a query need not attend to any key."""
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ class Sink(Position):
     Args:
         shape: What the model hands to every strategy.
         learnable: Whether σ is learned.
-        start: Of σ.
+        start: Initial value of σ.
 
     Raises:
         UserError: If the start is not finite.

@@ -1,4 +1,4 @@
-"""Several strategies at once."""
+"""`Together`: several strategies at once."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,8 +15,9 @@ from kerple.positions.row import SSMax
 
 
 class Together(Position):
-    """Biases add, weights multiply, places, projections and mixes follow each other in the order given, sinks share
-    one logit by logaddexp, values add.
+    """Combines strategies: biases and values are added, weights are multiplied, and sinks become one by logaddexp.
+
+    Places, projections and mixes are applied one after the other, in the order of the parts.
 
     Parameters: `0` of its own, those of the parts; one set per layer if one of the parts has that.
     Cost: that of the parts; one that needs explicit scores takes all of them there.

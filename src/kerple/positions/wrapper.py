@@ -1,4 +1,4 @@
-"""A strategy around another one."""
+"""Base classes of strategies that wrap another strategy."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -38,7 +38,7 @@ def _forwarding(hook: str) -> Callable[..., Any]:
     return forward
 
 
-for _hook in HOOKS:  # one loop, so that a hook added later is not dropped in silence
+for _hook in HOOKS:  # a loop, so that hooks which are added later are forwarded too
     setattr(Wrapper, _hook, _forwarding(_hook))
 
 
@@ -50,7 +50,7 @@ class Drawing(Wrapper):
 
     Args:
         position: The wrapped strategy.
-        seed: Of the draws.
+        seed: Chooses the draws.
     """
 
     step: Tensor
@@ -64,10 +64,10 @@ class Drawing(Wrapper):
 
     @abstractmethod
     def draw_(self) -> None:
-        """Fill the subclass's buffers with the draw of this step; nothing on the meta device."""
+        """Fill the subclass's buffers with the draw of this step; on the meta device, do nothing."""
 
     def number(self, size: int) -> int:
-        """A number of so many bytes, uniform over them: the draw of this step as an integer."""
+        """The draw of this step as an integer of ``size`` bytes, uniform over all values."""
         # hashed: a generator's seed has 32 bits, in which no shift keeps seed and step apart
         return int.from_bytes(blake2b(f"{self.seed}/{int(self.step)}".encode(), digest_size=size).digest(), "big")
 

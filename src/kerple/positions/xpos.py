@@ -25,7 +25,7 @@ class XPos(Position):
         shape: What the model hands to every strategy; its head dimension must be even.
         base: The longest wavelength is 2π times this.
         decay: B, the distance over which the fastest pair shrinks to 0.4/1.4.
-        layout: As for RoPE.
+        layout: ``half`` or ``interleaved``, see `RoPE`.
 
     Raises:
         UserError: If an option is out of range, or the head dimension odd.

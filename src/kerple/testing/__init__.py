@@ -1,4 +1,4 @@
-"""What holds for every positional strategy, checked for any class: of this package, or imported from anywhere."""
+"""Properties of all positional strategies, and functions that check them for any strategy, also a user's own."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ __all__ = ["PROPERTIES", "DoesNotApply", "Outcome", "Property", "Subject", "chec
 
 @dataclass(frozen=True)
 class Outcome:
-    """Whether one property holds.
+    """Outcome of checking one property.
 
     Args:
-        name: Of the property, one of `PROPERTIES`.
-        holds: None where it does not apply.
-        why: One line on what was found, empty where it holds.
+        name: Name of the property, one of `PROPERTIES`.
+        holds: Whether it holds; None if it does not apply.
+        why: What was found, in one line; empty if it holds.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Outcome:
 
 
 def outcomes(build: Callable[..., Position], **settings: Any) -> Iterator[Outcome]:
-    """Each property in turn, as soon as it is known; arguments as for `check`."""
+    """Check one property after the other, and yield each outcome; the arguments are those of `check`."""
     subject = Subject(partial(build, **settings))
     for name, holds in PROPERTIES.items():
         try:
@@ -36,24 +36,24 @@ def outcomes(build: Callable[..., Position], **settings: Any) -> Iterator[Outcom
             yield Outcome(name, True)
         except DoesNotApply as reason:
             yield Outcome(name, None, str(reason))
-        except Exception as error:  # whatever a strategy raises is what its author has to see
+        except Exception as error:  # the author of a strategy has to see any error that it raises
             lines = str(error).strip().splitlines() or [""]
             kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
             yield Outcome(name, False, f"{kind}{lines[0]}")
 
 
 def check(build: Callable[..., Position], **settings: Any) -> list[Outcome]:
-    """Hold a strategy to every property.
+    """Check that a strategy has all properties.
 
     Args:
-        build: Its class, or anything that takes a `Shape` and gives a strategy.
-        **settings: Its own options.
+        build: The class of the strategy, or a function from a `Shape` to a strategy.
+        **settings: Options of the strategy.
 
     Returns:
-        One outcome a property, all of which hold or do not apply.
+        The outcome of each property, which holds or does not apply.
 
     Raises:
-        AssertionError: If some do not hold, with one line for each.
+        AssertionError: If a property does not hold; the message has a line for each of them.
     """
     found = list(outcomes(build, **settings))
     failed = [f"{o.name}: {o.why}" for o in found if o.holds is False]

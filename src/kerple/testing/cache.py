@@ -1,4 +1,4 @@
-"""Reading token by token."""
+"""Properties of reading token by token with a cache."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""What a token may depend on."""
+"""Properties about the tokens on which logits may depend."""
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +8,7 @@ from kerple.testing.subject import VOCABULARY, DoesNotApply, Subject, holds, sam
 
 @holds
 def the_past_has_no_gradient_from_the_future(subject: Subject) -> None:
-    """By autograd: the first 20 logits depend on their own and earlier embeddings, and on no later one."""
+    """By autograd, the first 20 logits depend on their own and earlier embeddings, and not on later ones."""
     network, embedded = subject.network(), []
 
     def keep(module: nn.Module, arguments: tuple, x: Tensor) -> Tensor:
@@ -28,7 +28,7 @@ def the_past_has_no_gradient_from_the_future(subject: Subject) -> None:
 @holds
 @torch.no_grad()
 def what_comes_later_changes_nothing(subject: Subject) -> None:
-    """For positions that follow from tokens, which have no gradient."""
+    """Later tokens change no logit; autograd cannot show this for positions that depend on tokens."""
     network, given = subject.network(), tokens(2, 30)
     changed = given.clone()
     changed[:, 20:] = (given[:, 20:] + 1) % VOCABULARY
@@ -59,7 +59,7 @@ def an_offset_changes_nothing_exactly_where_the_strategy_says_so(subject: Subjec
 @holds
 @torch.no_grad()
 def the_logits_of_a_prefix_are_the_prefix_of_the_logits(subject: Subject) -> None:
-    """Within the training length, where even angles that depend on the length of the input do not yet."""
+    """Within the training length, the logits of a prefix are the first logits of the whole input."""
     network, given = subject.network(), tokens(2, 30)
     same(network(given)[:, :17], network(given[:, :17]), "logits of the first 17 of 30 tokens")
 
@@ -67,7 +67,7 @@ def the_logits_of_a_prefix_are_the_prefix_of_the_logits(subject: Subject) -> Non
 @holds
 @torch.no_grad()
 def a_window_hides_what_is_before_it_and_nothing_else(subject: Subject) -> None:
-    """Two layers of 4 keys: a change is seen up to 6 tokens on and not beyond; a window of all keys is none."""
+    """In two layers with a window of 4 keys, a change affects only the next 6 tokens; a window of all keys is none."""
     network, given = subject.network(), tokens(1, 30)
     changed = given.clone()
     changed[:, :10] = (given[:, :10] + 1) % VOCABULARY

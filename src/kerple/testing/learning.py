@@ -1,4 +1,4 @@
-"""Training: gradients, ranges, devices that share it."""
+"""Properties of training: gradients, ranges of parameters, several devices."""
 
 import inspect
 import re
@@ -28,7 +28,7 @@ def gradients_reach_every_parameter(subject: Subject) -> None:
 
 @holds
 def ranges_survive_a_huge_learning_rate_and_the_checkpoint(subject: Subject) -> None:
-    """SGD at a rate of 1,000, then `constrain_` and a state dict: ranged parameters are in range, all finite."""
+    """After SGD at a rate of 1,000, `constrain_` and a state dict, parameters are finite and within their ranges."""
     network = subject.network()
     learned = list(network.positions.parameters())
     for _ in range(3 if learned else 0):
@@ -47,7 +47,7 @@ def ranges_survive_a_huge_learning_rate_and_the_checkpoint(subject: Subject) -> 
 
 @holds
 def what_is_not_a_number_stays_so(subject: Subject) -> None:
-    """A run stops on NaN; a range that made a number of it would hide where it arose."""
+    """`constrain_` keeps NaN, at which a run stops; a range that replaced it would hide where it arose."""
     position, ranged = subject.position(), []
     for module in position.modules():
         for name in module.ranges if isinstance(module, Constrained) else ():
@@ -59,7 +59,7 @@ def what_is_not_a_number_stays_so(subject: Subject) -> None:
 
 @holds
 def ddp_finds_no_unused_parameter(subject: Subject) -> None:
-    """DistributedDataParallel raises an error in its second forward if the first left one without a gradient."""
+    """DistributedDataParallel, which raises an error if a parameter had no gradient, runs twice."""
     with _one_process():
         network = subject.network().train()
         parallel = torch.nn.parallel.DistributedDataParallel(network)
@@ -71,7 +71,7 @@ def ddp_finds_no_unused_parameter(subject: Subject) -> None:
 @holds
 @torch.no_grad()
 def logits_are_finite_at_64_times_the_training_length_or_it_is_refused(subject: Subject) -> None:
-    """1,024 tokens after a training length of 16; a UserError will do where ``max_length`` is set."""
+    """Logits of 1,024 tokens are finite with a training length of 16, or ``max_length`` makes it a UserError."""
     network = subject.network(length=16)
     try:
         logits = network(tokens(1, 64 * 16))

@@ -1,4 +1,4 @@
-"""fp32 whatever the precision around it."""
+"""Properties of precision: a strategy computes in fp32 in any surroundings."""
 
 import copy
 import re
@@ -30,7 +30,7 @@ def bf16_weights_and_autocast_leave_positions_in_fp32(subject: Subject) -> None:
 
 @holds
 def bf16_true_keeps_parameters_in_fp32(subject: Subject) -> None:
-    """As Lightning's bf16-true builds a model: with bf16 as the default, also of what is made without a dtype."""
+    """Parameters are fp32 even if the default dtype is bf16 while the strategy is built, as with bf16-true."""
     usual = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
@@ -74,9 +74,11 @@ def neither_autocast_nor_tf32_reaches_what_it_computes(subject: Subject) -> None
 @holds
 @torch.no_grad()
 def bf16_costs_no_more_precision_than_in_the_fused_way(subject: Subject) -> None:
-    """Attention of the same bf16 queries, keys and values, with the strategy and by torch's fused kernel without it,
-    each against fp64: scores of standard deviation 3. Rounding them to bf16 makes the error two to four times as large;
-    probabilities rounded after they are normalised, as in blocks, cost a quarter, and `values` as much again."""
+    """With bf16 input, the error against fp64 is about that of torch's fused kernel without the strategy.
+
+    Scores have a standard deviation of 3. If they were rounded to bf16, the error would be two to four times as large.
+    Rounding probabilities after they are normalised, as in blocks, costs a quarter, and `values` as much again.
+    """
     position, length = subject.network(layers=1).positions[0], subject.reach(300)
     random = torch.Generator().manual_seed(0)
     q, k, v = torch.randn(3, 2, 4, length, 8, generator=random)
@@ -111,7 +113,7 @@ def _relative(got: Tensor, wanted: Tensor) -> float:
 
 
 def made_by(position: Position) -> dict[str, Tensor]:
-    """Everything a strategy makes of fp32 input; positions above 256, which bf16 cannot tell apart."""
+    """The results of all hooks for fp32 input, at positions above 256, which bf16 cannot tell apart."""
     torch.manual_seed(1)
     k, x = torch.randn(2, 4, 9, 8), torch.randn(2, 9, 32)
     at = position.relocate(At.line(9, 300 if position.max_length is None else 0), torch.zeros(2, 9, dtype=torch.int64))

@@ -1,4 +1,4 @@
-"""Ways of reading that must not matter: size of blocks, gaps, sequences of their own, grouped heads, compilation."""
+"""Properties of equal results: for any size of blocks, with gaps, by sequence, with grouped heads, compiled."""
 
 import inspect
 import re
@@ -16,7 +16,7 @@ from kerple.testing.subject import DoesNotApply, Subject, holds, move, same, tok
 @holds
 @torch.no_grad()
 def the_size_of_a_block_changes_nothing(subject: Subject) -> None:
-    """Attention in blocks of 30, 8 and 3 queries, with a window and without."""
+    """Attention in blocks of 30, 8 and 3 queries is the same, with and without a window."""
     network, given, usual = subject.network(), tokens(2, 30), blocks.QUERIES_AT_ONCE
     for window in (None, 7):
         whole = network(given, window=window)
@@ -46,7 +46,7 @@ def positions_read_pair_by_pair_are_those_read_in_line(subject: Subject) -> None
 @holds
 @torch.no_grad()
 def sequences_may_have_positions_of_their_own(subject: Subject) -> None:
-    """Or the strategy says by per_sequence that they may not, and is not asked."""
+    """Each sequence of a batch may have its own positions, unless ``per_sequence`` is False."""
     network, given = subject.network(), tokens(3, 15)
     where = torch.stack([torch.arange(15), 3 + torch.arange(15), torch.arange(0, 30, 2)])  # (3, 15)
     able = all(p.per_sequence for p in network.positions)
@@ -96,7 +96,7 @@ def a_wrapper_forwards_every_hook(subject: Subject) -> None:
     assert public - {"uses"} == set(HOOKS), f"hooks that are not marked: {public - {'uses'} - set(HOOKS)}"
     for hook in HOOKS:
         if getattr(type(position), hook) is not getattr(Wrapper, hook):
-            continue  # overridden on purpose
+            continue  # the wrapper overrides it
         count = len(inspect.signature(getattr(Position, hook)).parameters) - 1
         setattr(inner, hook, partial(lambda hook, *given: asked.append((hook, len(given))), hook))
         getattr(position, hook)(*[None] * count)
@@ -117,9 +117,7 @@ def the_docstring_counts_the_parameters(subject: Subject) -> None:
     known = defaults | settings | {"D": 32, "H": 4, "δ": 8, "L": 32}
     expected = eval(formula[1], {"__builtins__": {}}, known)  # the author's own docstring
     parts = [m for m in position.modules() if isinstance(m, Position) and m is not position]
-    others = {
-        p for part in parts for p in part.parameters()
-    }  # of strategies inside, which have docstrings of their own
+    others = {p for part in parts for p in part.parameters()}  # strategies inside have docstrings of their own
     count = sum(p.numel() for p in position.parameters())
     own = count - sum(p.numel() for p in others)
     assert expected in (count, own), f"{count} parameters, the docstring says {formula[1]} = {expected}"

@@ -1,4 +1,4 @@
-"""A strategy in a network small enough for every property."""
+"""`Subject`: a strategy in a small network, on which properties are checked; and functions for these checks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,49 +15,49 @@ LENGTH, VOCABULARY = 32, 50
 
 
 class DoesNotApply(Exception):
-    """Raised by a property that says nothing of this strategy."""
+    """Raised by a property that does not apply to a strategy."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is checked.
+    """The strategy that is checked.
 
     Args:
-        build: Gives the strategy of a shape.
+        build: Function from a shape to the strategy.
     """
 
     build: Callable[[Shape], Position]
 
     def position(self, length: int = LENGTH) -> Position:
-        """One instance in evaluation mode, width 32, 4 heads."""
+        """An instance of the strategy in evaluation mode, with width 32 and 4 heads."""
         torch.manual_seed(0)
         return self.build(Shape(32, 4, length)).eval()
 
     def network(self, length: int = LENGTH, kv_heads: int | None = None, layers: int = 2) -> Transformer:
-        """Width 32, 4 heads, evaluation mode, every parameter of the strategy away from its start.
+        """A network of width 32 with 4 heads in evaluation mode, whose strategy has other than its initial parameters.
 
-        Weights are large enough that attention is not uniform, or no property would notice what a strategy does.
+        Weights are so large that attention is not uniform; else the strategy would have hardly any effect.
         """
         torch.manual_seed(0)
         network = Transformer(Shape(32, 4, length), layers, VOCABULARY, self.build, kv_heads=kv_heads)
         with torch.no_grad():
             for position in network.positions:
                 for parameter in position.parameters():
-                    parameter.add_(0.3 * torch.rand_like(parameter))  # some start where they do nothing
+                    parameter.add_(0.3 * torch.rand_like(parameter))  # some initial values have no effect
                 position.constrain_()
             for block in network.blocks:
                 nn.init.normal_(block.attention.qkv.weight, std=0.3)
         return network.eval()
 
     def reach(self, wanted: int, length: int = LENGTH) -> int:
-        """The wanted number of positions, or all there are."""
+        """The number of positions, or the largest that the strategy has if that is less."""
         most = self.position(length).max_length
         return wanted if most is None else min(wanted, most)
 
 
 Property = Callable[[Subject], None]
 PROPERTIES: dict[str, Property] = {}
-"""By name, in words: what is held of every strategy. Each raises an error if it is not so."""
+"""The properties by their names. Each is a function that raises an error if the property does not hold."""
 
 
 def holds(function: Property) -> Property:
@@ -67,14 +67,14 @@ def holds(function: Property) -> Property:
 
 
 def tokens(batch: int, length: int) -> Tensor:
-    """(batch, length) int64, the same in every run."""
+    """Random tokens (batch, length) int64, the same in every run."""
     return torch.randint(0, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(length))
 
 
 def same(got: Tensor, wanted: Tensor, what: str, atol: float = 1e-5, rtol: float = 1e-4) -> None:
-    """Raise an AssertionError, one line, where numbers differ."""
+    """Check that numbers are close; the AssertionError is one line."""
     assert got.shape == wanted.shape, f"{what}: shape {tuple(got.shape)}, expected {tuple(wanted.shape)}"
-    off = (got - wanted).detach().abs()  # NaN where one of them is
+    off = (got - wanted).detach().abs()  # NaN if one of them is NaN
     assert (off <= atol + rtol * wanted.abs()).all(), f"{what}: differs by up to {float(off.max()):.3g}"
 
 
@@ -88,16 +88,16 @@ def attended(
     window: int | None = None,
     offset: int = 0,
 ) -> Tensor:
-    """Attention with a strategy and nothing around it, to be compared with a formula.
+    """Attention with a strategy, without the network around it.
 
     Args:
-        way: `kerple.attention.attend`, or another with its arguments.
+        way: `kerple.attention.attend`, or a function with the same arguments.
         position: The strategy.
-        q: (B, H, T, δ), not projected.
-        k: (B, G, T, δ), not projected.
-        v: (B, G, T, δ).
-        x: (B, T, D), what strategies remember something of.
-        window: Keys a query sees.
+        q: Queries (B, H, T, δ) before `Position.project`.
+        k: Keys (B, G, T, δ) before `Position.project`.
+        v: Values (B, G, T, δ).
+        x: Input of `Position.remember`, (B, T, D).
+        window: Number of keys that a query sees; None for all.
         offset: Added to every position.
     """
     told = tell(position, At.line(q.shape[2], offset), x.new_zeros(x.shape[:2], dtype=torch.int64), window)
@@ -117,7 +117,7 @@ def attended(
 
 
 class Moved(Wrapper):
-    """A strategy told other positions: those of ``where`` (rows,) or (B, rows), with gaps or said to have them."""
+    """A strategy at other positions, those of ``where`` (rows,) or (B, rows), which count as having gaps."""
 
     def __init__(self, position: Position, where: Tensor) -> None:
         super().__init__(position)
@@ -129,7 +129,7 @@ class Moved(Wrapper):
 
 
 def move(network: Transformer, where: Tensor) -> Transformer:
-    """Tell every strategy of a network these positions."""
+    """Move the strategies of a network to these positions."""
     for i, position in enumerate(network.positions):
         network.positions[i] = Moved(position, where).eval()
     return network
