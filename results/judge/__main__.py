@@ -1,118 +1,161 @@
-"""`python -m results.judge results`: judge the field's claims by the committed CSVs, and write CLAIMS.md.
+"""`python -m results.judge results`: judge the field's claims by the committed numbers, and write CLAIMS.md.
 
-Every verdict is computed: *reproduced* if all a claim says holds beyond the spread over seeds, *contradicted* if some
-of it is wrong beyond that spread, *not resolved* if the spread is too wide to tell, *not tested* if the numbers are
-not there.
+Every verdict is computed, at each tier of comparisons: *reproduced* if all a claim says is shown to hold,
+*contradicted* if some of it is shown not to, *not resolved* if the spread over seeds and text is too wide to tell,
+*not tested* if the numbers are not there.
 """
 
-import inspect
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from results.judge import rules
-from results.judge.evidence import Answer, Evidence, Part, Untested
+import yaml
 
-Rule = Callable[[Evidence], tuple[Part, str, str]]
+from results.judge.evidence import Tier, Untested
+from results.judge.statements import MOST_SEEDS, POWER, Part, parts, verdict
 
-
-@dataclass(frozen=True)
-class Claim:
-    """A statement of the literature, and how it is judged here.
-
-    Args:
-        number: C1 to C24.
-        text: The claim.
-        source: Who makes it.
-        rule: From the evidence: what it says, what was found, and the file that shows it. Its docstring says how.
-    """
-
-    number: str
-    text: str
-    source: str
-    rule: Rule
-
-    @property
-    def how(self) -> str:
-        """How the claim is tested."""
-        return inspect.getdoc(self.rule) or ""
+TABLE = yaml.safe_load(Path(__file__).with_name("claims.yaml").read_text())
+VERDICTS = ("reproduced", "contradicted", "not resolved", "not tested")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What became of a claim."""
+    """What became of a claim at a tier.
 
-    claim: Claim
+    Args:
+        verdict: One of `VERDICTS`.
+        parts: What it rests on, by statement.
+        missing: Why it is not tested.
+    """
+
     verdict: str
-    found: str
-    shown: str
+    parts: dict[str, list[Part]]
+    missing: str = ""
+
+    @property
+    def seeds(self) -> int:
+        """The fewest behind any part."""
+        return min((part.found.seeds for found in self.parts.values() for part in found), default=0)
+
+    @property
+    def wanted(self) -> str:
+        """For a claim that is not resolved: what these seeds could have shown, and how many it takes."""
+        open_parts = [part for found in self.parts.values() for part in found if part.open]
+        if self.verdict != "not resolved" or not open_parts:
+            return ""
+        if self.seeds < 2:
+            return "one seed: what another would give is not known"
+        against = [part for part in open_parts if not part.agrees]
+        wanted = [(part.needed() or MOST_SEEDS + 1, part) for part in against or open_parts]
+        # one part that fails is enough to contradict, all have to hold to reproduce
+        seeds, part = (min if against else max)(wanted, key=lambda pair: pair[0])
+        effect = part.effect(part.found.seeds)
+        size = f"{effect:.2g}" if part.linear else f"{100 * effect:.2g}%"
+        takes = f"{seeds} seeds" if seeds <= MOST_SEEDS else f"more than {MOST_SEEDS} seeds, or more text"
+        side = "contradict" if against else "reproduce"
+        return f"{part.found.seeds} seeds show {size} from the bound; to {side} by what was found takes {takes}"
 
 
-CLAIMS = [
-    Claim("C1", "KERPLE-log's perplexity at 2× to 32× is no higher than at the training length", "KERPLE T3", rules.c1),
-    Claim("C2", "log is at or below power at every length beyond training", "KERPLE T3", rules.c2),
-    Claim("C3", "log beats ALiBi at every length beyond training, significantly", "KERPLE T3", rules.c3),
-    Claim("C4", "T5 is slightly better than log at 1× and 2×, worse from 8× on", "KERPLE T3", rules.c4),
-    Claim("C5", "rotary and sinusoidal collapse: more than doubled by 4×", "KERPLE T3", rules.c5),
-    Claim("C6", "3-para-log is within 1% of log", "KERPLE T5", rules.c6),
-    Claim("C7", "bias+wht is slightly worse than log at every length", "KERPLE T5", rules.c7),
-    Claim("C8", "additive Gaussians explode beyond 2×, 2-para-wht stays flat", "KERPLE T6", rules.c8),
-    Claim("C9", "log's position-wise perplexity keeps falling to 8×", "KERPLE fig. 5", rules.c9),
-    Claim("C10", "log is below log windowed at the training length at far positions", "KERPLE fig. 5", rules.c10),
-    Claim("C11", "ALiBi is above log-windowed almost everywhere, T5 below it mostly", "KERPLE fig. 5", rules.c11),
-    Claim("C12", "ALiBi's and power's kernels turn very negative, log has flat heads", "KERPLE plots", rules.c12),
-    Claim("C13", "parameters per layer extrapolate worse than shared ones", "later work", rules.c13),
-    Claim("C14", "a log step costs at most 3% more than one without a bias", "KERPLE T4", rules.c14),
-    Claim("C15", "ALiBi's non-overlapping curve falls with length, its sliding curve does not", "ALiBi", rules.c15),
-    Claim("C16", "order of collapse: sinusoidal, rotary, T5, (never) ALiBi", "ALiBi, lecture", rules.c16),
-    Claim("C17", "doubling the training length helps T5 more than the other two", "ALiBi, lecture", rules.c17),
-    Claim("C18", "a shifted start hurts learned and sinusoidal models, not relative ones", "lecture", rules.c18),
-    Claim("C19", "an absolute model's word-position terms are noise beside the other two", "lecture", rules.c19),
-    Claim("C20", "Shaw: clip 0 is far worse, any clip ≥ 2 is as good as any other", "Shaw", rules.c20),
-    Claim("C21", "NoPE is close at the training length, and does not extrapolate as ALiBi", "NoPE, Haviv", rules.c21),
-    Claim("C22", "copying beyond training: NoPE, T5, ALiBi, rotary, sinusoidal, in order", "NoPE", rules.c22),
-    Claim("C23", "more training tokens worsen extrapolation", "later work", rules.c23),
-    Claim("C24", "angles in bf16 hurt rotary at lengths above 256", "inferred from code", rules.c24),
-]
+def judge(claim: dict[str, Any], tier: Tier) -> Finding:
+    """Judge a claim of the table by the numbers of a tier."""
+    try:
+        found = {statement: parts(statement, tier, TABLE["tie"]) for statement in claim["holds"]}
+    except Untested as missing:
+        return Finding("not tested", {}, str(missing))
+    return Finding(verdict([part for of_statement in found.values() for part in of_statement]), found)
 
 
-def judge(evidence: Evidence) -> list[Finding]:
-    """A finding for each claim."""
-    findings = []
-    for claim in CLAIMS:
-        try:
-            part, found, shown = claim.rule(evidence)
-            findings.append(Finding(claim, part.answer.value, found, shown))
-        except Untested as missing:
-            findings.append(Finding(claim, "not tested", str(missing), ""))
-    return findings
+def tiers(root: Path) -> dict[str, Tier]:
+    """The tiers of the table, with their results below a folder."""
+    return {name: Tier(root, name, **about) for name, about in TABLE["tiers"].items()}
 
 
-def markdown(findings: list[Finding]) -> str:
-    """CLAIMS.md: a row for each claim."""
-    counts = {v: sum(f.verdict == v for f in findings) for v in (*(a.value for a in Answer), "not tested")}
+def judge_all(root: Path) -> dict[str, dict[str, Finding]]:
+    """Number of the claim -> tier -> finding, for each tier that is committed and that the claim is about."""
+    known = tiers(root)
+    return {
+        number: {
+            name: judge(claim, tier)
+            for name, tier in known.items()
+            if tier.there and name in claim.get("at", [tier for tier in known if tier != "tasks"])
+        }
+        for number, claim in TABLE["claims"].items()
+    }
+
+
+def better(findings: dict[str, Finding]) -> str | None:
+    """The tier that is the better test: the last of the table that tested it with two seeds or more, else with one."""
+    tested = [name for name, finding in findings.items() if finding.verdict != "not tested"]
+    several = [name for name in tested if findings[name].seeds > 1]
+    return (several or tested or [None])[-1]
+
+
+def markdown(root: Path) -> str:
+    """CLAIMS.md: a row for each claim, and below it what each verdict rests on."""
+    known = {name: tier for name, tier in tiers(root).items() if tier.there}
+    findings = judge_all(root)
+    chosen = {number: better(of_claim) for number, of_claim in findings.items()}
+    final = {n: findings[n][tier].verdict if tier else "not tested" for n, tier in chosen.items()}
+    counts = ", ".join(f"{list(final.values()).count(verdict)} {verdict}" for verdict in VERDICTS)
     lines = [
         "# Claims, and what the committed numbers say of them",
         "",
-        "Written by `python -m results.judge results` from the CSV files beside this file; a test computes",
-        "it again. At this size (1.3M parameters, trained at 64 tokens on source code; tasks: 0.1M) a contradicted",
-        "claim is contradicted here, not for the models it was made of. Verdicts are by 95% intervals over paired",
-        "seeds, as many as the reports say, corrected for the number of parts a claim can fail in; those of C11, C12",
-        "and C17, whose parts are counts, by all seeds agreeing, which resolves nothing before there are six of them.",
-        f"{100 * rules.TIE:.1f}% counts as equal. 1× is the training length.",
+        "Written by `python -m results.judge results` from [judge/claims.yaml](judge/claims.yaml) and the numbers",
+        "beside this file; a test computes it again. All networks are small (1.3M parameters, trained on source code;",
+        "tasks: 0.1M): a contradicted claim is contradicted here, not for the models it was made of.",
         "",
-        ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) + ".",
+        *(f"- **{name}**: trained at {tier.trained} tokens, {tier.what}" for name, tier in known.items()),
         "",
-        "| | claim | source | holds if | verdict | found | shown in |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "A claim is reproduced if each of its parts is shown to hold by a one-sided t-test at 2.5% over paired seeds",
+        "(and over text, where the runs' sums by block are kept), contradicted if one is shown not to, corrected for",
+        "the number of its parts (Bonferroni) and for nothing else. One seed resolves nothing. What so many seeds",
+        f"show, and how many it takes, is said for a test that shows it {POWER:.0%} of the time. In brackets: 95%",
+        "intervals.",
+        f"`tie` is {TABLE['tie']}, 1x the training length.",
+        "",
+        f"By the better test of each: {counts}.",
+        "",
+        f"| | claim | source | {' | '.join(known)} | better test |",
+        f"| --- | --- | --- | {' | '.join('---' for _ in known)} | --- |",
     ]
-    for f in findings:
-        shown = ", ".join(f"[{path}]({path})" for path in f.shown.split(", ")) if f.shown else "–"
-        verdict = f.verdict if f.verdict == "not tested" else f"**{f.verdict}**"
-        cells = (f.claim.number, f.claim.text, f.claim.source, f.claim.how, verdict, f.found, shown)
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    for number, claim in TABLE["claims"].items():
+        cells = [_cell(findings[number].get(name), name == chosen[number]) for name in known]
+        test = f"{chosen[number]}: {_why(findings[number], chosen[number], known)}" if chosen[number] else "–"
+        lines.append(f"| {' | '.join([number, claim['claim'], claim['source'], *cells, test])} |")
+    lines += ["", "## What each verdict rests on", ""]
+    for number, claim in TABLE["claims"].items():
+        lines.append(f"**{number}** {claim['claim']} ({claim['source']}). Holds if {_holds(claim)}.")
+        lines += ["", *(f"- {name}: {_rests(finding)}" for name, finding in findings[number].items()), ""]
+    return "\n".join(lines)
+
+
+def _cell(finding: Finding | None, chosen: bool) -> str:
+    if finding is None:
+        return "–"
+    seeds = f", {finding.seeds} seed{'s' * (finding.seeds > 1)}" if finding.seeds else ""
+    return f"**{finding.verdict}**{seeds}" if chosen else f"{finding.verdict}{seeds}"
+
+
+def _why(findings: dict[str, Finding], chosen: str, known: dict[str, Tier]) -> str:
+    later = [n for n, finding in findings.items() if list(known).index(n) > list(known).index(chosen)]
+    single = [name for name in later if findings[name].seeds == 1]
+    return known[chosen].why + (f"; {', '.join(single)} has one seed" if single else "")
+
+
+def _holds(claim: dict[str, Any]) -> str:
+    return " and ".join(f"`{statement}`" for statement in claim["holds"])
+
+
+def _rests(finding: Finding) -> str:
+    if finding.missing:
+        return f"{finding.verdict}: {finding.missing}"
+    # both sides of a ± are about one number
+    numbers = [dict.fromkeys(map(str, found)) for found in finding.parts.values()]
+    shown = dict.fromkeys(path for found in finding.parts.values() for part in found for path in part.shown)
+    links = ", ".join(f"[{path}]({path})" for path in shown)
+    wanted = f" ({finding.wanted})" if finding.wanted else ""
+    return f"{finding.verdict}{wanted}: {'; '.join(', '.join(number) for number in numbers)}; {links}"
 
 
 def main(arguments: list[str]) -> None:
@@ -124,7 +167,7 @@ def main(arguments: list[str]) -> None:
     root = Path(arguments[0] if arguments else "results")
     if not root.is_dir():
         raise ValueError(f"results: got {root}, expected the folder that holds the comparisons' reports")
-    text = markdown(judge(Evidence(root)))
+    text = markdown(root)
     (root / "CLAIMS.md").write_text(text)
     print(text)
 

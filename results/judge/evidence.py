@@ -1,47 +1,15 @@
-"""What claims are judged by: committed CSVs, read as (seeds × lengths) tables, and answers that may be "cannot
-tell"."""
+"""The committed numbers of a tier, as values that statements compare."""
 
+import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import Enum
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from scipy import stats
-
-from kerple.report.statistics import holm
-
-ALPHA = 0.05
-
-
-class Answer(Enum):
-    """Whether a statement holds in the numbers."""
-
-    YES = "reproduced"
-    NO = "contradicted"
-    UNCLEAR = "not resolved"
-
-
-@dataclass(frozen=True)
-class Part:
-    """What the numbers say of one part of a claim, as two one-sided p-values.
-
-    Args:
-        wrong: p-value under the hypothesis that the statement is false; it is small if the numbers show that it holds.
-        right: p-value under the hypothesis that the statement is true; it is small if they show that it does not.
-    """
-
-    wrong: float
-    right: float
-
-    @property
-    def answer(self) -> Answer:
-        """By one-sided tests at ALPHA / 2, that is by a 95% interval."""
-        if self.wrong < ALPHA / 2:
-            return Answer.YES
-        return Answer.NO if self.right < ALPHA / 2 else Answer.UNCLEAR
+from numpy.typing import NDArray
 
 
 class Untested(LookupError):
@@ -49,128 +17,212 @@ class Untested(LookupError):
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """Committed results of comparisons, one folder each.
+class Value:
+    """What was measured of one strategy.
+
+    Args:
+        of_seed: A number for each seed.
+        blocks: Where the number is a mean over blocks of text: sums and counts, (seeds, blocks) each.
+        shown: The file that has it.
+    """
+
+    of_seed: pd.Series
+    shown: str
+    blocks: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
+
+
+@dataclass(frozen=True)
+class Tier:
+    """Comparisons that were trained alike.
 
     Args:
         root: Folder of the comparisons' folders.
-        tables: Those read already.
+        name: Of the tier.
+        comparisons: Folders, in the order in which a strategy is looked for.
+        trained: Training length, tokens.
+        what: What its runs are.
+        why: When it is the better test of a claim, why.
     """
 
     root: Path
+    name: str
+    comparisons: list[str]
+    trained: int
+    what: str
+    why: str
     tables: dict[Path, pd.DataFrame] = field(default_factory=dict, repr=False)
 
-    def table(self, comparison: str, name: str) -> pd.DataFrame:
-        """A CSV of a comparison's report.
+    @property
+    def there(self) -> bool:
+        """Whether any of its comparisons is committed."""
+        return any((self.root / name / "results.csv").exists() for name in self.comparisons)
 
-        Raises:
-            Untested: If it is not there.
-        """
+    def table(self, comparison: str, name: str) -> pd.DataFrame | None:
+        """A CSV of a report, None if it has none."""
         path = self.root / comparison / f"{name}.csv"
-        if not path.exists():
-            raise Untested(f"{comparison}/{name}.csv is not there")
         if path not in self.tables:
-            self.tables[path] = pd.read_csv(path)
+            self.tables[path] = pd.read_csv(path) if path.exists() else pd.DataFrame({"strategy": []})
         return self.tables[path]
 
-    def rows(self, comparison: str, name: str, strategy: str) -> pd.DataFrame:
-        """The rows of one strategy, sorted by seed.
+    def rows(self, strategy: str, *names: str, where: Callable[[pd.DataFrame], pd.Series] | None = None) -> tuple:
+        """Rows of a strategy in the first comparison that has any, and that file.
 
         Raises:
-            Untested: If there is none.
+            Untested: If none has.
         """
-        table = self.table(comparison, name)
-        found = table[table["strategy"] == strategy]
-        if found.empty:
-            raise Untested(f"no {strategy} in {comparison}/{name}.csv")
-        return found.sort_values("seed", kind="stable")
+        for comparison in self.comparisons:
+            for name in names:
+                table = self.table(comparison, name)
+                found = table[table["strategy"] == strategy]
+                if len(found) and where is not None:
+                    found = found[where(found)]
+                if len(found):
+                    return found, f"{comparison}/{name}.csv"
+        raise Untested(f"no {strategy} in {' or '.join(f'{c}/{n}.csv' for c in self.comparisons for n in names)}")
 
-    def values(self, comparison: str, strategy: str, protocol: str = "full", metric: str = "ppl") -> pd.DataFrame:
-        """Values of a strategy: seeds down, lengths across.
+    @cached_property
+    def lengths(self) -> list[int]:
+        """Evaluation lengths of its first comparison."""
+        for comparison in self.comparisons:
+            table = self.table(comparison, "results")
+            if "protocol" in table and len(rows := table[table["protocol"] == "full"]):
+                return sorted(int(n) for n in rows["length"].unique())
+        return []
+
+    def losses(self, strategy: str, protocol: str, length: int) -> Value:
+        """Mean loss in nats, by seed and, where runs are kept, by block of text.
 
         Raises:
-            Untested: If there is none.
+            Untested: If it was not measured.
         """
-        rows = self.rows(comparison, "results", strategy)
-        rows = rows[(rows["protocol"] == protocol) & (rows["metric"] == metric)]
-        if rows.empty:
-            raise Untested(f"no {metric} of {strategy} by {protocol} in {comparison}/results.csv")
-        return rows.pivot(index="seed", columns="length", values="value")
+        rows, path = self.rows(
+            strategy, "results",
+            where=lambda t: (t["metric"] == "ppl") & t["protocol"].str.startswith(protocol) & (t["length"] == length),
+        )  # fmt: skip
+        rows = rows[rows["protocol"] == rows["protocol"].iloc[0]].sort_values("seed")
+        blocks = self._blocks(path.split("/")[0], strategy, rows["protocol"].iloc[0], length, list(rows["seed"]))
+        return Value(np.log(rows.set_index("seed")["value"]), path, blocks)
+
+    def _blocks(self, comparison: str, strategy: str, protocol: str, length: int, seeds: list[int]) -> tuple | None:
+        """Sums and counts by block out of the committed runs, None unless all seeds have them."""
+        found = []
+        for seed in seeds:
+            path = self.root / comparison / "runs" / strategy / f"seed-{seed}.json"
+            if not path.exists():
+                return None
+            rows = json.loads(path.read_text())["run"]["test"]["extrapolation.json"]["rows"]
+            for row in rows:
+                label = f"{row['protocol']}{row.get('window') or row.get('stride') or row.get('k') or ''}"
+                if label == protocol and row["length"] == length:
+                    found.append((row["block_nll"], row["block_targets"]))
+        if len(found) != len(seeds) or len({len(sums) for sums, _ in found}) != 1:
+            return None
+        return tuple(np.asarray(side, dtype=np.float64) for side in zip(*found, strict=True))
 
 
-def ratio(ours: pd.Series, theirs: pd.Series) -> pd.Series:
-    """Ratio at each seed both have."""
-    return (ours / theirs).dropna()
+def _length(tier: Tier, key: str) -> int:
+    if key == "longest":
+        return max(tier.lengths)
+    return tier.trained * int(key[:-1]) if key.endswith("x") else int(key)
 
 
-def at_most(ratios: pd.Series, bound: float = 1.0) -> Part:
-    """Whether a ratio, over seeds, is at most ``bound``: t-tests of its mean logarithm; nothing with fewer than two
-    seeds."""
-    logs = np.log(ratios.to_numpy(dtype=np.float64)) - math.log(bound)
-    if len(logs) < 2 or not np.isfinite(logs).all():
-        return Part(1.0, 1.0)
-    error = logs.std(ddof=1) / math.sqrt(len(logs))
-    if error < 1e-12:  # the same at every seed
-        return Part(0.0, 1.0) if logs.mean() <= 1e-12 else Part(1.0, 0.0)
-    t = logs.mean() / error
-    return Part(float(stats.t.cdf(t, len(logs) - 1)), float(stats.t.sf(t, len(logs) - 1)))
+def perplexity(protocol: str) -> Callable[[Tier, str, str], Value]:
+    """Mean loss by a protocol, at a length."""
+    return lambda tier, strategy, key: tier.losses(strategy, protocol, _length(tier, key))
 
 
-def above(ratios: pd.Series, bound: float = 1.0) -> Part:
-    """Whether a ratio, over seeds, is more than ``bound``; as `at_most`."""
-    return at_most(1 / ratios, 1 / bound)
+def position(which: str) -> Callable[[Tier, str, str], Value]:
+    """Mean loss over positions of a long segment, in full or with the window; the key is a range of them."""
+
+    def measure(tier: Tier, strategy: str, key: str) -> Value:
+        rows, path = tier.rows(strategy, "context_gain", "position_wise")
+        start, end = key.split("..")
+        low, high = _length(tier, start), _length(tier, end) if end else math.inf
+        width = np.diff(np.sort(rows["first"].unique())).min()
+        if rows["first"].max() + width < (high if end else low + 1):
+            raise Untested(f"{path} does not reach {key} of {strategy}")
+        rows = rows[(rows["first"] >= low) & (rows["first"] < high)]
+        if "nll_full" in rows:
+            loss = rows[f"nll_{which}"] / rows["targets"]
+        else:
+            loss = rows["loss"] + (rows["gain"] if which == "windowed" else 0)
+        return Value(loss.groupby(rows["seed"]).mean(), path)
+
+    return measure
 
 
-def within(ratios: pd.Series, tolerance: float) -> Part:
-    """Whether a ratio is 1 up to a relative tolerance."""
-    return every(at_most(ratios, 1 + tolerance), above(ratios, 1 - tolerance))
+def head(tier: Tier, strategy: str, key: str) -> Value:
+    """Bias, nats, of the second largest of all heads at the longest distance."""
+    rows, path = tier.rows(strategy, "kernels")
+    far = rows[rows["distance"] == rows["distance"].max()]
+    return Value(far.groupby("seed")["bias"].agg(lambda bias: bias.nlargest(2).iloc[-1]), path)
 
 
-def every(*parts: Part) -> Part:
-    """Whether all parts hold.
+def shift(tier: Tier, strategy: str, key: str) -> Value:
+    """Mean loss of the same segments, started later by the key's positions."""
+    rows, path = tier.rows(strategy, "shift")
+    rows = rows[rows["shift"] == (rows["shift"].max() if key == "longest" else int(key))]
+    if rows.empty:
+        raise Untested(f"{path} has no shift of {key} of {strategy}")
+    return Value(np.log(rows.set_index("seed")["ppl"]).sort_index(), path)
 
-    To show that they do, each must be shown. To show that they do not, one is enough, but the more parts there are the
-    sooner one looks wrong by chance: Bonferroni's correction.
 
-    Raises:
-        Untested: If there is no part: the results have none of the lengths it is about.
+def term(tier: Tier, strategy: str, key: str) -> Value:
+    """Logarithm of the standard deviation of one part of the scores, mean over heads."""
+    rows, path = tier.rows(strategy, "four_terms")
+    rows = rows[rows["term"] == key]
+    return Value(np.log(rows.groupby("seed")["standard_deviation"].mean()), path)
+
+
+def speed(tier: Tier, strategy: str, key: str) -> Value:
+    """Logarithm of the tokens per second in training."""
+    rows, path = tier.rows(strategy, "costs")
+    return Value(np.log(rows.set_index("seed")["tokens_per_second"]).sort_index(), path)
+
+
+def exact_match(tier: Tier, strategy: str, key: str) -> Value:
+    """Share of exact answers at lengths beyond training, mean over lengths; the key is the task."""
+    rows, path = tier.rows(
+        strategy, "results",
+        where=lambda t: (t["metric"] == "exact_match") & (t["protocol"] == key) & (t["length"] > tier.trained),
+    )  # fmt: skip
+    return Value(rows.groupby("seed")["value"].mean(), path)
+
+
+def reach(tier: Tier, strategy: str, key: str) -> Value:
+    """Tokens beyond the key's length to which perplexity is within 5% of its own there, at most the longest length.
+
+    Between two lengths, along the straight line in log2 of the length.
     """
-    if not parts:
-        raise Untested("the results have none of the lengths that it is about")
-    return Part(max(part.wrong for part in parts), min(1.0, len(parts) * min(part.right for part in parts)))
+    start = _length(tier, key)
+    lengths = [n for n in tier.lengths if n >= start]
+    if not lengths:
+        raise Untested(f"no length of {key} or more in the results")
+    found = [tier.losses(strategy, "full", n) for n in lengths]
+    curves, reached = pd.concat([value.of_seed for value in found], axis=1, keys=lengths), {}
+    for seed, curve in curves.iterrows():
+        relative, end = np.exp(curve - curve[start]).tolist(), float(lengths[-1])
+        for i in range(1, len(lengths)):
+            if relative[i] > 1.05:
+                share = (1.05 - relative[i - 1]) / (relative[i] - relative[i - 1])
+                end = 2 ** (math.log2(lengths[i - 1]) + share * math.log2(lengths[i] / lengths[i - 1]))
+                break
+        reached[seed] = end - start
+    return Value(pd.Series(reached), found[0].shown)
 
 
-def all_seeds(truths: Iterable[bool]) -> Part:
-    """Shown if it is so at every seed, shown not to be if at none: by the sign test, so from six seeds on.
-
-    n coins agree on one given side once in 2^n times, five of them more often than a 95% interval may be wrong.
-    """
-    found = [bool(truth) for truth in truths]
-    chance = 0.5 ** len(found)
-    return Part(chance if all(found) else 1.0, 1.0 if any(found) else chance)
-
-
-def significantly_below(ours: pd.DataFrame, theirs: pd.DataFrame) -> Part:
-    """Whether (seeds × lengths) values are below others at each length: paired t-tests, Holm's correction over
-    lengths."""
-    lengths = [length for length in ours.columns if length in theirs.columns]
-    pairs = [(ours[length] - theirs[length]).dropna() for length in lengths]
-    if not lengths or min(map(len, pairs)) < 2:
-        return Part(1.0, 1.0)
-    p = holm([stats.ttest_1samp(d, 0).pvalue if d.std() > 0 else float(d.mean() == 0) for d in pairs]) / 2
-    lower = [level if d.mean() < 0 else 1.0 for d, level in zip(pairs, p, strict=True)]
-    higher = [level if d.mean() > 0 else 1.0 for d, level in zip(pairs, p, strict=True)]
-    return Part(float(max(lower)), float(min(higher)))
-
-
-def growth(values: pd.DataFrame) -> pd.Series:
-    """Value at the longest length over that at the shortest, for each seed."""
-    return values[values.columns.max()] / values[values.columns.min()]
-
-
-def percent(ratios: pd.Series) -> str:
-    """A ratio as a signed difference in per cent, with its standard deviation over seeds."""
-    if not np.isfinite(ratios).all():
-        return "∞"
-    spread = f" ± {100 * ratios.std():.2g}" if len(ratios) > 1 else ""
-    return f"{100 * (ratios.mean() - 1):+.2g}{spread} %" if ratios.mean() < 10 else f"×{ratios.mean():.3g}"
+# name before the colon -> measure; those in LINEAR are compared as they are, all others are logarithms
+MEASURES: dict[str, Callable[[Tier, str, str], Value]] = {
+    "full": perplexity("full"),
+    "windowed": perplexity("windowed"),
+    "sliding": perplexity("sliding"),
+    "position": position("full"),
+    "position windowed": position("windowed"),
+    "second flattest head": head,
+    "shift": shift,
+    "term": term,
+    "speed": speed,
+    "exact match": exact_match,
+    "reach": reach,
+}
+LINEAR = ("second flattest head", "exact match", "reach")
