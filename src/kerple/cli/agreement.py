@@ -1,4 +1,4 @@
-"""Whether a checkpoint belongs to the model that is asked for, found out before it is loaded into it."""
+"""Check that a checkpoint belongs to a model, before its weights are loaded."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,16 +13,18 @@ TO_RESUME = ("state_dict", "optimizer_states", "lr_schedulers", "loops", "callba
 
 
 def agree(path: str | Path, content: dict[str, Any], model: LanguageModel, resume: bool) -> None:
-    """Insist on a checkpoint of this model: of the same strategy and with parameters of the same names and shapes.
+    """Check that a checkpoint has the model's strategy, and parameters of the same names and shapes.
+
+    Options of a strategy that have no effect on parameters may differ.
 
     Args:
-        path: Of the checkpoint, for messages.
-        content: Of it, as `kerple.runs.trust.check` gives it.
-        model: As the configuration asks for it. Options of a strategy that make no parameter may differ.
-        resume: Whether its training is to go on, which asks for the state of the loops and the optimiser too.
+        path: Path of the checkpoint, for messages.
+        content: Content of the checkpoint, as `kerple.runs.trust.check` returns it.
+        model: The model of the configuration.
+        resume: Whether its training continues; the checkpoint then needs the state of loops and optimiser too.
 
     Raises:
-        UserError: If it does not belong to this model; names the options that differ.
+        UserError: If the checkpoint does not belong to the model; the message names the options that differ.
     """
     if missing := [key for key in (TO_RESUME if resume else TO_RESUME[:1]) if key not in content]:
         raise UserError(
@@ -32,9 +34,9 @@ def agree(path: str | Path, content: dict[str, Any], model: LanguageModel, resum
     shapes = weights if isinstance(weights, dict) else {}
     fits = shapes.keys() == own.keys() and all(_alike(shapes[name], own[name]) for name in own)
     before, now = content.get("hyper_parameters"), dict(model.hparams)
-    # only what the command line has built tells its options as the checkpoint does
+    # only a model that the command line has built has its options in the form of the checkpoint
     before = before if isinstance(before, dict) and isinstance(now.get("position"), dict) else {}
-    must = {"position": "", "optimizer": "adamw"} if resume else {"position": ""}  # equal, whatever the shapes
+    must = {"position": "", "optimizer": "adamw"} if resume else {"position": ""}  # equal, not only in shape
     if fits and all(_told(before, key, old) == _told(now, key, old) for key, old in must.items() if key in before):
         return
     told = [
@@ -49,7 +51,7 @@ def agree(path: str | Path, content: dict[str, Any], model: LanguageModel, resum
 
 
 def stored_length(content: dict[str, Any]) -> int | None:
-    """The training length of a checkpoint; None where it does not tell."""
+    """The training length in a checkpoint, or None if it has none."""
     options = content.get("hyper_parameters")
     length = options.get("length") if isinstance(options, dict) else None
     return length if isinstance(length, int) and length > 0 else None
@@ -60,7 +62,7 @@ def _alike(one: Any, other: Any) -> bool:
 
 
 def _told(options: dict[str, Any], key: str, missing: Any) -> Any:
-    """An option as far as it shapes the model: of a class its name, and those of the classes among its options."""
+    """The value of an option; of a class only its name and the names of the classes among its options."""
     value = options.get(key, missing)
     return " of ".join(_names(value)) if isinstance(value, dict) else value
 

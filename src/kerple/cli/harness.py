@@ -1,6 +1,6 @@
-"""`python run.py lm_eval …`: lm-evaluation-harness with our checkpoints as its model ``kerple``.
+"""`python run.py lm_eval …`: lm-evaluation-harness on checkpoints of this project, as its model ``kerple``.
 
-The harness knows no plugins: a model is registered by being imported, which this command does before it hands over.
+The harness has no plugins, so this command registers the model before it calls the harness.
 """
 
 import sys
@@ -19,10 +19,10 @@ INSTALL_HARNESS = "pip install --no-deps --target FOLDER -r requirements-lm-eval
 
 
 def main(arguments: list[str]) -> None:
-    """Run the harness; ``--model kerple`` need not be said.
+    """Run the harness with ``--model kerple``, unless the arguments name another model.
 
     Args:
-        arguments: Of lm_eval: ``--model_args ckpt=…,length=…,stride=… --tasks …``.
+        arguments: Arguments of lm_eval, such as ``--model_args ckpt=…,length=…,stride=… --tasks …``.
 
     Raises:
         UserError: If the harness is not installed.
@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> None:
 
 
 def register() -> None:
-    """Let the harness know the model ``kerple``; more than once does no harm."""
+    """Register the model ``kerple`` with the harness; it may be called several times."""
     from lm_eval.api.model import LM
     from lm_eval.api.registry import MODEL_REGISTRY, register_model
 
@@ -49,16 +49,16 @@ def register() -> None:
 
 
 class Checkpoint:
-    """What the harness asks of a model.
+    """A checkpoint with the methods that the harness calls.
 
     Args:
-        ckpt: A checkpoint that `fit` has written.
-        length: Tokens of context; the training length if None.
-        stride: New targets in each step of a text that is longer; a quarter of the length if None.
-        trust: Packages whose classes the checkpoint may name: a+b+c.
+        ckpt: Path of a checkpoint that `fit` has written.
+        length: Number of tokens of context; None for the training length.
+        stride: Number of new targets in each step through a longer text; None for a quarter of the length.
+        trust: Packages whose classes the checkpoint may name, as a+b+c.
 
     Raises:
-        UserError: If it is no such checkpoint, or a number is out of range.
+        UserError: If there is no such checkpoint, or a number is out of range.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Checkpoint:
 
     @torch.inference_mode()
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Log-probability of each continuation after its context, and whether greedy writing gives it."""
+        """Log-probability of each continuation after its context, and whether greedy generation produces it."""
         results = []
         for context, continuation in (request.args for request in requests):
             before, after = self._apart(context, continuation)
@@ -90,7 +90,7 @@ class Checkpoint:
 
     @torch.inference_mode()
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
-        """Log-probability of each text after a text's end, as the protocol ``sliding`` scores it."""
+        """Log-probability of each text after an end-of-text token, as the protocol ``sliding`` scores it."""
         results = []
         for (text,) in (request.args for request in requests):
             tokens = torch.tensor([[self.start, *self.data.encode(text)]])
@@ -101,7 +101,7 @@ class Checkpoint:
 
     @torch.inference_mode()
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        """What is written greedily after each context, up to the first of its stops."""
+        """The greedy continuation of each context, up to the first of its stop strings."""
         results = []
         for context, options in (request.args for request in requests):
             stops = options.get("until") or []
@@ -122,7 +122,7 @@ class Checkpoint:
         return results
 
     def _apart(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """Tokens of both; spaces between them belong to the continuation, as the harness has it."""
+        """Tokens of context and continuation; spaces between them belong to the continuation, as in the harness."""
         bare = context.rstrip()
         continuation = context[len(bare) :] + continuation
         return self.data.encode(bare), self.data.encode(continuation)

@@ -1,4 +1,4 @@
-"""`python run.py`, or `kerple`: the door. What a command needs is imported when it is called, not before."""
+"""The entry point: `python run.py`, or `kerple`. The modules of a command are imported only when it is called."""
 
 import os
 import sys
@@ -21,7 +21,7 @@ COMMANDS = {
     "inspect": "statistics, a decoded sample and checksums of token shards",
     "check": "hold a positional strategy of one's own to every property",
 }
-MODULES = {"lm_eval": "harness"}  # of `kerple.cli`; that of any other command has its name
+MODULES = {"lm_eval": "harness"}  # modules of `kerple.cli` whose names are not those of their commands
 LIGHTNING = ("fit", "test", "validate")
 HELP = "\n".join(
     [
@@ -38,14 +38,17 @@ HELP = "\n".join(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run one command; a user's mistake ends with one line on standard error and exit status 2.
+    """Run one command.
 
-    So does a full disk; any other error is a fault of this program or a library, and keeps its traceback. With
-    ``--debug`` all do.
+    A mistake of the user, or a full disk, ends it with one line on standard error and exit status 2. Any other error is
+    a fault of this program or a library, and has a traceback. With ``--debug`` all errors have one.
+
+    Args:
+        arguments: The command and its arguments; None for those of the process.
     """
     arguments = with_shipped_configs(list(sys.argv[1:] if arguments is None else arguments))
     if not sys.stderr.isatty():
-        os.environ.setdefault("TQDM_MININTERVAL", "15")  # in a file a bar is a line for every move
+        os.environ.setdefault("TQDM_MININTERVAL", "15")  # in a file, each update of a bar is a line
     if debug := "--debug" in arguments:
         arguments.remove("--debug")
     if arguments[:1] in (["-h"], ["--help"], ["help"]):
@@ -73,7 +76,7 @@ def _call(arguments: list[str]) -> None:
 
 
 def _mistake(error: Exception) -> bool:
-    """Whether a user can mend it. Where the parser was not imported, none of its errors can have come up."""
+    """Whether an error is a mistake of the user. The parser's errors only occur if it was imported."""
     if isinstance(error, OSError):
         return error.errno in NO_ROOM
     parsing = sys.modules.get("jsonargparse")

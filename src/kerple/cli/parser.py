@@ -1,4 +1,4 @@
-"""What the command line of a run says, in functions: the command, `predict` and `compare` all read it by them."""
+"""The options of a run, as functions that add them to a parser; `fit`, `predict`, `plan` and `compare` use them."""
 
 from pytorch_lightning import LightningDataModule
 from pytorch_lightning.cli import LightningArgumentParser
@@ -13,9 +13,9 @@ SEED = 1235
 
 
 def fit_parser() -> LightningArgumentParser:
-    """A parser of `fit`'s options, which says what a run's configuration would be without making anything.
+    """A parser of `fit`'s options, which resolves the configuration of a run without building anything.
 
-    It has the sections of `LightningCLI`'s own; only what is not configuration (``ckpt_path``) is left out.
+    It has all sections of `LightningCLI`'s parser, but not ``ckpt_path``, which is no part of a configuration.
     """
     parser = LightningArgumentParser(exit_on_error=False)
     parser.add_argument("-c", "--config", action="config")
@@ -27,20 +27,20 @@ def fit_parser() -> LightningArgumentParser:
 
 
 def add_model_and_data(parser: LightningArgumentParser) -> None:
-    """Options ``model`` and ``data``, the model's vocabulary and length taken from the data."""
+    """Add the options ``model`` and ``data``; the model takes vocabulary and length from the data."""
     parser.add_lightning_class_args(LanguageModel, "model")
     parser.add_lightning_class_args(LightningDataModule, "data", subclass_mode=True)
     link_model_to_data(parser)
 
 
 def link_model_to_data(parser: LightningArgumentParser) -> None:
-    """Have the model's vocabulary and training length be those of the data."""
+    """Link the model's vocabulary and training length to those of the data."""
     parser.link_arguments("data.init_args.vocabulary", "model.vocabulary")
     parser.link_arguments("data.init_args.length", "model.length")
 
 
 def add_run_arguments(parser: LightningArgumentParser) -> None:
-    """Options of a run beside model, data and trainer: where it writes, and what its checkpoint may name."""
+    """Add the options of a run other than model, data and trainer, such as its folder."""
     parser.add_argument("--experiment", default="run", help="First folder below --logs: what belongs together.")
     parser.add_argument("--logs", default="logs", help="Root of all runs.")
     parser.add_argument(

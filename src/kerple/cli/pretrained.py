@@ -1,4 +1,4 @@
-"""`python run.py test --hf PATH`: what `test` does with a checkpoint, for a model of somebody else's."""
+"""`python run.py test --hf PATH`: the test of a pretrained model of transformers."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from kerple.runs.precision import AutoTrainer
 
 
 class StoreRunConfig(StoreConfig):
-    """Writes the configuration beside the results, and above them, where a report looks for that of a run."""
+    """Writes the configuration beside the results, and into the folder above, where a report expects that of a run."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
@@ -29,7 +29,7 @@ class StoreRunConfig(StoreConfig):
 
 
 class PretrainedCLI(CLI):
-    """The part of the command line that makes sense for a model that is not trained here."""
+    """The command line of `test` for a model that is not trained here."""
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
@@ -60,26 +60,26 @@ def main(arguments: list[str]) -> None:
     """Run `test` on a pretrained model.
 
     Args:
-        arguments: Of the command line, ``test`` first, ``--hf PATH`` among them.
+        arguments: Arguments of the command line: ``test``, and ``--hf PATH`` among the others.
 
     Raises:
-        UserError: If there is no such model, or something of it cannot be honoured.
+        UserError: If there is no such model, or it does not support an option.
     """
     _call(PretrainedCLI, arguments)
 
 
 def configuration(arguments: list[str]) -> str:
-    """The configuration, as YAML, that `main` would work with; it makes nothing.
+    """The configuration, as YAML, that `main` would use; nothing is built.
 
     Raises:
-        UserError: As `main` does.
+        UserError: If there is no such model, or it does not support an option.
     """
     cli = _call(Parsed, arguments)
     return cli._parser("test").dump(cli.config.test, skip_none=False)
 
 
 class Parsed(PretrainedCLI):
-    """The command line up to the point where the data, the model and the trainer would be built."""
+    """The command line, which stops before data, model and trainer are built."""
 
     def before_instantiate_classes(self) -> None: ...
 
@@ -107,7 +107,7 @@ def _call(cli: type[PretrainedCLI], arguments: list[str]) -> PretrainedCLI:
 
 
 def _defaults(path: str) -> dict[str, Any]:
-    """What follows from the model alone, for flags and configs to change: its tokenizer and the data's size."""
+    """Defaults that follow from the model: its tokenizer, and the vocabulary and length of the data."""
     source = locate(path)
     length = training_length(read_model_config(source))
     data: dict[str, Any] = {

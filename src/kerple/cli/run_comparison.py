@@ -1,4 +1,4 @@
-"""A comparison at work: its runs are checked, taken from the committed ones or run, and reported as they come."""
+"""Execution of a comparison: its runs are checked, taken from committed ones or run, and reported."""
 
 import contextlib
 import json
@@ -27,29 +27,29 @@ from kerple.report.flat import flat
 
 @dataclass(frozen=True)
 class Request:
-    """What a run has to be: its resolved configuration, nested and flat."""
+    """The resolved configuration of a run, nested and flat."""
 
     nested: dict[str, Any]
     flat: dict[str, Any]
 
     @property
     def data(self) -> str:
-        """The data section, as a key."""
+        """The data section as a text, which serves as a key."""
         return json.dumps(self.nested.get("data"), sort_keys=True)
 
 
 def run(comparison: Comparison, parallel: int, engine: str, rerun_changed: bool) -> None:
-    """Bring every run to its end and report them.
+    """Finish all runs of a comparison and report them.
 
     Args:
-        comparison: What is compared.
-        parallel: Runs at a time.
-        engine: Key of `ENGINES`.
-        rerun_changed: Whether runs of another configuration are removed and started afresh.
+        comparison: The comparison.
+        parallel: Number of runs at a time.
+        engine: Name of an engine, a key of `ENGINES`.
+        rerun_changed: Whether runs of another configuration are removed and started again.
 
     Raises:
-        UserError: If it cannot be run as asked.
-        SystemExit: With status 1, if runs failed, 130, if it was stopped.
+        UserError: If the comparison cannot be run as asked.
+        SystemExit: With status 1 if runs failed, with status 130 if it was stopped.
     """
     work = comparison.jobs()
     asked = {job: Request(config := resolve(job), flat(config)) for job in work}
@@ -80,10 +80,10 @@ def run(comparison: Comparison, parallel: int, engine: str, rerun_changed: bool)
 
 
 def report_finished(comparison: Comparison) -> None:
-    """Report the runs of a comparison that are finished, and warn of those that it would now make otherwise.
+    """Report the finished runs of a comparison, and warn of those whose configuration has changed since.
 
     Raises:
-        UserError: If none is.
+        UserError: If no run is finished.
     """
     work = comparison.jobs()
     for job in filter(jobs.finished, work):
@@ -93,14 +93,14 @@ def report_finished(comparison: Comparison) -> None:
 
 
 def report_directories(options: Namespace) -> None:
-    """Report finished runs from anywhere: ``directories``, ``test_folder``, ``output``, ``name``, ``baseline``."""
+    """Report finished runs in any folders; options are directories, test_folder, output, name and baseline."""
     runs = read(locate(map(Path, options.directories), options.test_folder))
     _warn(runs)
     print(page.write(runs, Path(options.output), name=options.name, baseline=options.baseline))
 
 
 def _check(work: list[Job], configs: dict[Job, dict[str, Any]], rerun_changed: bool) -> None:
-    """Refuse to mix runs of different configurations, before anything is started, removed or taken over."""
+    """Check for runs of other configurations, before anything is started, removed or taken over."""
     outdated, by_hand = {}, {}
     for job in work:
         if jobs.state(job):
@@ -133,7 +133,7 @@ def _is_complete(comparison: Comparison, job: Job) -> bool:
 
 
 def _checksums(asked: Iterator[Request]) -> dict[str, str | None]:
-    """Checksum of the data of each of these runs, by `Request.data`. The data is built where it is missing."""
+    """Checksums of the data of these runs, by `Request.data`. Data that is missing is prepared."""
     sums: dict[str, str | None] = {}
     for one in asked:
         if one.data not in sums:
@@ -142,7 +142,7 @@ def _checksums(asked: Iterator[Request]) -> dict[str, str | None]:
 
 
 def _taken(comparison: Comparison, job: Job, asked: Request, sums: dict[str, str | None]) -> bool:
-    """Whether a committed run stands for this one; says which and from where, or why it does not."""
+    """Take a committed run for this one if possible, and print where it is from, or why it cannot be taken."""
     if jobs.state(job) or job.directory.exists():
         return False
     for path in filter(Path.is_file, (records.path_of(job, folder) for folder in comparison.committed)):
@@ -165,7 +165,7 @@ def _watch(
     board: Board,
     keep: Callable[[Job], None],
 ) -> int:
-    """Show how far the runs are, print a row for each that ends and write the report anew; how many failed."""
+    """Show progress, print a row for each run that ends, and write the report again; return how many runs failed."""
     failed, pace = 0, Pace()
     for ended in running:
         board.tick()
@@ -189,7 +189,7 @@ def _watch(
 
 
 class Pace:
-    """For something that takes long: it is due when it would take no more than a tenth of the time, and at first."""
+    """Says when something slow is due: at first, and then so seldom that it takes at most a tenth of the time."""
 
     def __init__(self) -> None:
         self.times, self._took, self._ended = 0, 0.0, 0.0
@@ -207,7 +207,7 @@ class Pace:
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """Have SIGTERM, which a cluster or a CI job sends, end a comparison as Ctrl-C does."""
+    """Context in which SIGTERM, which clusters and CI jobs send, ends a comparison as Ctrl-C does."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -223,7 +223,7 @@ def _interruptible() -> Iterator[None]:
 
 
 def _stopped(board: Board, work: list[Job]) -> Iterator[str]:
-    """What is done, and what the same command will do with the rest."""
+    """Yield lines that say what is finished, and what the same command would do with the rest."""
     yield f"stopped: {board.done} of {len(work)} runs are done"
     begun = [job for job in board.open if job.checkpoint.is_file()]
     for job in begun:
@@ -234,7 +234,7 @@ def _stopped(board: Board, work: list[Job]) -> Iterator[str]:
 
 
 def _row(job: Job) -> str:
-    """The first numbers of a run that was tested, one for each length."""
+    """The results of a run's first protocol in one line, a number for each length."""
     results = read([_run_of(job)]).results
     metric, protocol = results[["metric", "protocol"]].iloc[0]
     first = results[(results["metric"] == metric) & (results["protocol"] == protocol)].sort_values("length")
@@ -245,7 +245,7 @@ def _row(job: Job) -> str:
 
 
 def _write(comparison: Comparison, work: list[Job]) -> tuple[Path, Runs]:
-    """Write the report of what is finished: its path, and what was read for it."""
+    """Write the report of the finished runs; return its path, and the runs."""
     ready = [job for job in work if jobs.finished(job)]
     missing = [job.name for job in work if job not in ready]
     if not ready:
@@ -253,7 +253,7 @@ def _write(comparison: Comparison, work: list[Job]) -> tuple[Path, Runs]:
     order = list(comparison.strategies)
     found = read(_run_of(job) for job in sorted(ready, key=lambda job: (order.index(job.label), job.seed)))
     labels = [job.label for job in ready]
-    baseline = comparison.baseline if comparison.baseline in labels else labels[0]  # until that one is there
+    baseline = comparison.baseline if comparison.baseline in labels else labels[0]  # until the baseline is finished
     path = page.write(found, comparison.report_folder, name=comparison.name, baseline=baseline, missing=missing)
     return path, found
 

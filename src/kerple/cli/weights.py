@@ -1,4 +1,4 @@
-"""`fit --weights PATH`: start from a model that exists, with another strategy if one is asked for."""
+"""`fit --weights PATH`: training that starts from the weights of another model, whose strategy may be replaced."""
 
 from functools import lru_cache
 from typing import Any
@@ -10,10 +10,10 @@ from kerple.hf import need
 from kerple.hf.families import StoredModel
 from kerple.model import Transformer
 
-OF_THE_DATA = ("length", "vocabulary")  # the model is told them by its data
+OF_THE_DATA = ("length", "vocabulary")  # the model takes these from the data
 
 
-@lru_cache(maxsize=1)  # asked for its options first, then for its weights
+@lru_cache(maxsize=1)  # called for the options first, then for the weights
 def _read(path: str, trusted: tuple[str, ...]) -> StoredModel:
     if not path.endswith(".ckpt"):
         need()
@@ -23,15 +23,18 @@ def _read(path: str, trusted: tuple[str, ...]) -> StoredModel:
 
 
 def architecture_first(arguments: list[str], path: str, trusted: tuple[str, ...] = ()) -> list[str]:
-    """Put what a model says of itself behind the configuration files and before the flags, which win over it.
+    """Insert a model's architecture after the configuration files, which it replaces, and before the flags.
 
     Args:
-        arguments: Of ``fit``.
-        path: Of the model, as for `kerple.hf.weights.read`.
+        arguments: Arguments of ``fit``.
+        path: Path or name of the model, see `kerple.hf.weights.read`.
         trusted: Packages whose classes a checkpoint may name.
 
+    Returns:
+        The arguments with the architecture.
+
     Raises:
-        UserError: If the model cannot be had.
+        UserError: If the model cannot be read.
     """
     model = {key: value for key, value in _read(path, trusted).model.items() if key not in OF_THE_DATA}
     files, flags, rest = [], [], iter(arguments[1:])
@@ -43,10 +46,10 @@ def architecture_first(arguments: list[str], path: str, trusted: tuple[str, ...]
 
 
 def start_from(network: Transformer, path: str, trusted: tuple[str, ...] = ()) -> None:
-    """Fill a network and print what was carried over, what is new and what was left behind.
+    """Copy a model's weights into a network, and print what was copied, what is new and what was left out.
 
     Raises:
-        UserError: If something but the strategy does not fit.
+        UserError: If a weight other than the strategy's does not fit.
     """
     from kerple.hf.weights import fill
 

@@ -1,8 +1,8 @@
-"""Runs one command line after the other in one process, so that a run's test need not import everything again.
+"""Program that runs several commands in one process, so that libraries are imported once for a fit and its test.
 
-``python worker.py PROGRAM STATUS``: a line of standard input is the JSON list of a command's arguments; it is called as
-``PROGRAM`` would be, and its exit status is written to the file descriptor ``STATUS`` as a line. The end of standard
-input ends the process, and so does a status other than 0.
+``python worker.py PROGRAM STATUS``: each line of standard input is the JSON list of a command's arguments. The command
+is run as by ``PROGRAM``, and its exit status is written as a line to the file descriptor ``STATUS``. The process ends
+with standard input, or with a status other than 0.
 """
 
 import contextlib
@@ -15,18 +15,18 @@ import traceback
 
 
 def main() -> None:
-    """Call the command lines that standard input gives, until it ends or one of them fails."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which has us save and end
+    """Run the commands that standard input gives, until it ends or one of them fails."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, and asks this process to save and end
     program, status = sys.argv[1], int(sys.argv[2])
     os.set_inheritable(status, False)
     folder = os.path.dirname(os.path.abspath(program))
-    # not the folder of this file, nor that of an installed package, whose modules would be found by their bare names
+    # the folder of this file or of an installed package would make their modules importable by their bare names
     sys.path[0] = os.getcwd() if os.path.exists(os.path.join(folder, "__init__.py")) else folder
     for text in sys.stdin:
         arguments = json.loads(text)
         print("$", program, *arguments, flush=True)
         code = _called(program, arguments)
-        with contextlib.suppress(BrokenPipeError):  # the parent was killed; what was begun was ended all the same
+        with contextlib.suppress(BrokenPipeError):  # the parent was killed; the command was finished all the same
             os.write(status, f"{code}\n".encode())
         if code:
             raise SystemExit(code)
