@@ -2,9 +2,9 @@
 
 A stage of `stages.yaml` is a list of trials; a trial is a set of settings that differ from the stage's base. Each is
 trained with each strategy on the same number of tokens, as `run.py fit` would, and scored on validation blocks of 8
-times the training length: at the training length and, where the stage says `far`, at the whole block, in full and with
-the window of the training length. One row a run is appended to `runs.csv`, and what has a row is not run again: a stage
-can be stopped, and shared by several processes. The test split is never opened.
+times the training length (or `score.length`): at that length and, where the stage says `far`, at the whole block, in
+full and with the window of that length. One row a run is appended to `runs.csv`, and what has a row is not run again: a
+stage can be stopped, and shared by several processes. The test split is never opened.
 """
 
 import argparse
@@ -49,16 +49,16 @@ def main() -> None:
 
 
 def runs(stage: str) -> list[tuple[dict[str, Any], bool]]:
-    """The runs of a stage in their order, and whether each is scored beyond the training length too."""
+    """The runs of a stage, strategy by strategy, and whether each is scored beyond the training length too."""
     said = yaml.safe_load((HERE / "stages.yaml").read_text())[stage]
     return [
         (
             {"strategy": strategy, "seed": seed, "tokens": said["tokens"], "settings": {**said["base"], **trial}},
             said.get("far", False),
         )
+        for strategy in said["strategies"]
         for trial in said["trials"]
         for seed in said["seeds"]
-        for strategy in said["strategies"]
     ]
 
 
@@ -93,9 +93,9 @@ def table() -> list[dict[str, str]]:
 
 def train_and_score(strategy: str, seed: int, tokens: int, settings: dict[str, Any], far: bool) -> dict[str, float]:
     """Train a model with settings named as on the command line, ``model.lr`` for instance; its scores."""
-    data, model, trainer = (
+    data, model, trainer, scoring = (
         {key.removeprefix(part): value for key, value in settings.items() if key.startswith(part)}
-        for part in ("data.", "model.", "trainer.")
+        for part in ("data.", "model.", "trainer.", "score.")
     )
     seed_everything(seed, verbose=False)
     shards = TokenShards(**data, seed=seed)
@@ -117,14 +117,13 @@ def train_and_score(strategy: str, seed: int, tokens: int, settings: dict[str, A
         num_sanity_val_steps=0,
         **{"precision": "32-true", **trainer},
     ).fit(module, shards)
-    return score(module.network.eval(), shards, far)
+    return score(module.network.eval(), shards, scoring.get("length", shards.length), far)
 
 
 @torch.no_grad()
-def score(network: Transformer, data: TokenShards, far: bool) -> dict[str, float]:
-    """Mean losses in nats over blocks spread evenly over the validation split; what the distant text gains, with the
-    standard error of its mean over the blocks."""
-    length = data.length
+def score(network: Transformer, data: TokenShards, length: int, far: bool) -> dict[str, float]:
+    """Mean losses in nats over blocks spread evenly over the validation split; what the text farther away than
+    ``length`` gains, with the standard error of its mean over the blocks."""
     blocks = data.blocks("validation", 8 * length)
     chosen = np.linspace(0, len(blocks) - 1, TARGETS // (8 * length)).astype(int)
     near, everything, window = [], [], []  # one mean a block

@@ -80,7 +80,10 @@ def test_a_terminal_gets_a_live_table_and_ctrl_c_ends_all_of_it(tmp_path: Path) 
     def seen(pattern: str) -> Callable[[], bool]:
         def happens() -> bool:
             nonlocal text
-            text += os.read(ours, 65536).decode(errors="replace")
+            try:
+                text += os.read(ours, 65536).decode(errors="replace")
+            except OSError:
+                pytest.fail(f"it ended before it showed {pattern!r}: {text}")
             return re.search(pattern, text) is not None
 
         return happens
@@ -145,6 +148,22 @@ def test_time_left_and_the_offer_of_a_smaller_one_follow_from_the_pace_of_the_fi
     assert int(steps) == 200  # 2,000 steps × 480 s / 4,740 s, rounded down
 
 
+def test_a_run_that_is_about_to_begin_has_all_its_time_before_it_and_one_in_its_test_hardly_any(tmp_path: Path) -> None:
+    work = [job(tmp_path, label) for label in ("A", "B")]
+    for one in work:
+        one.directory.parent.mkdir()
+    training = {"doing": "training", "done": 100, "of": 200, "for": 60.0, "since": 100, "left": 60.0}
+    with Board(work, work, 1, Console(file=StringIO(), width=200)) as board:
+        note(work[0].beside(".progress"), **training)
+        assert board.left(board.running()) == pytest.approx(60 + 120)
+        note(work[0].beside(".progress"), doing="testing")
+        assert board.left(board.running()) == pytest.approx(12 + 120)  # its pace is not forgotten
+        board.took = [120.0]
+        board.ended(work[0], well=True)
+        note(work[1].beside(".progress"), doing="fitting")
+        assert board.left(board.running()) == pytest.approx(120)
+
+
 def test_a_machine_that_is_fast_enough_is_offered_nothing_smaller(tmp_path: Path) -> None:
     work = [job(tmp_path, "A")]
     work[0].directory.parent.mkdir()
@@ -174,4 +193,5 @@ def test_durations_and_lines_as_a_person_says_them() -> None:
         "2 h 05 min",
     ]
     assert line({"doing": "testing", "done": 3, "of": 64, "left": 10}) == "testing, block 3 of 64, 10 s left"
+    assert line({"doing": "testing", "done": 15.58, "of": 16, "left": 0.2}) == "testing, block 16 of 16"
     assert line({}) == "starting"

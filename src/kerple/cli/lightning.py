@@ -201,6 +201,8 @@ def run(arguments: list[str], description: str) -> None:
         ArgumentError: If the line does not parse.
     """
     settle_torch()
+    if arguments[:1] in (["test"], ["validate"]):  # it has callbacks of its own
+        warnings.filterwarnings("ignore", "Be aware that when using `ckpt_path`")
     if arguments[:1] == ["test"] and _option(arguments, "--hf"):
         import_module("kerple.cli.pretrained").main(arguments)
         return
@@ -231,6 +233,8 @@ def settle_torch() -> None:
     torch.set_num_threads(torch.get_num_threads())  # ends MKL's own choice
     # what it advertises is not for this run
     logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(lambda told: "Tip:" not in told.getMessage())
+    # at every checkpoint: that it holds more than weights
+    logging.getLogger("pytorch_lightning.trainer.connectors.checkpoint_connector").setLevel(logging.WARNING)
     for message in HARMLESS:
         warnings.filterwarnings("ignore", message)
     _say_on_the_first_process()

@@ -32,6 +32,7 @@ class Board:
         self.open = list(to_do)
         self.done = self.total - len(self.open)
         self.took: list[float] = []  # seconds of each run that has ended here
+        self._paces: list[float] = []  # seconds that the runs in training will have taken, as of when it was known last
         self._first_seen: dict[Job, float] = {}
         self._said = time.monotonic()
         self._advised = False
@@ -66,8 +67,9 @@ class Board:
         elif time.monotonic() - self._said >= EVERY:
             self._said = time.monotonic()
             head = self.summary(running)
-            for job, told in running.items() or [(None, {})]:
-                self.console.print(f"[{head}] {job.name}: {line(told)}" if job else f"[{head}]", markup=False)
+            at_work = [f" {job.name}: {line(told)}" for job, told in running.items() if told.get("doing") != "done"]
+            for text in at_work or [""]:
+                self.console.print(f"[{head}]{text}", markup=False)
 
     def say(self, text: str) -> None:
         """Print a line above what moves."""
@@ -86,7 +88,7 @@ class Board:
         if self._advised or not paces or left is None:
             return
         self._advised = True
-        speed = f"at {paces[0].get('tokens_per_second', 0):,.0f} tokens a second"
+        speed = f"at {paces[0].get('tokens_per_second', 0):,.0f} tokens a second{' a run' if self.parallel > 1 else ''}"
         text = f"{speed} all of it takes about {duration(left)}"
         if minutes and smaller and left > 60 * minutes:
             steps = max(10, int(paces[0]["of"] * 60 * minutes / left) // 10 * 10)
@@ -106,12 +108,12 @@ class Board:
 
     def left(self, running: dict[Job, dict[str, Any]]) -> float | None:
         """Seconds until all runs are done, None before the pace of the first is known."""
-        paces = [told["for"] + told["left"] for told in running.values() if settled(told)]
-        whole = self.took or paces
+        self._paces = [told["for"] + told["left"] for told in running.values() if settled(told)] or self._paces
+        whole = self.took or self._paces
         if not whole:
             return None
         each = sum(whole) / len(whole)
-        here = [told.get("left", each) if told.get("doing") == "training" else 0.1 * each for told in running.values()]
+        here = [told.get("left", 0.1 * each if told.get("doing") == "testing" else each) for told in running.values()]
         return (sum(here) + each * (len(self.open) - len(running))) / max(1, min(self.parallel, len(self.open)))
 
     def _table(self, running: dict[Job, dict[str, Any]]) -> Group:

@@ -112,13 +112,15 @@ def comparison(summary: pd.DataFrame, metric: str, protocol: str, trained: int |
         columns += [] if last in columns else [last]
     body = pd.DataFrame.from_dict(cells, orient="index").reindex(columns=columns).fillna(Cell("–"))
     fewest, most = int(chosen["seeds"].min()), int(chosen["seeds"].max())
-    seeds = f"{fewest} seed{'s' * (fewest > 1)}" if fewest == most else f"{fewest} to {most} seeds"
+    seeds = f"{most} seeds" if fewest == most else f"{fewest} to {most} seeds"
     compared = "differences of mean loss" if metric in LOGARITHMIC else "differences"
     note = (
         f"Mean ± standard deviation over {seeds}; best mean of a column in bold; {DAGGER}: differs from {baseline} "
         f"(two-sided t-test of {compared}, paired by seed, over {_sources(chosen)}; p < 0.05 after Holm's correction "
         "over the strategies of a column, the only one)."
     )
+    if most == 1:
+        note = "One seed; best of a column in bold, whether another seed would have it so or not."
     if not paired.empty:
         over = "text alone" if paired["pairs"].min() == 1 else _sources(chosen)
         note += f" Last column: ratio to {baseline} (geometric mean over seeds), with its 95% interval over {over}."

@@ -1,6 +1,7 @@
 """The progress of a run in a small JSON file, which the run writes and `compare` reads."""
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,9 @@ def line(told: dict[str, Any]) -> str:
     if "done" not in told:
         return str(told.get("doing", "starting"))
     unit = "step" if told["doing"] == "training" else "block"
-    parts = [f"{told['doing']}, {unit} {told['done']:,} of {told['of']:,}" if told["of"] > 0 else told["doing"]]
+    at = math.ceil(told["done"])  # of a long block a share is done
+    parts = [f"{told['doing']}, {unit} {at:,} of {told['of']:,}" if told["of"] > 0 else told["doing"]]
     parts += [f"loss {told['loss']:.3f}"] if "loss" in told else []
     parts += [f"{told['tokens_per_second']:,.0f} tokens/s"] if "tokens_per_second" in told else []
-    parts += [f"{duration(told['left'])} left"] if told.get("left") else []
+    parts += [f"{duration(told['left'])} left"] if told.get("left", 0) >= 0.5 else []
     return ", ".join(parts)

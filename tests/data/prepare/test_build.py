@@ -177,16 +177,20 @@ BAD_LINES = {
 
 
 @pytest.mark.parametrize("fault", BAD_LINES)
-def test_bad_lines_are_counted_or_fatal(documents: list[str], tmp_path: Path, small_build: Build, fault: str) -> None:
+def test_bad_lines_are_counted_or_fatal(
+    documents: list[str], tmp_path: Path, small_build: Build, fault: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     corpus = write_lines(tmp_path / "bad.jsonl", documents)
     corpus.write_bytes(BAD_LINES[fault] + b"\n\n" + corpus.read_bytes() + BAD_LINES[fault])
     good = small_build(tmp_path / "good", write_lines(tmp_path / "good.jsonl", documents))
 
     with pytest.raises(UserError, match=rf"data\.largest_loss: .* may be: 2 × .*bad\.jsonl:1: {fault}"):
         small_build(tmp_path / "skip", corpus, largest_document=500_000, largest_loss=0.0)
-    with pytest.warns(UserWarning, match=rf"2 × .*bad\.jsonl:1: {fault}"):
-        manifest = small_build(tmp_path / "skip", corpus, largest_document=500_000, largest_loss=1.0)
+    manifest = small_build(tmp_path / "skip", corpus, largest_document=500_000, largest_loss=1.0, progress=True)
 
+    told = capsys.readouterr().err
+    assert f"{tmp_path / 'skip'}: 0.0M tokens of 300 documents are prepared; left out: 2 × " in told
+    assert f"bad.jsonl:1: {fault}" in told
     assert manifest.counts == {fault: 2, "empty": 1}
     assert manifest.splits == good.splits
     with pytest.raises(ValueError, match=rf"bad\.jsonl:1: {fault}"):
@@ -257,8 +261,7 @@ def test_a_loss_that_is_allowed_goes_on_where_it_was_refused_and_a_mended_corpus
     corpus.write_bytes(bad)
     with pytest.raises(UserError, match=r"largest_loss: 0\.5 of the bytes .* at most 0\.01 may be: 1 × .*damaged file"):
         small_build(tmp_path / "out", corpus)
-    with pytest.warns(UserWarning, match="damaged file"):
-        manifest = small_build(tmp_path / "out", corpus, largest_loss=0.6)
+    manifest = small_build(tmp_path / "out", corpus, largest_loss=0.6)
     assert 0 < sum(split.documents for split in manifest.splits.values()) < len(documents)
     small_build(tmp_path / "out", corpus)
 

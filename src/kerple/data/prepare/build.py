@@ -7,8 +7,8 @@ workers nor an interruption changes the shards.
 
 import hashlib
 import sqlite3
+import sys
 import time
-import warnings
 from collections.abc import Iterator
 from contextlib import closing
 from itertools import chain
@@ -64,7 +64,7 @@ def build(
             it and goes on, `raise` stops.
         engine: Where the workers run: on this machine, or on a Ray cluster, where 0 workers means one per CPU.
         largest_loss: Largest share of the corpus's bytes that may be left out because of faults.
-        progress: Whether to show progress bars on standard error.
+        progress: Whether to show progress bars on standard error, and to say at the end what was prepared and left out.
         run_tokens: Tokens in a member of a shard.
         runs_per_shard: Members in a shard.
         commit_seconds: Seconds between commits; a kill loses at most the work since the last one.
@@ -115,6 +115,8 @@ def build(
                 )
             manifest.write(directory)
             remove_journal(directory)
+            if progress:
+                print(_summary(manifest, journal.progress.reasons()), file=sys.stderr)
             return manifest
     except (OSError, sqlite3.OperationalError) as error:
         if getattr(error, "errno", None) not in NO_ROOM and getattr(error, "sqlite_errorcode", 0) & 0xFF not in REFUSED:
@@ -154,8 +156,12 @@ def _check_losses(recipe: Recipe, journal: Journal, largest_loss: float) -> None
             f"data.largest_loss: {share:.2g} of the bytes of {recipe.corpus!r} cannot be used, at most {largest_loss} "
             f"may be: {now.reasons()}; mend the corpus, or allow the loss with a larger data.largest_loss"
         )
-    if now.reasons():
-        warnings.warn(f"{recipe.corpus}: documents left out: {now.reasons()}", stacklevel=3)
+
+
+def _summary(manifest: Manifest, left_out: str) -> str:
+    tokens, documents = (sum(getattr(s, what) for s in manifest.splits.values()) for what in ("tokens", "documents"))
+    told = f"{manifest.place}: {tokens / 1e6:.1f}M tokens of {documents:,} documents are prepared"
+    return f"{told}; left out: {left_out}" if left_out else told
 
 
 def _tokenizer(directory: Path, recipe: Recipe, found: list[Source], journal: Journal, progress: bool) -> Tokenizer:
@@ -188,7 +194,7 @@ def _tokenizer(directory: Path, recipe: Recipe, found: list[Source], journal: Jo
 def _training_texts(recipe: Recipe, found: list[Source], faults: Progress, progress: bool) -> Iterator[str]:
     """Yield texts of the training split, up to `TRAINING_BYTES`; the tokenizer must not learn from the other splits."""
     used = 0
-    with tqdm(desc="training the tokenizer", unit="B", unit_scale=True, disable=not progress) as bar:
+    with tqdm(desc="training the tokenizer", unit="B", unit_scale=True, delay=1, disable=not progress) as bar:
         for source in found:
             for record in source.records((0, 0), recipe.largest_document):
                 text, raw, fault = parse(record.raw, record.json, recipe.text_field)
@@ -210,7 +216,9 @@ def _write(found: list[Source], writing: Writing, results: Iterator[tuple[Portio
     sizes = [source.size for source in found]
     total = None if None in sizes else sum(size or 0 for size in sizes)
     before = sum(size or 0 for size in sizes[: now.source])
-    with tqdm(total=total, initial=before, desc="tokenising", unit="B", unit_scale=True, disable=not progress) as bar:
+    with tqdm(
+        total=total, initial=before, desc="tokenising", unit="B", unit_scale=True, delay=1, disable=not progress
+    ) as bar:
         begin, first = time.monotonic(), sum(now.tokens.values())
         for (source, records), encoded in results:
             writing.take(source, records, encoded)
@@ -239,7 +247,7 @@ def _splits(directory: Path, layout: ShardLayout, now: Progress, progress: bool)
     """The manifest's entries for the finished shards, whose checksums are made of what the disk gives back."""
     splits = {}
     runs = sum(layout.runs(now.tokens[s]) for s in SPLITS)
-    with tqdm(total=runs, desc="checksums", unit="run", disable=not progress) as bar:
+    with tqdm(total=runs, desc="checksums", unit="run", delay=1, disable=not progress) as bar:
         for name in SPLITS:
             sums = []
             for checksum in checksums(directory, layout, name, now.tokens[name]):
