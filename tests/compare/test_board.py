@@ -63,7 +63,7 @@ def test_a_file_gets_lines_of_progress_rows_as_they_come_and_a_report_after_the_
     assert re.search(
         r"\[0/3 done, 1 running, 2 to do, about .* left\] KerpleLog seed 1: training, step \d+ of 20", text
     )
-    assert re.search(r"loss 4\.250, 1,234 tokens/s, \d+ s left", text)
+    assert re.search(r"\d+ s left, loss 4\.250, 1,234 tokens/s", text)
     rows = re.findall(r"^\[(\d)/3\] (\w+) seed 1: ppl \(full\) [\d.]+ at 64, [\d.]+ at 128$", text, re.MULTILINE)
     assert rows == [("1", "KerpleLog"), ("2", "ALiBi"), ("3", "NoPE")]
     assert text.index("[1/3]") < text.index("ALiBi seed 1: training")
@@ -143,7 +143,7 @@ def test_time_left_and_the_offer_of_a_smaller_one_follow_from_the_pace_of_the_fi
         board.advise(8, "make demo STEPS={steps}")
         board.advise(8, "make demo STEPS={steps}")
     assert out.getvalue().count("make demo") == 1
-    assert "at 1,700 tokens a second all of it takes about 79 min" in out.getvalue()
+    assert "all of it takes about 79 min, at 1,700 tokens a second;" in out.getvalue()
     (steps,) = re.findall(r"STEPS=(\d+)", out.getvalue())
     assert int(steps) == 200  # 2,000 steps × 480 s / 4,740 s, rounded down
 

@@ -88,8 +88,8 @@ class Board:
         if self._advised or not paces or left is None:
             return
         self._advised = True
-        speed = f"at {paces[0].get('tokens_per_second', 0):,.0f} tokens a second{' a run' if self.parallel > 1 else ''}"
-        text = f"{speed} all of it takes about {duration(left)}"
+        speed = f"{paces[0].get('tokens_per_second', 0):,.0f} tokens a second{' a run' if self.parallel > 1 else ''}"
+        text = f"all of it takes about {duration(left)}, at {speed}"
         if minutes and smaller and left > 60 * minutes:
             steps = max(10, int(paces[0]["of"] * 60 * minutes / left) // 10 * 10)
             text += f"; Ctrl-C and `{smaller.format(steps=steps)}` for what takes about {minutes:g} min"
@@ -121,7 +121,8 @@ class Board:
         for job, told in running.items():
             done, of = told.get("done", 0), max(told.get("of", 0), 1)
             what = line(told)
-            table.add_row(job.name, ProgressBar(of, done, width=20), Text(what, overflow="ellipsis", no_wrap=True))
+            bar = ProgressBar(of, done, width=min(20, self.console.width // 6))
+            table.add_row(job.name, bar, Text(what, overflow="ellipsis", no_wrap=True))
         return Group(Text(self.summary(running), style="bold"), table)
 
 

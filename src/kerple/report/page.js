@@ -119,14 +119,15 @@ class Figure {
     rows.sort((a, b) => (this.metric.lower ? a.mean[i] - b.mean[i] : b.mean[i] - a.mean[i]));
     const times = protocol.trained ? ` (${+(length / protocol.trained).toPrecision(3)}×)` : "";
     const head = element("caption", `${length.toLocaleString("en")} tokens${times}`);
-    const titles = ["", "mean", ...(rows.some((s) => s.ratio_low[i] !== null) ? [`÷ ${DATA.baseline}`] : []), "seeds"];
+    const ratios = rows.some((s) => s.ratio_low[i] !== null), several = rows.some((s) => Object.keys(s.seeds).length > 1);
+    const titles = ["", several ? "mean" : this.metric.name.toLowerCase(), ...(ratios ? [`÷ ${DATA.baseline}`] : []), ...(several ? ["seeds"] : [])];
     const table = document.createElement("table");
     table.append(head, line("th", titles));
     rows.forEach((s) => {
       const spread = s.std[i] === null ? "" : ` ± ${number(s.std[i])}`;
       const ratio = s.ratio_low[i] === null ? "–" : `${s.ratio[i].toFixed(3)} [${s.ratio_low[i].toFixed(3)}, ${s.ratio_high[i].toFixed(3)}]`;
       const seeds = Object.values(s.seeds).filter((v) => v[i] !== null).map((v) => number(v[i])).join(", ");
-      const row = line("td", [s.name, number(s.mean[i]) + spread, ...(titles.length > 3 ? [ratio] : []), seeds]);
+      const row = line("td", [s.name, number(s.mean[i]) + spread, ...(ratios ? [ratio] : []), ...(several ? [seeds] : [])]);
       row.firstChild.style.borderLeft = `.5rem solid ${s.colour}`;
       table.append(row);
     });

@@ -204,7 +204,7 @@ def _protocols(runs: Runs) -> list[tuple[str, str, str, str]]:
     meanings = {f"{part} {name}".strip(): text for part in parts for name, text in PROTOCOLS.items()}
     for protocol, group in runs.results.groupby("protocol", sort=False):
         meaning = next((text for name, text in meanings.items() if str(protocol).startswith(name)), "task")
-        counts = group["count"].dropna()
+        counts = group.loc[group["metric"] != "bits_per_byte", "count"].dropna()  # those are bytes
         targets = "–".join(dict.fromkeys(f"{n:,.0f}" for n in (counts.min(), counts.max()) if n == n)) or "–"
         lengths = sorted(int(length) for length in group["length"].unique())
         many = f"{lengths[0]}–{lengths[-1]} ({len(lengths)} lengths)"

@@ -108,7 +108,7 @@ def comparison(summary: pd.DataFrame, metric: str, protocol: str, trained: int |
     paired = chosen[chosen["ratio_low"].notna()]
     for row in paired[paired["length"] == paired["length"].max()].itertuples():
         last = f"ratio to {baseline} at {row.length}"
-        cells[row.strategy][last] = Cell(f"{row.ratio:.4g} [{row.ratio_low:.4g}, {row.ratio_high:.4g}]")
+        cells[row.strategy][last] = Cell(f"{row.ratio:#.4g} [{row.ratio_low:#.4g}, {row.ratio_high:#.4g}]")
         columns += [] if last in columns else [last]
     body = pd.DataFrame.from_dict(cells, orient="index").reindex(columns=columns).fillna(Cell("–"))
     fewest, most = int(chosen["seeds"].min()), int(chosen["seeds"].max())

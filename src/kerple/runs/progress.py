@@ -43,7 +43,7 @@ def line(told: dict[str, Any]) -> str:
     unit = "step" if told["doing"] == "training" else "block"
     at = math.ceil(told["done"])  # of a long block a share is done
     parts = [f"{told['doing']}, {unit} {at:,} of {told['of']:,}" if told["of"] > 0 else told["doing"]]
+    parts += [f"{duration(told['left'])} left"] if told.get("left", 0) >= 0.5 else []  # before a terminal ends
     parts += [f"loss {told['loss']:.3f}"] if "loss" in told else []
     parts += [f"{told['tokens_per_second']:,.0f} tokens/s"] if "tokens_per_second" in told else []
-    parts += [f"{duration(told['left'])} left"] if told.get("left", 0) >= 0.5 else []
     return ", ".join(parts)
