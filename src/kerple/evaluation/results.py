@@ -38,7 +38,7 @@ class Measurement:
     skipped: str | None = None
 
     def row(self) -> dict[str, Any]:
-        """The row for `extrapolation.json`. Intervals are bootstrapped from its sums by block; None is a number that is
+        """The row for `extrapolation.json`. Intervals come from its sums by block; None is a number that is
         not finite."""
         return {
             "protocol": self.protocol.name,

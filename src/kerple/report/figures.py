@@ -35,8 +35,8 @@ def figures(summary: pd.DataFrame, trained: Mapping[str, int | None], baseline: 
         trained: Training length of each protocol, or None.
         baseline: The strategy to which ratios are taken.
     """
-    summary = summary.assign(strategy=summary["strategy"].map(_label))
-    styles = _styles(summary["strategy"])
+    summary = summary.assign(strategy=summary["strategy"].map(literal))
+    styles = styles_of(summary["strategy"])
     for metric, chosen in summary.groupby("metric", sort=False):
         if metric == "bits_per_byte" and "ppl" in set(summary["metric"]):
             continue
@@ -50,7 +50,7 @@ def figures(summary: pd.DataFrame, trained: Mapping[str, int | None], baseline: 
                     styles,
                     trained,
                     _ratios,
-                    f"difference from {_label(baseline)} (%)",
+                    f"difference from {literal(baseline)} (%)",
                 ),
             )
 
@@ -66,14 +66,14 @@ def position_wise(table: pd.DataFrame, strategies: pd.Series, baseline: str) -> 
         strategies: All strategies of the comparison, so that each keeps its colour.
         baseline: The strategy that is also drawn with attention to the last ``window`` keys only.
     """
-    table, baseline = table.assign(strategy=table["strategy"].map(_label)), _label(baseline)
-    styles = _styles(strategies.map(_label))
+    table, baseline = table.assign(strategy=table["strategy"].map(literal)), literal(baseline)
+    styles = styles_of(strategies.map(literal))
     if "part" not in table:
         yield "position-wise", _position_curves(table, styles, baseline)
         return
     for part, chosen in table.groupby("part", sort=False):
         figure = _position_curves(chosen, styles, baseline)
-        figure.axes[0].set_title(_label(str(part)), fontsize=10)
+        figure.axes[0].set_title(literal(str(part)), fontsize=10)
         yield f"position-wise-{part}", figure
 
 
@@ -111,12 +111,12 @@ def _position_curves(table: pd.DataFrame, styles: Styles, baseline: str) -> Figu
     return figure
 
 
-def _label(strategy: str) -> str:
+def literal(strategy: str) -> str:
     """A label that matplotlib shows literally: it treats dollars as formulas, and hides labels that begin with _."""
     return re.sub("^_", " _", str(strategy).replace("$", r"\$"))
 
 
-def _styles(strategies: pd.Series) -> Styles:
+def styles_of(strategies: pd.Series) -> Styles:
     return {
         strategy: {
             "color": COLOURS[i % len(COLOURS)],
@@ -139,7 +139,7 @@ def _panels(chosen: pd.DataFrame, styles: Styles, trained: Mapping[str, int | No
     for ax, protocol in zip(axes.flat, protocols, strict=False):
         panel = chosen[chosen["protocol"] == protocol]
         ranges.append(draw(ax, panel, styles))
-        ax.set_title(_label(protocol), fontsize=10, pad=14)
+        ax.set_title(literal(protocol), fontsize=10, pad=14)
         ax.grid(alpha=0.25, linewidth=0.6)
         ax.spines[["top", "right"]].set_visible(False)
         tokens = lower_is_better(panel["metric"].iloc[0])  # accuracies are of problems, whose lengths are no tokens

@@ -15,6 +15,7 @@ from markupsafe import Markup
 
 from kerple.report import tables
 from kerple.report.collect import RESULT, Run, Runs
+from kerple.report.context import context_figures
 from kerple.report.figures import figures, position_wise, save
 from kerple.report.flat import flatten
 from kerple.report.interactive import curves, library
@@ -76,6 +77,8 @@ def write(runs: Runs, folder: Path, *, name: str, baseline: str, missing: list[s
     found = list(figures(summary, runs.trained, baseline))
     if "position_wise" in runs.analyses:
         found += position_wise(runs.analyses["position_wise"], summary["strategy"], baseline)
+    if "context_gain" in runs.analyses:
+        found += context_figures(runs.analyses["context_gain"], summary["strategy"])
     for figure_name, figure in found:
         _, svg = save(figure, folder, figure_name)
         drawn.append((figure_name, f"data:image/svg+xml;base64,{base64.b64encode(svg.read_bytes()).decode()}"))
