@@ -78,7 +78,7 @@ def judge_all(root: Path) -> dict[str, dict[str, Finding]]:
         number: {
             name: judge(claim, tier)
             for name, tier in known.items()
-            if tier.there and name in claim.get("at", [tier for tier in known if tier != "tasks"])
+            if tier.there and name in claim.get("at", TABLE["usual"])
         }
         for number, claim in TABLE["claims"].items()
     }

@@ -55,7 +55,7 @@ class Tier:
     @property
     def there(self) -> bool:
         """Whether any of its comparisons is committed."""
-        return any((self.root / name / "results.csv").exists() for name in self.comparisons)
+        return any((self.root / name).is_dir() for name in self.comparisons)
 
     def table(self, comparison: str, name: str) -> pd.DataFrame | None:
         """A CSV of a report, None if it has none."""

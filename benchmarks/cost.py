@@ -1,0 +1,157 @@
+"""What each strategy of the small tier costs, side by side: ``python -m benchmarks.cost``.
+
+Writes results/cost: seconds a step and to read 16 times the training length in every round, memory and parameters, a
+table that has the perplexities of the committed runs beside them, and a figure of both. Claim C14 is decided by it.
+"""
+
+import argparse
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+import yaml
+from matplotlib.figure import Figure
+
+from benchmarks.measure import machine, peak_above
+from benchmarks.models import build
+from kerple.evaluation.protocols import full
+from kerple.model import Transformer
+from kerple.report.figures import save
+from kerple.report.statistics import estimate
+from kerple.report.tables import Cell, Table
+
+ROOT = Path(__file__).parents[1]
+TIER = "small"
+BATCH, LENGTH, READ = 8, 128, 2048  # as configs/small.yaml trains, and 16 times that
+BASELINE = "NoPE"
+MEMORY = """
+    import torch
+    from benchmarks.cost import step
+    measured = step("{strategy}")
+"""
+
+
+def step(strategy: str) -> Callable[[], None]:
+    """A step of training in fp32: forward, backward, AdamW."""
+    torch.manual_seed(0)
+    network = build("demo", strategy, LENGTH)
+    optimiser = torch.optim.AdamW(network.parameters(), lr=1e-4, fused=True)
+    tokens = torch.randint(2048, (BATCH, LENGTH + 1))
+
+    def run() -> None:
+        optimiser.zero_grad()
+        network.losses(tokens).mean().backward()
+        optimiser.step()
+        network.constrain_()
+
+    return run
+
+
+def reading(strategy: str) -> tuple[Transformer, Callable[[], None]]:
+    """Reading one segment of 16 times the training length in fp32."""
+    torch.manual_seed(0)
+    network, tokens = build("demo", strategy, LENGTH).eval(), torch.randint(2048, (1, READ + 1))
+
+    def run() -> None:
+        with torch.inference_mode():
+            full(network, tokens, READ)
+
+    return network, run
+
+
+def rounds(strategies: list[str], count: int, warm_up: int = 2) -> pd.DataFrame:
+    """Seconds of a step and of a reading, of every strategy in every round: a slow moment of the machine hits all."""
+    steps = {strategy: step(strategy) for strategy in strategies}
+    networks = {strategy: reading(strategy) for strategy in strategies}
+    rows = []
+    for turn in range(-warm_up, count):
+        for strategy in strategies:
+            network, read = networks[strategy]
+            seconds = [_seconds(way) for way in (steps[strategy], read)]
+            if turn >= 0:
+                rows.append((strategy, turn, BATCH * LENGTH / seconds[0], *seconds, _position_parameters(network)))
+    columns = ["strategy", "seed", "tokens_per_second", "step_seconds", "read_seconds", "position_parameters"]
+    return pd.DataFrame(rows, columns=columns)  # a round is what a seed is to a comparison
+
+
+def _seconds(way: Callable[[], None]) -> float:
+    begun = time.perf_counter()
+    way()
+    return time.perf_counter() - begun
+
+
+def _position_parameters(network: Transformer) -> int:
+    return sum(p.numel() for p in {id(p): p for s in network.positions for p in s.parameters()}.values())
+
+
+def table(measured: pd.DataFrame, losses: pd.DataFrame | None) -> Table:
+    """Seconds, their ratios to the baseline with 95% intervals over rounds, memory, parameters and perplexities."""
+    rows: dict[str, dict[str, Cell]] = {}
+    for strategy, group in measured.groupby("strategy", sort=False):
+        row = {"position parameters": f"{group['position_parameters'].iloc[0]:,}"}
+        for column, name in (("step_seconds", "step"), ("read_seconds", f"reading {READ}")):
+            row[f"{name} (ms)"] = f"{1000 * group[column].median():.0f}"
+            row[f"{name} ÷ {BASELINE}"] = "1" if strategy == BASELINE else _ratio(measured, strategy, column)
+        row["memory of a step (MiB)"] = f"{group['memory_mib'].iloc[0]:,.0f}" if "memory_mib" in group else "–"
+        for length in (LENGTH, READ):
+            found = None if losses is None else losses[(losses["strategy"] == strategy) & (losses["length"] == length)]
+            row[f"perplexity at {length}"] = f"{found['mean'].iloc[0]:.2f}" if found is not None and len(found) else "–"
+        rows[str(strategy)] = {name: Cell(text) for name, text in row.items()}
+    at = machine()
+    note = (
+        f"Medians of {measured['seed'].nunique()} rounds, strategies in turn; ratios: geometric means over rounds with "
+        f"95% intervals. Steps of {BATCH} × {LENGTH} tokens, forward, backward and AdamW, fp32. {at['cpu']}, "
+        f"{at['threads']} of {at['cores']} cores, load {at['load']:.1f}, torch {at['torch']}. Perplexities are of "
+        f"results/{TIER}."
+    )
+    return Table("What each strategy costs", pd.DataFrame.from_dict(rows, orient="index"), note)
+
+
+def _ratio(measured: pd.DataFrame, strategy: str, column: str) -> str:
+    by_round = measured.pivot(index="seed", columns="strategy", values=column)
+    logs = np.log(by_round[strategy] / by_round[BASELINE]).to_numpy()[:, None]
+    found = estimate(logs, np.ones_like(logs))
+    low, high = np.exp(found.interval())
+    return f"{np.exp(found.mean):.2f} [{low:.2f}, {high:.2f}]"
+
+
+def figure(measured: pd.DataFrame, losses: pd.DataFrame) -> Figure:
+    """Perplexity at 16 times the training length against seconds a step."""
+    drawn = Figure(figsize=(6.4, 4.2), layout="constrained")
+    ax = drawn.subplots()
+    at = losses[losses["length"] == READ].set_index("strategy")["mean"]
+    for strategy, group in measured.groupby("strategy", sort=False):
+        if strategy in at:
+            low, middle, high = 1000 * group["step_seconds"].quantile([0.25, 0.5, 0.75])
+            ax.errorbar(middle, at[strategy], xerr=[[middle - low], [high - middle]], fmt="o", markersize=4)
+            ax.annotate(str(strategy), (middle, at[strategy]), xytext=(4, 4), textcoords="offset points", fontsize=8)
+    ax.set(xlabel="milliseconds a step (quartiles of rounds)", ylabel=f"perplexity at {READ}", yscale="log")
+    ax.grid(alpha=0.25)
+    return drawn
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=20)
+    count = parser.parse_args().rounds
+    strategies = list(yaml.safe_load((ROOT / f"configs/compare/{TIER}.yaml").read_text())["strategies"])
+    measured = rounds(strategies, count)
+    memory = {s: peak_above(textwrap.dedent(MEMORY.format(strategy=s))) for s in strategies}
+    measured["memory_mib"] = measured["strategy"].map(memory)
+    folder, summary = ROOT / "results/cost", ROOT / f"results/{TIER}/summary.csv"
+    folder.mkdir(exist_ok=True)
+    losses = pd.read_csv(summary).query("metric == 'ppl' and protocol == 'full'") if summary.exists() else None
+    made = table(measured, losses)
+    measured.to_csv(folder / "costs.csv", index=False, float_format="%.6g")
+    (folder / "table.md").write_text(f"# cost\n\n{made.markdown()}")
+    if losses is not None:
+        save(figure(measured, losses), folder, "loss-against-cost")
+    print(made.markdown())
+
+
+if __name__ == "__main__":
+    main()
