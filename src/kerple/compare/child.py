@@ -1,4 +1,4 @@
-"""The process in which the commands of a run are called, one after the other."""
+"""`Child`: the process that runs the commands of a run, one after the other."""
 
 import contextlib
 import json

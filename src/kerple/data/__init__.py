@@ -1,4 +1,4 @@
-"""Text to batches: corpora, tokenizers, shards, the order of samples, loaders.
+"""Text data: tokenizers, shards, the order of samples, loaders; `kerple.data.prepare` writes the shards.
 
 `TokenShards` is imported on first use. The processes that tokenise import this package too and need no torch.
 """

@@ -1,4 +1,4 @@
-"""Where each token of a split lies in its shards: a pure function of a few numbers."""
+"""`Layout`: names, sizes and offsets of shards, which are functions of a few numbers."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""What text beyond a window is worth, by position in the segment."""
+"""Context gain: what text beyond a window is worth, by position in the segment."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a data module gives a model to read."""
+"""The type of batches that data modules give to models."""
 
 from torch import Tensor
 

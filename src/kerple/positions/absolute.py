@@ -1,4 +1,4 @@
-"""Strategies that leave the scores alone: nothing at all, or something added to the token embeddings."""
+"""`NoPE`, `Sinusoidal` and `Learned`: strategies that add nothing, or a vector per position, to token embeddings."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""Angles of positions, in fp64: fp32 is off by 0.004 radians at position 40,000 already."""
+"""Angles of positions in fp64; in fp32 they would be off by 0.004 radians at position 40,000."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""What every positional strategy is given and what it may do.
+"""`Position`, the base class of all positional strategies, and `Shape`, from which they are built.
 
 B batch, T length, H query heads, G key heads (a divisor of H), δ head dimension, D = H·δ width; d = m - n >= 0 is the
 distance from query m back to key n. A strategy overrides the hooks it uses and nothing else; the model asks

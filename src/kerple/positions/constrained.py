@@ -1,4 +1,4 @@
-"""Parameters that know their range, and stay in fp32 whatever the precision around them."""
+"""`Constrained`: a module whose parameters have ranges, and stay in fp32 in any precision."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Self

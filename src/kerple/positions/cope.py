@@ -1,4 +1,4 @@
-"""Positions counted in tokens that matter to the query."""
+"""`CoPE`: positions counted in tokens that matter to the query."""
 
 import torch
 from torch import Tensor, nn

@@ -1,4 +1,4 @@
-"""Positions that a task defines: digits of one significance have the same one, in numbers of any length."""
+"""`Coupled` and `Abacus`: positions that a task defines, the same for digits of one significance in any numbers."""
 
 from abc import abstractmethod
 from collections.abc import Callable

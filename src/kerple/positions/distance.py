@@ -1,4 +1,4 @@
-"""Strategies that add a function of distance and head to the scores: one (H, T) table, never a T × T tensor."""
+"""`ALiBi` and `Sandwich`, which add a function of distance and head to the scores: one (H, T) table."""
 
 import math
 

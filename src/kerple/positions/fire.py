@@ -1,4 +1,4 @@
-"""FIRE: a small network of the distance relative to the position."""
+"""`FIRE`: a bias that a small network computes from the distance relative to the position."""
 
 import torch
 from torch import Tensor, nn

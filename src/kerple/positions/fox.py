@@ -1,4 +1,4 @@
-"""Forget gates, which depend on the tokens between query and key."""
+"""`FoX`: forget gates, which depend on the tokens between query and key."""
 
 import torch
 from torch import Tensor, nn

@@ -1,4 +1,4 @@
-"""Layers that differ: a window and one strategy in most of them, another over everything in each fourth."""
+"""`Layers`: one strategy with a window in most layers, another without a window in the others."""
 
 from collections.abc import Callable
 

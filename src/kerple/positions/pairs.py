@@ -1,4 +1,4 @@
-"""Where tokens stand, and which of them meet.
+"""`At`, the positions of some tokens, and `Pairs`, a block of queries and keys.
 
 A *row* is where a token stands in the input: causality, windows and counts of keys belong to rows. A *position* is
 what a strategy is told of it: shifted by an offset, drawn at random, given by a task.

@@ -1,4 +1,4 @@
-"""Reflections of queries, which depend on the tokens between query and key."""
+"""`PaTH`: reflections of queries, which depend on the tokens between query and key."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Magnitudes from the content and angles from the position."""
+"""`PoPE`: magnitudes that depend on the content, and angles that depend on the position."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Products of matrices in full precision: what a strategy adds to a score is rounded by no autocast and no TF32."""
+"""Products of matrices in full precision, which strategies use so that neither autocast nor TF32 rounds them."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Training on positions drawn from a range as long as the inputs to come."""
+"""`RandomizedPositions`: training at random positions from a range as long as the inputs of tests."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Scores that sharpen with the number of keys: factors of the query's row, not of its position."""
+"""`SSMax` and `Temperature`: factors of the scores that grow with the number of keys a query sees."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Learned vectors of the clipped distance."""
+"""`Shaw`: learned vectors for the clipped distance, in keys and values."""
 
 import torch
 from torch import Tensor, nn

@@ -1,4 +1,4 @@
-"""A logit beside those of the keys that has no value, so that a query need not attend to any key."""
+"""`Sink`: a logit beside those of the keys that has no value, so that a query need not attend to any key."""
 
 import torch
 from torch import Tensor, nn

@@ -1,4 +1,4 @@
-"""Attention that breaks a stick: the nearest key that wants it takes its share first."""
+"""`StickBreaking`: attention in which each key takes a share of what the keys nearer to the query have left."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""T5's buckets of distances."""
+"""`T5`: a learned bias for each bucket of distances."""
 
 import math
 

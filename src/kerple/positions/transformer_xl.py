@@ -1,4 +1,4 @@
-"""Scores of a query with a projected sinusoid of the distance."""
+"""`TransformerXL`: products of the query with a projected sinusoid of the distance."""
 
 import torch
 from torch import Tensor, nn

@@ -1,4 +1,4 @@
-"""Rotary embedding that decays with the distance."""
+"""`XPos`: rotary embedding that decays with the distance."""
 
 import torch
 from torch import Tensor

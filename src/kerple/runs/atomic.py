@@ -1,4 +1,4 @@
-"""How a checkpoint gets to the disk: whole, or not at all."""
+"""Writing of checkpoints, whole or not at all."""
 
 import os
 import tempfile

@@ -1,4 +1,4 @@
-"""Tokenised documents dealt to the splits, written, and committed so that a kill loses little."""
+"""Writing of tokenised documents to the shards of their splits, with commits, so that a kill loses little work."""
 
 import time
 from pathlib import Path

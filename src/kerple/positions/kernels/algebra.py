@@ -1,4 +1,4 @@
-"""Kernels made of kernels."""
+"""`Sum` and `Scaled`: kernels that are made of other kernels."""
 
 from collections.abc import Callable, Sequence
 

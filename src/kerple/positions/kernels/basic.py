@@ -1,4 +1,4 @@
-"""Power, logarithm and Gaussian."""
+"""`Power`, `Log` and `Gaussian`: the basic kernels."""
 
 import torch
 from torch import Tensor

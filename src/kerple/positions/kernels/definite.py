@@ -1,4 +1,4 @@
-"""Whether a kernel is conditionally positive definite, on points."""
+"""Numerical checks of whether a kernel is conditionally positive definite."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What a kernel of distance is."""
+"""`Kernel`: the base class of kernels of distance."""
 
 from abc import ABC, abstractmethod
 

@@ -1,4 +1,7 @@
-"""Biases that grow without end with the distance (Chi et al. 2022, arXiv 2205.09921, section 4 and table 5)."""
+"""`KerpleLog`, `KerplePower` and `KerpleLog3`: biases that grow without bound with the distance.
+
+Source: Chi et al. 2022, arXiv 2205.09921, section 4 and table 5.
+"""
 
 from operator import attrgetter
 

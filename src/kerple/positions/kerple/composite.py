@@ -1,4 +1,4 @@
-"""Any kernel of distance as a bias, any as a weight."""
+"""`Kerple`: any kernel of distance as a bias, and any as a weight."""
 
 from collections.abc import Callable
 

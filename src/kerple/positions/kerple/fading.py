@@ -1,4 +1,7 @@
-"""Biases that fade to 0, and explode beyond twice the training length (Chi et al. 2022, arXiv 2205.09921, table 5)."""
+"""`KerpleBias2` and `KerpleBias3`: biases that fade to 0, and explode beyond twice the training length.
+
+Source: Chi et al. 2022, arXiv 2205.09921, table 5.
+"""
 
 from operator import attrgetter
 

@@ -1,4 +1,7 @@
-"""Weights by distance, one of them beside a bias (Chi et al. 2022, arXiv 2205.09921, tables 5 and 6)."""
+"""`KerpleWeight1`, `KerpleWeight2` and `KerpleBiasWeight`: weights by distance, the last one with a bias.
+
+Source: Chi et al. 2022, arXiv 2205.09921, tables 5 and 6.
+"""
 
 from operator import attrgetter
 
