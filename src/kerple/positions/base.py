@@ -8,7 +8,7 @@ distance from query m back to key n. A strategy overrides the hooks it uses and 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from torch import Tensor
 
@@ -94,6 +94,14 @@ class Position(Constrained, ABC):
 
     max_length: int | None = None
     """First position that cannot be represented; None where there is no such bound."""
+
+    def __new__(cls, *_: object, **__: object) -> Self:
+        if cls.__abstractmethods__:
+            raise UserError(
+                f"position: got {cls.__name__}, which leaves {', '.join(sorted(cls.__abstractmethods__))} to its "
+                "subclasses; expected one of them"
+            )
+        return super().__new__(cls)
 
     @abstractmethod  # keeps the class abstract: jsonargparse would accept a concrete base as a strategy
     def __init__(self) -> None:
