@@ -42,10 +42,11 @@ $(VENV)/lm-eval/ready: $(VENV)/ready requirements-lm-eval.txt
 test-slow: $(VENV)/pretrained $(VENV)/lm-eval/ready ## the tests that take minutes
 	$(RUN) -m pytest -m slow
 
-lint: $(VENV)/ready ## style, and that imports run one way
+lint: $(VENV)/ready ## style, types, and that imports run one way
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(VENV)/bin/lint-imports
+	$(RUN) -m mypy
 
 format: $(VENV)/ready ## rewrite the code in the project's style
 	$(RUN) -m ruff check --fix .
@@ -71,4 +72,4 @@ gpu-toy: $(VENV)/ready ## the same pieces on the CPU at a toy size
 	$(RUN) -m benchmarks.gpu --toy $(PIECES)
 
 clean: ## remove the virtual environment and caches; data and logs stay
-	rm -rf $(VENV) site dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site dist .pytest_cache .ruff_cache .mypy_cache .hypothesis

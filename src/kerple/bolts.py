@@ -25,7 +25,7 @@ def _stand_in_for_packages() -> None:
         module = ModuleType(package)
         module.__path__ = [str(root.joinpath(*package.split(".")[1:]))]
         sys.modules[package] = module
-    sys.modules["pl_bolts.utils"]._WANDB_AVAILABLE = False
+    vars(sys.modules["pl_bolts.utils"])["_WANDB_AVAILABLE"] = False
     sys.modules.setdefault("pytorch_lightning.utilities.apply_func", apply_func)
 
 

@@ -131,7 +131,7 @@ class LanguageModel(LightningModule):
         )
         self.vocabulary = vocabulary
         self.muon = optimizer == "muon"
-        self.optimiser = {"lr": lr, "betas": tuple(betas), "eps": adam_eps}
+        self.optimiser: dict[str, Any] = {"lr": lr, "betas": tuple(betas), "eps": adam_eps}
         self.weight_decay = weight_decay
         self.warmup = warmup
         self.compile_network = compile
@@ -217,7 +217,7 @@ class LanguageModel(LightningModule):
             {"params": [p for p in trained if p.ndim >= 2], "weight_decay": self.weight_decay},
             {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
         ]
-        kind = Muon if self.muon else torch.optim.AdamW
+        kind: Any = Muon if self.muon else torch.optim.AdamW
         # a fused optimiser unscales fp16's gradients inside its step, after they were clipped
         fused = self.trainer.precision != "16-mixed"
         optimiser = kind([g for g in groups if g["params"]], fused=fused, **self.optimiser)
@@ -240,7 +240,7 @@ class LanguageModel(LightningModule):
         cuts = 3 if first.kv_heads == first.heads else list(first.widths)  # of different heights with grouped heads
         threes = [block.attention.qkv for block in self.network.blocks]
         singles = [m for m in self.network.blocks.modules() if isinstance(m, nn.Linear) and m not in threes]
-        groups = [
+        groups: list[dict[str, Any]] = [
             {
                 "params": [m.weight for m in modules if m.weight.requires_grad],
                 "weight_decay": self.weight_decay,

@@ -63,12 +63,13 @@ class Muon(torch.optim.AdamW):
 
     def _momentum(self, p: Tensor) -> Tensor:
         """Nesterov's momentum: a weighted mean of the gradient and the running mean of all gradients."""
-        state = self.state[p]
+        state, gradient = self.state[p], p.grad
+        assert gradient is not None
         if not state:
             state.update(step=torch.zeros(()), momentum=torch.zeros_like(p))  # AdamW looks for a step when it loads
         state["step"] += 1
-        state["momentum"].lerp_(p.grad, 1 - MOMENTUM)
-        return p.grad.lerp(state["momentum"], MOMENTUM)
+        state["momentum"].lerp_(gradient, 1 - MOMENTUM)
+        return gradient.lerp(state["momentum"], MOMENTUM)
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:

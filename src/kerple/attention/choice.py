@@ -85,7 +85,7 @@ def choose(
     return choice.way
 
 
-choose._dynamo_marked_constant = True  # torch.compiler.assume_constant_result, without importing the compiler here
+choose._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compiler.assume_constant_result, without importing the compiler here
 
 
 def _decide(

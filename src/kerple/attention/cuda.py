@@ -89,7 +89,9 @@ def attend_flex(
             masks = {} if masks is None else masks
             if (padded, window) not in masks:
                 masks[padded, window] = build_mask(padded, window, q.device)
-            out, lse = flex(*rows, line, masks[padded, window], scale, differentiable_lse, kernel_options)
+            out, lse = flex(
+                rows[0], rows[1], rows[2], line, masks[padded, window], scale, differentiable_lse, kernel_options
+            )
         else:
             mask = causal_mask(padded, window, q.device)
             what = f"fused attention with a table, {str(q.dtype)[6:]}, T {length}, δ {q.shape[3]},"
@@ -114,9 +116,10 @@ def flex(
     """FlexAttention with ``line[h, m - n]`` added; to be compiled, as uncompiled it writes the scores down."""
 
     def add_bias(score: Tensor, b: Tensor, h: Tensor, m: Tensor, n: Tensor) -> Tensor:
-        return score + line[h, torch.clamp(m - n, min=0)]  # what the mask hides is computed too
+        # what the mask hides is computed too
+        return score + line[h, torch.clamp(m - n, min=0)]  # type: ignore[index]
 
-    out, aux = flex_attention(
+    out, aux = flex_attention(  # type: ignore[call-overload]
         q, k, v, score_mod=None if line is None else add_bias, block_mask=mask, scale=scale,
         enable_gqa=q.shape[1] != k.shape[1], return_aux=AuxRequest(lse=True), kernel_options=kernel_options,
     )  # fmt: skip
@@ -156,7 +159,8 @@ def tiles(shared: int, dim: int) -> dict[str, Any]:
 @torch.compiler.assume_constant_result
 def shared_memory(device: torch.device) -> int:
     """Bytes of shared memory a block of threads may have; 0 where there is none."""
-    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin if device.type == "cuda" else 0
+    properties: Any = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+    return 0 if properties is None else properties.shared_memory_per_block_optin
 
 
 def ladder(length: int) -> int:

@@ -1,6 +1,6 @@
 """`attend`: causal attention with what a strategy adds, by the implementation that suits arguments and device."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -94,16 +94,18 @@ def attend(
     if length <= TINY or taken == "reference":
         q, k, v = (x.to(precise) for x in (q, k, v))
     table, weight, sink = (None if x is None else x.to(precise) for x in (table, weight, sink))
-    added = {"scale": scale, "table": table, "weight": weight, "window": window, "sink": sink}
+    added: dict[str, Any] = {"scale": scale, "table": table, "weight": weight, "window": window, "sink": sink}
     if taken == "flex":
         from kerple.attention.cuda import attend_flex  # not on every machine, and slow to import
 
-        out = share(*attend_flex(q, k, v, table, window, scale, sink is not None, masks), sink)
+        out, lse = attend_flex(q, k, v, table, window, scale, sink is not None, masks)
+        out = share(out, lse, sink)
     elif taken == "tiles":
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
         if table is None:
             table = q.new_zeros(q.shape[1], length, dtype=precise)
-        out = share(*table_attention(q, k, v, table, window, table.requires_grad, scale), sink)
+        out, lse = table_attention(q, k, v, table, window, table.requires_grad, scale)
+        out = share(out, lse, sink)
     elif taken == "blocks":
         out = attend_blocks(q, k, v, mix=mix, values=values, **added)
     else:

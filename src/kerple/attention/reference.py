@@ -39,12 +39,13 @@ def attend_reference(
         s = s * weight[:, distance.clamp(min=0)]
     if table is not None:
         s = s + table[:, distance.clamp(min=0)]
+    more = None
     if mix is not None:
-        s = mix(s, q, k, rows, columns, seen)
-    if isinstance(s, Shares):
-        out = s.p.to(q.dtype) @ v
-        return out if values is None else out + values(s.p, v, rows, columns, seen)
-    s, more = s if isinstance(s, tuple) else (s, None)
+        mixed = mix(s, q, k, rows, columns, seen)
+        if isinstance(mixed, Shares):
+            out = mixed.p.to(q.dtype) @ v
+            return out if values is None else out + values(mixed.p, v, rows, columns, seen)
+        s, more = mixed if isinstance(mixed, tuple) else (mixed, None)
     extra = [x if x.ndim == 3 else x[:, None].expand(s.shape[:3]) for x in (sink, more) if x is not None]
     columns_of_sinks = torch.stack(extra, -1) if extra else s.new_empty(*s.shape[:3], 0)  # (B, H, Tq, sinks)
     p = torch.cat([s.masked_fill(~seen, float("-inf")), columns_of_sinks.to(s)], -1).softmax(-1)

@@ -13,6 +13,7 @@ from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
+from kerple.callbacks.untyped import data_of, network_of
 from kerple.errors import UserError
 from kerple.evaluation.metrics import TokenLoss
 from kerple.evaluation.results import reach, strategy
@@ -45,7 +46,7 @@ class Analysis(Callback):
         self.blocks = blocks
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        datamodule = trainer.datamodule
+        datamodule = data_of(trainer)
         if datamodule is None or not hasattr(datamodule, "blocks"):
             raise UserError(
                 f"{type(self).__name__}: the trainer has no data module with blocks(split, length); give it TokenShards"
@@ -66,7 +67,7 @@ class Analysis(Callback):
 
     def impossible(self, pl_module: LightningModule) -> str | None:
         """Why this analysis cannot be made of this model, or None. The reason is written in place of the results."""
-        length, bound = self._length(pl_module), reach(pl_module.network)
+        length, bound = self._length(pl_module), reach(network_of(pl_module))
         if bound is not None and length > bound:
             return f"{strategy_name(pl_module)} has no position past {bound - 1}, the segments have {length} tokens"
         return None
@@ -77,17 +78,17 @@ class Analysis(Callback):
 
     def read(self, trainer: Trainer, pl_module: LightningModule) -> Iterator[tuple[int, Tensor]]:
         """Yield this device's share of the blocks: (index, tokens (1, length + 1) int64 on the device)."""
-        blocks = trainer.datamodule.blocks("test", self._length(pl_module), self.blocks)
+        blocks = data_of(trainer).blocks("test", self._length(pl_module), self.blocks)
         for i in range(trainer.global_rank, len(blocks), trainer.world_size):
             yield i, blocks[i]["tokens"].to(pl_module.device)[None]
 
     def _length(self, pl_module: LightningModule) -> int:
-        return self.length or pl_module.network.shape.length
+        return self.length or network_of(pl_module).shape.length
 
 
 def strategy_name(pl_module: LightningModule) -> str:
     """Class name of the model's strategy, as titles have it."""
-    return strategy(pl_module.network)
+    return strategy(network_of(pl_module))
 
 
 def synchronise(*losses: TokenLoss) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kerple.callbacks.analysis import publish
 from kerple.callbacks.progress_lines import with_progress, within
+from kerple.callbacks.untyped import data_of, network_of, untyped
 from kerple.errors import UserError
 from kerple.evaluation import results
 from kerple.evaluation.context import ContextGain
@@ -112,7 +113,7 @@ class Extrapolation(Callback):
         self.gain: ContextGain | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        datamodule = trainer.datamodule
+        datamodule = data_of(trainer)
         if datamodule is None or not hasattr(datamodule, "blocks"):
             raise UserError(
                 "Extrapolation: the trainer has no data module with blocks(split, length); give it TokenShards"
@@ -122,7 +123,7 @@ class Extrapolation(Callback):
                 f"Extrapolation: documents: got true, but {type(datamodule).__name__} does not know where documents "
                 "begin; use TokenShards, or documents: false"
             )
-        if sum(isinstance(callback, Extrapolation) for callback in trainer.callbacks) > 1:
+        if sum(isinstance(callback, Extrapolation) for callback in untyped(trainer).callbacks) > 1:
             raise UserError(
                 "Extrapolation: the trainer has more than one, and they share the test batches and their file; test "
                 "once for each, with another --run_dir"
@@ -133,7 +134,7 @@ class Extrapolation(Callback):
             self.lengths,
             **self.options,
             block=self.block,
-            training_length=pl_module.network.shape.length,
+            training_length=network_of(pl_module).shape.length,
         )
         # raise now, not after hours of tests, if there is too little text
         if stage == "test":
@@ -151,8 +152,8 @@ class Extrapolation(Callback):
         groups = self.segments if self.sampling == "paper" else len(self._text(trainer, self.block)[1])
         self.measurements = self._plan(pl_module, self.protocols, groups)
         self.gain = _gain(self.measurements, self.lengths[-1], pl_module) if self.sampling == "blocks" else None
-        if hasattr(trainer.datamodule, "token_bytes"):
-            self.token_bytes = trainer.datamodule.token_bytes().to(pl_module.device)
+        if hasattr(data_of(trainer), "token_bytes"):
+            self.token_bytes = data_of(trainer).token_bytes().to(pl_module.device)
 
     def on_test_batch_end(
         self,
@@ -207,7 +208,7 @@ class Extrapolation(Callback):
             protocols,
             self.lengths,
             groups=groups,
-            reach=results.reach(pl_module.network),
+            reach=results.reach(network_of(pl_module)),
             device=pl_module.device,
         )
 
@@ -224,7 +225,7 @@ class Extrapolation(Callback):
             return
         with trainer.precision_plugin.forward_context():
             results.measure(
-                pl_module.network,
+                network_of(pl_module),
                 batch["tokens"],
                 index,
                 within(trainer, measurements),
@@ -249,7 +250,7 @@ class Extrapolation(Callback):
     def _text(self, trainer: Trainer, length: int) -> tuple[Any, Sequence[int]]:
         """The blocks that `test` reads at a length, and the indices of those it scores, in order."""
         if self.documents:
-            blocks = DocumentBlocks(trainer.datamodule.stream("test"), trainer.datamodule.documents("test"), length)
+            blocks = DocumentBlocks(data_of(trainer).stream("test"), data_of(trainer).documents("test"), length)
         else:
             blocks = _blocks(trainer, "test", length)
         if self.sampling == "paper":
@@ -262,7 +263,7 @@ class Extrapolation(Callback):
         return blocks, range(len(blocks) if self.blocks is None else self.blocks)
 
     def _report(self, trainer: Trainer, pl_module: LightningModule, directory: Path) -> None:
-        network = pl_module.network
+        network = network_of(pl_module)
         strategy = results.strategy(network)
         results.write(
             directory / "extrapolation.json",
@@ -289,7 +290,7 @@ def _limited(trainer: Trainer) -> bool:
 
 
 def _blocks(trainer: Trainer, split: str, length: int, limit: int | None = None) -> Any:
-    blocks = trainer.datamodule.blocks(split, length, limit)
+    blocks = data_of(trainer).blocks(split, length, limit)
     if not len(blocks):
         raise UserError(
             f"lengths: got {length}, but the {split} split has no block of that many targets; use a larger split or "

@@ -9,6 +9,7 @@ from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor
 
 from kerple.callbacks.analysis import Analysis, publish, strategy_name
+from kerple.callbacks.untyped import network_of
 from kerple.errors import UserError
 from kerple.evaluation.attention_maps import entropy, mean_distance, visit_probabilities
 
@@ -30,7 +31,7 @@ class AttentionStatistics(Analysis):
     name = "attention_statistics"
 
     def analyse(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        network, length = pl_module.network, self._length(pl_module)
+        network, length = network_of(pl_module), self._length(pl_module)
         sums = torch.zeros(len(MEASURES), len(network.blocks), network.shape.heads, dtype=torch.float64)
         sums = sums.to(pl_module.device)
 
@@ -73,9 +74,9 @@ class AttentionMaps(Analysis):
         self.heads = heads
 
     def analyse(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        network, length = pl_module.network, self._length(pl_module)
+        network, length = network_of(pl_module), self._length(pl_module)
         layers, heads = len(network.blocks), network.shape.heads
-        chosen = [tuple(pair) for pair in self.heads or [(layer, 0) for layer in range(min(layers, 6))]]
+        chosen = [(pair[0], pair[1]) for pair in self.heads or [(layer, 0) for layer in range(min(layers, 6))]]
         if wrong := [pair for pair in chosen if not (0 <= pair[0] < layers and 0 <= pair[1] < heads)]:
             raise UserError(f"AttentionMaps: heads: got {wrong}, expected layers 0..{layers - 1}, heads 0..{heads - 1}")
         maps: dict[tuple[int, int], Tensor] = {}

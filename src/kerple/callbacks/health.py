@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from kerple.callbacks.last_checkpoint import LastCheckpoint
+from kerple.callbacks.untyped import untyped
 from kerple.errors import UserError
 
 
@@ -91,7 +92,7 @@ class Finite(Callback):
         bad = ~finite if self._bad is None or self.action == "skip" else ~finite | self._bad
         self._bad = bad
         optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
-        if len(self._seen) >= (self.every_n_steps or (trainer.log_every_n_steps if finite.is_cuda else 1)):
+        if len(self._seen) >= (self.every_n_steps or (untyped(trainer).log_every_n_steps if finite.is_cuda else 1)):
             self._look(trainer)
         self._log(pl_module)
 
@@ -168,7 +169,7 @@ def _samples(trainer: Trainer, batch: Any) -> tuple[int, int] | list[int]:
     """Numbers of the samples in a micro-batch: its "index", or else first and last of all ranks together."""
     if isinstance(batch, dict) and isinstance(batch.get("index"), Tensor):
         return batch["index"].flatten().tolist()
-    loader = trainer.train_dataloader
+    loader: Any = trainer.train_dataloader
     if hasattr(loader, "state_dict") and hasattr(loader, "samples"):
         after = sum(loader.state_dict().values())
         return after - loader.samples, after - 1

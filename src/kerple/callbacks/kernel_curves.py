@@ -9,6 +9,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from kerple.callbacks.analysis import publish, skip, strategy_name
+from kerple.callbacks.untyped import network_of
 from kerple.errors import UserError
 from kerple.positions import Position
 
@@ -67,7 +68,7 @@ class Kernels(Callback):
         self.trajectory = list(state_dict["trajectory"])
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        length = self.length or 32 * pl_module.network.shape.length
+        length = self.length or 32 * network_of(pl_module).shape.length
         found = list(bias_tables(pl_module, length))
         if not found:
             skip(trainer, "kernels", f"Kernels: skipped: {strategy_name(pl_module)} has no table of distances")
@@ -82,7 +83,7 @@ class Kernels(Callback):
                 "weight": None if weight is None else float(weight[head, d]),
             }
             for layer, _, bias, weight in found
-            for head in range(pl_module.network.shape.heads)
+            for head in range(network_of(pl_module).shape.heads)
             for d in distances
         ]
         publish(trainer, "kernels", _figure(found, distances, pl_module), rows)
@@ -91,7 +92,7 @@ class Kernels(Callback):
     def _note(self, step: int, pl_module: LightningModule) -> None:
         reach = max(self.distances, default=0) + 1
         for layer, position, bias, weight in bias_tables(pl_module, reach):
-            heads = pl_module.network.shape.heads
+            heads = network_of(pl_module).shape.heads
             curves = dict(per_head(position, heads))
             for kind, table in (("bias", bias), ("weight", weight)):
                 if table is not None:
@@ -111,7 +112,7 @@ def bias_tables(
     The layer is "all" if one strategy serves all layers. Bias and weight are (H, length) fp32, or None if the strategy
     does not have the one or the other.
     """
-    positions = pl_module.network.positions
+    positions = network_of(pl_module).positions
     for layer, position in enumerate(positions):
         if position.uses("bias") or position.uses("weight"):
             with torch.no_grad():
@@ -144,16 +145,16 @@ def _figure(
     shown = found if len(found) <= 4 else [found[0], found[len(found) // 2], found[-1]]
     drawn = Figure(figsize=(7.6, 3.8 * len(kinds) * len(shown)), layout="constrained")
     panels = drawn.subplots(len(shown) * len(kinds), squeeze=False)[:, 0]
-    trained, heads = pl_module.network.shape.length, pl_module.network.shape.heads
+    trained, heads = network_of(pl_module).shape.length, network_of(pl_module).shape.heads
     for axes, (kind, (layer, position, bias, weight)) in zip(
         panels, [(kind, entry) for entry in shown for kind in kinds], strict=True
     ):
         table = bias if kind == "bias" else weight
         learned = dict(per_head(position, heads))
-        for head in range(heads) if table is not None else ():
+        for head, curve in enumerate(() if table is None else table.cpu()):
             numbers = ", ".join(f"{name} {float(values[head]):.3g}" for name, values in learned.items())
             label = f"head {head}" + (f": {numbers}" if numbers else "")
-            axes.plot(distances, table[head].cpu()[distances].tolist(), label=label, color=f"C{head % 10}")
+            axes.plot(distances, curve[distances].tolist(), label=label, color=f"C{head % 10}")
         axes.axvline(trained, color="0.6", linestyle="--", linewidth=1, label=f"training length {trained:,}")
         axes.set_xscale("symlog", linthresh=1)
         axes.set_xlim(0, distances[-1])

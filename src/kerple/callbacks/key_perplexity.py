@@ -13,6 +13,7 @@ from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor
 
 from kerple.callbacks.analysis import Analysis, log_directory, synchronise
+from kerple.callbacks.untyped import data_of, network_of
 from kerple.data.manifest import write_atomically
 from kerple.data.tokenizer import load_tokenizer
 from kerple.errors import UserError
@@ -72,7 +73,7 @@ class LongPerplexity(Analysis):
 
     def analyse(self, trainer: Trainer, pl_module: LightningModule) -> None:
         keys = self._keys(trainer)
-        network, bound = pl_module.network, reach(pl_module.network)
+        network, bound = network_of(pl_module), reach(network_of(pl_module))
         within = [length for length in self.lengths if bound is None or length <= bound]
         sums = {length: TokenLoss(self.blocks).to(pl_module.device) for length in within}
         for i, tokens in self.read(trainer, pl_module):
@@ -101,7 +102,7 @@ class LongPerplexity(Analysis):
         """Indices of the key targets in each block, from the file beside the shards, which is made if it is missing."""
         from kerple.hf.source import locate, source_digest  # needs optional packages
 
-        data = trainer.datamodule
+        data = data_of(trainer)
         if not hasattr(data, "folder"):
             raise UserError("LongPerplexity: the choice of key tokens is kept beside shards; use data TokenShards")
         source = locate(self.evaluator)

@@ -9,6 +9,7 @@ from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities.rank_zero import rank_zero_info
 
+from kerple.callbacks.untyped import untyped
 from kerple.errors import UserError
 from kerple.runs.signals import STOPPING, Signals, requeue
 
@@ -113,7 +114,7 @@ class LastCheckpoint(Checkpoint):
 
     def save(self, trainer: Trainer) -> None:
         """Write the checkpoint. Call it on every rank, between optimiser steps."""
-        if trainer.fast_dev_run:
+        if untyped(trainer).fast_dev_run:
             return
         assert self.path is not None
         trainer.save_checkpoint(self.path)
@@ -141,10 +142,11 @@ class LastCheckpoint(Checkpoint):
         if trainer.validating:  # best.ckpt is written after the validation
             return self._interrupts_validation
         loop = trainer.fit_loop.epoch_loop
-        progress = loop.batch_progress.total
+        progress: Any = loop.batch_progress.total
         if progress.completed == progress.processed:  # outside on_train_batch_end
             return False
-        return loop._should_check_val_fx(trainer.fit_loop._data_fetcher)
+        fetcher: Any = trainer.fit_loop._data_fetcher
+        return loop._should_check_val_fx(fetcher)
 
 
 def _expect_validation(loops: dict[str, Any]) -> None:

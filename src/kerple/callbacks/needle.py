@@ -12,6 +12,7 @@ from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor
 
 from kerple.callbacks.analysis import Analysis, log_directory, publish, strategy_name
+from kerple.callbacks.untyped import data_of, network_of
 from kerple.errors import UserError
 from kerple.evaluation.haystack import ANSWER, NOISE, Kind, hidden, prompt, recall
 from kerple.evaluation.results import reach
@@ -65,20 +66,20 @@ class Needle(Analysis):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
-        if not hasattr(trainer.datamodule, "encode") or not hasattr(trainer.datamodule, "stream"):
-            raise UserError(f"Needle: {type(trainer.datamodule).__name__} has no text; use data TokenShards")
+        if not hasattr(data_of(trainer), "encode") or not hasattr(data_of(trainer), "stream"):
+            raise UserError(f"Needle: {type(data_of(trainer)).__name__} has no text; use data TokenShards")
 
     def impossible(self, pl_module: LightningModule) -> str | None:
         return None  # `analyse` leaves out the lengths that are too long
 
     def analyse(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        bound = reach(pl_module.network)
+        bound = reach(network_of(pl_module))
         lengths = [length for length in self.lengths if bound is None or length <= bound]
         cells = list(product(range(len(lengths)), range(len(self.depths)), range(self.problems)))
         found = torch.zeros(len(lengths), len(self.depths), dtype=torch.float64, device=pl_module.device)
         for i, d, number in cells[trainer.global_rank :: trainer.world_size]:
             with trainer.precision_plugin.forward_context():
-                found[i, d] += self._try(trainer.datamodule, pl_module, lengths[i], self.depths[d], number)
+                found[i, d] += self._try(data_of(trainer), pl_module, lengths[i], self.depths[d], number)
         found = trainer.strategy.reduce(found, reduce_op="sum").cpu()
         rows = [
             {"length": length, "depth": depth, "problems": self.problems, "found": float(found[i, d])}
@@ -108,7 +109,7 @@ class Needle(Analysis):
             stream = data.stream("test")
             haystack = stream.read(int(rng.integers(len(stream) - length)), length).tolist()
         tokens = torch.tensor([prompt(problem, length, haystack, data.encode)], device=pl_module.device)
-        written = continued(pl_module.network, tokens, ANSWER * len(problem.values))
+        written = continued(network_of(pl_module), tokens, ANSWER * len(problem.values))
         return recall(data.decode(written), problem.values)
 
     def _figure(self, share: Tensor, lengths: Sequence[int], pl_module: LightningModule) -> Figure:

@@ -6,6 +6,7 @@ from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor
 
 from kerple.callbacks.analysis import Analysis, publish, strategy_name, synchronise
+from kerple.callbacks.untyped import network_of
 from kerple.errors import UserError
 from kerple.evaluation.metrics import TokenLoss
 from kerple.evaluation.protocols import per_position
@@ -44,7 +45,7 @@ class PositionWisePerplexity(Analysis):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
-        window = self.window or pl_module.network.shape.length
+        window = self.window or network_of(pl_module).shape.length
         if stage == "test" and window > self._length(pl_module):
             raise UserError(
                 f"PositionWisePerplexity: length: got {self._length(pl_module)}, expected at least {window}, the "
@@ -52,7 +53,7 @@ class PositionWisePerplexity(Analysis):
             )
 
     def analyse(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        network, length = pl_module.network, self._length(pl_module)
+        network, length = network_of(pl_module), self._length(pl_module)
         window = self.window or network.shape.length
         full, windowed = (TokenLoss(length).to(pl_module.device) for _ in range(2))
         for _, tokens in self.read(trainer, pl_module):
@@ -76,7 +77,7 @@ class PositionWisePerplexity(Analysis):
         publish(trainer, self.name, self._figure(full, windowed, window, pl_module), rows)
 
     def _figure(self, full: TokenLoss, windowed: TokenLoss, window: int, pl_module: LightningModule) -> Figure:
-        trained, width = pl_module.network.shape.length, -(-len(full.nll) // self.bins)
+        trained, width = network_of(pl_module).shape.length, -(-len(full.nll) // self.bins)
         middles = torch.arange(len(full.nll), dtype=torch.float64).split(width)
         at = [float(m.mean()) for m in middles]
         counts = _binned(full.targets, width)

@@ -5,6 +5,8 @@ from typing import Any
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import RichProgressBar
 
+from kerple.callbacks.untyped import untyped
+
 
 class SteadyProgress(RichProgressBar):
     """Lightning's progress bar, updated every ``trainer.log_every_n_steps`` micro-batches.
@@ -15,5 +17,5 @@ class SteadyProgress(RichProgressBar):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if (batch_idx + 1) % trainer.log_every_n_steps == 0 or trainer.is_last_batch:
+        if (batch_idx + 1) % untyped(trainer).log_every_n_steps == 0 or trainer.is_last_batch:
             super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)

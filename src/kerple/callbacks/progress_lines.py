@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
+from kerple.callbacks.untyped import untyped
 from kerple.runs.progress import VARIABLE, line, note
 
 T = TypeVar("T")
@@ -102,7 +103,9 @@ class ProgressLines(Callback):
 
 def with_progress(trainer: Trainer, blocks: Sequence[T]) -> Iterator[T]:
     """Yield the blocks that a test scores after its batches, and let `ProgressLines` count them."""
-    tellers = [callback for callback in trainer.callbacks if isinstance(callback, ProgressLines) and trainer.testing]
+    tellers = [
+        callback for callback in untyped(trainer).callbacks if isinstance(callback, ProgressLines) and trainer.testing
+    ]
     for teller in tellers:
         teller.begin("testing", len(blocks))
     for number, block in enumerate(blocks):
@@ -113,7 +116,9 @@ def with_progress(trainer: Trainer, blocks: Sequence[T]) -> Iterator[T]:
 
 def within(trainer: Trainer, parts: Sequence[T]) -> Iterator[T]:
     """Yield the parts of the work on one block of a test, and let `ProgressLines` count them."""
-    tellers = [callback for callback in trainer.callbacks if isinstance(callback, ProgressLines) and trainer.testing]
+    tellers = [
+        callback for callback in untyped(trainer).callbacks if isinstance(callback, ProgressLines) and trainer.testing
+    ]
     for number, part in enumerate(parts):
         yield part
         for teller in tellers if number + 1 < len(parts) else ():

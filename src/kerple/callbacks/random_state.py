@@ -62,7 +62,8 @@ class RandomState(Callback):
 
 def capture(device: torch.device) -> State:
     """The states of all generators that training may draw from: torch's (also the device's), numpy's and Python's."""
-    name, keys, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002
+    state: Any = np.random.get_state()  # noqa: NPY002
+    name, keys, position, has_gauss, gauss = state
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,

@@ -8,6 +8,7 @@ from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor
 
 from kerple.callbacks.analysis import Analysis, publish, strategy_name, synchronise
+from kerple.callbacks.untyped import network_of
 from kerple.errors import UserError
 from kerple.evaluation.gradient_distance import distance_covering, gradient_by_distance, smallest_sufficient
 from kerple.evaluation.metrics import TokenLoss
@@ -61,7 +62,7 @@ class ReceptiveField(Analysis):
             )
 
     def analyse(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        network, length = pl_module.network, self._length(pl_module)
+        network, length = network_of(pl_module), self._length(pl_module)
         given = self.windows or [2**i for i in range(length.bit_length())]
         windows = sorted(set(given) - {length})
         losses = {w: TokenLoss().to(pl_module.device) for w in (*windows, length)}
@@ -106,7 +107,7 @@ class ReceptiveField(Analysis):
     def _figure(
         self, cumulative: Tensor, perplexities: dict[int, float], enough: int, pl_module: LightningModule
     ) -> Figure:
-        trained, length = pl_module.network.shape.length, len(cumulative)
+        trained, length = network_of(pl_module).shape.length, len(cumulative)
         drawn = Figure(figsize=(10.4, 4.2), layout="constrained")
         left, right = drawn.subplots(1, 2)
         left.plot(range(1, length + 1), cumulative.tolist(), label="cumulative share")

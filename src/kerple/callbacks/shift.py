@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 from pytorch_lightning import LightningModule, Trainer
 
 from kerple.callbacks.analysis import Analysis, publish, strategy_name, synchronise
+from kerple.callbacks.untyped import network_of
 from kerple.errors import UserError
 from kerple.evaluation.metrics import TokenLoss
 from kerple.evaluation.results import finite, reach
@@ -39,7 +40,7 @@ class ShiftTest(Analysis):
         self.shifts = sorted(set(shifts))
 
     def analyse(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        network, length = pl_module.network, self._length(pl_module)
+        network, length = network_of(pl_module), self._length(pl_module)
         bound = reach(network)
         within = [s for s in self.shifts if bound is None or s + length <= bound]
         sums = {shift: TokenLoss().to(pl_module.device) for shift in within}
@@ -50,15 +51,15 @@ class ShiftTest(Analysis):
         synchronise(*sums.values())
         rows: list[dict[str, Any]] = []
         for shift in self.shifts:
-            loss = sums.get(shift)
+            found = sums.get(shift)
             rows.append(
                 {
                     "shift": shift,
                     "length": length,
-                    "nll_sum": None if loss is None else float(loss.nll.sum()),
-                    "targets": 0 if loss is None else int(loss.targets.sum()),
-                    "ppl": None if loss is None else finite(loss.perplexity()),
-                    "skipped": None if loss is not None else f"the strategy has only {bound} positions",
+                    "nll_sum": None if found is None else float(found.nll.sum()),
+                    "targets": 0 if found is None else int(found.targets.sum()),
+                    "ppl": None if found is None else finite(found.perplexity()),
+                    "skipped": None if found is not None else f"the strategy has only {bound} positions",
                 }
             )
         publish(trainer, self.name, _figure(rows, pl_module), rows)

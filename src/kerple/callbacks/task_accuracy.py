@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from kerple.callbacks.untyped import data_of, network_of
 from kerple.errors import UserError
 from kerple.model import Transformer
 from kerple.model.generation import fill_in
@@ -56,14 +57,14 @@ class TaskAccuracy(Callback):
         self.counts: dict[tuple[str, str], AnswerAccuracy] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if not isinstance(trainer.datamodule, TaskData):
+        if not isinstance(data_of(trainer), TaskData):
             raise UserError("TaskAccuracy: the data is not a task; use data: TaskData, or drop this callback")
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._start(pl_module, trainer.datamodule.validation_set(), [TEACHER_FORCED])
+        self._start(pl_module, data_of(trainer).validation_set(), [TEACHER_FORCED])
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        examples = [example for group in trainer.datamodule.test_sets() for example in group]
+        examples = [example for group in data_of(trainer).test_sets() for example in group]
         self._start(pl_module, examples, [TEACHER_FORCED, *([GENERATED] if self.generate else [])])
 
     def _start(self, pl_module: LightningModule, examples: list[Example], protocols: list[str]) -> None:
@@ -76,12 +77,12 @@ class TaskAccuracy(Callback):
     def on_validation_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: dict[str, Tensor], *_: Any
     ) -> None:
-        self._measure(trainer, pl_module.network, batch)
+        self._measure(trainer, network_of(pl_module), batch)
 
     def on_test_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: dict[str, Tensor], *_: Any
     ) -> None:
-        self._measure(trainer, pl_module.network, batch)
+        self._measure(trainer, network_of(pl_module), batch)
 
     @torch.no_grad()
     def _measure(self, trainer: Trainer, network: Transformer, batch: dict[str, Tensor]) -> None:
@@ -129,8 +130,8 @@ class TaskAccuracy(Callback):
         directory: Path,
         counted: dict[tuple[str, str], tuple[Tensor, Tensor]],
     ) -> None:
-        data: TaskData = trainer.datamodule
-        strategy = type(pl_module.network.positions[0]).__name__
+        data: TaskData = data_of(trainer)
+        strategy = type(network_of(pl_module).positions[0]).__name__
         lengths = [example.sizes[:1] for example in self.examples]
         curves = {kind: grouped(*both, lengths) for kind, both in counted.items()}
         rows = {kind: result_rows(data.task.name, kind[0], *both, lengths) for kind, both in counted.items()}

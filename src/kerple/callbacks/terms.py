@@ -5,6 +5,7 @@ from matplotlib.figure import Figure
 from pytorch_lightning import LightningModule, Trainer
 
 from kerple.callbacks.analysis import Analysis, publish, strategy_name
+from kerple.callbacks.untyped import network_of
 from kerple.errors import UserError
 from kerple.evaluation.four_terms import TERMS, four_terms, spread
 
@@ -32,12 +33,12 @@ class FourTerms(Analysis):
         self.heads = heads
 
     def impossible(self, pl_module: LightningModule) -> str | None:
-        if not pl_module.network.positions[0].uses("embed"):
+        if not network_of(pl_module).positions[0].uses("embed"):
             return f"{strategy_name(pl_module)} adds nothing to the embeddings, so there are no four terms"
         return super().impossible(pl_module)
 
     def analyse(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        network = pl_module.network
+        network = network_of(pl_module)
         names = (*TERMS, "rest")
         length, heads = self._length(pl_module), network.shape.heads
         if self.heads is not None and not all(0 <= h < heads for h in self.heads):

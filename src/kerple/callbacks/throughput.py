@@ -17,6 +17,7 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from kerple.attention.choice import forget, taken
+from kerple.callbacks.untyped import untyped
 from kerple.errors import UserError
 from kerple.positions import Position
 
@@ -67,7 +68,7 @@ class Throughput(Callback):
         rows, columns = batch["tokens"].shape
         self._tokens += rows * (columns - 1) * trainer.world_size  # targets, of which a row has one fewer than tokens
         self._steps += 1
-        if self._steps < trainer.log_every_n_steps:
+        if self._steps < untyped(trainer).log_every_n_steps:
             return
         rate = self._tokens / (self._now(pl_module) - self._since)
         if self._left_out < self.skip:

@@ -6,13 +6,13 @@ import sys
 import warnings
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import yaml
 from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
 from pytorch_lightning.callbacks import ProgressBar
-from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
@@ -74,6 +74,7 @@ class CLI(LightningCLI):
     """LightningCLI with a directory for each run, and a model and data that `test` finds in the checkpoint."""
 
     checkpoint: dict[str, Any] | None = None
+    subcommand: str
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
@@ -90,9 +91,9 @@ class CLI(LightningCLI):
 
             start_from(self.model.network, config.weights, tuple(config.trust.split(",")))
 
-    def parse_arguments(self, parser: LightningArgumentParser, args: list[str]) -> None:
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         try:
-            self.config = parser.parse_args(args)
+            self.config = parser.parse_args(cast("list[str]", args))
         except (ValueError, TypeError) as error:  # which the parser lets through for some values of nested options
             raise UserError(str(error)) from error
         ranges.check(self.config[self.config.subcommand], self.config.subcommand)
@@ -243,7 +244,7 @@ def settle_torch() -> None:
 def _say_on_the_first_process() -> None:
     """Show what this package logs, such as the way attention is done, once and not once a process."""
     logger = logging.getLogger("kerple")
-    logger.setLevel(logging.WARNING if rank_zero_only.rank else logging.INFO)
+    logger.setLevel(logging.WARNING if getattr(rank_zero_only, "rank", 0) else logging.INFO)
     if not logger.handlers:
         logger.addHandler(logging.StreamHandler())
 
@@ -259,7 +260,7 @@ def _option(arguments: list[str], *names: str) -> list[str]:
 
 def _check_position(arguments: list[str]) -> None:
     """Name the strategies when an unknown one is asked for: the parser's own message speaks of callables."""
-    given = _option(arguments, "--model.position")
+    given: list[Any] = [*_option(arguments, "--model.position")]
     models = [Path(path) for path in _option(arguments, "--model")]
     for path in map(Path, _option(arguments, "--config", "-c")):
         model = _mapping(path).get("model")

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator
 from itertools import chain
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 import torch
 from jsonargparse import ArgumentParser
@@ -13,6 +13,7 @@ from kerple.cli.agreement import agree
 from kerple.cli.lightning import settle_torch
 from kerple.cli.offered import offer
 from kerple.cli.parser import add_model_and_data
+from kerple.data import TokenShards
 from kerple.errors import UserError
 from kerple.lm import LanguageModel
 from kerple.model.generation import generate
@@ -123,7 +124,7 @@ def load(path: str, trust: tuple[str, ...] = (), device: str = "cpu") -> tuple[L
 
 def end_of_text(data: Text) -> int:
     """The token after which a text or an answer is over."""
-    return data.end if isinstance(data, TaskData) else data.manifest.end_of_text
+    return data.end if isinstance(data, TaskData) else cast(TokenShards, data).manifest.end_of_text
 
 
 def pieces(data: Text, tokens: Iterator[int], end: int) -> Iterator[str]:

@@ -97,7 +97,7 @@ def _numbers(node: Any, name: str = "") -> Iterator[tuple[str, int | float]]:
 
 
 def _told(number: float) -> str:
-    exponent = math.log2(number + 1) if 0 < number < math.inf else 0
+    exponent = math.log2(number + 1) if 0 < number < math.inf else 0.0
     return f"2^{round(exponent)} - 1" if exponent >= 30 and exponent.is_integer() else f"{number:,.12g}"
 
 

@@ -40,7 +40,7 @@ def _parser() -> LightningArgumentParser:
     return fit_parser()
 
 
-def prepare(data: dict[str, Any]) -> LightningDataModule:
+def prepare(data: dict[str, Any] | None) -> LightningDataModule:
     """Build what the data of a configuration lacks, once, before runs that share it start side by side; set up."""
     parser = ArgumentParser()
     parser.add_subclass_arguments(LightningDataModule, "data")

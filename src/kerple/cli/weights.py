@@ -37,7 +37,9 @@ def architecture_first(arguments: list[str], path: str, trusted: tuple[str, ...]
         UserError: If the model cannot be read.
     """
     model = {key: value for key, value in _read(path, trusted).model.items() if key not in OF_THE_DATA}
-    files, flags, rest = [], [], iter(arguments[1:])
+    files: list[str] = []
+    flags: list[str] = []
+    rest = iter(arguments[1:])
     for argument in rest:
         name, equals, _ = argument.partition("=")
         place = files if name in ("--config", "-c") else flags

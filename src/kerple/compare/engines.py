@@ -1,7 +1,11 @@
-"""Engines that run a comparison's runs: side by side on this machine, or on a Ray cluster."""
+"""Engines that run a comparison's runs: side by side on this machine, or on a Ray cluster.
+
+They share with `kerple.data.prepare.workers` how a cluster is joined (`kerple.runs.cluster.joined`), and no more: a run
+is a process of minutes that needs GPUs and a folder of its own, a portion of text comes back in milliseconds, in order.
+"""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -12,7 +16,7 @@ from kerple.runs.cluster import cores, joined
 from kerple.runs.progress import note
 
 Work = Sequence[tuple[Job, dict[str, Any]]]
-Ended = Iterator[tuple[Job, str | None] | None]
+Ended = Generator[tuple[Job, str | None] | None, None, None]
 TICK = 0.25  # seconds
 
 

@@ -127,7 +127,13 @@ class TokenShards(LightningDataModule):
         self.place = directory or default_directory(corpus or "", tokenizer, vocabulary)
         if corpus is not None and not is_remote(self.place):  # shards at a URL are already prepared
             self.recipe = Recipe(
-                corpus, tokenizer, vocabulary, tuple(shares), text_field, drop_duplicates, largest_document
+                corpus,
+                tokenizer,
+                vocabulary,
+                (shares[0], shares[1], shares[2]),
+                text_field,
+                drop_duplicates,
+                largest_document,
             )
         self.shuffle_shards, self.cache, self.cache_bytes = shuffle_shards, cache, cache_bytes
         self.vocabulary, self.length, self.batch_size, self.seed = vocabulary, length, batch_size, seed

@@ -181,20 +181,20 @@ def open_bytes(path: str) -> BinaryIO:
     """
     check_protocol(path)
     if is_remote(path):
-        return io.BufferedReader(ResumingStream(path), 1 << 20)  # type: ignore[return-value]
+        return io.BufferedReader(ResumingStream(path), 1 << 20)
     try:
         return open(path.removeprefix("file://"), "rb")
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
 
 
-def decompress(file: BinaryIO, name: str) -> IO[bytes]:
+def decompress(file: IO[bytes], name: str) -> IO[bytes]:
     """Decompress a file by the ending of its name: .zst (all frames), .gz; any other file is returned as it is."""
     if name.endswith(".zst"):
         return cast("IO[bytes]", io.BufferedReader(ZstdFrames(file), 1 << 20))
     if name.endswith(".gz"):
         return cast("IO[bytes]", gzip.GzipFile(fileobj=file))
-    return cast("IO[bytes]", file)
+    return file
 
 
 class ZstdFrames(io.RawIOBase):
@@ -210,9 +210,9 @@ class ZstdFrames(io.RawIOBase):
 
     FEED = 1 << 12  # compressed bytes read at once; at zstd's largest ratio they become 128 MiB
 
-    def __init__(self, file: BinaryIO) -> None:
-        self.file, self.frame, self.ready = file, None, memoryview(b"")
-        self.left = b""
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file, self.ready, self.left = file, memoryview(b""), b""
+        self.frame: zstandard.ZstdDecompressionObj | None = None
 
     def readable(self) -> bool:
         return True

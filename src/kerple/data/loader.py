@@ -135,7 +135,7 @@ class BatchLoader:
         self.resumed = False
 
     def __len__(self) -> int:
-        return len(self.batches)  # type: ignore[arg-type]
+        return len(self.batches)
 
     def __iter__(self) -> Iterator[Batch]:
         if not self.resumed or self.done >= len(self):

@@ -241,7 +241,11 @@ def _split_from_json(check: "_Check", name: str, entries: Any, layout: ShardLayo
 
 
 class _Check:
-    """Typed access to parsed JSON; a failure is a UserError that names the file `name` and the entry."""
+    """Typed access to parsed JSON; a failure is a UserError that names the file `name` and the entry.
+
+    A schema library (pydantic, msgspec) would check types and ranges. Most of a manifest has to follow from its counts,
+    which no schema says; ``docs/decisions/why-our-own-shards.md`` weighs it.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name

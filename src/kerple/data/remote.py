@@ -4,10 +4,10 @@ webdataset reads a remote shard member by member. Each member is compared with t
 part of a file that equals a local shard, which is then mapped as any other. So the network decides when a sample
 arrives, but never which sample it is.
 
-MosaicML Streaming (0.13) and litdata (0.2.76) do more: several clouds, compression, prefetching. But they read formats
-of their own instead of WebDataset tars, whose members can be mapped where they are, and both require torchvision; the
-former also requires numpy below 2.2 and the libraries of five clouds. webdataset's own cache opens URLs by running
-`curl`.
+MosaicML Streaming (0.13) and litdata (0.2.76) do more: several clouds, compression, prefetching. But the former cannot
+be installed beside this project's lock (numpy below 2.2, transformers below 5), and the latter unpickles what an index
+says is a pickle; both read formats of their own, whose items cannot be mapped where they are. webdataset's own cache
+opens URLs by running `curl`.
 """
 
 import hashlib

@@ -226,7 +226,7 @@ def check_run(path: Path | str, layout: ShardLayout, split: SplitEntry, run: int
     Raises:
         UserError: It differs; the message names the file and the member.
     """
-    if hashlib.sha256(tokens).hexdigest() != split.checksums[run]:
+    if hashlib.sha256(tokens.data).hexdigest() != split.checksums[run]:
         name = layout.member(split.name, run)
         raise UserError(f"{path}: member {name}: its sha256 is not the manifest's; prepare or copy the shard again")
 

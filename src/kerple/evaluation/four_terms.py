@@ -1,5 +1,7 @@
 """The four terms of a score under an absolute encoding: word-word, word-position, position-word, position-position."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
@@ -38,7 +40,8 @@ def four_terms(network: Transformer, tokens: Tensor) -> dict[str, Tensor]:
             "use Learned or Sinusoidal"
         )
     block, at = network.blocks[0], At.line(tokens.shape[1], device=tokens.device)
-    norm, attention = block.attention_norm, block.attention
+    attention = block.attention
+    norm: Any = block.attention_norm  # LayerNorm or RMSNorm
     with torch.autocast(tokens.device.type, enabled=False):
         wide = torch.promote_types(torch.float32, attention.qkv.weight.dtype)
         words = network.embedding_norm(network.embedding(tokens)).to(wide)  # (B, T, D)

@@ -1,6 +1,7 @@
 """Checks of the lengths and the protocols' options; one that cannot be honoured is an error."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from kerple.errors import UserError
 from kerple.evaluation.protocols import Name, Protocol
@@ -67,7 +68,7 @@ def chosen_protocols(
             f"skip: got {skip}, expected 0, or at least {lengths[-1] - (stride or 0)}, the longest length less the "
             f"stride, and less than {block}, the length of a block; a longer block_length leaves more targets"
         )
-    own = {
+    own: dict[str, dict[str, Any]] = {
         "windowed": {"window": window or training_length},
         "sliding": {"stride": stride, "skip": skip},
         "last": {"k": k},

@@ -216,6 +216,7 @@ class Protocol:
             case "windowed":
                 return windowed(network, tokens, length, window=self.window, tokens_per_forward=tokens_per_forward)
             case "sliding":
+                assert self.stride is not None
                 return sliding(
                     network,
                     tokens,
@@ -225,6 +226,7 @@ class Protocol:
                     tokens_per_forward=tokens_per_forward,
                 )
             case "last":
+                assert self.k is not None
                 return last(network, tokens, length, k=self.k, tokens_per_forward=tokens_per_forward)
             case _:
                 return full(network, tokens, length, tokens_per_forward=tokens_per_forward)
@@ -232,7 +234,7 @@ class Protocol:
     def scored(self, length: int, block: int) -> Tensor:
         """Indices (n,) int64 of the targets of a block of ``block`` that are scored at ``length``, in order."""
         targets = torch.arange(self.skip, block)
-        if self.name != "last":
+        if self.k is None:  # all but last
             return targets
         return targets[: block // length * length].unflatten(0, (-1, length))[:, -self.k :].flatten()
 

@@ -78,8 +78,9 @@ def plan(
     for protocol in protocols:
         for length in lengths:
             positions = TokenLoss(length).to(device) if protocol.name == "per_position" else None
-            beyond = reach is not None and length > reach
-            why = f"the strategy has no position past {reach - 1} (its max_length is {reach})" if beyond else None
+            why = None
+            if reach is not None and length > reach:
+                why = f"the strategy has no position past {reach - 1} (its max_length is {reach})"
             made.append(Measurement(protocol, length, TokenLoss(groups).to(device), positions, why))
     return made
 

@@ -51,7 +51,7 @@ class HuggingFaceNetwork(nn.Module):
         self._probe()
 
     @property
-    def embedding(self) -> nn.Module:
+    def embedding(self) -> nn.Embedding:
         """The layer that embeds tokens."""
         return self.model.get_input_embeddings()
 

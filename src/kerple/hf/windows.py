@@ -27,7 +27,7 @@ _current: ContextVar[_Window] = ContextVar("window")
 
 
 @contextmanager
-def windowed(model: nn.Module, size: int) -> Iterator[None]:
+def windowed(model: Any, size: int) -> Iterator[None]:
     """Context in which every layer's attention is limited to the last ``size`` keys, the query's own included.
 
     Args:

@@ -1,7 +1,8 @@
 """One block of the transformer: attention and a feed-forward network, each with a residual connection."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 from torch import Tensor, nn
 
@@ -10,7 +11,12 @@ from kerple.model.cache import LayerCache
 from kerple.model.self_attention import SelfAttention, Told
 from kerple.positions import Position, Shape
 
-ACTIVATIONS = {"gelu": nn.GELU, "gelu_tanh": lambda: nn.GELU("tanh"), "relu": nn.ReLU, "silu": nn.SiLU}
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "gelu": nn.GELU,
+    "gelu_tanh": lambda: nn.GELU("tanh"),
+    "relu": nn.ReLU,
+    "silu": nn.SiLU,
+}
 NORMS = ("layer", "rms")
 
 
@@ -74,7 +80,7 @@ class Block(nn.Module):
         self.attention_norm = design.make_norm(shape.dim)
         self.attention = SelfAttention(shape, design.kv_heads, design.bias, design.qkv_bias)
         self.mlp_norm = design.make_norm(shape.dim)
-        self.mlp: nn.Module
+        self.mlp: Gated | nn.Sequential
         if design.gated:
             self.mlp = Gated(shape.dim, design)
         else:
@@ -89,7 +95,8 @@ class Block(nn.Module):
     @property
     def into_residual(self) -> tuple[nn.Linear, nn.Linear]:
         """The layers that write into the residual stream."""
-        return self.attention.out, self.mlp.down if isinstance(self.mlp, Gated) else self.mlp[-1]
+        down = self.mlp.down if isinstance(self.mlp, Gated) else self.mlp[-1]
+        return self.attention.out, cast(nn.Linear, down)
 
     def forward(self, x: Tensor, position: Position, told: Told, cache: LayerCache | None = None) -> Tensor:
         """(B, T, D) -> (B, T, D)."""

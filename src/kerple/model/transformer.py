@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,9 @@ from kerple.model.cache import Cache, LayerCache
 from kerple.model.head import row_losses, target_losses
 from kerple.model.self_attention import tell
 from kerple.positions import At, Position, Shape
+
+if TYPE_CHECKING:
+    from kerple.positions.modules import Modules
 
 GRAPHS = 64  # largest number of graphs of a compiled network: one for each length, window and mode
 
@@ -98,14 +101,15 @@ class Transformer(nn.Module):
         self.embedding = nn.Embedding(vocabulary, shape.dim)
         self.dropout = nn.Dropout(dropout)
         self.embedding_norm = design.make_norm(shape.dim) if embedding_norm else nn.Identity()
-        self.blocks = nn.ModuleList(Block(shape, design) for _ in range(layers))
+        self.blocks = cast("Modules[Block]", nn.ModuleList(Block(shape, design) for _ in range(layers)))
         self.norm = design.make_norm(shape.dim)
         self.head = nn.Linear(shape.dim, vocabulary, bias=False)
         self.row_losses = row_losses
         self._initialise(init)
         if tied:
             self.head.weight = self.embedding.weight
-        self.positions = nn.ModuleList(_strategies(position, replace(shape, layers=layers), per_layer))
+        strategies = _strategies(position, replace(shape, layers=layers), per_layer)
+        self.positions = cast("Modules[Position]", nn.ModuleList(strategies))
         self.places: Callable[[Tensor], Tensor] | None = None
         """Function from tokens (B, T) to the task's places (B, T) int64, or None; strategies see `At.places`."""
 

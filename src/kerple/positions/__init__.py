@@ -1,6 +1,7 @@
 """Positional strategies: every module below this one is imported, so a new file is enough to add a name."""
 
 import inspect
+from collections.abc import Callable
 from importlib import import_module
 from pkgutil import walk_packages
 from typing import Any
@@ -67,4 +68,5 @@ def build(name: str, *, dim: int, heads: int, length: int, **options: Any) -> Po
     """
     if name not in _BY_NAME:
         raise UserError(f"position: got {name!r}, expected one of {', '.join(names())}")
-    return _BY_NAME[name](Shape(dim, heads, length), **options)
+    made: Callable[..., Position] = _BY_NAME[name]
+    return made(Shape(dim, heads, length), **options)

@@ -1,5 +1,7 @@
 """`FIRE`: a bias that a small network computes from the distance relative to the position."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -29,6 +31,8 @@ class FIRE(Position):
     """
 
     per_layer = True
+    c: Tensor
+    threshold_scale: Tensor
 
     def __init__(self, shape: Shape, hidden: int = 32, threshold: float | None = None) -> None:
         super().__init__()
@@ -52,7 +56,8 @@ class FIRE(Position):
 
     def _pieces(self) -> tuple[Tensor, Tensor, Tensor]:
         # the MLP on [0, 1] as slopes and intercepts (H, hidden + 1) of the pieces between its sorted knots (hidden,)
-        first, second = self.mlp[0], self.mlp[2]
+        first: Any = self.mlp[0]
+        second: Any = self.mlp[2]
         w, b = first.weight[:, 0], first.bias  # (hidden,)
         with torch.no_grad():
             knots = (-b / w).nan_to_num(0.0).clamp(0, 1).sort().values

@@ -67,14 +67,17 @@ class Pairs:
         """(Tq, Tk) int64, or (B, Tq, Tk); 0 where the key comes later."""
         return (self.queries.positions[..., :, None] - self.keys.positions[..., None, :]).clamp(min=0)
 
-    def read(self, function: Callable[[Tensor], Tensor]) -> Tensor:
+    def read(self, function: Callable[[Tensor], Tensor | None]) -> Tensor:
         """A function of distance, (N,) fp32 -> (H, N), at every pair; (H, Tq, Tk) or (B, H, Tq, Tk), differentiable."""
         queries, keys = self.seen.shape
         if self.keys.contiguous:
             table = function(torch.arange(keys, dtype=torch.float32, device=self.seen.device))
+            assert table is not None
             return table_block(table, queries, keys)
         distance = self.distance
-        return heads_after_batch(function(distance.flatten().float()).unflatten(-1, distance.shape))
+        found = function(distance.flatten().float())  # (H, pairs)
+        assert found is not None
+        return heads_after_batch(found.unflatten(-1, distance.shape))
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ class PoPE(Position):
     """
 
     shift_invariant = True
+    phase: Tensor
 
     def __init__(self, shape: Shape, base: float = 10000.0, phase: float | None = 0.0) -> None:
         super().__init__()

@@ -46,14 +46,14 @@ class Stick(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, z: Tensor, before: Tensor, rest: Tensor | None) -> Tensor:  # type: ignore[override]
+    def forward(ctx, z: Tensor, before: Tensor, rest: Tensor | None) -> Tensor:
         z = z.masked_fill(~before, NEVER)
         shares = torch.cat([_shares(part, rest) for part in _parts(z)]).view(z.shape)
         ctx.save_for_backward(z, shares, rest)
         return shares
 
     @staticmethod
-    def backward(ctx, grad: Tensor):  # type: ignore[override]
+    def backward(ctx, grad: Tensor):
         z, shares, rest = ctx.saved_tensors
         parts = zip(_parts(z), _parts(shares), _parts(grad), strict=True)
         return torch.cat([_gradient(*part, rest) for part in parts]).view(z.shape), None, None
@@ -69,7 +69,7 @@ def _shares(z: Tensor, rest: Tensor | None) -> Tensor:
     taken = F.softplus(z, threshold=40).flip(-1).cumsum_(-1)  # from the nearest key on, so that near ones are precise
     least = math.log(torch.finfo(z.dtype).tiny) + 7  # below it the processor is many times slower
     shares = (z - taken.flip(-1)).clamp_(min=least).exp_()
-    shares = F.threshold_(shares, 2 * math.exp(least), 0.0)
+    shares = F.threshold(shares, 2 * math.exp(least), 0.0, inplace=True)
     return shares if rest is None else torch.where(rest, (-taken[..., -1:]).exp(), shares)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import reduce
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,9 @@ from kerple.positions.base import Position, Shape
 from kerple.positions.kerple.bias import KerpleLog
 from kerple.positions.pairs import At, Pairs, Shares
 from kerple.positions.row import SSMax
+
+if TYPE_CHECKING:
+    from kerple.positions.modules import Modules
 
 
 class Together(Position):
@@ -34,7 +38,7 @@ class Together(Position):
         super().__init__()
         if not parts:
             raise UserError("Together: parts: got none, expected at least one strategy")
-        self.parts = nn.ModuleList(build(shape) for build in parts)
+        self.parts = cast("Modules[Position]", nn.ModuleList(build(shape) for build in parts))
         known = [p.shift_invariant for p in self.parts]
         self.shift_invariant = None if None in known else all(known)
         self.prefix_consistent = all(p.prefix_consistent for p in self.parts)
@@ -78,20 +82,23 @@ class Together(Position):
         return torch.cat([c.expand(-1, heads, -1, -1) for c in some], -1)  # (B, H, T, Σ c)
 
     def mix(self, s: Tensor, q: Tensor, k: Tensor, pairs: Pairs) -> Tensor | tuple[Tensor, Tensor] | Shares:
-        sink = None
+        sink: Tensor | None = None
+        mixed: Tensor | Shares = s
         for part, own in zip(self.parts, self._split(pairs.memory), strict=True):
             if part.uses("mix"):
-                if isinstance(s, Shares):
+                if isinstance(mixed, Shares):
                     raise UserError(
                         "Together: parts: one that gives probabilities has to be the last that mixes scores"
                     )
-                s = part.mix(s.masked_fill(~pairs.seen, 0), q, k, replace(pairs, memory=own))
-                if isinstance(s, tuple):
-                    s, more = s
+                made = part.mix(mixed.masked_fill(~pairs.seen, 0), q, k, replace(pairs, memory=own))
+                mixed, more = made if isinstance(made, tuple) else (made, None)
+                if more is not None:
                     sink = more if sink is None else torch.logaddexp(sink, more)
-        if isinstance(s, Shares) and (sink is not None or self.uses("sink")):
+        if isinstance(mixed, Tensor):
+            return mixed if sink is None else (mixed, sink)
+        if sink is not None or self.uses("sink"):
             raise UserError("Together: parts: a sink cannot stand beside a strategy that gives probabilities")
-        return s if sink is None else (s, sink)
+        return mixed
 
     def values(self, p: Tensor, v: Tensor, pairs: Pairs) -> Tensor:
         each = zip(self.parts, self._split(pairs.memory), strict=True)

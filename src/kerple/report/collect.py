@@ -125,15 +125,15 @@ def read(runs: Iterable[Run]) -> Runs:
     origin: dict[tuple[Any, ...], Path] = {}
     old_bytes = False
     for run in runs:
-        key = {"strategy": run.strategy, "seed": run.seed}
-        part = {"part": run.part} if run.part else {}
+        key: dict[str, Any] = {"strategy": run.strategy, "seed": run.seed}
+        part: dict[str, Any] = {"part": run.part} if run.part else {}
         configs[run] = read_yaml(run.directory / "config.yaml")
         rows = [(path, row) for path in sorted((run.directory / run.test).glob("*.json")) for row in result_rows(path)]
         if not rows:
             raise UserError(f"{run.directory}: no result rows in {run.directory / run.test}/*.json; test the run first")
         for path, row in rows:
             old_bytes |= row.get("bits_per_byte") is not None and "bytes" not in row
-            for result, blocks in results_in(row, path):
+            for result, of_blocks in results_in(row, path):
                 if run.part and result["metric"] in LOSSES:  # a task has a protocol of its own, a corpus has not
                     result["protocol"] = f"{run.part} {result['protocol']}"
                 cell = tuple(result[c] for c in RESULT)
@@ -147,7 +147,7 @@ def read(runs: Iterable[Run]) -> Runs:
                 if described := text_of(row):
                     text.setdefault(result["protocol"], {})[described] = None
                 tables["results"].append(key | result)
-                tables["blocks"] += [key | {c: result[c] for c in RESULT} | block for block in blocks]
+                tables["blocks"] += [key | {c: result[c] for c in RESULT} | block for block in of_blocks]
         if (cost := run.directory / "cost.json").exists():
             measured = read_json(cost)
             environments[run] = measured.pop("environment", {})

@@ -118,7 +118,8 @@ def write(runs: Runs, folder: Path, *, name: str, baseline: str, missing: list[s
 
 def _tables(summary: pd.DataFrame, runs: Runs, baseline: str) -> tuple[list[tables.Table], list[tables.Table]]:
     """The main tables, and the tables of details."""
-    main, details = [], []
+    main: list[tables.Table] = []
+    details: list[tables.Table] = []
     for metric, group in summary.groupby("metric", sort=False):
         protocols = list(dict.fromkeys(group["protocol"]))
         overview = tables.tasks(runs.results, str(metric), runs.trained)
@@ -179,7 +180,7 @@ def _unequal(results: pd.DataFrame) -> list[str]:
             names = (f"{strategy} seed {seed}" for strategy, seed in zip(odd["strategy"], odd["seed"], strict=True))
             found.append(f"{count:,.0f} ({', '.join(names)})")
         if len(found) > 1:
-            complaints.setdefault(protocol, f"{protocol} at {length}: scored per run: {' | '.join(found)}")
+            complaints.setdefault(str(protocol), f"{protocol} at {length}: scored per run: {' | '.join(found)}")
     return list(complaints.values())
 
 

@@ -179,7 +179,7 @@ def against_baseline(results: pd.DataFrame, baseline: str, blocks: pd.DataFrame 
         for strategy in (s for s in strategies if s != baseline and s in by_seed):
             pairs = by_seed[[strategy, baseline]].dropna()
             sides = [known.get((side, *cell)) for side in (strategy, baseline)]
-            rows.append((strategy, *cell, *_paired(*(pairs[side] for side in (strategy, baseline)), *sides, cell[0])))
+            rows.append((strategy, *cell, *_paired(pairs[strategy], pairs[baseline], sides[0], sides[1], str(cell[0]))))
     names = ["pairs", "blocks", "difference", "difference_low", "difference_high", "t", "p", "p_flips"]
     tests = pd.DataFrame(rows, columns=["strategy", *CELL, *names])
     tests["p_holm"] = tests.groupby(CELL)["p"].transform(holm) if len(tests) else tests["p"]
@@ -192,7 +192,7 @@ def _paired(
     if not len(ours):
         return (0, 0, *[math.nan] * 6)
     with np.errstate(divide="ignore", invalid="ignore"):
-        d = (np.log(ours / theirs) if metric in LOGARITHMIC else ours - theirs).to_numpy(dtype=np.float64)
+        d = np.asarray(np.log(ours / theirs) if metric in LOGARITHMIC else ours - theirs, dtype=np.float64)
     found = estimate(d[:, None], np.ones((len(d), 1)))
     sides = [None if b is None else by_block(b, ours.index) for b in (our_blocks, their_blocks)]
     if metric != "bits_per_byte" and (paired := difference(*sides)) is not None:

@@ -4,6 +4,7 @@ import html
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -92,7 +93,11 @@ class Table:
             return bold.format(escape(cell.text)) if cell.bold else escape(cell.text)
 
         body = self.body.map(render)
-        return body.set_axis(map(render, body.index), axis=0).set_axis(map(render, body.columns), axis=1)
+        rows, columns = ([render(label) for label in labels] for labels in (body.index, body.columns))
+        return body.set_axis(rows, axis=0).set_axis(columns, axis=1)
+
+
+NOTHING: Any = Cell("–")
 
 
 def comparison(summary: pd.DataFrame, metric: str, protocol: str, trained: int | None, baseline: str) -> Table:
@@ -101,6 +106,7 @@ def comparison(summary: pd.DataFrame, metric: str, protocol: str, trained: int |
     lengths = sorted(chosen["length"].unique())
     shown = lengths if len(lengths) <= MOST_COLUMNS else _spread(lengths, MOST_COLUMNS)
     cells: dict[str, dict[str, Cell]] = {s: {} for s in dict.fromkeys(chosen["strategy"])}
+    row: Any
     for row in chosen[chosen["length"].isin(shown)].itertuples():
         mark = DAGGER if row.significant else ""
         cells[row.strategy][_times(row.length, trained)] = Cell(f"{number(row.mean, row.std)}{mark}", bool(row.best))
@@ -110,7 +116,7 @@ def comparison(summary: pd.DataFrame, metric: str, protocol: str, trained: int |
         last = f"ratio to {baseline} at {row.length}"
         cells[row.strategy][last] = Cell(f"{row.ratio:#.4g} [{row.ratio_low:#.4g}, {row.ratio_high:#.4g}]")
         columns += [] if last in columns else [last]
-    body = pd.DataFrame.from_dict(cells, orient="index").reindex(columns=columns).fillna(Cell("–"))
+    body = pd.DataFrame.from_dict(cells, orient="index").reindex(columns=columns).fillna(NOTHING)
     fewest, most = int(chosen["seeds"].min()), int(chosen["seeds"].max())
     seeds = f"{most} seeds" if fewest == most else f"{fewest} to {most} seeds"
     compared = "differences of mean loss" if metric in LOGARITHMIC else "differences"
@@ -135,11 +141,12 @@ def intervals(summary: pd.DataFrame, metric: str, protocol: str, trained: int | 
     if chosen.empty:
         return None
     rows: dict[str, dict[str, Cell]] = {}
+    row: Any
     for row in chosen.sort_values("length", kind="stable").itertuples():
         text = f"{row.ratio:.3f} [{row.ratio_low:.3f}, {row.ratio_high:.3f}]"
         rows.setdefault(row.strategy, {})[_times(row.length, trained)] = Cell(text)
     order = [s for s in dict.fromkeys(summary["strategy"]) if s in rows]
-    body = pd.DataFrame.from_dict(rows, orient="index").loc[order].fillna(Cell("–"))
+    body = pd.DataFrame.from_dict(rows, orient="index").loc[order].fillna(NOTHING)
     over = "text alone: one seed" if chosen["pairs"].min() == 1 else _sources(chosen)
     note = f"Divided by {baseline}'s, on the same seeds and text; geometric mean over seeds, 95% interval over {over}."
     checked = chosen[chosen["p_flips"].notna()]
@@ -162,7 +169,7 @@ def distant(summary: pd.DataFrame, runs: Runs, window: str, trained: int | None)
     """
     losses = runs.blocks[runs.blocks["metric"] == "ppl"]
     cells = losses[losses["protocol"].isin(["full", window])].groupby(["strategy", "protocol", "length"])
-    blocks = {key: by_block(group) for key, group in cells}
+    blocks: dict[Any, Any] = {key: by_block(group) for key, group in cells}
     rows: dict[str, dict[str, Cell]] = {}
     fewest = 2
     for strategy, protocol, length in blocks:
@@ -175,7 +182,7 @@ def distant(summary: pd.DataFrame, runs: Runs, window: str, trained: int | None)
     if not rows:
         return None
     order = [s for s in dict.fromkeys(summary["strategy"]) if s in rows]
-    body = pd.DataFrame.from_dict(rows, orient="index").loc[order].fillna(Cell("–"))
+    body = pd.DataFrame.from_dict(rows, orient="index").loc[order].fillna(NOTHING)
     note = (
         f"{window} minus full, nats per token, on the same targets; 95% interval over "
         f"{'seeds and text' if fewest > 1 else 'text, and over seeds where there is more than one'}. Above 0, in bold "

@@ -3,7 +3,7 @@
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
 from lightning_fabric.plugins import TorchCheckpointIO
@@ -73,7 +73,7 @@ def _write(checkpoint: dict[str, Any], path: Path) -> None:
         with os.fdopen(descriptor, "wb") as file:
             recorder = _Recorder(file)
             try:
-                torch.save(checkpoint, recorder)
+                torch.save(checkpoint, cast("IO[bytes]", recorder))
             except RuntimeError as error:  # torch's writer hides the reason
                 raise recorder.error or error from error
             file.flush()

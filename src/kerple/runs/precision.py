@@ -1,7 +1,7 @@
 """``precision: auto``, which is bf16-mixed if the device multiplies bf16 in hardware, and fp32 otherwise."""
 
 import os
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from jsonargparse import Namespace
@@ -26,9 +26,8 @@ class AutoTrainer(Trainer):
     """
 
     def __init__(self, *args: Any, precision: Literal["auto"] | _PRECISION_INPUT | None = None, **kwargs: Any) -> None:
-        if precision == "auto":
-            precision, _ = choose(kwargs.get("accelerator", "auto"))
-        super().__init__(*args, precision=precision, **kwargs)
+        chosen = choose(kwargs.get("accelerator", "auto"))[0] if precision == "auto" else precision
+        super().__init__(*args, precision=cast("_PRECISION_INPUT | None", chosen), **kwargs)
 
 
 def choose(accelerator: Any = "auto") -> tuple[str, str]:

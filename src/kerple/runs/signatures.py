@@ -24,9 +24,10 @@ def options(owner: type) -> dict[str, Any]:
     for kind in owner.__mro__:
         if "__init__" not in vars(kind) or kind is object:
             continue
-        signature = inspect.signature(kind.__init__)
+        own = vars(kind)["__init__"]
+        signature = inspect.signature(own)
         try:
-            hints = get_type_hints(kind.__init__)
+            hints = get_type_hints(own)
         except NameError:
             hints = dict.fromkeys(signature.parameters, object)
         named = list(signature.parameters.values())[1:]

@@ -1,5 +1,7 @@
 """Tasks that rearrange a sequence: copy, reverse, sort."""
 
+from collections.abc import Callable
+
 import numpy as np
 from torch import Tensor
 
@@ -89,6 +91,7 @@ class Sort(Task):
         self.digits, self.symbols, self.scratchpad = digits, symbols, scratchpad
 
     def example(self, length: int, rng: np.random.Generator) -> Example:
+        write: Callable[[int], str]
         if self.digits:
             powers = 10 ** rng.integers(self.digits, size=length)  # smallest number of that many digits
             low = np.where(powers == 1, 0, powers)

@@ -20,7 +20,9 @@ def the_past_has_no_gradient_from_the_future(subject: Subject) -> None:
     weights = torch.randn(2, 20, VOCABULARY, generator=torch.Generator().manual_seed(0))
     (logits[:, :20] * weights).sum().backward()
 
-    reached = embedded[0].grad.abs().amax(-1)  # (2, 30)
+    gradient = embedded[0].grad
+    assert gradient is not None, "logits have no gradient"
+    reached = gradient.abs().amax(-1)  # (2, 30)
     assert (reached[:, 20:] == 0).all(), "a token has a gradient from a later one"
     assert (reached[:, :20] > 0).all(), "a token has no gradient from itself or a later one"
 

@@ -87,10 +87,11 @@ def bf16_costs_no_more_precision_than_in_the_fused_way(subject: Subject) -> None
     # projections round to bf16 themselves, in every way alike
     at = At.line(length)
     there = *position.project(q, k, position.remember(x, at, None), at), v, x
+    wide = there[0].double(), there[1].double(), v.double(), x.double()
     projected = Projected(position)
     ours = _relative(
         attended(attend, projected, *there),
-        attended(attend_reference, copy.deepcopy(projected).double(), *(y.double() for y in there)),
+        attended(attend_reference, copy.deepcopy(projected).double(), *wide),
     )
     fused = F.scaled_dot_product_attention(q, k, v, is_causal=True)
     wanted = attend_reference(q.double(), k.double(), v.double())
@@ -118,14 +119,18 @@ def made_by(position: Position) -> dict[str, Tensor]:
     k, x = torch.randn(2, 4, 9, 8), torch.randn(2, 9, 32)
     at = position.relocate(At.line(9, 300 if position.max_length is None else 0), torch.zeros(2, 9, dtype=torch.int64))
     distance = torch.arange(3000).float()
-    made = {"embed": position.embed(x, at), "bias": position.bias(distance), "weight": position.weight(distance)}
+    made: dict[str, Tensor | None] = {
+        "embed": position.embed(x, at),
+        "bias": position.bias(distance),
+        "weight": position.weight(distance),
+    }
     memory = made["memory"] = position.remember(x, at, None)
-    made["q"], made["k"] = position.project(k, k.flip(0), memory, at)
-    q, s = made["q"][:, :, -5:], torch.randn(2, 4, 5, 9).tril(4)
+    made["q"], made["k"] = q, projected = position.project(k, k.flip(0), memory, at)
+    q, s = q[:, :, -5:], torch.randn(2, 4, 5, 9).tril(4)
     made["sink"] = position.sink(q, at[-5:])
     pairs = Pairs(at[-5:], at, torch.ones(5, 9, dtype=torch.bool).tril(4), memory)
     if position.uses("mix"):
-        mixed = position.mix(s, q, made["k"], pairs)
+        mixed = position.mix(s, q, projected, pairs)
         mixed = mixed.p if isinstance(mixed, Shares) else mixed
         made["scores"], made["sink of mix"] = mixed if isinstance(mixed, tuple) else (mixed, None)
     if position.uses("values"):

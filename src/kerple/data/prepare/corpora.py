@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Self
 
 from kerple.data.files import check_protocol, decompress, filesystem, is_remote, open_bytes
 from kerple.errors import UserError
@@ -111,15 +111,18 @@ class JsonLines(Source):
             yield from lines(decompress(file, self.name), self.name, 0, start[1], limit, file, self.size or 0)
 
 
+END = tarfile.EOFHeaderError  # type: ignore[attr-defined]  # what tarfile makes of the zeros at the end
+
+
 class _Header(tarfile.TarInfo):
     """A tar header that fails if it is damaged; tarfile takes a damaged header for the end of the archive."""
 
     @classmethod
-    def fromtarfile(cls, archive: tarfile.TarFile) -> tarfile.TarInfo:
+    def fromtarfile(cls, archive: tarfile.TarFile) -> Self:
         try:
             return super().fromtarfile(archive)
         except tarfile.HeaderError as error:
-            if archive.offset and not isinstance(error, tarfile.EOFHeaderError):  # that is the zeros at the end
+            if archive.offset and not isinstance(error, END):
                 raise tarfile.ReadError(f"{error} at byte {archive.offset}") from error
             raise
 

@@ -9,10 +9,10 @@ needs workers that stay and get a megabyte of text many times a second, as Ray's
 
 import multiprocessing
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import tokenizers
 
@@ -26,10 +26,11 @@ RETRIES = 3  # new attempts at a portion whose worker died; they give the same t
 
 Portion = tuple[int, list[Record]]  # number of the source, and records of it that are tokenised together
 Tokenizer = tuple[str, int, str]  # the arguments of Encoder
+Results = Generator[tuple[Portion, Encoded], None, None]
 Pending = TypeVar("Pending")
 
 
-def local(portions: Iterator[Portion], tokenizer: Tokenizer, workers: int) -> Iterator[tuple[Portion, Encoded]]:
+def local(portions: Iterator[Portion], tokenizer: Tokenizer, workers: int) -> Results:
     """Tokenise by `workers` processes of this machine; 0 means one per core, 1 means this process.
 
     When a process dies, all are started anew and get the portions that were under way again.
@@ -83,7 +84,7 @@ def local(portions: Iterator[Portion], tokenizer: Tokenizer, workers: int) -> It
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def ray(portions: Iterator[Portion], tokenizer: Tokenizer, workers: int) -> Iterator[tuple[Portion, Encoded]]:
+def ray(portions: Iterator[Portion], tokenizer: Tokenizer, workers: int) -> Results:
     """Tokenise on a Ray cluster, `workers` portions at a time, each by one CPU; 0 means all CPUs of the cluster.
 
     When a worker or its machine dies, Ray gives the portion to another worker, up to `RETRIES` times.
@@ -97,7 +98,7 @@ def ray(portions: Iterator[Portion], tokenizer: Tokenizer, workers: int) -> Iter
         cpus = int(cluster.cluster_resources().get("CPU", 1))
         # with 0 workers, Ray runs as many tasks as there are CPUs, and one more portion waits for each of them
         most = workers or 2 * cpus
-        running = []
+        running: list[Any] = []
 
         def send(raw: list[Raw]) -> object:
             nonlocal running

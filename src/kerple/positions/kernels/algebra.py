@@ -1,12 +1,16 @@
 """`Sum` and `Scaled`: kernels that are made of other kernels."""
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
 
 from kerple.errors import UserError
 from kerple.positions.kernels.kernel import Kernel, Start
+
+if TYPE_CHECKING:
+    from kerple.positions.modules import Modules
 
 
 class Sum(Kernel):
@@ -24,7 +28,7 @@ class Sum(Kernel):
         super().__init__(heads)
         if not kernels:
             raise UserError("Sum: kernels: got none, expected at least one kernel")
-        self.kernels = nn.ModuleList(build(heads) for build in kernels)
+        self.kernels = cast("Modules[Kernel]", nn.ModuleList(build(heads) for build in kernels))
         self.conditionally_positive_definite = all(k.conditionally_positive_definite for k in self.kernels)
 
     def forward(self, distance: Tensor) -> Tensor:

@@ -53,7 +53,9 @@ class Kernel(Constrained, ABC):
         """Hold ``name`` (H,) at a value in [minimum, maximum], unlearned; it is not in the checkpoint."""
         self.learn(name, self.heads, value, minimum=minimum, maximum=maximum)
         del self.ranges[name]
-        self.register_buffer(name, self._parameters.pop(name).detach(), persistent=False)
+        fixed = self._parameters.pop(name)
+        assert fixed is not None
+        self.register_buffer(name, fixed.detach(), persistent=False)
 
     # learn_exponent defaults to None in every kernel: jsonargparse carries a default over when a command line changes
     # the class, so a False of Log's would reach Power

@@ -1,0 +1,26 @@
+"""What callbacks are handed by Lightning and its types do not say."""
+
+from typing import Any, cast
+
+from pytorch_lightning import LightningModule, Trainer
+
+from kerple.model import Transformer
+
+
+def network_of(pl_module: LightningModule) -> Transformer:
+    """The network of `kerple.lm.LanguageModel`.
+
+    That of a pretrained model, `kerple.hf.adapter.HuggingFaceNetwork`, has as much of it as the callbacks use that are
+    offered for such models.
+    """
+    return cast(Transformer, pl_module.network)
+
+
+def data_of(trainer: Trainer) -> Any:
+    """The data module of a run."""
+    return untyped(trainer).datamodule
+
+
+def untyped(trainer: Trainer) -> Any:
+    """The trainer, with what its connectors set: ``callbacks``, ``log_every_n_steps`` and more."""
+    return trainer
