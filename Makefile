@@ -53,7 +53,8 @@ format: $(VENV)/ready ## rewrite the code in the project's style
 	$(RUN) -m ruff format .
 
 docs: $(VENV)/docs ## build the documentation into site/, without a network; warnings are errors
-	$(VENV)/bin/zensical build --clean --strict
+	@$(VENV)/bin/zensical build --clean --strict > $(VENV)/docs.log 2>&1; failed=$$?; cat $(VENV)/docs.log; \
+	  test $$failed = 0 && ! grep -q '^griffe: ' $(VENV)/docs.log # --strict lets pass what griffe says of docstrings
 
 $(VENV)/docs: $(VENV)/ready requirements-docs.txt
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-docs.txt

@@ -103,7 +103,7 @@ def rounded(x: Tensor) -> Tensor:
 
 
 def turned_dimensions(name: str, shape: Shape, base: float, share: float, layout: Layout) -> int:
-    """Number of dimensions of each head that are turned; a UserError, which names the strategy, if that is impossible."""
+    """Number of dimensions of each head that are turned; a UserError names the strategy if that is impossible."""
     if base <= 1:
         raise UserError(f"{name}: base: got {base}, expected a number above 1; the paper uses 10000")
     if layout not in ("half", "interleaved"):

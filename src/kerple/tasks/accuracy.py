@@ -11,7 +11,7 @@ from torchmetrics import Metric
 class Accuracy(NamedTuple):
     """Accuracy on a group of examples.
 
-    Args:
+    Attributes:
         exact_match: Share of examples with every scored token right.
         token_accuracy: Share of scored tokens that are right.
         examples: Number of examples.

@@ -1,0 +1,90 @@
+"""The pages on a figure and an analysis of one's own, run as a reader runs them, in fewer steps."""
+
+import csv
+import json
+import math
+import re
+import runpy
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from kerple.cli.main import main
+from kerple.cli.predict import load
+from kerple.evaluation.attention_maps import visit_probabilities
+
+ROOT = Path(__file__).parents[2]
+PAGES = ROOT / "docs/how-to"
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (PAGES / page).read_text(), re.DOTALL)
+
+
+def commands(page: str) -> list[list[str]]:
+    lines = (PAGES / page).read_text().splitlines()
+    return [shlex.split(line)[2:] for line in lines if line.startswith("    python run.py ")]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of a reader who has trained and tested both models of the page."""
+    folder = tmp_path_factory.mktemp("reader")
+    (config,) = blocks("own-figure.md", "yaml")
+    small = {
+        "src/kerple/**/*.py": f"{ROOT}/src/kerple/**/*.py",
+        "max_steps: 200": "max_steps: 20",
+        "blocks: 64": "blocks: 8",
+    }
+    for before, now in small.items():
+        assert before in config
+        config = config.replace(before, now)
+    (folder / "first.yaml").write_text(config)
+    (folder / "my_figure.py").write_text(blocks("own-figure.md", "python")[0])
+    (folder / "my_analysis.py").write_text(blocks("own-analysis.md", "python")[0])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "path", [str(folder), *sys.path])
+        for command in commands("own-figure.md"):
+            main([*command, *(["--trainer.accelerator=cpu"] if command[0] == "fit" else [])])
+        yield folder
+    sys.modules.pop("my_analysis", None)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_figure_shows_what_both_tests_have_written(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path("my_figure.py")
+    printed = dict(line.split(" ", 1) for line in capsys.readouterr().out.splitlines())
+
+    assert set(printed) == {"KerpleLog", "RoPE"}
+    for strategy, text in printed.items():
+        content = json.loads((trained / f"logs/first/{strategy}/seed-1235/test/extrapolation.json").read_text())
+        perplexity = {(row["protocol"], row["length"]): row["ppl"] for row in content["rows"]}
+        gains = {int(n): float(nats) for n, nats in re.findall(r"(\d+): ([+-][\d.]+)", text)}
+        assert list(gains) == [32, 64, 128, 256]
+        assert abs(gains[32]) < 1e-4  # both protocols see the same there
+        for n, gain in gains.items():
+            assert gain == pytest.approx(math.log(perplexity["windowed", n] / perplexity["full", n]), abs=1e-4)
+    assert (trained / "my_figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_analysis_writes_the_mean_over_its_blocks(trained: Path) -> None:
+    (command,) = commands("own-analysis.md")
+    main(command)
+    (written,) = (trained / "logs/first/KerpleLog/seed-1235").glob("test*/first_token.csv")
+    found = [float(row["probability"]) for row in csv.DictReader(written.open())]
+
+    model, data = load("logs/first/KerpleLog/seed-1235/checkpoints/last.ckpt")
+    means = torch.zeros(2, 8, dtype=torch.float64)
+    for i in range(8):
+        tokens = data.blocks("test", 32)[i]["tokens"][None, :-1]
+        visit_probabilities(model.network, tokens, lambda layer, p, i=i: means[layer].__setitem__(i, p[..., 0].mean()))
+    assert found == pytest.approx(means.mean(1).tolist(), rel=1e-4)
+    assert written.with_suffix(".png").is_file()
