@@ -272,6 +272,19 @@ def test_parts_are_reported_together(config: Path) -> None:
     assert set(results["protocol"]) == {"code full", "prose full"}
 
 
+def test_a_stopped_comparison_counts_what_has_ended_and_says_what_comes_next(config: Path) -> None:
+    compare.main(["--config", str(config), "--seeds", "[1]"])
+    work = compare.Comparison(**yaml.safe_load(config.read_text())).jobs()
+    _, _, resumed, _ = work  # KerpleLog and ALiBi, seed by seed
+    resumed.checkpoint.parent.mkdir(parents=True)
+    resumed.checkpoint.touch()
+    assert list(run_comparison._stopped(work)) == [
+        "stopped: 2 of 4 runs are done",
+        f"KerpleLog seed 2: will be resumed from {resumed.checkpoint}",
+        "the same command goes on from there and starts the other 1",
+    ]
+
+
 def test_a_failed_run_does_not_stop_the_others(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = yaml.safe_load(config.read_text())
     settings["strategies"] = {"fail": {}, "KerpleLog": {}}

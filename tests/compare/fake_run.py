@@ -1,8 +1,8 @@
 """Stands in for run.py where only the order of events matters: same arguments, same files, no torch.
 
-A fit takes 20 steps of 10 ms (FAKE_STEP seconds each), says how far it is, keeps its state in checkpoints/last.ckpt
-every 5 and, like the real one, never writes into a directory that is there unless told to resume. Its result depends on
-every step having been taken exactly once.
+A fit takes 20 steps of 10 ms (FAKE_STEP seconds each, or FAKE_STEP_<strategy>), says how far it is, keeps its state in
+checkpoints/last.ckpt every 5 and, like the real one, never writes into a directory that is there unless told to resume.
+Its result depends on every step having been taken exactly once.
 """
 
 import json
@@ -40,7 +40,7 @@ if command == "fit":
         config["data"] = {"init_args": {"length": 64}}
         (directory / "config.yaml").write_text(json.dumps(config))
     while state["step"] < 20:
-        time.sleep(float(os.environ.get("FAKE_STEP", "0.01")))
+        time.sleep(float(os.environ.get(f"FAKE_STEP_{strategy}", os.environ.get("FAKE_STEP", "0.01"))))
         state |= {"step": state["step"] + 1, "value": (state["value"] * 31 + state["step"]) % 1009}
         if VARIABLE in os.environ:
             told = {

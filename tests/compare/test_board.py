@@ -23,7 +23,7 @@ from kerple.runs.progress import duration, line, note
 FAKE = Path(__file__).with_name("fake_compare.py")
 
 
-def started(folder: Path, step: float, output: int, *options: str) -> subprocess.Popen:
+def started(folder: Path, step: float, output: int, **steps: str) -> subprocess.Popen:
     (folder / "base.yaml").write_text("{}")
     settings = {
         "name": "small",
@@ -35,8 +35,8 @@ def started(folder: Path, step: float, output: int, *options: str) -> subprocess
         "output": str(folder / "report"),
     }
     (folder / "compare.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
-    command = [sys.executable, str(FAKE), "--config", str(folder / "compare.yaml"), *options]
-    environment = os.environ | {"FAKE_STEP": str(step), "COLUMNS": "120", "TERM": "xterm-256color"}
+    command = [sys.executable, str(FAKE), "--config", str(folder / "compare.yaml")]
+    environment = os.environ | {"FAKE_STEP": str(step), "COLUMNS": "120", "TERM": "xterm-256color"} | steps
     return subprocess.Popen(command, stdout=output, stderr=output, env=environment, start_new_session=True)
 
 
@@ -73,7 +73,7 @@ def test_a_file_gets_lines_of_progress_rows_as_they_come_and_a_report_after_the_
 @pytest.mark.slow
 def test_a_terminal_gets_a_live_table_and_ctrl_c_ends_all_of_it(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
-    process = started(tmp_path, 0.1, theirs)
+    process = started(tmp_path, 0.1, theirs, FAKE_STEP_ALiBi="2")  # far from its end whatever else keeps us
     os.close(theirs)
     text = ""
 

@@ -71,7 +71,7 @@ def run(comparison: Comparison, parallel: int, engine: str, rerun_changed: bool)
             with _interruptible(), board, contextlib.closing(running):
                 failed = _watch(comparison, work, running, board, lambda job: _keep(comparison, job, asked[job], sums))
         except KeyboardInterrupt:
-            print("\n".join(_stopped(board, work)), flush=True)
+            print("\n".join(_stopped(work)), flush=True)
             raise SystemExit(130) from None
     if failed:
         print(f"{failed} of {len(to_do)} runs failed; the report waits for them, or use --report_only")
@@ -222,13 +222,14 @@ def _interruptible() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _stopped(board: Board, work: list[Job]) -> Iterator[str]:
+def _stopped(work: list[Job]) -> Iterator[str]:
     """Yield lines that say what is finished, and what the same command would do with the rest."""
-    yield f"stopped: {board.done} of {len(work)} runs are done"
-    begun = [job for job in board.open if job.checkpoint.is_file()]
+    left = [job for job in work if not jobs.finished(job)]  # a run may have ended while a report was written
+    yield f"stopped: {len(work) - len(left)} of {len(work)} runs are done"
+    begun = [job for job in left if job.checkpoint.is_file()]
     for job in begun:
         yield f"{job.name}: will be {'tested' if jobs.state(job).get('fitted') else f'resumed from {job.checkpoint}'}"
-    fresh = len(board.open) - len(begun)
+    fresh = len(left) - len(begun)
     starts = f" and starts the other {fresh}" if fresh and begun else f" and starts the {fresh} that are left"
     yield f"the same command goes on from there{starts if fresh else ''}"
 
