@@ -86,7 +86,7 @@ def measure(folder: Path, megabytes: int, workers: int) -> dict[str, object]:
 
 def texts(size: int) -> Iterator[str]:
     """Documents of the built-in corpus, over and over, a tenth of their longer words changed each time."""
-    from kerple.data.prepare.corpora import standard_library
+    from kerple.data.prepare.packages import standard_library
 
     draw, total = random.Random(0), 0
     while True:

@@ -203,6 +203,8 @@ def test_killed_at_any_point_it_ends_the_same(tmp_path: Path, whole_group: bool)
     for milliseconds in (15, 120, 200, 280, 360, 440, 500):
         process = context.Process(target=_process, args=(run, FAKE, whole_group))
         process.start()
+        while whole_group and os.getpgid(process.pid) != process.pid:  # it has no group of its own yet
+            time.sleep(0.001)
         time.sleep(milliseconds / 1000)
         if whole_group:
             os.killpg(process.pid, signal.SIGKILL)

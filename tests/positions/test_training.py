@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kerple.data.prepare.corpora import standard_library
+from kerple.data.prepare.packages import standard_library
 from kerple.model.transformer import Transformer
 from kerple.positions import Shape, names, strategies
 

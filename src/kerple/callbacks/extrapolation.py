@@ -1,4 +1,7 @@
-"""`Extrapolation`: perplexity at several evaluation lengths, in `test` and, on a few blocks, after each validation."""
+"""`Extrapolation`: perplexity at several evaluation lengths, in `test` and, on a few blocks, after each validation.
+
+The file has more than 300 lines because one class has all the options, each with its sentence and its check.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path

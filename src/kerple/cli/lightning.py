@@ -1,4 +1,7 @@
-"""`fit`, `validate` and `test`: LightningCLI with a directory for each run."""
+"""`fit`, `validate` and `test`: LightningCLI with a directory for each run.
+
+The file has more than 300 lines because LightningCLI's hooks are methods of one class, and what they call is short.
+"""
 
 import logging
 import os

@@ -15,8 +15,8 @@ import pytest
 from kerple.data import shards
 from kerple.data.manifest import Manifest, read_manifest
 from kerple.data.prepare import build as builder
-from kerple.data.prepare import corpora
 from kerple.data.prepare import recipe as recipes
+from kerple.data.prepare import sources as sourcing
 from kerple.data.prepare.encode import digest_of
 from kerple.data.prepare.recipe import Recipe
 from kerple.errors import UserError
@@ -255,7 +255,7 @@ def test_a_corpus_that_is_lost_is_an_error_and_the_mended_one_at_the_same_path_i
 def test_a_loss_that_is_allowed_goes_on_where_it_was_refused_and_a_mended_corpus_is_noticed(
     documents: list[str], tmp_path: Path, small_build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(corpora, "CHUNK", 1000)
+    monkeypatch.setattr(sourcing, "CHUNK", 1000)
     good, bad = good_and_bad(documents)["truncated.jsonl.gz"]
     corpus = tmp_path / "c.jsonl.gz"
     corpus.write_bytes(bad)

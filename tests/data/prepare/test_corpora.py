@@ -10,8 +10,10 @@ import pytest
 import zstandard
 from pyarrow import parquet
 
-from kerple.data.prepare.corpora import lines, sources, standard_library, top_modules
+from kerple.data.prepare.corpora import sources
 from kerple.data.prepare.encode import parse
+from kerple.data.prepare.packages import standard_library, top_modules
+from kerple.data.prepare.sources import lines
 
 TEXTS = [f"document {i} " * (i + 1) for i in range(25)]
 LINES = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode()

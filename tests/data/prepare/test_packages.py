@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from kerple.data.prepare.corpora import sources, standard_library
-from kerple.data.prepare.packages import installed_packages
+from kerple.data.prepare.corpora import sources
+from kerple.data.prepare.packages import installed_packages, standard_library
 
 
 def install(site: Path, name: str, requires: list[str], files: dict[str, str]) -> None:

@@ -19,8 +19,8 @@ import kerple
 from kerple.data.manifest import Manifest
 from kerple.data.prepare import build as builder
 from kerple.data.prepare import workers as pool
-from kerple.data.prepare.corpora import Record
 from kerple.data.prepare.encode import Encoded, Raw
+from kerple.data.prepare.sources import Record
 from kerple.errors import UserError
 
 ROOT = Path(__file__).parents[3]

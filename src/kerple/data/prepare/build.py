@@ -22,10 +22,11 @@ from tqdm import tqdm
 from kerple.data.layout import RUN_TOKENS, RUNS_PER_SHARD, ShardLayout
 from kerple.data.manifest import MANIFEST_FILE, SPLITS, Manifest, SplitEntry, read_manifest, write_atomically
 from kerple.data.prepare import journal as journals
-from kerple.data.prepare.corpora import Place, Record, Source, sources
+from kerple.data.prepare.corpora import sources
 from kerple.data.prepare.encode import Encoded, digest_of, parse
 from kerple.data.prepare.journal import Journal, Progress, remove_journal
 from kerple.data.prepare.recipe import Recipe, differences
+from kerple.data.prepare.sources import Place, Record, Source
 from kerple.data.prepare.workers import WORKERS, Portion
 from kerple.data.prepare.writing import Writing
 from kerple.data.shards import checksums

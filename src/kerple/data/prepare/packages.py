@@ -1,15 +1,38 @@
-"""The corpus `packages`: the source code of the packages that this project requires, and the standard library."""
+"""Corpora of installed source code: the standard library, its modules, and the packages that this project requires."""
 
 import random
+import sysconfig
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from kerple.data.prepare.corpora import TextFiles, standard_library
+from kerple.data.prepare.sources import TextFiles
 from kerple.errors import UserError
 
+STANDARD_LIBRARY = "stdlib"
+LIBRARY_MODULES = "modules"
 PACKAGES = "packages"
+
+
+def standard_library(seed: int = 0) -> TextFiles:
+    """The .py files of the running Python's standard library: about 30 MB of source code that every machine has.
+
+    The files are sorted, then shuffled by `seed`, so that files of one package are not neighbours in the token stream.
+    """
+    root = Path(sysconfig.get_paths()["stdlib"])
+    beside = {"site-packages", "dist-packages", "__pycache__"}
+    paths = sorted(p for p in root.rglob("*.py") if p.is_file() and not beside & set(p.relative_to(root).parts))
+    random.Random(seed).shuffle(paths)
+    return TextFiles(STANDARD_LIBRARY, [str(p) for p in paths], [p.stat().st_size for p in paths])
+
+
+def top_modules() -> TextFiles:
+    """The modules at the top of the standard library (`argparse.py`) in alphabetical order, about 5 MB: a text whose
+    beginning does not depend on hashes or seeds."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    paths = sorted(root.glob("*.py"))
+    return TextFiles(LIBRARY_MODULES, [str(p) for p in paths], [p.stat().st_size for p in paths])
 
 
 def installed_packages(project: str = "kerple", seed: int = 0) -> TextFiles:

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from kerple.data.files import is_remote, open_bytes
-from kerple.data.prepare.corpora import HUB, Source, sources
+from kerple.data.prepare.corpora import HUB, sources
+from kerple.data.prepare.sources import Source
 from kerple.data.tokenizer import OF_A_MODEL, TRAINED_HERE
 from kerple.errors import UserError
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from kerple.data.files import open_bytes
-from kerple.data.prepare.corpora import Place, Record, Source
+from kerple.data.prepare.sources import Place, Record, Source
 from kerple.errors import UserError
 
 

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 import tokenizers
 
-from kerple.data.prepare.corpora import Record
 from kerple.data.prepare.encode import Encoded, Encoder, Raw, encode_from_store, encode_in_worker, start_worker
+from kerple.data.prepare.sources import Record
 from kerple.errors import UserError
 from kerple.runs.cluster import cores, joined
 
