@@ -1,6 +1,8 @@
 """What a step and a validation of tasks compute does not depend on how the batch is divided."""
 
+import json
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +10,16 @@ import pytest
 import torch
 from pytorch_lightning import Callback, Trainer, seed_everything
 from pytorch_lightning.plugins import MixedPrecision
+from pytorch_lightning.strategies import FSDPStrategy
+from pytorch_lightning.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 from torch import Tensor
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from kerple.callbacks.task_accuracy import TaskAccuracy
 from kerple.errors import UserError
 from kerple.lm import LanguageModel
+from kerple.model.block import Block
 from kerple.positions import KerpleLog
 from kerple.tasks import Addition, TaskData
 from tests.toy import ToyData
@@ -25,7 +32,31 @@ class Kept(LanguageModel):
     """Keeps the gradient of the last step as it comes to be clipped."""
 
     def configure_gradient_clipping(self, *args: Any, **kwargs: Any) -> None:
-        self.gradient = {n: p.grad.clone() for n, p in self.named_parameters()}
+        wrapped = self.trainer.strategy.model
+        sharded = isinstance(wrapped, FullyShardedDataParallel)
+        whole = FullyShardedDataParallel.summon_full_params(wrapped, with_grads=True) if sharded else nullcontext()
+        with whole:
+            named = {n.replace("_fsdp_wrapped_module.", ""): p for n, p in self.named_parameters()}
+            self.gradient = {n: p.grad.clone() for n, p in named.items()}
+
+
+class Forked(_MultiProcessingLauncher):
+    """Leaves the weights where they are: what the main process would take over is the first shard."""
+
+    def _recover_results_in_main_process(self, *_: Any) -> None: ...
+
+
+class Sharded(FSDPStrategy):
+    """FSDP as configs/trainer/fsdp.yaml has it, on the CPU, which Lightning does not know."""
+
+    def _configure_launcher(self) -> None:
+        self._launcher = Forked(self, start_method="fork")
+
+    def _setup_model(self, model: torch.nn.Module) -> torch.nn.Module:
+        blocks = ModuleWrapPolicy({Block})
+        return FullyShardedDataParallel(
+            model, device_id=torch.device("cpu"), auto_wrap_policy=blocks, use_orig_params=True
+        )
 
 
 class Write(Callback):
@@ -50,12 +81,15 @@ def data(batch_size: int) -> TaskData:
     return TaskData(Addition(), LENGTH, 3, batch_size=batch_size, eval_batch_size=7, validation_examples=20, seed=3)
 
 
-def step(folder: Path, batch_size: int, accumulate: int = 1, processes: int = 1, **options: Any) -> dict[str, Any]:
+def step(
+    folder: Path, batch_size: int, accumulate: int = 1, processes: int = 1, sharded: bool = False, **options: Any
+) -> dict[str, Any]:
     """Gradient and logs of one step over the first batch_size · accumulate · processes problems."""
     folder.mkdir(exist_ok=True)
     trainer = Trainer(
         max_steps=1, accumulate_grad_batches=accumulate, accelerator="cpu", devices=processes,
-        strategy="ddp_fork" if processes > 1 else "auto", callbacks=[Write(folder / "found.pt"), TaskAccuracy()],
+        strategy=Sharded() if sharded else "ddp_fork" if processes > 1 else "auto",
+        callbacks=[Write(folder / "found.pt"), TaskAccuracy()],
         val_check_interval=accumulate, check_val_every_n_epoch=None, num_sanity_val_steps=0, logger=False,
         enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False, log_every_n_steps=1,
         default_root_dir=folder, **options,
@@ -87,6 +121,33 @@ def test_the_gradient_is_that_of_the_mean_over_the_targets_of_the_global_batch(
     assert found["gradient"].keys() == gradient.keys()
     for name, expected in gradient.items():
         torch.testing.assert_close(found["gradient"][name], expected, rtol=1e-4, atol=1e-7, msg=name)
+
+
+def test_so_it_is_where_the_parameters_are_in_shards(tmp_path: Path) -> None:
+    loss, gradient = by_hand(8)
+    # TaskAccuracy calls the network, whose parameters are whole inside of the sharded forward pass only
+    found = step(tmp_path, 2, accumulate=2, processes=2, sharded=True, limit_val_batches=0)
+    assert float(found["train/loss"]) == pytest.approx(loss, rel=1e-5)
+    assert found["gradient"].keys() == gradient.keys()
+    for name, expected in gradient.items():
+        torch.testing.assert_close(found["gradient"][name], expected, rtol=1e-4, atol=1e-7, msg=name)
+
+
+def tested(folder: Path, processes: int) -> list[dict[str, Any]]:
+    """Rows of the test of an untrained model."""
+    trainer = Trainer(
+        accelerator="cpu", devices=processes, strategy="ddp_fork" if processes > 1 else "auto", logger=False,
+        callbacks=[TaskAccuracy()], enable_progress_bar=False, default_root_dir=folder,
+    )  # fmt: skip
+    source = TaskData(Addition(), LENGTH, 3, eval_batch_size=3, test_examples=7, seed=3)
+    trainer.test(model(), source, verbose=False)
+    return json.loads((folder / "accuracy.json").read_text())["rows"]
+
+
+def test_a_test_by_two_processes_counts_what_one_counts(tmp_path: Path) -> None:
+    one, two = (tested(tmp_path / str(processes), processes) for processes in (1, 2))
+    assert one == two
+    assert 0 < sum(row["sum"] for row in one) < sum(row["count"] for row in one)  # or agreement would say nothing
 
 
 def test_validation_is_the_mean_over_its_targets_whatever_the_fillers(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """A checkpoint that does not belong to what is asked for is named as that, before anything is loaded."""
 
+import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import yaml
 from kerple.cli.main import main
 from kerple.runs.seal import SEAL, seal
 from tests.cli.tiny import fit
+from tests.cli.walk import build_parsers_once
 
 Capture = pytest.CaptureFixture[str]
 
@@ -74,16 +77,18 @@ def test_the_training_length_is_that_of_the_checkpoint(
     assert lengths == [8]
 
 
+def entries(node: Any) -> list[tuple[Any, Any]]:
+    """Containers and keys of every entry, at any depth."""
+    children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    return [(node, key) for key, _ in children] + [e for _, child in children for e in entries(child)]
+
+
 def test_one_field_of_a_checkpoint_changed_is_noticed_whatever_the_field(
     genuine: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     """Every entry in turn, at any depth; the checksum itself too."""
     content = torch.load(genuine, weights_only=True)
     tried = 0
-
-    def entries(node: Any) -> list[tuple[Any, Any]]:
-        children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
-        return [(node, key) for key, _ in children] + [e for _, child in children for e in entries(child)]
 
     for node, key in entries(content):
         whole = node[key]
@@ -97,3 +102,46 @@ def test_one_field_of_a_checkpoint_changed_is_noticed_whatever_the_field(
     print(f"checkpoints with one field changed: {tried}")
     assert tried > 100
     assert {path.name for path in tmp_path.iterdir()} == {"changed.ckpt"}
+
+
+def resumed(
+    every: int, genuine: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Change entries of a checkpoint, seal it anew as somebody would who means it, and go on training from it."""
+    build_parsers_once(monkeypatch)
+    options = [f"--config={genuine.parents[2]}/tiny.yaml", f"--ckpt_path={folder}/changed.ckpt"]
+    options += [f"--run_dir={folder}/run", "--trainer.max_steps=3"]
+    content = torch.load(genuine, weights_only=True)
+    ended: Counter[str] = Counter()
+    for number, (node, key) in list(enumerate(entries(content)))[::every]:
+        whole, node[key] = node[key], ("changed", None, 10**9, torch.zeros(3))[number % 4]
+        torch.save(content | {SEAL: seal(content)}, folder / "changed.ckpt")
+        value, node[key] = node[key], whole
+        status = 0
+        try:
+            main(["fit", *options])
+        except SystemExit as end:
+            status = end.code
+        said = capsys.readouterr().err
+        lines = [line for line in said.splitlines() if line.startswith("error: ")]
+        assert (status, len(lines)) in ((0, 0), (2, 1)), (key, value, said)
+        ended["refused" if status else "ran"] += 1
+        shutil.rmtree(folder / "run", ignore_errors=True)
+    with capsys.disabled():
+        print(f"\ncheckpoints with one field changed and sealed again, resumed: {dict(ended)}")
+    assert ended["refused"] > ended["ran"] // 10
+    assert [path.name for path in folder.iterdir()] == ["changed.ckpt"]
+
+
+def test_a_checkpoint_sealed_again_ends_in_one_line(
+    genuine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    resumed(41, genuine, tmp_path, monkeypatch, capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_all_fields_of_a_checkpoint_sealed_again(
+    genuine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    resumed(1, genuine, tmp_path, monkeypatch, capsys)

@@ -1,139 +1,146 @@
-"""Every option of `fit` with values that are not what it is for: a run that works, or one line that names it.
+"""Every option of every command, given a zero, a negative, a huge, a NaN, an empty and a wrong-typed value.
 
-The options are those of the parser itself and of the signatures of all classes that may stand in it; every case is a
-real run of one step, in this process. `make test` does a part of it, `make test-slow` all.
+What has to come of it is a run that works, or one line with the option, what was given and what is expected.
+`make test` tries a part of the cases, `make test-slow` all of them; each says how many.
 """
 
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from jsonargparse import ArgumentParser, capture_parser
-from pytorch_lightning import Callback
 
-from kerple.cli.main import main
+import kerple.cli.check
+import kerple.cli.run_comparison
+from kerple.cli.main import COMMANDS, main
 from kerple.cli.offered import offer
-from kerple.positions import Position
+from kerple.data.datamodule import TokenShards
+from kerple.positions import KerpleLog, Position
 from kerple.runs.signatures import options
-from kerple.tasks import Task, TaskData
-from tests.cli.tiny import TINY
+from kerple.tasks import TaskData
+from kerple.testing import outcomes
+from tests.cli.tiny import fit
+from tests.cli.walk import SHARDS, VALUES, Option, below, build_parsers_once, flags, parser_of, walk
 
-VALUES = {"zero": "0", "negative": "-1", "huge": str(10**15), "nan": ".nan", "empty": "", "wrong type": "[{a: b}]"}
-# what would write beside the folder of the test, start processes or ask for a machine that is not here
-LEFT_OUT = {"config", "help", "run_dir", "print_config", "logs", "experiment", "trust", "hf", "weights"}
-SHARDS = {
-    "class_path": "TokenShards",
-    "init_args": {"corpus": "FOLDER/text.jsonl", "directory": "FOLDER/shards", "vocabulary": 300, "length": 8}
-    | {"batch_size": 2, "prepare_workers": 1},
-}
-ALIASES = {
-    "max_time": ("Timer",),
-    **dict.fromkeys(("r1", "r2", "r3", "r4"), ("strength", "rate", "exponent", "factor")),
-}
-REQUIRED = {
-    "Extrapolation": {"lengths": [8]},
-    "PositionWisePerplexity": {"length": 8},
-    "EarlyStopping": {"monitor": "train/loss"},
-    "LongPerplexity": {"lengths": [8], "short": 4, "stride": 2},
+Walk = Callable[[list[tuple[Option, str]]], None]
+CHECKPOINT = "--ckpt_path=FOLDER/run/checkpoints/last.ckpt"
+COMPARISON: dict[str, Any] = {
+    "name": "walked",
+    "base": ["FOLDER/tiny.yaml"],
+    "strategies": {"NoPE": {}, "ALiBi": {}},
+    "seeds": [1, 2],
+    "baseline": "NoPE",
+    "runs": "FOLDER/runs",
+    "output": "FOLDER/report",
 }
 
 
-def subparser() -> ArgumentParser:
-    parser = capture_parser(lambda: main(["fit"]))
-    return parser._subcommands_action.choices["fit"]
+def of_fit() -> Iterator[Option]:
+    line = ("fit", "--config=CONFIG", "--run_dir=FOLDER/fit")
+    for flag in flags(parser_of("fit", command="fit")):
+        yield Option(line, flag)
+    yield from below(offer().classes, line)
 
 
-def walked() -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Option on the command line, what a message has to name, and the configuration it is tried in."""
-    kinds = offer().classes
-    for action in subparser()._actions:
-        name = action.dest
-        if name.split(".")[0] in LEFT_OUT or name in (
-            "data",
-            "model",
-            "trainer",
-            "model.position",
-            "trainer.callbacks",
-        ):
-            continue
-        if "." in name or name in ("seed_everything", "ckpt_path", "weights_only", "auto_precision"):
-            yield f"--{name}", name.rpartition(".")[2], TINY
-    for name in options(TaskData):
-        yield f"--data.{name}", name, TINY
-    for strategy in kinds[Position]:
-        data = TINY["data"]["init_args"] | {"task": {"class_path": "Addition"}, "length": 32}
-        changed = TINY | {"model": TINY["model"] | {"position": strategy.__name__}}
-        changed |= {"data": TINY["data"] | {"init_args": data}}
+def of_a_checkpoint(command: str, *more: str) -> Iterator[Option]:
+    line = (command, CHECKPOINT, f"--run_dir=FOLDER/{command}")
+    for flag in (*flags(parser_of("fit", command=command)), *more):
+        yield Option(line, flag)
+    yield from (Option(line, f"--data.{name}") for name in options(TaskData))
+    yield from (Option(line, f"--model.position.{name}") for name in list(options(KerpleLog))[1:])
+
+
+def of_predict() -> Iterator[Option]:
+    line = ("predict", CHECKPOINT, "--prompt=ab=", "--tokens=3")
+    return (Option(line, flag) for flag in flags(parser_of("predict")))
+
+
+def of_export() -> Iterator[Option]:
+    line = ("export", CHECKPOINT, "--to=FOLDER/exported")
+    return (Option(line, flag, afresh=("exported",)) for flag in flags(parser_of("export")))
+
+
+def of_prepare() -> Iterator[Option]:
+    line = ("prepare", "--config=CONFIG")
+    for flag in (*flags(parser_of("prepare")), *(f"--data.{name}" for name in options(TokenShards))):
+        yield Option(line, flag, {"data": SHARDS}, afresh=("shards",))
+
+
+def of_inspect() -> Iterator[Option]:
+    yield Option(("inspect",), "directory")
+    for flag in flags(parser_of("inspect", "somewhere")):
+        yield Option(("inspect", "FOLDER/kept"), flag)
+
+
+def of_plan() -> Iterator[Option]:
+    line = ("plan", "--config=CONFIG")
+    for flag in flags(parser_of("plan")):
+        yield Option(line, flag)
+    yield from (Option(line, f"--model.position.{name}") for name in list(options(KerpleLog))[1:])
+
+
+def of_check() -> Iterator[Option]:
+    yield Option(("check",), "--model.position")
+    for strategy in offer().classes[Position]:
         for name in list(options(strategy))[1:]:
-            yield f"--model.position.{name}", name, changed
-    for task in kinds[Task]:
-        data = TINY["data"]["init_args"] | {"task": {"class_path": task.__name__}, "length": 256}
-        changed = TINY | {"data": TINY["data"] | {"init_args": data}}
-        for name in options(task):
-            yield f"--data.task.{name}", name, changed
-    for callback in kinds[Callback]:
-        for name in options(callback):
-            given = {"class_path": callback.__name__, "init_args": REQUIRED.get(callback.__name__, {})}
-            shown = {"enable_progress_bar": True, "enable_model_summary": True}
-            changed = TINY | {"trainer": TINY["trainer"] | shown | {"callbacks": [given]}}
-            changed |= {} if callback.__name__ == "TaskAccuracy" else {"data": SHARDS}
-            yield f"--trainer.callbacks.{name}", name, changed
+            yield Option(("check", f"--model.position={strategy.__name__}"), f"--model.position.{name}")
 
 
-CASES = [(option, word, config, value) for option, word, config in walked() for value in VALUES]
+def of_compare() -> Iterator[Option]:
+    for flag in flags(parser_of("compare")):
+        yield Option(("compare", "--config=CONFIG"), flag, COMPARISON, afresh=("runs", "report"))
+    line = ("compare", "--report_only", "--directories=FOLDER/run", "--baseline=KerpleLog", "--output=FOLDER/report")
+    for flag in flags(parser_of("compare", "--directories=.")):
+        yield Option(line, flag, afresh=("report",))
 
 
-def outcome(
-    option: str, word: str, config: dict[str, Any], value: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> tuple[str, str]:
-    """What became of one case: "ran", "refused", or what is wrong with it, and the line."""
-    trainer = config["trainer"] | {"max_time": "00:00:00:02"}
-    text = yaml.safe_dump(config | {"trainer": trainer}).replace("FOLDER", str(folder))
-    (folder / "walk.yaml").write_text(text)
-    capsys.readouterr()
-    try:
-        main(["fit", f"--config={folder}/walk.yaml", f"--run_dir={folder}/run", f"{option}={VALUES[value]}"])
-    except SystemExit as ended:
-        lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-        if ended.code != 2 or len(lines) != 1:
-            return "no line", f"{ended.code} {lines}"
-        named = [word, *ALIASES.get(word, ())]
-        return ("refused", lines[0]) if any(name in lines[0] for name in named) else ("not named", lines[0])
-    except BaseException as error:
-        return "traceback", f"{type(error).__name__}: {str(error)[:200]}"
-    return "ran", ""
+WALKS: dict[str, Callable[[], Iterator[Option]]] = {
+    "fit": of_fit,
+    "test": lambda: of_a_checkpoint("test", "--hf"),
+    "validate": lambda: of_a_checkpoint("validate"),
+    "predict": of_predict,
+    "export": of_export,
+    "prepare": of_prepare,
+    "inspect": of_inspect,
+    "plan": of_plan,
+    "check": of_check,
+    "compare": of_compare,
+}
 
 
-def walk(cases: list[Any], folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "here").mkdir()
-    (folder / "text.jsonl").write_text('{"text": "words and numbers, 1 2 3"}\n{"text": "more of both, 4 5 6"}\n' * 200)
-    monkeypatch.chdir(folder / "here")
-    counts: Counter[str] = Counter()
-    wrong = []
-    for option, word, config, value in cases:
-        became, line = outcome(option, word, config, value, folder, capsys)
-        counts[became] += 1
-        if became not in ("ran", "refused"):
-            wrong.append(f"{option}={VALUES[value]}: {became}: {line}")
-    with capsys.disabled():
-        print(f"\noptions walked: {len({case[0] for case in cases})}, cases: {dict(counts)}")
-    assert not wrong, "\n".join(wrong)
-    assert not list((folder / "here").iterdir())  # a run writes where it is told
+def cases(command: str) -> list[tuple[Option, str]]:
+    return [(option, value) for option in WALKS[command]() for value in VALUES]
 
 
-def test_a_part_of_the_options(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    # not those of strategies: where one is itself a strategy, the parser's message does not name it yet
-    walk([c for c in CASES if not c[0].startswith("--model.position.")][::41], tmp_path, monkeypatch, capsys)
+@pytest.fixture
+def walking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Walk:
+    """A checkpoint and shards to walk with; comparisons go as far as the first run, checks as far as the first."""
+    (tmp_path / "text.jsonl").write_text('{"text": "words and numbers, 1 2 3"}\n{"text": "more, 4 5 6"}\n' * 200)
+    fit(tmp_path, "--data.vocabulary=82")  # what it writes is to be text
+    main(["test", f"--ckpt_path={tmp_path}/run/checkpoints/last.ckpt"])
+    given = SHARDS["init_args"] | {"corpus": f"{tmp_path}/text.jsonl", "directory": f"{tmp_path}/kept"}
+    TokenShards(**given).prepare_data()
+    nothing = dict.fromkeys(("local", "ray"), lambda work, parallel: (one for one in ()))
+    monkeypatch.setattr(kerple.cli.run_comparison, "ENGINES", nothing)
+    monkeypatch.setattr(kerple.cli.run_comparison, "_report", lambda comparison, work: None)
+    monkeypatch.setattr(kerple.cli.check, "outcomes", lambda build: islice(outcomes(build), 1))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    build_parsers_once(monkeypatch)
+    return lambda cases: walk(cases, tmp_path, capsys)
+
+
+def test_every_command_is_walked() -> None:
+    assert WALKS.keys() | {"lm_eval"} == COMMANDS.keys()  # the harness reads its own command line
+
+
+def test_a_part_of_the_options(walking: Walk) -> None:
+    walking([case for command in WALKS for case in cases(command)][::199])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(8))
-def test_all_options(
-    part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    walk(CASES[part::8], tmp_path, monkeypatch, capsys)
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("command", WALKS)
+def test_all_options(command: str, walking: Walk) -> None:
+    walking(cases(command))

@@ -36,8 +36,8 @@ TINY: dict[str, Any] = {
 }
 
 
-def fit(folder: Path) -> Path:
+def fit(folder: Path, *flags: str) -> Path:
     """Run it in a folder; its checkpoint."""
     (folder / "tiny.yaml").write_text(yaml.safe_dump(TINY))
-    main(["fit", "--config", str(folder / "tiny.yaml"), "--run_dir", str(folder / "run")])
+    main(["fit", "--config", str(folder / "tiny.yaml"), "--run_dir", str(folder / "run"), *flags])
     return folder / "run" / "checkpoints" / "last.ckpt"

@@ -142,9 +142,9 @@ def test_text_and_bytes(module: Callable[..., TokenShards], prepared: Path) -> N
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"length": 0}, "length: must be at least 1, got 0"),
+        ({"length": 0}, "length: got 0, expected 1 or more"),
         ({"vocabulary": 299}, r"vocabulary: 299, but .* vocabulary of 300"),
-        ({"corpus": None, "directory": None}, "directory: must name a folder"),
+        ({"corpus": None, "directory": None}, "directory: got null, expected a folder"),
         ({"directory": "/nowhere"}, r"/nowhere/manifest\.json: cannot be read"),
         ({"shares": (1.0, 1.0, 1.0), "corpus": "stdlib"}, "shares"),
     ],

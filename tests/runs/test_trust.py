@@ -228,7 +228,7 @@ def test_whatever_a_checkpoint_says_is_refused_or_names_what_is_offered(tmp_path
     for instance in instances(built):
         assert instance.keys() == {"class_path", "init_args"}
         assert instance["class_path"] in OFFERED
-        assert not instance["init_args"].keys() & {"dirpath", "cache", "__path__"}
+        assert not instance["init_args"].keys() & {"dirpath", "cache", "keys", "__path__"}
     position = built["model"].get("position")
     assert position is None or position["class_path"].startswith("kerple.positions.")
     assert built["data"]["class_path"] in {"kerple.data.datamodule.TokenShards", "kerple.tasks.datamodule.TaskData"}

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from kerple.callbacks.analysis import Analysis, log_directory, synchronise
 from kerple.callbacks.untyped import data_of, network_of
-from kerple.data.manifest import write_atomically
 from kerple.data.tokenizer import load_tokenizer
 from kerple.errors import UserError
 from kerple.evaluation.key_tokens import Criterion, byte_spans, carried_over, key_targets, spelling
@@ -22,6 +21,7 @@ from kerple.evaluation.metrics import TokenLoss
 from kerple.evaluation.options import checked_lengths
 from kerple.evaluation.protocols import full
 from kerple.evaluation.results import reach
+from kerple.runs.whole import write
 
 
 class LongPerplexity(Analysis):
@@ -29,7 +29,7 @@ class LongPerplexity(Analysis):
 
     A fixed pretrained model, the evaluator, chooses them. It reads each block once as a whole and once with a short
     context. A target is a key token if the far context raises its log-probability by more than ``gain``, to more than
-    ``likely``. The choice depends on the text and the evaluator alone, and is kept beside the shards as
+    ``likely``. The choice depends on the text and the evaluator alone, and is kept in ``keys`` as
     ``keys-<hash>.json``, so that every model is scored on the same targets. If the model has another tokenizer than the
     evaluator, its key tokens are those that share a byte with one of the evaluator's.
 
@@ -44,6 +44,7 @@ class LongPerplexity(Analysis):
         evaluator: A pretrained model: a folder, a GGUF file or a name; ``smollm2-135m`` is the name of a packaged one.
         gain: Least rise of a key token's log-probability, in nats.
         likely: Least log-probability of a key token with the whole context, in nats.
+        keys: Folder in which the choice is kept. A checkpoint does not choose it.
 
     Raises:
         UserError: If an option is out of range, or the evaluator cannot be loaded or cannot read such long blocks.
@@ -60,11 +61,12 @@ class LongPerplexity(Analysis):
         evaluator: str = "smollm2-135m",
         gain: float = 2.0,
         likely: float = -2.0,
+        keys: str = "data/.keys",
     ) -> None:
         self.lengths = checked_lengths(lengths)
         super().__init__(self.lengths[-1], blocks)
         self.criterion = Criterion(short, stride, gain, likely)
-        self.evaluator = evaluator
+        self.evaluator, self.keys = evaluator, keys
         if short >= self.lengths[-1]:
             raise UserError(f"LongPerplexity: short: got {short}, expected less than {self.lengths[-1]}, the longest")
 
@@ -99,12 +101,12 @@ class LongPerplexity(Analysis):
         return {"evaluator": self.evaluator, **asdict(self.criterion)}
 
     def _keys(self, trainer: Trainer) -> list[list[int]]:
-        """Indices of the key targets in each block, from the file beside the shards, which is made if it is missing."""
+        """Indices of the key targets in each block, from the file of an earlier test, or chosen and written to it."""
         from kerple.hf.source import locate, source_digest  # needs optional packages
 
         data = data_of(trainer)
         if not hasattr(data, "folder"):
-            raise UserError("LongPerplexity: the choice of key tokens is kept beside shards; use data TokenShards")
+            raise UserError("LongPerplexity: key tokens are kept by the checksums of shards; use data TokenShards")
         source = locate(self.evaluator)
         about = {
             "evaluator": source_digest(source),
@@ -115,11 +117,11 @@ class LongPerplexity(Analysis):
             **asdict(self.criterion),
         }
         digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
-        path = data.folder.directory / f"keys-{digest[:16]}.json"
+        path = Path(self.keys) / f"keys-{digest[:16]}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_suffix(".lock")):
             if not path.exists():
-                keys = self._choose(data, source)
-                write_atomically(path, json.dumps({"about": about, "keys": keys}).encode())
+                write(path, json.dumps({"about": about, "keys": self._choose(data, source)}))
         keys = _checked(path, about, self.blocks, self.lengths[-1])
         if not any(keys):
             raise UserError(

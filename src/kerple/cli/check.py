@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from jsonargparse import ArgumentParser
 
+from kerple.cli.reading import read
 from kerple.positions import Position, Shape
 from kerple.testing import PROPERTIES, outcomes
 
@@ -36,7 +37,7 @@ def main(arguments: list[str]) -> None:
     sys.path.insert(0, os.getcwd())  # where a file of one's own lies, whatever the command is called by
     parser = ArgumentParser(prog="run.py check", description=__doc__, exit_on_error=False)
     parser.add_class_arguments(Model, "model")
-    build = parser.instantiate_classes(parser.parse_args(arguments)).model.build
+    build = parser.instantiate_classes(read(parser, arguments)).model.build
     build(Shape(32, 4, 32))  # a mistake in an option is said once, not once a property
     failed = 0
     for outcome in outcomes(build):

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from jsonargparse import ArgumentParser
 
+from kerple.cli.reading import read
 from kerple.compare.comparison import Comparison
 from kerple.errors import UserError
 
@@ -21,10 +22,11 @@ def main(arguments: list[str]) -> None:
         SystemExit: With status 1, if runs failed, 130, if it was stopped; what was finished is kept.
     """
     if any(argument.startswith("--directories") for argument in arguments):
-        options = _directories_parser().parse_args(arguments)
+        options = read(_directories_parser(), arguments)
         _work().report_directories(options)
         return
-    options = _parser().instantiate_classes(_parser().parse_args(arguments))
+    parser = _parser()
+    options = parser.instantiate_classes(read(parser, arguments))
     comparison = Comparison(**{field.name: options[field.name] for field in fields(Comparison)})
     if options.parallel < 1:
         raise UserError(f"compare: parallel: got {options.parallel}, expected at least 1 run at a time")

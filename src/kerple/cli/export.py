@@ -6,6 +6,7 @@ from jsonargparse import ArgumentParser
 
 from kerple.cli.offered import offer
 from kerple.cli.predict import end_of_text, load
+from kerple.cli.reading import read
 from kerple.data import TokenShards
 from kerple.data.tokenizer import load_tokenizer
 from kerple.hf import need
@@ -29,13 +30,13 @@ def main(arguments: list[str]) -> None:
         default=None,
         help="true: a stock Llama or nothing; false: our class, which `import kerple.hf` registers; null: what it can",
     )
-    given = parser.parse_args(arguments)
+    given = read(parser, arguments)
     need()
+    from kerple.hf import weights
     from kerple.hf.export import export
-    from kerple.hf.weights import read
 
     _, data = load(given.ckpt_path)
     tokenizer = load_tokenizer(str(data.folder.directory)) if isinstance(data, TokenShards) else None
-    made = export(read(given.ckpt_path, offer()), Path(given.to), tokenizer, end_of_text(data), given.stock)
+    made = export(weights.read(given.ckpt_path, offer()), Path(given.to), tokenizer, end_of_text(data), given.stock)
     needs = "import kerple.hf first" if made.startswith("Kerple") else "nothing of ours is needed"
     print(f"{given.to}: {made}; AutoModelForCausalLM.from_pretrained loads it ({needs})")

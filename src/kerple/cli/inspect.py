@@ -8,6 +8,7 @@ from jsonargparse import ArgumentParser
 from rich.console import Console
 from rich.table import Table
 
+from kerple.cli.reading import read
 from kerple.data.manifest import SPLITS, Manifest, read_manifest
 from kerple.data.shards import TokenStream
 from kerple.data.tokenizer import load_tokenizer
@@ -27,7 +28,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--tokens", type=int, default=200, help="tokens of the sample")
     parser.add_argument("--seed", type=int, default=None, help="draw the same sample again")
     parser.add_argument("--no-verify", action="store_true", help="do not read and compare everything")
-    given = parser.parse_args(arguments)
+    given = read(parser, arguments)
     if given.tokens < 0:
         raise UserError(f"tokens: got {given.tokens}, expected 0 or more")
     manifest = read_manifest(given.directory)

@@ -30,7 +30,8 @@ from kerple.callbacks.random_state import RandomState
 from kerple.cli import ranges
 from kerple.cli.agreement import agree, stored_length
 from kerple.cli.offered import know_old_names, offer
-from kerple.cli.parser import SEED, add_run_arguments, link_model_to_data
+from kerple.cli.parser import SEED, add_run_arguments, link_model_to_data, mistake_in
+from kerple.cli.reading import read
 from kerple.data.datamodule import TokenShards
 from kerple.errors import UserError
 from kerple.lm import LanguageModel
@@ -47,8 +48,6 @@ HARMLESS = (
     ".*does not have many workers",  # memory-mapped shards need none
     ".*is not supported by the model summary",  # an estimate of megabytes that we do not use
 )
-
-NONE_OF_SEVERAL = "Does not validate against any of the Union subtypes"  # how the parser words what it has caught
 
 
 class StoreConfig(SaveConfigCallback):
@@ -95,11 +94,8 @@ class CLI(LightningCLI):
             start_from(self.model.network, config.weights, tuple(config.trust.split(",")))
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        try:
-            self.config = parser.parse_args(cast("list[str]", args))
-        except (ValueError, TypeError) as error:  # which the parser lets through for some values of nested options
-            raise UserError(str(error)) from error
-        ranges.check(self.config[self.config.subcommand], self.config.subcommand)
+        self.config = read(parser, cast("list[str]", args))
+        ranges.check(self.config[self.config.subcommand], self.config.subcommand, self._model_class)
 
     def _parse_ckpt_path(self) -> None:
         """Lightning lets a checkpoint's hyper-parameters win over flags; `checkpoint_first` does it the other way."""
@@ -132,10 +128,11 @@ class CLI(LightningCLI):
     def instantiate_classes(self) -> None:
         try:
             super().instantiate_classes()
-        except ValueError as error:
-            if not str(error).startswith(NONE_OF_SEVERAL):
+        except (ValueError, TypeError) as error:  # the parser's, of what a class said when it was made
+            mistake = mistake_in(error)
+            if mistake in (None, error):
                 raise
-            raise UserError(_reason(str(error))) from error
+            raise mistake from error
         if self.checkpoint is not None:
             fit = self.subcommand == "fit"
             agree(self.config[self.subcommand].ckpt_path, self.checkpoint, self.model, resume=fit)
@@ -166,17 +163,13 @@ class CLI(LightningCLI):
             raise error if isinstance(error, UserError) else UserError(f"trainer: {error}") from error
 
 
-def _reason(message: str) -> str:
-    """What the class itself said, of all that the parser says when none of several types takes a value."""
-    said = [line.strip(" -") for line in message.splitlines() if line.strip().startswith("- ")]
-    own = [line for line in said if "got " in line.lower()]
-    return own[-1] if own else message
-
-
 def _auto_precision(checkpoint: Any) -> str | None:
     """What the precision of a fit came to, None if it was asked for by name or the checkpoint does not say."""
     text = checkpoint.get(CONFIG_KEY) if isinstance(checkpoint, dict) else None
-    stored = yaml.safe_load(text) if isinstance(text, str) else None
+    try:
+        stored = yaml.safe_load(text) if isinstance(text, str) else None
+    except yaml.YAMLError:
+        return None
     chosen = stored.get("auto_precision") if isinstance(stored, dict) else None
     return chosen if chosen in (FAST, SAFE) else None
 

@@ -55,7 +55,7 @@ def offer(trust: tuple[str, ...] = ()) -> Offer:
             Callback: _concrete(kerple.callbacks, Callback) + LIGHTNINGS + BOLTS,
         },
         renamed=RENAMED,
-        places=frozenset({"cache", "cache_bytes", "dirpath"}),
+        places=frozenset({"cache", "cache_bytes", "dirpath", "keys"}),
         trust=tuple(filter(None, trust)),
     )
 

@@ -2,10 +2,12 @@
 
 from pytorch_lightning import LightningDataModule
 from pytorch_lightning.cli import LightningArgumentParser
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 import kerple.callbacks
 import kerple.data.datamodule
 import kerple.tasks  # noqa: F401 (classes have short names on the command line once they are imported)
+from kerple.errors import UserError
 from kerple.lm import LanguageModel
 from kerple.runs.precision import AutoTrainer
 
@@ -66,3 +68,20 @@ def add_run_arguments(parser: LightningArgumentParser) -> None:
         default=None,
         help="Written by a run: what `precision: auto` came to when it was trained. Its tests choose again.",
     )
+
+
+def mistake_in(error: BaseException) -> UserError | None:
+    """What a class of ours or of Lightning's said of its options, under whatever the parser made of it."""
+    waiting = [error]
+    for met in waiting:
+        if isinstance(met, UserError | MisconfigurationException):
+            return met if isinstance(met, UserError) else UserError(f"trainer: {met}")
+        trace = met.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        # where one of several types is asked for, the parser keeps to itself what each of them said
+        tried = trace.tb_frame.f_locals.get("exceptions", []) if trace else []
+        waiting += [
+            e for e in (met.__cause__, met.__context__, *tried) if isinstance(e, Exception) and e not in waiting
+        ]
+    return None

@@ -1,6 +1,5 @@
 """`python run.py plan --config …`: what a fit will take, before anything runs: the flags are those of `fit`."""
 
-import argparse
 import logging
 from typing import Any
 
@@ -9,7 +8,9 @@ from jsonargparse import ArgumentParser, Namespace
 from rich.console import Console
 from rich.table import Table
 
+from kerple.cli import ranges
 from kerple.cli.parser import fit_parser
+from kerple.cli.reading import read
 from kerple.errors import UserError
 from kerple.lm import LanguageModel
 from kerple.model.cost import CHIPS, Chip, Memory, flops, memory, parameters
@@ -26,13 +27,15 @@ def main(arguments: list[str]) -> None:
     Raises:
         UserError: If a flag is out of range, or the configuration is not one of `fit`.
     """
-    parser = argparse.ArgumentParser(prog="run.py plan", description=__doc__, allow_abbrev=False)
+    parser = fit_parser()
+    parser.prog, parser.description = "run.py plan", __doc__
     parser.add_argument("--chips", default=",".join(c.name for c in CHIPS), help="devices asked about: A100,H100")
-    parser.add_argument("--devices", default=f"1,{NODE},{8 * NODE}", help="how many of them: 1,8")
+    parser.add_argument("--devices", type=str, default=f"1,{NODE},{8 * NODE}", help="how many of them: 1,8")
     parser.add_argument(
         "--efficiency", type=float, default=EFFICIENCY, help="share of a chip's peak: measured, or it is an assumption"
     )
-    given, rest = parser.parse_known_args(arguments)
+    given = read(parser, arguments)
+    ranges.check(given, "plan", LanguageModel)
     if not 0 < given.efficiency <= 1:
         raise UserError(f"efficiency: got {given.efficiency}, expected a share of the peak in (0, 1]")
     chips = {chip.name: chip for chip in CHIPS}
@@ -42,20 +45,14 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"devices: got {given.devices!r}, expected numbers such as 1,8")
     devices = [int(n) for n in given.devices.split(",")]
     logging.getLogger("kerple").setLevel(logging.WARNING)  # nothing is trained here: no way of attention is taken
-    config = parsed(rest)
     console = Console()
-    for table in tables(config, [chips[name] for name in given.chips.split(",")], devices, given.efficiency):
+    for table in tables(given, [chips[name] for name in given.chips.split(",")], devices, given.efficiency):
         console.print(table)
     console.print(
         f"Hours are arithmetic: FLOPs over the data sheet's peak times {given.efficiency:.2f}, "
         f"{'an assumption' if given.efficiency == EFFICIENCY else 'as you gave it'}, and the exchange of gradients "
         "where it takes longer than the backward pass. Nothing of it was measured."
     )
-
-
-def parsed(arguments: list[str]) -> Namespace:
-    """The configuration of a fit, as its own parser reads it."""
-    return fit_parser().parse_args(arguments)
 
 
 def build(config: Namespace) -> LanguageModel:

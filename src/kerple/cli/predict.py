@@ -13,6 +13,7 @@ from kerple.cli.agreement import agree
 from kerple.cli.lightning import settle_torch
 from kerple.cli.offered import offer
 from kerple.cli.parser import add_model_and_data
+from kerple.cli.reading import read
 from kerple.data import TokenShards
 from kerple.errors import UserError
 from kerple.lm import LanguageModel
@@ -56,7 +57,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument(
         "--device", type=str, default="cuda" if torch.cuda.is_available() else "cpu", help="where to run"
     )
-    given = parser.parse_args(arguments)
+    given = read(parser, arguments)
     settle_torch()
     if given.tokens < 1:
         raise UserError(f"tokens: got {given.tokens}, expected at least 1")
@@ -75,7 +76,10 @@ def main(arguments: list[str]) -> None:
     if temperature is None:
         temperature = 0.0 if isinstance(data, TaskData) else 0.8
     end = end_of_text(data)
-    start = data.encode(given.prompt) if given.prompt or isinstance(data, TaskData) else [end]
+    try:
+        start = data.encode(given.prompt) if given.prompt or isinstance(data, TaskData) else [end]
+    except UserError as error:
+        raise UserError(f"prompt: {error}") from error
     new = generate(
         model.network,
         torch.tensor([start], device=given.device),

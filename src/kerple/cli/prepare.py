@@ -7,7 +7,9 @@ import yaml
 from jsonargparse import ArgumentParser
 from pytorch_lightning import LightningDataModule
 
+from kerple.cli import ranges
 from kerple.cli.inspect import show
+from kerple.cli.reading import read
 from kerple.data.datamodule import TokenShards
 from kerple.errors import UserError
 
@@ -26,11 +28,12 @@ def main(arguments: list[str]) -> None:
     parser.add_subclass_arguments(
         LightningDataModule, "data", default={"class_path": "kerple.data.datamodule.TokenShards"}
     )
-    files = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    files = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     files.add_argument("--config", "-c", action="append", default=[])
     given, rest = files.parse_known_args(arguments)
     sections = [argument for path in given.config for argument in ("--config", _data_section(path))]
-    config = parser.parse_args([*sections, *rest])
+    config = read(parser, [*sections, *rest])
+    ranges.check(config, "prepare")
     prepare(parser.instantiate_classes(config).data)
 
 

@@ -2,12 +2,15 @@
 
 import math
 from collections.abc import Iterator
+from importlib import import_module
+from inspect import isclass, signature
 from typing import Any
 
 import psutil
 from jsonargparse import Namespace
 
 from kerple.errors import UserError
+from kerple.runs.signatures import options, takes_null
 
 COUNT, ENDLESS = 1 << 40, (1 << 63) - 1  # no count of ours is larger; what an int64 holds
 LARGEST_OF_A_STRATEGY = 1 << 24  # of widths, rows, distances
@@ -38,6 +41,13 @@ RANGES: dict[str, tuple[float, float]] = {
     "data.test_examples": (1, 1 << 24),
     "data.validation_segments": (1, COUNT),
     "data.cache_bytes": (1, ENDLESS),
+    "data.samples": (1, COUNT),
+    "data.shares": (0, 1),
+    "data.largest_document": (1, COUNT),
+    "data.largest_loss": (0, 1),
+    "data.shuffle_shards": (1, COUNT),
+    "data.mixture": (0, 1e9),
+    "data.examples": (1, COUNT),
     "trainer.devices": (-1, 1 << 16),
     "trainer.num_nodes": (1, 1 << 20),
     "trainer.max_steps": (-1, ENDLESS),
@@ -60,19 +70,25 @@ RANGES: dict[str, tuple[float, float]] = {
 OUTSIDE = {"model.betas": 1, "model.adam_eps": 0, "model.lr": 0, "model.init": 0}  # ends that are not in their range
 
 
-def check(config: Namespace, command: str) -> None:
+def check(config: Namespace, command: str, model: type | None = None) -> None:
     """Hold a command's configuration against the table.
 
     Args:
         config: Of the command, resolved.
-        command: ``fit``, which needs a number of steps, or another.
+        command: ``fit`` and ``plan`` need a number of steps; ``plan`` is for other machines than this one, too.
+        model: The class whose options are in the section ``model``, None where the command has no such section.
 
     Raises:
-        UserError: A number is outside its range, or none at all (NaN), or the model does not fit into this machine.
+        UserError: A number is outside its range, or none at all (NaN), an option is null that has to be something, or
+            the model does not fit into this machine.
     """
-    for name, number in _numbers(config.as_dict()):
+    given = config.as_dict()
+    for section, owner in (("model", model), ("data", None), ("trainer", None)):
+        for name in _nulls(given.get(section), owner, section):
+            raise UserError(f"{name}: got null, expected a value; leave the option out for its default")
+    for name, number in _numbers(given):
         low, high = RANGES.get(name, (-math.inf, math.inf))
-        if name == "trainer.max_steps" and command == "fit":
+        if name == "trainer.max_steps" and command in ("fit", "plan"):
             low = 1  # the schedule spans all steps
         if math.isnan(number) or not low <= number <= high or (isinstance(number, int) and abs(number) > ENDLESS):
             expected = f"a number from {_told(low)} to {_told(high)}" if name in RANGES else "a number of 64 bits"
@@ -81,7 +97,24 @@ def check(config: Namespace, command: str) -> None:
             raise UserError(f"{name}: got {number}, expected a number up to {LARGEST_OF_A_STRATEGY}")
         if number == OUTSIDE.get(name):
             raise UserError(f"{name}: got {number}, expected a number between {_told(low)} and {_told(high)}")
-    _check_size(config.get("model"))
+    if command != "plan":
+        _check_size(config.get("model"))
+
+
+def _nulls(node: Any, owner: Any, name: str) -> Iterator[str]:
+    """Names of the options that are null though their class takes none; the parser lets null through in a file."""
+    if isinstance(node, dict) and "class_path" in node:
+        module, _, last = str(node["class_path"]).rpartition(".")
+        yield from _nulls(node.get("init_args") or {}, getattr(import_module(module), last, None), name)
+    elif isinstance(node, dict):
+        known, own = (options(owner), signature(owner.__init__).parameters) if isclass(owner) else ({}, {})
+        for key, value in node.items():
+            if value is None and key in own and own[key].default is not None and not takes_null(known[key]):
+                yield f"{name}.{key}"
+            yield from _nulls(value, None, f"{name}.{key}")
+    elif isinstance(node, list | tuple):
+        for value in node:
+            yield from _nulls(value, None, name)
 
 
 def _numbers(node: Any, name: str = "") -> Iterator[tuple[str, int | float]]:

@@ -8,10 +8,13 @@ from jsonargparse import ArgumentError, ArgumentParser
 from pytorch_lightning import LightningDataModule
 from pytorch_lightning.cli import LightningArgumentParser
 
+from kerple.cli import ranges
 from kerple.cli.lightning import checkpoint_first
 from kerple.cli.parser import fit_parser
+from kerple.cli.reading import read
 from kerple.compare.comparison import Job
 from kerple.errors import UserError
+from kerple.lm import LanguageModel
 
 PLACES = ("run_dir", "ckpt_path", "config", "logs", "experiment", "trust", "auto_precision")  # where, not what
 
@@ -29,8 +32,10 @@ def resolve(job: Job) -> dict[str, Any]:
             text = configuration(["test", *job.test])
         else:
             _, *arguments = checkpoint_first(["fit", *job.fit])
-            text = _parser().dump(_parser().parse_args(arguments), skip_none=False)
-    except ArgumentError as error:
+            config = read(_parser(), arguments)
+            ranges.check(config, "fit", LanguageModel)
+            text = _parser().dump(config, skip_none=False)
+    except (ArgumentError, UserError) as error:
         raise UserError(f"compare: {job.name}: {error}") from error
     return {key: value for key, value in yaml.safe_load(text).items() if key not in PLACES}
 

@@ -18,6 +18,7 @@ from kerple.errors import UserError
 from kerple.report.flat import flat
 from kerple.runs.configs import found
 from kerple.runs.older import as_today, options_as_today
+from kerple.runs.whole import write
 
 INSTALLED = Path(kerple.__file__).with_name("__main__.py")
 RUN = checkout if (checkout := Path(kerple.__file__).parents[2] / "run.py").is_file() else INSTALLED
@@ -200,7 +201,4 @@ def _lock(job: Job, say: Callable[[str], None]) -> Iterator[int]:
 
 
 def _write(job: Job, known: dict[str, Any]) -> None:
-    path = job.beside(".json")
-    fresh = path.with_suffix(".json.new")
-    fresh.write_text(json.dumps(known, indent=1) + "\n")
-    fresh.replace(path)  # whole or not at all
+    write(job.beside(".json"), json.dumps(known, indent=1) + "\n")

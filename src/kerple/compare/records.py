@@ -18,6 +18,7 @@ from kerple.evaluation.results import VERSION
 from kerple.report.files import results_of, unpack
 from kerple.runs.older import options_as_today
 from kerple.runs.precision import choose
+from kerple.runs.whole import write
 
 # where data is found and how it is prepared: the checksum of what came out is compared instead
 DATA_PLACES = ("corpus", "directory", "workers", "prepare_workers", "prepare_engine", "verify", "on_fault")
@@ -64,10 +65,7 @@ def keep(job: Job, config: dict[str, Any], data: str | None, path: Path) -> None
         "test": jobs.asked_of_test(job),
         "run": run,
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps(record, allow_nan=False, separators=(",", ":"), ensure_ascii=False) + "\n")
-    fresh.replace(path)
+    write(path, json.dumps(record, allow_nan=False, separators=(",", ":"), ensure_ascii=False) + "\n")
 
 
 def take(job: Job, config: dict[str, Any], data: str | None, path: Path) -> str | None:

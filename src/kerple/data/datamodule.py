@@ -111,7 +111,7 @@ class TokenShards(LightningDataModule):
     ) -> None:
         super().__init__()
         if corpus is None and directory is None:
-            raise UserError("directory: must name a folder of shards when corpus is null")
+            raise UserError("data.directory: got null, expected a folder of shards, because data.corpus is null")
         for name, value, low in (
             ("length", length, 1),
             ("batch_size", batch_size, 1),
@@ -123,7 +123,7 @@ class TokenShards(LightningDataModule):
             ("shuffle_shards", 1 if shuffle_shards is None else shuffle_shards, 1),
         ):
             if value < low:
-                raise UserError(f"{name}: must be at least {low}, got {value}")
+                raise UserError(f"data.{name}: got {value}, expected {low} or more")
         if not 0 <= largest_loss <= 1:
             raise UserError(f"data.largest_loss: got {largest_loss}, expected a share of 0 to 1")
         self.recipe = None

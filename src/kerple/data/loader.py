@@ -158,6 +158,8 @@ class BatchLoader:
             UserError: Their number is not a multiple of the samples in a batch.
         """
         before, inside = state["samples_before_epoch"], state["samples_in_epoch"]
+        if not all(type(samples) is int and samples >= 0 for samples in (before, inside)):
+            raise UserError(f"ckpt_path: got {before!r} and {inside!r} samples that were read, expected counts")
         if before % self.samples or inside % self.samples:
             raise UserError(
                 f"batch_size: the run stopped after {before + inside} samples, which is no multiple of the "

@@ -7,7 +7,6 @@ member `<split>-<i>.u16` of shard i // runs_per_shard. So a manifest is checked 
 import hashlib
 import json
 import math
-import os
 import re
 import warnings
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 
 from kerple.data.layout import ShardLayout
 from kerple.errors import UserError
+from kerple.runs.whole import write
 
 FORMAT = 2  # a manifest of format 1 has no checksum of its own
 MANIFEST_FILE = "manifest.json"
@@ -99,7 +99,7 @@ class Manifest:
 
     def write(self, directory: Path) -> None:
         """Write manifest.json atomically. It is written after all other files: a folder without one is unfinished."""
-        write_atomically(directory / MANIFEST_FILE, self.to_json().encode())
+        write(directory / MANIFEST_FILE, self.to_json())
 
 
 def signed(entries: dict[str, Any]) -> str:
@@ -111,16 +111,6 @@ def _sha256(entries: dict[str, Any]) -> str:
     """sha256 of all entries but the checksum itself, whatever their order and indentation."""
     content = {key: value for key, value in entries.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all: its bytes are on the disk before it gets its name."""
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 def read_manifest(directory: Path) -> Manifest:

@@ -22,11 +22,12 @@ from tokenizers import Tokenizer
 from webdataset.tariterators import reraise_exception, tar_file_iterator
 
 from kerple.data.files import ResumingStream, check_protocol, is_remote
-from kerple.data.manifest import MANIFEST_FILE, Manifest, SplitEntry, parse_manifest, read_manifest, write_atomically
+from kerple.data.manifest import MANIFEST_FILE, Manifest, SplitEntry, parse_manifest, read_manifest
 from kerple.data.shards import TokenStream, check_run, header, map_shard, runs_of
 from kerple.data.tokenizer import load_tokenizer
 from kerple.data.verify import read_offsets
 from kerple.errors import UserError
+from kerple.runs.whole import write
 
 SMALL_FILE = 1 << 30  # bytes; a manifest or a tokenizer is smaller
 CACHE_BYTES = 16 << 30
@@ -100,7 +101,7 @@ class RemoteFolder(Folder):
             raise UserError(f"{self.place}/tokenizer.json: its sha256 is not the manifest's; upload the folder again")
         with FileLock(self.directory / ".lock"):
             if not (self.directory / "tokenizer.json").exists():
-                write_atomically(self.directory / "tokenizer.json", tokenizer)
+                write(self.directory / "tokenizer.json", tokenizer)
 
     def stream(self, split: str) -> TokenStream:
         return RemoteStream(self, split)
@@ -109,7 +110,7 @@ class RemoteFolder(Folder):
         path = self.directory / self.manifest.splits[split].offsets_file
         with FileLock(self.directory / ".lock"):
             if not path.exists():
-                write_atomically(path, self._small(path.name))
+                write(path, self._small(path.name))
         return super().documents(split)
 
     def fetch(self, split: SplitEntry, shard: int) -> Path:

@@ -1,7 +1,6 @@
-"""Writing of checkpoints, whole or not at all."""
+"""Writing of checkpoints whole and sealed, and reading and removal of them that can do no harm."""
 
 import os
-import tempfile
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -10,14 +9,11 @@ from lightning_fabric.plugins import TorchCheckpointIO
 
 from kerple.errors import NO_ROOM, UserError
 from kerple.runs.seal import SEAL, seal
+from kerple.runs.whole import writing
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a temporary file in the same folder, flushes it to the disk and renames it over the previous one.
-
-    A kill at any moment leaves the previous file or the new one, never a part of one. Loading never unpickles anything
-    but tensors and plain containers.
-    """
+    """Writes checkpoints by `kerple.runs.whole`; loading never unpickles anything but tensors and plain containers."""
 
     def __init__(self) -> None:
         self._folders: set[str] = set()
@@ -65,29 +61,12 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 def _write(checkpoint: dict[str, Any], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for left_over in path.parent.glob(f".{path.name}.*"):  # of a run that was killed while it wrote
-        left_over.unlink(missing_ok=True)
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            recorder = _Recorder(file)
-            try:
-                torch.save(checkpoint, cast("IO[bytes]", recorder))
-            except RuntimeError as error:  # torch's writer hides the reason
-                raise recorder.error or error from error
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the rename is an entry of the folder
-    finally:
-        os.close(folder)
+    with writing(path) as file:
+        recorder = _Recorder(file)
+        try:
+            torch.save(checkpoint, cast("IO[bytes]", recorder))
+        except RuntimeError as error:  # torch's writer hides the reason
+            raise recorder.error or error from error
 
 
 class _Recorder:
@@ -106,9 +85,3 @@ class _Recorder:
 
     def flush(self) -> None:
         self.file.flush()
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

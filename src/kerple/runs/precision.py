@@ -9,6 +9,8 @@ from lightning_fabric.connector import _PRECISION_INPUT
 from pytorch_lightning import Trainer
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
+from kerple.runs.resume import Resumption
+
 FAST, SAFE = "bf16-mixed", "32-true"
 AMPERE = (8, 0)  # the first CUDA compute capability whose tensor cores multiply bf16
 INSTRUCTIONS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16", "bf16": "ARM BF16", "sve_bf16": "SVE BF16"}
@@ -19,7 +21,7 @@ EMULATED = "this processor emulates bf16, and a step takes 2 to 20 times as long
 
 
 class AutoTrainer(Trainer):
-    """Lightning's Trainer with the precision ``auto``.
+    """Lightning's Trainer with the precision ``auto``, which restores by `Resumption`.
 
     Args:
         precision: Any of Lightning's, or ``auto`` for the one that `choose` returns.
@@ -28,6 +30,7 @@ class AutoTrainer(Trainer):
     def __init__(self, *args: Any, precision: Literal["auto"] | _PRECISION_INPUT | None = None, **kwargs: Any) -> None:
         chosen = choose(kwargs.get("accelerator", "auto"))[0] if precision == "auto" else precision
         super().__init__(*args, precision=cast("_PRECISION_INPUT | None", chosen), **kwargs)
+        self._checkpoint_connector = Resumption(self)
 
 
 def choose(accelerator: Any = "auto") -> tuple[str, str]:

@@ -2,21 +2,19 @@
 
 import json
 import math
-import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from kerple.runs.whole import write
 
 VARIABLE = "KERPLE_PROGRESS"  # environment variable with the path of the file; without it, none is written
 
 
 def note(path: Path, **what: Any) -> None:
     """Replace the content of the file atomically. Errors of the disk are ignored, because a run can go on without."""
-    fresh = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
-        fresh.write_text(json.dumps(what))
-        fresh.replace(path)
-    except OSError:
-        fresh.unlink(missing_ok=True)
+    with suppress(OSError):
+        write(path, json.dumps(what), durable=False)
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -50,6 +50,11 @@ def is_plain(kind: Any) -> bool:
     return all(leaf in PLAIN or (inspect.isclass(leaf) and issubclass(leaf, enum.Enum)) for leaf in _leaves(kind))
 
 
+def takes_null(kind: Any) -> bool:
+    """Whether None is a value of a type; of one that is not known it may be."""
+    return any(leaf in (type(None), ANYTHING, object) for leaf in _leaves(kind))
+
+
 def takes_several(kind: Any) -> bool:
     """Whether values of a type may be sequences."""
     return any(get_origin(part) in CONTAINERS for part in (kind, *get_args(kind)))

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import yaml
+from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from kerple.errors import UserError
 from kerple.runs.older import as_today
@@ -141,12 +142,19 @@ def check(path: str | Path, sealed: bool = True) -> dict[str, Any]:
             raise TypeError(f"it holds a {type(content).__name__}")
     except Exception as error:  # a damaged pickle raises whatever its reader stumbles over
         raise _no_checkpoint(path, error) from error
-    if sealed and SEAL in content and content[SEAL] != seal(content):
+    if sealed and SEAL not in content:
+        _warn(f"ckpt_path: {path} has no checksum, as those of earlier versions: damage and changes go unnoticed")
+    elif sealed and content[SEAL] != seal(content):
         raise UserError(
             f"ckpt_path: {path}: its checksum is not that of what it holds: it was damaged or changed after `fit` "
             "wrote it; take a copy of it, or another checkpoint"
         )
     return content
+
+
+@rank_zero_only
+def _warn(message: str) -> None:
+    print(f"warning: {message}", file=sys.stderr, flush=True)
 
 
 def _no_checkpoint(path: Path, error: Exception) -> UserError:

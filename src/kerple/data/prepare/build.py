@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from kerple.data.layout import RUN_TOKENS, RUNS_PER_SHARD, ShardLayout
-from kerple.data.manifest import MANIFEST_FILE, SPLITS, Manifest, SplitEntry, read_manifest, write_atomically
+from kerple.data.manifest import MANIFEST_FILE, SPLITS, Manifest, SplitEntry, read_manifest
 from kerple.data.prepare import journal as journals
 from kerple.data.prepare.corpora import sources
 from kerple.data.prepare.encode import Encoded, digest_of, parse
@@ -32,6 +32,7 @@ from kerple.data.prepare.writing import Writing
 from kerple.data.shards import checksums
 from kerple.data.tokenizer import TRAINED_HERE, end_of_text, load_tokenizer, train_tokenizer, vocabulary_size
 from kerple.errors import NO_ROOM, UserError
+from kerple.runs.whole import write
 
 PORTION_BYTES = 1 << 20  # raw bytes in a portion
 PORTION_RECORDS = 1 << 12  # largest number of records in a portion
@@ -188,7 +189,7 @@ def _tokenizer(directory: Path, recipe: Recipe, found: list[Source], journal: Jo
         )
     if journal.tokenizer is None:
         journal.begin(tokenizer.to_str())
-    write_atomically(directory / "tokenizer.json", tokenizer.to_str().encode())
+    write(directory / "tokenizer.json", tokenizer.to_str())
     return tokenizer
 
 

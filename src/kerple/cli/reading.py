@@ -1,0 +1,99 @@
+"""Reading of a command line: a complaint is one line with the option, what was given and what is expected."""
+
+import re
+from argparse import ArgumentError
+from collections.abc import Iterator
+from typing import Any
+
+from jsonargparse import ArgumentParser, Namespace
+
+from kerple.errors import UserError
+
+MISTAKES = (ArgumentError, ValueError, TypeError)  # the last two come through for some values of nested options
+KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a text",
+    "bool": "true or false",
+    "NoneType": "null",
+    "list": "a list",
+    "tuple": "a list",
+    "set": "a list",
+    "dict": "a mapping",
+}
+EXPECTED = re.compile(
+    r"Expected an? (?:<class '(?P<kind>[\w.]+)'>|typing\.Literal\[(?P<words>[^\]]*)\]|(?P<else>tuple with \d+ \w+))"
+    r"|Not a valid subclass of (?P<base>\w+)|(?P<factory>expects a function or a callable|Expected a dot import path)"
+    r"|choose from (?P<choices>[^)]+)|(?P<none>ignored explicit argument)"
+)
+
+
+def read(parser: ArgumentParser, arguments: list[str]) -> Namespace:
+    """What a command line asks for.
+
+    Args:
+        parser: Of the command, with ``exit_on_error=False``.
+        arguments: Of the command line.
+
+    Raises:
+        UserError: If it does not parse.
+    """
+    try:
+        return parser.parse_args(arguments)
+    except MISTAKES as error:
+        raise UserError(_told(str(error), _guilty(parser, arguments))) from error
+
+
+def _guilty(parser: ArgumentParser, arguments: list[str]) -> tuple[str, str] | None:
+    """The last option, and its value, without which the line parses; None if there is no single one.
+
+    The parser itself does not always say: where a class or one of several types is asked for, its message is about
+    what it tried with the value.
+    """
+    for name, value, rest in reversed(list(_each_left_out(arguments))):
+        try:
+            parser.parse_args(rest)
+        except (*MISTAKES, SystemExit):
+            continue
+        return name, value
+    return None
+
+
+def _each_left_out(arguments: list[str]) -> Iterator[tuple[str, str, list[str]]]:
+    """Each option with its value, and the line without it."""
+    for i, argument in enumerate(arguments):
+        if argument.startswith("--"):
+            name, equals, value = argument[2:].partition("=")
+            after = i + 1
+            if not equals and not "".join(arguments[after : after + 1]).startswith("--"):
+                value, after = "".join(arguments[after : after + 1]), after + 1
+            yield name, value, arguments[:i] + arguments[after:]
+
+
+def _told(message: str, guilty: tuple[str, str] | None) -> str:
+    if guilty is None:
+        return message
+    name, value = guilty
+    inmost = message.rpartition('Parser key "')[2]  # of classes in classes the message goes through all
+    expected = sorted(dict.fromkeys(_expected(inmost)), key=lambda kind: kind == KINDS["NoneType"])
+    if name == "config" or not expected:  # of a whole file the parser names the key
+        return f"{name}: got {_short(value)}: {_short(message, 500)}"
+    return f"{name}: got {_short(value)!r}, expected {' or '.join(expected)}"
+
+
+def _expected(message: str) -> Iterator[str]:
+    for found in EXPECTED.finditer(message):
+        kind, words, base, choices, tuples = found.group("kind", "words", "base", "choices", "else")
+        if kind:
+            yield KINDS.get(kind, kind)
+        elif words or choices:
+            yield f"one of {words or choices}"
+        elif base or tuples:
+            yield f"the name of a {base}" if base else f"a {tuples}"
+        else:
+            yield "the name of a class" if found.group("factory") else "no value"
+
+
+def _short(value: Any, most: int = 100) -> str:
+    text = " ".join(str(value).split())
+    return text if len(text) <= most else f"{text[:most]}…"

@@ -1,0 +1,134 @@
+"""Mistakes that a user made once: each is one line with the option, what was given and what is expected."""
+
+import multiprocessing
+import os
+import resource
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from kerple.cli.main import main
+from tests.cli.tiny import TINY, fit
+
+FORK = multiprocessing.get_context("fork")
+SHARDS = {"class_path": "TokenShards", "init_args": {"corpus": "text.jsonl", "directory": "shards", "vocabulary": 300}}
+
+
+@pytest.fixture(scope="module")
+def genuine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fit(tmp_path_factory.mktemp("genuine"))
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main([str(argument) for argument in arguments])
+    assert ended.value.code == 2
+    return only_line(capsys.readouterr().err)
+
+
+def only_line(said: str) -> str:
+    (line,) = [line for line in said.splitlines() if line.startswith("error: ")]
+    return line
+
+
+def config(folder: Path, **sections: Any) -> str:
+    (folder / "walk.yaml").write_text(yaml.safe_dump(TINY | sections))
+    return f"--config={folder}/walk.yaml"
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--data.length=0", "data.length: got 0, expected a number from 1 to"),
+        ("--data.length=-4", "data.length: got -4, expected a number from 1 to"),
+        ("--data.batch_size=0", "data.batch_size: got 0, expected a number from 1 to"),
+        ("--data.seed=-3", "data.seed: got -3, expected a number from 0 to"),
+        ("--model.betas=[2,3]", "model.betas: got 2.0, expected a number from 0 to 1"),
+        ("--model.adam_eps=-1", "model.adam_eps: got -1.0, expected a number from 0 to 1"),
+        ("--model.eps=-1", "model.eps: got -1.0, expected a number from 0 to 1"),
+        ("--model.weight_decay=-1", "model.weight_decay: got -1.0, expected a number from 0 to"),
+        ("--model.hidden=0", "model.hidden: got 0, expected a number from 1 to"),
+        ("--seed_everything=-3", "seed_everything: got -3, expected a number from 0 to"),
+        ("--trainer.max_steps=-7", "trainer.max_steps: got -7, expected a number from 1 to"),
+        ("--model.layers=two", "model.layers: got 'two', expected a whole number"),
+        ("--model.position.floor=[{a: b}]", "model.position.floor: got '[{a: b}]', expected a number"),
+        ("--model.optimizer=sgd", "model.optimizer: got 'sgd', expected one of 'adamw', 'muon'"),
+        ("--trainer.max_epochs=x", "trainer.max_epochs: got 'x', expected a whole number or null"),
+    ],
+)
+def test_an_option_of_fit(option: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert said in complaint(capsys, "fit", config(tmp_path), f"--run_dir={tmp_path}/run", option)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_corpus_that_is_none_needs_shards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = {"class_path": "TokenShards", "init_args": {"vocabulary": 300}}
+    said = complaint(capsys, "fit", config(tmp_path, data=data), f"--run_dir={tmp_path}/run", "--data.corpus=null")
+    assert "directory: got null, expected a folder of shards" in said
+
+
+def test_a_sample_of_a_negative_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "tokens: got -5, expected 0 or more" in complaint(capsys, "inspect", tmp_path, "--tokens=-5")
+
+
+@pytest.mark.parametrize("command", ["fit", "test", "validate", "predict", "export"])
+@pytest.mark.parametrize("content", [b"", b"no checkpoint", b"PK\x03\x04" + b"\0" * 200])
+def test_a_file_that_is_no_checkpoint(
+    command: str, content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "last.ckpt"
+    path.write_bytes(content)
+    given = {"fit": [config(tmp_path), f"--run_dir={tmp_path}/run"], "export": [f"--to={tmp_path}/to"]}.get(command, [])
+    line = complaint(capsys, command, *given, f"--ckpt_path={path}")
+    assert line.startswith(f"error: ckpt_path: {path} is not a checkpoint written by `python run.py fit`")
+    assert "mmap" not in line
+
+
+def _fit_on_a_full_disk(folder: Path, log: Path) -> None:
+    file = os.open(log, os.O_WRONLY | os.O_CREAT)
+    os.dup2(file, 2)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))  # the kernel refuses what goes beyond
+    sys.stderr = os.fdopen(2, "w", buffering=1)
+    try:
+        main(["fit", f"--config={folder}/walk.yaml", f"--run_dir={folder}/run"])
+    except SystemExit as ended:
+        os._exit(ended.code)
+
+
+def test_a_disk_that_is_full(tmp_path: Path) -> None:
+    config(tmp_path)
+    process = FORK.Process(target=_fit_on_a_full_disk, args=(tmp_path, tmp_path / "log.txt"))
+    process.start()
+    process.join()
+    assert process.exitcode == 2
+    line = only_line((tmp_path / "log.txt").read_text())
+    assert line.startswith(f"error: no room for the checkpoint {tmp_path}/run/checkpoints/last.ckpt (File too large)")
+    assert "free some space and resume with --ckpt_path last" in line
+    assert not list((tmp_path / "run" / "checkpoints").iterdir())
+
+
+def test_a_run_that_diverges(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # each step multiplies the matrices by 1 - lr · weight_decay = -1e9
+    options = ["--model.lr=1000", "--model.weight_decay=1000000", "--model.warmup=0", "--trainer.max_steps=40"]
+    line = complaint(capsys, "fit", config(tmp_path), f"--run_dir={tmp_path}/run", *options)
+    assert line.startswith("error: step ")
+    assert "not finite" in line
+    assert "Lower the learning rate or clip the gradient" in line
+
+
+def test_an_unsealed_checkpoint_is_read_with_one_line_of_warning(
+    genuine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = torch.load(genuine, weights_only=True)
+    del content["sha256"]
+    torch.save(content, tmp_path / "old.ckpt")
+    main(["test", f"--ckpt_path={tmp_path}/old.ckpt", f"--run_dir={tmp_path}/test"])
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "old.ckpt" in line]
+    assert line == (
+        f"warning: ckpt_path: {tmp_path}/old.ckpt has no checksum, as those of earlier versions: damage and changes go "
+        "unnoticed"
+    )
