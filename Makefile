@@ -64,6 +64,7 @@ bench: $(VENV)/ready ## ratios measured side by side; records go to benchmarks/r
 	$(RUN) -m benchmarks.attention
 	$(RUN) -m benchmarks.step
 	$(RUN) -m benchmarks.evaluate
+	$(RUN) -m benchmarks.strategies
 
 # on a machine with a GPU python3 has torch for it already: nothing is installed
 gpu: ## parity, attention, a step, evaluation, 162M trained: what a GPU has to show; PIECES="step attention" for some

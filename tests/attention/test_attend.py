@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kerple.attention import attend
+from kerple.attention import attend, blocks
 from kerple.attention.blocks import attend_blocks
 from kerple.attention.reference import attend_reference
 
@@ -79,7 +79,9 @@ def test_queries_are_the_last_rows(dtype, window, queries) -> None:
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("window", [None, 50])
-def test_blocks_agree_too(dtype, window) -> None:
+@pytest.mark.parametrize("kept", [0, 2**22])
+def test_blocks_agree_too(dtype, window, kept: int, monkeypatch) -> None:
+    monkeypatch.setattr(blocks, "KEPT", kept)
     compare(attend_blocks, dtype, 2, 3, 300, 300, window, True)
 
 

@@ -28,11 +28,12 @@ def ours_and_loops(
     Args:
         position: In fp64.
         score: What the paper says a score is.
-        monkeypatch: Makes the blocks small, so that there are several.
+        monkeypatch: Makes the blocks small, so that there are several, and has them computed again.
         window: Keys that are seen.
         offset: Of the positions.
     """
     monkeypatch.setattr(kerple.attention.blocks, "QUERIES_AT_ONCE", 5)
+    monkeypatch.setattr(kerple.attention.blocks, "KEPT", 0)  # hooks are called again on the way back
     torch.manual_seed(0)
     attention = SelfAttention(SHAPE, HEADS, bias=False).double()
     torch.nn.init.normal_(attention.qkv.weight, std=0.4)

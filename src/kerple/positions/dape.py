@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from kerple.errors import UserError
 from kerple.positions.base import Position, Shape
 from kerple.positions.kerple.bias import KerpleLog
+from kerple.positions.pair_network import pair_network
 from kerple.positions.pairs import Pairs
 from kerple.positions.products import product
 
@@ -55,20 +56,17 @@ class DAPE(Position):
 
     def mix(self, s: Tensor, q: Tensor, k: Tensor, pairs: Pairs) -> Tensor:
         b = pairs.read(self._bias)  # (H, Tq, Tk) or (B, H, Tq, Tk)
-        of_s, of_b = self.into.weight.unflatten(-1, (self.taps, -1)).chunk(2, -1)  # (hidden, taps, H) each
-        # what the first layer makes of b is the same for the whole batch, and made once
-        hidden = self._layer(of_s, s, pairs) + self._layer(of_b, b, pairs) + self.into.bias[:, None, None]
-        hidden = F.leaky_relu(hidden, inplace=True)  # (B, hidden, Tq, Tk)
-        return s + b + self._layer(self.out.weight.unflatten(-1, (self.taps, -1)), hidden, pairs)  # (B, H, Tq, Tk)
+        return s + b + self._network(s, b, pairs)  # (B, H, Tq, Tk)
 
     def _bias(self, distance: Tensor) -> Tensor:
         b = self.over.bias(distance)
         assert b is not None
         return b
 
-    def _layer(self, weight: Tensor, x: Tensor, pairs: Pairs) -> Tensor:
-        """One layer without its bias, weight (n, 1, c) over the channels of x (…, c, Tq, Tk); (…, n, Tq, Tk)."""
-        return product(weight[:, 0], x.flatten(-2)).unflatten(-1, x.shape[-2:])
+    def _network(self, s: Tensor, b: Tensor, pairs: Pairs) -> Tensor:
+        """(B, H, Tq, Tk) of scores of that shape and biases of that or (H, Tq, Tk)."""
+        network = self.into.weight, self.into.bias, self.out.weight
+        return pair_network(s.flatten(-2), b.flatten(-2), *network).unflatten(-1, s.shape[-2:])
 
 
 class DAPEv2(DAPE):
@@ -92,7 +90,15 @@ class DAPEv2(DAPE):
 
     taps = 3
 
+    def _network(self, s: Tensor, b: Tensor, pairs: Pairs) -> Tensor:
+        of_s, of_b = self.into.weight.unflatten(-1, (self.taps, -1)).chunk(2, -1)  # (hidden, taps, H) each
+        # what the first layer makes of b is the same for the whole batch, and made once
+        hidden = self._layer(of_s, s, pairs) + self._layer(of_b, b, pairs) + self.into.bias[:, None, None]
+        hidden = F.leaky_relu(hidden, inplace=True)  # (B, hidden, Tq, Tk)
+        return self._layer(self.out.weight.unflatten(-1, (self.taps, -1)), hidden, pairs)
+
     def _layer(self, weight: Tensor, x: Tensor, pairs: Pairs) -> Tensor:
+        """One layer without its bias, weight (n, 3, c) over the channels of x (…, c, Tq, Tk); (…, n, Tq, Tk)."""
         x = F.pad(x.masked_fill(~pairs.seen, 0), (1, 1))  # (…, c, Tq, Tk + 2)
         keys = pairs.seen.shape[-1]
         near = torch.cat([x[..., i : i + keys] for i in range(3)], -3)  # (…, 3c, Tq, Tk): key n - 1, n, n + 1

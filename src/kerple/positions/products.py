@@ -1,5 +1,8 @@
 """Products of matrices in full precision, which strategies use so that neither autocast nor TF32 rounds them."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
@@ -19,15 +22,22 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     return _product(a.to(dtype), b.to(dtype))
 
 
-@torch.library.custom_op("kerple::product", mutates_args=())
-def _product(a: Tensor, b: Tensor) -> Tensor:  # an operator, so that a compiled network sets the precision too
+@contextmanager
+def unrounded(device: torch.device) -> Iterator[None]:
+    """Inside an operator (a compiled network would pass it by): products without autocast and without TF32."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
-        with torch.autocast(a.device.type, enabled=False):
-            return torch.matmul(a, b).contiguous()
+        with torch.autocast(device.type, enabled=False):
+            yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@torch.library.custom_op("kerple::product", mutates_args=())
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    with unrounded(a.device):
+        return torch.matmul(a, b).contiguous()
 
 
 @_product.register_fake
