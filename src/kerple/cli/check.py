@@ -1,4 +1,4 @@
-"""`python run.py check --model.position my_file.Mine`: hold a strategy to every property, and print what holds."""
+"""`python run.py check --model.position my_file.Mine`: check all properties of a strategy, and print the outcomes."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ WORDS = {True: "holds", False: "FAILS", None: "does not apply"}
 
 
 class Model:
-    """What is checked.
+    """The section ``model`` of the command line.
 
     Args:
         position: Positional strategy, by class name or import path, with its own options below it.
@@ -25,20 +25,20 @@ class Model:
 
 
 def main(arguments: list[str]) -> None:
-    """Print a line for each property as soon as it is known.
+    """Check the properties one after the other, and print a line for each.
 
     Args:
-        arguments: Of the command line.
+        arguments: Arguments of the command line.
 
     Raises:
-        SystemExit: With status 1, if some property does not hold.
+        SystemExit: With status 1 if a property does not hold.
         UserError: If the strategy cannot be built.
     """
-    sys.path.insert(0, os.getcwd())  # where a file of one's own lies, whatever the command is called by
+    sys.path.insert(0, os.getcwd())  # the folder of the user's own file, also if the command is `kerple`
     parser = ArgumentParser(prog="run.py check", description=__doc__, exit_on_error=False)
     parser.add_class_arguments(Model, "model")
     build = parser.instantiate_classes(read(parser, arguments)).model.build
-    build(Shape(32, 4, 32))  # a mistake in an option is said once, not once a property
+    build(Shape(32, 4, 32))  # raises for a mistake in an option, which would else be reported with each property
     failed = 0
     for outcome in outcomes(build):
         why = f": {outcome.why}" if outcome.why else ""

@@ -1,4 +1,4 @@
-"""The command: what to do with a comparison. What it needs to run one is imported once the arguments are in order."""
+"""`python run.py compare`: the options. The modules that run a comparison are imported after they are checked."""
 
 from dataclasses import fields
 from importlib import import_module
@@ -12,14 +12,14 @@ from kerple.errors import UserError
 
 
 def main(arguments: list[str]) -> None:
-    """Fit and test what is missing, then report; or report what is finished.
+    """Fit and test the runs that are missing and report all; or report only the finished ones.
 
     Args:
-        arguments: Of the command line, without the command itself.
+        arguments: Arguments of the command.
 
     Raises:
         UserError: If the comparison cannot be run as asked; nothing was started then.
-        SystemExit: With status 1, if runs failed, 130, if it was stopped; what was finished is kept.
+        SystemExit: With status 1 if runs failed, with status 130 if it was stopped. Finished runs are kept.
     """
     if any(argument.startswith("--directories") for argument in arguments):
         options = read(_directories_parser(), arguments)

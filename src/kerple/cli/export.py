@@ -1,4 +1,4 @@
-"""`python run.py export --ckpt_path … --to FOLDER`: a run as a model of transformers."""
+"""`python run.py export --ckpt_path … --to FOLDER`: writes a run as a model of transformers."""
 
 from pathlib import Path
 
@@ -16,10 +16,11 @@ def main(arguments: list[str]) -> None:
     """Write a checkpoint as safetensors, configuration and tokenizer.
 
     Args:
-        arguments: Of the command line.
+        arguments: Arguments of the command.
 
     Raises:
-        UserError: If the checkpoint is not one, the folder is not empty, or it is no stock Llama and has to be one.
+        UserError: If the checkpoint cannot be read, the folder is not empty, or a stock Llama is required and not
+            possible.
     """
     parser = ArgumentParser(prog="run.py export", description=__doc__, exit_on_error=False)
     parser.add_argument("--ckpt_path", type=str, required=True, help="a checkpoint that `fit` has written")

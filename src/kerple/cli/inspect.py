@@ -1,4 +1,4 @@
-"""`python run.py inspect data/…`: what is in a folder of shards, and whether it still is what the manifest says."""
+"""`python run.py inspect data/…`: shows what a folder of shards holds, and compares it with the manifest."""
 
 import random
 from pathlib import Path
@@ -17,10 +17,13 @@ from kerple.errors import UserError
 
 
 def main(arguments: list[str]) -> None:
-    """Print statistics and a decoded sample, verify every checksum.
+    """Print statistics and a decoded sample, and verify all checksums.
+
+    Args:
+        arguments: Arguments of the command.
 
     Raises:
-        ValueError: A file is not what the manifest says.
+        UserError: An argument is out of range, or a file differs from the manifest.
     """
     parser = ArgumentParser(prog="run.py inspect", description=__doc__, exit_on_error=False)
     parser.add_argument("directory", type=Path, help="folder with a manifest.json")
@@ -61,7 +64,7 @@ def show(manifest: Manifest) -> None:
 
 
 def sample(directory: Path, manifest: Manifest, split: str, count: int, seed: int | None = None) -> str:
-    """Decode `count` tokens from a random place of a split, and say where they are."""
+    """Decode `count` tokens at a random place of a split, below a line that says where they are."""
     stream = TokenStream(directory, manifest, split)
     count = min(count, len(stream))
     start = random.Random(seed).randint(0, len(stream) - count)

@@ -41,20 +41,20 @@ from kerple.runs.precision import FAST, SAFE, AutoTrainer, settle
 from kerple.runs.progress import VARIABLE
 from kerple.runs.trust import CONFIG_KEY, check, read_config
 
-# true of every run here, and nothing a user can or should act on
+# warnings of every run that no user has to act on
 HARMLESS = (
-    "The dirpath has changed",  # a test writes beside the fit's checkpoints, not among them
+    "The dirpath has changed",  # a test writes into a folder of its own
     r"`isinstance\(treespec, LeafSpec\)`",
     ".*does not have many workers",  # memory-mapped shards need none
-    ".*is not supported by the model summary",  # an estimate of megabytes that we do not use
+    ".*is not supported by the model summary",  # about an estimate of megabytes that is not used
 )
 
 
 class StoreConfig(SaveConfigCallback):
-    """Writes the resolved configuration beside the logs and into every checkpoint, never over an earlier one."""
+    """Writes the resolved configuration into the run's folder, without overwriting one, and into each checkpoint."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        directory = Path(trainer.log_dir or trainer.default_root_dir)  # asked on every rank: it is a broadcast
+        directory = Path(trainer.log_dir or trainer.default_root_dir)  # on every rank, because log_dir broadcasts
         if self.already_saved or not trainer.is_global_zero:
             return
         self.already_saved = True
@@ -73,7 +73,7 @@ class StoreConfig(SaveConfigCallback):
 
 
 class CLI(LightningCLI):
-    """LightningCLI with a directory for each run, and a model and data that `test` finds in the checkpoint."""
+    """LightningCLI with a folder for each run, whose `test` takes model and data from the checkpoint."""
 
     checkpoint: dict[str, Any] | None = None
     subcommand: str
@@ -88,8 +88,8 @@ class CLI(LightningCLI):
 
     def before_fit(self) -> None:
         config = self.config[self.subcommand]
-        if config.weights is not None and config.ckpt_path is None:  # what is resumed has them
-            from kerple.cli.weights import start_from  # an optional group, asked for by this flag
+        if config.weights is not None and config.ckpt_path is None:  # a resumed run has its own weights
+            from kerple.cli.weights import start_from  # needs optional packages
 
             start_from(self.model.network, config.weights, tuple(config.trust.split(",")))
 
@@ -98,7 +98,7 @@ class CLI(LightningCLI):
         ranges.check(self.config[self.config.subcommand], self.config.subcommand, self._model_class)
 
     def _parse_ckpt_path(self) -> None:
-        """Lightning lets a checkpoint's hyper-parameters win over flags; `checkpoint_first` does it the other way."""
+        """Do nothing: Lightning would let a checkpoint's options win over flags; `checkpoint_first` lets flags win."""
 
     def before_instantiate_classes(self) -> None:
         config = self.config[self.subcommand]
@@ -107,22 +107,22 @@ class CLI(LightningCLI):
             directory = fit_directory(
                 config.run_dir, config.logs, config.experiment, strategy, config.seed_everything, config.ckpt_path
             )
-            if config.ckpt_path == "last":  # of this run; nothing to resume is a fresh start, so that a requeued job
-                last = directory / "checkpoints" / "last.ckpt"  # can be given the same command line every time
+            if config.ckpt_path == "last":  # without one this is a new start, so that a requeued job can use it always
+                last = directory / "checkpoints" / "last.ckpt"
                 config.ckpt_path = str(last) if last.is_file() else None
             if config.ckpt_path is not None:
                 self.checkpoint = check(config.ckpt_path)
                 config.auto_precision = _auto_precision(self.checkpoint)
         else:
             directory = test_directory(config.run_dir, config.ckpt_path, self.subcommand)
-            self.checkpoint = check(config.ckpt_path, sealed=False)  # `checkpoint_first` has looked at all of it
-            # the training length is the checkpoint's, whatever length the data is read in now
+            self.checkpoint = check(config.ckpt_path, sealed=False)  # `checkpoint_first` has checked all of it
+            # the training length is the checkpoint's, even if data.length is another
             config.model.length = stored_length(self.checkpoint) or config.model.length
         settle(config, self.subcommand)
-        config.weights_only = True  # a checkpoint is data: nothing in it may run
+        config.weights_only = True  # nothing in a checkpoint may run
         config.trainer.default_root_dir = str(directory)
         if config.trainer.logger in (None, True):
-            # save_dir/name/version: checkpoints, events and results land in the run's own folder
+            # without name and version, checkpoints, events and results are written into the run's folder itself
             self._logger = TensorBoardLogger(str(directory), name="", version="", default_hp_metric=False)
 
     def instantiate_classes(self) -> None:
@@ -137,7 +137,7 @@ class CLI(LightningCLI):
             fit = self.subcommand == "fit"
             agree(self.config[self.subcommand].ckpt_path, self.checkpoint, self.model, resume=fit)
             if isinstance(self.datamodule, TokenShards):
-                self.datamodule.reads_only = not fit  # nothing is written where a checkpoint says
+                self.datamodule.reads_only = not fit  # a checkpoint must not decide where files are written
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         logger = getattr(self, "_logger", None)
@@ -152,7 +152,7 @@ class CLI(LightningCLI):
             callbacks = _with_safety(callbacks, trainer["enable_checkpointing"])
         shown = trainer["enable_progress_bar"]
         if VARIABLE in os.environ or (shown is not False and not sys.stdout.isatty()):
-            kwargs["enable_progress_bar"] = False  # a bar is unreadable in a file
+            kwargs["enable_progress_bar"] = False  # a file cannot show a bar
             callbacks = [*(c for c in callbacks if not isinstance(c, ProgressBar)), ProgressLines()]
         elif self.subcommand == "fit":
             callbacks = _with_bar(callbacks, shown)
@@ -164,7 +164,7 @@ class CLI(LightningCLI):
 
 
 def _auto_precision(checkpoint: Any) -> str | None:
-    """What the precision of a fit came to, None if it was asked for by name or the checkpoint does not say."""
+    """The precision that ``auto`` meant in a fit; None if it was not ``auto``, or is not in the checkpoint."""
     text = checkpoint.get(CONFIG_KEY) if isinstance(checkpoint, dict) else None
     try:
         stored = yaml.safe_load(text) if isinstance(text, str) else None
@@ -175,13 +175,13 @@ def _auto_precision(checkpoint: Any) -> str | None:
 
 
 def _with_safety(given: list[Callback], checkpoints: bool | None) -> list[Callback]:
-    """What every fit has, unless the configuration sets it up itself: a run can always be resumed, and explained."""
+    """The callbacks, and those by which every fit can be resumed and explained, unless they are configured."""
     safety = [RandomState, Finite, Provenance, *([] if checkpoints is False else [LastCheckpoint])]
     return given + [kind() for kind in safety if not any(isinstance(callback, kind) for callback in given)]
 
 
 def _with_bar(given: list[Callback], shown: bool | None) -> list[Callback]:
-    """A bar for a fit in a terminal, unless it has its own or is to have none."""
+    """The callbacks, and a progress bar unless there is one or none is wanted."""
     own = any(isinstance(callback, ProgressBar) for callback in given)
     return given if own or shown is False else [*given, SteadyProgress()]
 
@@ -190,12 +190,12 @@ def run(arguments: list[str], description: str) -> None:
     """Fit, validate or test.
 
     Args:
-        arguments: Of the command line, the command first.
-        description: Of the program, for its help.
+        arguments: The command and its arguments.
+        description: Description of the program, for its help.
 
     Raises:
-        UserError: If a model, its data or its trainer cannot be made as asked.
-        ArgumentError: If the line does not parse.
+        UserError: If the model, its data or its trainer cannot be built as asked.
+        ArgumentError: If the arguments do not parse.
     """
     settle_torch()
     if arguments[:1] in (["test"], ["validate"]):  # it has callbacks of its own
@@ -219,15 +219,15 @@ def run(arguments: list[str], description: str) -> None:
 
 
 def settle_torch() -> None:
-    """What holds for every command that computes: speed on a GPU, the same bits each time on a CPU, no idle warnings.
+    """Settings of torch for all commands that compute: TF32 on a GPU, reproducible products on a CPU, fewer warnings.
 
-    MKL ends products of matrices in the same bits in its reproducible mode alone, and only if it does not choose the
-    number of threads itself; resumption bit for bit needs that.
+    Resumption bit for bit needs matrix products with the same bits each time. MKL gives them only in its reproducible
+    mode, and only if it does not choose the number of threads.
     """
     if torch.cuda.is_available():  # TF32; on the CPU "high" is a slower path, four times at width 64
         torch.set_float32_matmul_precision("high")
     os.environ.setdefault("MKL_CBWR", "AUTO")  # read at the first product
-    torch.set_num_threads(torch.get_num_threads())  # ends MKL's own choice
+    torch.set_num_threads(torch.get_num_threads())  # switches MKL's own choice off
     # what it advertises is not for this run
     logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(lambda told: "Tip:" not in told.getMessage())
     # at every checkpoint: that it holds more than weights
@@ -238,7 +238,7 @@ def settle_torch() -> None:
 
 
 def _say_on_the_first_process() -> None:
-    """Show what this package logs, such as the way attention is done, once and not once a process."""
+    """Show log messages of this package, such as the choice of attention, only on the first process."""
     logger = logging.getLogger("kerple")
     logger.setLevel(logging.WARNING if getattr(rank_zero_only, "rank", 0) else logging.INFO)
     if not logger.handlers:
@@ -255,7 +255,7 @@ def _option(arguments: list[str], *names: str) -> list[str]:
 
 
 def _check_position(arguments: list[str]) -> None:
-    """Name the strategies when an unknown one is asked for: the parser's own message speaks of callables."""
+    """Raise an error that names all strategies if one is unknown; the parser's message does not."""
     given: list[Any] = [*_option(arguments, "--model.position")]
     models = [Path(path) for path in _option(arguments, "--model")]
     for path in map(Path, _option(arguments, "--config", "-c")):
@@ -274,7 +274,7 @@ def _check_position(arguments: list[str]) -> None:
 
 
 def _mapping(path: Path) -> dict[str, Any]:
-    """The YAML file's content, or nothing where the parser will have to complain."""
+    """Content of a YAML file; empty if it cannot be read, about which the parser will complain."""
     try:
         content = yaml.safe_load(path.read_text())
     except (OSError, yaml.YAMLError):
@@ -283,7 +283,7 @@ def _mapping(path: Path) -> dict[str, Any]:
 
 
 def checkpoint_first(arguments: list[str]) -> list[str]:
-    """Put what a checkpoint says before what the command line says, so that the command line wins."""
+    """Insert the configuration of the checkpoint before the arguments, so that the arguments win."""
     trust = tuple(package for value in _option(arguments, "--trust") for package in value.split(","))
     if arguments[:1] == ["fit"] and (weights := _option(arguments, "--weights")):
         from kerple.cli.weights import architecture_first
@@ -294,7 +294,7 @@ def checkpoint_first(arguments: list[str]) -> list[str]:
     paths = _option(arguments, "--ckpt_path")
     if not paths:
         raise UserError(f"ckpt_path: got nothing, expected a checkpoint to {arguments[0]}; add --ckpt_path FILE")
-    # its devices and strategy are left out: they are those of the machine that trained, not of the one that tests
+    # without devices and strategy, which belong to the machine that trained
     config = read_config(paths[-1], offer(trust))
     if config.get("auto_precision"):
         config["trainer"]["precision"] = "auto"

@@ -1,4 +1,4 @@
-"""What a checkpoint may name, when `test`, `validate` or `predict` set up what it was trained with."""
+"""The classes that a checkpoint may name when `test`, `validate` or `predict` build its model and data."""
 
 import inspect
 import sys
@@ -29,7 +29,7 @@ LIGHTNINGS = (
     lightning.Timer,
 )
 BOLTS = (kerple.bolts.ModuleDataMonitor, kerple.bolts.TrainingDataMonitor)
-# modules of earlier versions: stored configurations and users' own name classes by them
+# old modules, which stored configurations and those of users may name
 RENAMED = {
     "kerple.callbacks.attention": "kerple.callbacks",
     "kerple.callbacks.checkpoints": "kerple.callbacks",
@@ -43,7 +43,11 @@ RENAMED = {
 
 
 def offer(trust: tuple[str, ...] = ()) -> Offer:
-    """The strategies, data modules, tasks and callbacks of this project, and some of Lightning's callbacks."""
+    """The offered classes: strategies, data, tasks and callbacks of this project, and some of Lightning's callbacks.
+
+    Args:
+        trust: Packages whose classes are offered too.
+    """
     return Offer(
         model=LanguageModel,
         data=LightningDataModule,
@@ -66,7 +70,7 @@ def _concrete(module: ModuleType, base: type) -> tuple[type, ...]:
 
 
 def know_old_names() -> None:
-    """Have the parser find classes by the modules of earlier versions, in a user's configuration too."""
+    """Make old module names importable, so that the parser finds classes by them in any configuration."""
     for old, new in RENAMED.items():
         if old not in sys.modules:
             sys.modules[old] = import_module(new)

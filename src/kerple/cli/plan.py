@@ -1,4 +1,4 @@
-"""`python run.py plan --config …`: what a fit will take, before anything runs: the flags are those of `fit`."""
+"""`python run.py plan --config …`: computes the cost of a fit before it runs; the flags are those of `fit`."""
 
 import logging
 from typing import Any
@@ -15,14 +15,17 @@ from kerple.errors import UserError
 from kerple.lm import LanguageModel
 from kerple.model.cost import CHIPS, Chip, Memory, flops, memory, parameters
 
-EFFICIENCY = 0.4  # of a chip's peak: the goal on an H100 (docs/how-to/gpu.md), not a measurement
-NODE = 8  # devices
-NETWORK = 50e9  # bytes a second from device to device of two nodes: 400 Gb/s each
+EFFICIENCY = 0.4  # share of a chip's peak: the goal on an H100 (docs/how-to/gpu.md), not a measurement
+NODE = 8  # devices in a node
+NETWORK = 50e9  # bytes per second between devices of two nodes: 400 Gb/s each
 AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 
 def main(arguments: list[str]) -> None:
     """Print parameters, tokens, FLOPs, memory by part, steps and hours.
+
+    Args:
+        arguments: Arguments of the command.
 
     Raises:
         UserError: If a flag is out of range, or the configuration is not one of `fit`.
@@ -44,7 +47,7 @@ def main(arguments: list[str]) -> None:
     if any(not n.isdecimal() or int(n) < 1 for n in given.devices.split(",")):
         raise UserError(f"devices: got {given.devices!r}, expected numbers such as 1,8")
     devices = [int(n) for n in given.devices.split(",")]
-    logging.getLogger("kerple").setLevel(logging.WARNING)  # nothing is trained here: no way of attention is taken
+    logging.getLogger("kerple").setLevel(logging.WARNING)  # without the choice of attention, as nothing is trained
     console = Console()
     for table in tables(given, [chips[name] for name in given.chips.split(",")], devices, given.efficiency):
         console.print(table)
@@ -56,14 +59,14 @@ def main(arguments: list[str]) -> None:
 
 
 def build(config: Namespace) -> LanguageModel:
-    """The model of a configuration, on torch's default device."""
+    """Build the model of a configuration on torch's default device."""
     parser = ArgumentParser()
     parser.add_class_arguments(LanguageModel, "model")
     return parser.instantiate_classes(parser.parse_object({"model": config.model.as_dict()})).model
 
 
 def tables(config: Namespace, chips: list[Chip], devices: list[int], efficiency: float) -> list[Table]:
-    """What is printed: the work, the memory of one device, and the hours."""
+    """The tables that are printed: the work, the memory of a device, and the hours."""
     data, trainer = config.data.init_args, config.trainer
     for name in ("batch_size", "length"):
         if not isinstance(data.get(name), int):
@@ -98,7 +101,7 @@ def tables(config: Namespace, chips: list[Chip], devices: list[int], efficiency:
 
 
 def moments(model: LanguageModel) -> float:
-    """Numbers the optimiser keeps for a parameter, on average: AdamW two, Muon one for a matrix of the blocks."""
+    """Mean number of moments per parameter: two with AdamW, one for the blocks' matrices with Muon."""
     if not model.muon:
         return 2.0
     matrices = sum(p.numel() for group in model._muon_groups() for p in group["params"])
@@ -119,7 +122,7 @@ def _hours(total: float, needed: Memory, steps: int, chips: list[Chip], devices:
     for chip in chips:
         cells = []
         for n in devices:
-            compute = total / steps / n / (chip.flops * efficiency)  # seconds a step
+            compute = total / steps / n / (chip.flops * efficiency)  # seconds per step
             rate = chip.link if n <= NODE else NETWORK
             exchange = 2 * needed.gradients * (n - 1) / n / rate  # a ring sends all but one n-th twice
             hidden = compute * 2 / 3  # the backward pass

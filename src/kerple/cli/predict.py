@@ -1,4 +1,4 @@
-"""`python run.py predict --ckpt_path … --prompt …`: continue a prompt, streaming to the terminal."""
+"""`python run.py predict --ckpt_path … --prompt …`: continues a prompt, and prints tokens as they are generated."""
 
 import sys
 from collections.abc import Iterator
@@ -21,12 +21,12 @@ from kerple.model.generation import generate
 from kerple.runs.trust import check, read_config
 from kerple.tasks import TaskData
 
-UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what the bytes of a character decode to before the last of them is there
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what an incomplete character decodes to
 
 
 @runtime_checkable
 class Text(Protocol):
-    """Data that can be read and written as text: `TokenShards`, `TaskData`."""
+    """A data module that can encode and decode text, such as `TokenShards` and `TaskData`."""
 
     def setup(self, stage: str) -> None: ...
 
@@ -36,13 +36,13 @@ class Text(Protocol):
 
 
 def main(arguments: list[str]) -> None:
-    """Print the prompt and, as they are made, the tokens that follow it.
+    """Print the prompt, and then each generated token.
 
     Args:
-        arguments: Of the command line.
+        arguments: Arguments of the command.
 
     Raises:
-        UserError: If the checkpoint is not one, the prompt cannot be encoded or a number is out of range.
+        UserError: If the checkpoint cannot be read, the prompt cannot be encoded or a number is out of range.
     """
     parser = ArgumentParser(prog="run.py predict", description=__doc__, exit_on_error=False)
     parser.add_argument("--ckpt_path", type=str, required=True, help="a checkpoint that `fit` has written")
@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"seed: got {given.seed}, expected 0 to 2^63 - 1")
     try:
         torch.empty(0, device=given.device)
-    except (RuntimeError, AssertionError) as error:  # an unknown one, or one torch was built without
+    except (RuntimeError, AssertionError) as error:  # the device is unknown, or torch was built without it
         reason = str(error).splitlines()[0]
         raise UserError(f"device: got {given.device!r}, expected one torch has here, such as cpu: {reason}") from error
 
@@ -92,7 +92,7 @@ def main(arguments: list[str]) -> None:
         generator=random,
     )
     following = pieces(data, (int(token) for token in new), end)
-    first = next(following, "")  # a number out of range is found out here, before anything is printed
+    first = next(following, "")  # raises here if a number is out of range, before anything is printed
     try:
         for piece in chain([given.prompt + first], following):
             sys.stdout.write(piece)
@@ -102,15 +102,15 @@ def main(arguments: list[str]) -> None:
 
 
 def load(path: str, trust: tuple[str, ...] = (), device: str = "cpu") -> tuple[LanguageModel, Text]:
-    """The model of a checkpoint, in evaluation mode, and the data it was trained on, set up to encode and decode.
+    """Load the model of a checkpoint, in evaluation mode, and its data module, which can encode and decode.
 
     Args:
-        path: A checkpoint that `fit` has written.
-        trust: Packages, beside this one and Lightning, whose classes it may name.
-        device: Where the model goes.
+        path: Path of a checkpoint that `fit` has written.
+        trust: Packages, beside this one and Lightning, whose classes the checkpoint may name.
+        device: Device of the model.
 
     Raises:
-        UserError: If it is no such checkpoint, or its data is gone.
+        UserError: If there is no such checkpoint, or its data is missing.
     """
     config = read_config(path, offer(trust))
     parser = LightningArgumentParser()
@@ -119,7 +119,7 @@ def load(path: str, trust: tuple[str, ...] = (), device: str = "cpu") -> tuple[L
     if not isinstance(made.data, Text):  # a user's own data module
         raise UserError(f"ckpt_path: {path} was trained on {type(made.data).__name__}, which cannot encode a prompt")
     made.data.setup("predict")
-    content = check(path, sealed=False)  # `read_config` has looked at all of it
+    content = check(path, sealed=False)  # `read_config` has checked all of it
     agree(path, content, made.model, resume=False)
     made.model.load_state_dict(content["state_dict"])
     made.model.attach(made.data)
@@ -127,12 +127,12 @@ def load(path: str, trust: tuple[str, ...] = (), device: str = "cpu") -> tuple[L
 
 
 def end_of_text(data: Text) -> int:
-    """The token after which a text or an answer is over."""
+    """Id of the token that ends a text or an answer."""
     return data.end if isinstance(data, TaskData) else cast(TokenShards, data).manifest.end_of_text
 
 
 def pieces(data: Text, tokens: Iterator[int], end: int) -> Iterator[str]:
-    """Text of a stream of tokens, in pieces that never end inside a character; the end token is not shown."""
+    """Yield the text of a stream of tokens in pieces of whole characters, without the end token."""
     waiting: list[int] = []
     for token in tokens:
         if token == end:

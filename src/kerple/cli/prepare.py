@@ -1,4 +1,4 @@
-"""`python run.py prepare --config …`: build the shards a data config asks for, nothing else."""
+"""`python run.py prepare --config …`: prepares the shards of a configuration, and nothing else."""
 
 import argparse
 from pathlib import Path
@@ -15,13 +15,13 @@ from kerple.errors import UserError
 
 
 def main(arguments: list[str]) -> None:
-    """Build what is missing and print what is there.
+    """Prepare the shards that are missing, and print a summary.
 
     Args:
-        arguments: Of the command line. A config may be of `data` alone or a whole run's, of which only `data` is used.
+        arguments: Arguments of the command. Of a configuration, only the section `data` is used.
 
     Raises:
-        UserError: A config cannot be read or has no `data` section.
+        UserError: A configuration cannot be read or has no section `data`.
     """
     parser = ArgumentParser(prog="run.py prepare", description=__doc__, exit_on_error=False)
     parser.add_argument("--config", action="config", help="a config with a `data` section; what follows it wins")
@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> None:
 
 
 def prepare(data: TokenShards) -> None:
-    """Build the shards of a datamodule and print a summary of them."""
+    """Prepare the shards of a data module and print a summary of them."""
     data.prepare_data()
     data.setup()
     show(data.manifest)

@@ -1,4 +1,4 @@
-"""What numbers an option can be: said in one table, held against a command's configuration before anything is built."""
+"""Ranges of numeric options, in one table, with which a configuration is compared before anything is built."""
 
 import math
 from collections.abc import Iterator
@@ -12,8 +12,8 @@ from jsonargparse import Namespace
 from kerple.errors import UserError
 from kerple.runs.signatures import options, takes_null
 
-COUNT, ENDLESS = 1 << 40, (1 << 63) - 1  # no count of ours is larger; what an int64 holds
-LARGEST_OF_A_STRATEGY = 1 << 24  # of widths, rows, distances
+COUNT, ENDLESS = 1 << 40, (1 << 63) - 1  # the largest count, and the largest int64
+LARGEST_OF_A_STRATEGY = 1 << 24  # the largest width, number of rows or distance
 RANGES: dict[str, tuple[float, float]] = {
     "seed_everything": (0, (1 << 32) - 1),
     "model.layers": (1, 10_000),
@@ -67,7 +67,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "trainer.gradient_clip_val": (0, math.inf),
     "trainer.reload_dataloaders_every_n_epochs": (0, ENDLESS),
 }
-OUTSIDE = {"model.betas": 1, "model.adam_eps": 0, "model.lr": 0, "model.init": 0}  # ends that are not in their range
+OUTSIDE = {"model.betas": 1, "model.adam_eps": 0, "model.lr": 0, "model.init": 0}  # ends outside their range
 
 
 def check(config: Namespace, command: str, model: type | None = None) -> None:
@@ -89,7 +89,7 @@ def check(config: Namespace, command: str, model: type | None = None) -> None:
     for name, number in _numbers(given):
         low, high = RANGES.get(name, (-math.inf, math.inf))
         if name == "trainer.max_steps" and command in ("fit", "plan"):
-            low = 1  # the schedule spans all steps
+            low = 1  # the schedule needs the number of steps
         if math.isnan(number) or not low <= number <= high or (isinstance(number, int) and abs(number) > ENDLESS):
             expected = f"a number from {_told(low)} to {_told(high)}" if name in RANGES else "a number of 64 bits"
             raise UserError(f"{name}: got {number}, expected {expected}")
@@ -118,7 +118,7 @@ def _nulls(node: Any, owner: Any, name: str) -> Iterator[str]:
 
 
 def _numbers(node: Any, name: str = "") -> Iterator[tuple[str, int | float]]:
-    """Numbers of a configuration by the names that options have on the command line."""
+    """Yield the numbers of a configuration with the names of their options on the command line."""
     if isinstance(node, dict):
         for key, value in node.items():
             yield from _numbers(value, name if key == "init_args" else f"{name}.{key}".lstrip("."))
@@ -135,7 +135,7 @@ def _told(number: float) -> str:
 
 
 def _check_size(model: Any) -> None:
-    """Refuse a model whose weights alone are more than all memory here: to ask for it would end other programs."""
+    """Refuse a model whose weights are larger than the memory of this machine; building it could end other programs."""
     if not isinstance(model, Namespace) or not all(isinstance(model.get(key), int) for key in ("layers", "dim")):
         return
     hidden = model.get("hidden") or 4 * model.dim

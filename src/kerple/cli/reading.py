@@ -9,7 +9,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from kerple.errors import UserError
 
-MISTAKES = (ArgumentError, ValueError, TypeError)  # the last two come through for some values of nested options
+MISTAKES = (ArgumentError, ValueError, TypeError)  # the parser raises the last two for some values of nested options
 KINDS = {
     "int": "a whole number",
     "float": "a number",
@@ -29,14 +29,14 @@ EXPECTED = re.compile(
 
 
 def read(parser: ArgumentParser, arguments: list[str]) -> Namespace:
-    """What a command line asks for.
+    """Parse the arguments of a command.
 
     Args:
-        parser: Of the command, with ``exit_on_error=False``.
-        arguments: Of the command line.
+        parser: Parser of the command, with ``exit_on_error=False``.
+        arguments: Arguments of the command line.
 
     Raises:
-        UserError: If it does not parse.
+        UserError: If they do not parse.
     """
     try:
         return parser.parse_args(arguments)
@@ -45,10 +45,10 @@ def read(parser: ArgumentParser, arguments: list[str]) -> Namespace:
 
 
 def _guilty(parser: ArgumentParser, arguments: list[str]) -> tuple[str, str] | None:
-    """The last option, and its value, without which the line parses; None if there is no single one.
+    """The last option without which the arguments parse, and its value; None if there is no such option.
 
-    The parser itself does not always say: where a class or one of several types is asked for, its message is about
-    what it tried with the value.
+    The parser's message does not always name the option: if it expects a class or one of several types, it describes
+    its attempts.
     """
     for name, value, rest in reversed(list(_each_left_out(arguments))):
         try:
@@ -60,7 +60,7 @@ def _guilty(parser: ArgumentParser, arguments: list[str]) -> tuple[str, str] | N
 
 
 def _each_left_out(arguments: list[str]) -> Iterator[tuple[str, str, list[str]]]:
-    """Each option with its value, and the line without it."""
+    """Yield each option, its value, and the arguments without it."""
     for i, argument in enumerate(arguments):
         if argument.startswith("--"):
             name, equals, value = argument[2:].partition("=")

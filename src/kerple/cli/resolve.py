@@ -1,4 +1,4 @@
-"""The configuration a run would have, default values included: what a run that exists is held against."""
+"""The resolved configuration of a run, with all default values, for comparison with that of an existing run."""
 
 from functools import cache
 from typing import Any
@@ -16,14 +16,14 @@ from kerple.compare.comparison import Job
 from kerple.errors import UserError
 from kerple.lm import LanguageModel
 
-PLACES = ("run_dir", "ckpt_path", "config", "logs", "experiment", "trust", "auto_precision")  # where, not what
+PLACES = ("run_dir", "ckpt_path", "config", "logs", "experiment", "trust", "auto_precision")  # where a run is
 
 
 def resolve(job: Job) -> dict[str, Any]:
-    """Resolved configuration of a run's fit, of a pretrained model's test, nested.
+    """The resolved configuration of a run's fit, or of a pretrained model's test, nested.
 
     Raises:
-        UserError: If the command line does not parse; with the parser's own message.
+        UserError: If the run's arguments do not parse; the message is the parser's.
     """
     try:
         if job.pretrained:
@@ -46,7 +46,7 @@ def _parser() -> LightningArgumentParser:
 
 
 def prepare(data: dict[str, Any] | None) -> LightningDataModule:
-    """Build what the data of a configuration lacks, once, before runs that share it start side by side; set up."""
+    """Prepare the data of a configuration before several runs start with it; return the data module, set up."""
     parser = ArgumentParser()
     parser.add_subclass_arguments(LightningDataModule, "data")
     made = parser.instantiate_classes(parser.parse_object({"data": data})).data

@@ -1,4 +1,4 @@
-"""What a comparison shows while it works: a live table in a terminal, a line now and then in a file."""
+"""`Board`: the progress of a comparison, as a live table in a terminal, or as lines in a file."""
 
 import time
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ class Board:
     """All runs at a glance: done, running, to do, time left; of each that runs its step, loss, speed and time left.
 
     Args:
-        work: Every run of the comparison.
-        to_do: Those that are not finished, in their order.
-        parallel: How many run at a time.
-        console: Where to show it; a live table if it is a terminal.
+        work: All runs of the comparison.
+        to_do: The runs that are not finished, in order.
+        parallel: Number of runs at a time.
+        console: Console to print to; the table is live if it is a terminal.
     """
 
     def __init__(self, work: Sequence[Job], to_do: Sequence[Job], parallel: int, console: Console) -> None:
@@ -50,7 +50,7 @@ class Board:
             self._live.stop()
 
     def ended(self, job: Job, well: bool) -> None:
-        """A run has come to its end."""
+        """Record that a run has ended, and whether it went well."""
         self.open.remove(job)
         self.done += well
         if well and job in self._first_seen:
@@ -58,7 +58,7 @@ class Board:
         job.beside(".progress").unlink(missing_ok=True)
 
     def tick(self) -> None:
-        """Show how far everything is, if it is time to."""
+        """Show the progress; in a file, only if enough time has passed."""
         running = self.running()
         for job in running:
             self._first_seen.setdefault(job, time.monotonic())
@@ -72,7 +72,7 @@ class Board:
                 self.console.print(f"[{head}]{text}", markup=False)
 
     def say(self, text: str) -> None:
-        """Print a line above what moves."""
+        """Print a line above the live table."""
         self.console.print(f"[{self.done}/{self.total}] {text}", markup=False)
 
     def advise(self, minutes: float | None, smaller: str | None) -> None:
@@ -96,18 +96,18 @@ class Board:
         self.say(text)
 
     def running(self) -> dict[Job, dict[str, Any]]:
-        """What each run that is at work tells of itself."""
+        """The progress of each run that is being executed."""
         told = {job: read(job.beside(".progress")) for job in self.open}
         return {job: content for job, content in told.items() if content}
 
     def summary(self, running: dict[Job, dict[str, Any]]) -> str:
-        """Counts of runs, and the time left."""
+        """Numbers of runs that are done, running and to do, and the time left, as text."""
         text = f"{self.done}/{self.total} done, {len(running)} running, {len(self.open) - len(running)} to do"
         left = self.left(running)
         return text if left is None else f"{text}, about {duration(left)} left"
 
     def left(self, running: dict[Job, dict[str, Any]]) -> float | None:
-        """Seconds until all runs are done, None before the pace of the first is known."""
+        """Seconds until all runs are done; None before the pace of the first one is known."""
         self._paces = [told["for"] + told["left"] for told in running.values() if settled(told)] or self._paces
         whole = self.took or self._paces
         if not whole:
@@ -127,6 +127,6 @@ class Board:
 
 
 def settled(told: dict[str, Any]) -> bool:
-    """Whether a run has trained long enough for its pace to be believed."""
+    """Whether a run has trained long enough for its pace to be a good estimate."""
     enough = told.get("for", 0) >= SETTLED and told.get("since", 0) >= STEPS
     return told.get("doing") == "training" and "left" in told and enough

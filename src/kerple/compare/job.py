@@ -1,4 +1,4 @@
-"""One run of a comparison: fitted, tested, resumed or left alone, whatever had happened to it before."""
+"""Execution of one run of a comparison: it is fitted, tested, resumed or left alone, depending on its state."""
 
 import contextlib
 import fcntl
@@ -25,8 +25,7 @@ RUN = checkout if (checkout := Path(kerple.__file__).parents[2] / "run.py").is_f
 
 
 def state(job: Job) -> dict[str, Any]:
-    """What is known of a run: the ``config`` it was started with (null: it is being removed), whether it is ``fitted``,
-    the flags of ``tests`` done."""
+    """The state of a run: its ``config`` (null while it is removed), whether it is ``fitted``, and its ``tests``."""
     path = job.beside(".json")
     try:
         return json.loads(path.read_text()) if path.exists() else {}
@@ -37,7 +36,7 @@ def state(job: Job) -> dict[str, Any]:
 
 
 def finished(job: Job) -> bool:
-    """Whether the run was fitted and tested as it is to be tested, and the results are there."""
+    """Whether the run was fitted, was tested with the present flags, and has results."""
     known = state(job)
     if not known.get("fitted") or not any(job.test_folder.glob("*.json")):
         return False
@@ -46,11 +45,11 @@ def finished(job: Job) -> bool:
 
 
 def differences(job: Job, config: dict[str, Any]) -> list[str]:
-    """Keys, with both values, in which a run was started with another configuration than the one asked for now.
+    """Differences, with both values, between the configuration that a run was started with and the present one.
 
     Args:
         job: The run.
-        config: Its resolved configuration, flat.
+        config: Its present configuration, resolved and flat.
     """
     known = state(job).get("config")
     if known is None:
@@ -68,23 +67,23 @@ def run(
     program: Path = RUN,
     begun: Callable[[Child], None] = lambda child: None,
 ) -> None:
-    """Bring a run to its end from wherever it is. Safe to kill at any point and to call again.
+    """Finish a run, whatever its state is. It can be killed at any time and called again.
 
-    The state file says only what is certain: "fitted" is written after the fit has ended well. Between, the checkpoint
-    decides: with one the fit is resumed, without one the folder is cleared. A child that outlives a killed parent holds
-    the run's lock, so it is waited for instead of being joined by a second one in the same folder.
+    The state file records "fitted" only after the fit has ended well. Before that, the checkpoint decides: if there is
+    one, the fit is resumed, else the folder is cleared. A child process that outlives its killed parent holds the run's
+    lock, so that it is waited for, and no second process works in the same folder.
 
     Args:
         job: The run.
-        config: Its resolved configuration, flat; recorded, so that a change is seen later.
-        threads: CPU threads for the child.
-        say: Where progress goes.
-        program: What is called as ``run.py``.
-        begun: Given the process of the run, which may be asked to stop.
+        config: Its resolved configuration, flat, which is recorded so that a later change is noticed.
+        threads: Number of CPU threads of the child process.
+        say: Function that prints progress.
+        program: The program that is run as ``run.py``.
+        begun: Function that is called with the child process, which can be asked to stop.
 
     Raises:
-        Failed: If the fit or the test fails, or another comparison has started the run with another configuration since
-            this one looked.
+        Failed: If the fit or the test fails, or another comparison has meanwhile started the run with another
+            configuration.
     """
     with _lock(job, say) as lock, Child(job, threads, lock, program) as child:
         begun(child)
@@ -94,7 +93,7 @@ def run(
             )
         known = state(job)
         if known.get("config") is None:
-            if known:  # `forget` was killed
+            if known:  # `forget` was killed before its end
                 shutil.rmtree(job.directory, ignore_errors=True)
             known = {"config": config, "fitted": job.pretrained, "tests": {}}
             _write(job, known)
@@ -107,7 +106,7 @@ def run(
             if not resume:
                 shutil.rmtree(job.directory, ignore_errors=True)
             say(f"{job.name}: {'resuming' if resume else 'fitting'}")
-            # not "last": that is of the newest version beside this folder, which somebody may have made by hand
+            # a path instead of "last", which would take the newest version of this folder, even one made by hand
             checkpoint = [f"--ckpt_path={job.checkpoint}"] if resume else []
             child.call("fit", *job.fit, *checkpoint)
             known |= {"fitted": True, "tests": {}}
@@ -117,7 +116,7 @@ def run(
             if job.test_folder.exists() and name not in known["tests"]:
                 _set_aside(job.test_folder)
             shutil.rmtree(job.test_folder, ignore_errors=True)
-            known["tests"][name] = None  # from here on the folder is ours
+            known["tests"][name] = None  # from now on the folder belongs to this comparison
             _write(job, known)
             say(f"{job.name}: testing")
             checkpoint = [] if job.pretrained else [f"--ckpt_path={job.checkpoint}"]
@@ -128,7 +127,7 @@ def run(
 
 
 def asked_of_test(job: Job) -> dict[str, Any]:
-    """What a test is asked for: its flags, and what the configs among them say."""
+    """The flags of a test, and the contents of the configurations among them."""
     paths = [flag.removeprefix("--config=") for flag in job.test if flag.startswith("--config=")]
     return {
         "flags": _settings(job.test),
@@ -137,17 +136,16 @@ def asked_of_test(job: Job) -> dict[str, Any]:
 
 
 def _settings(flags: Iterable[str]) -> list[str]:
-    # a run that is copied or found by another path was tested all the same
+    # a test counts also if the run was copied or has another path
     return [flag for flag in flags if not flag.startswith("--run_dir=")]
 
 
 def objections(job: Job, config: dict[str, Any]) -> list[str]:
-    """Why a folder that compare did not make cannot be taken for a run, empty if it can.
+    """Reasons why a folder that was not made by `compare` cannot be taken for a run; empty if it can.
 
     Args:
-        job: The run; its directory exists, its state does not.
-        config: Its resolved configuration, flat. What it leaves open (null, auto), the folder's run may have filled
-            in.
+        job: The run, whose directory exists without a state file.
+        config: Its resolved configuration, flat. Options that are null or auto may have any value in the folder.
     """
     path = job.directory / "config.yaml"
     if not path.is_file() or not job.checkpoint.is_file():
@@ -158,14 +156,14 @@ def objections(job: Job, config: dict[str, Any]) -> list[str]:
 
 
 def declare_finished(job: Job, config: dict[str, Any]) -> None:
-    """Note that a run has been fitted and tested elsewhere; its results are in its folder, its checkpoint is not."""
+    """Record that a run was fitted and tested elsewhere; its folder has results, but no checkpoint."""
     _write(job, {"config": config, "fitted": True, "tests": {job.test_folder.name: asked_of_test(job)}})
 
 
 def adopt(job: Job, config: dict[str, Any]) -> None:
-    """Take over a run that `fit` has written by hand, once there are no `objections`.
+    """Take over a run that was made by `fit`, if there are no `objections`.
 
-    It is resumed, which does nothing if it has ended, and then tested. Its own test is set aside, not removed.
+    It is resumed, which does nothing if it has ended, and then tested. The folder of an earlier test is renamed.
     """
     _write(job, {"config": config, "fitted": False, "tests": {}})
 
@@ -176,9 +174,9 @@ def _set_aside(folder: Path) -> None:
 
 
 def forget(job: Job) -> None:
-    """Remove a run and what is known of it, when nobody is at work in it any more. Safe to kill at any point.
+    """Remove a run and its state, once no process works on it. It can be killed at any time.
 
-    The state goes last: a folder without one is taken for somebody else's.
+    The state is removed last, because a folder without a state counts as not made by `compare`.
     """
     with _lock(job, print):
         _write(job, {"config": None, "fitted": False, "tests": {}})

@@ -1,8 +1,8 @@
-"""The numbers of finished runs, kept beside the report and small enough to commit: a run in them is not trained again.
+"""Records of finished runs, which are kept beside the report and small enough to commit, so that runs can be reused.
 
-``<report>/runs/[<part>/]<label>/seed-<seed>.json`` holds what a report reads of a run (resolved configuration, cost
-with commit and machine, the tests' sums and analyses), and what has to be equal for it to stand for a run that is asked
-for: configuration, data, test and version of the results.
+``<report>/runs/[<part>/]<label>/seed-<seed>.json`` holds all that a report reads of a run (resolved configuration, cost
+with commit and machine, sums and analyses of its test), and what has to be equal for a run to be taken from it:
+configuration, data, test and version of the results.
 """
 
 import hashlib
@@ -20,21 +20,21 @@ from kerple.runs.older import options_as_today
 from kerple.runs.precision import choose
 from kerple.runs.whole import write
 
-# where data is found and how it is prepared: the checksum of what came out is compared instead
+# options of where data is and how it is prepared, in place of which the checksums of the data are compared
 DATA_PLACES = ("corpus", "directory", "workers", "prepare_workers", "prepare_engine", "verify", "on_fault")
 SECTIONS = {"model": "kerple.lm.LanguageModel", "trainer": "pytorch_lightning.Trainer"}
 
 
 def path_of(job: Job, report_folder: Path) -> Path:
-    """Where the record of a run is kept."""
+    """Path of the record of a run."""
     return report_folder / "runs" / job.part / job.label / f"seed-{job.seed}.json"
 
 
 def fingerprint(data: Any) -> str | None:
-    """A checksum of everything a data module reads, None if it reads nothing: a task's configuration says all of it.
+    """A checksum of all data that a data module reads; None for a task, which reads nothing.
 
     Args:
-        data: A data module that has been set up.
+        data: A data module that is set up.
     """
     manifest = getattr(data, "manifest", None)
     if manifest is None:
@@ -53,8 +53,8 @@ def keep(job: Job, config: dict[str, Any], data: str | None, path: Path) -> None
     Args:
         job: The run.
         config: Its resolved configuration, flat.
-        data: Checksum of its data.
-        path: Of the record.
+        data: Checksum of its data, see `fingerprint`.
+        path: Path of the record.
     """
     identity, run = _settled(config), results_of(job.directory, job.test_folder.name)
     record = {
@@ -69,16 +69,16 @@ def keep(job: Job, config: dict[str, Any], data: str | None, path: Path) -> None
 
 
 def take(job: Job, config: dict[str, Any], data: str | None, path: Path) -> str | None:
-    """Put a recorded run where the run would be, as finished.
+    """Make a finished run from a record, if it fits.
 
     Args:
-        job: A run of which there is nothing.
-        config: Its resolved configuration, flat, as asked for now.
-        data: Checksum of the data as it is here.
-        path: Of the record.
+        job: A run that does not exist.
+        config: Its present configuration, resolved and flat.
+        data: Checksum of its present data.
+        path: Path of the record.
 
     Returns:
-        None if the record was taken, else why it cannot stand for the run.
+        None if the run was made, else why the record does not fit.
     """
     try:
         record = json.loads(path.read_text())
@@ -103,13 +103,13 @@ def take(job: Job, config: dict[str, Any], data: str | None, path: Path) -> str 
 
 
 def _version(test: dict[str, Any]) -> int:
-    """Of the results of a test. Only those of perplexities have changed so far; they had no number at first."""
+    """Version of a test's results. Only those of perplexities have versions; the first had no number."""
     perplexities = test.get("extrapolation.json")
     return VERSION if perplexities is None else perplexities.get("version", 1)
 
 
 def _settled(config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration with the precision that ``auto`` comes to here, without what says only where things are."""
+    """The configuration without options of places, and with the precision that ``auto`` means on this machine."""
     settled = {key: value for key, value in config.items() if not key.startswith(_places())}
     if settled.get("trainer.precision") == "auto":
         settled["trainer.precision"], _ = choose(config.get("trainer.accelerator", "auto"))
@@ -121,7 +121,7 @@ def _places() -> tuple[str, ...]:
 
 
 def _differences(written: dict[str, Any], asked: dict[str, Any]) -> list[str]:
-    """Keys in which a record differs. An option that is newer than the record is no difference at its default value."""
+    """Differences between two configurations. An option that the record lacks is none if it has its default value."""
     missing = object()
     found = []
     for key in written | asked:
@@ -148,7 +148,7 @@ def _is_default(config: dict[str, Any], key: str) -> bool:
 
 
 def _owner(config: dict[str, Any], key: str) -> tuple[str | None, str]:
-    """Import path of the class that an option is of, None if there is none, and its name in the signature."""
+    """Import path of the class to which an option belongs, or None, and the option's name in its signature."""
     before, found, name = key.rpartition(".init_args.")
     if found:
         return config.get(f"{before}.class_path"), name
@@ -157,6 +157,6 @@ def _owner(config: dict[str, Any], key: str) -> tuple[str | None, str]:
 
 
 def describe(path: Path) -> str:
-    """Where the numbers of a record are from: commit and processor."""
+    """The commit and the processor with which a record was made."""
     environment = json.loads(path.read_text())["run"].get("cost.json", {}).get("environment", {})
     return ", ".join(filter(None, (environment.get("commit", ""), environment.get("processor", ""))))

@@ -13,7 +13,7 @@ from kerple.runs.whole import writing
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes checkpoints by `kerple.runs.whole`; loading never unpickles anything but tensors and plain containers."""
+    """Writes checkpoints by `kerple.runs.whole`, and loads only tensors and plain containers from them."""
 
     def __init__(self) -> None:
         self._folders: set[str] = set()
@@ -22,8 +22,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """Write a checkpoint.
 
         Raises:
-            UserError: There is no room for it. That ends the run: `ModelCheckpoint` would go on to believe in a file
-                that is not there, and remove another for it. What was saved before is intact.
+            UserError: There is no room for it. This ends the run, because `ModelCheckpoint` would otherwise remove
+                another checkpoint for one that does not exist. Earlier checkpoints are intact.
         """
         checkpoint = {**checkpoint, SEAL: seal(checkpoint)}
         if "://" in str(path):  # object stores write a file as a whole
@@ -48,9 +48,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         return super().load_checkpoint(path, map_location, weights_only=True)
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Remove an earlier checkpoint, if there is one in a folder that this run has written to.
+        """Remove an earlier checkpoint, but only from a folder that this run has written to.
 
-        A resumed run is told by a checkpoint which files it had kept, and would remove whatever that one names.
+        A resumed run reads from a checkpoint which files it had kept, and would remove any file that it names.
         """
         local = "://" not in str(path)
         if local and not (os.path.isfile(path) and os.path.realpath(os.path.dirname(path)) in self._folders):
@@ -65,12 +65,12 @@ def _write(checkpoint: dict[str, Any], path: Path) -> None:
         recorder = _Recorder(file)
         try:
             torch.save(checkpoint, cast("IO[bytes]", recorder))
-        except RuntimeError as error:  # torch's writer hides the reason
+        except RuntimeError as error:  # torch's writer hides the cause
             raise recorder.error or error from error
 
 
 class _Recorder:
-    """A file that remembers why it could not be written."""
+    """A file that records why it could not be written."""
 
     def __init__(self, file: Any) -> None:
         self.file = file

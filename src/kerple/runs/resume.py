@@ -13,10 +13,10 @@ from kerple.errors import UserError
 
 
 class Resumption(_CheckpointConnector):
-    """Lightning's way of restoring, which ends with one line where what it restores is of another shape or kind.
+    """Lightning's connector for checkpoints, which raises a UserError if a state has another shape or type.
 
-    A checksum tells damage, not what somebody has changed and sealed again; Lightning takes a state as it is and breaks
-    wherever it first uses it.
+    A checksum shows damage, but not what somebody has changed and sealed again. Lightning would use such a state as it
+    is, and fail with a traceback later.
     """
 
     def _restore_modules_and_callbacks(self, *arguments: Any, **options: Any) -> None:
@@ -51,7 +51,7 @@ class Resumption(_CheckpointConnector):
 
 
 def _hold_optimisers(states: Any, optimisers: list[Optimizer]) -> None:
-    """Insist on moments of the shapes of the parameters, and on options of the kinds that the optimisers have."""
+    """Check that moments have the shapes of the parameters, and options the types of the optimisers' own."""
     if not isinstance(states, list) or len(states) != len(optimisers):
         raise TypeError(f"optimizer_states is no list of {len(optimisers)}")
     for state, optimiser in zip(states, optimisers, strict=True):
@@ -65,7 +65,7 @@ def _hold_optimisers(states: Any, optimisers: list[Optimizer]) -> None:
 
 
 def _hold(where: str, given: Any, fresh: Any) -> None:
-    """Insist on containers and numbers where a state that is fresh has them; older versions may lack some."""
+    """Check that a state has containers and numbers where a new state has them; old states may lack some."""
     kind = type(fresh)
     if isinstance(fresh, dict):
         sound = isinstance(given, dict)

@@ -1,9 +1,9 @@
-"""What a checkpoint says about the run that wrote it, read without running anything it contains.
+"""Reading of a checkpoint's configuration without running anything that it contains.
 
-The parser imports what stands behind a ``class_path`` and, where it expects a class or a function, behind any text; it
-opens what looks like a file. So it never gets a checkpoint's configuration as it is. What it gets is built anew, from
-the signatures of the classes that are offered: an option that no signature has is refused, and a class goes by its own
-name, not by the checkpoint's for it. Nothing is imported, but from packages the user trusts.
+The parser imports the class that a ``class_path`` names and, where it expects a class or a function, any text; it also
+opens what looks like a file. Therefore it never gets a checkpoint's configuration itself, but one that is built from
+the signatures of the offered classes: an option that is not in a signature is refused, and a class is named by its own
+name instead of the checkpoint's. Nothing is imported, except from packages that the user trusts.
 """
 
 import sys
@@ -25,22 +25,22 @@ from kerple.runs.seal import SEAL, seal
 from kerple.runs.signatures import ANYTHING, base_in, is_plain, options, takes_several
 
 CONFIG_KEY = "config"
-LARGEST_CONFIG = 1 << 20  # characters of a configuration; that of a run here has some 6,000
-NODES = 20_000  # values in it: aliases make a short text an endless one
+LARGEST_CONFIG = 1 << 20  # characters of a configuration; an ordinary one has about 6,000
+NODES = 20_000  # values in a configuration; with aliases, a short text can have any number
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What a checkpoint may name.
+    """The classes that a checkpoint may name.
 
     Args:
-        classes: Base class -> the classes offered where an option or a section asks for one.
+        classes: The offered classes for each base class that an option or a section expects.
         model: The class whose options the section ``model`` holds; for whole configurations.
-        data: Base class of what the section ``data`` names; for whole configurations.
-        callback: Base class of what ``trainer.callbacks`` lists; for whole configurations.
-        renamed: Modules of earlier versions -> where their classes are now.
-        places: Options that say where to write; they are left out, so that nothing is written where a checkpoint says.
-        trust: Packages whose own classes may be named too, by the user's word.
+        data: Base class of the class in the section ``data``; for whole configurations.
+        callback: Base class of the classes in ``trainer.callbacks``; for whole configurations.
+        renamed: The present modules of classes by their old modules.
+        places: Options that say where files are written. They are left out, so that a checkpoint cannot decide it.
+        trust: Packages whose own classes may be named too, because the user trusts them.
     """
 
     classes: Mapping[type, tuple[type, ...]]
@@ -53,18 +53,18 @@ class Offer:
 
 
 def read_config(path: str | Path, offer: Offer) -> dict[str, Any]:
-    """What a checkpoint of `python run.py fit` says of its run, safe to be given to the parser.
+    """Read the configuration in a checkpoint of `fit`, in a form that is safe to parse.
 
     Args:
-        path: A local checkpoint file.
-        offer: What it may name.
+        path: Path of a local checkpoint.
+        offer: The classes that it may name.
 
     Returns:
-        The keys ``model``, ``data`` and ``trainer``, this with ``precision``, ``callbacks`` and ``limit_test_batches``,
-        and, where they are there, ``seed_everything``, ``experiment`` and ``auto_precision``.
+        The sections ``model``, ``data`` and ``trainer`` (with ``precision``, ``callbacks`` and ``limit_test_batches``),
+        and ``seed_everything``, ``experiment`` and ``auto_precision`` if it has them.
 
     Raises:
-        UserError: If there is no such file, it is no checkpoint of this project, or it names anything that is not
+        UserError: If there is no such file, it is not a checkpoint of this project, or it names a class that is not
             offered.
     """
     path = Path(path)
@@ -103,32 +103,32 @@ def read_config(path: str | Path, offer: Offer) -> dict[str, Any]:
 
 
 def named(given: Any, base: type, offer: Offer, where: str) -> dict[str, Any]:
-    """``class_path`` and ``init_args`` of a class that is offered for a base class, safe to be given to the parser.
+    """``class_path`` and ``init_args`` of an offered class, in a form that is safe to parse.
 
     Args:
-        given: A name, or a mapping of the two, from wherever.
-        base: What the class has to be a subclass of.
-        offer: What may be named.
-        where: What messages begin with.
+        given: The name of a class, or a mapping of ``class_path`` and ``init_args``, from any source.
+        base: The base class that is expected.
+        offer: The classes that may be named.
+        where: Beginning of error messages.
 
     Raises:
-        UserError: If it names anything that is not offered.
+        UserError: If the class is not offered.
     """
     return _Reading(where, offer).instance(base, given, "")
 
 
 def check(path: str | Path, sealed: bool = True) -> dict[str, Any]:
-    """A checkpoint's content, its tensors left on the disk, as sure to run nothing when it is loaded for good.
+    """Read a checkpoint, whose tensors stay on the disk, after checking that loading it runs nothing.
 
-    FSDP's way of loading a file has an unpickler of its own, which would run what it is told to; so this comes first.
+    This has to precede any other loading: FSDP's loader has an unpickler of its own, which runs code.
 
     Args:
-        path: A local checkpoint file.
-        sealed: Read all of it, and compare it with the checksum it was sealed with.
+        path: Path of a local checkpoint.
+        sealed: Whether to read all of it and compare it with its checksum.
 
     Raises:
-        UserError: If there is no such file, it holds anything but tensors and plain containers, or something in it is
-            not what was written.
+        UserError: If there is no such file, it holds anything but tensors and plain containers, or its content differs
+            from the checksum.
     """
     path = Path(path)
     if not path.is_file():
@@ -136,11 +136,11 @@ def check(path: str | Path, sealed: bool = True) -> dict[str, Any]:
     try:
         if not zipfile.is_zipfile(path):
             raise ValueError("it is no archive of torch.save, or was cut off")
-        # mmap keeps the weights of a large model on the disk
+        # mmap leaves the weights of a large model on the disk
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         if not isinstance(content, dict):
             raise TypeError(f"it holds a {type(content).__name__}")
-    except Exception as error:  # a damaged pickle raises whatever its reader stumbles over
+    except Exception as error:  # reading a damaged pickle can raise any error
         raise _no_checkpoint(path, error) from error
     if sealed and SEAL not in content:
         _warn(f"ckpt_path: {path} has no checksum, as those of earlier versions: damage and changes go unnoticed")
@@ -165,7 +165,7 @@ def _no_checkpoint(path: Path, error: Exception) -> UserError:
 
 
 def _count(node: Any) -> None:
-    """A ValueError if there is more in it than in any configuration; an alias counts each time it is met."""
+    """Raise a ValueError if there are more than `NODES` values; an alias counts each time it occurs."""
     waiting, seen = [node], 0
     while waiting:
         node = waiting.pop()
@@ -177,13 +177,13 @@ def _count(node: Any) -> None:
 
 @dataclass(frozen=True)
 class _Reading:
-    """Builds anew what one file says; ``where`` is the place in it, for messages."""
+    """Builds a safe configuration from that of one file; ``where`` is a place in it, for messages."""
 
     source: str
     offer: Offer
 
     def options(self, owner: type, given: Any, where: str) -> dict[str, Any]:
-        """The options given to a class, each one of its signature and of a value that its type allows."""
+        """The options of a class, each of which is in its signature and has a value that its type allows."""
         if given is None:
             return {}
         if not isinstance(given, dict):
@@ -198,7 +198,7 @@ class _Reading:
         return built
 
     def value(self, value: Any, kind: Any, where: str) -> Any:
-        """A number or text, containers of those, or, where the type asks for a class, one that is offered."""
+        """A number, a text, or containers of them; or an offered class, if the type expects a class."""
         base = base_in(kind, self.offer.classes)
         if base is not None and isinstance(value, list) and takes_several(kind):
             return [self.instance(base, one, f"{where}[{i}]") for i, one in enumerate(value)]
@@ -213,7 +213,7 @@ class _Reading:
         return value
 
     def instance(self, base: type, given: Any, where: str) -> dict[str, Any]:
-        """``class_path`` and ``init_args`` of a class that is offered for this base class, or trusted."""
+        """``class_path`` and ``init_args`` of a class that is offered for this base class, or that is trusted."""
         given = {"class_path": given} if isinstance(given, str) else given
         if not isinstance(given, dict) or not {"class_path"} <= given.keys() <= {"class_path", "init_args"}:
             raise self._refusal(where, f"got {_short(given)}, expected class_path and init_args")
@@ -238,7 +238,7 @@ class _Reading:
         raise self._refusal(where, f"names the class {_short(name)}, expected one of {offered_names}{advice}")
 
     def _trusted(self, base: type, module: str, name: str, where: str) -> type:
-        """A class that a trusted package itself defines; what it has merely imported is not its word."""
+        """A class that a trusted package itself defines; classes that it only imports are not trusted."""
         try:
             found = vars(import_module(module))[name]
         except (ImportError, KeyError, ValueError) as error:
@@ -255,7 +255,7 @@ class _Reading:
         return found
 
     def _plain(self, value: Any, where: str, texts: bool, untyped: bool) -> None:
-        """Numbers and texts, and lists and mappings of those; no text where the parser might import or open it."""
+        """Check for numbers, texts and containers of them; texts are refused that the parser might import or open."""
         if isinstance(value, dict):
             if "class_path" in value or not all(isinstance(key, str | int) for key in value):
                 raise self._refusal(where, f"got {_short(value)}, expected no class")
@@ -275,9 +275,9 @@ class _Reading:
 
 
 def _holds(module: str, found: type) -> bool:
-    """Whether a module that is already imported, or a package above the class's own, has it under its name."""
+    """Whether a module that is imported, or a package above the class's own, has the class under its name."""
     place, name = sys.modules.get(module), found.__qualname__
-    above = found.__module__.startswith(f"{module}.")  # a package may look the names of its modules up when asked
+    above = found.__module__.startswith(f"{module}.")  # such a package may import the names of its modules on use
     return place is not None and (getattr(place, name, None) if above else vars(place).get(name)) is found
 
 

@@ -10,19 +10,19 @@ from typing import BinaryIO
 
 @contextmanager
 def writing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
-    """A file to write to, which takes the place of ``path`` when the block ends, and goes when it raises.
+    """Context with a file to write to, which replaces ``path`` at the end, or is removed if an error is raised.
 
-    A kill at any moment leaves the previous file or the new one, never a part of one.
+    A kill at any time leaves either the previous file or the new one.
 
     Args:
-        path: Of the file; its folder is made where it is missing.
-        durable: Whether that holds of a power cut too: it waits for the disk, twice.
+        path: Path of the file, whose folder is made if it is missing.
+        durable: Whether this is also true of a power cut, for which the disk is waited for twice.
 
     Raises:
-        OSError: It cannot be written; the previous file is intact.
+        OSError: The file cannot be written; the previous file is intact.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    for left_over in path.parent.glob(f".{escape(path.name)}.*"):  # of a process that was killed while it wrote
+    for left_over in path.parent.glob(f".{escape(path.name)}.*"):  # left by a process that was killed while it wrote
         left_over.unlink(missing_ok=True)
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -44,6 +44,6 @@ def writing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
 
 
 def write(path: Path, content: bytes | str, durable: bool = True) -> None:
-    """Write a file of this content, text as UTF-8; arguments and errors as of `writing`."""
+    """Write a file with this content; text is written as UTF-8. Arguments and errors are those of `writing`."""
     with writing(path, durable) as file:
         file.write(content.encode() if isinstance(content, str) else content)
