@@ -29,7 +29,7 @@ def context_figures(table: pd.DataFrame, strategies: pd.Series) -> Iterator[tupl
     table, styles = table.assign(strategy=table["strategy"].map(literal)), styles_of(strategies.map(literal))
     parts = table.groupby("part", sort=False) if "part" in table else [("", table)]
     for part, of_part in parts:
-        suffix = f"-{part}" if part else ""
+        suffix = f"-{part!s}" if part else ""
         yield f"loss-by-position{suffix}", _drawn(of_part, styles, "loss")
         if (of_part["first"] >= of_part["window"]).any():
             yield f"context-gain{suffix}", _drawn(of_part[of_part["first"] >= of_part["window"]], styles, "gain")
