@@ -95,7 +95,8 @@ class CLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         self.config = read(parser, cast("list[str]", args))
-        ranges.check(self.config[self.config.subcommand], self.config.subcommand, self._model_class)
+        model = cast(type, self._model_class)
+        ranges.check(self.config[self.config.subcommand], self.config.subcommand, model)
 
     def _parse_ckpt_path(self) -> None:
         """Do nothing: Lightning would let a checkpoint's options win over flags; `checkpoint_first` lets flags win."""

@@ -89,7 +89,7 @@ def _axes(ax: Axes, table: pd.DataFrame, column: str) -> None:
         ax.axhline(0, color="black", linewidth=0.8)
         # a strategy that collapses has said so when it leaves the axis; a small gain would not be seen beside it
         low, high = ax.get_ylim()
-        gains = [max(line.get_ydata()) for line in ax.lines]
+        gains = [max(np.asarray(line.get_ydata(), dtype=np.float64).tolist()) for line in ax.lines]
         ax.set_ylim(max(low, -3 * max(*gains, 0.005)), min(high, 4 * max(*gains, 0.005)))
     else:
         ax.axvline(window, color="black", linewidth=0.8, linestyle=":")

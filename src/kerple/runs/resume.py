@@ -29,7 +29,7 @@ class Resumption(_CheckpointConnector):
         loaded, trainer = self._loaded_checkpoint, self.trainer
         with self._one_line():
             if trainer.training:
-                loops = {"loops": {"fit_loop": trainer.fit_loop.state_dict()}}
+                loops: dict[str, Any] = {"loops": {"fit_loop": trainer.fit_loop.state_dict()}}
                 loops |= {"lr_schedulers": [c.scheduler.state_dict() for c in trainer.lr_scheduler_configs]}
                 _hold("", {key: loaded[key] for key in loops}, loops)
                 if trainer.strategy.lightning_restore_optimizer:  # else the states are in shards
