@@ -74,9 +74,17 @@ def test_the_strategy_beside_it_does_its_part() -> None:
     assert Abacus(SHAPE, FIRE).uses("mix") == FIRE(SHAPE).uses("mix")
 
 
+def test_a_row_starts_with_the_length_that_is_asked_for() -> None:
+    lengths = Coupled(Shape(256, 2, 16), reach=200, size=2.5).table.norm(dim=1)
+    assert float(lengths.mean()) == pytest.approx(2.5, rel=0.02)
+
+
 def test_what_cannot_be_is_told_in_one_line() -> None:
     with pytest.raises(UserError, match="Coupled: reach: got 1, expected at least 2 rows"):
         Coupled(SHAPE, reach=1)
+    for size in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(UserError, match=f"Coupled: size: got {size}, expected a positive length"):
+            Coupled(SHAPE, size=size)
     with pytest.raises(UserError, match="Abacus: reach: got 5, but a token has place 5; train with a reach of 6"):
         added(Abacus(SHAPE, reach=5).eval(), PLACES)
 

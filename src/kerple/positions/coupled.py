@@ -24,16 +24,7 @@ class Placed(Drawing):
     the sequences of a batch are spread evenly from a point that is drawn anew for each step.
 
     `kerple.lm` tells the network the task's places, and refuses data without them. In a network by itself, which was
-    told of none, a token has that of its position, over and over.
-
-    Args:
-        shape: What the model hands to every strategy.
-        position: Builder of the strategy that says the rest: the one of the distances, or none.
-        reach: Rows of the table; places end below it.
-        seed: Chooses the shifts in training.
-
-    Raises:
-        UserError: If the table has no two rows, or, in a forward, a place is beyond it.
+    told of none, a token has that of its position, over and over. `Coupled` explains the options.
     """
 
     share: Tensor
@@ -44,15 +35,23 @@ class Placed(Drawing):
         """Which of the task's places, for `kerple.tasks.TaskData.places`."""
 
     def __init__(
-        self, shape: Shape, position: Callable[[Shape], Position] = NoPE, reach: int = 128, seed: int = 0
+        self,
+        shape: Shape,
+        position: Callable[[Shape], Position] = NoPE,
+        reach: int = 128,
+        seed: int = 0,
+        size: float = 3.0,
     ) -> None:
         name = type(self).__name__
         if reach < 2:
             raise UserError(f"{name}: reach: got {reach}, expected at least 2 rows; row 0 is of tokens without a place")
+        if not 0 < size < float("inf"):
+            raise UserError(f"{name}: size: got {size}, expected a positive length such as 3")
         super().__init__(position(shape), seed)
         self.shift_invariant = False
         self.reach = reach
-        self.table = nn.Parameter(torch.empty(reach, shape.dim, dtype=torch.float32).normal_(std=shape.dim**-0.5))
+        rows = torch.empty(reach, shape.dim, dtype=torch.float32)
+        self.table = nn.Parameter(rows.normal_(std=size * shape.dim**-0.5))
         self.register_buffer("share", torch.zeros((), dtype=torch.float64))
         self.draw_()
 
@@ -90,9 +89,11 @@ class Coupled(Placed):
         position: Builder of the strategy beside it; the paper has none.
         reach: Rows of the table; places end below it.
         seed: Chooses the shifts in training.
+        size: Length of a row before training. An embedding has that of the model's init times √D, about 1; with rows of
+            several times that, places far apart that never meet in training are told apart, too.
 
     Raises:
-        UserError: If the table has no two rows, or, in a forward, a place is beyond it.
+        UserError: If the table has no two rows, the size is not positive, or, in a forward, a place is beyond it.
     """
 
     scheme = "coupled"
@@ -109,9 +110,11 @@ class Abacus(Placed):
         position: Builder of the strategy beside it; the paper's are FIRE and NoPE.
         reach: Rows of the table; places end below it.
         seed: Chooses the shifts in training.
+        size: Length of a row before training. An embedding has that of the model's init times √D, about 1; with rows of
+            several times that, places far apart that never meet in training are told apart, too.
 
     Raises:
-        UserError: If the table has no two rows, or, in a forward, a place is beyond it.
+        UserError: If the table has no two rows, the size is not positive, or, in a forward, a place is beyond it.
     """
 
     scheme = "abacus"
