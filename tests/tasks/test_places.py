@@ -26,12 +26,12 @@ def places(task: Task, text: str) -> list[int]:
 @pytest.mark.parametrize(
     ("task", "text", "expected"),
     [
-        # 321 + 54 = 375, last digits first: a place for each significance, one less for what stands before a number
-        ("addition", "«123+45=573", [1, 2, 3, 4, 1, 2, 3, 1, 2, 3, 4]),
-        ("addition, padded", "«12+90=120··", [1, 2, 3, 1, 2, 3, 1, 2, 3, 4, 0, 0]),
-        ("multiplication", "«63*7=252", [1, 2, 3, 1, 0, 1, 2, 3, 4]),
-        ("copy", "«cab=cab", [1, 2, 3, 4, 1, 2, 3, 4]),
-        ("reverse", "«cab=bac", [1, 2, 3, 4, 5, 4, 3, 2]),
+        # 321 + 54 = 375, last digits first: a place for each significance, one less for the sign before a number
+        ("addition", "«123+45=573»", [0, 2, 3, 4, 1, 2, 3, 1, 2, 3, 4, 0]),
+        ("addition, padded", "«12+90=120··", [0, 2, 3, 1, 2, 3, 1, 2, 3, 4, 0, 0]),
+        ("multiplication", "«63*7=252", [0, 2, 3, 1, 0, 1, 2, 3, 4]),
+        ("copy", "«cab=cab", [0, 2, 3, 4, 1, 2, 3, 4]),
+        ("reverse", "«cab=bac»", [0, 2, 3, 4, 5, 4, 3, 2, 0]),
     ],
 )
 def test_places_are_those_of_the_definition(task: str, text: str, expected: list[int]) -> None:

@@ -7,7 +7,7 @@ depends only on the token and those before it, because later ones do not exist y
 import torch
 from torch import Tensor
 
-from kerple.tasks.vocabulary import IDS, PAD_ID
+from kerple.tasks.vocabulary import BEGIN_ID, END_ID, IDS, PAD_ID
 
 DIGIT_IDS = range(IDS["0"], IDS["9"] + 1)
 LETTER_IDS = range(IDS["a"], IDS["Z"] + 1)
@@ -30,13 +30,20 @@ def abacus(tokens: Tensor) -> Tensor:
     return counted(tokens, DIGIT_IDS)
 
 
+def is_text(tokens: Tensor) -> Tensor:
+    """Which tokens are neither begin, nor end, nor padding; (B, T) bool."""
+    return (tokens != BEGIN_ID) & (tokens != END_ID) & (tokens != PAD_ID)
+
+
 def in_step(tokens: Tensor, ids: range) -> Tensor:
     """Place i + 1 for the i-th symbol of every run of symbols of these ids, and 1 for other tokens, such as ``=``.
 
     The token to be written next then has the place after that of the token it follows. In numbers that are written with
     the last digit first, digits of one significance have the same place (Cho et al. 2024, arXiv 2405.20671, section 4).
+    Begin and end have none: where no symbol stands at the place that is sought, as after the last digit, attention can
+    go to the begin token, which is then the same one for every place.
     """
-    return (counted(tokens, ids) + 1).where(tokens != PAD_ID, 0)
+    return (counted(tokens, ids) + 1).where(is_text(tokens), 0)
 
 
 def mirrored(tokens: Tensor, ids: range) -> Tensor:
@@ -48,4 +55,4 @@ def mirrored(tokens: Tensor, ids: range) -> Tensor:
     equals = tokens == IDS["="]
     turn = equals.int().argmax(1, keepdim=True)  # (B, 1)
     back = (turn + 1 - (rows - turn)).clamp(min=1)
-    return in_step(tokens, ids).where(equals.cumsum(1) == 0, back).where(tokens != PAD_ID, 0)
+    return in_step(tokens, ids).where(equals.cumsum(1) == 0, back).where(is_text(tokens), 0)
