@@ -133,6 +133,15 @@ def resumed(
     assert [path.name for path in folder.iterdir()] == ["changed.ckpt"]
 
 
+@pytest.mark.parametrize("key", ["random_states", "loops", "optimizer_states", "lr_schedulers", "callbacks"])
+def test_a_state_that_is_none_is_refused(key: str, genuine: Path, tmp_path: Path, capsys: Capture) -> None:
+    content = torch.load(genuine, weights_only=True) | {key: 10**9}
+    torch.save(content | {SEAL: seal(content)}, tmp_path / "changed.ckpt")
+    config = f"--config={genuine.parents[2]}/tiny.yaml"
+    line = complaint(["fit", config, f"--ckpt_path={tmp_path}/changed.ckpt", f"--run_dir={tmp_path}/run"], capsys)
+    assert line.startswith(f"error: ckpt_path: {tmp_path}/changed.ckpt: got a state that cannot be taken up")
+
+
 def test_a_checkpoint_sealed_again_ends_in_one_line(
     genuine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:

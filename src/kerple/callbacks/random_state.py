@@ -58,6 +58,11 @@ class RandomState(Callback):
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self._stored = checkpoint.get(KEY)
+        if self._stored is not None:  # found out now, not in the first step, whether they are states
+            before = capture(pl_module.device)
+            for state in self._stored:
+                restore(state, pl_module.device)
+            restore(before, pl_module.device)
 
 
 def capture(device: torch.device) -> State:
