@@ -21,6 +21,7 @@ from kerple.compare.comparison import Job
 from kerple.runs.progress import duration, line, note
 
 FAKE = Path(__file__).with_name("fake_compare.py")
+PATIENCE = 300  # seconds, for a machine that does other things beside
 
 
 def started(folder: Path, step: float, output: int, **steps: str) -> subprocess.Popen:
@@ -41,12 +42,12 @@ def started(folder: Path, step: float, output: int, **steps: str) -> subprocess.
 
 
 def until(happens: Callable[[], bool], process: subprocess.Popen) -> None:
-    for _ in range(1200):
+    for _ in range(20 * PATIENCE):
         if happens():
             return
         assert process.poll() is None
         time.sleep(0.05)
-    pytest.fail("it did not happen in a minute")
+    pytest.fail(f"it did not happen in {PATIENCE} seconds")
 
 
 def test_a_file_gets_lines_of_progress_rows_as_they_come_and_a_report_after_the_first(tmp_path: Path) -> None:
@@ -55,7 +56,7 @@ def test_a_file_gets_lines_of_progress_rows_as_they_come_and_a_report_after_the_
         process = started(tmp_path, 0.1, output.fileno())
         until(lambda: report.exists() and report.read_text().rstrip().endswith("</html>"), process)
         first = report.read_text()
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE) == 0
     assert "KerpleLog" in first
     assert "Not finished, and therefore not in this report: ALiBi seed 1, NoPE seed 1" in first
     text = path.read_text()
@@ -89,7 +90,7 @@ def test_a_terminal_gets_a_live_table_and_ctrl_c_ends_all_of_it(tmp_path: Path) 
         return happens
 
     until(seen(r"0/3 done, 1 running, 2 to do"), process)
-    until(seen(r"KerpleLog seed 1.*step 10 of 20"), process)
+    until(seen(r"KerpleLog seed 1.*step 1\d of 20"), process)
     until(seen(r"\[1/3\] KerpleLog seed 1: ppl"), process)
     until(lambda: (tmp_path / "runs/ALiBi/seed-1/checkpoints/last.ckpt").exists() and seen("")(), process)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to everyone in the foreground
@@ -98,14 +99,14 @@ def test_a_terminal_gets_a_live_table_and_ctrl_c_ends_all_of_it(tmp_path: Path) 
             text += os.read(ours, 65536).decode(errors="replace")
         except OSError:  # the other end is closed: no child is alive either
             break
-    assert process.wait(60) == 130
+    assert process.wait(PATIENCE) == 130
     assert "stopped: 1 of 3 runs are done" in text
     assert re.search(r"ALiBi seed 1: will be resumed from \S*ALiBi/seed-1/checkpoints/last\.ckpt", text)
     assert "the same command goes on from there and starts the other 1" in text
     assert "Traceback" not in text
 
     with (tmp_path / "again.txt").open("w") as output:
-        assert started(tmp_path, 0.001, output.fileno()).wait(60) == 0
+        assert started(tmp_path, 0.001, output.fileno()).wait(PATIENCE) == 0
     resumed = [
         json.loads(start)["resume"] for start in (tmp_path / "runs/ALiBi/seed-1.starts").read_text().splitlines()
     ]
