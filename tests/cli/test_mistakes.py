@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import resource
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,17 @@ import yaml
 
 from kerple.cli.main import main
 from tests.cli.tiny import TINY, fit
+from tests.cli.walk import build_parsers_once
 
 FORK = multiprocessing.get_context("fork")
 SHARDS = {"class_path": "TokenShards", "init_args": {"corpus": "text.jsonl", "directory": "shards", "vocabulary": 300}}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _parsers() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        build_parsers_once(patch)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +84,16 @@ def test_a_sample_of_a_negative_size(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "tokens: got -5, expected 0 or more" in complaint(capsys, "inspect", tmp_path, "--tokens=-5")
 
 
-@pytest.mark.parametrize("command", ["fit", "test", "validate", "predict", "export"])
-@pytest.mark.parametrize("content", [b"", b"no checkpoint", b"PK\x03\x04" + b"\0" * 200])
+@pytest.mark.parametrize(
+    ("command", "content"),
+    [
+        ("fit", b""),
+        ("test", b"no checkpoint"),
+        ("validate", b"PK\x03\x04" + b"\0" * 200),
+        ("predict", b"PK\x03\x04" + b"\0" * 200),
+        ("export", b"no checkpoint"),
+    ],
+)
 def test_a_file_that_is_no_checkpoint(
     command: str, content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
