@@ -133,7 +133,7 @@ def test_so_it_is_where_the_parameters_are_in_shards(tmp_path: Path) -> None:
         torch.testing.assert_close(found["gradient"][name], expected, rtol=1e-4, atol=1e-7, msg=name)
 
 
-def tested(folder: Path, processes: int) -> list[dict[str, Any]]:
+def scores_of(folder: Path, processes: int) -> list[dict[str, Any]]:
     """Rows of the test of an untrained model."""
     trainer = Trainer(
         accelerator="cpu", devices=processes, strategy="ddp_fork" if processes > 1 else "auto", logger=False,
@@ -145,7 +145,7 @@ def tested(folder: Path, processes: int) -> list[dict[str, Any]]:
 
 
 def test_a_test_by_two_processes_counts_what_one_counts(tmp_path: Path) -> None:
-    one, two = (tested(tmp_path / str(processes), processes) for processes in (1, 2))
+    one, two = (scores_of(tmp_path / str(processes), processes) for processes in (1, 2))
     assert one == two
     assert 0 < sum(row["sum"] for row in one) < sum(row["count"] for row in one)  # or agreement would say nothing
 

@@ -161,7 +161,11 @@ class CLI(LightningCLI):
         try:
             return super().instantiate_trainer(**kwargs)
         except (MisconfigurationException, ValueError, TypeError) as error:  # about the options, all that it is given
-            raise error if isinstance(error, UserError) else UserError(f"trainer: {error}") from error
+            if isinstance(error, UserError):
+                raise
+            # Lightning names the option it means in backquotes, but not always what it was given
+            option = next((f".{name}: got {given}" for name, given in trainer.items() if f"`{name}`" in str(error)), "")
+            raise UserError(f"trainer{option}: {error}") from error
 
 
 def _auto_precision(checkpoint: Any) -> str | None:

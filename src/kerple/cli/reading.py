@@ -24,8 +24,9 @@ KINDS = {
 EXPECTED = re.compile(
     r"Expected an? (?:<class '(?P<kind>[\w.]+)'>|typing\.Literal\[(?P<words>[^\]]*)\]|(?P<else>tuple with \d+ \w+))"
     r"|Not a valid subclass of (?P<base>\w+)|(?P<factory>expects a function or a callable|Expected a dot import path)"
-    r"|choose from (?P<choices>[^)]+)|(?P<none>ignored explicit argument)"
+    r"|choose from (?P<choices>[^)]+)|(?P<none>ignored explicit argument)|(?P<file>Unable to load config)"
 )
+OTHERS = {"factory": "the name of a class", "none": "no value", "file": "a configuration or its file"}
 
 
 def read(parser: ArgumentParser, arguments: list[str]) -> Namespace:
@@ -91,7 +92,7 @@ def _expected(message: str) -> Iterator[str]:
         elif base or tuples:
             yield f"the name of a {base}" if base else f"a {tuples}"
         else:
-            yield "the name of a class" if found.group("factory") else "no value"
+            yield next(told for group, told in OTHERS.items() if found.group(group))
 
 
 def _short(value: Any, most: int = 100) -> str:

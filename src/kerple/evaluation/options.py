@@ -56,13 +56,13 @@ def chosen_protocols(
     options = {"window": ("windowed", window), "stride": ("sliding", stride), "k": ("last", k)}
     for option, (owner, value) in options.items():
         if value is not None and owner not in names:
-            raise UserError(f"{option}: got {value}, but protocols has no {owner}; add it or drop {option}")
+            raise UserError(f"{option}: got {value}, expected {owner} among protocols; add it or drop {option}")
         if value is not None and value < 1:
             raise UserError(f"{option}: got {value}, expected a positive number")
         if option != "window" and value is not None and value > lengths[0]:
             raise UserError(f"{option}: got {value}, expected at most {lengths[0]}, the shortest length")
     if skip and "sliding" not in names:
-        raise UserError(f"skip: got {skip}, but protocols has no sliding; add it or drop skip")
+        raise UserError(f"skip: got {skip}, expected sliding among protocols; add it or drop skip")
     if skip and not lengths[-1] - (stride or 0) <= skip < block:
         raise UserError(
             f"skip: got {skip}, expected 0, or at least {lengths[-1] - (stride or 0)}, the longest length less the "
