@@ -40,7 +40,8 @@ ALIASES = {
 }
 # how our own lines say what is expected, and how Lightning's and the parser's do
 EXPECTED = re.compile(
-    "expected|must|is not|cannot|needs|name another|does not exist|no result|[Aa]llowed|not supported|: You |can only be "
+    "expected|must|is not|cannot|needs|name another|does not exist|no result|[Aa]llowed|not supported|: You "
+    "|can only be "
 )
 REQUIRED = {
     "Extrapolation": {"lengths": [8]},
