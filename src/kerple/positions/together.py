@@ -42,8 +42,7 @@ class Together(Position):
         known = [p.shift_invariant for p in self.parts]
         self.shift_invariant = None if None in known else all(known)
         self.prefix_consistent = all(p.prefix_consistent for p in self.parts)
-        self.per_layer = any(p.per_layer for p in self.parts)
-        self.differs = any(p.differs for p in self.parts)
+        self.per_layer, self.differs = any(p.per_layer for p in self.parts), any(p.differs for p in self.parts)
         self.per_sequence = all(p.per_sequence for p in self.parts)
         self.window = min((p.window for p in self.parts if p.window is not None), default=None)
         self.max_length = min((p.max_length for p in self.parts if p.max_length is not None), default=None)
