@@ -40,7 +40,7 @@ def test_its_problems_and_places_are_what_the_page_says(my_task: ModuleType) -> 
             assert torch.equal(task.places(tokens[:, :end]), whole[:, :end])
         read, written = whole[0, 1 : n + 1], whole[0, n + 2 : 2 * n + 2]
         assert torch.equal(written[:-1], read[1:])  # all letters but the one that moved
-    assert task.places(torch.tensor([encode("«cab=abc··")]))[0].tolist() == [1, 2, 3, 4, 2, 3, 4, 5, 0, 0]
+    assert task.places(torch.tensor([encode("«cab=abc··")]))[0].tolist() == [0, 2, 3, 4, 2, 3, 4, 5, 0, 0]
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -185,7 +185,7 @@ def test_an_attention_that_rounds_scores_is_found(monkeypatch) -> None:
     name = "bf16 costs no more precision than in the fused way"
     PROPERTIES[name](Subject(FoX))
     products = blocks._products
-    monkeypatch.setattr(blocks, "_products", lambda q, k: products(q, k).bfloat16().float())
+    monkeypatch.setattr(blocks, "_products", lambda *given: products(*given).bfloat16().float())
 
     with pytest.raises(AssertionError, match=r"relative error in bf16 0.00\d+, of the fused way 0.00\d+"):
         PROPERTIES[name](Subject(FoX))
