@@ -74,6 +74,22 @@ def test_an_option_of_fit(option: str, said: str, tmp_path: Path, capsys: pytest
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("section", "content", "expected"),
+    [
+        ("trainer", None, "trainer: got null, expected a value"),
+        ("model", None, "are required: fit.model.position"),
+        ("model", [], "are required: fit.model.position"),
+        ("data", None, "are required: fit.data"),
+    ],
+)
+def test_a_section_without_content(
+    section: str, content: Any, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = complaint(capsys, "fit", config(tmp_path, **{section: content}), f"--run_dir={tmp_path}/run")
+    assert expected in said
+
+
 def test_a_corpus_that_is_none_needs_shards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = {"class_path": "TokenShards", "init_args": {"vocabulary": 300}}
     said = complaint(capsys, "fit", config(tmp_path, data=data), f"--run_dir={tmp_path}/run", "--data.corpus=null")

@@ -268,7 +268,8 @@ def _check_position(arguments: list[str]) -> None:
         models.append(path.parent / model if isinstance(model, str) else path)
     for path in models:
         content = _mapping(path)
-        position = content.get("model", content).get("position")
+        model = content.get("model", content)
+        position = model.get("position") if isinstance(model, dict) else None
         given.append(position.get("class_path") if isinstance(position, dict) else position)
     for name in given:
         if isinstance(name, str) and "." not in name and name.isidentifier() and name not in kerple.positions.names():

@@ -84,7 +84,8 @@ def check(config: Namespace, command: str, model: type | None = None) -> None:
     """
     given = config.as_dict()
     for section, owner in (("model", model), ("data", None), ("trainer", None)):
-        for name in _nulls(given.get(section), owner, section):
+        nothing = [section] if section in given and given[section] is None else []
+        for name in [*nothing, *_nulls(given.get(section), owner, section)]:
             raise UserError(f"{name}: got null, expected a value; leave the option out for its default")
     for name, number in _numbers(given):
         low, high = RANGES.get(name, (-math.inf, math.inf))
