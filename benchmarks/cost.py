@@ -6,7 +6,6 @@ table that has the perplexities of the committed runs beside them, and a figure 
 
 import argparse
 import textwrap
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,10 +15,10 @@ import torch
 import yaml
 from matplotlib.figure import Figure
 
-from benchmarks.measure import machine, peak_above
-from benchmarks.models import build
+from benchmarks.measure import in_turn, machine, peak_above
+from benchmarks.models import build, training_step
+from kerple.callbacks.throughput import position_parameters
 from kerple.evaluation.protocols import full
-from kerple.model import Transformer
 from kerple.report.figures import save
 from kerple.report.statistics import estimate
 from kerple.report.tables import Cell, Table
@@ -36,22 +35,12 @@ MEMORY = """
 
 
 def step(strategy: str) -> Callable[[], None]:
-    """A step of training in fp32: forward, backward, AdamW."""
+    """A step of training in fp32."""
     torch.manual_seed(0)
-    network = build("demo", strategy, LENGTH)
-    optimiser = torch.optim.AdamW(network.parameters(), lr=1e-4, fused=True)
-    tokens = torch.randint(2048, (BATCH, LENGTH + 1))
-
-    def run() -> None:
-        optimiser.zero_grad()
-        network.losses(tokens).mean().backward()
-        optimiser.step()
-        network.constrain_()
-
-    return run
+    return training_step(build("demo", strategy, LENGTH), BATCH, LENGTH, bf16=False)
 
 
-def reading(strategy: str) -> tuple[Transformer, Callable[[], None]]:
+def reading(strategy: str) -> Callable[[], None]:
     """Reading one segment of 16 times the training length in fp32."""
     torch.manual_seed(0)
     network, tokens = build("demo", strategy, LENGTH).eval(), torch.randint(2048, (1, READ + 1))
@@ -60,32 +49,23 @@ def reading(strategy: str) -> tuple[Transformer, Callable[[], None]]:
         with torch.inference_mode():
             full(network, tokens, READ)
 
-    return network, run
+    return run
 
 
-def rounds(strategies: list[str], count: int, warm_up: int = 2) -> pd.DataFrame:
+def rounds(strategies: list[str], count: int) -> pd.DataFrame:
     """Seconds of a step and of a reading, of every strategy in every round: a slow moment of the machine hits all."""
-    steps = {strategy: step(strategy) for strategy in strategies}
-    networks = {strategy: reading(strategy) for strategy in strategies}
+    ways = {f"step {strategy}": step(strategy) for strategy in strategies}
+    ways |= {f"reading {strategy}": reading(strategy) for strategy in strategies}
+    seconds = in_turn(ways, count)
     rows = []
-    for turn in range(-warm_up, count):
-        for strategy in strategies:
-            network, read = networks[strategy]
-            seconds = [_seconds(way) for way in (steps[strategy], read)]
-            if turn >= 0:
-                rows.append((strategy, turn, BATCH * LENGTH / seconds[0], *seconds, _position_parameters(network)))
+    for strategy in strategies:
+        own = position_parameters(build("demo", strategy, LENGTH))
+        for turn, (step_, read) in enumerate(
+            zip(seconds[f"step {strategy}"], seconds[f"reading {strategy}"], strict=True)
+        ):
+            rows.append((strategy, turn, BATCH * LENGTH / step_, step_, read, own))
     columns = ["strategy", "seed", "tokens_per_second", "step_seconds", "read_seconds", "position_parameters"]
     return pd.DataFrame(rows, columns=columns)  # a round is what a seed is to a comparison
-
-
-def _seconds(way: Callable[[], None]) -> float:
-    begun = time.perf_counter()
-    way()
-    return time.perf_counter() - begun
-
-
-def _position_parameters(network: Transformer) -> int:
-    return sum(p.numel() for p in {id(p): p for s in network.positions for p in s.parameters()}.values())
 
 
 def table(measured: pd.DataFrame, losses: pd.DataFrame | None) -> Table:
@@ -104,7 +84,7 @@ def table(measured: pd.DataFrame, losses: pd.DataFrame | None) -> Table:
     at = machine()
     note = (
         f"Medians of {measured['seed'].nunique()} rounds, strategies in turn; ratios: geometric means over rounds with "
-        f"95% intervals. Steps of {BATCH} × {LENGTH} tokens, forward, backward and AdamW, fp32. {at['cpu']}, "
+        f"95% intervals. Steps of {BATCH} × {LENGTH} tokens, forward, backward, clipping and AdamW, fp32. {at['cpu']}, "
         f"{at['threads']} of {at['cores']} cores, load {at['load']:.1f}, torch {at['torch']}. Perplexities are of "
         f"results/{TIER}."
     )

@@ -40,7 +40,12 @@ class Row:
 
 
 def medians(ways: Mapping[str, Callable[[], object]], repeats: int = REPEATS, warm_up: int = 2) -> dict[str, float]:
-    """Median seconds of each way; one run of each in turn, so that a slow moment of the machine hits all of them."""
+    """Median seconds of each way, run `in_turn`."""
+    return {name: statistics.median(t) for name, t in in_turn(ways, repeats, warm_up).items()}
+
+
+def in_turn(ways: Mapping[str, Callable[[], object]], repeats: int, warm_up: int = 2) -> dict[str, list[float]]:
+    """Seconds of each repeat of each way; one run of each in turn, so that a slow moment of the machine hits all."""
     times: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(-warm_up, repeats):
         for name, way in ways.items():
@@ -50,7 +55,7 @@ def medians(ways: Mapping[str, Callable[[], object]], repeats: int = REPEATS, wa
             synchronise()
             if turn >= 0:
                 times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(t) for name, t in times.items()}
+    return times
 
 
 def synchronise() -> None:

@@ -18,16 +18,16 @@ def build(size: str, name: str, length: int, device: str = "cpu") -> Transformer
     return Transformer(Shape(dim, heads, length), layers, vocabulary, strategies()[name]).to(device)
 
 
-def training_step(network: Transformer, batch: int, length: int) -> Callable[[], None]:
-    """One step as a fit makes it: bf16 autocast, clipping at 1, fused AdamW; to be called."""
+def training_step(network: Transformer, batch: int, length: int, bf16: bool = True) -> Callable[[], None]:
+    """One step as a fit makes it: bf16 autocast or fp32, clipping at 1, fused AdamW; to be called."""
     device = next(network.parameters()).device
     optimiser = torch.optim.AdamW(network.parameters(), lr=1e-4, fused=True)
     tokens = torch.randint(network.embedding.num_embeddings, (batch, length + 1), device=device)
-    return partial(_step, network, optimiser, tokens)
+    return partial(_step, network, optimiser, tokens, bf16)
 
 
-def _step(network: Transformer, optimiser: torch.optim.Optimizer, tokens: Tensor) -> None:
-    with torch.autocast(tokens.device.type, torch.bfloat16):
+def _step(network: Transformer, optimiser: torch.optim.Optimizer, tokens: Tensor, bf16: bool) -> None:
+    with torch.autocast(tokens.device.type, torch.bfloat16, enabled=bf16):
         loss = network.losses(tokens).mean()
     optimiser.zero_grad()
     loss.backward()

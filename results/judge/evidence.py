@@ -11,6 +11,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from kerple.report.files import results_in
+
+Run = dict[tuple[str, int], list[dict[str, float]]]  # (protocol, length) -> its blocks, each with sum and count
+
 
 class Untested(LookupError):
     """The numbers a claim needs are not among the results; the message says which."""
@@ -51,6 +55,7 @@ class Tier:
     what: str
     why: str
     tables: dict[Path, pd.DataFrame] = field(default_factory=dict, repr=False)
+    runs: dict[Path, Run] = field(default_factory=dict, repr=False)
 
     @property
     def there(self) -> bool:
@@ -105,19 +110,19 @@ class Tier:
 
     def _blocks(self, comparison: str, strategy: str, protocol: str, length: int, seeds: list[int]) -> tuple | None:
         """Sums and counts by block out of the committed runs, None unless all seeds have them."""
-        found = []
-        for seed in seeds:
-            path = self.root / comparison / "runs" / strategy / f"seed-{seed}.json"
-            if not path.exists():
-                return None
-            rows = json.loads(path.read_text())["run"]["test"]["extrapolation.json"]["rows"]
-            for row in rows:
-                label = f"{row['protocol']}{row.get('window') or row.get('stride') or row.get('k') or ''}"
-                if label == protocol and row["length"] == length:
-                    found.append((row["block_nll"], row["block_targets"]))
-        if len(found) != len(seeds) or len({len(sums) for sums, _ in found}) != 1:
+        runs = [self._run(self.root / comparison / "runs" / strategy / f"seed-{seed}.json") for seed in seeds]
+        found = [run.get((protocol, length), []) for run in runs]
+        if not all(found) or len({len(blocks) for blocks in found}) != 1:
             return None
-        return tuple(np.asarray(side, dtype=np.float64) for side in zip(*found, strict=True))
+        return tuple(np.array([[b[side] for b in blocks] for blocks in found], float) for side in ("sum", "count"))
+
+    def _run(self, path: Path) -> Run:
+        """Blocks of a committed run, by protocol and length; empty if it is not there."""
+        if path not in self.runs:
+            rows = json.loads(path.read_text())["run"]["test"]["extrapolation.json"]["rows"] if path.exists() else []
+            cells = (cell for row in rows for cell in results_in(row, path))
+            self.runs[path] = {(c["protocol"], c["length"]): blocks for c, blocks in cells if c["metric"] == "ppl"}
+        return self.runs[path]
 
 
 def _length(tier: Tier, key: str) -> int:

@@ -15,7 +15,7 @@ import yaml
 
 from kerple.cli import compare, run_comparison
 from kerple.compare import job as jobs
-from kerple.compare.comparison import Job
+from tests.compare.fake_compare import stand_in
 
 FAKE = Path(__file__).parents[1] / "compare" / "fake_run.py"
 
@@ -23,14 +23,7 @@ FAKE = Path(__file__).parents[1] / "compare" / "fake_run.py"
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A comparison of 2 strategies × 2 seeds; resolving needs no model: the flags stand for the configuration."""
-
-    def resolve(job: Job) -> dict[str, Any]:
-        settings = dict(flag.removeprefix("--").split("=", 1) for flag in job.fit if "run_dir" not in flag)
-        return {"flags": settings, "data": {"class_path": "none"}}
-
-    monkeypatch.setattr(jobs, "RUN", FAKE)
-    monkeypatch.setattr(run_comparison, "resolve", resolve)
-    monkeypatch.setattr(run_comparison, "prepare", lambda data: None)
+    stand_in(monkeypatch.setattr)
     (tmp_path / "base.yaml").write_text("{}")
     settings = {
         "name": "small",

@@ -1,6 +1,7 @@
 """`run.py compare` over stand-in runs, in a process of its own: what it shows, and how it is stopped."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,19 @@ from kerple.compare.comparison import Job
 
 
 def resolve(job: Job) -> dict[str, Any]:
-    return {"flags": dict(f.removeprefix("--").split("=", 1) for f in job.fit if "run_dir" not in f), "data": None}
+    """The flags stand for the configuration, so that no model is needed."""
+    settings = dict(flag.removeprefix("--").split("=", 1) for flag in job.fit if "run_dir" not in flag)
+    return {"flags": settings, "data": {"class_path": "none"}}
+
+
+def stand_in(patch: Callable[[object, str, object], None] = setattr) -> None:
+    """Make `compare` start stand-in runs in this process; a test gives ``monkeypatch.setattr``."""
+    patch(jobs, "RUN", Path(__file__).with_name("fake_run.py"))
+    patch(run_comparison, "resolve", resolve)
+    patch(run_comparison, "prepare", lambda data: None)
 
 
 if __name__ == "__main__":
-    jobs.RUN = Path(__file__).with_name("fake_run.py")
+    stand_in()
     board.EVERY = 0.2
-    run_comparison.resolve = resolve
-    run_comparison.prepare = lambda data: None
     compare.main(sys.argv[1:])

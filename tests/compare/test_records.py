@@ -10,26 +10,17 @@ import pytest
 import yaml
 
 from kerple.cli import compare, run_comparison
-from kerple.compare import job as jobs
 from kerple.compare import records
-from kerple.compare.comparison import Job
 from kerple.evaluation.results import VERSION
+from tests.compare.fake_compare import stand_in
 
-FAKE = Path(__file__).with_name("fake_run.py")
 Compare = Callable[..., str]
 
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Compare:
     """Runs a comparison of 2 strategies × 2 seeds with other flags for ALiBi; what it printed."""
-
-    def resolve(job: Job) -> dict[str, Any]:
-        settings = dict(flag.removeprefix("--").split("=", 1) for flag in job.fit if "run_dir" not in flag)
-        return {"flags": settings, "data": {"class_path": "none"}}
-
-    monkeypatch.setattr(jobs, "RUN", FAKE)
-    monkeypatch.setattr(run_comparison, "resolve", resolve)
-    monkeypatch.setattr(run_comparison, "prepare", lambda data: None)
+    stand_in(monkeypatch.setattr)
     monkeypatch.setenv("FAKE_VERSION", str(VERSION))
     (tmp_path / "base.yaml").write_text("{}")
 

@@ -269,6 +269,8 @@ def test_sums_by_block_of_committed_runs_give_the_variation_of_text(paper: Path)
             row = {
                 "protocol": "full",
                 "length": 64,
+                "nll_sum": 64 * losses[strategy, seed].sum(),
+                "targets": 64 * 8,
                 "block_nll": list(64 * losses[strategy, seed]),
                 "block_targets": [64] * 8,
             }

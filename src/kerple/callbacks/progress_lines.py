@@ -101,11 +101,14 @@ class ProgressLines(Callback):
         self.tell(trainer, self._done + round(min(share, 0.99), 2))
 
 
+def _tellers(trainer: Trainer) -> list[ProgressLines]:
+    """The trainer's `ProgressLines` in a test, none elsewhere."""
+    return [c for c in untyped(trainer).callbacks if isinstance(c, ProgressLines) and trainer.testing]
+
+
 def with_progress(trainer: Trainer, blocks: Sequence[T]) -> Iterator[T]:
     """Yield the blocks that a test scores after its batches, and let `ProgressLines` count them."""
-    tellers = [
-        callback for callback in untyped(trainer).callbacks if isinstance(callback, ProgressLines) and trainer.testing
-    ]
+    tellers = _tellers(trainer)
     for teller in tellers:
         teller.begin("testing", len(blocks))
     for number, block in enumerate(blocks):
@@ -116,9 +119,7 @@ def with_progress(trainer: Trainer, blocks: Sequence[T]) -> Iterator[T]:
 
 def within(trainer: Trainer, parts: Sequence[T]) -> Iterator[T]:
     """Yield the parts of the work on one block of a test, and let `ProgressLines` count them."""
-    tellers = [
-        callback for callback in untyped(trainer).callbacks if isinstance(callback, ProgressLines) and trainer.testing
-    ]
+    tellers = _tellers(trainer)
     for number, part in enumerate(parts):
         yield part
         for teller in tellers if number + 1 < len(parts) else ():

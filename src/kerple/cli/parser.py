@@ -43,13 +43,10 @@ def link_model_to_data(parser: LightningArgumentParser) -> None:
 
 def add_run_arguments(parser: LightningArgumentParser) -> None:
     """Add the options of a run other than model, data and trainer, such as its folder."""
-    parser.add_argument("--experiment", default="run", help="First folder below --logs: what belongs together.")
-    parser.add_argument("--logs", default="logs", help="Root of all runs.")
-    parser.add_argument(
-        "--run_dir",
-        type=str | None,
-        default=None,
-        help="Folder of this run; null: <logs>/<experiment>/<strategy>/seed-<seed>, or a new version of it.",
+    add_folder_arguments(
+        parser,
+        "run",
+        "Folder of this run; null: <logs>/<experiment>/<strategy>/seed-<seed>, or a new version of it.",
     )
     parser.add_argument(
         "--trust",
@@ -68,6 +65,13 @@ def add_run_arguments(parser: LightningArgumentParser) -> None:
         default=None,
         help="Written by a run: what `precision: auto` came to when it was trained. Its tests choose again.",
     )
+
+
+def add_folder_arguments(parser: LightningArgumentParser, experiment: str, run_dir: str) -> None:
+    """Add the options of where a run's files go, with a default for ``experiment`` and a help text for ``run_dir``."""
+    parser.add_argument("--experiment", default=experiment, help="First folder below --logs: what belongs together.")
+    parser.add_argument("--logs", default="logs", help="Root of all runs.")
+    parser.add_argument("--run_dir", type=str | None, default=None, help=run_dir)
 
 
 def mistake_in(error: BaseException) -> UserError | None:

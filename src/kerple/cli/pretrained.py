@@ -9,6 +9,7 @@ from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.loggers import TensorBoardLogger
 
 from kerple.cli.lightning import CLI, StoreConfig
+from kerple.cli.parser import SEED, add_folder_arguments
 from kerple.data.tokenizer import OF_A_MODEL, vocabulary_size
 from kerple.errors import UserError
 from kerple.hf import need
@@ -36,13 +37,10 @@ class PretrainedCLI(CLI):
         return {"test": LightningCLI.subcommands()["test"]}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.add_argument("--experiment", default="pretrained", help="First folder below --logs.")
-        parser.add_argument("--logs", default="logs", help="Root of all runs.")
-        parser.add_argument(
-            "--run_dir",
-            type=str | None,
-            default=None,
-            help="Folder of the results; null: <logs>/<experiment>/<model>/test, or a new version of it.",
+        add_folder_arguments(
+            parser,
+            "pretrained",
+            "Folder of the results; null: <logs>/<experiment>/<model>/test, or a new version of it.",
         )
 
     def before_instantiate_classes(self) -> None:
@@ -99,7 +97,7 @@ def _call(cli: type[PretrainedCLI], arguments: list[str]) -> PretrainedCLI:
         trainer_class=AutoTrainer,
         subclass_mode_data=True,
         save_config_callback=StoreRunConfig,
-        seed_everything_default=1235,
+        seed_everything_default=SEED,
         parser_kwargs={"description": __doc__, "exit_on_error": False},
         auto_configure_optimizers=False,
         args=["test", "--config", yaml.safe_dump(_defaults(path)), *rest],
@@ -123,15 +121,8 @@ def _take(arguments: list[str], name: str) -> tuple[str, list[str]]:
     """The value of an option, and the arguments without it."""
     for i, argument in enumerate(arguments):
         given, equals, value = argument.partition("=")
-        if given == name:
-            if not equals and i + 1 == len(arguments):
-                break
-            return (
-                (value, arguments[:i] + arguments[i + 1 :])
-                if equals
-                else (
-                    arguments[i + 1],
-                    arguments[:i] + arguments[i + 2 :],
-                )
-            )
+        if given == name and equals:
+            return value, arguments[:i] + arguments[i + 1 :]
+        if given == name and i + 1 < len(arguments):
+            return arguments[i + 1], arguments[:i] + arguments[i + 2 :]
     raise UserError(f"{name.lstrip('-')}: got nothing, expected a folder, a .gguf file or a name on the hub")

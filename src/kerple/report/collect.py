@@ -36,6 +36,11 @@ class Run:
     test: str = "test"
     part: str = ""
 
+    @property
+    def label(self) -> str:
+        """Part and strategy, as text."""
+        return f"{self.part} {self.strategy}".strip()
+
 
 @dataclass(frozen=True)
 class Runs:

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from kerple.report.figures import Styles, literal, styles_of
+from kerple.report.figures import Styles, literal, plain, styles_of
 from kerple.report.statistics import Estimate
 
 POINTS = 32  # of a position-wise curve
@@ -98,5 +98,4 @@ def _axes(ax: Axes, table: pd.DataFrame, column: str) -> None:
             ax.set_ylim(later.min() - 0.1, min(later.max(), later.min() + 1) + 0.1)
     where = f"distance beyond the {window} tokens of the window" if column == "gain" else "position in the segment"
     ax.set(xlabel=where, ylabel=COLUMNS[column])
-    ax.grid(alpha=0.25, linewidth=0.6)
-    ax.spines[["top", "right"]].set_visible(False)
+    plain(ax)

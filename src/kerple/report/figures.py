@@ -105,8 +105,7 @@ def _position_curves(table: pd.DataFrame, styles: Styles, baseline: str) -> Figu
         ax.set_ylim(settled.min() / 1.04, min(settled.max(), 2 * settled.min()) * 1.04)
     _plain_log_ticks(ax)
     ax.set(xlabel=f"position in the segment (means over {width})", ylabel="perplexity")
-    ax.grid(alpha=0.25, linewidth=0.6)
-    ax.spines[["top", "right"]].set_visible(False)
+    plain(ax)
     figure.legend(loc="outside right center", frameon=False, fontsize=9)
     return figure
 
@@ -116,7 +115,14 @@ def literal(strategy: str) -> str:
     return re.sub("^_", " _", str(strategy).replace("$", r"\$"))
 
 
+def plain(ax: Axes) -> None:
+    """Give axes a faint grid, and no frame at the top and the right."""
+    ax.grid(alpha=0.25, linewidth=0.6)
+    ax.spines[["top", "right"]].set_visible(False)
+
+
 def styles_of(strategies: pd.Series) -> Styles:
+    """Colour, dashes and marker of each strategy, in the order in which they first occur."""
     return {
         strategy: {
             "color": COLOURS[i % len(COLOURS)],
@@ -140,8 +146,7 @@ def _panels(chosen: pd.DataFrame, styles: Styles, trained: Mapping[str, int | No
         panel = chosen[chosen["protocol"] == protocol]
         ranges.append(draw(ax, panel, styles))
         ax.set_title(literal(protocol), fontsize=10, pad=14)
-        ax.grid(alpha=0.25, linewidth=0.6)
-        ax.spines[["top", "right"]].set_visible(False)
+        plain(ax)
         tokens = lower_is_better(panel["metric"].iloc[0])  # accuracies are of problems, whose lengths are no tokens
         ax.set_xlabel("evaluation length (tokens)" if tokens else "length of the problem")
         _lengths(ax, sorted(panel["length"].unique()), trained[protocol])

@@ -45,7 +45,7 @@ def write(runs: Runs, folder: Path, *, name: str, baseline: str, missing: list[s
     ``report.html``, which needs no other file.
 
     Args:
-        runs: The runs, as `kerple.report.runs.read` returns them.
+        runs: The runs, as `kerple.report.collect.read` returns them.
         folder: Folder of the report, which is made if needed; files of the same names are replaced.
         name: Name of the comparison.
         baseline: The strategy against which the others are tested.
@@ -147,7 +147,7 @@ def mixed(runs: Runs) -> list[str]:
     positions.
     """
     complaints = []
-    for label, members in _members(runs, lambda run: f"{run.part} {run.strategy}".strip()).items():
+    for label, members in _members(runs, lambda run: run.label).items():
         for key in dict.fromkeys(key for _, config in members for key in config):
             values = {str(config.get(key)): None for _, config in members}
             if len(values) > 1 and any(config.get(key) != run.seed for run, config in members):
@@ -162,9 +162,7 @@ def _precisions(runs: Runs) -> list[str]:
     members: dict[str, list[str]] = {}
     for run, environment in runs.environments.items():
         if "precision" in environment:
-            members.setdefault(environment["precision"], []).append(
-                f"{run.part} {run.strategy} seed {run.seed}".strip()
-            )
+            members.setdefault(environment["precision"], []).append(f"{run.label} seed {run.seed}")
     usual, *others = sorted(members, key=lambda precision: -len(members[precision])) or [""]
     odd = " | ".join(f"{precision} ({', '.join(members[precision])})" for precision in others)
     return [f"precision: {usual} | {odd}"] if odd else []
@@ -196,8 +194,7 @@ def _members(runs: Runs, key: Callable[[Run], str]) -> dict[str, list[tuple[Run,
     """Group the runs, with their flat configurations, by a key."""
     grouped: dict[str, list[tuple[Run, dict[str, Any]]]] = {}
     for run, config in runs.configs.items():
-        public = {k: v for k, v in flatten(config).items() if not _private(k, v)}
-        grouped.setdefault(key(run), []).append((run, public))
+        grouped.setdefault(key(run), []).append((run, _public(config)))
     return grouped
 
 
@@ -231,9 +228,7 @@ def _configs(runs: Runs) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
 
     Seeds and directories are left out, because they always differ.
     """
-    flat = {
-        key: {k: v for k, v in flatten(config).items() if not _private(k, v)} for key, config in runs.configs.items()
-    }
+    flat = {run: _public(config) for run, config in runs.configs.items()}
     first = next(iter(flat.values()))
     shared = {k for k, v in first.items() if all(k in other and other[k] == v for other in flat.values())}
     common: dict[str, Any] = {}
@@ -245,10 +240,13 @@ def _configs(runs: Runs) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
         place[leaf] = first[key]
     differing: dict[str, dict[str, str]] = {}
     for run, config in flat.items():
-        differing.setdefault(
-            f"{run.part} {run.strategy}".strip(), {k: str(v) for k, v in config.items() if k not in shared}
-        )
+        differing.setdefault(run.label, {k: str(v) for k, v in config.items() if k not in shared})
     return common, differing
+
+
+def _public(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration, flat, without seeds and directories."""
+    return {key: value for key, value in flatten(config).items() if not _private(key, value)}
 
 
 def _private(key: str, value: Any) -> bool:
