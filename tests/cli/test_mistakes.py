@@ -77,7 +77,8 @@ def test_an_option_of_fit(option: str, said: str, tmp_path: Path, capsys: pytest
 @pytest.mark.parametrize(
     ("section", "content", "expected"),
     [
-        ("trainer", None, "trainer: got null, expected a value"),
+        ("trainer", None, "trainer: got None, expected a mapping"),
+        ("trainer", [], "trainer: got [], expected a mapping"),
         ("model", None, "are required: fit.model.position"),
         ("model", [], "are required: fit.model.position"),
         ("data", None, "are required: fit.data"),

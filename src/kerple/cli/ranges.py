@@ -79,13 +79,14 @@ def check(config: Namespace, command: str, model: type | None = None) -> None:
         model: The class whose options are in the section ``model``, None where the command has no such section.
 
     Raises:
-        UserError: A number is outside its range, or none at all (NaN), an option is null that has to be something, or
-            the model does not fit into this machine.
+        UserError: A section is no mapping, a number is outside its range or none at all (NaN), an option is null that
+            has to be something, or the model does not fit into this machine.
     """
     given = config.as_dict()
     for section, owner in (("model", model), ("data", None), ("trainer", None)):
-        nothing = [section] if section in given and given[section] is None else []
-        for name in [*nothing, *_nulls(given.get(section), owner, section)]:
+        if not isinstance(given.get(section, {}), dict):
+            raise UserError(f"{section}: got {given[section]!r}, expected a mapping of options")
+        for name in _nulls(given.get(section), owner, section):
             raise UserError(f"{name}: got null, expected a value; leave the option out for its default")
     for name, number in _numbers(given):
         low, high = RANGES.get(name, (-math.inf, math.inf))
