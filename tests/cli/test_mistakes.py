@@ -78,9 +78,12 @@ def test_an_option_of_fit(option: str, said: str, tmp_path: Path, capsys: pytest
     ("section", "content", "expected"),
     [
         ("trainer", None, "trainer: got None, expected a mapping"),
+        ("trainer", TINY["trainer"] | {"accumulate_grad_batches": None}, "trainer.accumulate_grad_batches: got null"),
         ("trainer", [], "trainer: got [], expected a mapping"),
         ("model", None, "are required: fit.model.position"),
         ("model", [], "are required: fit.model.position"),
+        ("model", {"position": []}, "model.position: got [], expected the name of a class"),
+        ("data", {}, "expected the name of a class that is a LightningDataModule"),
         ("data", None, "are required: fit.data"),
     ],
 )

@@ -67,6 +67,10 @@ RANGES: dict[str, tuple[float, float]] = {
     "trainer.gradient_clip_val": (0, math.inf),
     "trainer.reload_dataloaders_every_n_epochs": (0, ENDLESS),
 }
+BASES = {  # of what has to be chosen; a base class alone can do nothing
+    "data": "LightningDataModule",
+    "model.position": "Position",
+}
 OUTSIDE = {"model.betas": 1, "model.adam_eps": 0, "model.lr": 0, "model.init": 0}  # ends outside their range
 
 
@@ -83,11 +87,16 @@ def check(config: Namespace, command: str, model: type | None = None) -> None:
             has to be something, or the model does not fit into this machine.
     """
     given = config.as_dict()
-    for section, owner in (("model", model), ("data", None), ("trainer", None)):
+    trainer = import_module("pytorch_lightning").Trainer if "trainer" in given else None  # slow to import
+    for section, owner in (("model", model), ("data", None), ("trainer", trainer)):
         if not isinstance(given.get(section, {}), dict):
             raise UserError(f"{section}: got {given[section]!r}, expected a mapping of options")
         for name in _nulls(given.get(section), owner, section):
             raise UserError(f"{name}: got null, expected a value; leave the option out for its default")
+    for name, base in BASES.items():
+        chosen = config.get(name, {"class_path": ""})
+        if "class_path" not in chosen or chosen["class_path"].rpartition(".")[2] == base:
+            raise UserError(f"{name}: got {chosen!r}, expected the name of a class that is a {base}")
     for name, number in _numbers(given):
         low, high = RANGES.get(name, (-math.inf, math.inf))
         if name == "trainer.max_steps" and command in ("fit", "plan"):
