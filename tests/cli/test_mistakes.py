@@ -62,6 +62,7 @@ def config(folder: Path, **sections: Any) -> str:
         ("--model.weight_decay=-1", "model.weight_decay: got -1.0, expected a number from 0 to"),
         ("--model.hidden=0", "model.hidden: got 0, expected a number from 1 to"),
         ("--seed_everything=-3", "seed_everything: got -3, expected a number from 0 to"),
+        ("--trainer.overfit_batches=1", "trainer.overfit_batches: got 1, expected 0"),
         ("--trainer.max_steps=-7", "trainer.max_steps: got -7, expected a number from 1 to"),
         ("--model.layers=two", "model.layers: got 'two', expected a whole number"),
         ("--model.position.floor=[{a: b}]", "model.position.floor: got '[{a: b}]', expected a number"),

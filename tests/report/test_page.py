@@ -128,6 +128,12 @@ def test_figures_are_written_twice(folder: Path) -> None:
         assert "<svg" in (folder / f"{name}.svg").read_text()
 
 
+def test_ratios_to_an_older_baseline_do_not_stay(root: Path, tmp_path: Path) -> None:
+    for baseline in ("RoPE", "KerpleLog"):
+        report.write(read(locate([root])), tmp_path, name="three curves", baseline=baseline)
+    assert {path.stem for path in tmp_path.glob("*-relative-to-*")} == {"ppl-relative-to-KerpleLog"}
+
+
 def test_analyses_are_joined_with_strategy_and_seed_in_front(folder: Path) -> None:
     table = pd.read_csv(folder / "kernels.csv")
     assert list(table.columns) == ["strategy", "seed", "head", "distance", "bias"]

@@ -58,7 +58,6 @@ RANGES: dict[str, tuple[float, float]] = {
     "trainer.limit_val_batches": (0, ENDLESS),
     "trainer.limit_test_batches": (0, ENDLESS),
     "trainer.limit_predict_batches": (0, ENDLESS),
-    "trainer.overfit_batches": (0, ENDLESS),
     "trainer.val_check_interval": (0, ENDLESS),
     "trainer.check_val_every_n_epoch": (1, ENDLESS),
     "trainer.num_sanity_val_steps": (-1, ENDLESS),
@@ -83,8 +82,8 @@ def check(config: Namespace, command: str, model: type | None = None) -> None:
         model: The class whose options are in the section ``model``, None where the command has no such section.
 
     Raises:
-        UserError: A section is no mapping, a number is outside its range or none at all (NaN), an option is null that
-            has to be something, or the model does not fit into this machine.
+        UserError: A section is no mapping, the data would lose their order, a number is outside its range or none at
+            all (NaN), an option is null that has to be something, or the model does not fit into this machine.
     """
     given = config.as_dict()
     trainer = import_module("pytorch_lightning").Trainer if "trainer" in given else None  # slow to import
@@ -93,6 +92,12 @@ def check(config: Namespace, command: str, model: type | None = None) -> None:
             raise UserError(f"{section}: got {given[section]!r}, expected a mapping of options")
         for name in _nulls(given.get(section), owner, section):
             raise UserError(f"{name}: got null, expected a value; leave the option out for its default")
+    overfit = given.get("trainer", {}).get("overfit_batches")
+    if overfit:
+        raise UserError(
+            f"trainer.overfit_batches: got {overfit}, expected 0: Lightning would take the order of the data away; "
+            "give data.samples to train on few samples of shards"
+        )
     for name, base in BASES.items():
         chosen = config.get(name, {"class_path": ""})
         if "class_path" not in chosen or chosen["class_path"].rpartition(".")[2] == base:

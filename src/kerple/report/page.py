@@ -73,6 +73,8 @@ def write(runs: Runs, folder: Path, *, name: str, baseline: str, missing: list[s
         title += f"Runs differ in more than strategy and seed: {'; '.join(differences)}.\n\n"
     (folder / "table.md").write_text(title + "\n".join(t.markdown() for t in (*main, *details)))
     (folder / "table.tex").write_text("\n".join([LATEX_HEAD, *(t.latex() for t in (*main, *details))]))
+    for stale in folder.glob("*-relative-to-*"):  # to what was the baseline when fewer runs were done
+        stale.unlink()
     drawn = []
     found = list(figures(summary, runs.trained, baseline))
     if "position_wise" in runs.analyses:
