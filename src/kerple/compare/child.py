@@ -11,6 +11,7 @@ import kerple
 from kerple.compare.comparison import Job
 from kerple.runs.progress import VARIABLE
 
+PATIENCE = {"fit": 60.0}  # seconds that a command may take to save and end; the others have nothing that is lost
 WORKER = Path(__file__).with_name("worker.py")
 
 
@@ -31,7 +32,7 @@ class Child:
     def __init__(self, job: Job, threads: int, lock: int, program: Path) -> None:
         self.job, self.threads, self.lock, self.program = job, threads, lock, program
         self._process: subprocess.Popen[str] | None = None
-        self._status = -1
+        self._status, self._command = -1, ""
 
     def __enter__(self) -> "Child":
         return self
@@ -51,14 +52,14 @@ class Child:
             os.close(self._status)
             self._process = None
 
-    def stop(self, patience: float = 60.0) -> None:
-        """Have it save what it can and end; after ``patience`` seconds it is killed. From any thread."""
+    def stop(self) -> None:
+        """Have it save what it can and end; if that takes longer than `PATIENCE` it is killed. From any thread."""
         process = self._process
         if process is None or process.poll() is not None:
             return
         process.terminate()
         try:
-            process.wait(patience)
+            process.wait(PATIENCE.get(self._command, 2.0))
         except subprocess.TimeoutExpired:
             process.kill()
 
@@ -68,7 +69,7 @@ class Child:
         Raises:
             Failed: If it fails, or the process is stopped.
         """
-        log = self.job.beside(".log")
+        log, self._command = self.job.beside(".log"), arguments[0]
         if self._process is None:
             self._start(log)
         assert self._process is not None

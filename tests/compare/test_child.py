@@ -1,0 +1,37 @@
+"""The process of a run: how long it may take to end."""
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from kerple.compare.child import Child, Failed
+from kerple.compare.comparison import Job
+
+DEAF = """
+import signal, sys, time
+from pathlib import Path
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as a test is that reads a long segment
+Path(__file__).with_name("started").touch()
+time.sleep(600)
+"""
+
+
+def test_a_test_that_does_not_end_when_asked_is_killed(tmp_path: Path) -> None:
+    program = tmp_path / "run.py"
+    program.write_text(DEAF)
+    (tmp_path / "KerpleLog").mkdir()
+    job = Job("KerpleLog", 1, tmp_path / "KerpleLog" / "seed-1", (), ())
+    with (tmp_path / "lock").open("w") as lock, Child(job, 1, lock.fileno(), program) as child:
+
+        def stop() -> None:
+            while not (tmp_path / "started").exists():
+                time.sleep(0.05)
+            child.stop()
+
+        stopping = threading.Thread(target=stop)
+        stopping.start()
+        with pytest.raises(Failed, match="test ended with status -9"):
+            child.call("test")
+        stopping.join()
