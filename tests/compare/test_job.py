@@ -45,6 +45,20 @@ def test_a_run_is_fitted_and_tested_once(tmp_path: Path) -> None:
     assert said == [f"KerpleLog seed 1: {what}" for what in ("fitting", "testing", "done", "done")]
 
 
+def test_a_test_trusts_the_packages_whose_classes_the_comparison_names(tmp_path: Path) -> None:
+    program = tmp_path / "told.py"
+    program.write_text(f"import runpy, sys; print('told', *sys.argv[1:]); runpy.run_path({str(FAKE)!r})")
+    own = {"data.init_args.task.class_path": "my_task.Rotate", "data.class_path": "kerple.tasks.TaskData"}
+    own |= {"model.position.class_path": "mine.biases.Root", "model.position.init_args.first.class_path": "my_task.B"}
+    for config, trusted in ((CONFIG, []), (own, ["--trust=mine,my_task"])):
+        run = job(tmp_path, seed=1 + len(trusted))
+        jobs.run(run, config, 1, lambda _: None, program)
+        (fit, test) = [line.split() for line in run.beside(".log").read_text().splitlines() if line.startswith("told")]
+        assert [flag for flag in test if flag.startswith("--trust")] == trusted
+        assert not [flag for flag in fit if flag.startswith("--trust")]
+        assert jobs.finished(run)
+
+
 def test_another_test_tests_again_and_does_not_fit_again(tmp_path: Path) -> None:
     jobs.run(job(tmp_path), CONFIG, 1, lambda _: None, FAKE)
     again = job(tmp_path, test=("--trainer.precision=32-true",))

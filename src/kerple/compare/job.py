@@ -21,6 +21,7 @@ from kerple.runs.older import as_today, options_as_today
 from kerple.runs.whole import write
 
 INSTALLED = Path(kerple.__file__).with_name("__main__.py")
+KNOWN = {"kerple", "pytorch_lightning"}  # of these a checkpoint may name what is offered
 RUN = checkout if (checkout := Path(kerple.__file__).parents[2] / "run.py").is_file() else INSTALLED
 
 
@@ -120,10 +121,17 @@ def run(
             _write(job, known)
             say(f"{job.name}: testing")
             checkpoint = [] if job.pretrained else [f"--ckpt_path={job.checkpoint}"]
-            child.call("test", *checkpoint, *job.test)
+            child.call("test", *checkpoint, *_trust(config), *job.test)
             known["tests"][name] = asked_of_test(job)
             _write(job, known)
         say(f"{job.name}: done")
+
+
+def _trust(config: dict[str, Any]) -> list[str]:
+    """The flag by which a test may import the classes of the user's own that the comparison names, as its fit did."""
+    named = (str(value) for key, value in config.items() if key.endswith(".class_path"))
+    packages = sorted({name.split(".")[0] for name in named if "." in name} - KNOWN)
+    return [f"--trust={','.join(packages)}"] if packages else []
 
 
 def asked_of_test(job: Job) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import yaml
 from markupsafe import Markup
 
 from kerple.report import tables
+from kerple.report.analyses import analyses
 from kerple.report.collect import RESULT, Run, Runs
 from kerple.report.context import context_figures
 from kerple.report.figures import figures, position_wise, save
@@ -22,6 +23,7 @@ from kerple.report.interactive import curves, library
 from kerple.report.statistics import summarise
 
 LATEX_HEAD = "% \\usepackage{booktabs,graphicx}\n"
+DRAWN = ("position_wise", "context_gain")  # analyses that are figures
 PROTOCOLS = {
     "full": "non-overlapping segments of the length, every target scored, attention unrestricted (the paper's)",
     "windowed": "as full, attention limited to the last w keys in every layer; the name carries w",
@@ -138,6 +140,7 @@ def _tables(summary: pd.DataFrame, runs: Runs, baseline: str) -> tuple[list[tabl
                 distant = tables.distant(summary, runs, protocol, runs.trained[protocol])
                 details += [distant] if distant else []
     cost = tables.costs(runs)
+    details += analyses({name: table for name, table in runs.analyses.items() if name not in DRAWN})
     return main + ([cost] if cost else []), details
 
 
