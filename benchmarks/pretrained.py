@@ -12,7 +12,7 @@ import torch
 from benchmarks.measure import Row, medians, peak_above, publish
 from kerple.hf.adapter import HuggingFaceNetwork
 from kerple.hf.families import read_family
-from kerple.hf.source import locate, read_config, read_model
+from kerple.hf.source import locate, read_model_config, read_model
 from kerple.hf.weights import fill, transformer
 from kerple.model import Transformer
 
@@ -31,7 +31,7 @@ MEMORY = """
 def networks() -> dict[str, Transformer | HuggingFaceNetwork]:
     """The model read into our own Transformer, and as transformers runs it."""
     source = locate("smollm2-135m")
-    model = read_model(source, read_config(source))
+    model = read_model(source, read_model_config(source))
     read = read_family(model.config, model.state_dict())
     imported = transformer(read.model).eval()
     fill(imported, read)
