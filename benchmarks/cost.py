@@ -75,7 +75,7 @@ def table(measured: pd.DataFrame, losses: pd.DataFrame | None) -> Table:
         row = {"position parameters": f"{group['position_parameters'].iloc[0]:,}"}
         for column, name in (("step_seconds", "step"), ("read_seconds", f"reading {READ}")):
             row[f"{name} (ms)"] = f"{1000 * group[column].median():.0f}"
-            row[f"{name} ÷ {BASELINE}"] = "1" if strategy == BASELINE else _ratio(measured, strategy, column)
+            row[f"{name} ÷ {BASELINE}"] = "1" if strategy == BASELINE else _ratio(measured, str(strategy), column)
         row["memory of a step (MiB)"] = f"{group['memory_mib'].iloc[0]:,.0f}" if "memory_mib" in group else "–"
         for length in (LENGTH, READ):
             found = None if losses is None else losses[(losses["strategy"] == strategy) & (losses["length"] == length)]
@@ -93,7 +93,7 @@ def table(measured: pd.DataFrame, losses: pd.DataFrame | None) -> Table:
 
 def _ratio(measured: pd.DataFrame, strategy: str, column: str) -> str:
     by_round = measured.pivot(index="seed", columns="strategy", values=column)
-    logs = np.log(by_round[strategy] / by_round[BASELINE]).to_numpy()[:, None]
+    logs = np.log((by_round[strategy] / by_round[BASELINE]).to_numpy())[:, None]
     found = estimate(logs, np.ones_like(logs))
     low, high = np.exp(found.interval())
     return f"{np.exp(found.mean):.2f} [{low:.2f}, {high:.2f}]"

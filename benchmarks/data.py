@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import tokenizers
@@ -146,7 +147,7 @@ def load(directory: Path, length: int, batch_size: int) -> int:
     from kerple.data import TokenShards
 
     data = TokenShards(None, directory=str(directory), length=length, batch_size=batch_size)
-    loader = data.train_dataloader()
+    loader: Any = data.train_dataloader()  # whose dataset has more than the type says
     for run in range(len(loader.batches.streams[0].split.checksums)):
         loader.batches.streams[0].run(run)
     begin, tokens = time.perf_counter(), 0

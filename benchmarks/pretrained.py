@@ -12,7 +12,7 @@ import torch
 from benchmarks.measure import Row, medians, peak_above, publish
 from kerple.hf.adapter import HuggingFaceNetwork
 from kerple.hf.families import read_family
-from kerple.hf.source import locate, read_model_config, read_model
+from kerple.hf.source import locate, read_model, read_model_config
 from kerple.hf.weights import fill, transformer
 from kerple.model import Transformer
 

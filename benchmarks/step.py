@@ -5,6 +5,7 @@ On a GPU, also every strategy at the paper's size, compiled: tokens per second a
 
 import argparse
 from collections.abc import Callable
+from typing import Any
 from unittest import mock
 
 import torch
@@ -68,7 +69,7 @@ def main() -> None:
     publish("step", rows, details)
 
 
-def tokens_per_second(strategy: str, batch: int, length: int, repeats: int) -> dict[str, float | None]:
+def tokens_per_second(strategy: str, batch: int, length: int, repeats: int) -> dict[str, Any]:
     """Speed of a compiled step at the paper's size, and its share of the GPU's peak, where that is known."""
     torch._dynamo.reset()
     network = build("162M", strategy, length, "cuda")

@@ -52,8 +52,9 @@ def stepper(source: Path, name: str, batch: int, length: int) -> Iterator[subpro
     """A process that makes one step for each line it is sent, and says how many seconds of a processor it took."""
     environment = {**os.environ, "PYTHONPATH": str(source / "src")}
     command = [sys.executable, "-c", STEPPER, name, str(batch), str(length)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, env=environment, **pipes) as process:
+    with subprocess.Popen(
+        command, text=True, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
         try:
             yield process
         finally:

@@ -68,7 +68,11 @@ def kernels(code: str, target: Any) -> list[dict[str, Any]]:
     found, rows = [], []
 
     def note(**options: Any) -> Any:
-        return lambda function: found.append((options, function)) or function
+        def keep(function: Any) -> Any:
+            found.append((options, function))
+            return function
+
+        return keep
 
     for name in ("template", "pointwise", "persistent_reduction", "reduction"):
         setattr(heuristics, name, lambda *_, name=name, **options: note(kind=name, **options))

@@ -94,7 +94,8 @@ def _without_table(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def step(scale: Scale, out: Path) -> tuple[list[Row], dict[str, Any]]:
     """A compiled training step at the paper's size: tokens a second, share of the peak (MFU), memory, one profile."""
-    batch, found = scale.tokens // scale.training, {}
+    batch = scale.tokens // scale.training
+    found: dict[str, dict[str, Any]] = {}
     for name in NAMES:
         torch._dynamo.reset()
         network = build(scale.model, name, scale.training, device())

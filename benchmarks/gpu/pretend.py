@@ -112,7 +112,7 @@ def _register(capability: tuple[int, int], properties: Any, stream: Any) -> None
     pretended = type("Pretended", (interfaces.CudaInterface,), own)
     for name in ("cuda", "cuda:0"):
         interfaces.register_interface_for_device(name, pretended)
-    torch.utils._triton.has_triton = lambda *_, **__: True
+    setattr(torch.utils._triton, "has_triton", lambda *_, **__: True)  # noqa: B010 (mypy knows its cache)
 
 
 def _stop_before_running() -> None:
@@ -124,7 +124,7 @@ def _stop_before_running() -> None:
 
     def module(self: GraphLowering) -> types.ModuleType:
         code = self.codegen()[0]
-        generated.append(getattr(code, "value", code))
+        generated.append(code if isinstance(code, str) else code.value)
         made = types.ModuleType("generated")
         made.__file__, made.__path__ = __file__, None  # type: ignore[assignment]
         self.cache_key, self.cache_path, self.cache_linemap = "none", __file__, []
