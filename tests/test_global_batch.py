@@ -73,7 +73,7 @@ class Write(Callback):
 
 def model() -> Kept:
     seed_everything(0, verbose=False)
-    return Kept(KerpleLog, TaskData(Addition(), LENGTH).vocabulary, LENGTH, layers=1, dim=16, heads=2)
+    return Kept(KerpleLog, TaskData(Addition(), LENGTH, 3).vocabulary, LENGTH, layers=1, dim=16, heads=2)
 
 
 def data(batch_size: int) -> TaskData:

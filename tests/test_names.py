@@ -3,7 +3,7 @@
 import ast
 import inspect
 import pkgutil
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -28,8 +28,13 @@ def defined(path: Path) -> Iterator[str]:
 
 
 def test_public_names_are_defined_once() -> None:
-    counted = Counter(name for path in PACKAGE.rglob("*.py") for name in set(defined(path)))
-    assert {name for name, times in counted.items() if times > 1 and not name.startswith("_")} == SHARED
+    places: dict[str, list[str]] = defaultdict(list)
+    for path in PACKAGE.rglob("*.py"):
+        for name in {name for name in defined(path) if not name.startswith("_")}:
+            places[name].append(str(path.relative_to(PACKAGE)))
+    twice = {name: sorted(files) for name, files in places.items() if len(files) > 1}
+    assert {name: files for name, files in twice.items() if name not in SHARED} == {}
+    assert twice.keys() == SHARED
 
 
 def test_every_callback_is_in_the_list_of_its_package() -> None:

@@ -36,7 +36,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("reader")
     (config,) = blocks("own-figure.md", "yaml")
     small = {
-        "src/kerple/**/*.py": f"{ROOT}/src/kerple/**/*.py",
         "max_steps: 200": "max_steps: 20",
         "blocks: 64": "blocks: 8",
     }

@@ -91,7 +91,8 @@ def test_the_name_is_a_class_of_the_package_with_a_source(name: str) -> None:
     assert issubclass(strategy, Position)
     assert strategy.__name__ == name
     source = inspect.getdoc(strategy) + (inspect.getdoc(inspect.getmodule(strategy)) or "")
-    assert re.search(r"arXiv\s\d{4}\.\d{5}|GPT-2", source) or name == "Together", "which paper?"
+    known = re.search(r"arXiv\s\d{4}\.\d{5}|GPT-2|Source: ours\.", source) or name == "Together"
+    assert known, f"{name}: of which paper? Write arXiv and its number into the docstring, or 'Source: ours.'"
 
 
 def test_a_strategy_s_file_is_short() -> None:

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,9 +10,10 @@ from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import Tensor
 
+from kerple.errors import UserError
 from kerple.lm import LanguageModel
 from kerple.positions import NoPE
-from kerple.tasks import Addition, Copy, ModularSum, Parity, Reverse, Sort, TaskData, VariableChain
+from kerple.tasks import Addition, Copy, Example, ModularSum, Parity, Reverse, Sort, Task, TaskData, VariableChain
 from kerple.tasks.draw import belongs_to, distinct, draw
 
 
@@ -25,6 +27,40 @@ def ranked(data: TaskData, rank: int = 0, world: int = 1, steps: int = 6, done: 
 def sequences(loader: Any) -> list[str]:
     data = TaskData(Copy(), 100)
     return [data.decode(row) for batch in loader for row in batch["tokens"].tolist()]
+
+
+class Spaces(Task):
+    """As many letters as there are spaces; it has no options, and one problem of each length."""
+
+    letter = "a"
+
+    def example(self, length: int, rng: np.random.Generator) -> Example:
+        return Example(prompt=" " * length, answer=self.letter * length, sizes=(length,))
+
+
+class Accents(Spaces):
+    letter = "é"
+
+
+def test_a_task_needs_no_options() -> None:
+    assert Spaces().example(2, np.random.default_rng(0)).text == "«  =aa»"
+    with pytest.raises(TypeError, match="abstract"):
+        Task()
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: TaskData(Accents(), 99, train_length=3), "data.task: 'accents' .* the character 'é', expected one of"),
+        (
+            lambda: TaskData(Spaces(), 99, train_length=3, held_out=1e-9).validation_set(),
+            "the task 'spaces' no validation problems; hold out more, or the task draws too few different problems",
+        ),
+    ],
+)
+def test_a_task_that_does_not_fit_is_told_when_it_is_made(make: Callable[[], object], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        make()
 
 
 def test_training_lengths_are_uniform() -> None:

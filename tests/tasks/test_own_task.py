@@ -55,7 +55,10 @@ def test_the_commands_of_the_page_run(my_task: ModuleType, capsys: pytest.Captur
         "--data.validation_examples=8",
     ]
     quick += ["--data.test_examples=4", "--trainer.enable_progress_bar=false"]
-    main([*fit, *quick])
+    with pytest.raises(SystemExit):  # a length that is too small, as the page says
+        main([*fit, *quick, "--data.length=13"])
+    assert "set it to 14 or more" in capsys.readouterr().err
+    main([*fit, *quick])  # into the folder that the page names, though the first attempt had chosen it too
     main(test)
     found = list(Path("logs/tasks/Coupled/seed-1235").glob("**/accuracy.json"))
     assert len(found) == 1

@@ -84,12 +84,12 @@ def test_a_task_without_places_says_so_in_one_line() -> None:
     without = [Addition(), Multiplication(), Addition(order="reversed", scratchpad=True), Sort(), Parity()]
     for task in without:
         with pytest.raises(UserError, match="places") as raised:
-            TaskData(task, 60).places("coupled")
+            TaskData(task, 999).places("coupled")
         assert "\n" not in str(raised.value)
     with pytest.raises(UserError, match="copy has no numbers"):
         TaskData(Copy(), 60).places("abacus")
     for task in (Addition(), Multiplication(), ModularSum(), Parity(), Polynomial()):
-        assert TaskData(task, 60).places("abacus") is abacus
+        assert TaskData(task, 999).places("abacus") is abacus
 
 
 def test_places_that_a_later_token_changes_are_refused() -> None:
@@ -100,7 +100,7 @@ def test_places_that_a_later_token_changes_are_refused() -> None:
             return abacus(tokens.flip(1)).flip(1)
 
     with pytest.raises(UserError, match=r"places of from the right are not causal: what follows the first \d+ tokens"):
-        TaskData(FromTheRight(), 60).places("coupled")
+        TaskData(FromTheRight(), 64).places("coupled")
 
 
 def test_the_tasks_with_places_are_known() -> None:

@@ -72,6 +72,17 @@ class Sketch(Position):
         super().__init__()
 
 
+class Undocumented(Sketch):
+    pass
+
+
+class Slip(Sketch):
+    """Its formula is none.
+
+    Parameters: `2H`.
+    """
+
+
 class Neighbours(Sketch):
     """Scores and those of the key before, also where no query may see it: beyond the window, or out of the block.
 
@@ -169,6 +180,20 @@ def few(monkeypatch) -> None:
     kept = {name: PROPERTIES[name] for name in ("ddp finds no unused parameter", "the docstring counts the parameters")}
     monkeypatch.setattr("kerple.testing.PROPERTIES", kept)
     monkeypatch.setattr("kerple.cli.check.PROPERTIES", kept)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "said"),
+    [
+        (Undocumented, "the docstring of Undocumented has no line 'Parameters: `formula`'"),
+        (Slip, "the docstring says 'Parameters: `2H`', expected a Python expression in D, H, δ, L and the options"),
+    ],
+)
+@pytest.mark.usefixtures("few")
+def test_a_docstring_that_counts_nothing_is_quoted(strategy: type[Position], said: str) -> None:
+    with pytest.raises(AssertionError) as told:
+        check(strategy)
+    assert str(told.value).startswith(f"the docstring counts the parameters: {said}")
 
 
 @pytest.mark.usefixtures("few")

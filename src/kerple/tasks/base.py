@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from kerple.errors import UserError
-from kerple.tasks.vocabulary import BEGIN, BEGIN_ID, END, END_ID, IDS
+from kerple.tasks.vocabulary import BEGIN, BEGIN_ID, END, END_ID, encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,13 @@ class Example:
         return f"{BEGIN}{self.prompt}={written}{END}"
 
     def tokens(self) -> list[int]:
-        """The T + 1 token ids of the whole sequence: T inputs and, shifted by one, their T targets."""
+        """The T + 1 token ids of the whole sequence: T inputs and, shifted by one, their T targets.
+
+        Raises:
+            UserError: If the task wrote a character that is not in the vocabulary.
+        """
         middle = f"{self.prompt}={self.scratchpad}>{self.answer}" if self.scratchpad else f"{self.prompt}={self.answer}"
-        return [BEGIN_ID, *map(IDS.__getitem__, middle), END_ID]
+        return [BEGIN_ID, *encode(middle), END_ID]
 
     def scored(self) -> list[bool]:
         """Whether each of the T targets is scored."""
@@ -77,9 +81,6 @@ class Task(ABC):
 
     numbers: ClassVar[bool] = False
     """Whether consecutive digits are a number, so that `Abacus` can count them (`places.abacus`)."""
-
-    @abstractmethod  # keeps the class abstract: jsonargparse would accept a concrete base as a task
-    def __init__(self) -> None: ...
 
     @abstractmethod
     def example(self, length: int, rng: np.random.Generator) -> Example:

@@ -44,7 +44,8 @@ class TaskData(LightningDataModule):
         vocabulary: Number of token ids, at least the number of characters.
 
     Raises:
-        UserError: If a number is out of range. In `setup`, if training sequences are longer than ``length``.
+        UserError: If a number is out of range, training sequences are longer than ``length``, or the task writes a
+            character that is not in the vocabulary.
     """
 
     def __init__(
@@ -96,10 +97,14 @@ class TaskData(LightningDataModule):
                 raise UserError(f"data.{name}: got {asked}, but {task.name} has problems up to length {task.longest}")
         if self.test_lengths[0] < 1:
             raise UserError(f"data.test_lengths: got {self.test_lengths[0]}, expected positive lengths")
+        self._check_length()  # here, before a run has a folder
 
-    def setup(self, stage: str) -> None:
+    def _check_length(self) -> None:
         samples = [self._draw("train", i, self.train_length) for i in range(100)]
-        needed = max(len(example.tokens()) - 1 for example in samples)
+        try:
+            needed = max(len(example.tokens()) - 1 for example in samples)
+        except UserError as error:
+            raise UserError(f"data.task: {self.task.name!r} writes what is no token: {error}") from error
         if needed > self.length:
             raise UserError(
                 f"data.length: got {self.length} tokens, but {self.task.name} with train_length {self.train_length} "
@@ -174,7 +179,8 @@ class TaskData(LightningDataModule):
             found = distinct(self.task, "validation", self.validation_examples, self.train_length, self.held_out)
             if not found:
                 raise UserError(
-                    f"data.held_out: {self.held_out} leaves {self.task.name} no validation problems; hold out more"
+                    f"data.held_out: {self.held_out} leaves the task {self.task.name!r} no validation problems; hold "
+                    "out more, or the task draws too few different problems"
                 )
             self._validation = sorted(found, key=lambda example: len(example.text))
         return self._validation

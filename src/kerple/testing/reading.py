@@ -110,12 +110,20 @@ def a_wrapper_forwards_every_hook(subject: Subject) -> None:
 def the_docstring_counts_the_parameters(subject: Subject) -> None:
     """The formula in the line ``Parameters: `…` `` gives the number of learned numbers."""
     position = subject.position()
-    formula = re.search(r"Parameters: `([^`]+)`", inspect.getdoc(type(position)) or "")
-    assert formula, "the docstring has no line 'Parameters: `formula`' in D, H, δ, L and the options"
+    own = type(position).__doc__ or ""  # not that of a class it is derived from
+    formula = re.search(r"Parameters: `([^`]+)`", own)
+    name = type(position).__name__
+    assert formula, f"the docstring of {name} has no line 'Parameters: `formula`' in D, H, δ, L and the options"
     settings = getattr(subject.build, "keywords", {})
     defaults = {k: p.default for k, p in inspect.signature(type(position)).parameters.items()}
     known = defaults | settings | {"D": 32, "H": 4, "δ": 8, "L": 32}
-    expected = eval(formula[1], {"__builtins__": {}}, known)  # the author's own docstring
+    try:
+        expected = eval(formula[1], {"__builtins__": {}}, known)  # the author's own docstring
+    except Exception as error:
+        raise AssertionError(
+            f"the docstring says '{formula[0]}', expected a Python expression in D, H, δ, L and the options, such as "
+            f"2 * H ({error})"
+        ) from error
     parts = [m for m in position.modules() if isinstance(m, Position) and m is not position]
     others = {p for part in parts for p in part.parameters()}  # strategies inside have docstrings of their own
     count = sum(p.numel() for p in position.parameters())
