@@ -1,4 +1,4 @@
-"""Attention with a learned table of distances beside attention without one: ``python -m benchmarks.attention``.
+"""Attention with a learned table of biases by distance beside attention without: ``python -m benchmarks.attention``.
 
 B 4, H 8, δ 64, forward + backward unless said otherwise. Every ratio is of medians taken in turns in this run.
 """

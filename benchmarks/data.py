@@ -46,7 +46,7 @@ def main() -> None:
 def measure(folder: Path, megabytes: int, workers: int) -> dict[str, object]:
     """Make the corpus, tokenise a fifth of it with the library alone before and after preparing all of it, load it."""
     from kerple.data.prepare.build import build
-    from kerple.data.prepare.recipe import Recipe
+    from kerple.data.prepare.settings import Recipe
     from kerple.data.tokenizer import train_tokenizer
 
     corpus = folder / "corpus.jsonl.zst"

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from kerple.attention import cuda, door
+from kerple.attention import cuda, dispatch
 from kerple.attention.reference import attend_reference
 from kerple.model import Transformer
 from kerple.positions import KerpleLog, Shape
@@ -169,7 +169,7 @@ def sorts(layers: int, per_layer: bool) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("per_layer", [False, True])
 def test_a_compiled_network_builds_its_mask_once_for_all_layers(per_layer: bool, monkeypatch) -> None:
-    monkeypatch.setattr(door, "choose", lambda *_: "flex")
+    monkeypatch.setattr(dispatch, "choose", lambda *_: "flex")
     of_one = sorts(1, per_layer)
     assert len(of_one) == 2  # a graph for training and one without gradients
     assert sorts(3, per_layer) == of_one

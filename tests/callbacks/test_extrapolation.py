@@ -19,7 +19,7 @@ from kerple.callbacks.extrapolation import Extrapolation
 from kerple.callbacks.heads import AttentionStatistics
 from kerple.callbacks.receptive_field import ReceptiveField
 from kerple.callbacks.shift import ShiftTest
-from kerple.evaluation.context import ContextGain
+from kerple.evaluation.context_gain import ContextGain
 from kerple.lm import LanguageModel
 from kerple.positions import Position, Shape, build
 from tests.callbacks.random_text import RandomText

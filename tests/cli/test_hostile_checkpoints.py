@@ -90,7 +90,7 @@ WAYS_IN = {
     "weights from a URL": weights,
     "a function as an option": callback("pytorch_lightning.callbacks.LambdaCallback", on_test_start="shutil.rmtree"),
     "a function as text": callback("pytorch_lightning.callbacks.LambdaCallback", setup="os.system"),
-    "a function of ours": position("kerple.runs.whole.write", path="{folder}/kept/thesis.txt"),
+    "a function of ours": position("kerple.runs.atomic.write", path="{folder}/kept/thesis.txt"),
     "an abstract class of ours": position("kerple.positions.base.Position"),
     "a class of another kind": position("kerple.callbacks.LastCheckpoint"),
     "a strategy as data": lambda config, folder: config.update(data="kerple.positions.RoPE"),

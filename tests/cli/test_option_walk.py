@@ -13,8 +13,8 @@ import pytest
 
 import kerple.cli.check
 import kerple.cli.run_comparison
+from kerple.cli.allowed_classes import offer
 from kerple.cli.main import COMMANDS, main
-from kerple.cli.offered import offer
 from kerple.data.datamodule import TokenShards
 from kerple.positions import KerpleLog, Position
 from kerple.runs.signatures import options

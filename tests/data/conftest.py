@@ -7,7 +7,7 @@ import pytest
 
 from kerple.data.manifest import Manifest
 from kerple.data.prepare.build import build
-from kerple.data.prepare.recipe import Recipe
+from kerple.data.prepare.settings import Recipe
 
 SENTENCE = "the cat sat on a mat while seven grey wolves sang long songs of résumé naïveté 猫 42 , . ; \n"
 WORDS = SENTENCE.split(" ")

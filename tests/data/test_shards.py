@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from kerple.data.manifest import SPLITS, read_manifest, signed
 from kerple.data.prepare.encode import digest_of
-from kerple.data.prepare.recipe import Recipe
+from kerple.data.prepare.settings import Recipe
 from kerple.data.shards import TokenStream, header
 from kerple.data.verify import read_offsets, verify
 

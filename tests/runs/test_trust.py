@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import kerple.tasks
 from kerple.callbacks.last_checkpoint import LastCheckpoint
-from kerple.cli.offered import offer
+from kerple.cli.allowed_classes import offer
 from kerple.errors import UserError
 from kerple.positions import Position, strategies
 from kerple.runs.seal import SEAL, seal
@@ -93,7 +93,13 @@ def test_data_is_known_by_the_names_it_has_and_had(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "name", ["kerple.positions.content.FoX", "kerple.positions.relative.Shaw", "kerple.positions.ALiBi"]
+    "name",
+    [
+        "kerple.positions.content.FoX",
+        "kerple.positions.relative.Shaw",
+        "kerple.positions.row.SSMax",
+        "kerple.positions.ALiBi",
+    ],
 )
 def test_a_strategy_is_known_by_the_names_it_has_and_had(name: str, tmp_path: Path) -> None:
     old = config()

@@ -14,7 +14,7 @@ from kerple.errors import UserError
 from kerple.lm import LanguageModel
 from kerple.positions import NoPE
 from kerple.tasks import Addition, Copy, Example, ModularSum, Parity, Reverse, Sort, Task, TaskData, VariableChain
-from kerple.tasks.draw import belongs_to, distinct, draw
+from kerple.tasks.sampling import belongs_to, distinct, draw
 
 
 def ranked(data: TaskData, rank: int = 0, world: int = 1, steps: int = 6, done: int = 0) -> TaskData:

@@ -1,6 +1,6 @@
-"""Attention with a learned table of distances on the CPU: torch's fused kernel forward, own backward, memory O(T).
+"""Attention with a learned table of biases by distance, (H, T), on the CPU, in memory O(T).
 
-Forward, the fused kernel gets blocks of reversed queries and, as its mask, a view of the table (`distances`): causal
+Forward, torch's fused kernel gets blocks of reversed queries and, as its mask, a view of the table (`hankel`): causal
 blocks only. Backward, scores are computed again tile by tile (`cpu_backward`).
 """
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kerple.attention.cpu_backward import table_gradients
-from kerple.attention.distances import hankel_line, hankel_view
+from kerple.attention.hankel import hankel_line, hankel_view
 
 
 def forward_block(queries: int, window: int | None) -> int:

@@ -1,4 +1,4 @@
-"""Gradients of attention with a table of distances on the CPU, tile by tile.
+"""Gradients of attention with a table of biases by distance, (H, T), on the CPU, tile by tile.
 
 A tile is a block of queries against a block of keys, for as many heads and batch elements as fit the cache together:
 scores are made, used and forgotten there. Buffers are taken once per call: fresh pages cost as much as the arithmetic.
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kerple.attention.distances import hankel_line
+from kerple.attention.hankel import hankel_line
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
-"""Gradient of a table of distances on a GPU, by block diagonals: one Triton kernel, no atomics, deterministic.
+"""Gradient of a table of biases by distance, (H, T), on a GPU: one deterministic Triton kernel over block diagonals.
 
 All tiles with the same (block of queries - block of keys) have the same distances. A program owns one head, one such
 diagonal and a share of its tiles: it adds up dS = P ∘ (dP - Δ) over tiles and batch in registers and writes one tile.
-The tiles are then summed along their diagonals once. It needs only q, k, v, the log-sum-exp, Δ and the incoming
-gradient, so it stands beside any kernel that computes the gradients of q, k, v with the table held constant.
+The tiles are then summed along their diagonals once, without atomic additions. It needs only q, k, v, the log-sum-exp,
+Δ and the incoming gradient, so it stands beside any kernel that computes the gradients of q, k, v with the table held
+constant.
 
 Checked in Triton's interpreter on the CPU (``TRITON_INTERPRET=1``) in fp32 and fp16, as it has no bf16, and compiled
 for the chips `tiling` knows; its speed on a GPU has not been measured.

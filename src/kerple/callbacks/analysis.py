@@ -13,7 +13,7 @@ from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
-from kerple.callbacks.untyped import data_of, network_of
+from kerple.callbacks.typed import data_of, network_of
 from kerple.errors import UserError
 from kerple.evaluation.metrics import TokenLoss
 from kerple.evaluation.results import reach, strategy

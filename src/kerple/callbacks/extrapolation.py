@@ -15,10 +15,10 @@ from torch import Tensor
 
 from kerple.callbacks.analysis import publish
 from kerple.callbacks.progress_lines import with_progress, within
-from kerple.callbacks.untyped import data_of, network_of, untyped
+from kerple.callbacks.typed import data_of, network_of, untyped
 from kerple.errors import UserError
 from kerple.evaluation import results
-from kerple.evaluation.context import ContextGain
+from kerple.evaluation.context_gain import ContextGain
 from kerple.evaluation.options import checked_lengths, chosen_protocols
 from kerple.evaluation.protocols import TOKENS_PER_FORWARD, Name, Protocol
 from kerple.evaluation.results import Measurement

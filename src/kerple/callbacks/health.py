@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from kerple.callbacks.last_checkpoint import LastCheckpoint
-from kerple.callbacks.untyped import untyped
+from kerple.callbacks.typed import untyped
 from kerple.errors import UserError
 
 

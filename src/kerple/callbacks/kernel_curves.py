@@ -9,7 +9,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from kerple.callbacks.analysis import publish, skip, strategy_name
-from kerple.callbacks.untyped import network_of
+from kerple.callbacks.typed import network_of
 from kerple.errors import UserError
 from kerple.positions import Position
 

@@ -13,7 +13,7 @@ from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor
 
 from kerple.callbacks.analysis import Analysis, log_directory, synchronise
-from kerple.callbacks.untyped import data_of, network_of
+from kerple.callbacks.typed import data_of, network_of
 from kerple.data.tokenizer import load_tokenizer
 from kerple.errors import UserError
 from kerple.evaluation.key_tokens import Criterion, byte_spans, carried_over, key_targets, spelling
@@ -21,7 +21,7 @@ from kerple.evaluation.metrics import TokenLoss
 from kerple.evaluation.options import checked_lengths
 from kerple.evaluation.protocols import full
 from kerple.evaluation.results import reach
-from kerple.runs.whole import write
+from kerple.runs.atomic import write
 
 
 class LongPerplexity(Analysis):

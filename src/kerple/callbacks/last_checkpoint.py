@@ -9,7 +9,7 @@ from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities.rank_zero import rank_zero_info
 
-from kerple.callbacks.untyped import untyped
+from kerple.callbacks.typed import untyped
 from kerple.errors import UserError
 from kerple.runs.signals import STOPPING, Signals, requeue
 

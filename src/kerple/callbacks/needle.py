@@ -12,7 +12,7 @@ from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor
 
 from kerple.callbacks.analysis import Analysis, log_directory, publish, strategy_name
-from kerple.callbacks.untyped import data_of, network_of
+from kerple.callbacks.typed import data_of, network_of
 from kerple.errors import UserError
 from kerple.evaluation.haystack import ANSWER, NOISE, Kind, hidden, prompt, recall
 from kerple.evaluation.results import reach

@@ -6,7 +6,7 @@ from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor
 
 from kerple.callbacks.analysis import Analysis, publish, strategy_name, synchronise
-from kerple.callbacks.untyped import network_of
+from kerple.callbacks.typed import network_of
 from kerple.errors import UserError
 from kerple.evaluation.metrics import TokenLoss
 from kerple.evaluation.protocols import per_position

@@ -5,7 +5,7 @@ from typing import Any
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import RichProgressBar
 
-from kerple.callbacks.untyped import untyped
+from kerple.callbacks.typed import untyped
 
 
 class SteadyProgress(RichProgressBar):

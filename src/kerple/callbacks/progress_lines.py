@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from kerple.callbacks.untyped import untyped
+from kerple.callbacks.typed import untyped
 from kerple.runs.progress import VARIABLE, line, note
 
 T = TypeVar("T")

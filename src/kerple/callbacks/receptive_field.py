@@ -8,7 +8,7 @@ from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor
 
 from kerple.callbacks.analysis import Analysis, publish, strategy_name, synchronise
-from kerple.callbacks.untyped import network_of
+from kerple.callbacks.typed import network_of
 from kerple.errors import UserError
 from kerple.evaluation.gradient_distance import distance_covering, gradient_by_distance, smallest_sufficient
 from kerple.evaluation.metrics import TokenLoss

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from pytorch_lightning import LightningModule, Trainer
 
 from kerple.callbacks.analysis import Analysis, publish, strategy_name, synchronise
-from kerple.callbacks.untyped import network_of
+from kerple.callbacks.typed import network_of
 from kerple.errors import UserError
 from kerple.evaluation.metrics import TokenLoss
 from kerple.evaluation.results import finite, reach

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from kerple.callbacks.untyped import data_of, network_of
+from kerple.callbacks.typed import data_of, network_of
 from kerple.errors import UserError
 from kerple.model import Transformer
 from kerple.model.generation import fill_in

@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 from pytorch_lightning import LightningModule, Trainer
 
 from kerple.callbacks.analysis import Analysis, publish, strategy_name
-from kerple.callbacks.untyped import network_of
+from kerple.callbacks.typed import network_of
 from kerple.errors import UserError
 from kerple.evaluation.four_terms import TERMS, four_terms, spread
 

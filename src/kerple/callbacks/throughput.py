@@ -17,7 +17,7 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from kerple.attention.choice import forget, taken
-from kerple.callbacks.untyped import untyped
+from kerple.callbacks.typed import untyped
 from kerple.errors import UserError
 from kerple.positions import Position
 

@@ -1,4 +1,7 @@
-"""Check that a checkpoint belongs to a model, before its weights are loaded."""
+"""Check that a checkpoint belongs to a model, before its weights are loaded.
+
+`kerple.runs.training_state` checks the rest of it, the state of the training.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path

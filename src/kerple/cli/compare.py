@@ -1,4 +1,4 @@
-"""`python run.py compare`: the options. The modules that run a comparison are imported after they are checked."""
+"""`python run.py compare`: its options. The comparison is run by `run_comparison`, imported once they are checked."""
 
 from dataclasses import fields
 from importlib import import_module

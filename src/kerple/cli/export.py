@@ -4,7 +4,7 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser
 
-from kerple.cli.offered import offer
+from kerple.cli.allowed_classes import offer
 from kerple.cli.predict import end_of_text, load
 from kerple.cli.reading import read
 from kerple.data import TokenShards

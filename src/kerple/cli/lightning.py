@@ -29,13 +29,13 @@ from kerple.callbacks.provenance import Provenance
 from kerple.callbacks.random_state import RandomState
 from kerple.cli import ranges
 from kerple.cli.agreement import agree, stored_length
-from kerple.cli.offered import know_old_names, offer
+from kerple.cli.allowed_classes import know_old_names, offer
 from kerple.cli.parser import SEED, add_run_arguments, link_model_to_data, mistake_in
 from kerple.cli.reading import read
 from kerple.data.datamodule import TokenShards
 from kerple.errors import UserError
 from kerple.lm import LanguageModel
-from kerple.runs.atomic import AtomicCheckpointIO
+from kerple.runs.checkpoint_io import AtomicCheckpointIO
 from kerple.runs.directories import fit_directory, test_directory
 from kerple.runs.precision import FAST, SAFE, AutoTrainer, settle
 from kerple.runs.progress import VARIABLE

@@ -5,8 +5,8 @@ import sys
 from importlib import import_module
 
 from kerple.errors import NO_ROOM, UserError
-from kerple.runs.configs import with_shipped_configs
 from kerple.runs.directories import leave
+from kerple.runs.shipped_configs import with_shipped_configs
 
 COMMANDS = {
     "prepare": "build the token shards of a data config, nothing else",
@@ -21,7 +21,6 @@ COMMANDS = {
     "inspect": "statistics, a decoded sample and checksums of token shards",
     "check": "hold a positional strategy of one's own to every property",
 }
-MODULES = {"lm_eval": "harness"}  # modules of `kerple.cli` whose names are not those of their commands
 LIGHTNING = ("fit", "test", "validate")
 HELP = "\n".join(
     [
@@ -70,7 +69,7 @@ def _call(arguments: list[str]) -> None:
     if command in LIGHTNING:
         import_module("kerple.cli.lightning").run(arguments, HELP.split("\n")[2])
     elif command in COMMANDS:
-        import_module(f"kerple.cli.{MODULES.get(command, command)}").main(arguments[1:])
+        import_module(f"kerple.cli.{command}").main(arguments[1:])
     else:
         raise UserError(f"command: got {command}, expected one of {', '.join(COMMANDS)}; --help says what they do")
 

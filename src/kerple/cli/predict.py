@@ -10,8 +10,8 @@ from jsonargparse import ArgumentParser
 from pytorch_lightning.cli import LightningArgumentParser
 
 from kerple.cli.agreement import agree
+from kerple.cli.allowed_classes import offer
 from kerple.cli.lightning import settle_torch
-from kerple.cli.offered import offer
 from kerple.cli.parser import add_model_and_data
 from kerple.cli.reading import read
 from kerple.data import TokenShards

@@ -1,4 +1,4 @@
-"""`python run.py test --hf PATH`: the test of a pretrained model of transformers."""
+"""`python run.py test --hf PATH`: the command that tests a pretrained model, `kerple.hf.pretrained.Pretrained`."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Reading of a command line: a complaint is one line with the option, what was given and what is expected."""
+"""Parsing of a command line: an error is one line with the option, what was given and what is expected."""
 
 import re
 from argparse import ArgumentError

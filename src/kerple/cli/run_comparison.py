@@ -1,4 +1,7 @@
-"""Execution of a comparison: its runs are checked, taken from committed ones or run, and reported."""
+"""What `python run.py compare` does: it checks the runs, takes committed ones or runs them, and writes the report.
+
+The options are in `compare`, which imports this module only when they are right.
+"""
 
 import contextlib
 import json

@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from kerple.cli.offered import offer
+from kerple.cli.allowed_classes import offer
 from kerple.hf import need
 from kerple.hf.families import StoredModel
 from kerple.model import Transformer

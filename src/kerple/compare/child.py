@@ -1,4 +1,4 @@
-"""`Child`: the process that runs the commands of a run, one after the other."""
+"""`Child`: starts and watches the process that runs the commands of one run; its other end is `worker`."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""Description of a comparison, as its configuration file gives it, and the runs that follow from it."""
+"""Description of a comparison, as its configuration file gives it, and its runs (`Job`), one a strategy and seed."""
 
 import json
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kerple.errors import UserError
-from kerple.runs.configs import found
+from kerple.runs.shipped_configs import found
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Execution of one run of a comparison: it is fitted, tested, resumed or left alone, depending on its state."""
+"""Execution of one run (`Job`): it is fitted, tested, resumed or left alone, depending on its state."""
 
 import contextlib
 import fcntl
@@ -16,9 +16,9 @@ from kerple.compare.child import Child, Failed
 from kerple.compare.comparison import Job
 from kerple.errors import UserError
 from kerple.report.flat import flat
-from kerple.runs.configs import found
-from kerple.runs.older import as_today, options_as_today
-from kerple.runs.whole import write
+from kerple.runs.atomic import write
+from kerple.runs.compatibility import as_today, options_as_today
+from kerple.runs.shipped_configs import found
 
 INSTALLED = Path(kerple.__file__).with_name("__main__.py")
 KNOWN = {"kerple", "pytorch_lightning"}  # of these a checkpoint may name what is offered

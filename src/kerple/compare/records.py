@@ -16,9 +16,9 @@ from kerple.compare import job as jobs
 from kerple.compare.comparison import Job
 from kerple.evaluation.results import VERSION
 from kerple.report.files import results_of, unpack
-from kerple.runs.older import options_as_today
+from kerple.runs.atomic import write
+from kerple.runs.compatibility import options_as_today
 from kerple.runs.precision import choose
-from kerple.runs.whole import write
 
 # options of where data is and how it is prepared, in place of which the checksums of the data are compared
 DATA_PLACES = ("corpus", "directory", "workers", "prepare_workers", "prepare_engine", "verify", "on_fault")

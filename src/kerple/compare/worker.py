@@ -1,4 +1,4 @@
-"""Program that runs several commands in one process, so that libraries are imported once for a fit and its test.
+"""Program in the process of a `Child`: runs several commands, so that a fit and its test import libraries once.
 
 ``python worker.py PROGRAM STATUS``: each line of standard input is the JSON list of a command's arguments. The command
 is run as by ``PROGRAM``, and its exit status is written as a line to the file descriptor ``STATUS``. The process ends

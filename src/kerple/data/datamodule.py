@@ -18,7 +18,7 @@ from kerple.data.loader import BatchLoader, BlockBatches, Blocks, EvaluationLoad
 from kerple.data.manifest import SPLITS, Manifest, read_manifest
 from kerple.data.order import Mixture, Order
 from kerple.data.prepare.build import LARGEST_LOSS, build, check_recipe
-from kerple.data.prepare.recipe import Recipe, default_directory
+from kerple.data.prepare.settings import Recipe, default_directory
 from kerple.data.remote import CACHE_BYTES, Folder, open_folder
 from kerple.data.shards import TokenStream
 from kerple.data.tokenizer import TRAINED_HERE, token_bytes

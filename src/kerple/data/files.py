@@ -1,6 +1,6 @@
-"""Local and remote files, read from front to back by fsspec; an interrupted connection is resumed.
+"""Files of a corpus, local or remote, read from front to back by fsspec; an interrupted connection is resumed.
 
-fsspec's own HTTP files give up at the first error.
+Prepared shards at a URL are read by `remote`. fsspec's own HTTP files give up at the first error.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""`Layout`: names, sizes and offsets of shards, which are functions of a few numbers."""
+"""`ShardLayout`: names, sizes and offsets of shards, which are functions of a few numbers."""
 
 from dataclasses import dataclass
 from typing import Any

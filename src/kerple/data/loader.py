@@ -1,4 +1,4 @@
-"""Datasets whose items are batches, and the loaders that hand them to Lightning and can resume."""
+"""Datasets of batches of text, and loaders that hand them to Lightning and can resume; for tasks: `tasks.batches`."""
 
 from collections.abc import Iterator, Sized
 from typing import Any

@@ -15,7 +15,7 @@ from typing import Any
 
 from kerple.data.layout import ShardLayout
 from kerple.errors import UserError
-from kerple.runs.whole import write
+from kerple.runs.atomic import write
 
 FORMAT = 2  # a manifest of format 1 has no checksum of its own
 MANIFEST_FILE = "manifest.json"

@@ -27,7 +27,7 @@ from kerple.data.shards import TokenStream, check_run, header, map_shard, runs_o
 from kerple.data.tokenizer import load_tokenizer
 from kerple.data.verify import read_offsets
 from kerple.errors import UserError
-from kerple.runs.whole import write
+from kerple.runs.atomic import write
 
 SMALL_FILE = 1 << 30  # bytes; a manifest or a tokenizer is smaller
 CACHE_BYTES = 16 << 30

@@ -1,4 +1,4 @@
-"""Access to the inside of a network that may be compiled."""
+"""Run a network without torch.compile, so that forward hooks are called."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Two more choices of the text that is scored: blocks inside documents, and the paper's shuffled segments."""
+"""Text to score other than consecutive blocks: blocks inside documents, and the paper's shuffled segments."""
 
 from typing import Any, Protocol
 

@@ -1,4 +1,4 @@
-"""`Pretrained`: the Lightning module of a pretrained model, which is tested and not trained."""
+"""`Pretrained`: the Lightning module around a pretrained model of transformers, which is tested and not trained."""
 
 from typing import Any, Literal
 

@@ -4,7 +4,7 @@ from copy import deepcopy
 from typing import Any, Literal
 
 from kerple.errors import UserError
-from kerple.positions.scaling import Scaling
+from kerple.positions.rotary_scaling import Scaling
 
 AnyScaling = Literal["none", Scaling]
 STRATEGIES = {"none": "RoPE", "pi": "PI", "ntk": "NTK", "dynamic_ntk": "DynamicNTK", "yarn": "YaRN"}

@@ -18,7 +18,7 @@ class At:
     Args:
         rows: (T,) int64, 0 for the first token of the input.
         positions: (T,) int64, or (B, T) where they differ between sequences.
-        contiguous: Whether positions are rows plus a constant: then tables of distances are streamed, else gathered.
+        contiguous: Whether positions are rows plus a constant: then tables of biases are streamed, else gathered.
         places: (B, T) int64, what the task says of each token, or None where it says nothing.
         window: Keys that a query sees in this layer, or None for all before it.
     """
@@ -96,6 +96,7 @@ def table_block(table: Tensor, queries: int, keys: int) -> Tensor:
 
     With the order of the queries reversed the distance is constant along anti-diagonals, so the block is a view with
     strides (1, 1) of one vector, a Hankel matrix, and the gradient a plain sum. In the future stands the entry of 0.
+    `kerple.attention.hankel` reads a table in the same way for attention that never writes the block down.
     """
     line = torch.cat([table[:, :keys].flip(-1), table[:, :1].expand(-1, queries - 1)], -1)  # the largest first
     return line.unfold(-1, keys, 1).flip(-2)

@@ -9,7 +9,7 @@ from kerple.errors import UserError
 from kerple.positions.base import Position, Shape
 from kerple.positions.pairs import At
 from kerple.positions.products import precise
-from kerple.positions.scaling import Scaling, Turns
+from kerple.positions.rotary_scaling import Scaling, Turns
 
 Layout = Literal["half", "interleaved"]
 

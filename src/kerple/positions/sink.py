@@ -17,7 +17,7 @@ class Sink(Position):
     It is no encoding of position: over one, write `Together`.
 
     Parameters: `H * learnable`, one set per layer unless the model says otherwise.
-    Cost: the log-sum-exp, which the fused ways with a table of distances have.
+    Cost: the log-sum-exp, which the fused ways with a table of biases by distance have.
 
     Args:
         shape: What the model hands to every strategy.

@@ -12,7 +12,7 @@ from kerple.errors import UserError
 from kerple.positions.base import Position, Shape
 from kerple.positions.kerple.bias import KerpleLog
 from kerple.positions.pairs import At, Pairs, Shares
-from kerple.positions.row import SSMax
+from kerple.positions.temperature import SSMax
 
 if TYPE_CHECKING:
     from kerple.positions.modules import Modules
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Together(Position):
     """Combines strategies: biases and values are added, weights are multiplied, and sinks become one by logaddexp.
 
-    Places, projections and mixes are applied one after the other, in the order of the parts.
+    Relocations, projections and mixes are applied one after the other, in the order of the parts.
 
     Parameters: `0` of its own, those of the parts; one set per layer if one of the parts has that.
     Cost: that of the parts; one that needs explicit scores takes all of them there.

@@ -1,4 +1,4 @@
-"""The files of a run directory. No other module depends on its layout.
+"""Reading of the files of a run directory, for reports.
 
 A run directory holds ``config.yaml`` (the resolved configuration), ``cost.json`` (speed, memory, versions, machine)
 and, after a test, ``test/`` with JSON files of result rows and the CSV files of analyses. A result row of a perplexity

@@ -1,4 +1,4 @@
-"""Configurations as one level of keys, so that two can be compared."""
+"""Configurations as one level of dotted keys, so that reports and comparisons can tell how two differ."""
 
 import json
 from typing import Any

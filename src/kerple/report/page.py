@@ -16,7 +16,7 @@ from markupsafe import Markup
 from kerple.report import tables
 from kerple.report.analyses import analyses
 from kerple.report.collect import RESULT, Run, Runs
-from kerple.report.context import context_figures
+from kerple.report.context_gain import context_figures
 from kerple.report.figures import figures, position_wise, save
 from kerple.report.flat import flatten
 from kerple.report.interactive import curves, library

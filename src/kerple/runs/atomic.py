@@ -1,87 +1,49 @@
-"""Writing of checkpoints whole and sealed, and reading and removal of them that can do no harm."""
+"""Atomic writing of files: a reader finds the whole new file or the whole previous one."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from glob import escape
 from pathlib import Path
-from typing import IO, Any, cast
-
-import torch
-from lightning_fabric.plugins import TorchCheckpointIO
-
-from kerple.errors import NO_ROOM, UserError
-from kerple.runs.seal import SEAL, seal
-from kerple.runs.whole import writing
+from typing import BinaryIO
 
 
-class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes checkpoints by `kerple.runs.whole`, and loads only tensors and plain containers from them."""
+@contextmanager
+def writing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
+    """Context with a file to write to, which replaces ``path`` at the end, or is removed if an error is raised.
 
-    def __init__(self) -> None:
-        self._folders: set[str] = set()
+    A kill at any time leaves either the previous file or the new one.
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
-        """Write a checkpoint.
+    Args:
+        path: Path of the file, whose folder is made if it is missing.
+        durable: Whether this is also true of a power cut, for which the disk is waited for twice.
 
-        Raises:
-            UserError: There is no room for it. This ends the run, because `ModelCheckpoint` would otherwise remove
-                another checkpoint for one that does not exist. Earlier checkpoints are intact.
-        """
-        checkpoint = {**checkpoint, SEAL: seal(checkpoint)}
-        if "://" in str(path):  # object stores write a file as a whole
-            super().save_checkpoint(checkpoint, path, storage_options)
-            self._folders.add(str(path).rpartition("/")[0])
-            return
-        path = Path(path)
+    Raises:
+        OSError: The file cannot be written; the previous file is intact.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for left_over in path.parent.glob(f".{escape(path.name)}.*"):  # left by a process that was killed while it wrote
+        left_over.unlink(missing_ok=True)
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with fresh.open("wb") as file:
+            yield file
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        os.replace(fresh, path)
+    except BaseException:
+        fresh.unlink(missing_ok=True)
+        raise
+    if durable:
+        folder = os.open(path.parent, os.O_RDONLY)
         try:
-            _write(checkpoint, path)
-            self._folders.add(os.path.realpath(path.parent))
-        except OSError as error:
-            if error.errno not in NO_ROOM:
-                raise
-            raise UserError(
-                f"no room for the checkpoint {path} ({error.strerror}); the ones saved before are intact: free some "
-                "space and resume with --ckpt_path last"
-            ) from error
-
-    def load_checkpoint(
-        self, path: str | Path, map_location: Any = lambda storage, _: storage, weights_only: bool | None = None
-    ) -> dict[str, Any]:
-        return super().load_checkpoint(path, map_location, weights_only=True)
-
-    def remove_checkpoint(self, path: str | Path) -> None:
-        """Remove an earlier checkpoint, but only from a folder that this run has written to.
-
-        A resumed run reads from a checkpoint which files it had kept, and would remove any file that it names.
-        """
-        local = "://" not in str(path)
-        if local and not (os.path.isfile(path) and os.path.realpath(os.path.dirname(path)) in self._folders):
-            return
-        if not local and str(path).rpartition("/")[0] not in self._folders:
-            return
-        super().remove_checkpoint(path)
+            os.fsync(folder)  # the new name is an entry of the folder
+        finally:
+            os.close(folder)
 
 
-def _write(checkpoint: dict[str, Any], path: Path) -> None:
-    with writing(path) as file:
-        recorder = _Recorder(file)
-        try:
-            torch.save(checkpoint, cast("IO[bytes]", recorder))
-        except RuntimeError as error:  # torch's writer hides the cause
-            raise recorder.error or error from error
-
-
-class _Recorder:
-    """A file that records why it could not be written."""
-
-    def __init__(self, file: Any) -> None:
-        self.file = file
-        self.error: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        try:
-            return self.file.write(data)
-        except OSError as error:
-            self.error = error
-            raise
-
-    def flush(self) -> None:
-        self.file.flush()
+def write(path: Path, content: bytes | str, durable: bool = True) -> None:
+    """Write a file with this content; text is written as UTF-8. Arguments and errors are those of `writing`."""
+    with writing(path, durable) as file:
+        file.write(content.encode() if isinstance(content, str) else content)

@@ -1,4 +1,4 @@
-"""``precision: auto``, which is bf16-mixed if the device multiplies bf16 in hardware, and fp32 otherwise."""
+"""Our Trainer, with ``precision: auto``: bf16-mixed if the device multiplies bf16 in hardware, and fp32 otherwise."""
 
 import os
 from typing import Any, Literal, cast
@@ -9,7 +9,7 @@ from lightning_fabric.connector import _PRECISION_INPUT
 from pytorch_lightning import Trainer
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
-from kerple.runs.resume import Resumption
+from kerple.runs.training_state import Resumption
 
 FAST, SAFE = "bf16-mixed", "32-true"
 AMPERE = (8, 0)  # the first CUDA compute capability whose tensor cores multiply bf16

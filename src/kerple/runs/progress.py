@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kerple.runs.whole import write
+from kerple.runs.atomic import write
 
 VARIABLE = "KERPLE_PROGRESS"  # environment variable with the path of the file; without it, none is written
 

@@ -20,7 +20,7 @@ import yaml
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from kerple.errors import UserError
-from kerple.runs.older import as_today
+from kerple.runs.compatibility import as_today
 from kerple.runs.seal import SEAL, seal
 from kerple.runs.signatures import ANYTHING, base_in, is_plain, options, takes_several
 

@@ -1,4 +1,4 @@
-"""Datasets of batches of examples, and the sampler that gives each rank its batches."""
+"""Datasets of batches of examples of a task, and the sampler that gives each rank its own; for text: `data.loader`."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence

@@ -13,8 +13,8 @@ from kerple.errors import UserError
 from kerple.model import Batch
 from kerple.tasks.base import Example, Task
 from kerple.tasks.batches import HeldOutBatches, RankOrder, TrainBatches, collate
-from kerple.tasks.draw import Split, distinct, draw
 from kerple.tasks.places import abacus
+from kerple.tasks.sampling import Split, distinct, draw
 from kerple.tasks.vocabulary import BEGIN, CHARACTERS, END_ID, decode, encode
 
 
@@ -23,7 +23,7 @@ class TaskData(LightningDataModule):
 
     A batch has ``tokens`` (B, T + 1) int64, padded on the right; ``scored`` (B, T) bool, true for the targets of the
     answer and its end token; and ``sizes`` (B, axes) int64, the sizes of the problems. Nothing is read from or written
-    to disk. No test example occurs in training; `kerple.tasks.draw` says why.
+    to disk. No test example occurs in training; `kerple.tasks.sampling` says why.
 
     Args:
         task: The task, by the name of its class, with its own options below.

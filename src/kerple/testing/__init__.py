@@ -1,4 +1,4 @@
-"""Properties of all positional strategies, and functions that check them for any strategy, also a user's own."""
+"""The public property suite behind `python run.py check`: what has to hold for any strategy, and its checks."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

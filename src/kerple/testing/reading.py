@@ -1,4 +1,4 @@
-"""Properties of equal results: for any size of blocks, with gaps, by sequence, with grouped heads, compiled."""
+"""Properties of equal results, for any size of blocks, with gaps, by sequence, with grouped heads, compiled."""
 
 import inspect
 import re
@@ -34,7 +34,7 @@ def the_size_of_a_block_changes_nothing(subject: Subject) -> None:
 @holds
 @torch.no_grad()
 def positions_read_pair_by_pair_are_those_read_in_line(subject: Subject) -> None:
-    """Positions 0, 1, 2, … announced as having gaps, so that no table of distances serves, give the same logits."""
+    """Positions 0, 1, 2, … announced as having gaps, so that no table of biases serves, give the same logits."""
     given, positions = tokens(2, 30), torch.arange(30)
     network = subject.network()
     line = [network(given), network(given, window=7)]

@@ -15,10 +15,10 @@ import pytest
 from kerple.data import shards
 from kerple.data.manifest import Manifest, read_manifest
 from kerple.data.prepare import build as builder
-from kerple.data.prepare import recipe as recipes
+from kerple.data.prepare import settings as recipes
 from kerple.data.prepare import sources as sourcing
 from kerple.data.prepare.encode import digest_of
-from kerple.data.prepare.recipe import Recipe
+from kerple.data.prepare.settings import Recipe
 from kerple.errors import UserError
 
 FORK = multiprocessing.get_context("fork")
@@ -29,7 +29,7 @@ KILLED = """
 import os, signal, sys, threading
 from pathlib import Path
 from kerple.data.prepare import build as builder
-from kerple.data.prepare.recipe import Recipe
+from kerple.data.prepare.settings import Recipe
 builder.PORTION_RECORDS = 5
 threading.Timer(float(sys.argv[3]), os.kill, (os.getpid(), signal.SIGKILL)).start()
 builder.build(Path(sys.argv[1]), Recipe(sys.argv[2], vocabulary=300, shares=(0.8, 0.1, 0.1)), workers=1,

@@ -25,14 +25,14 @@ from kerple.data.prepare import journal as journals
 from kerple.data.prepare.corpora import sources
 from kerple.data.prepare.encode import Encoded, digest_of, parse
 from kerple.data.prepare.journal import Journal, Progress, remove_journal
-from kerple.data.prepare.recipe import Recipe, differences
+from kerple.data.prepare.settings import Recipe, differences
 from kerple.data.prepare.sources import Place, Record, Source
 from kerple.data.prepare.workers import WORKERS, Portion
 from kerple.data.prepare.writing import Writing
 from kerple.data.shards import checksums
 from kerple.data.tokenizer import TRAINED_HERE, end_of_text, load_tokenizer, train_tokenizer, vocabulary_size
 from kerple.errors import NO_ROOM, UserError
-from kerple.runs.whole import write
+from kerple.runs.atomic import write
 
 PORTION_BYTES = 1 << 20  # raw bytes in a portion
 PORTION_RECORDS = 1 << 12  # largest number of records in a portion

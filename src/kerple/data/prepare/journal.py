@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kerple.data.manifest import SPLITS
-from kerple.data.prepare.recipe import differences
+from kerple.data.prepare.settings import differences
 from kerple.errors import UserError
 
 JOURNAL_FILE = "journal.sqlite"

@@ -1,4 +1,4 @@
-"""Sources with columns: Parquet files and Hugging Face datasets. Their optional packages are imported on use."""
+"""Corpora that are tables: Parquet files and Hugging Face datasets. Their optional packages are imported on use."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""Engines that tokenise the portions of a corpus: processes of this machine, or a cluster by Ray.
+"""Workers that tokenise the portions of a corpus: processes of this machine, or a cluster by Ray.
 
 With both, one process reads the portions and gets their tokens back in the order in which they were read. So the shards
 do not depend on which worker tokenised a portion, nor on workers that died.

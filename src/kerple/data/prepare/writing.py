@@ -9,7 +9,7 @@ from kerple.data.layout import ShardLayout
 from kerple.data.manifest import SPLITS
 from kerple.data.prepare.encode import Encoded
 from kerple.data.prepare.journal import Journal
-from kerple.data.prepare.recipe import Recipe
+from kerple.data.prepare.settings import Recipe
 from kerple.data.prepare.sources import Record
 from kerple.data.shards import ShardWriter
 from kerple.errors import UserError

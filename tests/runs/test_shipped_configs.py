@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kerple.runs.configs import found, with_shipped_configs
+from kerple.runs.shipped_configs import found, with_shipped_configs
 
 
 def test_the_users_own_file_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Context gain: what text beyond a window is worth, by position in the segment."""
+"""Context gain: how much loss falls when a model reads text beyond a window, by position in the segment."""
 
 from typing import Any
 

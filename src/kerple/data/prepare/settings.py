@@ -1,4 +1,4 @@
-"""The settings of a preparation and the state of its corpus, kept in the manifest so that a change is noticed."""
+"""Settings of a preparation of shards and the state of its corpus, kept in the manifest so that a change is noticed."""
 
 import hashlib
 from dataclasses import asdict, dataclass

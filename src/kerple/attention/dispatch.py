@@ -1,4 +1,4 @@
-"""`attend`: causal attention with what a strategy adds, by the implementation that suits arguments and device."""
+"""`attend`: checks its arguments, chooses the implementation that suits them and the device, and calls it."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from kerple.report.context import context_figures, curve
+from kerple.report.context_gain import context_figures, curve
 
 
 def table(seeds: int = 3) -> pd.DataFrame:

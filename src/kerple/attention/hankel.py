@@ -1,7 +1,8 @@
-"""A (H, T) table of distances read as a block of scores without writing the block down.
+"""A table of biases by distance (H, T), read as a block of scores by a strided (Hankel) view, without writing it down.
 
 Queries m in rows and keys n in columns have the distance d = m - n. With the *query order reversed* the distance is
 constant along anti-diagonals, so a block is a view with strides (1, 1) of one vector: a Hankel matrix, no memory.
+`kerple.positions.pairs.table_block` gives the same block as an explicit tensor.
 """
 
 import math

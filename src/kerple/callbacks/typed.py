@@ -1,4 +1,4 @@
-"""What callbacks are handed by Lightning and its types do not say."""
+"""Typed access to the network, data module and trainer that Lightning hands to callbacks."""
 
 from typing import Any, cast
 

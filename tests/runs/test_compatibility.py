@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from kerple.lm import LanguageModel
-from kerple.runs.older import as_today
+from kerple.runs.compatibility import as_today
 
 # as `fit` wrote it at 064a975
 STORED = """

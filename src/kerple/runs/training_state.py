@@ -1,4 +1,7 @@
-"""Check of the training state in a checkpoint against the training that goes on from it."""
+"""Check of the training state in a checkpoint (optimiser, scheduler, loops) against the run that resumes from it.
+
+`kerple.cli.agreement` compares the options of the same checkpoint with those of the run.
+"""
 
 import math
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Figures of what text beyond the training length is worth, by position in a long segment."""
+"""Figures of the loss and of the context gain by position in a long segment."""
 
 from collections.abc import Iterator
 

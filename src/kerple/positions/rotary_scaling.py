@@ -1,4 +1,4 @@
-"""Frequencies of rotary pairs, and their scaling for inputs longer than those of training."""
+"""Frequencies of RoPE, and their scaling (PI, NTK, YaRN) for inputs longer than those of training."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Drawing of examples: sample k is a pure function of the seed, the split and k, for any number of ranks and workers.
+"""Random sampling of examples: sample k depends on seed, split and k alone, whatever ranks and workers there are.
 
 No test example occurs in training:
 

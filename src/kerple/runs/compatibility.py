@@ -1,4 +1,7 @@
-"""Translation of configurations that older versions stored in checkpoints."""
+"""Old names of options, in checkpoints and in the records of comparisons.
+
+Old modules of classes are in `kerple.cli.allowed_classes.RENAMED`.
+"""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The classes that a checkpoint may name when `test`, `validate` or `predict` build its model and data."""
+"""The list of classes that a checkpoint may name when `test`, `validate` or `predict` build its model and data."""
 
 import inspect
 import sys
@@ -29,7 +29,7 @@ LIGHTNINGS = (
     lightning.Timer,
 )
 BOLTS = (kerple.bolts.ModuleDataMonitor, kerple.bolts.TrainingDataMonitor)
-# old modules, which stored configurations and those of users may name
+# old modules, which stored configurations and those of users may name; old options are in `kerple.runs.compatibility`
 RENAMED = {
     "kerple.callbacks.attention": "kerple.callbacks",
     "kerple.callbacks.checkpoints": "kerple.callbacks",
@@ -38,6 +38,7 @@ RENAMED = {
     "kerple.tasks.data": "kerple.tasks",
     "kerple.positions.content": "kerple.positions",
     "kerple.positions.relative": "kerple.positions",
+    "kerple.positions.row": "kerple.positions",
     "kerple.bolts": "pl_bolts.callbacks.data_monitor",
 }
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 
-from kerple.cli.harness import Checkpoint
+from kerple.cli.lm_eval import Checkpoint
 from kerple.cli.main import main
 from kerple.cli.predict import load
 from kerple.evaluation.protocols import sliding
