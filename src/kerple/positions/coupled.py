@@ -51,7 +51,9 @@ class Placed(Drawing):
         self.shift_invariant = False
         self.reach = reach
         rows = torch.empty(reach, shape.dim, dtype=torch.float32)
-        self.table = nn.Parameter(rows.normal_(std=size * shape.dim**-0.5))
+        # places far apart never meet in training: at right angles none is mistaken for another from the start
+        rows = nn.init.orthogonal_(rows) * size if reach <= shape.dim else rows.normal_(std=size * shape.dim**-0.5)
+        self.table = nn.Parameter(rows)
         self.register_buffer("share", torch.zeros((), dtype=torch.float64))
         self.draw_()
 
@@ -90,7 +92,8 @@ class Coupled(Placed):
         reach: Rows of the table; places end below it.
         seed: Chooses the shifts in training.
         size: Length of a row before training. An embedding has that of the model's init times √D, about 1; with rows of
-            several times that, places far apart that never meet in training are told apart, too.
+            several times that, places far apart that never meet in training are told apart, too. Up to D rows start at
+            right angles, more of them as normal numbers.
 
     Raises:
         UserError: If the table has no two rows, the size is not positive, or, in a forward, a place is beyond it.
@@ -111,7 +114,8 @@ class Abacus(Placed):
         reach: Rows of the table; places end below it.
         seed: Chooses the shifts in training.
         size: Length of a row before training. An embedding has that of the model's init times √D, about 1; with rows of
-            several times that, places far apart that never meet in training are told apart, too.
+            several times that, places far apart that never meet in training are told apart, too. Up to D rows start at
+            right angles, more of them as normal numbers.
 
     Raises:
         UserError: If the table has no two rows, the size is not positive, or, in a forward, a place is beyond it.

@@ -4,6 +4,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kerple.errors import UserError
@@ -63,8 +64,16 @@ class Addition(Task):
         return Example(f"{first}+{second}", total, (length, *sizes), self._steps(a, b), key=key)
 
     def places(self, tokens: Tensor) -> Tensor:
+        """Digits of one significance have one place, as in `kerple.tasks.places.in_step`.
+
+        Between padded numbers the ``+`` has the place behind the first number's last digit, where the sum alone has a
+        digit. So the last digit and the end are announced by a token; in the paper, where the ``+`` has the place of
+        the ``=``, they are to be told by the absence of one.
+        """
         _check_coupled(self, self.order)
-        return in_step(tokens, DIGIT_IDS)
+        found = in_step(tokens, DIGIT_IDS)
+        behind = F.pad(found, (1, 0))[:, :-1] + 1
+        return behind.where(tokens == IDS["+"], found) if self.padded else found
 
     def _steps(self, a: str, b: str) -> str:
         if not self.scratchpad:
