@@ -41,6 +41,7 @@ class Placed(Drawing):
         reach: int = 128,
         seed: int = 0,
         size: float = 3.0,
+        learned: bool = True,
     ) -> None:
         name = type(self).__name__
         if reach < 2:
@@ -53,7 +54,7 @@ class Placed(Drawing):
         rows = torch.empty(reach, shape.dim, dtype=torch.float32)
         # places far apart never meet in training: at right angles none is mistaken for another from the start
         rows = nn.init.orthogonal_(rows) * size if reach <= shape.dim else rows.normal_(std=size * shape.dim**-0.5)
-        self.table = nn.Parameter(rows)
+        self.table = nn.Parameter(rows, requires_grad=learned)
         self.register_buffer("share", torch.zeros((), dtype=torch.float64))
         self.draw_()
 
@@ -94,6 +95,7 @@ class Coupled(Placed):
         size: Length of a row before training. An embedding has that of the model's init times √D, about 1; with rows of
             several times that, places far apart that never meet in training are told apart, too. Up to D rows start at
             right angles, more of them as normal numbers.
+        learned: Whether the rows are trained, as in the paper. Rows that stay as they are keep their right angles.
 
     Raises:
         UserError: If the table has no two rows, the size is not positive, or, in a forward, a place is beyond it.
@@ -116,6 +118,7 @@ class Abacus(Placed):
         size: Length of a row before training. An embedding has that of the model's init times √D, about 1; with rows of
             several times that, places far apart that never meet in training are told apart, too. Up to D rows start at
             right angles, more of them as normal numbers.
+        learned: Whether the rows are trained, as in the paper. Rows that stay as they are keep their right angles.
 
     Raises:
         UserError: If the table has no two rows, the size is not positive, or, in a forward, a place is beyond it.
