@@ -1,4 +1,4 @@
-"""One name, one meaning: no two modules give a class, a type or a constant the same name."""
+"""One name, one meaning: no two modules give a class, a type or a constant the same name, except those in `SHARED`."""
 
 import ast
 import inspect

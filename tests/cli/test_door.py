@@ -1,4 +1,4 @@
-"""What the door imports before it knows what is asked for, and what it says to the hasty."""
+"""What `run.py` imports before it knows which command is asked for, and what it says to an incomplete command line."""
 
 import subprocess
 import sys

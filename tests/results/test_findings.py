@@ -1,5 +1,9 @@
-"""The findings page: every finding has a number and a file that has it."""
+"""The findings page: every finding has a number and names a file or a claim, and these exist.
 
+That the files hold the numbers is not checked, except for perplexities of the small tier.
+"""
+
+import csv
 import re
 from pathlib import Path
 
@@ -18,3 +22,23 @@ def test_every_finding_has_a_number_and_what_it_is_from_is_there() -> None:
     claims = (RESULTS / "CLAIMS.md").read_text()
     for claim in set(re.findall(r"\bC\d+", page)):
         assert f"| {claim} |" in claims
+
+
+def test_what_is_said_of_alibi_and_kerple_log_in_the_small_tier_is_in_its_table() -> None:
+    page = (RESULTS / "README.md").read_text()
+    with (RESULTS / "small/summary.csv").open() as file:
+        rows = {(r["strategy"], r["protocol"], r["length"]): r for r in csv.DictReader(file) if r["metric"] == "ppl"}
+
+    def above(length: str) -> tuple[str, ...]:
+        row = rows["ALiBi", "full", length]
+        return tuple(f"{100 * (float(row[key]) - 1):.1f}" for key in ("ratio", "ratio_low", "ratio_high"))
+
+    said = re.search(r"ALiBi is ([\d.]+)% above KERPLE-log at 1×\*\*, \[([\d.]+), ([\d.]+)\]%", page)
+    later = re.search(r"and ([\d.]+)% above it at 16×, \[([\d.]+), ([\d.]+)\]%", page)
+    assert said is not None
+    assert said.groups() == above("128")
+    assert later is not None
+    assert later.groups() == above("2048")
+    for strategy in ("ALiBi", "KerpleLog"):
+        for protocol, length in (("full", "128"), ("full", "1024"), ("windowed128", "1024")):
+            assert f"{float(rows[strategy, protocol, length]['mean']):.2f}" in page
