@@ -1,4 +1,4 @@
-"""Preparing and loading: `python -m benchmarks.data`, about three minutes on two cores for 500 MB.
+"""Speed of preparing and loading shards: `python -m benchmarks.data`, about three minutes on two cores for 500 MB.
 
 Three figures of one run on one machine: `prepare` against `tokenizers` alone on the same text with the same number of
 cores, the largest memory `prepare` and its processes take together, and loading against what a training step eats.

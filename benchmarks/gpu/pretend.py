@@ -1,4 +1,4 @@
-"""A GPU that is not there, as far as Dynamo, AOTAutograd and Inductor's code generation ask.
+"""A pretended GPU for torch.compile (Dynamo, AOTAutograd, Inductor), so that kernels can be generated without one.
 
 It stands on private interfaces of torch 2.13, so it is a tool and not a test. It changes its process for good, and has
 to be imported before torch, which asks for its hooks once.

@@ -1,4 +1,4 @@
-"""One place decides which way attention is done."""
+"""Which implementation of attention `choose` takes, for each device, dtype and length, and what it refuses."""
 
 import json
 import logging

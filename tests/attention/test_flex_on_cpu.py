@@ -1,4 +1,4 @@
-"""`attend_flex` whole, compiled, forward and backward, on the CPU: what a GPU would be given, in torch's own sums.
+"""`attend_flex`, the attention of a GPU, compiled and run forward and backward on the CPU.
 
 FlexAttention refuses to train on the CPU; its reference implementation does it, once two private checks are out of the
 way. Inductor has no kernels for that, so the graph is run as AOTAutograd made it.

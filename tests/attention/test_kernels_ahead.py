@@ -1,4 +1,4 @@
-"""The kernels compiled for chips that are not here: they fit, and use tensor cores."""
+"""GPU kernels compiled ahead of time, without a GPU: they fit the chips, and use tensor cores."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The smallest run: one weight, a few steps, and samples that break it."""
+"""A model of one weight for tests of callbacks, with samples that make its loss or gradient infinite."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The heat map of a reader that remembers a known part of what it reads."""
+"""The callback `Needle`: the heat map of a stand-in model that remembers a known part of what it reads."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""Training's random numbers are a stream of their own."""
+"""What others draw during a training does not change the random numbers of the training."""
 
 import random
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The smallest real run: one step on a task that is drawn as it goes, nothing to prepare and nobody to trust."""
+"""The smallest real run for tests of the command line: one step on a task, without anything to prepare."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Every option of every command with values that are not what it is for; what became of each.
+"""Calls every option of every command with wrong values, and says how each call ended.
 
 The options are those of the parsers themselves and of the signatures of all classes that may stand in them. A case is a
 real call of the command, in this process, on the smallest run there is.

@@ -1,4 +1,4 @@
-"""One run: whatever happened before, it ends as if nothing had."""
+"""Execution of one run of a comparison: after an interruption at any point, calling it again gives the same result."""
 
 import json
 import multiprocessing

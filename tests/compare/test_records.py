@@ -1,4 +1,4 @@
-"""Committed runs: what stands for a run that is asked for, and what does not."""
+"""Committed records of runs: which of them are taken in place of a run that is asked for, and which are not."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""The real thing: compare is killed while it fits and while it tests, and ends with the same results.csv."""
+"""Real runs: `compare` is killed while it fits and while it tests, and ends with the same results.csv."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""Out and in again: the same logits bit for bit, the same text, a Trainer's steps, a Llama without ours."""
+"""Models exported to transformers and read in again: the same logits bit for bit, the same text, a stock Llama."""
 
 import subprocess
 import sys

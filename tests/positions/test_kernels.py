@@ -1,4 +1,4 @@
-"""KERPLE's claims about its kernels, on points, not in the docstrings."""
+"""What KERPLE's paper claims of its kernels (conditionally positive definite), checked numerically on points."""
 
 import inspect
 
