@@ -76,6 +76,60 @@ def test_an_option_of_fit(option: str, said: str, tmp_path: Path, capsys: pytest
 
 
 @pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--model.position=my_gaus.X"], "model.position: got 'my_gaus.X', which cannot be imported (No module named "),
+        (["--model.position=kerple.lm.X"], "(module 'kerple.lm' has no attribute 'X'); expected a class by the path"),
+        (
+            ["--model.position=ALiBi", "--model.position.slop=3"],
+            "position.slop: got '3', but ALiBi has no option slop; it",
+        ),
+        (
+            ["--model.position=Layers", "--model.position.near=RoPE", "--model.position.near.bse=3"],
+            "model.position.near.bse: got '3', but RoPE has no option bse; it has base, ",
+        ),
+        (
+            ["--model.position=Layers", "--model.position.near=my_gaus.X"],
+            "model.position.near: got 'my_gaus.X', which cannot be imported",
+        ),
+        (
+            ["--trainer.callbacks+=kerple.lm.TopOn"],
+            "trainer.callbacks+: got 'kerple.lm.TopOn', which cannot be imported",
+        ),
+        (
+            ["--trainer.callbacks+=top.One"],
+            "trainer.callbacks+: got 'top.One', which cannot be imported (No module named",
+        ),
+        (["--trainer.callbacks+=kerple.lm.LanguageModel"], "expected the name of a Callback or null"),
+        (
+            ["--trainer.callbacks+=ShiftTest", "--trainer.callbacks.block=3"],
+            "trainer.callbacks.block: got '3', but ShiftTest has no option block; it has ",
+        ),
+        (["--trainer.callbacks+=Timer", "--trainer.callbacks.verbose=x"], "verbose: got 'x', expected true or false"),
+        (["--data.lenght=3"], "data.lenght: got '3', but TaskData has no option lenght; it has task, length, "),
+    ],
+)
+def test_a_class_or_an_option_of_a_class_that_is_not_there(
+    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said in complaint(capsys, "fit", config(tmp_path), f"--run_dir={tmp_path}/run", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("position", "said"),
+    [
+        ({"class_path": "my_gaus.X"}, "model.position: got 'my_gaus.X', which cannot be imported (No module named"),
+        ({"class_path": "ALiBi", "init_args": {"slop": 3}}, "model.position.slop: ALiBi has no option slop; it has "),
+    ],
+)
+def test_a_file_that_names_a_class_or_an_option_that_is_not_there(
+    position: Any, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = TINY["model"] | {"position": position}
+    assert said in complaint(capsys, "fit", config(tmp_path, model=model), f"--run_dir={tmp_path}/run")
+
+
+@pytest.mark.parametrize(
     ("section", "content", "expected"),
     [
         ("trainer", None, "trainer: got None, expected a mapping"),

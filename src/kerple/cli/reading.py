@@ -3,11 +3,14 @@
 import re
 from argparse import ArgumentError
 from collections.abc import Iterator
+from importlib import import_module
+from inspect import isclass
 from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
 from kerple.errors import UserError
+from kerple.runs.signatures import options
 
 MISTAKES = (ArgumentError, ValueError, TypeError)  # the parser raises the last two for some values of nested options
 KINDS = {
@@ -23,8 +26,16 @@ KINDS = {
 }
 EXPECTED = re.compile(
     r"Expected an? (?:<class '(?P<kind>[\w.]+)'>|typing\.Literal\[(?P<words>[^\]]*)\]|(?P<else>tuple with \d+ \w+))"
-    r"|Not a valid subclass of (?P<base>\w+)|(?P<factory>expects a function or a callable|Expected a dot import path)"
+    r"|(?:Not a valid|does not correspond to a) subclass of (?P<base>\w+)"
+    r"|(?P<factory>expects a function or a callable|Expected a dot import path)"
     r"|choose from (?P<choices>[^)]+)|(?P<none>ignored explicit argument)|(?P<file>Unable to load config)"
+)
+PATH = r"class_path'?[:=]? ?'(?P<{}>[\w.]+)'"
+# of a class by its path: there is none, or it has no such option; the path stands before that or behind it
+OF_A_CLASS = re.compile(
+    rf"(?:{PATH.format('before')}:\s+)?"
+    r"(?:(?P<why>No module named '[\w.]+'|module '[\w.]+' has no attribute '\w+')|Option '(?P<option>[\w.]+)' is not)"
+    rf"(?:[^\n]*?Got value: (?:(?:Namespace\(|\{{)[^\n]*?{PATH.format('behind')}|(?P<plain>[\w.]*\w)))?"
 )
 OTHERS = {"factory": "the name of a class", "none": "no value", "file": "a configuration or its file"}
 
@@ -72,6 +83,13 @@ def _each_left_out(arguments: list[str]) -> Iterator[tuple[str, str, list[str]]]
 
 
 def _told(message: str, guilty: tuple[str, str] | None) -> str:
+    found = OF_A_CLASS.search(message)
+    path = found and (found["before"] or found["behind"] or found["plain"])
+    # else another type or class has met the option and refused its value, before a class that has none of it was tried
+    if found and path and set(_expected(message[: found.start()])) <= {KINDS["NoneType"], OTHERS["factory"]}:
+        keys = dict.fromkeys(re.findall(r'Parser key "([\w.]+)"', message[: found.start()]))
+        named = ".".join(filter(None, [*keys, found["option"]]))
+        return _told_of_a_class(path, found, (named, None) if guilty is None or guilty[0] == "config" else guilty)
     if guilty is None:
         return message
     name, value = guilty
@@ -80,6 +98,20 @@ def _told(message: str, guilty: tuple[str, str] | None) -> str:
     if name == "config" or not expected:  # of a whole file the parser names the key
         return f"{name}: got {_short(value)}: {_short(message, 500)}"
     return f"{name}: got {_short(value)!r}, expected {' or '.join(expected)}"
+
+
+def _told_of_a_class(path: str, found: re.Match[str], guilty: tuple[str, str | None]) -> str:
+    (name, value), option = guilty, found["option"]
+    if option is None:
+        return (
+            f"{name}: got {path!r}, which cannot be imported ({found['why']}); expected a class by the path of its "
+            "module, such as my_file.Mine for my_file.py in the folder where the program is started"
+        )
+    module, _, owner = path.rpartition(".")
+    taken = getattr(import_module(module), owner)  # the parser has imported it
+    known = [known for known in options(taken) if known != "shape"] if isclass(taken) else []  # the model's to give
+    got = "" if value is None else f"got {_short(value)!r}, but "
+    return f"{name}: {got}{owner} has no option {option}; it has {', '.join(known) or 'none'}"
 
 
 def _expected(message: str) -> Iterator[str]:
