@@ -13,6 +13,8 @@ import torch
 import yaml
 
 from kerple.cli.main import main
+from kerple.cli.resolve import prepare
+from kerple.errors import UserError
 from tests.cli.tiny import TINY, fit
 from tests.cli.walk import build_parsers_once
 
@@ -105,6 +107,10 @@ def test_an_option_of_fit(option: str, said: str, tmp_path: Path, capsys: pytest
             ["--trainer.callbacks+=ShiftTest", "--trainer.callbacks.block=3"],
             "trainer.callbacks.block: got '3', but ShiftTest has no option block; it has ",
         ),
+        (
+            ["--model.position=Coupled", "--model.position.position=[{a: b}]"],
+            "position: got [{'a': 'b'}], expected the name of",
+        ),
         (["--trainer.callbacks+=Timer", "--trainer.callbacks.verbose=x"], "verbose: got 'x', expected true or false"),
         (["--data.lenght=3"], "data.lenght: got '3', but TaskData has no option lenght; it has task, length, "),
     ],
@@ -147,6 +153,12 @@ def test_a_section_without_content(
 ) -> None:
     said = complaint(capsys, "fit", config(tmp_path, **{section: content}), f"--run_dir={tmp_path}/run")
     assert expected in said
+
+
+def test_data_of_a_comparison_that_cannot_be_made() -> None:
+    data = TINY["data"] | {"init_args": TINY["data"]["init_args"] | {"length": 5}}
+    with pytest.raises(UserError, match=r"^data.length: got 5 tokens, but copy .* set it to 6 or more"):
+        prepare(data)
 
 
 def test_a_corpus_that_is_none_needs_shards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from pytorch_lightning.cli import LightningArgumentParser
 
 from kerple.cli import ranges
 from kerple.cli.lightning import checkpoint_first
-from kerple.cli.parser import fit_parser
+from kerple.cli.parser import fit_parser, mistake_in
 from kerple.cli.reading import read
 from kerple.compare.comparison import Job
 from kerple.errors import UserError
@@ -46,10 +46,17 @@ def _parser() -> LightningArgumentParser:
 
 
 def prepare(data: dict[str, Any] | None) -> LightningDataModule:
-    """Prepare the data of a configuration before several runs start with it; return the data module, set up."""
+    """Prepare the data of a configuration before several runs start with it; return the data module, set up.
+
+    Raises:
+        UserError: If the data cannot be made as asked.
+    """
     parser = ArgumentParser()
     parser.add_subclass_arguments(LightningDataModule, "data")
-    made = parser.instantiate_classes(parser.parse_object({"data": data})).data
+    try:
+        made = parser.instantiate_classes(parser.parse_object({"data": data})).data
+    except (ValueError, TypeError) as error:  # the parser's, of what the class said when it was made
+        raise mistake_in(error) or error from error
     made.prepare_data()
     made.setup("fit")
     return made
