@@ -18,7 +18,8 @@ __all__ = ["At", "Pairs", "Position", "Shape", "Shares", "build", "names", "offe
 def _found() -> dict[str, type[Position]]:
     modules = [import_module(module.name) for module in walk_packages(__path__, f"{__name__}.")]
     classes = {value for module in modules for value in vars(module).values() if inspect.isclass(value)}
-    return {c.__name__: c for c in classes if issubclass(c, Position) and not inspect.isabstract(c)}
+    found = {c.__name__: c for c in classes if issubclass(c, Position) and not inspect.isabstract(c)}
+    return dict(sorted(found.items()))  # in one order, whatever the hashes of the classes are
 
 
 _BY_NAME = _found()
@@ -36,7 +37,7 @@ def __dir__() -> list[str]:
 
 def names() -> list[str]:
     """Names of all strategies, sorted: what `--model.position` accepts."""
-    return sorted(_BY_NAME)
+    return list(_BY_NAME)
 
 
 def strategies() -> dict[str, type[Position]]:
