@@ -110,8 +110,8 @@ def a_wrapper_forwards_every_hook(subject: Subject) -> None:
 def the_docstring_counts_the_parameters(subject: Subject) -> None:
     """The formula in the line ``Parameters: `…` `` gives the number of learned numbers."""
     position = subject.position()
-    own = type(position).__doc__ or ""  # not that of a class it is derived from
-    formula = re.search(r"Parameters: `([^`]+)`", own)
+    docstring = type(position).__doc__ or ""  # not that of a class it is derived from
+    formula = re.search(r"Parameters: `([^`]+)`", docstring)
     name = type(position).__name__
     assert formula, f"the docstring of {name} has no line 'Parameters: `formula`' in D, H, δ, L and the options"
     settings = getattr(subject.build, "keywords", {})
