@@ -110,18 +110,7 @@ class Abacus(Placed):
     Parameters: `reach * D` of its own, and those of ``position``.
     Cost: one (B, T, D) look-up a forward.
 
-    Args:
-        shape: What the model hands to every strategy.
-        position: Builder of the strategy beside it; the paper's are FIRE and NoPE.
-        reach: Rows of the table; places end below it.
-        seed: Chooses the shifts in training.
-        size: Length of a row before training. An embedding has that of the model's init times √D, about 1; with rows of
-            several times that, places far apart that never meet in training are told apart, too. Up to D rows start at
-            right angles, more of them as normal numbers.
-        learned: Whether the rows are trained, as in the paper. Rows that stay as they are keep their right angles.
-
-    Raises:
-        UserError: If the table has no two rows, the size is not positive, or, in a forward, a place is beyond it.
+    The options are those of `Coupled`; as ``position`` the paper has FIRE or NoPE.
     """
 
     scheme = "abacus"
