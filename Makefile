@@ -1,4 +1,4 @@
-# make demo: from nothing to a trained model, its extrapolation table and a plot. make test: what CI runs.
+# make demo: from nothing to a trained model, its extrapolation table and a plot. make test: the fast tests.
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
