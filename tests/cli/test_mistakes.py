@@ -70,6 +70,8 @@ def config(folder: Path, **sections: Any) -> str:
         ("--model.position.floor=[{a: b}]", "model.position.floor: got '[{a: b}]', expected a number"),
         ("--model.optimizer=sgd", "model.optimizer: got 'sgd', expected one of 'adamw', 'muon'"),
         ("--trainer.max_epochs=x", "trainer.max_epochs: got 'x', expected a whole number or null"),
+        ("--trainer.accelerator=[{a: b}]", "trainer.accelerator: got [{'a': 'b'}], expected a single value"),
+        ("--data.task.symbols=1000000000000000", "data.task.symbols: got 1000000000000000, expected a number up to 16"),
     ],
 )
 def test_an_option_of_fit(option: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,11 +86,11 @@ def test_an_option_of_fit(option: str, said: str, tmp_path: Path, capsys: pytest
         (["--model.position=kerple.lm.X"], "(module 'kerple.lm' has no attribute 'X'); expected a class by the path"),
         (
             ["--model.position=ALiBi", "--model.position.slop=3"],
-            "position.slop: got '3', but ALiBi has no option slop; it",
+            "position.slop: got '3', but ALiBi has no option slop; expected ",
         ),
         (
             ["--model.position=Layers", "--model.position.near=RoPE", "--model.position.near.bse=3"],
-            "model.position.near.bse: got '3', but RoPE has no option bse; it has base, ",
+            "model.position.near.bse: got '3', but RoPE has no option bse; expected base, ",
         ),
         (
             ["--model.position=Layers", "--model.position.near=my_gaus.X"],
@@ -105,14 +107,14 @@ def test_an_option_of_fit(option: str, said: str, tmp_path: Path, capsys: pytest
         (["--trainer.callbacks+=kerple.lm.LanguageModel"], "expected the name of a Callback or null"),
         (
             ["--trainer.callbacks+=ShiftTest", "--trainer.callbacks.block=3"],
-            "trainer.callbacks.block: got '3', but ShiftTest has no option block; it has ",
+            "trainer.callbacks.block: got '3', but ShiftTest has no option block; expected ",
         ),
         (
             ["--model.position=Coupled", "--model.position.position=[{a: b}]"],
-            "position: got [{'a': 'b'}], expected the name of",
+            "model.position.position: got [{'a': 'b'}], expected a single value",
         ),
         (["--trainer.callbacks+=Timer", "--trainer.callbacks.verbose=x"], "verbose: got 'x', expected true or false"),
-        (["--data.lenght=3"], "data.lenght: got '3', but TaskData has no option lenght; it has task, length, "),
+        (["--data.lenght=3"], "data.lenght: got '3', but TaskData has no option lenght; expected task, length, "),
     ],
 )
 def test_a_class_or_an_option_of_a_class_that_is_not_there(
@@ -125,7 +127,7 @@ def test_a_class_or_an_option_of_a_class_that_is_not_there(
     ("position", "said"),
     [
         ({"class_path": "my_gaus.X"}, "model.position: got 'my_gaus.X', which cannot be imported (No module named"),
-        ({"class_path": "ALiBi", "init_args": {"slop": 3}}, "model.position.slop: ALiBi has no option slop; it has "),
+        ({"class_path": "ALiBi", "init_args": {"slop": 3}}, "model.position.slop: ALiBi has no option slop; expected "),
     ],
 )
 def test_a_file_that_names_a_class_or_an_option_that_is_not_there(
@@ -153,6 +155,46 @@ def test_a_section_without_content(
 ) -> None:
     said = complaint(capsys, "fit", config(tmp_path, **{section: content}), f"--run_dir={tmp_path}/run")
     assert expected in said
+
+
+@pytest.mark.parametrize(
+    ("callback", "option", "said"),
+    [
+        ("RichProgressBar", "theme=[{a: b}]", "callbacks.theme: got [{'a': 'b'}], expected a single value"),
+        ("ModelCheckpoint", "monitor=", "callbacks.monitor: got '', expected the name of a metric that is logged"),
+        ("ModelCheckpoint", "train_time_interval=0", "train_time_interval: got '0', expected a string with form"),
+        ("EarlyStopping", "monitor=val/los", "metric `val/los` which is not available"),
+        ("ModelCheckpoint", "monitor=val/los", "monitor='val/los')` could not find the monitored key"),
+    ],
+)
+def test_an_option_of_lightnings_callbacks(
+    callback: str, option: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = {"class_path": callback, "init_args": {"monitor": "val/loss"} if callback == "EarlyStopping" else {}}
+    trainer = TINY["trainer"] | {"callbacks": [given], "limit_val_batches": 1, "num_sanity_val_steps": 0}
+    told = complaint(
+        capsys, "fit", config(tmp_path, trainer=trainer), f"--run_dir={tmp_path}/run", f"--trainer.callbacks.{option}"
+    )
+    assert said in told
+    assert told.startswith("error: trainer")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["check", "--model.position=0"], "model.position: got '0', expected the name of a class"),
+        (["check", "--model.position=[{a: b}]"], "model.position: got [{'a': 'b'}], expected the name of a class"),
+        (["check", "--model.position=DAPE", "--model.position.over=[{a: b}]"], "model.position.over: got [{'a': 'b'}]"),
+        (
+            ["check", "--model.position=T5", "--model.position.buckets=1000000000000000"],
+            "buckets: got 1000000000000000",
+        ),
+        (["predict", "--ckpt_path=x.ckpt", "--prompt=a", "--tokens=1000000000000000"], "tokens: got 1000000000000000"),
+        (["fit", "--weights=", "--config=x.yaml"], "weights: got '', expected a folder, a .gguf file or a name"),
+    ],
+)
+def test_an_option_of_another_command(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert said in complaint(capsys, *arguments)
 
 
 def test_data_of_a_comparison_that_cannot_be_made() -> None:
@@ -196,7 +238,7 @@ def _fit_on_a_full_disk(folder: Path, log: Path) -> None:
     file = os.open(log, os.O_WRONLY | os.O_CREAT)
     os.dup2(file, 2)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))  # the kernel refuses what goes beyond
-    sys.stderr = os.fdopen(2, "w", buffering=1)
+    sys.stdout = sys.stderr = os.fdopen(2, "w", buffering=1)  # what captures stdout may be at its limit
     try:
         main(["fit", f"--config={folder}/walk.yaml", f"--run_dir={folder}/run"])
     except SystemExit as ended:

@@ -116,7 +116,8 @@ def cases(command: str) -> list[tuple[Option, str]]:
 @pytest.fixture
 def walking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Walk:
     """A checkpoint and shards to walk with; comparisons go as far as the first run, checks as far as the first."""
-    (tmp_path / "text.jsonl").write_text('{"text": "words and numbers, 1 2 3"}\n{"text": "more, 4 5 6"}\n' * 200)
+    documents = [f'{{"text": "words and numbers, {number}"}}\n' for number in range(400)]  # of all splits
+    (tmp_path / "text.jsonl").write_text("".join(documents))
     fit(tmp_path, "--data.vocabulary=82")  # what it writes is to be text
     main(["test", f"--ckpt_path={tmp_path}/run/checkpoints/last.ckpt"])
     given = SHARDS["init_args"] | {"corpus": f"{tmp_path}/text.jsonl", "directory": f"{tmp_path}/kept"}
@@ -140,7 +141,7 @@ def test_a_part_of_the_options(walking: Walk) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3000)
+@pytest.mark.timeout(6000)
 @pytest.mark.parametrize("command", WALKS)
 def test_all_options(command: str, walking: Walk) -> None:
     walking(cases(command))

@@ -72,8 +72,8 @@ def test_flags_of_every_type() -> None:
         ({"strategies": {}}, "strategies: got none"),
         ({"seeded": []}, "seeded: got none"),
         ({"baseline": "KerpleLgo"}, "baseline: got 'KerpleLgo', expected one of the strategies: KerpleLog, per layer"),
-        ({"base": ["missing.yaml"]}, r"config: got missing\.yaml, which is not a file"),
-        ({"test": {"config": "missing.yaml"}}, r"config: got missing\.yaml, which is not a file"),
+        ({"base": ["missing.yaml"]}, r"base: got .missing\.yaml., which is no file"),
+        ({"test": {"config": "missing.yaml"}}, r"config: got .missing\.yaml., which is no file"),
         (
             {"strategies": {"KerpleLog": None, "a/b": None}},
             "strategies: got 'a/b', expected the plain name of a folder",

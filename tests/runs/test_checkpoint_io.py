@@ -26,7 +26,8 @@ def value(path: Path) -> float:
 
 
 def state(number: float) -> dict[str, Any]:
-    return {"weights": torch.full((50_000,), number)}
+    # fewer numbers than torch shares among threads, for which a forked process would wait for ever
+    return {"weights": torch.full((30_000,), number)}
 
 
 def test_writes_beside_the_target_and_leaves_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

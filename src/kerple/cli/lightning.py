@@ -48,6 +48,7 @@ HARMLESS = (
     ".*does not have many workers",  # memory-mapped shards need none
     ".*is not supported by the model summary",  # about an estimate of megabytes that is not used
 )
+UNMONITORED = "Early stopping conditioned on metric"  # a RuntimeError of Lightning's: nothing of that name is logged
 
 
 class StoreConfig(SaveConfigCallback):
@@ -139,6 +140,15 @@ class CLI(LightningCLI):
             agree(self.config[self.subcommand].ckpt_path, self.checkpoint, self.model, resume=fit)
             if isinstance(self.datamodule, TokenShards):
                 self.datamodule.reads_only = not fit  # a checkpoint must not decide where files are written
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        try:
+            super()._run_subcommand(subcommand)
+        except (MisconfigurationException, RuntimeError) as error:
+            unmonitored = UNMONITORED in str(error)
+            if not unmonitored and not isinstance(error, MisconfigurationException):
+                raise
+            raise UserError(f"trainer{'.callbacks.monitor' if unmonitored else ''}: {error}") from error
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         logger = getattr(self, "_logger", None)

@@ -1,7 +1,5 @@
 """The options of a run, as functions that add them to a parser; `fit`, `predict`, `plan` and `compare` use them."""
 
-import re
-
 from pytorch_lightning import LightningDataModule
 from pytorch_lightning.cli import LightningArgumentParser
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
@@ -14,9 +12,6 @@ from kerple.lm import LanguageModel
 from kerple.runs.precision import AutoTrainer
 
 SEED = 1235
-NO_CLASS = re.compile(
-    r"Only possible to serialize an importable object, given (.*): unhashable"
-)  # what the parser took for one
 
 
 def fit_parser() -> LightningArgumentParser:
@@ -85,8 +80,6 @@ def mistake_in(error: BaseException) -> UserError | None:
     for met in waiting:
         if isinstance(met, UserError | MisconfigurationException):
             return met if isinstance(met, UserError) else UserError(f"trainer: {met}")
-        if found := NO_CLASS.search(str(met)):
-            return UserError(f"model.position: got {found[1]}, expected the name of a class where that stands")
         trace = met.__traceback__
         while trace is not None and trace.tb_next is not None:
             trace = trace.tb_next

@@ -13,6 +13,7 @@ from kerple.cli.agreement import agree
 from kerple.cli.allowed_classes import offer
 from kerple.cli.lightning import settle_torch
 from kerple.cli.parser import add_model_and_data
+from kerple.cli.ranges import COUNT
 from kerple.cli.reading import read
 from kerple.data import TokenShards
 from kerple.errors import UserError
@@ -59,8 +60,8 @@ def main(arguments: list[str]) -> None:
     )
     given = read(parser, arguments)
     settle_torch()
-    if given.tokens < 1:
-        raise UserError(f"tokens: got {given.tokens}, expected at least 1")
+    if not 1 <= given.tokens <= COUNT:
+        raise UserError(f"tokens: got {given.tokens}, expected a number from 1 to {COUNT}")
     if given.seed is not None and not 0 <= given.seed < 2**63:
         raise UserError(f"seed: got {given.seed}, expected 0 to 2^63 - 1")
     try:

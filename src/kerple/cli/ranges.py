@@ -10,10 +10,10 @@ import psutil
 from jsonargparse import Namespace
 
 from kerple.errors import UserError
-from kerple.runs.signatures import options, takes_null
+from kerple.runs.signatures import options, takes_null, takes_several
 
 COUNT, ENDLESS = 1 << 40, (1 << 63) - 1  # the largest count, and the largest int64
-LARGEST_OF_A_STRATEGY = 1 << 24  # the largest width, number of rows or distance
+LARGEST_OF_A_PART = 1 << 24  # the largest width, number of rows, distance or number of digits of a strategy or a task
 RANGES: dict[str, tuple[float, float]] = {
     "seed_everything": (0, (1 << 32) - 1),
     "model.layers": (1, 10_000),
@@ -83,15 +83,14 @@ def check(config: Namespace, command: str, model: type | None = None) -> None:
 
     Raises:
         UserError: A section is no mapping, the data would lose their order, a number is outside its range or none at
-            all (NaN), an option is null that has to be something, or the model does not fit into this machine.
+            all (NaN), an option is null or a list that its class cannot take, or the model is larger than the memory.
     """
     given = config.as_dict()
     trainer = import_module("pytorch_lightning").Trainer if "trainer" in given else None  # slow to import
-    for section, owner in (("model", model), ("data", None), ("trainer", trainer)):
+    sections = (("model", model), ("data", None), ("trainer", trainer))
+    for section, _ in sections:
         if not isinstance(given.get(section, {}), dict):
             raise UserError(f"{section}: got {given[section]!r}, expected a mapping of options")
-        for name in _nulls(given.get(section), owner, section):
-            raise UserError(f"{name}: got null, expected a value; leave the option out for its default")
     overfit = given.get("trainer", {}).get("overfit_batches")
     if overfit:
         raise UserError(
@@ -102,6 +101,9 @@ def check(config: Namespace, command: str, model: type | None = None) -> None:
         chosen = config.get(name, {"class_path": ""})
         if "class_path" not in chosen or chosen["class_path"].rpartition(".")[2] == base:
             raise UserError(f"{name}: got {chosen!r}, expected the name of a class that is a {base}")
+    for section, owner in sections:
+        for name, value, expected in _misfits(given.get(section), owner, section):
+            raise UserError(f"{name}: got {value}, expected {expected}")
     for name, number in _numbers(given):
         low, high = RANGES.get(name, (-math.inf, math.inf))
         if name == "trainer.max_steps" and command in ("fit", "plan"):
@@ -109,28 +111,36 @@ def check(config: Namespace, command: str, model: type | None = None) -> None:
         if math.isnan(number) or not low <= number <= high or (isinstance(number, int) and abs(number) > ENDLESS):
             expected = f"a number from {_told(low)} to {_told(high)}" if name in RANGES else "a number of 64 bits"
             raise UserError(f"{name}: got {number}, expected {expected}")
-        if name.startswith("model.position.") and isinstance(number, int) and abs(number) > LARGEST_OF_A_STRATEGY:
-            raise UserError(f"{name}: got {number}, expected a number up to {LARGEST_OF_A_STRATEGY}")
+        of_a_part = name.startswith(("model.position.", "data.task.")) and isinstance(number, int)
+        if of_a_part and abs(number) > LARGEST_OF_A_PART:
+            raise UserError(f"{name}: got {number}, expected a number up to {LARGEST_OF_A_PART}")
         if number == OUTSIDE.get(name):
             raise UserError(f"{name}: got {number}, expected a number between {_told(low)} and {_told(high)}")
     if command != "plan":
         _check_size(config.get("model"))
 
 
-def _nulls(node: Any, owner: Any, name: str) -> Iterator[str]:
-    """Names of the options that are null though their class takes none; the parser lets null through in a file."""
+def _misfits(node: Any, owner: Any, name: str) -> Iterator[tuple[str, Any, str]]:
+    """Names of options, their values and what is expected, where the parser lets through what their class cannot take.
+
+    In a file these are nulls, and on the command line lists where a class or a text is expected.
+    """
     if isinstance(node, dict) and "class_path" in node:
         module, _, last = str(node["class_path"]).rpartition(".")
-        yield from _nulls(node.get("init_args") or {}, getattr(import_module(module), last, None), name)
+        yield from _misfits(node.get("init_args") or {}, getattr(import_module(module), last, None), name)
     elif isinstance(node, dict):
         known, own = (options(owner), signature(owner.__init__).parameters) if isclass(owner) else ({}, {})
         for key, value in node.items():
             if value is None and key in own and own[key].default is not None and not takes_null(known[key]):
-                yield f"{name}.{key}"
-            yield from _nulls(value, None, f"{name}.{key}")
+                yield f"{name}.{key}", "null", "a value; leave the option out for its default"
+            elif isinstance(value, list) and key in known and not takes_several(known[key]):
+                yield f"{name}.{key}", value, "a single value"
+            elif key == "monitor" and value == "":
+                yield f"{name}.{key}", repr(value), "the name of a metric that is logged, such as val/loss"
+            yield from _misfits(value, None, f"{name}.{key}")
     elif isinstance(node, list | tuple):
         for value in node:
-            yield from _nulls(value, None, name)
+            yield from _misfits(value, None, name)
 
 
 def _numbers(node: Any, name: str = "") -> Iterator[tuple[str, int | float]]:

@@ -25,7 +25,8 @@ KINDS = {
     "dict": "a mapping",
 }
 EXPECTED = re.compile(
-    r"Expected an? (?:<class '(?P<kind>[\w.]+)'>|typing\.Literal\[(?P<words>[^\]]*)\]|(?P<else>tuple with \d+ \w+))"
+    r"Expected an? (?:<class '(?P<kind>[\w.]+)'>|typing\.Literal\[(?P<words>[^\]]*)\]|(?P<else>tuple with \d+ \w+)"
+    r"|(?P<form>string with form .*?)(?= but))"
     r"|(?:Not a valid|does not correspond to a) subclass of (?P<base>\w+)"
     r"|(?P<factory>expects a function or a callable|Expected a dot import path)"
     r"|choose from (?P<choices>[^)]+)|(?P<none>ignored explicit argument)|(?P<file>Unable to load config)"
@@ -62,7 +63,10 @@ def _guilty(parser: ArgumentParser, arguments: list[str]) -> tuple[str, str] | N
     The parser's message does not always name the option: if it expects a class or one of several types, it describes
     its attempts.
     """
-    for name, value, rest in reversed(list(_each_left_out(arguments))):
+    each = list(_each_left_out(arguments))
+    if len(each) == 1:  # it may be required
+        return each[0][:2]
+    for name, value, rest in reversed(each):
         try:
             parser.parse_args(rest)
         except (*MISTAKES, SystemExit):
@@ -111,18 +115,19 @@ def _told_of_a_class(path: str, found: re.Match[str], guilty: tuple[str, str | N
     taken = getattr(import_module(module), owner)  # the parser has imported it
     known = [known for known in options(taken) if known != "shape"] if isclass(taken) else []  # the model's to give
     got = "" if value is None else f"got {_short(value)!r}, but "
-    return f"{name}: {got}{owner} has no option {option}; it has {', '.join(known) or 'none'}"
+    return f"{name}: {got}{owner} has no option {option}; expected {', '.join(known) or 'none'}"
 
 
 def _expected(message: str) -> Iterator[str]:
     for found in EXPECTED.finditer(message):
-        kind, words, base, choices, tuples = found.group("kind", "words", "base", "choices", "else")
+        kind, words, base, choices, text = found.group("kind", "words", "base", "choices", "else")
+        text = text or found["form"]
         if kind:
             yield KINDS.get(kind, kind)
         elif words or choices:
             yield f"one of {words or choices}"
-        elif base or tuples:
-            yield f"the name of a {base}" if base else f"a {tuples}"
+        elif base or text:
+            yield f"the name of a {base}" if base else f"a {text}"
         else:
             yield next(told for group, told in OTHERS.items() if found.group(group))
 

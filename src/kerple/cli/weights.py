@@ -6,6 +6,7 @@ from typing import Any
 import yaml
 
 from kerple.cli.allowed_classes import offer
+from kerple.errors import UserError
 from kerple.hf import need
 from kerple.hf.families import StoredModel
 from kerple.model import Transformer
@@ -19,7 +20,10 @@ def _read(path: str, trusted: tuple[str, ...]) -> StoredModel:
         need()
     from kerple.hf import weights
 
-    return weights.read(path, offer(trusted))
+    try:
+        return weights.read(path, offer(trusted))
+    except UserError as error:  # of a model that `test` calls --hf
+        raise UserError(f"weights: {str(error).removeprefix('hf: ')}") from error
 
 
 def architecture_first(arguments: list[str], path: str, trusted: tuple[str, ...] = ()) -> list[str]:

@@ -1,6 +1,7 @@
 """Description of a comparison, as its configuration file gives it, and its runs (`Job`), one a strategy and seed."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,6 +84,10 @@ class Comparison:
                 raise UserError(f"compare: {key}: got none, expected at least one")
         if twice := sorted({s for s in self.seeds if self.seeds.count(s) > 1}):
             raise UserError(f"compare: seeds: got {twice} twice, expected every seed once")
+        if outside := [seed for seed in self.seeds if not 0 <= seed < 1 << 32]:
+            raise UserError(f"compare: seeds: got {outside[0]}, expected a number from 0 to 2^32 - 1")
+        if odd := [name for name in self.seeded if not re.fullmatch(r"[a-z_]\w*(\.\w+)*", name)]:
+            raise UserError(f"compare: seeded: got {odd[0]!r}, expected names of options of fit, such as data.seed")
         if self.baseline not in self.strategies:
             known = ", ".join(self.strategies)
             raise UserError(f"compare: baseline: got {self.baseline!r}, expected one of the strategies: {known}")
@@ -96,11 +101,10 @@ class Comparison:
                     f"compare: {kind}: got {odd[0]!r}, expected the plain name of a folder, without slashes"
                 )
         tests = [path for key, path in self.test.items() if key == "config" and isinstance(path, str)]
-        for path in (*self.base, *(path for paths in self.parts.values() for path in paths), *tests):
-            if not Path(found(path)).is_file():
-                raise UserError(
-                    f"compare: config: got {path}, which is not a file; paths are relative to where you are"
-                )
+        for key, paths in {"base": self.base, "test: config": tests, **self.parts}.items():
+            for path in paths:
+                if not Path(found(path)).is_file():
+                    raise UserError(f"compare: {key}: got {path!r}, which is no file; paths start from where you are")
         own = dict.fromkeys(self.seeded, "use seeds instead, or take it out of seeded") | {
             "run_dir": "use runs instead",
             "ckpt_path": "stopped runs are resumed without it",

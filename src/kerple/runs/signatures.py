@@ -56,8 +56,9 @@ def takes_null(kind: Any) -> bool:
 
 
 def takes_several(kind: Any) -> bool:
-    """Whether values of a type may be sequences."""
-    return any(get_origin(part) in CONTAINERS for part in (kind, *get_args(kind)))
+    """Whether values of a type may be sequences; of one that is not known they may."""
+    several = [*CONTAINERS, ANYTHING, object]
+    return any(part in several or get_origin(part) in several for part in (kind, *get_args(kind)))
 
 
 def _leaves(kind: Any) -> Iterator[Any]:
