@@ -105,7 +105,7 @@ def test_muon_is_refused_where_the_strategy_cuts_up_the_matrices() -> None:
 
 def test_a_model_for_other_data_is_refused() -> None:
     trainer = Trainer(max_steps=1, accelerator="cpu", logger=False, enable_checkpointing=False)
-    with pytest.raises(ValueError, match="the data has 13 token ids, the model was built for 11"):
+    with pytest.raises(ValueError, match="vocabulary: got 13 token ids, expected the 11 that the model was"):
         trainer.fit(model(), datamodule=ToyData(vocabulary=13))
 
 

@@ -144,8 +144,8 @@ class LanguageModel(LightningModule):
         vocabulary = getattr(data, "vocabulary", self.vocabulary)
         if vocabulary != self.vocabulary:
             raise UserError(
-                f"vocabulary: the data has {vocabulary} token ids, the model was built for {self.vocabulary}; "
-                "use the data the model was trained on, or train a model for this data"
+                f"data.vocabulary: got {vocabulary} token ids, expected the {self.vocabulary} that the model was built "
+                "for; use the data it was trained on, or train a model for this data"
             )
         self.attach(data)
         clip = self.trainer.gradient_clip_val

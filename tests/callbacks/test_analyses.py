@@ -204,7 +204,7 @@ def test_four_terms_are_written_for_an_absolute_encoding(tmp_path: Path) -> None
     ("callback", "strategy", "reason"),
     [
         (FourTerms(), "KerpleLog", "adds nothing to the embeddings"),
-        (Kernels(), "RoPE", "no table of distances"),
+        (Kernels(), "RoPE", "no bias by distance"),
         (PositionWisePerplexity(32, blocks=2), "Learned", "no position past 7"),
         (ReceptiveField(length=16, blocks=2), "Learned", "no position past 7"),
         (AttentionStatistics(length=16, blocks=2), "Learned", "no position past 7"),

@@ -336,7 +336,7 @@ def test_the_curve_is_logged_after_each_validation_of_a_fit(tmp_path: Path) -> N
     [
         ({"lengths": []}, "lengths"),
         ({"lengths": [0, 8]}, "lengths"),
-        ({"lengths": [8, 12]}, r"\[8\] do not divide the longest, 12"),
+        ({"lengths": [8, 12]}, r"got \[8\], which do not divide the longest, 12"),
         ({"protocols": []}, "protocols"),
         ({"protocols": ["half"]}, "protocol: got 'half'"),
         ({"protocols": ["sliding"]}, "stride"),

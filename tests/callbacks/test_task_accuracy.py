@@ -142,7 +142,7 @@ def test_a_right_final_answer_counts_whatever_the_steps() -> None:
 def test_data_that_is_no_task_is_refused(tmp_path: Path) -> None:
     trainer = Trainer(logger=False, enable_checkpointing=False, accelerator="cpu")
     trainer.datamodule = LightningDataModule()
-    with pytest.raises(ValueError, match="the data is not a task"):
+    with pytest.raises(ValueError, match=r"TaskAccuracy: got data \w+, expected a task"):
         TaskAccuracy().setup(trainer, None, "test")
     with pytest.raises(ValueError, match="slack: got -1"):
         TaskAccuracy(slack=-1)

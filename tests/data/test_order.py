@@ -55,7 +55,9 @@ def test_a_sample_does_not_depend_on_what_is_asked_with_it() -> None:
 
 def test_a_stream_too_short_for_a_sample_is_refused() -> None:
     for tokens in (0, 127):
-        with pytest.raises(UserError, match=f"data.length: 64 needs at least 128 training tokens, there are {tokens}"):
+        with pytest.raises(
+            UserError, match=f"length: got 64, which needs at least 128 training tokens, there are {tokens}"
+        ):
             Order(tokens, 64, 0)
     assert Order(128, 64, 0).samples == 1
 

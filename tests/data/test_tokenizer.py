@@ -123,5 +123,5 @@ def test_a_directory_or_a_missing_file(tmp_path: Path, tokenizer: Tokenizer) -> 
 
 
 def test_a_vocabulary_smaller_than_the_bytes_is_refused() -> None:
-    with pytest.raises(ValueError, match="below 257"):
+    with pytest.raises(ValueError, match="got 256, expected at least 257"):
         train_tokenizer(["text"], 256)

@@ -70,7 +70,7 @@ def test_words_that_the_strategy_scales_are_still_words(tiny_network) -> None:
 
 def test_strategies_without_four_terms_are_refused(tiny_network) -> None:
     for name in ("NoPE", "RoPE", "KerpleLog"):
-        with pytest.raises(ValueError, match=f"{name} does not work by adding to the embeddings alone"):
+        with pytest.raises(ValueError, match=f"position: got {name}, expected a strategy that adds to the embeddings"):
             four_terms(tiny_network(name), torch.randint(50, (1, 8)))
 
 

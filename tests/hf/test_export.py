@@ -156,7 +156,7 @@ def test_what_is_no_llama_is_not_written_as_one(place: Path, capsys: pytest.Capt
     (place / "full" / "file").touch()
     with pytest.raises(SystemExit):
         main(["export", "--ckpt_path", path, "--to", str(place / "full")])
-    assert "full is not empty; name a new folder" in capsys.readouterr().err
+    assert "full, which is not empty; name a new folder" in capsys.readouterr().err
 
 
 @pytest.mark.slow

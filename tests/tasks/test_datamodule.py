@@ -54,7 +54,7 @@ def test_a_task_needs_no_options() -> None:
         (lambda: TaskData(Accents(), 99, train_length=3), "data.task: 'accents' .* the character 'é', expected one of"),
         (
             lambda: TaskData(Spaces(), 99, train_length=3, held_out=1e-9).validation_set(),
-            "the task 'spaces' no validation problems; hold out more, or the task draws too few different problems",
+            "the task 'spaces' no validation problem; hold out more, or have the task draw more different problems",
         ),
     ],
 )

@@ -46,11 +46,7 @@ class Analysis(Callback):
         self.blocks = blocks
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        datamodule = data_of(trainer)
-        if datamodule is None or not hasattr(datamodule, "blocks"):
-            raise UserError(
-                f"{type(self).__name__}: the trainer has no data module with blocks(split, length); give it TokenShards"
-            )
+        datamodule = text_of(trainer, self)
         if stage == "test":
             found = len(datamodule.blocks("test", self._length(pl_module), self.blocks))
             if found < self.blocks:
@@ -84,6 +80,22 @@ class Analysis(Callback):
 
     def _length(self, pl_module: LightningModule) -> int:
         return self.length or network_of(pl_module).shape.length
+
+
+def text_of(trainer: Trainer, callback: Callback) -> Any:
+    """The data module of a run on text, which has ``blocks(split, length)``.
+
+    Raises:
+        UserError: If the run has other data, or none.
+    """
+    data = data_of(trainer)
+    if not hasattr(data, "blocks"):
+        given = "none" if data is None else type(data).__name__
+        raise UserError(
+            f"{type(callback).__name__}: got data {given}, expected text in blocks; use data TokenShards, or drop "
+            "this callback"
+        )
+    return data
 
 
 def strategy_name(pl_module: LightningModule) -> str:

@@ -13,7 +13,7 @@ from pytorch_lightning.trainer.states import RunningStage, TrainerFn
 from rich.console import Console
 from torch import Tensor
 
-from kerple.callbacks.analysis import publish
+from kerple.callbacks.analysis import publish, text_of
 from kerple.callbacks.progress_lines import with_progress, within
 from kerple.callbacks.typed import data_of, network_of, untyped
 from kerple.errors import UserError
@@ -106,7 +106,9 @@ class Extrapolation(Callback):
                 "use sampling: blocks, or neither documents nor sliding"
             )
         if sampling == "paper" and blocks is not None:
-            raise UserError("blocks: sampling: paper has segments instead; use segments, or sampling: blocks")
+            raise UserError(
+                f"blocks: got {blocks}, expected null with sampling: paper; use segments, or sampling: blocks"
+            )
         self.sampling, self.segments, self.seed = sampling, segments, seed
         self.blocks, self.documents = blocks, documents
         self.validation_blocks = validation_blocks
@@ -116,11 +118,7 @@ class Extrapolation(Callback):
         self.gain: ContextGain | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        datamodule = data_of(trainer)
-        if datamodule is None or not hasattr(datamodule, "blocks"):
-            raise UserError(
-                "Extrapolation: the trainer has no data module with blocks(split, length); give it TokenShards"
-            )
+        datamodule = text_of(trainer, self)
         if self.documents and not (getattr(datamodule, "documents", None) and getattr(datamodule, "stream", None)):
             raise UserError(
                 f"Extrapolation: documents: got true, but {type(datamodule).__name__} does not know where documents "

@@ -71,7 +71,7 @@ class Kernels(Callback):
         length = self.length or 32 * network_of(pl_module).shape.length
         found = list(bias_tables(pl_module, length))
         if not found:
-            skip(trainer, "kernels", f"Kernels: skipped: {strategy_name(pl_module)} has no table of distances")
+            skip(trainer, "kernels", f"Kernels: skipped: {strategy_name(pl_module)} has no bias by distance")
             return
         distances = _spaced(length)
         rows = [

@@ -106,7 +106,10 @@ class LongPerplexity(Analysis):
 
         data = data_of(trainer)
         if not hasattr(data, "folder"):
-            raise UserError("LongPerplexity: key tokens are kept by the checksums of shards; use data TokenShards")
+            raise UserError(
+                f"LongPerplexity: got data {type(data).__name__}, expected shards, by whose checksums the key tokens "
+                "are kept; use data TokenShards"
+            )
         source = locate(self.evaluator)
         about = {
             "evaluator": source_digest(source),

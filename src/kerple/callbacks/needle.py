@@ -67,7 +67,10 @@ class Needle(Analysis):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         if not hasattr(data_of(trainer), "encode") or not hasattr(data_of(trainer), "stream"):
-            raise UserError(f"Needle: {type(data_of(trainer)).__name__} has no text; use data TokenShards")
+            raise UserError(
+                f"Needle: got data {type(data_of(trainer)).__name__}, expected text; use data TokenShards, or drop "
+                "this callback"
+            )
 
     def impossible(self, pl_module: LightningModule) -> str | None:
         return None  # `analyse` leaves out the lengths that are too long

@@ -57,8 +57,12 @@ class TaskAccuracy(Callback):
         self.counts: dict[tuple[str, str], AnswerAccuracy] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if not isinstance(data_of(trainer), TaskData):
-            raise UserError("TaskAccuracy: the data is not a task; use data: TaskData, or drop this callback")
+        data = data_of(trainer)
+        if not isinstance(data, TaskData):
+            raise UserError(
+                f"TaskAccuracy: got data {type(data).__name__}, expected a task; use data TaskData, or drop this "
+                "callback"
+            )
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._start(pl_module, data_of(trainer).validation_set(), [TEACHER_FORCED])

@@ -48,7 +48,7 @@ def _data_section(path: str) -> str:
     try:
         config = yaml.safe_load(Path(path).read_text())
     except (OSError, UnicodeError, yaml.YAMLError) as error:
-        raise UserError(f"config: {path} cannot be read ({error})") from error
+        raise UserError(f"config: got {path}, which cannot be read ({error})") from error
     if not isinstance(config, dict) or not isinstance(config.get("data"), dict):
-        raise UserError(f"config: {path} has no section `data`; configs/data holds examples")
+        raise UserError(f"config: got {path}, expected a file with a section `data`, such as those in configs/data")
     return yaml.safe_dump({"data": config["data"]})

@@ -216,8 +216,8 @@ class TokenShards(LightningDataModule):
         blocks = Blocks(self.stream(split), length, limit)
         if len(blocks) == 0:
             raise UserError(
-                f"{self.place}: split {split} has {len(blocks.stream)} tokens, a block of {length} targets needs "
-                f"{length + 1}; give the split a larger share, or use a larger corpus"
+                f"{self.place}: got {len(blocks.stream)} tokens in split {split}, expected at least {length + 1} for a "
+                f"block of {length} targets; give the split a larger share, or use a larger corpus"
             )
         return blocks
 
@@ -261,13 +261,13 @@ class TokenShards(LightningDataModule):
         if self.mixture is None:
             return [(self._folder(), 1.0)]
         if not self.mixture:
-            raise UserError("mixture: is empty; name prepared folders and their weights, or null for none")
+            raise UserError("data.mixture: got {}, expected prepared folders and their weights, or null for none")
         folders = [(self._open(place), float(weight)) for place, weight in self.mixture.items()]
         for folder, _ in folders:
             if folder.manifest.tokenizer != self._folder().manifest.tokenizer:
                 raise UserError(
-                    f"mixture: {folder.place} has another tokenizer than {self.place}; prepare it with data.tokenizer: "
-                    f"{self.place}/tokenizer.json"
+                    f"data.mixture: got {folder.place}, which has another tokenizer than {self.place}; prepare it with "
+                    f"data.tokenizer: {self.place}/tokenizer.json"
                 )
         return folders
 
@@ -282,7 +282,7 @@ class TokenShards(LightningDataModule):
             batches = samples_in_corpus // together
         if batches == 0:
             raise UserError(
-                f"batch_size: one batch of all devices takes {together} samples, there are "
+                f"data.batch_size: got {self.batch_size}, {together} samples on all devices, but there are only "
                 f"{self.samples or samples_in_corpus}; use a smaller batch_size or length, or a larger corpus"
             )
         return batches
@@ -290,8 +290,8 @@ class TokenShards(LightningDataModule):
     def _check_vocabulary(self, manifest: Manifest) -> None:
         if manifest.vocabulary > self.vocabulary:
             raise UserError(
-                f"vocabulary: {self.vocabulary}, but {manifest.place} was made with a vocabulary of "
-                f"{manifest.vocabulary}; set data.vocabulary to at least that, or prepare another folder"
+                f"data.vocabulary: got {self.vocabulary}, expected at least {manifest.vocabulary}, with which "
+                f"{manifest.place} was made; raise it, or prepare another folder"
             )
 
     def _folder(self) -> Folder:
@@ -310,8 +310,8 @@ class TokenShards(LightningDataModule):
         needed = (min(at_once, layout.shards(split.tokens)) + 1) * layout.shard_bytes(split.tokens, 0)
         if is_remote(folder.place) and needed > self.cache_bytes:
             raise UserError(
-                f"cache_bytes: {self.cache_bytes}, but the {at_once} shards of {folder.place} that are shuffled "
-                f"together and one more take {needed}; raise it or set a smaller shuffle_shards"
+                f"data.cache_bytes: got {self.cache_bytes}, expected at least {needed} for the {at_once} shards of "
+                f"{folder.place} that are shuffled together and one more; raise it or set a smaller shuffle_shards"
             )
         chunk = layout.run_tokens * layout.runs_per_shard if self.shuffle_shards else None
         return Order(split.tokens, self.length, self.seed, number, chunk=chunk, together=at_once)

@@ -152,11 +152,8 @@ class ResumingStream(io.RawIOBase):
         if self.position:
             try:
                 file.seek(self.position)
-            except (
-                OSError,
-                ValueError,
-                NotImplementedError,
-            ):  # the server cannot start in the middle of a file: read up to the same byte
+            except (OSError, ValueError, NotImplementedError):
+                # the server cannot start in the middle of a file: read up to the same byte
                 left = self.position
                 while left and (skipped := file.read(min(left, 1 << 20))):
                     left -= len(skipped)

@@ -78,8 +78,8 @@ class Order:
         self.samples = full * self.per_chunk + max(rest - length, 0) // length
         if self.samples < 1:
             raise UserError(
-                f"data.length: {length} needs at least {2 * length} training tokens, there are {tokens}; use a larger "
-                "corpus, a larger share for the training split, or a smaller length"
+                f"data.length: got {length}, which needs at least {2 * length} training tokens, there are {tokens}; "
+                "use a larger corpus, a larger share for the training split, or a smaller length"
             )
 
     def starts(self, samples: Indices) -> Indices:
@@ -126,14 +126,19 @@ class Mixture:
 
     def __init__(self, orders: list[Order], weights: list[float], seed: int) -> None:
         if len(weights) != len(orders) or any(not w > 0 or not np.isfinite(w) for w in weights):
-            raise UserError(f"mixture: weights must be positive and finite, one for each corpus, got {weights}")
+            raise UserError(
+                f"data.mixture: got weights {weights}, expected positive and finite ones, one for each corpus"
+            )
         self.orders, self.seed = orders, seed
         exact = np.array(weights) / sum(weights) * MIXTURE_PERIOD
         self.quota = np.floor(exact).astype(np.int64)
         largest = np.argsort(self.quota - exact, kind="stable")[: MIXTURE_PERIOD - self.quota.sum()]
         self.quota[largest] += 1
         if (self.quota == 0).any():
-            raise UserError(f"mixture: a share below 1/{MIXTURE_PERIOD} is never drawn, got weights {weights}")
+            raise UserError(
+                f"data.mixture: got weights {weights}, expected shares of at least 1/{MIXTURE_PERIOD}: a smaller one "
+                "is never drawn"
+            )
         self.first = np.concatenate([[0], np.cumsum(self.quota)])
 
     def locate(self, samples: Indices) -> tuple[Indices, Indices]:

@@ -95,7 +95,10 @@ class RemoteFolder(Folder):
         self.cache_bytes = cache_bytes
         largest = max((self._shard_bytes(s, 0) for s in self.manifest.splits.values() if s.tokens), default=0)
         if cache_bytes < 2 * largest:
-            raise UserError(f"cache_bytes: {cache_bytes}, but two shards of {place} take {2 * largest}")
+            raise UserError(
+                f"data.cache_bytes: got {cache_bytes}, expected at least {2 * largest}, the size of two shards of "
+                f"{place}"
+            )
         tokenizer = self._small("tokenizer.json")
         if hashlib.sha256(tokenizer).hexdigest() != self.manifest.tokenizer:
             raise UserError(f"{self.place}/tokenizer.json: its sha256 is not the manifest's; upload the folder again")

@@ -29,7 +29,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
         UserError: `vocabulary` leaves no room for the bytes and the end-of-text token.
     """
     if vocabulary < 257:
-        raise UserError(f"vocabulary: {vocabulary} is below 257, the 256 bytes and {END_OF_TEXT}")
+        raise UserError(f"data.vocabulary: got {vocabulary}, expected at least 257, the 256 bytes and {END_OF_TEXT}")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -96,7 +96,7 @@ def end_of_text(tokenizer: Tokenizer, source: str) -> int:
     for name in names:
         if (number := tokenizer.token_to_id(name)) is not None:
             return number
-    raise UserError(f"tokenizer: {source!r} has no end-of-text token; looked for {', '.join(names)}")
+    raise UserError(f"data.tokenizer: got {source!r}, expected one with an end-of-text token: {', '.join(names)}")
 
 
 def vocabulary_size(tokenizer: Tokenizer) -> int:

@@ -1,4 +1,7 @@
-"""Attention probabilities of a network as tensors, and two numbers that summarise them: entropy and distance."""
+"""Attention probabilities of a network as tensors, and two numbers that summarise them: entropy and distance.
+
+The callbacks `AttentionMaps` and `AttentionStatistics` (`kerple.callbacks.heads`) report them.
+"""
 
 import copy
 from collections.abc import Callable

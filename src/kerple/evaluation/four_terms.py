@@ -1,4 +1,7 @@
-"""The four terms of a score under an absolute encoding: word-word, word-position, position-word, position-position."""
+"""The four terms of a score under an absolute encoding: word-word, word-position, position-word, position-position.
+
+The callback `FourTerms` reports them.
+"""
 
 from typing import Any
 
@@ -36,8 +39,8 @@ def four_terms(network: Transformer, tokens: Tensor) -> dict[str, Tensor]:
     position = network.positions[0]
     if {hook for hook in HOOKS if position.uses(hook)} - {"relocate"} != {"embed"}:
         raise UserError(
-            f"four terms: {type(position).__name__} does not work by adding to the embeddings alone; "
-            "use Learned or Sinusoidal"
+            f"position: got {type(position).__name__}, expected a strategy that adds to the embeddings and does "
+            "nothing else; use Learned or Sinusoidal"
         )
     block, at = network.blocks[0], At.line(tokens.shape[1], device=tokens.device)
     attention = block.attention

@@ -1,4 +1,7 @@
-"""Measures of how far back a network uses its context: gradients by distance, and the smallest sufficient window."""
+"""Measures of how far back a network uses its context: gradients by distance, and the smallest sufficient window.
+
+The callback `ReceptiveField` reports both.
+"""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,7 @@
-"""Needle-in-a-haystack problems as RULER names and defines them (Hsieh et al. 2024, arXiv 2404.06654, section 3.1)."""
+"""Needle-in-a-haystack problems as RULER names and defines them (Hsieh et al. 2024, arXiv 2404.06654, section 3.1).
+
+The callback `Needle` asks a model for the answers.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

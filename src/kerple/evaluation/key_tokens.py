@@ -1,4 +1,7 @@
-"""Choice of the key tokens of LongPPL: targets that need far context (Fang et al. 2024, arXiv 2410.23771)."""
+"""Choice of the key tokens of LongPPL: targets that need far context (Fang et al. 2024, arXiv 2410.23771).
+
+The callback `LongPerplexity` scores models on them.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

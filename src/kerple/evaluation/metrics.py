@@ -10,9 +10,9 @@ from torchmetrics import Metric
 class TokenLoss(Metric):
     """Sums the negative log-likelihood of targets, their number and their bytes of text, in groups.
 
-    A group is a block of text, so that confidence intervals can be over blocks, or a position in the
-    segment. The states are fp64 sums and int64 counts, which are added over devices. A perplexity is computed once from
-    the sums, and is never a mean of perplexities.
+    A group is a block of text, so that confidence intervals can be over blocks, or a position in the segment. The
+    states are fp64 sums and int64 counts, which are added over devices. A perplexity is computed once from the sums,
+    and is never a mean of perplexities.
 
     Args:
         groups: Number of groups G.

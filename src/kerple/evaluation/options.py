@@ -18,8 +18,8 @@ def checked_lengths(lengths: Sequence[int]) -> list[int]:
     ordered = sorted(set(lengths))
     if uneven := [n for n in ordered if ordered[-1] % n]:
         raise UserError(
-            f"lengths: {uneven} do not divide the longest, {ordered[-1]}; a block of that many targets could not be "
-            "cut into equal segments. Choose divisors, such as powers of 2 times the shortest"
+            f"lengths: got {uneven}, which do not divide the longest, {ordered[-1]}: a block of that many targets "
+            "could not be cut into equal segments; choose divisors, such as powers of 2 times the shortest"
         )
     return ordered
 

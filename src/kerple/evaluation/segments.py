@@ -43,8 +43,8 @@ class DocumentBlocks(Dataset[dict[str, Any]]):
         if not int(counts.sum()):
             longest = int(sizes.max()) if len(sizes) else 0
             raise UserError(
-                f"documents: no document has the {length + 1} tokens of a block, the longest has {longest}; use "
-                "shorter lengths, a split with longer documents, or documents: false"
+                f"documents: got true, but no document has the {length + 1} tokens of a block, the longest has "
+                f"{longest}; use shorter lengths, a split with longer documents, or documents: false"
             )
         before = torch.repeat_interleave(counts.cumsum(0) - counts, counts)
         self.starts = torch.repeat_interleave(begin, counts) + (torch.arange(len(before)) - before) * length

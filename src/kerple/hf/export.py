@@ -42,7 +42,7 @@ def export(
         UserError: If the folder is not empty, or a stock model is required and not possible.
     """
     if folder.exists() and any(folder.iterdir()):
-        raise UserError(f"to: {folder} is not empty; name a new folder")
+        raise UserError(f"to: got {folder}, which is not empty; name a new folder")
     why = _no_llama(read.model)
     if stock and why:
         raise UserError(f"stock: this run is no stock Llama: {why}; leave it out, and load it after `import kerple.hf`")

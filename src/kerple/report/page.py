@@ -57,7 +57,7 @@ def write(runs: Runs, folder: Path, *, name: str, baseline: str, missing: list[s
         The path of report.html.
 
     Raises:
-        ValueError: If the baseline has no results.
+        UserError: If the baseline has no results, or a metric is unknown.
     """
     folder.mkdir(parents=True, exist_ok=True)
     trained = runs.training_length

@@ -159,9 +159,9 @@ def against_baseline(results: pd.DataFrame, baseline: str, blocks: pd.DataFrame 
         One row for each strategy but the baseline and each cell: ``pairs`` (seeds in common), ``blocks`` (of text; 1
         where none are known), ``difference`` (mean over seeds of ours minus the baseline's, of the logarithm where that
         is compared), ``difference_low`` and ``difference_high`` (its 95% interval over seeds and text; over text alone
-        with one seed), ``t``, ``p``,
-        ``p_flips`` (from five pairs on) and ``p_holm``. With fewer than two pairs, or where every pair is exactly
-        equal, there is no test and t and p are NaN; the same non-zero difference at every seed and block gives p = 0.
+        with one seed), ``t``, ``p``, ``p_flips`` (from five pairs on) and ``p_holm``. With fewer than two pairs, or
+        where every pair is exactly equal, there is no test and t and p are NaN; the same non-zero difference at every
+        seed and block gives p = 0.
 
     Raises:
         UserError: If the baseline has no results, or a combination occurs twice.

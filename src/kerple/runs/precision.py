@@ -39,8 +39,8 @@ def choose(accelerator: Any = "auto") -> tuple[str, str]:
     On the CPU the instructions decide, because bf16 is emulated without them. A training step of the demo's model took
     0.54 to 0.63 of fp32's time with AVX512-BF16 (AMD Zen 4); on the same processor it took 1.7 times as long with
     AVX-512 alone, and 10 times as long with AVX2. Only oneDNN uses these instructions: ``ONEDNN_MAX_CPU_ISA`` switches
-    them off, ``ATEN_CPU_CAPABILITY`` does not (0.56 of the time with ``avx2``). This was
-    timed by hand; no record of it is kept.
+    them off, ``ATEN_CPU_CAPABILITY`` does not (0.56 of the time with ``avx2``). This was timed by hand; no record of it
+    is kept.
 
     Args:
         accelerator: The Trainer's option. With ``auto`` and ``gpu``, a CUDA device is taken if there is one.

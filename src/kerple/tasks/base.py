@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from kerple.errors import UserError
-from kerple.tasks.vocabulary import BEGIN, BEGIN_ID, END, END_ID, encode
+from kerple.tasks.vocabulary import BEGIN, END, encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +53,13 @@ class Example:
         Raises:
             UserError: If the task wrote a character that is not in the vocabulary.
         """
-        middle = f"{self.prompt}={self.scratchpad}>{self.answer}" if self.scratchpad else f"{self.prompt}={self.answer}"
-        return [BEGIN_ID, *encode(middle), END_ID]
+        return encode(self.text)
 
     def scored(self) -> list[bool]:
         """Whether each of the T targets is scored."""
-        start = len(self.prompt) + (len(self.scratchpad) + 1 if self.scratchpad else 0)
-        told = [i not in self.given for i in range(len(self.answer))] if self.given else [True] * len(self.answer)
-        return [False] * (len(self.prompt) + 1) + [True] * (start - len(self.prompt)) + [*told, True]
+        steps = len(self.scratchpad) + 1 if self.scratchpad else 0
+        asked = [i not in self.given for i in range(len(self.answer))]
+        return [False] * (len(self.prompt) + 1) + [True] * steps + [*asked, True]
 
 
 class Task(ABC):

@@ -119,8 +119,8 @@ class TaskData(LightningDataModule):
         example = draw(self.task, split, self.seed, index, self.train_length, self.held_out, length)
         if example is None:
             raise UserError(
-                f"data.held_out: with {self.held_out} of the problems kept for testing, {self.task.name} has none "
-                "left to train on at some length; hold out less, or give the task more symbols"
+                f"data.held_out: got {self.held_out}, which leaves the task {self.task.name!r} no problem to train on "
+                "at some length; hold out less, or give the task more symbols"
             )
         return example
 
@@ -179,8 +179,8 @@ class TaskData(LightningDataModule):
             found = distinct(self.task, "validation", self.validation_examples, self.train_length, self.held_out)
             if not found:
                 raise UserError(
-                    f"data.held_out: {self.held_out} leaves the task {self.task.name!r} no validation problems; hold "
-                    "out more, or the task draws too few different problems"
+                    f"data.held_out: got {self.held_out}, which leaves the task {self.task.name!r} no validation "
+                    "problem; hold out more, or have the task draw more different problems"
                 )
             self._validation = sorted(found, key=lambda example: len(example.text))
         return self._validation

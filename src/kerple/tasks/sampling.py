@@ -40,7 +40,7 @@ def draw(
 
     Args:
         task: The task.
-        split: ``train``, ``val`` or ``test``.
+        split: ``train``, ``validation`` or ``test``.
         seed: Chooses the samples, 0 to 2⁶⁴ - 1.
         index: Number of the sample, from 0.
         train_length: Largest length of training problems.

@@ -184,7 +184,7 @@ def test_bad_lines_are_counted_or_fatal(
     corpus.write_bytes(BAD_LINES[fault] + b"\n\n" + corpus.read_bytes() + BAD_LINES[fault])
     good = small_build(tmp_path / "good", write_lines(tmp_path / "good.jsonl", documents))
 
-    with pytest.raises(UserError, match=rf"data\.largest_loss: .* may be: 2 × .*bad\.jsonl:1: {fault}"):
+    with pytest.raises(UserError, match=rf"data\.largest_loss: got .* cannot be used: 2 × .*bad\.jsonl:1: {fault}"):
         small_build(tmp_path / "skip", corpus, largest_document=500_000, largest_loss=0.0)
     manifest = small_build(tmp_path / "skip", corpus, largest_document=500_000, largest_loss=1.0, progress=True)
 
@@ -259,7 +259,9 @@ def test_a_loss_that_is_allowed_goes_on_where_it_was_refused_and_a_mended_corpus
     good, bad = good_and_bad(documents)["truncated.jsonl.gz"]
     corpus = tmp_path / "c.jsonl.gz"
     corpus.write_bytes(bad)
-    with pytest.raises(UserError, match=r"largest_loss: 0\.5 of the bytes .* at most 0\.01 may be: 1 × .*damaged file"):
+    with pytest.raises(
+        UserError, match=r"largest_loss: got 0\.01, but 0\.5 of the bytes .* cannot be used: 1 × .*damaged file"
+    ):
         small_build(tmp_path / "out", corpus)
     manifest = small_build(tmp_path / "out", corpus, largest_loss=0.6)
     assert 0 < sum(split.documents for split in manifest.splits.values()) < len(documents)

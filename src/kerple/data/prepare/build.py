@@ -149,14 +149,15 @@ def _check_losses(recipe: Recipe, journal: Journal, largest_loss: float) -> None
     if not sum(now.documents.values()):
         journal.forget()  # so that the next start reads a mended corpus from its beginning
         raise UserError(
-            f"data.corpus: {recipe.corpus!r} holds no document that can be used: {now.reasons() or 'it is empty'}; "
-            "name another corpus, or the key or column of its text with data.text_field"
+            f"data.corpus: got {recipe.corpus!r}, which holds no document that can be used: "
+            f"{now.reasons() or 'it is empty'}; name another corpus, or the key or column of its text with "
+            "data.text_field"
         )
     share = now.lost / max(now.lost + now.taken, 1)
     if share > largest_loss:
         raise UserError(
-            f"data.largest_loss: {share:.2g} of the bytes of {recipe.corpus!r} cannot be used, at most {largest_loss} "
-            f"may be: {now.reasons()}; mend the corpus, or allow the loss with a larger data.largest_loss"
+            f"data.largest_loss: got {largest_loss}, but {share:.2g} of the bytes of {recipe.corpus!r} cannot be used: "
+            f"{now.reasons()}; mend the corpus, or allow the loss with a larger data.largest_loss"
         )
 
 
@@ -176,8 +177,9 @@ def _tokenizer(directory: Path, recipe: Recipe, found: list[Source], journal: Jo
         if (first := next(texts, None)) is None:
             told = faults.reasons() or "it is empty, or too small for its share"
             raise UserError(
-                f"data.corpus: {recipe.corpus!r} holds no training document to learn a tokenizer from: {told}; name "
-                "another corpus, the key or column of its text with data.text_field, other data.shares, or a tokenizer"
+                f"data.corpus: got {recipe.corpus!r}, which holds no training document to learn a tokenizer from: "
+                f"{told}; name another corpus, the key or column of its text with data.text_field, other data.shares, "
+                "or a tokenizer"
             )
         tokenizer = train_tokenizer(chain([first], texts), recipe.vocabulary)
     else:

@@ -44,7 +44,7 @@ def sources(corpus: str, text_field: str = "text") -> list[Source]:
     files = _files(corpus)
     if not files:
         raise UserError(
-            f"data.corpus: {corpus!r} holds no files; expected {STANDARD_LIBRARY!r}, {LIBRARY_MODULES!r}, "
+            f"data.corpus: got {corpus!r}, which holds no files; expected {STANDARD_LIBRARY!r}, {LIBRARY_MODULES!r}, "
             f"{PACKAGES!r}, a file, a folder, a URL or hf:NAME"
         )
     if not any(path.endswith(DATA_ENDINGS) for path, _ in files):
