@@ -156,7 +156,7 @@ def test_twelve_heads_have_24_numbers_for_all_layers_or_for_each() -> None:
 
 
 def test_neither_kernel_is_refused() -> None:
-    with pytest.raises(ValueError, match="bias and weight: got neither"):
+    with pytest.raises(ValueError, match="bias, weight: got none for both"):
         Kerple(SHAPE, bias=None)
 
 

@@ -47,13 +47,13 @@ def attend(
         weight: (H, >= Tk), multiplies the scaled score at distance d, before the table is added.
         window: Only keys at distance d < window are seen; time and memory are then O(T · window).
         sink: (H,) or (B, H, Tq), one more logit in the softmax, without a value.
-        mix: ``mix(s, q, k, rows, columns, seen)``, for the scores (B, H, rows, columns) of a block of queries with
-            weight and table worked in, those queries and the keys they may see, each repeated for the query heads it
-            serves, the slices of row indices they are, and which are seen, bool (rows, columns), gives new scores, or
-            those and a sink (B, H, rows), or `kerple.positions.Shares`, which no ``sink`` may stand beside. Called
-            again in backward.
-        values: ``values(p, v, rows, columns, seen)``, for the probabilities (B, H, rows, columns) of a block and the
-            values of its keys, gives (B, H, rows, δ'), added to the output.
+        mix: Function ``mix(s, q, k, rows, columns, seen)`` that is called for each block of queries, in the backward
+            pass again. Its arguments are the scores s (B, H, rows, columns), with weight and table worked in; the
+            queries and the keys that they may see, each key repeated for the query heads it serves; the slices of their
+            row indices; and which keys each query sees, bool (rows, columns). It returns new scores, or those and a
+            sink (B, H, rows), or `kerple.positions.Shares`. There can be no ``sink`` beside `Shares`.
+        values: Function ``values(p, v, rows, columns, seen)`` of the probabilities (B, H, rows, columns) of a block and
+            the values of its keys. It returns what is added to the output, (B, H, rows, δ').
         way: ``auto``, or the way to take whatever `choice.choose` would say.
         masks: A dict that all layers of a forward are given: a compiled network makes each mask of a GPU once.
 

@@ -29,7 +29,7 @@ class Provenance(Callback):
         root = directory / "provenance"
         folder = root / str(len(list(root.iterdir())) if root.is_dir() else 0)
         folder.mkdir(parents=True)
-        changes = _git("diff", "HEAD")
+        changes = git("diff", "HEAD")
         (folder / "run.json").write_text(json.dumps(_described(trainer, bool(changes)), indent=1) + "\n")
         (folder / "lock.txt").write_text("".join(f"{line}\n" for line in _lock()))
         if changes:
@@ -41,7 +41,7 @@ def _described(trainer: Trainer, changed: bool) -> dict[str, Any]:
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": [sys.executable, *sys.argv],
         "folder": os.getcwd(),
-        "revision": _git("rev-parse", "HEAD").strip() or None,
+        "revision": git("rev-parse", "HEAD").strip() or None,
         "changed": changed,
         "resumed_from": str(trainer.ckpt_path) if trainer.ckpt_path else None,
         "devices": trainer.world_size,
@@ -53,8 +53,8 @@ def _lock() -> list[str]:
     return sorted({f"{d.metadata['Name']}=={d.version}" for d in distributions()}, key=str.lower)
 
 
-def _git(*arguments: str) -> str:
-    """What a git command prints; the empty string outside a repository."""
+def git(*arguments: str) -> str:
+    """What a git command prints in the folder of this code; the empty string outside a repository."""
     try:
         done = subprocess.run([*GIT, *arguments], capture_output=True, text=True, errors="replace", timeout=30)
     except (OSError, subprocess.SubprocessError):

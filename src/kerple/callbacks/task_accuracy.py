@@ -12,8 +12,10 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from kerple.callbacks.analysis import strategy_name
 from kerple.callbacks.typed import data_of, network_of
 from kerple.errors import UserError
+from kerple.evaluation.results import reach
 from kerple.model import Transformer
 from kerple.model.generation import fill_in
 from kerple.tasks import Example, TaskData
@@ -91,8 +93,8 @@ class TaskAccuracy(Callback):
     @torch.no_grad()
     def _measure(self, trainer: Trainer, network: Transformer, batch: dict[str, Tensor]) -> None:
         tokens, scored, index = batch["tokens"], batch["scored"], batch["index"]
-        reach = min((p.max_length for p in network.positions if p.max_length is not None), default=None)
-        if reach is not None and scored.shape[1] > reach:  # the strategy cannot represent these examples
+        bound = reach(network)
+        if bound is not None and scored.shape[1] > bound:  # the strategy cannot represent these examples
             return
         with trainer.precision_plugin.forward_context():
             likeliest = network(tokens[:, :-1]).argmax(-1)  # (B, T)
@@ -101,7 +103,7 @@ class TaskAccuracy(Callback):
                 written = fill_in(network, tokens, scored)  # (B, T + 1)
                 self.counts[TOKENS, GENERATED].update(written[:, 1:], tokens[:, 1:], scored, index)
             if (FINAL, GENERATED) in self.counts:
-                slack = self.slack if reach is None else min(self.slack, reach - scored.shape[1])
+                slack = self.slack if bound is None else min(self.slack, bound - scored.shape[1])
                 self._measure_final(network, batch, slack)
 
     def _measure_final(self, network: Transformer, batch: dict[str, Tensor], slack: int) -> None:
@@ -135,7 +137,7 @@ class TaskAccuracy(Callback):
         counted: dict[tuple[str, str], tuple[Tensor, Tensor]],
     ) -> None:
         data: TaskData = data_of(trainer)
-        strategy = type(network_of(pl_module).positions[0]).__name__
+        strategy = strategy_name(pl_module)
         lengths = [example.sizes[:1] for example in self.examples]
         curves = {kind: grouped(*both, lengths) for kind, both in counted.items()}
         rows = {kind: result_rows(data.task.name, kind[0], *both, lengths) for kind, both in counted.items()}

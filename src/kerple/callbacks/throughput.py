@@ -4,7 +4,6 @@ import json
 import os
 import platform
 import resource
-import subprocess
 import sys
 import time
 from importlib.metadata import version
@@ -17,6 +16,7 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from kerple.attention.choice import forget, taken
+from kerple.callbacks.provenance import git
 from kerple.callbacks.typed import untyped
 from kerple.errors import UserError
 from kerple.positions import Position
@@ -143,7 +143,7 @@ def environment(trainer: Trainer, device: torch.device) -> dict[str, str]:
     described = {
         "python": platform.python_version(),
         **{name: version(name) for name in ("torch", "pytorch-lightning", "torchmetrics")},
-        "commit": _commit(),
+        "commit": git("describe", "--always", "--abbrev=12", "--dirty=+").strip(),  # with a + if files were changed
         "system": f"{platform.system()} {platform.machine()}",
         "processor": _processor(),
         "cores": f"{os.cpu_count()}, {torch.get_num_threads()} threads",
@@ -161,13 +161,3 @@ def _processor() -> str:
     return next(
         (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
     )
-
-
-def _commit() -> str:
-    """Commit of the code, followed by a + if files were changed since; empty outside a git repository."""
-    folder = Path(__file__).parent
-    try:
-        git = ["git", "-C", str(folder), "describe", "--always", "--abbrev=12", "--dirty=+"]
-        return subprocess.run(git, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return ""

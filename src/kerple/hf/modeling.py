@@ -77,12 +77,12 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
         """Load a model as transformers does, and compute what files do not hold, such as ALiBi's slopes."""
         loaded = super().from_pretrained(*args, **kwargs)
-        network = (loaded[0] if isinstance(loaded, tuple) else loaded).network
-        config = (loaded[0] if isinstance(loaded, tuple) else loaded).config.network
-        fresh, stored = transformer(config | {"vocabulary": 1, "hidden": 1}), network.state_dict()
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        fresh = transformer(model.config.network | {"vocabulary": 1, "hidden": 1})
+        stored = model.network.state_dict()
         for name, value in fresh.named_buffers():
             if name not in stored:
-                network.get_buffer(name).copy_(value)
+                model.network.get_buffer(name).copy_(value)
         return loaded
 
     def _init_weights(self, module: nn.Module) -> None:

@@ -70,8 +70,8 @@ class Position(Constrained, ABC):
     line ``Parameters: `formula```, which the tests hold it to; the formula may use D, H, δ, L (training length) and
     the strategy's options.
 
-    In ``fused`` hooks stands what is a function of distance and head, or of one token: it costs next to nothing.
-    `mix` and `values` take attention to blocks of explicit scores.
+    `bias`, `project`, `sink` and `remember` cost next to nothing. `weight`, `mix` and `values` take attention to blocks
+    of explicit scores.
     """
 
     shift_invariant: bool | None = False
@@ -123,7 +123,7 @@ class Position(Constrained, ABC):
         """Token embeddings x (B, T, D) with their positions worked in; (B, T, D). Asked of the first layer's alone."""
         return x
 
-    # fused
+    # functions of distance and head, or of one token
 
     @hook
     def bias(self, distance: Tensor) -> Tensor | None:
@@ -149,7 +149,7 @@ class Position(Constrained, ABC):
         """A logit beside those of the keys that has no value, for projected q; (H,) or (B, H, T) fp32, finite."""
         return None
 
-    # in blocks
+    # what earlier tokens were, and functions of pairs of tokens
 
     @hook
     def remember(self, x: Tensor, at: At, past: Tensor | None) -> Tensor | None:

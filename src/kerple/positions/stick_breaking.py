@@ -39,7 +39,10 @@ class StickBreaking(Position):
 
 
 class Stick(torch.autograd.Function):
-    """Shares (B, H, Tq, Tk) of scores z of that shape; which keys come before, (Tq, Tk) bool, and get the rest.
+    """Shares (B, H, Tq, Tk) of scores z of that shape.
+
+    ``before`` says which keys come before each query, (Tq, Tk) bool, and ``rest`` which key gets what is left; with
+    None no key gets it.
 
     With c_n = Σ_{n <= l < m} log(1 - σ(z_l)), A_n = exp(z_n + c_n), because log σ(z) = z + log(1 - σ(z)); and with
     w = A ∘ grad, the gradient of z_l is w_l - σ(z_l) · Σ_{n <= l} w_n, as A_n falls by σ(z_l) for every l from n on.

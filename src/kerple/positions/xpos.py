@@ -16,7 +16,7 @@ class XPos(Position):
 
     ``ζ_i = (2i/δ + 0.4) / 1.4`` for pair i. Positions are counted from 0, or, in an input that ends at 63·B or later,
     from its first, so that an offset overflows nothing: the decay is exact in inputs of up to 63·B tokens, 32,000 for
-    the paper's B. Factors stay within e^±80, and the decay stops to grow beyond. Keys can be cached up to position
+    the paper's B. Factors stay within e^±80, and the decay stops growing beyond. Keys can be cached up to position
     63·B.
 
     Parameters: `0`. Cost: four multiplications per entry of q and k.

@@ -40,7 +40,7 @@ class Kerple(Position):
     ) -> None:
         super().__init__()
         if bias is None and weight is None:
-            raise UserError("Kerple: bias and weight: got neither; give at least one kernel, or use NoPE")
+            raise UserError("Kerple: bias, weight: got none for both, expected at least one kernel; or use NoPE")
         self.additive = None if bias is None else bias(shape.heads)
         self.multiplicative = None if weight is None else weight(shape.heads)
 

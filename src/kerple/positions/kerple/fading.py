@@ -1,6 +1,7 @@
-"""`KerpleBias2` and `KerpleBias3`: biases that fade to 0, and explode beyond twice the training length.
+"""`KerpleBias2` and `KerpleBias3`: biases that fade to 0 with the distance.
 
-Source: Chi et al. 2022, arXiv 2205.09921, table 5.
+Source: Chi et al. 2022, arXiv 2205.09921, table 5. In the paper, perplexity with them explodes beyond twice the
+training length.
 """
 
 from operator import attrgetter
@@ -13,7 +14,7 @@ from kerple.positions.kerple.composite import Kerple
 class KerpleBias2(Kerple):
     """``q·k / √δ + r1_h · exp(-r2_h · d²)``, r1, r2 >= floor (the paper's 2-para-bias).
 
-    A bias that fades to 0: beyond twice the training length it explodes.
+    The bias fades to 0; in the paper, perplexity explodes beyond twice the training length.
 
     Parameters: `2 * H`, shared by all layers. Cost: one (H, T) table a forward.
 
@@ -41,7 +42,7 @@ class KerpleBias2(Kerple):
 class KerpleBias3(Kerple):
     """``q·k / √δ + r1_h · exp(-r2_h · d^r3_h)``, all >= floor, r3 <= 2 (the paper's 3-para-bias).
 
-    A bias that fades to 0: beyond twice the training length it explodes.
+    The bias fades to 0; in the paper, perplexity explodes beyond twice the training length.
 
     Parameters: `3 * H`, shared by all layers. Cost: one (H, T) table a forward.
 
