@@ -103,4 +103,4 @@ def test_an_evaluator_is_not_read_past_its_training_length(
     saved(place / "short", "llama", max_position_embeddings=32)
     with pytest.raises(SystemExit):
         run("evaluator", "--data.directory", "shards", "--trainer.callbacks.evaluator", "short")
-    assert "48 tokens are 48 of the evaluator, which was trained with 32" in capsys.readouterr().err
+    assert "got 48 tokens, which are 48 of the evaluator, expected at most 32" in capsys.readouterr().err

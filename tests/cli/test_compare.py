@@ -211,7 +211,7 @@ def test_runs_that_were_copied_are_finished_where_they_are_now(config: Path) -> 
 
 
 def test_report_only_runs_nothing_and_names_what_is_missing(config: Path) -> None:
-    with pytest.raises(ValueError, match=r"no run of small in .* is finished"):
+    with pytest.raises(ValueError, match=r"runs: got .*, without a finished run of small"):
         compare.main(["--config", str(config), "--report-only"])
     compare.main(["--config", str(config), "--seeds", "[1]"])
     compare.main(["--config", str(config), "--report-only"])

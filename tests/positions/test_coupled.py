@@ -111,7 +111,7 @@ def model(position: object, data: LightningDataModule) -> LanguageModel:
 def test_data_without_places_are_refused_in_one_line() -> None:
     with pytest.raises(UserError, match="position: Coupled asks for the places of a task, got data ToyData"):
         model(Coupled, ToyData()).attach(ToyData())
-    with pytest.raises(UserError, match="copy has no numbers"):
+    with pytest.raises(UserError, match="got 'copy', expected one with numbers"):
         model(Abacus, TaskData(Copy(), 42)).attach(TaskData(Copy(), 42))
     data = TaskData(Addition(order="reversed"), 64)
     with pytest.raises(UserError, match="got Abacus and Coupled, expected one of them"):

@@ -27,8 +27,8 @@ def test_the_training_length_is_the_window_where_none_is_given() -> None:
         ({"every": 3}, "Layers: every: got 3, expected a divisor of the 4 layers"),
         ({"every": 0}, "Layers: every: got 0, expected a divisor"),
         ({"window": 0}, "Layers: window: got 0, expected at least 1 key"),
-        ({"near": Sinusoidal}, "Layers: near: Sinusoidal works through the embeddings"),
-        ({"far": Sinusoidal}, "Layers: far: Sinusoidal works through the embeddings"),
+        ({"near": Sinusoidal}, "Layers: near: got Sinusoidal, which works through the embeddings"),
+        ({"far": Sinusoidal}, "Layers: far: got Sinusoidal, which works through the embeddings"),
     ],
 )
 def test_what_cannot_be_is_told_in_one_line(options: dict, message: str) -> None:

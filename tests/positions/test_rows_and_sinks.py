@@ -145,8 +145,8 @@ def test_options_out_of_range_are_refused(make: Callable[[], Position], message:
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ((StickBreaking, FoX), "one that gives probabilities has to be the last that mixes scores"),
-        ((StickBreaking, Sink), "a sink cannot stand beside a strategy that gives probabilities"),
+        ((StickBreaking, FoX), "got one that mixes scores after one that gives probabilities"),
+        ((StickBreaking, Sink), "got a sink and a strategy that gives probabilities"),
     ],
 )
 def test_what_cannot_be_together_with_stick_breaking_is_said(parts: tuple, message: str) -> None:

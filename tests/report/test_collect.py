@@ -65,7 +65,7 @@ def test_files_that_contradict_themselves_are_named(tmp_path: Path, change, mess
 
 
 def test_runs_that_are_not_there_or_not_tested_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no config\.yaml below"):
+    with pytest.raises(ValueError, match=r"got .*, without a config\.yaml"):
         locate([tmp_path])
     directory = write_run(tmp_path / "run", "RoPE", 1236, CURVES["RoPE"])
     (directory / "test" / "extrapolation.json").unlink()

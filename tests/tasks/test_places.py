@@ -86,7 +86,7 @@ def test_a_task_without_places_says_so_in_one_line() -> None:
         with pytest.raises(UserError, match="places") as raised:
             TaskData(task, 999).places("coupled")
         assert "\n" not in str(raised.value)
-    with pytest.raises(UserError, match="copy has no numbers"):
+    with pytest.raises(UserError, match="got 'copy', expected one with numbers"):
         TaskData(Copy(), 60).places("abacus")
     for task in (Addition(), Multiplication(), ModularSum(), Parity(), Polynomial()):
         assert TaskData(task, 999).places("abacus") is abacus
@@ -99,7 +99,9 @@ def test_places_that_a_later_token_changes_are_refused() -> None:
         def places(self, tokens: torch.Tensor) -> torch.Tensor:
             return abacus(tokens.flip(1)).flip(1)
 
-    with pytest.raises(UserError, match=r"places of from the right are not causal: what follows the first \d+ tokens"):
+    with pytest.raises(
+        UserError, match=r"got 'from the right', whose places are not causal: what follows the first \d+ tokens"
+    ):
         TaskData(FromTheRight(), 64).places("coupled")
 
 

@@ -126,8 +126,8 @@ class Extrapolation(Callback):
             )
         if sum(isinstance(callback, Extrapolation) for callback in untyped(trainer).callbacks) > 1:
             raise UserError(
-                "Extrapolation: the trainer has more than one, and they share the test batches and their file; test "
-                "once for each, with another --run_dir"
+                "trainer.callbacks: got more than one Extrapolation, expected one, as they would share the test "
+                "batches and their file; test once for each, with another --run_dir"
             )
         datamodule.evaluation_length, datamodule.evaluation_blocks = self.block, self.blocks
         self.protocols = chosen_protocols(

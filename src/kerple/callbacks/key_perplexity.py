@@ -128,8 +128,8 @@ class LongPerplexity(Analysis):
         keys = _checked(path, about, self.blocks, self.lengths[-1])
         if not any(keys):
             raise UserError(
-                f"LongPerplexity: {self.evaluator} found no key token in {self.blocks} blocks of {self.lengths[-1]}; "
-                "read more blocks, or a shorter short context"
+                f"LongPerplexity: blocks: got {self.blocks} of {self.lengths[-1]} tokens, in which {self.evaluator} "
+                "finds no key token; read more, or a shorter short context"
             )
         return keys
 
@@ -160,8 +160,9 @@ class LongPerplexity(Analysis):
     def _judged(self, network: Any, tokens: Tensor) -> list[bool]:
         if network.shape.length < len(tokens) - 1:
             raise UserError(
-                f"LongPerplexity: lengths: {self.lengths[-1]} tokens are {len(tokens) - 1} of the evaluator, which was "
-                f"trained with {network.shape.length}; choose shorter lengths, or another evaluator"
+                f"LongPerplexity: lengths: got {self.lengths[-1]} tokens, which are {len(tokens) - 1} of the "
+                f"evaluator, expected at most {network.shape.length}, its training length; choose shorter ones, or "
+                "another evaluator"
             )
         return key_targets(network, tokens[None], self.criterion)[0].tolist()
 

@@ -253,7 +253,9 @@ def _write(comparison: Comparison, work: list[Job]) -> tuple[Path, Runs]:
     ready = [job for job in work if jobs.finished(job)]
     missing = [job.name for job in work if job not in ready]
     if not ready:
-        raise UserError(f"compare: no run of {comparison.name} in {comparison.runs_folder} is finished; run it first")
+        raise UserError(
+            f"compare: runs: got {comparison.runs_folder}, without a finished run of {comparison.name}; run it first"
+        )
     order = list(comparison.strategies)
     found = read(_run_of(job) for job in sorted(ready, key=lambda job: (order.index(job.label), job.seed)))
     labels = [job.label for job in ready]

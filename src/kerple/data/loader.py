@@ -162,8 +162,8 @@ class BatchLoader:
             raise UserError(f"ckpt_path: got {before!r} and {inside!r} samples that were read, expected counts")
         if before % self.samples or inside % self.samples:
             raise UserError(
-                f"batch_size: the run stopped after {before + inside} samples, which is no multiple of the "
-                f"{self.samples} that all devices now take together; choose batch_size and devices so that it is"
+                f"data.batch_size: got {self.samples} samples on all devices together, expected a divisor of the "
+                f"{before + inside} after which the run stopped; choose another batch_size, or the devices of before"
             )
         self.start, self.done, self.resumed = before // self.samples, inside // self.samples, True
 

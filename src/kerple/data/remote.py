@@ -162,14 +162,16 @@ class RemoteFolder(Folder):
                     name, payload = member["fname"], member["data"]
                     run = expected.pop(name, None)
                     if run is None or len(payload) != self._run_bytes(split, run):
-                        raise UserError(f"{url}: member {name!r} of {len(payload)} bytes is not in the manifest")
+                        raise UserError(
+                            f"{url}: member {name!r} of {len(payload)} bytes is not in the manifest; upload it again"
+                        )
                     check_run(url, layout, split, run, np.frombuffer(payload, layout.numpy))
                     file.seek((run - runs.start) * layout.run_bytes)
                     file.write(header(name, len(payload)) + payload)
             except tarfile.TarError as error:
-                raise UserError(f"{url}: is not a tar file that can be read to its end ({error})") from error
+                raise UserError(f"{url}: cannot be read to its end ({error}); upload it again") from error
         if expected:
-            raise UserError(f"{url}: member {min(expected)}: is missing")
+            raise UserError(f"{url}: member {min(expected)} is missing; upload it again")
 
     def _small(self, name: str) -> bytes:
         with ResumingStream(f"{self.place}/{name}", None, self.attempts, self.pause) as stream:
@@ -177,7 +179,7 @@ class RemoteFolder(Folder):
             while chunk := stream.read(1 << 20):
                 content += chunk
                 if len(content) > SMALL_FILE:
-                    raise UserError(f"{self.place}/{name}: is larger than {SMALL_FILE} bytes")
+                    raise UserError(f"{self.place}/{name}: must be at most {SMALL_FILE} bytes; upload it again")
         return bytes(content)
 
     def _run_bytes(self, split: SplitEntry, run: int) -> int:

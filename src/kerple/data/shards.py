@@ -240,7 +240,8 @@ def check_ids(place: Path, layout: ShardLayout, split: SplitEntry, run: int, tok
     if len(tokens) and (largest := int(tokens.max())) >= vocabulary:
         path = place / layout.shard(split.name, run // layout.runs_per_shard)
         raise UserError(
-            f"{path}: member {layout.member(split.name, run)}: token {largest}, the vocabulary ends at {vocabulary - 1}"
+            f"{path}: member {layout.member(split.name, run)}: got token {largest}, expected at most {vocabulary - 1}, "
+            "the last of the vocabulary; prepare or copy the shard again"
         )
 
 

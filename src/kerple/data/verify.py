@@ -20,7 +20,9 @@ def read_offsets(directory: Path, manifest: Manifest, split: str) -> np.memmap:
     """
     expected, path = manifest.splits[split], directory / manifest.splits[split].offsets_file
     if not path.is_file() or path.stat().st_size != 8 * expected.documents:
-        raise UserError(f"{path}: must be a file of 8 bytes for each of {expected.documents} documents")
+        raise UserError(
+            f"{path}: must be a file of 8 bytes for each of {expected.documents} documents; prepare or copy it again"
+        )
     with path.open("rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != expected.offsets:
             raise UserError(f"{path}: its sha256 is not the manifest's; prepare or copy the folder again")

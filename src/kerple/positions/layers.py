@@ -47,8 +47,8 @@ class Layers(Wrapper):
         super().__init__((far if is_far else near)(shape))
         if self.position.uses("embed"):
             raise UserError(
-                f"Layers: {'far' if is_far else 'near'}: {type(self.position).__name__} works through the embeddings, "
-                "which all layers share; expected a strategy that works in attention"
+                f"Layers: {'far' if is_far else 'near'}: got {type(self.position).__name__}, which works through the "
+                "embeddings that all layers share; expected a strategy that works in attention"
             )
         self.per_layer = self.differs = True
         if not is_far:

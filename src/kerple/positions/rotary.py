@@ -113,7 +113,7 @@ def turned_dimensions(name: str, shape: Shape, base: float, share: float, layout
     turned = round(share * shape.head_dim)
     if turned < 2 or turned % 2:
         raise UserError(
-            f"{name}: {share:g} of a head of {shape.head_dim} is {turned} dimensions, expected an even number "
-            "of 2 or more to turn; choose another share, or heads and dim with an even head dimension"
+            f"{name}: share: got {share:g}, which is {turned} of a head's {shape.head_dim} dimensions, expected an "
+            "even number of 2 or more to turn; choose another share, or heads and dim with an even head dimension"
         )
     return turned

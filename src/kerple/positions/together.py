@@ -87,7 +87,7 @@ class Together(Position):
             if part.uses("mix"):
                 if isinstance(mixed, Shares):
                     raise UserError(
-                        "Together: parts: one that gives probabilities has to be the last that mixes scores"
+                        "Together: parts: got one that mixes scores after one that gives probabilities; turn them round"
                     )
                 made = part.mix(mixed.masked_fill(~pairs.seen, 0), q, k, replace(pairs, memory=own))
                 mixed, more = made if isinstance(made, tuple) else (made, None)
@@ -96,7 +96,7 @@ class Together(Position):
         if isinstance(mixed, Tensor):
             return mixed if sink is None else (mixed, sink)
         if sink is not None or self.uses("sink"):
-            raise UserError("Together: parts: a sink cannot stand beside a strategy that gives probabilities")
+            raise UserError("Together: parts: got a sink and a strategy that gives probabilities, expected one of them")
         return mixed
 
     def values(self, p: Tensor, v: Tensor, pairs: Pairs) -> Tensor:

@@ -95,7 +95,7 @@ def locate(directories: Iterable[Path], test: str = "test") -> list[Run]:
     found = sorted(folder for folder in folders if folder.name != "test" and not folders & {*folder.parents})
     if not found:
         where = ", ".join(map(str, roots))
-        raise UserError(f"runs: no config.yaml below {where}; expected directories that `fit` wrote")
+        raise UserError(f"runs: got {where}, without a config.yaml in them, expected directories that `fit` wrote")
     runs = []
     for directory in found:
         config = read_yaml(directory / "config.yaml")

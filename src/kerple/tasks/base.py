@@ -101,8 +101,8 @@ class Task(ABC):
             UserError: If the task, or this way of writing its problems, has no places.
         """
         raise UserError(
-            f"task: {self.name} says nothing of places, which model.position Coupled asks for; use a task that does, "
-            "such as Addition with order: reversed, or another strategy"
+            f"data.task: got {self.name!r}, which says nothing of places, expected a task that does, for "
+            "model.position Coupled; use one such as Addition with order: reversed, or another strategy"
         )
 
     @property

@@ -214,8 +214,8 @@ class TaskData(LightningDataModule):
             return self.task.places
         if not self.task.numbers:
             raise UserError(
-                f"task: {self.task.name} has no numbers, whose digits model.position Abacus counts; use a task of "
-                "arithmetic, or another strategy"
+                f"data.task: got {self.task.name!r}, expected one with numbers, whose digits model.position Abacus "
+                "counts; use a task of arithmetic, or another strategy"
             )
         return abacus
 
@@ -226,8 +226,8 @@ class TaskData(LightningDataModule):
         for end in range(1, tokens.shape[1]):
             if not torch.equal(self.task.places(tokens[:, :end]), whole[:, :end]):
                 raise UserError(
-                    f"task: the places of {self.task.name} are not causal: what follows the first {end} tokens changes "
-                    "theirs; let the place of a token depend on it and on those before it alone"
+                    f"data.task: got {self.task.name!r}, whose places are not causal: what follows the first {end} "
+                    "tokens changes theirs; let the place of a token depend on it and on those before it alone"
                 )
 
     def encode(self, text: str) -> list[int]:
