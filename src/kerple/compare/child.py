@@ -11,7 +11,7 @@ import kerple
 from kerple.compare.comparison import Job
 from kerple.runs.progress import VARIABLE
 
-PATIENCE = {"fit": 60.0}  # seconds that a command may take to save and end; the others have nothing that is lost
+PATIENCE = {"fit": 60.0, "test": 2.0}  # seconds that each command may take to end: a fit saves first, a test cannot
 WORKER = Path(__file__).with_name("worker.py")
 
 
@@ -59,7 +59,7 @@ class Child:
             return
         process.terminate()
         try:
-            process.wait(PATIENCE.get(self._command, 2.0))
+            process.wait(PATIENCE[self._command])
         except subprocess.TimeoutExpired:
             process.kill()
 

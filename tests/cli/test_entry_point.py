@@ -25,7 +25,7 @@ def imported_by(*arguments: str) -> tuple[int | None, set[str], str]:
     return None if status == "None" else int(status), set(names), done.stderr
 
 
-def test_help_of_the_door_imports_nothing_and_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_imports_nothing_and_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert imported_by("--help") == (0, set(), "")
     main(["--help"])
     printed = capsys.readouterr().out
