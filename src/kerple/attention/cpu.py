@@ -12,7 +12,11 @@ from kerple.attention.hankel import hankel_line, hankel_view
 
 
 def forward_block(queries: int, window: int | None) -> int:
-    """Queries per call of the fused kernel: from 768 on it cuts them in larger pieces; more wastes a larger corner."""
+    """Queries per call of the fused kernel.
+
+    From 768 queries on the kernel cuts them into larger pieces, which is faster. The larger a block is, the more scores
+    in its upper corner are computed that the mask hides.
+    """
     return 768 if queries >= 2048 and (window is None or window >= 4096) else 256
 
 
@@ -29,8 +33,8 @@ def table_attention(
         scale: Factor of q·k.
 
     Returns:
-        The output (B, H, Tq, δ) in the dtype of q and the log-sum-exp (B, H, Tq) in that of the table, differentiable
-        both.
+        The output (B, H, Tq, δ) in the dtype of q, and the log-sum-exp (B, H, Tq) in that of the table; both are
+        differentiable.
     """
     batch, heads, queries, dim = q.shape
     length = k.shape[2]

@@ -13,7 +13,7 @@ from pytorch_lightning.trainer.states import RunningStage, TrainerFn
 from rich.console import Console
 from torch import Tensor
 
-from kerple.callbacks.analysis import publish, text_of
+from kerple.callbacks.analysis import log_directory, publish, text_of
 from kerple.callbacks.progress_lines import with_progress, within
 from kerple.callbacks.typed import data_of, network_of, untyped
 from kerple.errors import UserError
@@ -185,7 +185,7 @@ class Extrapolation(Callback):
                 pl_module.log(f"test/ppl/{name}", m.loss.perplexity(), sync_dist=True)
                 if self.token_bytes is not None:
                     pl_module.log(f"test/bits_per_byte/{name}", m.loss.bits_per_byte(), sync_dist=True)
-        directory = Path(trainer.log_dir or trainer.default_root_dir)  # asked on every rank: it is a broadcast
+        directory = log_directory(trainer)
         if trainer.is_global_zero:
             self._report(trainer, pl_module, directory)
         publish(trainer, "context_gain", None, rows)

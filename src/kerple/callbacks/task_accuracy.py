@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from kerple.callbacks.analysis import strategy_name
+from kerple.callbacks.analysis import log_directory, strategy_name
 from kerple.callbacks.typed import data_of, network_of
 from kerple.errors import UserError
 from kerple.evaluation.results import reach
@@ -125,7 +125,7 @@ class TaskAccuracy(Callback):
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         counted = {kind: metric.compute() for kind, metric in self.counts.items()}
-        directory = Path(trainer.log_dir or trainer.default_root_dir)  # on every rank, because log_dir broadcasts
+        directory = log_directory(trainer)
         if trainer.is_global_zero:
             self._report(trainer, pl_module, directory, counted)
 
@@ -151,7 +151,6 @@ class TaskAccuracy(Callback):
             "rows": rows[TOKENS, TEACHER_FORCED] + rows.get((FINAL, GENERATED), []),
             "generated": rows.get((TOKENS, GENERATED), []),
         }
-        directory.mkdir(parents=True, exist_ok=True)
         (directory / "accuracy.json").write_text(json.dumps(content) + "\n")
         scalars = {
             f"test/{row['metric']}/{protocol}/{row['length']}": row["value"]

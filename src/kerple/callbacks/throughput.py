@@ -16,6 +16,7 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from kerple.attention.choice import forget, taken
+from kerple.callbacks.analysis import log_directory
 from kerple.callbacks.provenance import git
 from kerple.callbacks.typed import untyped
 from kerple.errors import UserError
@@ -84,12 +85,9 @@ class Throughput(Callback):
         self._see_memory(pl_module)  # before the last checkpoint, which is written after this
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        directory = trainer.log_dir or trainer.default_root_dir  # on every rank, because log_dir broadcasts
-        if not trainer.is_global_zero:
-            return
-        path = Path(directory) / "cost.json"
-        if path.exists() and not self._trained:
-            return  # a finished run was resumed, and this process has not trained
+        path = log_directory(trainer) / "cost.json"
+        if not trainer.is_global_zero or (path.exists() and not self._trained):
+            return  # the latter: a finished run was resumed, and this process has not trained
         self._see_memory(pl_module)
         cost = {
             "tokens_per_second": median(self.rates) if self.rates else None,
@@ -100,7 +98,6 @@ class Throughput(Callback):
             "attention": [{"way": choice.way, "reason": choice.reason} for choice in taken],
             "environment": environment(trainer, pl_module.device),
         }
-        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(cost, indent=1) + "\n")
 
     def state_dict(self) -> dict[str, Any]:

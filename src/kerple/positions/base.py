@@ -90,7 +90,7 @@ class Position(Constrained, ABC):
     """Whether `At.positions` may differ between the sequences of a batch, (B, T); if not, the model refuses them."""
 
     window: int | None = None
-    """Keys that a query sees, its own included, in this strategy's layers; a smaller window of the caller holds."""
+    """Keys that a query sees in this strategy's layers, its own included, unless the caller's window is smaller."""
 
     max_length: int | None = None
     """First position that cannot be represented; None where there is no such bound."""

@@ -19,12 +19,12 @@ GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, are as evenly spread as 
 class Placed(Drawing):
     """Adds a learned vector for the place that the task gives a token, and nothing to a token without one.
 
-    In training all places of a sequence are shifted together: by a share of the room that the table has behind the
-    largest, so that every row is trained however short the problems are. In evaluation they start at 1. The shares of
-    the sequences of a batch are spread evenly from a point that is drawn anew for each step.
+    In training all places of a sequence are shifted together, by a share of the rows that the table has behind the
+    largest place, so that every row is trained however short the problems are. In evaluation they start at 1. The
+    shares of the sequences of a batch are spread evenly from a point that is drawn anew for each step.
 
-    `kerple.lm` tells the network the task's places, and refuses data without them. In a network by itself, which was
-    told of none, a token has that of its position, over and over. `Coupled` explains the options.
+    `kerple.lm` tells the network the task's places, and refuses data without them. A network that is used by itself has
+    none; the place of a token is then its position, modulo the table's rows. `Coupled` explains the options.
     """
 
     share: Tensor

@@ -24,7 +24,10 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 @contextmanager
 def unrounded(device: torch.device) -> Iterator[None]:
-    """Inside an operator (a compiled network would pass it by): products without autocast and without TF32."""
+    """Context in which products are computed without autocast and TF32.
+
+    It is for the inside of custom operators: elsewhere a compiled network would leave it out.
+    """
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:

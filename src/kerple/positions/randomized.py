@@ -17,8 +17,8 @@ class RandomizedPositions(Drawing):
     """Ordered random positions while training, plain ones in evaluation (Ruoss et al. 2023, arXiv 2305.16843, § 3).
 
     In training, token t of an input stands at the t-th of L positions drawn without repetition from 0..reach-1 and
-    sorted; L is the training length. A shorter input takes the first of them, tokens from L on repeat the gaps one
-    reach further. All inputs of a step share the draw, as in the published code. In evaluation token t stands at t.
+    sorted; L is the training length. A shorter input takes the first of them. Tokens from L on take them again, each
+    ``reach`` further. All inputs of a step share the draw, as in the published code. In evaluation token t stands at t.
 
     Parameters: `0` of its own, those of the wrapped strategy.
     Cost: that of the wrapped strategy; in training functions of distance are computed for each pair, T × T of them.
