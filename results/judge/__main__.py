@@ -105,7 +105,7 @@ def markdown(root: Path) -> str:
         "beside this file; a test computes it again. All networks are small (1.3M parameters, trained on source code;",
         "tasks: 0.1M): a contradicted claim is contradicted here, not for the models it was made of.",
         "",
-        *(f"- **{name}**: trained at {tier.trained} tokens, {tier.what}" for name, tier in known.items()),
+        *(f"- **{name}**: trained at {tier.trained} {tier.unit}, {tier.what}" for name, tier in known.items()),
         "",
         "A claim is reproduced if each of its parts is shown to hold by a one-sided t-test at 2.5% over paired seeds",
         "(and over text, where the runs' sums by block are kept), contradicted if one is shown not to, corrected for",

@@ -43,9 +43,10 @@ class Tier:
         root: Folder of the comparisons' folders.
         name: Of the tier.
         comparisons: Folders, in the order in which a strategy is looked for.
-        trained: Training length, tokens.
+        trained: Training length.
         what: What its runs are.
         why: When it is the better test of a claim, why.
+        unit: Unit of the lengths.
     """
 
     root: Path
@@ -54,6 +55,7 @@ class Tier:
     trained: int
     what: str
     why: str
+    unit: str = "tokens"
     tables: dict[Path, pd.DataFrame] = field(default_factory=dict, repr=False)
     runs: dict[Path, Run] = field(default_factory=dict, repr=False)
 
