@@ -37,7 +37,6 @@ def table_gradients(
     lse: Tensor,
     window: int | None,
     learned: bool,
-    tiling: CpuTiling | None = None,
     scale: float | None = None,
     grad_lse: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -51,7 +50,7 @@ def table_gradients(
     (batch, heads, queries, dim), length = q.shape, k.shape[2]
     first, precise, scale = length - queries, table.dtype, dim**-0.5 if scale is None else scale
     low = q.dtype != precise
-    tiling = tiling or CpuTiling.choose(q.dtype, length)
+    tiling = CpuTiling.choose(q.dtype, length)
     high = min(tiling.queries, queries)
     wide = min(tiling.keys, length, length if window is None else max(high, window))
     heads_at_once = max(1, min(heads, tiling.scores // (high * wide)))

@@ -4,7 +4,7 @@ The file has more than 300 lines because one class has all 23 options, each with
 """
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -23,7 +23,6 @@ from kerple.data.remote import CACHE_BYTES, Folder, open_folder
 from kerple.data.shards import TokenStream
 from kerple.data.tokenizer import TRAINED_HERE, token_bytes
 from kerple.errors import UserError
-from kerple.model import Batch
 
 
 class TokenShards(LightningDataModule):
@@ -250,12 +249,6 @@ class TokenShards(LightningDataModule):
         """The text of token ids (n,); an end-of-text token becomes its name."""
         ids = tokens.tolist() if isinstance(tokens, Tensor) else tokens
         return self._load_tokenizer().decode(ids, skip_special_tokens=False)
-
-    def transfer_batch_to_device(self, batch: Batch, device: Any, dataloader_idx: int) -> Batch:
-        return {
-            key: value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
-            for key, value in batch.items()
-        }
 
     def _training_folders(self) -> list[tuple[Folder, float]]:
         if self.mixture is None:

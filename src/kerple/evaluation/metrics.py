@@ -74,10 +74,6 @@ class TokenLoss(Metric):
         """Perplexity of all targets of this device's state; () fp64."""
         return (self.nll.sum() / self.targets.sum()).exp()
 
-    def perplexities(self) -> Tensor:
-        """Perplexity of each group of this device's state; (G,) fp64, NaN for a group without targets."""
-        return (self.nll / self.targets).exp()
-
     def bits_per_byte(self) -> Tensor:
         """Bits of loss per byte of the targets' text; () fp64. Unlike perplexity, comparable between tokenizers."""
         return self.nll.sum() / self.bytes.sum() / math.log(2)  # in this order the result is fp64

@@ -12,7 +12,7 @@ from kerple.model.transformer import Transformer
 class _Reader:
     """Computes the logits after the last token; it reads each token only once if the strategy allows a cache."""
 
-    def __init__(self, network: Transformer, window: int | None) -> None:
+    def __init__(self, network: Transformer, window: int | None = None) -> None:
         self.network, self.window = network, window
         # if angles depend on the length of the input, cached keys would be wrong, and all tokens are read each time
         self.cache = network.new_cache(window) if all(p.prefix_consistent for p in network.positions) else None
@@ -113,7 +113,7 @@ def generate(
 
 
 @torch.inference_mode()
-def fill_in(network: Transformer, tokens: Tensor, scored: Tensor, window: int | None = None) -> Tensor:
+def fill_in(network: Transformer, tokens: Tensor, scored: Tensor) -> Tensor:
     """Generate the scored targets greedily, each after the generated ones before it; other targets are given.
 
     Prompts may differ in length, and given tokens may interrupt an answer. Padding is on the right, so positions of
@@ -123,7 +123,6 @@ def fill_in(network: Transformer, tokens: Tensor, scored: Tensor, window: int | 
         network: The network, in evaluation mode.
         tokens: (B, T + 1) int64; the values of scored targets are not used.
         scored: Whether the network generates each target, (B, T) bool.
-        window: Number of keys that a query sees; None for all.
 
     Returns:
         (B, T + 1) int64: ``tokens`` with the scored targets replaced by the generated ones.
@@ -132,7 +131,7 @@ def fill_in(network: Transformer, tokens: Tensor, scored: Tensor, window: int | 
     asked = scored.any(0).nonzero().flatten().tolist()
     if not asked:
         return written
-    reader = _Reader(network, window)
+    reader = _Reader(network)
     for t in range(asked[0], asked[-1] + 1):
         logits = reader(written[:, : t + 1])  # (B, V)
         written[:, t + 1] = torch.where(scored[:, t], logits.argmax(-1), tokens[:, t + 1])

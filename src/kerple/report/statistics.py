@@ -99,9 +99,9 @@ class Estimate:
             return 0.5 if distance == 0 else float(distance < 0)
         return float(stats.t.sf(distance / self.error, self.freedom))
 
-    def p(self, bound: float = 0.0) -> float:
-        """Two-sided p-value of the hypothesis that the mean is the bound."""
-        return 2 * min(one := self.above(bound), 1 - one)
+    def p(self) -> float:
+        """Two-sided p-value of the hypothesis that the mean is 0."""
+        return 2 * min(one := self.above(), 1 - one)
 
 
 def estimate(sums: ArrayLike, counts: ArrayLike) -> Estimate:

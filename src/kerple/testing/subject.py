@@ -49,9 +49,9 @@ class Subject:
                 nn.init.normal_(block.attention.qkv.weight, std=0.3)
         return network.eval()
 
-    def reach(self, wanted: int, length: int = LENGTH) -> int:
+    def reach(self, wanted: int) -> int:
         """The number of positions, or the largest that the strategy has if that is less."""
-        most = self.position(length).max_length
+        most = self.position().max_length
         return wanted if most is None else min(wanted, most)
 
 

@@ -13,17 +13,19 @@ from kerple.errors import UserError
 STANDARD_LIBRARY = "stdlib"
 LIBRARY_MODULES = "modules"
 PACKAGES = "packages"
+FILE_ORDER = 0  # seed of the shuffle of files
 
 
-def standard_library(seed: int = 0) -> TextFiles:
+def standard_library() -> TextFiles:
     """The .py files of the running Python's standard library: about 30 MB of source code that every machine has.
 
-    The files are sorted, then shuffled by `seed`, so that files of one package are not neighbours in the token stream.
+    The files are sorted, then shuffled in the same way everywhere, so that files of one package are not neighbours in
+    the token stream.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
     beside = {"site-packages", "dist-packages", "__pycache__"}
     paths = sorted(p for p in root.rglob("*.py") if p.is_file() and not beside & set(p.relative_to(root).parts))
-    random.Random(seed).shuffle(paths)
+    random.Random(FILE_ORDER).shuffle(paths)
     return TextFiles(STANDARD_LIBRARY, [str(p) for p in paths], [p.stat().st_size for p in paths])
 
 
@@ -35,7 +37,7 @@ def top_modules() -> TextFiles:
     return TextFiles(LIBRARY_MODULES, [str(p) for p in paths], [p.stat().st_size for p in paths])
 
 
-def installed_packages(project: str = "kerple", seed: int = 0) -> TextFiles:
+def installed_packages(project: str = "kerple") -> TextFiles:
     """The .py files of the standard library and of all packages that a project requires; each file is a document.
 
     They are about 210 MB, two thirds of which are in files of more than 8,000 tokens. Other packages in the environment
@@ -43,7 +45,6 @@ def installed_packages(project: str = "kerple", seed: int = 0) -> TextFiles:
 
     Args:
         project: Name of the installed project.
-        seed: Chooses the order of the files.
 
     Raises:
         UserError: The project is not installed, so that its requirements are unknown.
@@ -53,7 +54,7 @@ def installed_packages(project: str = "kerple", seed: int = 0) -> TextFiles:
     for name in sorted(found.keys() - {project}):
         files = sorted(Path(str(file.locate())) for file in found[name].files or () if file.suffix == ".py")
         paths += [path for path in files if path.is_file()]
-    random.Random(seed).shuffle(paths)
+    random.Random(FILE_ORDER).shuffle(paths)
     return TextFiles(PACKAGES, [str(p) for p in paths], [p.stat().st_size for p in paths])
 
 
