@@ -1,0 +1,62 @@
+"""Search for settings of addition: ``python -m benchmarks.recipe.addition --seeds 1235 1236 -- FLAG …``.
+
+The flags are those of ``run.py fit``, after ``configs/tasks/long_addition.yaml``. Each model is scored by exact match
+on 200 problems of 1, 2 and 3 times the training length of the validation draw, which shares none with training or test.
+A row a seed is appended to ``addition.csv``.
+"""
+
+import argparse
+import csv
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kerple.cli.main import main as run
+from kerple.cli.predict import load
+from kerple.model import Transformer
+from kerple.tasks import TaskData
+from kerple.tasks.batches import collate
+from kerple.tasks.sampling import distinct
+
+ROWS = Path(__file__).with_name("addition.csv")
+CONFIGS = ["--config=configs/tasks/base.yaml", "--config=configs/tasks/long_addition.yaml"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1235, 1236, 1237])
+    parser.add_argument("flags", nargs="*", help="of `run.py fit`, behind --")
+    given = parser.parse_args()
+    for seed in given.seeds:
+        with tempfile.TemporaryDirectory() as folder:
+            own = [f"--seed_everything={seed}", f"--data.seed={seed}", f"--run_dir={folder}/run"]
+            run(["fit", *CONFIGS, *given.flags, *own])
+            model, data = load(f"{folder}/run/checkpoints/last.ckpt")
+        assert isinstance(data, TaskData)
+        row = [" ".join(given.flags), seed, *(f"{accuracy:.3f}" for accuracy in score(model.network, data))]
+        new = not ROWS.exists()
+        with ROWS.open("a", newline="") as file:
+            csv.writer(file).writerows([["flags", "seed", "1x", "2x", "3x"], row] if new else [row])
+        print(*row, flush=True)
+
+
+@torch.no_grad()
+def score(network: Transformer, data: TaskData) -> list[float]:
+    """Shares of problems whose whole answer is right, at 1, 2 and 3 times the training length."""
+    shortest = data.train_length
+    return [
+        _exact(network, collate(distinct(data.task, "validation", 200, shortest, data.held_out, times * shortest)))
+        for times in (1, 2, 3)
+    ]
+
+
+def _exact(network: Transformer, batch: dict[str, Tensor]) -> float:
+    tokens = batch["tokens"]  # (B, T + 1)
+    right = network(tokens[:, :-1]).argmax(-1) == tokens[:, 1:]  # (B, T)
+    return float((right | ~batch["scored"]).all(1).double().mean())
+
+
+if __name__ == "__main__":
+    main()
