@@ -14,7 +14,6 @@ SIZES = {"demo": (128, 4, 4, 2048), "162M": (768, 12, 12, 50304)}  # width, head
 
 def build(size: str, name: str, length: int, device: str = "cpu") -> Transformer:
     dim, heads, layers, vocabulary = SIZES[size]
-
     return Transformer(Shape(dim, heads, length), layers, vocabulary, strategies()[name]).to(device)
 
 

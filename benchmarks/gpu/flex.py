@@ -33,7 +33,7 @@ def sources(dtype: str, dim: int, v_dim: int, table: bool, window: int | None, g
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from benchmarks.gpu import pretend  # before torch
+    from benchmarks.gpu import pretend  # `chip` has imported it before torch
     from kerple.attention import cuda
 
     pretend.generated.clear()
@@ -107,7 +107,7 @@ def kernels(code: str, target: Any) -> list[dict[str, Any]]:
 
 def chip(capability: tuple[int, int]) -> None:
     """Print a JSON line for each case and pass, in a process that pretends the chip."""
-    from benchmarks.gpu import pretend
+    from benchmarks.gpu import pretend  # before torch, which the next line imports
     from benchmarks.gpu.kernels import SHARED
 
     target = pretend.pretend(capability, SHARED[capability])
