@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from pytorch_lightning import Callback, Trainer, seed_everything
+from pytorch_lightning import Callback, LightningDataModule, Trainer, seed_everything
 from pytorch_lightning.plugins import MixedPrecision
 from pytorch_lightning.strategies import FSDPStrategy
 from pytorch_lightning.strategies.launchers.multiprocessing import _MultiProcessingLauncher
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
+from kerple.callbacks.extrapolation import Extrapolation
 from kerple.callbacks.task_accuracy import TaskAccuracy
 from kerple.errors import UserError
 from kerple.lm import LanguageModel
@@ -125,12 +126,26 @@ def test_the_gradient_is_that_of_the_mean_over_the_targets_of_the_global_batch(
 
 def test_so_it_is_where_the_parameters_are_in_shards(tmp_path: Path) -> None:
     loss, gradient = by_hand(8)
-    # TaskAccuracy calls the network, whose parameters are whole inside of the sharded forward pass only
     found = step(tmp_path, 2, accumulate=2, processes=2, sharded=True, limit_val_batches=0)
     assert float(found["train/loss"]) == pytest.approx(loss, rel=1e-5)
     assert found["gradient"].keys() == gradient.keys()
     for name, expected in gradient.items():
         torch.testing.assert_close(found["gradient"][name], expected, rtol=1e-4, atol=1e-7, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("callback", "source"),
+    [(TaskAccuracy(), data(2)), (Extrapolation([8], block_length=8), ToyData())],
+    ids=["task", "text"],
+)
+def test_what_needs_the_network_outside_of_training_refuses_shards(
+    callback: Callback, source: LightningDataModule, tmp_path: Path
+) -> None:
+    trainer = Trainer(accelerator="cpu", devices=2, strategy=Sharded(), logger=False, callbacks=[callback], max_steps=1,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
+    )  # fmt: skip
+    with pytest.raises(Exception, match=rf"trainer.callbacks: got {type(callback).__name__} with parameters in shards"):
+        trainer.fit(model(), source)
 
 
 def scores_of(folder: Path, processes: int) -> list[dict[str, Any]]:

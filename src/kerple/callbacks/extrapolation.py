@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kerple.callbacks.analysis import log_directory, publish, text_of
 from kerple.callbacks.progress_lines import with_progress, within
-from kerple.callbacks.typed import data_of, network_of, untyped
+from kerple.callbacks.typed import data_of, network_of, refuse_shards, untyped
 from kerple.errors import UserError
 from kerple.evaluation import results
 from kerple.evaluation.context_gain import ContextGain
@@ -147,6 +147,7 @@ class Extrapolation(Callback):
             for length in self.lengths if self.sampling == "paper" else [self.block]:
                 self._text(trainer, length)
         elif stage == "fit" and self.validation_blocks:
+            refuse_shards(trainer, "Extrapolation", "set its validation_blocks to 0")
             _blocks(trainer, "validation", self.block)
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -13,7 +13,7 @@ from rich.table import Table
 from torch import Tensor
 
 from kerple.callbacks.analysis import log_directory, strategy_name
-from kerple.callbacks.typed import data_of, network_of
+from kerple.callbacks.typed import data_of, network_of, refuse_shards
 from kerple.errors import UserError
 from kerple.evaluation.results import reach
 from kerple.model import Transformer
@@ -67,6 +67,7 @@ class TaskAccuracy(Callback):
             )
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        refuse_shards(trainer, "TaskAccuracy", "leave it out of the fit")
         self._start(pl_module, data_of(trainer).validation_set(), [TEACHER_FORCED])
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -3,7 +3,9 @@
 from typing import Any, cast
 
 from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.strategies import FSDPStrategy
 
+from kerple.errors import UserError
 from kerple.model import Transformer
 
 
@@ -19,6 +21,15 @@ def network_of(pl_module: LightningModule) -> Transformer:
 def data_of(trainer: Trainer) -> Any:
     """The data module of a run."""
     return untyped(trainer).datamodule
+
+
+def refuse_shards(trainer: Trainer, callback: str, advice: str) -> None:
+    """Raise a UserError where the network's parameters are in shards, whole only inside of their own forward pass."""
+    if isinstance(trainer.strategy, FSDPStrategy):
+        raise UserError(
+            f"trainer.callbacks: got {callback} with parameters in shards (FSDP), expected it in tests alone, on one "
+            f"device; {advice}, and test the checkpoint afterwards"
+        )
 
 
 def untyped(trainer: Trainer) -> Any:
