@@ -19,6 +19,7 @@ from kerple.callbacks.extrapolation import Extrapolation
 from kerple.callbacks.heads import AttentionStatistics
 from kerple.callbacks.receptive_field import ReceptiveField
 from kerple.callbacks.shift import ShiftTest
+from kerple.errors import UserError
 from kerple.evaluation.context_gain import ContextGain
 from kerple.lm import LanguageModel
 from kerple.positions import Position, Shape, build
@@ -213,7 +214,7 @@ class Repeats(RandomText):
 
 
 def test_a_loader_that_repeats_or_drops_a_block_is_found_out(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match=r"blocks \[0, 1\] were not scored exactly once"):
+    with pytest.raises(UserError, match=r"blocks \[0, 1\] that were not scored exactly once"):
         run(tmp_path, Extrapolation([8, 32]), Repeats())
 
 

@@ -45,7 +45,7 @@ class Comparison:
         flags: Flags of every fit, which win over the configurations.
         parts: Further configurations by the name of a part, such as a task or a corpus. Every strategy and seed has a
             run in each part, and one report has the results of all. Without parts, there is one nameless part.
-        test: Flags of every test, which win over the checkpoint, for instance ``{config: configs/analysis.yaml}``.
+        test: Flags of every test, which win over the checkpoint: ``{config: configs/compare/demo-test.yaml}``.
         test_folder: Name of the folder in a run that its test writes to. So two comparisons can test the same runs in
             two ways.
         seeded: Flags of `fit` that are set to the seed.

@@ -216,7 +216,8 @@ class TokenShards(LightningDataModule):
         if len(blocks) == 0:
             raise UserError(
                 f"{self.place}: got {len(blocks.stream)} tokens in split {split}, expected at least {length + 1} for a "
-                f"block of {length} targets; give the split a larger share, or use a larger corpus"
+                f"block of {length} targets (length, lengths or block_length); give the split a larger share, or use a "
+                "larger corpus"
             )
         return blocks
 

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 from torch import Tensor
 
+from kerple.errors import UserError
 from kerple.evaluation.context_gain import ContextGain
 from kerple.evaluation.metrics import TokenLoss
 from kerple.evaluation.protocols import TOKENS_PER_FORWARD, Network, Protocol, full
@@ -235,13 +236,14 @@ def check_counts(m: Measurement, block: int, partly: bool) -> None:
         partly: Whether some blocks may not have been scored at all.
 
     Raises:
-        RuntimeError: A block was scored more than once, or not at all.
+        UserError: A block was scored more than once, or not at all.
     """
     expected = 0 if m.skipped is not None else len(m.protocol.scored(m.length, block))
     allowed = {0, expected} if partly else {expected}
     wrong = [i for i, n in enumerate(m.loss.targets.tolist()) if n not in allowed]
     if wrong:
-        raise RuntimeError(
-            f"Extrapolation: {m.protocol.label} at {m.length}: blocks {wrong[:8]} were not scored exactly once; the "
-            "test loader must give every block to one device (set trainer.use_distributed_sampler: false)"
+        raise UserError(
+            f"trainer.use_distributed_sampler: got blocks {wrong[:8]} that were not scored exactly once "
+            f"({m.protocol.label} at {m.length}), expected false, with which the test loader gives every block to one "
+            "device"
         )
