@@ -41,6 +41,7 @@ class LanguageModel(LightningModule):
         hidden: Width of the hidden layer in each block's feed-forward network; null for 4·D.
         bias: Whether linear layers and LayerNorms have biases.
         qkv_bias: Whether the layer that makes queries, keys and values has a bias; null for the value of ``bias``.
+        qk_norm: Whether each head's queries and keys are normalised, which keeps attention from growing too sharp.
         tied: Whether input and output embeddings are one matrix.
         norm: Normalisation, ``layer`` or ``rms``.
         eps: Epsilon of the norms.
@@ -81,6 +82,7 @@ class LanguageModel(LightningModule):
         hidden: int | None = None,
         bias: bool = True,
         qkv_bias: bool | None = None,
+        qk_norm: bool = False,
         tied: bool = False,
         norm: Literal["layer", "rms"] = "layer",
         eps: float = 1e-5,
@@ -118,6 +120,7 @@ class LanguageModel(LightningModule):
             hidden=hidden,
             bias=bias,
             qkv_bias=qkv_bias,
+            qk_norm=qk_norm,
             tied=tied,
             norm=norm,
             eps=eps,

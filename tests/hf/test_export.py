@@ -26,6 +26,7 @@ MODELS = {
     "T5": ["position=T5", "tied=true", "parallel=true", "embedding_norm=true"],
     "Llama": ["position=RoPE", "position.base=500", *LLAMA],
     "Qwen2": ["position=RoPE", *LLAMA, "qkv_bias=true"],
+    "normed": ["position=RoPE", *LLAMA, "qk_norm=true"],  # no Llama, although all else is
 }
 
 

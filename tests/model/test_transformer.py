@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from kerple.model import Transformer, transformer
 from kerple.model.head import Pieces, target_losses
+from kerple.model.self_attention import SelfAttention, tell
 from kerple.positions import At, KerpleLog, Layers, Learned, NoPE, Position, Shape
 
 
@@ -85,6 +86,31 @@ def test_a_windowed_layers_cache_keeps_its_window() -> None:
 def test_key_heads_that_do_not_divide_are_refused(kv_heads: int) -> None:
     with pytest.raises(ValueError, match=f"kv_heads: got {kv_heads}, expected a divisor of the 4 heads"):
         Transformer(Shape(16, 4, 8), 1, 20, NoPE, kv_heads=kv_heads)
+
+
+@torch.no_grad()
+def test_queries_and_keys_are_normalised_head_by_head_before_the_scores() -> None:
+    attention = SelfAttention(Shape(8, 2, 4), kv_heads=1, bias=True, qk_eps=1e-3).double()
+    gains = [torch.rand(4, dtype=torch.float64) + 0.5 for _ in range(2)]
+    for norm, gain in zip((attention.q_norm, attention.k_norm), gains, strict=True):
+        norm.weight.copy_(gain)
+    x = torch.randn(1, 3, 8, dtype=torch.float64)
+    projected = attention.qkv(x)[0]  # (T, D + 2 δ): two heads of queries, one of keys and one of values
+
+    def normed(numbers: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+        return numbers / math.sqrt(sum(float(n) ** 2 for n in numbers) / 4 + 1e-3) * gain
+
+    mixed = torch.zeros(3, 8, dtype=torch.float64)
+    for head in (0, 4):
+        for i in range(3):
+            q = normed(projected[i, head : head + 4], gains[0])
+            scores = [float(q @ normed(projected[j, 8:12], gains[1])) / math.sqrt(4) for j in range(i + 1)]
+            total = sum(math.exp(score) for score in scores)
+            for j, score in enumerate(scores):
+                mixed[i, head : head + 4] += math.exp(score) / total * projected[j, 12:16]
+    position = NoPE(Shape(8, 2, 4))
+    told = tell(position, At.line(3), torch.zeros(1, 3, dtype=torch.long), None)
+    torch.testing.assert_close(attention(x, position, told)[0], attention.out(mixed))
 
 
 def test_what_a_task_says_reaches_every_hook() -> None:

@@ -59,6 +59,8 @@ def export(
 def _no_llama(model: Mapping[str, Any]) -> str | None:
     """Why a network cannot be a stock Llama or Qwen2, or None if it can."""
     odd = [f"{key} is {model[key]}" for key, value in AS_LLAMA.items() if model.get(key, not value) != value]
+    if model.get("qk_norm"):
+        odd.append("its queries and keys are normalised")
     position = model["position"]
     path = position if isinstance(position, str) else position["class_path"]
     options = {} if isinstance(position, str) else position.get("init_args") or {}

@@ -38,6 +38,7 @@ class Design:
     gated: bool = False
     parallel: bool = False
     dropout: float = 0.0
+    qk_norm: bool = False
 
     def __post_init__(self) -> None:
         if self.hidden < 1:
@@ -78,7 +79,8 @@ class Block(nn.Module):
     def __init__(self, shape: Shape, design: Design) -> None:
         super().__init__()
         self.attention_norm = design.make_norm(shape.dim)
-        self.attention = SelfAttention(shape, design.kv_heads, design.bias, design.qkv_bias)
+        qk_eps = design.eps if design.qk_norm else None
+        self.attention = SelfAttention(shape, design.kv_heads, design.bias, design.qkv_bias, qk_eps)
         self.mlp_norm = design.make_norm(shape.dim)
         self.mlp: Gated | nn.Sequential
         if design.gated:

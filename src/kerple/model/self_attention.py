@@ -40,12 +40,15 @@ class SelfAttention(nn.Module):
         kv_heads: Number of key heads G, a divisor of H.
         bias: Whether the two linear layers have biases.
         qkv_bias: Whether the first of them has a bias; None for the value of ``bias``.
+        qk_eps: Epsilon of RMSNorms over each head's queries and keys; None for no such norms.
 
     Raises:
         UserError: If G does not divide H.
     """
 
-    def __init__(self, shape: Shape, kv_heads: int, bias: bool, qkv_bias: bool | None = None) -> None:
+    def __init__(
+        self, shape: Shape, kv_heads: int, bias: bool, qkv_bias: bool | None = None, qk_eps: float | None = None
+    ) -> None:
         super().__init__()
         if kv_heads < 1 or shape.heads % kv_heads:
             raise UserError(f"kv_heads: got {kv_heads}, expected a divisor of the {shape.heads} heads")
@@ -53,6 +56,9 @@ class SelfAttention(nn.Module):
         self.widths = [shape.dim, kv_heads * shape.head_dim, kv_heads * shape.head_dim]
         self.qkv = nn.Linear(shape.dim, sum(self.widths), bias if qkv_bias is None else qkv_bias)
         self.out = nn.Linear(shape.dim, shape.dim, bias)
+        self.q_norm, self.k_norm = (
+            nn.Identity() if qk_eps is None else nn.RMSNorm(shape.head_dim, qk_eps) for _ in range(2)
+        )
 
     def forward(self, x: Tensor, position: Position, told: Told, cache: LayerCache | None = None) -> Tensor:
         """(B, T, D) -> (B, T, D)."""
@@ -73,6 +79,7 @@ class SelfAttention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
         """Arguments for `kerple.attention.attend`: q, k, v after the strategy's hooks, and its keyword arguments."""
         q, k, v = self.split(self.qkv(x))
+        q, k = self.q_norm(q), self.k_norm(k)
         at, scale = told.at[-x.shape[1] :], q.shape[-1] ** -0.5
         memory = position.remember(x, at, None if cache is None else cache.memory)
         q, k = position.project(q, k, memory, at)

@@ -39,6 +39,9 @@ class Transformer(nn.Module):
         hidden: Width of the hidden layer in each block's feed-forward network; None for 4·D.
         bias: Whether linear layers and LayerNorms have biases. The head has none.
         qkv_bias: Whether the layer that makes queries, keys and values has a bias; None for the value of ``bias``.
+        qk_norm: Whether each head's queries and keys go through an RMSNorm before the strategy sees them, which keeps
+            scores from growing without bound (Henry et al. 2020, arXiv 2010.04245; Dehghani et al. 2023, arXiv
+            2302.05442, section 2). Its gain has one number a dimension and is shared by the heads.
         tied: Whether the head uses the embedding's matrix.
         norm: Normalisation, ``layer`` or ``rms``.
         eps: Epsilon of the norms.
@@ -67,6 +70,7 @@ class Transformer(nn.Module):
         hidden: int | None = None,
         bias: bool = True,
         qkv_bias: bool | None = None,
+        qk_norm: bool = False,
         tied: bool = False,
         norm: Literal["layer", "rms"] = "layer",
         eps: float = 1e-5,
@@ -95,6 +99,7 @@ class Transformer(nn.Module):
             gated,
             parallel,
             dropout,
+            qk_norm,
         )
         self.shape = shape
         self.attention = attention
