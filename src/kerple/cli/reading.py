@@ -25,8 +25,8 @@ KINDS = {
     "dict": "a mapping",
 }
 EXPECTED = re.compile(
-    r"Expected an? (?:<class '(?P<kind>[\w.]+)'>|typing\.Literal\[(?P<words>[^\]]*)\]|(?P<else>tuple with \d+ \w+)"
-    r"|(?P<form>string with form .*?)(?= but))"
+    r"Expected an? (?:<class '(?P<kind>[\w.]+)'>|typing\.Literal\[(?P<words>[^\]]*)\]|"
+    r"(?P<else>tuple with \d+ \w+|string with form .*?(?= but)))"
     r"|(?:Not a valid|does not correspond to a) subclass of (?P<base>\w+)"
     r"|(?P<factory>expects a function or a callable|Expected a dot import path)"
     r"|choose from (?P<choices>[^)]+)|(?P<none>ignored explicit argument)|(?P<file>Unable to load config)"
@@ -121,7 +121,6 @@ def _told_of_a_class(path: str, found: re.Match[str], guilty: tuple[str, str | N
 def _expected(message: str) -> Iterator[str]:
     for found in EXPECTED.finditer(message):
         kind, words, base, choices, text = found.group("kind", "words", "base", "choices", "else")
-        text = text or found["form"]
         if kind:
             yield KINDS.get(kind, kind)
         elif words or choices:

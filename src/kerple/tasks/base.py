@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from kerple.errors import UserError
-from kerple.tasks.vocabulary import BEGIN, END, encode
+from kerple.tasks.vocabulary import BEGIN, END, LETTERS, encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,3 +115,8 @@ class Task(ABC):
 def spelled(digits: np.ndarray) -> str:
     """The digits of an integer array as text."""
     return "".join(map(str, digits.tolist()))
+
+
+def lettered(numbers: np.ndarray) -> str:
+    """The letters of an integer array, numbers of `LETTERS`, as text."""
+    return "".join(map(LETTERS.__getitem__, numbers.tolist()))

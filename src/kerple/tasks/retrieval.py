@@ -5,7 +5,7 @@ from typing import ClassVar
 import numpy as np
 
 from kerple.errors import UserError
-from kerple.tasks.base import Example, Task, spelled
+from kerple.tasks.base import Example, Task, lettered, spelled
 from kerple.tasks.vocabulary import LETTERS
 
 FILLER = "the grass is green. the sky is blue. the sun is yellow. here we go. there and back again. "
@@ -94,7 +94,7 @@ def _filler(kind: str, length: int, rng: np.random.Generator) -> str:
     if kind == "sentences":
         start = int(rng.integers(len(FILLER)))
         return (FILLER * (length // len(FILLER) + 2))[start : start + length]
-    return "".join(map(LETTERS.__getitem__, rng.integers(26, size=length).tolist()))
+    return lettered(rng.integers(26, size=length))
 
 
 class AssociativeRecall(Task):

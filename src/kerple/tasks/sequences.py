@@ -6,7 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from kerple.errors import UserError
-from kerple.tasks.base import Example, Task
+from kerple.tasks.base import Example, Task, lettered
 from kerple.tasks.places import LETTER_IDS, in_step, mirrored
 from kerple.tasks.vocabulary import LETTERS
 
@@ -36,7 +36,7 @@ class Copy(Task):
         if self.repeated:
             text = LETTERS[rng.integers(self.symbols)] * length
         else:
-            text = "".join(map(LETTERS.__getitem__, rng.integers(self.symbols, size=length).tolist()))
+            text = lettered(rng.integers(self.symbols, size=length))
         return Example(text, text, (length,))
 
     def places(self, tokens: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ class Reverse(Task):
         self.symbols = symbols
 
     def example(self, length: int, rng: np.random.Generator) -> Example:
-        text = "".join(map(LETTERS.__getitem__, rng.integers(self.symbols, size=length).tolist()))
+        text = lettered(rng.integers(self.symbols, size=length))
         return Example(text, text[::-1], (length,))
 
     def places(self, tokens: Tensor) -> Tensor:
