@@ -31,6 +31,7 @@ class Part:
         least: Whether the claim is that it is at least the bound; else, at most.
         linear: Whether it is no logarithm.
         shown: The files that have it.
+        strict: Whether the bound itself is outside of what the claim allows.
     """
 
     at: str
@@ -39,6 +40,7 @@ class Part:
     least: bool
     linear: bool
     shown: tuple[str, ...]
+    strict: bool = False
 
     @property
     def chances(self) -> tuple[float, float]:
@@ -49,7 +51,7 @@ class Part:
         if self.found.seeds < 2 or not math.isfinite(self.found.mean):
             return 1.0, 1.0
         if self.found.error < 1e-12 and abs(self.found.mean - self.bound) < 1e-12:
-            return 0.0, 1.0  # a bound belongs to what it allows
+            return (1.0, 0.0) if self.strict else (0.0, 1.0)  # the same at every seed, and on the bound
         above = self.found.above(self.bound)
         return (above, 1 - above) if self.least else (1 - above, above)
 
@@ -109,7 +111,7 @@ def parts(statement: str, tier: Tier, tie: float) -> list[Part]:
     match = STATEMENT.fullmatch(statement)
     if match is None:
         raise ValueError(f"claims: got {statement!r}, expected a statement such as 'A[1x] / B[1x] <= 1.005'")
-    found = []
+    found, strict = [], match["relation"] in ("<", ">")
     runs = list(_run(match["run"], tier)) if match["run"] else [""]
     if not runs:
         raise Untested(f"the results have no length {match['run'].removeprefix('for ')}")
@@ -120,7 +122,7 @@ def parts(statement: str, tier: Tier, tie: float) -> list[Part]:
         if match["width"]:
             sides = [(False, bound + float(match["width"])), (True, bound - float(match["width"]))]
         at = f"{n // tier.trained}×" if n else ""
-        found += [Part(at, value, b if linear else math.log(b), least, linear, shown) for least, b in sides]
+        found += [Part(at, value, b if linear else math.log(b), least, linear, shown, strict) for least, b in sides]
     return found
 
 

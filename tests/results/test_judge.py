@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -218,7 +219,8 @@ def test_a_part_is_judged_by_scipys_one_sided_tests() -> None:
         )
         assert part(values, bound).chances == pytest.approx((below, above))
         assert part(values, bound, least=True).chances == pytest.approx((above, below))
-    assert part([1.0, 1.0], 1.0).chances == (0.0, 1.0)  # a bound belongs to what it allows
+    assert part([1.0, 1.0], 1.0).chances == (0.0, 1.0)  # a bound belongs to what `<=` allows, not to what `<` does
+    assert replace(part([1.0, 1.0], 1.0), strict=True).chances == (1.0, 0.0)
     assert part([0.5], 1.0).chances == (1.0, 1.0)
     assert part([math.inf, math.inf], 1.0).chances == (1.0, 1.0)
 
