@@ -1,8 +1,8 @@
-"""Search for settings of addition: ``python -m benchmarks.recipe.addition --seeds 1235 1236 -- FLAG …``.
+"""Search for settings of a task: ``python -m benchmarks.recipe.tasks --task long_addition --seeds 1235 1236 -- FLAG …``.
 
-The flags are those of ``run.py fit``, after ``configs/tasks/long_addition.yaml``. Each model is scored by exact match
-on 200 problems of 1, 2 and 3 times the training length of the validation draw, which shares none with training or test.
-A row a seed is appended to ``addition.csv``.
+The task is a file of ``configs/tasks``, and the flags are those of ``run.py fit``. Each model is scored by exact match on
+200 problems of 1, 2 and 3 times the training length of the validation draw, which shares none with training or test. A
+row a seed is appended to ``tasks.csv``.
 """
 
 import argparse
@@ -20,25 +20,26 @@ from kerple.tasks import TaskData
 from kerple.tasks.batches import collate
 from kerple.tasks.sampling import distinct
 
-ROWS = Path(__file__).with_name("addition.csv")
-CONFIGS = ["--config=configs/tasks/base.yaml", "--config=configs/tasks/long_addition.yaml"]
+ROWS = Path(__file__).with_name("tasks.csv")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--task", required=True, help="name of a file in configs/tasks, such as long_addition")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1235, 1236, 1237])
     parser.add_argument("flags", nargs="*", help="of `run.py fit`, behind --")
     given = parser.parse_args()
+    configs = [f"--config=configs/tasks/{name}.yaml" for name in ("base", given.task)]
     for seed in given.seeds:
         with tempfile.TemporaryDirectory() as folder:
             own = [f"--seed_everything={seed}", f"--data.seed={seed}", f"--run_dir={folder}/run"]
-            run(["fit", *CONFIGS, *given.flags, *own])
+            run(["fit", *configs, *given.flags, *own])
             model, data = load(f"{folder}/run/checkpoints/last.ckpt")
         assert isinstance(data, TaskData)
-        row = [" ".join(given.flags), seed, *(f"{accuracy:.3f}" for accuracy in score(model.network, data))]
+        row = [given.task, " ".join(given.flags), seed, *(f"{accuracy:.3f}" for accuracy in score(model.network, data))]
         new = not ROWS.exists()
         with ROWS.open("a", newline="") as file:
-            csv.writer(file).writerows([["flags", "seed", "1x", "2x", "3x"], row] if new else [row])
+            csv.writer(file).writerows([["task", "flags", "seed", "1x", "2x", "3x"], row] if new else [row])
         print(*row, flush=True)
 
 
