@@ -1,8 +1,8 @@
-"""Search for settings of a task: ``python -m benchmarks.recipe.tasks --task long_addition --seeds 1235 1236 -- FLAG …``.
+"""Search for settings of a task: ``python -m benchmarks.recipe.tasks --task long_addition --seeds 1235 -- FLAG …``.
 
-The task is a file of ``configs/tasks``, and the flags are those of ``run.py fit``. Each model is scored by exact match on
-200 problems of 1, 2 and 3 times the training length of the validation draw, which shares none with training or test. A
-row a seed is appended to ``tasks.csv``.
+The task is a file of ``configs/tasks``, and the flags are those of ``run.py fit``. Each model is scored by exact match
+on 200 problems of 1, 2 and 3 times the training length of the validation draw, which shares none with training or test.
+A row a seed is appended to ``tasks.csv``.
 """
 
 import argparse
