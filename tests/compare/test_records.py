@@ -1,5 +1,6 @@
 """Committed records of runs: which of them are taken in place of a run that is asked for, and which are not."""
 
+import csv
 import json
 import shutil
 from collections.abc import Callable
@@ -67,6 +68,19 @@ def test_without_logs_the_report_comes_from_the_committed_runs(run: Compare, tmp
     assert {name: (tmp_path / "report" / name).read_bytes() for name in names} == before
     assert "4 runs: 4 finished (4 of them were taken from committed runs), 0 to do" in printed
     assert f"ALiBi seed 2: taken from {tmp_path}/report/runs/ALiBi/seed-2.json" in printed
+
+
+def test_report_only_has_the_committed_runs_and_trains_no_other(run: Compare, tmp_path: Path) -> None:
+    run()
+    shutil.rmtree(tmp_path / "runs")
+    (tmp_path / "report/runs/ALiBi/seed-2.json").unlink()
+
+    compare.main(["--config", str(tmp_path / "compare.yaml"), "--report-only"])
+
+    assert fits(tmp_path) == {}
+    with (tmp_path / "report/results.csv").open() as file:
+        found = {(row["strategy"], row["seed"]) for row in csv.DictReader(file)}
+    assert found == {("KerpleLog", "1"), ("KerpleLog", "2"), ("ALiBi", "1")}
 
 
 @pytest.mark.usefixtures("unreported")

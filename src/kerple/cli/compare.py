@@ -57,7 +57,7 @@ def _parser() -> ArgumentParser:
         "--rerun_changed", "--rerun-changed", action="store_true", help="start runs whose configuration changed afresh"
     )
     parser.add_argument(
-        "--report_only", "--report-only", action="store_true", help="run nothing, report what is finished"
+        "--report_only", "--report-only", action="store_true", help="train nothing, report what is finished"
     )
     return parser
 

@@ -83,12 +83,17 @@ def run(comparison: Comparison, parallel: int, engine: str, rerun_changed: bool)
 
 
 def report_finished(comparison: Comparison) -> None:
-    """Report the finished runs of a comparison, and warn of those whose configuration has changed since.
+    """Report the finished and the committed runs of a comparison, and warn of those with another configuration today.
 
     Raises:
         UserError: If no run is finished.
     """
     work = comparison.jobs()
+    absent = [job for job in work if not jobs.finished(job) and any(_records(comparison, job))]
+    asked = {job: Request(config := resolve(job), flat(config)) for job in absent}
+    sums = _checksums(iter(asked.values()))
+    for job in absent:
+        _taken(comparison, job, asked[job], sums)
     for job in filter(jobs.finished, work):
         if changed := jobs.differences(job, flat(resolve(job))):
             print(f"warning: {job.name} was run with another configuration: {'; '.join(changed)}")
@@ -148,13 +153,18 @@ def _taken(comparison: Comparison, job: Job, asked: Request, sums: dict[str, str
     """Take a committed run for this one if possible, and print where it is from, or why it cannot be taken."""
     if jobs.state(job) or job.directory.exists():
         return False
-    for path in filter(Path.is_file, (records.path_of(job, folder) for folder in comparison.committed)):
+    for path in _records(comparison, job):
         objection = records.take(job, asked.flat, sums[asked.data], path)
         done = f"taken from {path} ({records.describe(path)})" if objection is None else f"not from {path}: {objection}"
         print(f"{job.name}: {done}", flush=True)
         if objection is None:
             return True
     return False
+
+
+def _records(comparison: Comparison, job: Job) -> Iterator[Path]:
+    """The files of this run that are committed, of this comparison's report and of others."""
+    yield from filter(Path.is_file, (records.path_of(job, folder) for folder in comparison.committed))
 
 
 def _keep(comparison: Comparison, job: Job, asked: Request, sums: dict[str, str | None]) -> None:
