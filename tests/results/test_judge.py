@@ -154,7 +154,10 @@ def test_a_row_for_each_claim_and_a_column_for_each_tier_that_is_there(paper: Pa
     text = (paper / "CLAIMS.md").read_text()
     assert text == markdown(paper)
     rows = [line for line in text.splitlines() if line.startswith("| C")]
-    assert [row.split(" | ")[0] for row in rows] == [f"| {number}" for number in TABLE["claims"]]
+    expected = [f"| C{n}" for n in range(1, 34)]
+    for half in ("| C25", "| C29"):  # what these claim of retrieval is a row of its own
+        expected.insert(expected.index(half) + 1, f"{half}b")
+    assert [row.split(" | ")[0] for row in rows] == expected
     assert "| | claim | source | adamw | tasks | better test |" in text
     assert "23 reproduced, 0 contradicted, 0 not resolved, 12 not tested." in text
     assert "[adamw/results.csv](adamw/results.csv)" in text

@@ -8,7 +8,7 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ def run(comparison: Comparison, parallel: int, engine: str, rerun_changed: bool)
         SystemExit: With status 1 if runs failed, with status 130 if it was stopped.
     """
     work = comparison.jobs()
-    asked = {job: Request(config := resolve(job), flat(config)) for job in work}
+    asked = _asked(work)
     _check(work, {job: asked[job].flat for job in work}, rerun_changed)
     sums = _checksums(asked[job] for job in work if not _is_complete(comparison, job))
     taken = sum(_taken(comparison, job, asked[job], sums) for job in work if not jobs.finished(job))
@@ -90,8 +90,8 @@ def report_finished(comparison: Comparison) -> None:
     """
     work = comparison.jobs()
     absent = [job for job in work if not jobs.finished(job) and any(_records(comparison, job))]
-    asked = {job: Request(config := resolve(job), flat(config)) for job in absent}
-    sums = _checksums(iter(asked.values()))
+    asked = _asked(absent)
+    sums = _checksums(asked.values())
     for job in absent:
         _taken(comparison, job, asked[job], sums)
     for job in filter(jobs.finished, work):
@@ -140,7 +140,11 @@ def _is_complete(comparison: Comparison, job: Job) -> bool:
     return jobs.finished(job) and records.path_of(job, comparison.report_folder).exists()
 
 
-def _checksums(asked: Iterator[Request]) -> dict[str, str | None]:
+def _asked(work: list[Job]) -> dict[Job, Request]:
+    return {job: Request(config := resolve(job), flat(config)) for job in work}
+
+
+def _checksums(asked: Iterable[Request]) -> dict[str, str | None]:
     """Checksums of the data of these runs, by `Request.data`. Data that is missing is prepared."""
     sums: dict[str, str | None] = {}
     for one in asked:
