@@ -131,21 +131,20 @@ def test_two_tests_of_one_run_do_not_touch_each_other(tmp_path: Path) -> None:
 
 def test_a_changed_configuration_is_named_key_by_key(tmp_path: Path) -> None:
     run = job(tmp_path)
-    assert jobs.differences(run, CONFIG) == []
+    assert jobs.changes(run, CONFIG) == []
     jobs.run(run, CONFIG, 1, lambda _: None, FAKE)
     changed = {"model.position.class_path": "KerpleLog", "trainer.max_steps": 21, "data.length": 64}
-    assert jobs.differences(run, changed) == ["trainer.max_steps: 20 -> 21", "data.length: '(not there)' -> 64"]
+    assert jobs.changes(run, changed) == ["trainer.max_steps: 20 -> 21", "data.length: (not there) -> 64"]
     jobs.forget(run)
-    assert jobs.differences(run, changed) == []
+    assert jobs.changes(run, changed) == []
     assert not run.directory.exists()
 
 
-def test_an_option_that_has_another_name_now_is_no_change(tmp_path: Path) -> None:
+def test_a_run_made_before_an_option_existed_goes_on_with_the_default_of_it(tmp_path: Path) -> None:
     run = job(tmp_path)
-    run.beside(".json").parent.mkdir(parents=True)
-    run.beside(".json").write_text(json.dumps({"config": {"data.init_args.val_examples": 7}, "tests": {}}))
-    assert jobs.differences(run, {"data.init_args.validation_examples": 7}) == []
-    assert jobs.differences(run, {"data.init_args.validation_examples": 8}) != []
+    jobs.run(run, CONFIG, 1, lambda _: None, FAKE)
+    assert jobs.changes(run, CONFIG | {"model.qk_norm": False}) == []
+    assert jobs.changes(run, CONFIG | {"model.qk_norm": True}) == ["model.qk_norm: (not there) -> True"]
 
 
 def test_a_version_that_somebody_made_beside_it_is_not_resumed_in_its_place(tmp_path: Path) -> None:

@@ -142,23 +142,6 @@ def test_a_record_that_is_not_the_run_is_refused_with_the_reason(
     assert fits(tmp_path) == {"ALiBi seed-2": 1}
 
 
-class Options:
-    """Stands for a class whose options a configuration sets."""
-
-    def __init__(self, old: int = 1, betas: tuple[float, float] = (0.9, 0.99), newer: float | None = None) -> None: ...
-
-
-def test_an_option_that_is_newer_than_a_record_is_no_difference_at_its_default() -> None:
-    base = {"data.class_path": f"{__name__}.Options", "data.init_args.old": 2}
-    now = base | {"data.init_args.newer": None, "data.init_args.betas": [0.9, 0.99], "model.muon": True}
-    assert records._differences(base, base | {"data.init_args.newer": None, "data.init_args.betas": [0.9, 0.99]}) == []
-    assert records._differences(base, now) == ["model.muon: (not there) -> True"]
-    assert records._differences(base, base | {"data.init_args.newer": 0.5}) == [
-        "data.init_args.newer: (not there) -> 0.5"
-    ]
-    assert records._differences(base | {"gone": 1}, base) == ["gone: 1 -> (not there)"]
-
-
 def test_where_data_lies_is_no_difference_and_auto_is_what_it_comes_to(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "choose", lambda accelerator: ("bf16-mixed", f"said of {accelerator}"))
     config = {"data.init_args.directory": "here", "data.init_args.seed": 1, "trainer.precision": "auto"}

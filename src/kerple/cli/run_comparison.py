@@ -95,7 +95,7 @@ def report_finished(comparison: Comparison) -> None:
     for job in absent:
         _taken(comparison, job, asked[job], sums)
     for job in filter(jobs.finished, work):
-        if changed := jobs.differences(job, flat(resolve(job))):
+        if changed := jobs.changes(job, flat(resolve(job))):
             print(f"warning: {job.name} was run with another configuration: {'; '.join(changed)}")
     _report(comparison, work)
 
@@ -112,7 +112,7 @@ def _check(work: list[Job], configs: dict[Job, dict[str, Any]], rerun_changed: b
     outdated, by_hand = {}, {}
     for job in work:
         if jobs.state(job):
-            if changed := jobs.differences(job, configs[job]):
+            if changed := jobs.changes(job, configs[job]):
                 outdated[job] = changed
         elif job.directory.exists():
             by_hand[job] = jobs.objections(job, configs[job])

@@ -12,12 +12,13 @@ from typing import Any
 import yaml
 
 import kerple
+from kerple.compare.changes import differences
 from kerple.compare.child import Child, Failed
 from kerple.compare.comparison import Job
 from kerple.errors import UserError
 from kerple.report.flat import flat
 from kerple.runs.atomic import write
-from kerple.runs.compatibility import as_today, options_as_today
+from kerple.runs.compatibility import as_today
 from kerple.runs.shipped_configs import found
 
 INSTALLED = Path(kerple.__file__).with_name("__main__.py")
@@ -45,19 +46,10 @@ def finished(job: Job) -> bool:
     return done is not None and done | {"flags": _settings(done["flags"])} == asked_of_test(job)
 
 
-def differences(job: Job, config: dict[str, Any]) -> list[str]:
-    """Differences, with both values, between the configuration that a run was started with and the present one.
-
-    Args:
-        job: The run.
-        config: Its present configuration, resolved and flat.
-    """
+def changes(job: Job, config: dict[str, Any]) -> list[str]:
+    """Differences between the configuration that a run was started with and its present one, resolved and flat."""
     known = state(job).get("config")
-    if known is None:
-        return []
-    known, missing = options_as_today(known), "(not there)"
-    pairs = {key: (known.get(key, missing), config.get(key, missing)) for key in (known | config)}
-    return [f"{key}: {before!r} -> {now!r}" for key, (before, now) in pairs.items() if before != now]
+    return [] if known is None else differences(known, config)
 
 
 def run(
@@ -88,7 +80,7 @@ def run(
     """
     with _lock(job, say) as lock, Child(job, threads, lock, program) as child:
         begun(child)
-        if changed := differences(job, config):
+        if changed := changes(job, config):
             raise Failed(
                 f"{job.name}: was started by another comparison with another configuration: {'; '.join(changed)}"
             )
@@ -159,8 +151,8 @@ def objections(job: Job, config: dict[str, Any]) -> list[str]:
     if not path.is_file() or not job.checkpoint.is_file():
         return ["has no config.yaml and checkpoints/last.ckpt"]
     written = flat(as_today(yaml.safe_load(path.read_text())))
-    pairs = {key: (written.get(key), now) for key, now in config.items() if now not in (None, "auto")}
-    return [f"{key}: {before!r} -> {now!r}" for key, (before, now) in pairs.items() if before != now]
+    asked = {key: value for key, value in config.items() if value not in (None, "auto")}
+    return differences({key: value for key, value in written.items() if key in asked}, asked)
 
 
 def declare_finished(job: Job, config: dict[str, Any]) -> None:

@@ -6,23 +6,20 @@ configuration, data, test and version of the results.
 """
 
 import hashlib
-import inspect
 import json
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from kerple.compare import job as jobs
+from kerple.compare.changes import differences
 from kerple.compare.comparison import Job
 from kerple.evaluation.results import VERSION
 from kerple.report.files import results_of, unpack
 from kerple.runs.atomic import write
-from kerple.runs.compatibility import options_as_today
 from kerple.runs.precision import choose
 
 # options of where data is and how it is prepared, in place of which the checksums of the data are compared
 DATA_PLACES = ("corpus", "directory", "workers", "prepare_workers", "prepare_engine", "verify", "on_fault")
-SECTIONS = {"model": "kerple.lm.LanguageModel", "trainer": "pytorch_lightning.Trainer"}
 
 
 def path_of(job: Job, report_folder: Path) -> Path:
@@ -91,7 +88,7 @@ def take(job: Job, config: dict[str, Any], data: str | None, path: Path) -> str 
         return f"has results of version {version}, those of now have {VERSION}: their numbers do not belong together"
     if record.get("hash") != identity:
         return "has a configuration that is not the one of its hash"
-    if changed := _differences(options_as_today(written), asked):
+    if changed := differences(written, asked):
         return f"has another configuration: {'; '.join(changed)}"
     if record.get("data") != data:
         return "was trained on other data: its checksums differ from those of the data here"
@@ -118,42 +115,6 @@ def _settled(config: dict[str, Any]) -> dict[str, Any]:
 
 def _places() -> tuple[str, ...]:
     return tuple(f"data.init_args.{name}" for name in DATA_PLACES)
-
-
-def _differences(written: dict[str, Any], asked: dict[str, Any]) -> list[str]:
-    """Differences between two configurations. An option that the record lacks is none if it has its default value."""
-    missing = object()
-    found = []
-    for key in written | asked:
-        before, now = written.get(key, missing), asked.get(key, missing)
-        if before is missing and now is not missing and _is_default(asked, key):
-            continue
-        if before != now:
-            shown = ["(not there)" if value is missing else repr(value) for value in (before, now)]
-            found.append(f"{key}: {shown[0]} -> {shown[1]}")
-    return found
-
-
-def _is_default(config: dict[str, Any], key: str) -> bool:
-    """Whether an option has the default value that the signature of its class gives it."""
-    owner, name = _owner(config, key)
-    if owner is None:
-        return False
-    module, _, attribute = owner.rpartition(".")
-    parameters = inspect.signature(getattr(import_module(module), attribute)).parameters
-    if name not in parameters:
-        return False
-    default = parameters[name].default
-    return config[key] == (list(default) if isinstance(default, tuple) else default)
-
-
-def _owner(config: dict[str, Any], key: str) -> tuple[str | None, str]:
-    """Import path of the class to which an option belongs, or None, and the option's name in its signature."""
-    before, found, name = key.rpartition(".init_args.")
-    if found:
-        return config.get(f"{before}.class_path"), name
-    section, _, name = key.partition(".")
-    return SECTIONS.get(section), name
 
 
 def describe(path: Path) -> str:
