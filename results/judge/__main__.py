@@ -26,7 +26,7 @@ class Finding:
     Args:
         verdict: One of `VERDICTS`.
         parts: What it rests on, by statement.
-        missing: Why it is not tested.
+        missing: Why it, or some of it, is not tested.
     """
 
     verdict: str
@@ -41,16 +41,18 @@ class Finding:
     @property
     def wanted(self) -> str:
         """For a claim that is not resolved: what these seeds could have shown, and how many it takes."""
-        open_parts = [part for found in self.parts.values() for part in found if part.open]
+        among = sum(map(len, self.parts.values()))
+        open_parts = [part for found in self.parts.values() for part in found if not part.shows]
         if self.verdict != "not resolved" or not open_parts:
             return ""
         if self.seeds < 2:
             return "one seed: what another would give is not known"
         against = [part for part in open_parts if not part.agrees]
-        wanted = [(part.needed() or MOST_SEEDS + 1, part) for part in against or open_parts]
-        # one part that fails is enough to contradict, all have to hold to reproduce
+        # one part that fails is enough to contradict, if it stands out among all; to reproduce, all have to hold
+        among = among if against else 1
+        wanted = [(part.needed(among) or MOST_SEEDS + 1, part) for part in against or open_parts]
         seeds, part = (min if against else max)(wanted, key=lambda pair: pair[0])
-        effect = part.effect(part.found.seeds)
+        effect = part.effect(part.found.seeds, among)
         size = f"{effect:.2g}" if part.linear else f"{100 * effect:.2g}%"
         takes = f"{seeds} seeds" if seeds <= MOST_SEEDS else f"more than {MOST_SEEDS} seeds, or more text"
         side = "contradict" if against else "reproduce"
@@ -58,12 +60,24 @@ class Finding:
 
 
 def judge(claim: dict[str, Any], tier: Tier) -> Finding:
-    """Judge a claim of the table by the numbers of a tier."""
+    """Judge a claim of the table by the numbers of a tier. Some of them can contradict it, only all reproduce it."""
+    found, missing = {}, []
     try:
-        found = {statement: parts(statement, tier, TABLE["tie"]) for statement in claim["holds"]}
-    except Untested as missing:
-        return Finding("not tested", {}, str(missing))
-    return Finding(verdict([part for of_statement in found.values() for part in of_statement]), found)
+        for statement in claim.get("given", []):
+            first = parts(statement, tier, TABLE["tie"])
+            if not all(part.shows for part in first):
+                return Finding("not tested", {}, f"`{statement}` is not shown: {', '.join(map(str, first))}")
+    except Untested as reason:
+        missing.append(str(reason))
+    for statement in claim["holds"]:
+        try:
+            found[statement] = parts(statement, tier, TABLE["tie"])
+        except Untested as reason:
+            missing.append(str(reason))
+    answer = verdict([part for of_statement in found.values() for part in of_statement]) if found else "not tested"
+    if missing and answer != "contradicted":
+        return Finding("not tested", {}, "; ".join(dict.fromkeys(missing)))
+    return Finding(answer, found, "; ".join(dict.fromkeys(missing)))
 
 
 def tiers(root: Path) -> dict[str, Tier]:
@@ -120,7 +134,7 @@ def markdown(root: Path) -> str:
         f"| --- | --- | --- | {' | '.join('---' for _ in known)} | --- |",
     ]
     for number, claim in TABLE["claims"].items():
-        cells = [_cell(findings[number].get(name), name == chosen[number]) for name in known]
+        cells = [_cell(findings[number].get(name), name == chosen[number], _end(claim, known[name])) for name in known]
         test = f"{chosen[number]}: {_why(findings[number], chosen[number], known)}" if chosen[number] else "–"
         lines.append(f"| {' | '.join([number, claim['claim'], claim['source'], *cells, test])} |")
     lines += ["", "## What each verdict rests on", ""]
@@ -130,11 +144,18 @@ def markdown(root: Path) -> str:
     return "\n".join(lines)
 
 
-def _cell(finding: Finding | None, chosen: bool) -> str:
+def _cell(finding: Finding | None, chosen: bool, end: str) -> str:
     if finding is None:
         return "–"
+    said = finding.verdict + (end if finding.verdict == "reproduced" else "")
     seeds = f", {finding.seeds} seed{'s' * (finding.seeds > 1)}" if finding.seeds else ""
-    return f"**{finding.verdict}**{seeds}" if chosen else f"{finding.verdict}{seeds}"
+    return f"**{said}**{seeds}" if chosen else f"{said}{seeds}"
+
+
+def _end(claim: dict[str, Any], tier: Tier) -> str:
+    """Where a tier's lengths end, if that is before those that the claim names."""
+    last = max(tier.lengths, default=0) // tier.trained
+    return f" to {last}×" if last < claim.get("to", 0) else ""
 
 
 def _why(findings: dict[str, Finding], chosen: str, known: dict[str, Tier]) -> str:
@@ -144,18 +165,20 @@ def _why(findings: dict[str, Finding], chosen: str, known: dict[str, Tier]) -> s
 
 
 def _holds(claim: dict[str, Any]) -> str:
-    return " and ".join(f"`{statement}`" for statement in claim["holds"])
+    given = "".join(f", given `{statement}`" for statement in claim.get("given", []))
+    return " and ".join(f"`{statement}`" for statement in claim["holds"]) + given
 
 
 def _rests(finding: Finding) -> str:
-    if finding.missing:
+    if not finding.parts:
         return f"{finding.verdict}: {finding.missing}"
     # both sides of a ± are about one number
     numbers = [dict.fromkeys(map(str, found)) for found in finding.parts.values()]
     shown = dict.fromkeys(path for found in finding.parts.values() for part in found for path in part.shown)
     links = ", ".join(f"[{path}]({path})" for path in shown)
     wanted = f" ({finding.wanted})" if finding.wanted else ""
-    return f"{finding.verdict}{wanted}: {'; '.join(', '.join(number) for number in numbers)}; {links}"
+    missing = f" (not tested: {finding.missing})" if finding.missing else ""
+    return f"{finding.verdict}{wanted}: {'; '.join(', '.join(number) for number in numbers)}{missing}; {links}"
 
 
 def main(arguments: list[str]) -> None:

@@ -159,10 +159,10 @@ def position(which: str) -> Callable[[Tier, str, str], Value]:
 
 
 def head(tier: Tier, strategy: str, key: str) -> Value:
-    """Bias, nats, of the second largest of all heads at the longest distance."""
+    """The factor that the bias puts on a key's weight at the longest distance, the second largest of all heads."""
     rows, path = tier.rows(strategy, "kernels")
     far = rows[rows["distance"] == rows["distance"].max()]
-    return Value(far.groupby("seed")["bias"].agg(lambda bias: bias.nlargest(2).iloc[-1]), path)
+    return Value(far.groupby("seed")["bias"].agg(lambda bias: math.exp(bias.nlargest(2).iloc[-1])), path)
 
 
 def shift(tier: Tier, strategy: str, key: str) -> Value:
@@ -188,10 +188,12 @@ def speed(tier: Tier, strategy: str, key: str) -> Value:
 
 
 def exact_match(tier: Tier, strategy: str, key: str) -> Value:
-    """Share of exact answers at lengths beyond training, mean over lengths; the key is the task."""
+    """Share of exact answers; the key is a task and a length, or a task alone: the mean of lengths beyond training."""
+    task, _, length = key.partition(", ")
     rows, path = tier.rows(
         strategy, "results",
-        where=lambda t: (t["metric"] == "exact_match") & (t["protocol"] == key) & (t["length"] > tier.trained),
+        where=lambda t: (t["metric"] == "exact_match") & (t["protocol"] == task)
+        & (t["length"] == int(length) if length else t["length"] > tier.trained),
     )  # fmt: skip
     return Value(rows.groupby("seed")["value"].mean(), path)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy import special, stats
 
 from kerple.report.statistics import Estimate, estimate
 from results.judge.evidence import LINEAR, MEASURES, Tier, Untested, Value
@@ -56,26 +56,32 @@ class Part:
         return (above, 1 - above) if self.least else (1 - above, above)
 
     @property
-    def open(self) -> bool:
-        """Whether neither side is shown."""
-        return min(self.chances) >= ALPHA / 2
+    def shows(self) -> bool:
+        """Whether it is shown to hold."""
+        return self.chances[0] < ALPHA / 2
 
     @property
     def agrees(self) -> bool:
         """Whether the mean is on the claim's side."""
         return (self.found.mean >= self.bound) == self.least
 
-    def effect(self, seeds: int) -> float:
-        """Smallest distance from the bound that so many seeds show, four times in five."""
-        freedom = seeds - 1
-        quantiles = stats.t.isf(ALPHA / 2, freedom) + stats.t.isf(1 - POWER, freedom)
-        spread = self.found.seed_variance * self.found.seeds
-        return float(quantiles * math.sqrt(spread / seeds + self.found.text_variance))
+    def effect(self, seeds: int, among: int = 1) -> float:
+        """Smallest distance from the bound that so many seeds show, four times in five.
 
-    def needed(self) -> int | None:
+        Args:
+            seeds: Number of seeds.
+            among: Number of parts for which the test is corrected.
+        """
+        freedom = seeds - 1
+        # the noncentrality at which the test's statistic is above its critical value that often
+        standard_errors = special.nctdtrinc(freedom, 1 - POWER, stats.t.isf(ALPHA / 2 / among, freedom))
+        spread = self.found.seed_variance * self.found.seeds
+        return float(standard_errors * math.sqrt(spread / seeds + self.found.text_variance))
+
+    def needed(self, among: int = 1) -> int | None:
         """Seeds it would take to show a distance as large as was found; None where no number of them would."""
         distance = abs(self.found.mean - self.bound)
-        return next((n for n in range(2, MOST_SEEDS + 1) if self.effect(n) <= distance), None)
+        return next((n for n in range(2, MOST_SEEDS + 1) if self.effect(n, among) <= distance), None)
 
     def text(self, value: float) -> str:
         """A value on the part's scale, as a reader wants it: a signed percentage, a factor, or the number."""
@@ -95,10 +101,9 @@ def verdict(found: Sequence[Part]) -> str:
     To show that all hold, each must be shown. To show that they do not, one is enough, but the more parts there are the
     sooner one looks wrong by chance: Bonferroni's correction, the only one.
     """
-    holds, fails = zip(*(part.chances for part in found), strict=True)
-    if max(holds) < ALPHA / 2:
+    if all(part.shows for part in found):
         return "reproduced"
-    return "contradicted" if len(found) * min(fails) < ALPHA / 2 else "not resolved"
+    return "contradicted" if len(found) * min(part.chances[1] for part in found) < ALPHA / 2 else "not resolved"
 
 
 def parts(statement: str, tier: Tier, tie: float) -> list[Part]:
