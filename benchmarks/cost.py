@@ -8,6 +8,7 @@ import argparse
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,6 +20,7 @@ from benchmarks.measure import in_turn, machine, peak_above
 from benchmarks.models import build, training_step
 from kerple.callbacks.throughput import position_parameters
 from kerple.evaluation.protocols import full
+from kerple.model import Transformer
 from kerple.report.figures import save
 from kerple.report.statistics import estimate
 from kerple.report.tables import Cell, Table
@@ -34,20 +36,31 @@ MEMORY = """
 """
 
 
+def compared() -> dict[str, dict[str, Any]]:
+    """The strategies of the tier: label -> what it is."""
+    what = yaml.safe_load((ROOT / f"configs/compare/{TIER}.yaml").read_text())["strategies"]
+    return {label: settings or {} for label, settings in what.items()}
+
+
+def network(label: str) -> Transformer:
+    """The demo's model with a strategy of the tier."""
+    torch.manual_seed(0)
+    what = compared()[label]
+    return build("demo", what.get("position", label), LENGTH, **what.get("options", {}))
+
+
 def step(strategy: str) -> Callable[[], None]:
     """A step of training in fp32."""
-    torch.manual_seed(0)
-    return training_step(build("demo", strategy, LENGTH), BATCH, LENGTH, bf16=False)
+    return training_step(network(strategy), BATCH, LENGTH, bf16=False)
 
 
 def reading(strategy: str) -> Callable[[], None]:
     """Reading one segment of 16 times the training length in fp32."""
-    torch.manual_seed(0)
-    network, tokens = build("demo", strategy, LENGTH).eval(), torch.randint(2048, (1, READ + 1))
+    read, tokens = network(strategy).eval(), torch.randint(2048, (1, READ + 1))
 
     def run() -> None:
         with torch.inference_mode():
-            full(network, tokens, READ)
+            full(read, tokens, READ)
 
     return run
 
@@ -59,7 +72,7 @@ def rounds(strategies: list[str], count: int) -> pd.DataFrame:
     seconds = in_turn(ways, count)
     rows = []
     for strategy in strategies:
-        own = position_parameters(build("demo", strategy, LENGTH))
+        own = position_parameters(network(strategy))
         for turn, (step_, read) in enumerate(
             zip(seconds[f"step {strategy}"], seconds[f"reading {strategy}"], strict=True)
         ):
@@ -118,7 +131,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
     count = parser.parse_args().rounds
-    strategies = list(yaml.safe_load((ROOT / f"configs/compare/{TIER}.yaml").read_text())["strategies"])
+    strategies = list(compared())
     measured = rounds(strategies, count)
     memory = {s: peak_above(textwrap.dedent(MEMORY.format(strategy=s))) for s in strategies}
     measured["memory_mib"] = measured["strategy"].map(memory)

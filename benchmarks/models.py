@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,9 +13,12 @@ from kerple.positions import Shape, strategies
 SIZES = {"demo": (128, 4, 4, 2048), "162M": (768, 12, 12, 50304)}  # width, heads, layers, vocabulary: configs/
 
 
-def build(size: str, name: str, length: int, device: str = "cpu") -> Transformer:
+def build(size: str, name: str, length: int, device: str = "cpu", **options: Any) -> Transformer:
+    """A model with a strategy; in the strategy's options, a name of another stands for it."""
     dim, heads, layers, vocabulary = SIZES[size]
-    return Transformer(Shape(dim, heads, length), layers, vocabulary, strategies()[name]).to(device)
+    known = strategies()
+    own = {key: known.get(value, value) if isinstance(value, str) else value for key, value in options.items()}
+    return Transformer(Shape(dim, heads, length), layers, vocabulary, partial(known[name], **own)).to(device)
 
 
 def training_step(network: Transformer, batch: int, length: int, bf16: bool = True) -> Callable[[], None]:
