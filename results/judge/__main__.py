@@ -61,14 +61,14 @@ class Finding:
 
 def judge(claim: dict[str, Any], tier: Tier) -> Finding:
     """Judge a claim of the table by the numbers of a tier. Some of them can contradict it, only all reproduce it."""
+    for statement in claim.get("given", []):
+        try:
+            given = parts(statement, tier, TABLE["tie"])
+        except Untested as reason:
+            return Finding("not tested", {}, str(reason))
+        if not all(part.shows for part in given):
+            return Finding("not tested", {}, f"`{statement}` is not shown: {', '.join(map(str, given))}")
     found, missing = {}, []
-    try:
-        for statement in claim.get("given", []):
-            first = parts(statement, tier, TABLE["tie"])
-            if not all(part.shows for part in first):
-                return Finding("not tested", {}, f"`{statement}` is not shown: {', '.join(map(str, first))}")
-    except Untested as reason:
-        missing.append(str(reason))
     for statement in claim["holds"]:
         try:
             found[statement] = parts(statement, tier, TABLE["tie"])
