@@ -21,7 +21,7 @@ from benchmarks.models import build, training_step
 from kerple.callbacks.throughput import position_parameters
 from kerple.evaluation.protocols import full
 from kerple.model import Transformer
-from kerple.report.figures import save
+from kerple.report.figures import plain_log_ticks, save
 from kerple.report.statistics import estimate
 from kerple.report.tables import Cell, Table
 
@@ -123,6 +123,7 @@ def figure(measured: pd.DataFrame, losses: pd.DataFrame) -> Figure:
             ax.errorbar(middle, at[strategy], xerr=[[middle - low], [high - middle]], fmt="o", markersize=4)
             ax.annotate(str(strategy), (middle, at[strategy]), xytext=(4, 4), textcoords="offset points", fontsize=8)
     ax.set(xlabel="milliseconds a step (quartiles of rounds)", ylabel=f"perplexity at {READ}", yscale="log")
+    plain_log_ticks(ax)
     ax.grid(alpha=0.25)
     return drawn
 

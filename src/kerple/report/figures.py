@@ -103,7 +103,7 @@ def _position_curves(table: pd.DataFrame, styles: Styles, baseline: str) -> Figu
     ax.set_yscale("log")
     if np.isfinite(settled.min()):
         ax.set_ylim(settled.min() / 1.04, min(settled.max(), 2 * settled.min()) * 1.04)
-    _plain_log_ticks(ax)
+    plain_log_ticks(ax)
     ax.set(xlabel=f"position in the segment (means over {width})", ylabel="perplexity")
     plain(ax)
     figure.legend(loc="outside right center", frameon=False, fontsize=9)
@@ -152,7 +152,7 @@ def _panels(chosen: pd.DataFrame, styles: Styles, trained: Mapping[str, int | No
         _lengths(ax, sorted(panel["length"].unique()), trained[protocol])
     axes[0, 0].set_ylim(min(low for low, _ in ranges), max(high for _, high in ranges))  # shared by all panels
     if axes[0, 0].get_yscale() == "log":
-        _plain_log_ticks(axes[0, 0])
+        plain_log_ticks(axes[0, 0])
     for ax in axes[:, 0]:
         ax.set_ylabel(label)
     handles = {label: h for ax in figure.axes for h, label in zip(*ax.get_legend_handles_labels(), strict=True)}
@@ -210,7 +210,8 @@ def _lengths(ax: Axes, lengths: list[int], trained: int | None) -> None:
         )  # fmt: skip
 
 
-def _plain_log_ticks(ax: Axes) -> None:
+def plain_log_ticks(ax: Axes) -> None:
+    """Ticks of a logarithmic y axis at round numbers, written out."""
     low, high = ax.get_ylim()
     steps = np.array([1, 1.2, 1.5, 2, 3, 4, 5, 7]) if high / low < 20 else np.array([1, 2, 5])
     ticks = [t for p in range(-4, 9) for t in steps * 10.0**p if low <= t <= high]
