@@ -8,7 +8,6 @@ import argparse
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,6 +18,7 @@ from matplotlib.figure import Figure
 from benchmarks.measure import in_turn, machine, peak_above
 from benchmarks.models import build, training_step
 from kerple.callbacks.throughput import position_parameters
+from kerple.compare.comparison import Strategy
 from kerple.evaluation.protocols import full
 from kerple.model import Transformer
 from kerple.report.figures import plain_log_ticks, save
@@ -36,17 +36,17 @@ MEMORY = """
 """
 
 
-def compared() -> dict[str, dict[str, Any]]:
-    """The strategies of the tier: label -> what it is."""
-    what = yaml.safe_load((ROOT / f"configs/compare/{TIER}.yaml").read_text())["strategies"]
-    return {label: settings or {} for label, settings in what.items()}
+def compared() -> dict[str, Strategy]:
+    """The strategies of the tier by their labels."""
+    written = yaml.safe_load((ROOT / f"configs/compare/{TIER}.yaml").read_text())["strategies"]
+    return {label: Strategy(**(what or {})) for label, what in written.items()}
 
 
 def network(label: str) -> Transformer:
     """The demo's model with a strategy of the tier."""
     torch.manual_seed(0)
     what = compared()[label]
-    return build("demo", what.get("position", label), LENGTH, **what.get("options", {}))
+    return build("demo", what.position or label, LENGTH, **what.options)
 
 
 def step(strategy: str) -> Callable[[], None]:
@@ -56,11 +56,11 @@ def step(strategy: str) -> Callable[[], None]:
 
 def reading(strategy: str) -> Callable[[], None]:
     """Reading one segment of 16 times the training length in fp32."""
-    read, tokens = network(strategy).eval(), torch.randint(2048, (1, READ + 1))
+    model, tokens = network(strategy).eval(), torch.randint(2048, (1, READ + 1))
 
     def run() -> None:
         with torch.inference_mode():
-            full(read, tokens, READ)
+            full(model, tokens, READ)
 
     return run
 

@@ -41,7 +41,6 @@ class Finding:
     @property
     def wanted(self) -> str:
         """For a claim that is not resolved: what these seeds could have shown, and how many it takes."""
-        among = sum(map(len, self.parts.values()))
         open_parts = [part for found in self.parts.values() for part in found if not part.shows]
         if self.verdict != "not resolved" or not open_parts:
             return ""
@@ -49,7 +48,7 @@ class Finding:
             return "one seed: what another would give is not known"
         against = [part for part in open_parts if not part.agrees]
         # one part that fails is enough to contradict, if it stands out among all; to reproduce, all have to hold
-        among = among if against else 1
+        among = sum(map(len, self.parts.values())) if against else 1
         wanted = [(part.needed(among) or MOST_SEEDS + 1, part) for part in against or open_parts]
         seeds, part = (min if against else max)(wanted, key=lambda pair: pair[0])
         effect = part.effect(part.found.seeds, among)
@@ -68,16 +67,17 @@ def judge(claim: dict[str, Any], tier: Tier) -> Finding:
             return Finding("not tested", {}, str(reason))
         if not all(part.shows for part in given):
             return Finding("not tested", {}, f"`{statement}` is not shown: {', '.join(map(str, given))}")
-    found, missing = {}, []
+    found, reasons = {}, []
     for statement in claim["holds"]:
         try:
             found[statement] = parts(statement, tier, TABLE["tie"])
         except Untested as reason:
-            missing.append(str(reason))
+            reasons.append(str(reason))
+    missing = "; ".join(dict.fromkeys(reasons))
     answer = verdict([part for of_statement in found.values() for part in of_statement]) if found else "not tested"
     if missing and answer != "contradicted":
-        return Finding("not tested", {}, "; ".join(dict.fromkeys(missing)))
-    return Finding(answer, found, "; ".join(dict.fromkeys(missing)))
+        return Finding("not tested", {}, missing)
+    return Finding(answer, found, missing)
 
 
 def tiers(root: Path) -> dict[str, Tier]:

@@ -89,13 +89,13 @@ def report_finished(comparison: Comparison) -> None:
         UserError: If no run is finished.
     """
     work = comparison.jobs()
-    absent = [job for job in work if not jobs.finished(job) and any(_records(comparison, job))]
-    asked = _asked(absent)
-    sums = _checksums(asked.values())
+    asked = _asked(job for job in work if jobs.finished(job) or any(_records(comparison, job)))
+    absent = [job for job in asked if not jobs.finished(job)]
+    sums = _checksums(asked[job] for job in absent)
     for job in absent:
         _taken(comparison, job, asked[job], sums)
-    for job in filter(jobs.finished, work):
-        if changed := jobs.changes(job, flat(resolve(job))):
+    for job in filter(jobs.finished, asked):
+        if changed := jobs.changes(job, asked[job].flat):
             print(f"warning: {job.name} was run with another configuration: {'; '.join(changed)}")
     _report(comparison, work)
 
@@ -140,7 +140,7 @@ def _is_complete(comparison: Comparison, job: Job) -> bool:
     return jobs.finished(job) and records.path_of(job, comparison.report_folder).exists()
 
 
-def _asked(work: list[Job]) -> dict[Job, Request]:
+def _asked(work: Iterable[Job]) -> dict[Job, Request]:
     return {job: Request(config := resolve(job), flat(config)) for job in work}
 
 
@@ -168,7 +168,7 @@ def _taken(comparison: Comparison, job: Job, asked: Request, sums: dict[str, str
 
 def _records(comparison: Comparison, job: Job) -> Iterator[Path]:
     """The files of this run that are committed, of this comparison's report and of others."""
-    yield from filter(Path.is_file, (records.path_of(job, folder) for folder in comparison.committed))
+    return filter(Path.is_file, (records.path_of(job, folder) for folder in comparison.committed))
 
 
 def _keep(comparison: Comparison, job: Job, asked: Request, sums: dict[str, str | None]) -> None:
