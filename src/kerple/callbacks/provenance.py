@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,7 @@ def _described(trainer: Trainer, changed: bool) -> dict[str, Any]:
     }
 
 
+@cache  # a process keeps its packages, and reading the metadata of a hundred takes a sixth of a tiny run
 def _lock() -> list[str]:
     return sorted({f"{d.metadata['Name']}=={d.version}" for d in distributions()}, key=str.lower)
 

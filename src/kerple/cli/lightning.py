@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import warnings
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
@@ -60,15 +61,16 @@ class StoreConfig(SaveConfigCallback):
             return
         self.already_saved = True
         directory.mkdir(parents=True, exist_ok=True)
-        text, path, resumption = self._text(), directory / "config.yaml", 0
+        text, path, resumption = self._text, directory / "config.yaml", 0
         while path.exists() and path.read_text() != text:
             resumption += 1
             path = directory / f"config-resumed-{resumption}.yaml"
         path.write_text(text)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        checkpoint[CONFIG_KEY] = self._text()
+        checkpoint[CONFIG_KEY] = self._text
 
+    @cached_property
     def _text(self) -> str:
         return self.parser.dump(self.config, skip_none=False)
 

@@ -26,7 +26,7 @@ class StoreRunConfig(StoreConfig):
         super().setup(trainer, pl_module, stage)
         above = Path(trainer.log_dir or trainer.default_root_dir).parent / "config.yaml"
         if trainer.is_global_zero and not above.exists():
-            above.write_text(self._text())
+            above.write_text(self._text)
 
 
 class PretrainedCLI(CLI):
