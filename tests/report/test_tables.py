@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 
 from kerple.report.collect import Run, read
-from kerple.report.tables import Cell, Table, costs, number
+from kerple.report.statistics import summarise
+from kerple.report.tables import Cell, Table, comparison, costs, number
 from tests.report.runs_on_disk import CURVES, write_run
 
 ROWS, LENGTHS = ["NoPE", "a_b & 50% <x> ~^\\"], list(range(1, 14))
@@ -73,3 +74,21 @@ def test_a_mean_of_seeds_is_printed_in_the_digits_that_mean_something() -> None:
     assert number(30046.2, 12123.4) == "30046 ± 12123"
     assert number(21.4, float("nan")) == "21.40"
     assert number(float("inf"), float("nan")) == "∞"
+
+
+@pytest.mark.parametrize(
+    ("metric", "by"), [("ppl", "text"), ("exact_match", "problems"), ("token_accuracy", "problems")]
+)
+def test_a_note_names_every_variation_that_the_test_has(metric: str, by: str) -> None:
+    cells = [("NoPE", 1, 0.5), ("NoPE", 2, 0.6), ("RoPE", 1, 0.4), ("RoPE", 2, 0.3)]
+    cell = {"metric": metric, "protocol": "p", "length": 8}
+    results = pd.DataFrame([{"strategy": name, "seed": seed, "value": value, **cell} for name, seed, value in cells])
+    block = [
+        {**row, "block": i, "sum": (i + row["seed"]) % 3, "count": 4}
+        for row in results.to_dict("records")
+        for i in (0, 1)
+    ]
+    for blocks, over in ((pd.DataFrame(block), f"over seeds and {by};"), (None, "over seeds;")):
+        summary = summarise(results, "NoPE", blocks=blocks)
+        assert (summary["blocks"].max() > 1) == (blocks is not None)
+        assert over in comparison(summary, metric, "p", None, "NoPE").note

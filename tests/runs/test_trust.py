@@ -152,7 +152,9 @@ def test_a_class_of_a_trusted_package_may_be_named(package: str, tmp_path: Path)
     changed["model"]["position"] = {"class_path": "theirs.Good", "init_args": {"size": 3, "free": "a.text"}}
     assert read(tmp_path, changed, trust=("theirs",))["model"]["position"] == changed["model"]["position"]
     with pytest.raises(UserError, match=r"names the class theirs\.Good, .* if you trust it, add --trust theirs"):
-        read(tmp_path, changed)
+        read(tmp_path, changed, trust=())
+    with pytest.raises(UserError, match=r"names the class theirs\.Good, expected one of [\w, ]+$"):
+        read(tmp_path, changed)  # a command without the option does not advise it
 
 
 @pytest.mark.parametrize(

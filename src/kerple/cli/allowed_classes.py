@@ -43,11 +43,11 @@ RENAMED = {
 }
 
 
-def offer(trust: tuple[str, ...] = ()) -> Offer:
+def offer(trust: tuple[str, ...] | None = None) -> Offer:
     """The offered classes: strategies, data, tasks and callbacks of this project, and some of Lightning's callbacks.
 
     Args:
-        trust: Packages whose classes are offered too.
+        trust: Packages whose classes are offered too; None where the user cannot name any.
     """
     return Offer(
         model=LanguageModel,
@@ -61,7 +61,7 @@ def offer(trust: tuple[str, ...] = ()) -> Offer:
         },
         renamed=RENAMED,
         places=frozenset({"cache", "cache_bytes", "dirpath", "keys"}),
-        trust=tuple(filter(None, trust)),
+        trust=None if trust is None else tuple(filter(None, trust)),
     )
 
 

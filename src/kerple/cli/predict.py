@@ -102,12 +102,12 @@ def main(arguments: list[str]) -> None:
         sys.stdout.write("\n")
 
 
-def load(path: str, trust: tuple[str, ...] = (), device: str = "cpu") -> tuple[LanguageModel, Text]:
+def load(path: str, trust: tuple[str, ...] | None = None, device: str = "cpu") -> tuple[LanguageModel, Text]:
     """Load the model of a checkpoint, in evaluation mode, and its data module, which can encode and decode.
 
     Args:
         path: Path of a checkpoint that `fit` has written.
-        trust: Packages, beside this one and Lightning, whose classes the checkpoint may name.
+        trust: Packages, beside this one and Lightning, whose classes the checkpoint may name; None: see `offer`.
         device: Device of the model.
 
     Raises:

@@ -201,7 +201,7 @@ def _watch(
             with pace:
                 path, _ = _write(comparison, work)
             if pace.times == 1:
-                board.say(f"a report of what is done, written anew after every run: {path}")
+                board.say(f"a report of what is done, written anew while runs end: {path}")
     return failed
 
 

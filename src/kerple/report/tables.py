@@ -258,7 +258,9 @@ def number(mean: float, std: float) -> str:
 
 def _sources(chosen: pd.DataFrame) -> str:
     """What the tests of these cells had as variation."""
-    return "seeds and text" if chosen["metric"].iloc[0] == "ppl" and chosen["blocks"].max() > 1 else "seeds"
+    if chosen["blocks"].max() <= 1:
+        return "seeds"
+    return "seeds and problems" if chosen["metric"].iloc[0] in HIGHER_IS_BETTER else "seeds and text"
 
 
 def _span(counts: pd.Series) -> str:

@@ -40,7 +40,7 @@ class Offer:
         callback: Base class of the classes in ``trainer.callbacks``; for whole configurations.
         renamed: The present modules of classes by their old modules.
         places: Options that say where files are written. They are left out, so that a checkpoint cannot decide it.
-        trust: Packages whose own classes may be named too, because the user trusts them.
+        trust: Packages whose own classes may be named too, because the user trusts them; None: nobody can say so.
     """
 
     classes: Mapping[type, tuple[type, ...]]
@@ -49,7 +49,7 @@ class Offer:
     callback: type = object
     renamed: Mapping[str, str] = field(default_factory=dict)
     places: frozenset[str] = frozenset()
-    trust: tuple[str, ...] = ()
+    trust: tuple[str, ...] | None = None
 
 
 def read_config(path: str | Path, offer: Offer) -> dict[str, Any]:
@@ -230,11 +230,12 @@ class _Reading:
             for offered in self.offer.classes[base]:
                 if last == offered.__name__ and (not module or _holds(module, offered)):
                     return offered
-            if name.split(".")[0] in self.offer.trust and all(part.isidentifier() for part in name.split(".")):
+            if name.split(".")[0] in (self.offer.trust or ()) and all(part.isidentifier() for part in name.split(".")):
                 return self._trusted(base, module, last, where)
         offered_names = ", ".join(sorted(offered.__name__ for offered in self.offer.classes[base]))
         package = str(name).split(".")[0]
-        advice = f"; if you trust it, add --trust {package}" if package.isidentifier() and "." in str(name) else ""
+        foreign = self.offer.trust is not None and package.isidentifier() and "." in str(name)
+        advice = f"; if you trust it, add --trust {package}" if foreign else ""
         raise self._refusal(where, f"names the class {_short(name)}, expected one of {offered_names}{advice}")
 
     def _trusted(self, base: type, module: str, name: str, where: str) -> type:
@@ -246,7 +247,7 @@ class _Reading:
         home = getattr(found, "__module__", "")
         if (
             not (isclass(found) and issubclass(found, base))
-            or home.split(".")[0] not in self.offer.trust
+            or home.split(".")[0] not in (self.offer.trust or ())
             or not _holds(home, found)
         ):
             raise self._refusal(
