@@ -107,13 +107,25 @@ class Tier:
             where=lambda t: (t["metric"] == "ppl") & t["protocol"].str.startswith(protocol) & (t["length"] == length),
         )  # fmt: skip
         rows = rows[rows["protocol"] == rows["protocol"].iloc[0]].sort_values("seed")
-        blocks = self._blocks(path.split("/")[0], strategy, rows["protocol"].iloc[0], length, list(rows["seed"]))
-        return Value(np.log(rows.set_index("seed")["value"]), path, blocks)
+        values = rows.set_index("seed")["value"]
+        return Value(np.log(values), path, self._blocks(strategy, rows["protocol"].iloc[0], length, values))
 
-    def _blocks(self, comparison: str, strategy: str, protocol: str, length: int, seeds: list[int]) -> tuple | None:
-        """Sums and counts by block out of the committed runs, None unless all seeds have them."""
-        runs = [self._run(self.root / comparison / "runs" / strategy / f"seed-{seed}.json") for seed in seeds]
-        found = [run.get((protocol, length), []) for run in runs]
+    def _blocks(self, strategy: str, protocol: str, length: int, values: pd.Series) -> tuple | None:
+        """Sums and counts by block out of the committed runs that gave these values, None unless all seeds have them.
+
+        A comparison may take a run that is kept beside another: `also` of demo.yaml names field.
+        """
+
+        def blocks_of(seed: int, value: float) -> list[dict[str, float]]:
+            for comparison in self.comparisons:
+                run = self._run(self.root / comparison / "runs" / strategy / f"seed-{seed}.json")
+                blocks = run.get((protocol, length), [])
+                loss = sum(b["sum"] for b in blocks) / (sum(b["count"] for b in blocks) or 1)
+                if blocks and math.isclose(loss, math.log(value), rel_tol=1e-9):
+                    return blocks
+            return []
+
+        found = [blocks_of(seed, value) for seed, value in values.items()]
         if not all(found) or len({len(blocks) for blocks in found}) != 1:
             return None
         return tuple(np.array([[b[side] for b in blocks] for blocks in found], float) for side in ("sum", "count"))
