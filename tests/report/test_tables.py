@@ -10,7 +10,7 @@ import pytest
 
 from kerple.report.collect import Run, read
 from kerple.report.statistics import summarise
-from kerple.report.tables import Cell, Table, comparison, costs, number
+from kerple.report.tables import Cell, Table, comparison, costs, intervals, number
 from tests.report.runs_on_disk import CURVES, write_run
 
 ROWS, LENGTHS = ["NoPE", "a_b & 50% <x> ~^\\"], list(range(1, 14))
@@ -92,3 +92,32 @@ def test_a_note_names_every_variation_that_the_test_has(metric: str, by: str) ->
         summary = summarise(results, "NoPE", blocks=blocks)
         assert (summary["blocks"].max() > 1) == (blocks is not None)
         assert over in comparison(summary, metric, "p", None, "NoPE").note
+
+
+@pytest.mark.parametrize(
+    ("seeds", "over"),
+    [
+        ((1, 1), "over text alone: one seed."),
+        ((1, 2), "over text, and over seeds where there is more than one."),
+        ((2, 2), "over seeds and text."),
+    ],
+)
+def test_a_note_says_over_what_the_intervals_of_ratios_are(seeds: tuple[int, int], over: str) -> None:
+    cell = {"metric": "ppl", "protocol": "full", "length": 8}
+    runs = [
+        ("NoPE", 1),
+        ("NoPE", 2),
+        *(("RoPE", i + 1) for i in range(seeds[0])),
+        *(("T5", i + 1) for i in range(seeds[1])),
+    ]
+    blocks = [
+        {"strategy": name, "seed": seed, **cell, "block": i, "sum": 4.0 + len(name) + (i * seed) % 3, "count": 4}
+        for name, seed in runs
+        for i in (0, 1)
+    ]
+    results = pd.DataFrame(
+        [{"strategy": name, "seed": seed, **cell, "value": 10.0 + len(name) + seed} for name, seed in runs]
+    )
+    summary = summarise(results, "NoPE", blocks=pd.DataFrame(blocks))
+    for table in (comparison(summary, "ppl", "full", 8, "NoPE"), intervals(summary, "ppl", "full", 8, "NoPE")):
+        assert table.note.endswith(over)

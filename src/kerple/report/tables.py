@@ -19,6 +19,7 @@ from kerple.report.statistics import (
 )
 
 MOST_COLUMNS = 12
+MIXED = "over text, and over seeds where there is more than one"
 PAGE_COLUMNS = 6  # columns with a mean and a deviation that fit on a page
 DAGGER = "†"
 LATEX_ESCAPES = str.maketrans(
@@ -128,8 +129,7 @@ def comparison(summary: pd.DataFrame, metric: str, protocol: str, trained: int |
     if most == 1:
         note = "One seed; best of a column in bold, whether another seed would have it so or not."
     if not paired.empty:
-        over = "text alone" if paired["pairs"].min() == 1 else _sources(chosen)
-        note += f" Last column: ratio to {baseline} (geometric mean over seeds), with its 95% interval over {over}."
+        note += f" Last column: ratio to {baseline} (geometric mean over seeds), with its 95% interval {_over(paired)}."
     if len(shown) < len(lengths):
         note += f" {len(shown)} of {len(lengths)} lengths are shown, results.csv has all."
     return Table(f"{METRIC_NAMES.get(metric, metric)}, {protocol}", body, note)
@@ -147,8 +147,9 @@ def intervals(summary: pd.DataFrame, metric: str, protocol: str, trained: int | 
         rows.setdefault(row.strategy, {})[_times(row.length, trained)] = Cell(text)
     order = [s for s in dict.fromkeys(summary["strategy"]) if s in rows]
     body = pd.DataFrame.from_dict(rows, orient="index").loc[order].fillna(NOTHING)
-    over = "text alone: one seed" if chosen["pairs"].min() == 1 else _sources(chosen)
-    note = f"Divided by {baseline}'s, on the same seeds and text; geometric mean over seeds, 95% interval over {over}."
+    note = (
+        f"Divided by {baseline}'s, on the same seeds and text; geometric mean over seeds, 95% interval {_over(chosen)}."
+    )
     checked = chosen[chosen["p_flips"].notna()]
     if len(checked):
         odd = checked[(checked["p"] < 0.05) & (checked["p_flips"] > 2 / 2.0 ** checked["pairs"])]
@@ -184,8 +185,8 @@ def distant(summary: pd.DataFrame, runs: Runs, window: str, trained: int | None)
     order = [s for s in dict.fromkeys(summary["strategy"]) if s in rows]
     body = pd.DataFrame.from_dict(rows, orient="index").loc[order].fillna(NOTHING)
     note = (
-        f"{window} minus full, nats per token, on the same targets; 95% interval over "
-        f"{'seeds and text' if fewest > 1 else 'text, and over seeds where there is more than one'}. Above 0, in bold "
+        f"{window} minus full, nats per token, on the same targets; 95% interval "
+        f"{'over seeds and text' if fewest > 1 else MIXED}. Above 0, in bold "
         "if the whole interval is: text farther away than the window helps."
     )
     return Table(f"Context gain beyond {window.removeprefix('windowed')} tokens", body, note)
@@ -254,6 +255,12 @@ def number(mean: float, std: float) -> str:
     digits = 3 if abs(mean) < 10 else 2 if abs(mean) < 100 else 1 if abs(mean) < 1000 else 0
     spread = f" ± {std:.{digits}f}" if math.isfinite(std) else ""
     return f"{mean:.{digits}f}{spread}"
+
+
+def _over(ratios: pd.DataFrame) -> str:
+    """Over what the intervals of these ratios to the baseline are."""
+    fewest, most = ratios["pairs"].min(), ratios["pairs"].max()
+    return "over text alone: one seed" if most == 1 else MIXED if fewest == 1 else f"over {_sources(ratios)}"
 
 
 def _sources(chosen: pd.DataFrame) -> str:
