@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from results.judge.evidence import Tier, Untested
-from results.judge.statements import MOST_SEEDS, POWER, Part, parts, verdict
+from results.judge.statements import MOST_SEEDS, POWER, Part, parts, refuting, verdict
 
 TABLE = yaml.safe_load(Path(__file__).with_name("claims.yaml").read_text())
 VERDICTS = ("reproduced", "contradicted", "not resolved", "not tested")
@@ -35,8 +35,10 @@ class Finding:
 
     @property
     def seeds(self) -> int:
-        """The fewest behind any part."""
-        return min((part.found.seeds for found in self.parts.values() for part in found), default=0)
+        """The fewest behind any part on which the verdict rests: one that fails is enough to contradict."""
+        all_parts = [part for found in self.parts.values() for part in found]
+        resting = refuting(all_parts) if self.verdict == "contradicted" else all_parts
+        return min((part.found.seeds for part in resting), default=0)
 
     @property
     def wanted(self) -> str:

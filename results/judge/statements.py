@@ -103,7 +103,12 @@ def verdict(found: Sequence[Part]) -> str:
     """
     if all(part.shows for part in found):
         return "reproduced"
-    return "contradicted" if len(found) * min(part.chances[1] for part in found) < ALPHA / 2 else "not resolved"
+    return "contradicted" if refuting(found) else "not resolved"
+
+
+def refuting(found: Sequence[Part]) -> list[Part]:
+    """The parts of a claim that are shown not to hold."""
+    return [part for part in found if len(found) * part.chances[1] < ALPHA / 2]
 
 
 def parts(statement: str, tier: Tier, tie: float) -> list[Part]:

@@ -31,10 +31,12 @@ def test_what_is_said_of_alibi_and_kerple_log_in_the_small_tier_is_in_its_table(
 
     def above(length: str) -> tuple[str, ...]:
         row = rows["ALiBi", "full", length]
-        return tuple(f"{100 * (float(row[key]) - 1):.1f}" for key in ("ratio", "ratio_low", "ratio_high"))
+        return tuple(
+            f"{100 * (float(row[key]) - 1):.1f}".replace("-", "−") for key in ("ratio", "ratio_low", "ratio_high")
+        )
 
-    said = re.search(r"ALiBi is ([\d.]+)% above KERPLE-log at 1×\*\*, \[([\d.]+), ([\d.]+)\]%", page)
-    later = re.search(r"and ([\d.]+)% above it at 16×, \[([\d.]+), ([\d.]+)\]%", page)
+    said = re.search(r"ALiBi is ([\d.]+)% above KERPLE-log at 1×\*\*, \[([−\d.]+), ([−\d.]+)\]%", page)
+    later = re.search(r"and ([\d.]+)% above it at 16×, \[([−\d.]+), ([−\d.]+)\]%", page)
     assert said is not None
     assert said.groups() == above("128")
     assert later is not None

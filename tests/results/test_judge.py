@@ -173,6 +173,15 @@ def test_the_better_test_is_the_later_tier_with_several_seeds(paper: Path) -> No
     assert row.endswith("; small has one seed |")
 
 
+def test_a_contradiction_has_the_seeds_of_the_part_that_fails(paper: Path) -> None:
+    results(paper, "demo", {"RoPE": (23, 23, 24, 25, 30, 40), "Sinusoidal": (23, 40, 60, 80, 90, 99)})
+    demo = pd.read_csv(paper / "demo" / "results.csv")
+    early = (demo["seed"] == SEEDS[0]) | (demo["strategy"] == "RoPE")
+    demo[early].to_csv(paper / "demo" / "results.csv", index=False)
+    found = judge(TABLE["claims"]["C5"], tiers(paper)["demo"])
+    assert (found.verdict, found.seeds) == ("contradicted", len(SEEDS))
+
+
 def test_the_opposite_is_contradicted(paper: Path) -> None:
     swapped = PAPER | {"KerpleLog": PAPER["T5"], "T5": PAPER["KerpleLog"], "RoPE": PAPER["ALiBi"]}
     results(paper, "adamw", swapped)
