@@ -34,23 +34,27 @@ class Finding:
     missing: str = ""
 
     @property
+    def all_parts(self) -> list[Part]:
+        """Those of all its statements."""
+        return [part for of_statement in self.parts.values() for part in of_statement]
+
+    @property
     def seeds(self) -> int:
         """The fewest behind any part on which the verdict rests: one that fails is enough to contradict."""
-        all_parts = [part for found in self.parts.values() for part in found]
-        resting = refuting(all_parts) if self.verdict == "contradicted" else all_parts
+        resting = refuting(self.all_parts) if self.verdict == "contradicted" else self.all_parts
         return min((part.found.seeds for part in resting), default=0)
 
     @property
     def wanted(self) -> str:
         """For a claim that is not resolved: what these seeds could have shown, and how many it takes."""
-        open_parts = [part for found in self.parts.values() for part in found if not part.shows]
+        open_parts = [part for part in self.all_parts if not part.shows]
         if self.verdict != "not resolved" or not open_parts:
             return ""
         if self.seeds < 2:
             return "one seed: what another would give is not known"
         against = [part for part in open_parts if not part.agrees]
         # one part that fails is enough to contradict, if it stands out among all; to reproduce, all have to hold
-        among = sum(map(len, self.parts.values())) if against else 1
+        among = len(self.all_parts) if against else 1
         wanted = [(part.needed(among) or MOST_SEEDS + 1, part) for part in against or open_parts]
         seeds, part = (min if against else max)(wanted, key=lambda pair: pair[0])
         effect = part.effect(part.found.seeds, among)

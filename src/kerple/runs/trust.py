@@ -51,6 +51,10 @@ class Offer:
     places: frozenset[str] = frozenset()
     trust: tuple[str, ...] | None = None
 
+    def trusts(self, module: str) -> bool:
+        """Whether the user trusts the package of this module."""
+        return module.split(".")[0] in (self.trust or ())
+
 
 def read_config(path: str | Path, offer: Offer) -> dict[str, Any]:
     """Read the configuration in a checkpoint of `fit`, in a form that is safe to parse.
@@ -230,7 +234,7 @@ class _Reading:
             for offered in self.offer.classes[base]:
                 if last == offered.__name__ and (not module or _holds(module, offered)):
                     return offered
-            if name.split(".")[0] in (self.offer.trust or ()) and all(part.isidentifier() for part in name.split(".")):
+            if self.offer.trusts(name) and all(part.isidentifier() for part in name.split(".")):
                 return self._trusted(base, module, last, where)
         offered_names = ", ".join(sorted(offered.__name__ for offered in self.offer.classes[base]))
         package = str(name).split(".")[0]
@@ -245,11 +249,7 @@ class _Reading:
         except (ImportError, KeyError, ValueError) as error:
             raise self._refusal(where, f"names {module}.{name}, which cannot be imported ({error})") from error
         home = getattr(found, "__module__", "")
-        if (
-            not (isclass(found) and issubclass(found, base))
-            or home.split(".")[0] not in (self.offer.trust or ())
-            or not _holds(home, found)
-        ):
+        if not (isclass(found) and issubclass(found, base)) or not self.offer.trusts(home) or not _holds(home, found):
             raise self._refusal(
                 where, f"names {module}.{name}, expected a subclass of {base.__name__} that a trusted package defines"
             )
