@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from kerple.report.files import results_in
+from kerple.report.files import result_rows, results_in
 
 Run = dict[tuple[str, int], list[dict[str, float]]]  # (protocol, length) -> its blocks, each with sum and count
 
@@ -133,7 +133,8 @@ class Tier:
     def _run(self, path: Path) -> Run:
         """Blocks of a committed run, by protocol and length; empty if it is not there."""
         if path not in self.runs:
-            rows = json.loads(path.read_text())["run"]["test"]["extrapolation.json"]["rows"] if path.exists() else []
+            test = json.loads(path.read_text())["run"]["test"] if path.exists() else {}
+            rows = result_rows(test.get("extrapolation.json"))
             cells = (cell for row in rows for cell in results_in(row, path))
             self.runs[path] = {(c["protocol"], c["length"]): blocks for c, blocks in cells if c["metric"] == "ppl"}
         return self.runs[path]

@@ -54,7 +54,8 @@ class Extrapolation(Callback):
         segments: Number of segments at each length with ``sampling: paper``.
         seed: Chooses the shuffle of ``sampling: paper``.
         documents: Whether only blocks inside one document are scored, cut from its first token on. Documents shorter
-            than a block are left out. It needs a data module with ``stream`` and ``documents``.
+            than a block are left out. It needs a data module with ``stream`` and ``documents``. The file then says which
+            blocks are of one document, because reports take documents as independent of each other, not blocks.
         validation_blocks: Largest number of blocks that are scored after each validation; 0 for none.
         tokens_per_forward: Largest number of tokens in one forward pass; a longer segment runs alone.
 
@@ -267,6 +268,10 @@ class Extrapolation(Callback):
     def _report(self, trainer: Trainer, pl_module: LightningModule, directory: Path) -> None:
         network = network_of(pl_module)
         strategy = results.strategy(network)
+        about: dict[str, Any] = {}
+        if self.documents:
+            blocks, order = self._text(trainer, self.block)
+            about["block_document"] = blocks.documents[: len(order)].tolist()
         results.write(
             directory / "extrapolation.json",
             self.measurements,
@@ -277,6 +282,7 @@ class Extrapolation(Callback):
             sampling=self.sampling,
             documents=self.documents,
             precision=str(trainer.precision),
+            **about,
         )
         drawn = results.figure(self.measurements, network.shape.length, f"{strategy}: perplexity by evaluation length")
         drawn.savefig(directory / "extrapolation.png", dpi=150)

@@ -31,6 +31,9 @@ class DocumentBlocks(Dataset[dict[str, Any]]):
         begins: Index of the first token of each document, ascending; the last document ends with the stream.
         length: Targets in a block.
 
+    Attributes:
+        documents: Which document each block is of, (blocks,) int64, ascending.
+
     Raises:
         UserError: If no document is long enough for a block.
     """
@@ -48,6 +51,7 @@ class DocumentBlocks(Dataset[dict[str, Any]]):
             )
         before = torch.repeat_interleave(counts.cumsum(0) - counts, counts)
         self.starts = torch.repeat_interleave(begin, counts) + (torch.arange(len(before)) - before) * length
+        self.documents = torch.repeat_interleave(torch.arange(len(counts)), counts)
 
     def __len__(self) -> int:
         return len(self.starts)

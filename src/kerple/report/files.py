@@ -19,7 +19,7 @@ import yaml
 from kerple.errors import UserError
 
 TOO_LARGE = ("attention_maps",)  # files with a row for each query and key are left out
-ABOUT = ("split", "block", "sampling", "documents", "precision")  # entries about a test, in the file of its rows
+ABOUT = ("split", "block", "sampling", "documents", "precision", "block_document")  # entries about a test, in the file of its rows
 SETTING = {"windowed": "window", "sliding": "stride", "last": "k"}  # options that are part of a protocol's name
 
 
@@ -49,9 +49,8 @@ def read_csv(path: Path) -> pd.DataFrame:
         raise UserError(f"{path}: is no CSV ({error}); test the run again") from error
 
 
-def result_rows(path: Path) -> list[dict[str, Any]]:
-    """Result rows of a JSON file; none if the file is of another kind."""
-    content = read_json(path)
+def result_rows(content: Any) -> list[dict[str, Any]]:
+    """Result rows in the content of a JSON file; none if the file is of another kind."""
     rows = content.get("rows", []) if isinstance(content, dict) else content
     about = {key: content[key] for key in ABOUT if key in content} if isinstance(content, dict) else {}
     return [about | row for row in rows if isinstance(row, dict) and {"protocol", "length"} <= row.keys()]
@@ -107,6 +106,8 @@ def condensed(table: pd.DataFrame) -> pd.DataFrame:
 def results_in(row: dict[str, Any], path: Path) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
     """Yield the cells of a result row, each with its sums by block.
 
+    Blocks of one document are summed to one: text by one author about one thing is not two samples of text.
+
     Args:
         row: A row as `result_rows` returns it.
         path: Its file, for messages.
@@ -154,7 +155,14 @@ def _blocks(row: dict[str, Any], sums: str, counts: str, total: dict[str, float]
     numbers = row.get(counts) or [total["count"] / len(parts)] * len(parts)
     if len(numbers) != len(parts) or not math.isclose(math.fsum(parts), total["sum"], rel_tol=1e-6, abs_tol=1e-9):
         raise UserError(f"{where}: {sums} ({len(parts)} blocks) does not add up to the row's sum {total['sum']}")
-    return [{"block": i, "sum": s, "count": n} for i, (s, n) in enumerate(zip(parts, numbers, strict=True))]
+    documents = row.get("block_document", list(range(len(parts))))
+    if not isinstance(documents, list) or len(documents) != len(parts) or {*map(type, documents)} != {int}:
+        raise UserError(f"{where}: got block_document {documents}, expected the document of each of {len(parts)} blocks")
+    by_document = {document: [0.0, 0.0] for document in documents}
+    for document, s, n in zip(documents, parts, numbers, strict=True):
+        by_document[document][0] += s
+        by_document[document][1] += n
+    return [{"block": i, "sum": s, "count": n} for i, (s, n) in enumerate(by_document.values())]
 
 
 def results_of(directory: Path, test: str = "test") -> dict[str, Any]:
