@@ -134,7 +134,7 @@ class Tier:
         """Blocks of a committed run, by protocol and length; empty if it is not there."""
         if path not in self.runs:
             test = json.loads(path.read_text())["run"]["test"] if path.exists() else {}
-            rows = result_rows(test.get("extrapolation.json"))
+            rows = result_rows(test.get("extrapolation.json", []))
             cells = (cell for row in rows for cell in results_in(row, path))
             self.runs[path] = {(c["protocol"], c["length"]): blocks for c, blocks in cells if c["metric"] == "ppl"}
         return self.runs[path]

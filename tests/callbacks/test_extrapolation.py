@@ -282,6 +282,9 @@ def test_documents_are_never_left_within_a_block(tmp_path: Path) -> None:
     at_32 = next(r for r in result["rows"] if r["protocol"] == "full" and r["length"] == 32)
     assert at_32["block_nll"] == pytest.approx(losses.sum(1).tolist(), rel=1e-6)
     assert {r["targets"] for r in result["rows"]} == {5 * 32}
+    assert result["block_document"] == [1, 3, 3, 4, 4]
+    few = run(tmp_path / "few", Extrapolation([8, 32], documents=True, blocks=2), data)
+    assert few["block_document"] == [1, 3]
     data.begins = list(range(0, 200, 32))
     with pytest.raises(ValueError, match="no document has the 33 tokens of a block, the longest has 32"):
         run(tmp_path, Extrapolation([8, 32], documents=True), data)

@@ -21,14 +21,16 @@ class Counting:
 def test_blocks_tile_each_document_and_cross_no_border(length: int) -> None:
     begins = [0, 1, 3, 40, 40, 75, 106, 207]  # one document is empty
     blocks = DocumentBlocks(Counting(), np.array(begins, dtype=np.uint64).astype(np.int64), length)
-    expected = []
-    for begin, end in zip(begins, [*begins[1:], 300], strict=True):
+    expected, of = [], []
+    for document, (begin, end) in enumerate(zip(begins, [*begins[1:], 300], strict=True)):
         start = begin
         while start + length + 1 <= end:
             expected.append(list(range(start, start + length + 1)))
+            of.append(document)
             start += length
     assert [blocks[i]["tokens"].tolist() for i in range(len(blocks))] == expected
     assert [blocks[i]["index"] for i in range(len(blocks))] == list(range(len(expected)))
+    assert blocks.documents.tolist() == of
     assert blocks[0]["tokens"].dtype == torch.int64
     with pytest.raises(IndexError):
         blocks[len(blocks)]

@@ -46,11 +46,26 @@ def test_an_infinite_loss_is_infinite_and_not_an_error(tmp_path: Path) -> None:
     assert runs.results["value"].iloc[0] == np.inf
 
 
+def test_blocks_of_one_document_are_one_piece_of_text(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run", "ALiBi", 1236, CURVES["ALiBi"])
+    path = directory / "test" / "extrapolation.json"
+    content = json.loads(path.read_text())
+    content["block_document"] = [3, 3, 3, 5, 5, 5, 5, 8, 9, 9, 9, 9]
+    path.write_text(json.dumps(content))
+    blocks = read([Run("ALiBi", 1236, directory)]).blocks
+    found = blocks[(blocks["protocol"] == "full") & (blocks["length"] == 128)]
+    nll = next(r for r in content["rows"] if r["protocol"] == "full" and r["length"] == 128)["block_nll"]
+    assert found["sum"].tolist() == pytest.approx([sum(nll[:3]), sum(nll[3:7]), nll[7], sum(nll[8:])])
+    assert found["count"].tolist() == [512 * n for n in (3, 4, 1, 4)]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda row: row.pop("nll_sum"), "expected nll_sum and targets"),
         (lambda row: row["block_nll"].pop(), r"block_nll \(11 blocks\) does not add up"),
+        (lambda row: row.update(block_document=[0] * 11), r"block_document \[0, .*expected a document for each of 12"),
+        (lambda row: row.update(block_document=[[0]] * 12), "expected a document for each of 12"),
         (lambda row: row.update(targets=0, nll_sum=0.0, block_nll=[0.0] * 12), "got 0 targets"),
     ],
 )

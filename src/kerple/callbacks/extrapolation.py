@@ -54,8 +54,8 @@ class Extrapolation(Callback):
         segments: Number of segments at each length with ``sampling: paper``.
         seed: Chooses the shuffle of ``sampling: paper``.
         documents: Whether only blocks inside one document are scored, cut from its first token on. Documents shorter
-            than a block are left out. It needs a data module with ``stream`` and ``documents``. The file then says which
-            blocks are of one document, because reports take documents as independent of each other, not blocks.
+            than a block are left out. It needs a data module with ``stream`` and ``documents``. The file then says
+            which blocks are of one document, because reports take documents as independent of each other, not blocks.
         validation_blocks: Largest number of blocks that are scored after each validation; 0 for none.
         tokens_per_forward: Largest number of tokens in one forward pass; a longer segment runs alone.
 

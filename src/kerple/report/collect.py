@@ -133,7 +133,8 @@ def read(runs: Iterable[Run]) -> Runs:
         key: dict[str, Any] = {"strategy": run.strategy, "seed": run.seed}
         part: dict[str, Any] = {"part": run.part} if run.part else {}
         configs[run] = read_yaml(run.directory / "config.yaml")
-        rows = [(path, row) for path in sorted((run.directory / run.test).glob("*.json")) for row in result_rows(read_json(path))]
+        files = sorted((run.directory / run.test).glob("*.json"))
+        rows = [(path, row) for path in files for row in result_rows(read_json(path))]
         if not rows:
             raise UserError(
                 f"{run.directory}: got no result rows in {run.directory / run.test}/*.json, expected those of a test; "

@@ -19,7 +19,8 @@ import yaml
 from kerple.errors import UserError
 
 TOO_LARGE = ("attention_maps",)  # files with a row for each query and key are left out
-ABOUT = ("split", "block", "sampling", "documents", "precision", "block_document")  # entries about a test, in the file of its rows
+# entries about a test, in the file of its rows
+ABOUT = ("split", "block", "sampling", "documents", "precision", "block_document")
 SETTING = {"windowed": "window", "sliding": "stride", "last": "k"}  # options that are part of a protocol's name
 
 
@@ -58,12 +59,12 @@ def result_rows(content: Any) -> list[dict[str, Any]]:
 
 def text_of(row: dict[str, Any]) -> str:
     """The options of `Extrapolation` that are not part of a protocol's name, as a phrase."""
-    paper = row.get("sampling") == "paper"
+    paper, documents = row.get("sampling") == "paper", len(set(row.get("block_document", ())))
     choices = [
         f"{row['split']} split" if "split" in row else "",
         f"blocks of {row['block']} targets" if "block" in row and not paper else "",
         "shuffled segments, other text at each length" if paper else "",
-        "inside documents only" if row.get("documents") else "",
+        f"inside {documents} documents" if documents else "inside documents only" if row.get("documents") else "",
         f"the first {row['skip']} targets of a block are context only" if row.get("skip") else "",
         f"computed in {row['precision']}" if "precision" in row else "",
     ]
@@ -157,7 +158,7 @@ def _blocks(row: dict[str, Any], sums: str, counts: str, total: dict[str, float]
         raise UserError(f"{where}: {sums} ({len(parts)} blocks) does not add up to the row's sum {total['sum']}")
     documents = row.get("block_document", list(range(len(parts))))
     if not isinstance(documents, list) or len(documents) != len(parts) or {*map(type, documents)} != {int}:
-        raise UserError(f"{where}: got block_document {documents}, expected the document of each of {len(parts)} blocks")
+        raise UserError(f"{where}: got block_document {documents}, expected a document for each of {len(parts)} blocks")
     by_document = {document: [0.0, 0.0] for document in documents}
     for document, s, n in zip(documents, parts, numbers, strict=True):
         by_document[document][0] += s

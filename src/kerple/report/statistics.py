@@ -109,9 +109,10 @@ def estimate(sums: ArrayLike, counts: ArrayLike) -> Estimate:
 
     A mean depends on two random choices: the seeds of training and the text of the test. The spread over seeds, which
     were all tested on the same blocks, gives the variance of the first. The spread over blocks of the mean over seeds
-    gives that of the second; whole blocks are used because tokens in a block are not independent, and the quotient is
-    linearised. Their sum is the variance for other seeds and other text. An interaction of seeds and text is counted
-    in both, so the sum is rather too large than too small.
+    gives that of the second; whole blocks are used because tokens in a block are not independent. Where a test tells
+    which blocks are of one document, that document is a block here, because they are not independent either. The
+    quotient is linearised. The sum of the two is the variance for other seeds and other text. An interaction of seeds
+    and text is counted in both, so the sum is rather too large than too small.
 
     Args:
         sums: Sums over each block (seeds, blocks); for a difference, those of one strategy minus those of the other on
