@@ -172,22 +172,22 @@ def distant(summary: pd.DataFrame, runs: Runs, window: str, trained: int | None)
     cells = losses[losses["protocol"].isin(["full", window])].groupby(["strategy", "protocol", "length"])
     blocks: dict[Any, Any] = {key: by_block(group) for key, group in cells}
     rows: dict[str, dict[str, Cell]] = {}
-    fewest = 2
+    seeds: list[int] = []
     for strategy, protocol, length in blocks:
         gain = difference(blocks.get((strategy, window, length)), blocks[strategy, protocol, length])
         if protocol == "full" and length > int(window.removeprefix("windowed")) and gain is not None:
             low, high = gain.interval()
             text = f"{gain.mean:+.4f} [{low:+.4f}, {high:+.4f}]"
             rows.setdefault(strategy, {})[_times(length, trained)] = Cell(text, bool(low > 0))
-            fewest = min(fewest, gain.seeds)
+            seeds.append(gain.seeds)
     if not rows:
         return None
     order = [s for s in dict.fromkeys(summary["strategy"]) if s in rows]
     body = pd.DataFrame.from_dict(rows, orient="index").loc[order].fillna(NOTHING)
     note = (
         f"{window} minus full, nats per token, on the same targets; 95% interval "
-        f"{'over seeds and text' if fewest > 1 else MIXED}. Above 0, in bold "
-        "if the whole interval is: text farther away than the window helps."
+        f"{_varied(min(seeds), max(seeds), 'seeds and text')}. Above 0, in bold if the whole interval is: text farther "
+        "away than the window helps."
     )
     return Table(f"Context gain beyond {window.removeprefix('windowed')} tokens", body, note)
 
@@ -259,8 +259,12 @@ def number(mean: float, std: float) -> str:
 
 def _over(ratios: pd.DataFrame) -> str:
     """Over what the intervals of these ratios to the baseline are."""
-    fewest, most = ratios["pairs"].min(), ratios["pairs"].max()
-    return "over text alone: one seed" if most == 1 else MIXED if fewest == 1 else f"over {_sources(ratios)}"
+    return _varied(ratios["pairs"].min(), ratios["pairs"].max(), _sources(ratios))
+
+
+def _varied(fewest: int, most: int, sources: str) -> str:
+    """Over what intervals are that have so many seeds, at the least and at the most, and these sources of variation."""
+    return "over text alone: one seed" if most == 1 else MIXED if fewest == 1 else f"over {sources}"
 
 
 def _sources(chosen: pd.DataFrame) -> str:
