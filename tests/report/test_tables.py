@@ -8,9 +8,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from kerple.report.collect import Run, read
+from kerple.report.collect import Run, Runs, read
 from kerple.report.statistics import summarise
-from kerple.report.tables import Cell, Table, comparison, costs, intervals, number
+from kerple.report.tables import Cell, Table, comparison, costs, distant, intervals, number
 from tests.report.runs_on_disk import CURVES, write_run
 
 ROWS, LENGTHS = ["NoPE", "a_b & 50% <x> ~^\\"], list(range(1, 14))
@@ -121,3 +121,28 @@ def test_a_note_says_over_what_the_intervals_of_ratios_are(seeds: tuple[int, int
     summary = summarise(results, "NoPE", blocks=pd.DataFrame(blocks))
     for table in (comparison(summary, "ppl", "full", 8, "NoPE"), intervals(summary, "ppl", "full", 8, "NoPE")):
         assert table.note.endswith(over)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "over"),
+    [
+        ((1, 1), "over text alone: one seed."),
+        ((1, 2), "over text, and over seeds where"),
+        ((2, 2), "over seeds and text."),
+    ],
+)
+def test_a_note_says_over_what_the_intervals_of_context_gains_are(seeds: tuple[int, int], over: str) -> None:
+    blocks = [
+        {"strategy": name, "seed": seed, "metric": "ppl", "protocol": protocol, "length": 16, "block": i}
+        | {"sum": 4.0 + (i * seed) % 3 + (protocol != "full"), "count": 4}
+        for name, count in zip(("NoPE", "T5"), seeds, strict=True)
+        for seed in range(1, count + 1)
+        for protocol in ("full", "windowed8")
+        for i in (0, 1)
+    ]
+    none = pd.DataFrame()
+    summary = pd.DataFrame({"strategy": ["NoPE", "T5"]})
+    table = distant(summary, Runs(none, pd.DataFrame(blocks), none, {}, {}, {}, {}), "windowed8", 8)
+    assert table is not None
+    assert f"95% interval {over}" in table.note
+    assert table.body["16 (2×)"].map(lambda cell: cell.text[:7]).tolist() == ["+0.2500"] * 2
