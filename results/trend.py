@@ -20,7 +20,7 @@ from scipy import stats
 
 from kerple.report.figures import COLOURS, MARKERS, plain, save
 from kerple.report.files import result_rows, results_in
-from kerple.report.statistics import Estimate, estimate
+from kerple.report.statistics import Estimate, difference
 from kerple.report.tables import Cell, Table
 
 OURS, THEIRS, TIMES = "KerpleLog", "ALiBi", 8
@@ -28,7 +28,7 @@ GAINS = (OURS, THEIRS)
 # Table 3 of the paper at 8 times its training length, perplexity of KERPLE-log and of ALiBi; 50,000 steps of 32 x 512
 PAPER = {"OpenWebText2": (21.2, 22.2), "GitHub": (2.74, 3.04), "ArXiv": (5.20, 5.87)}
 PAPER_PARAMETERS, PAPER_TOKENS = 162e6, 50_000 * 32 * 512
-Blocks = tuple[list[float], list[float]]  # sums and counts
+Blocks = list[dict[str, float]]  # each with sum and count
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,14 @@ class Setting:
 
 
 def settings(root: Path) -> list[Setting]:
-    """The settings of which both strategies have a run with one seed or more, by size and tokens."""
+    """The settings of which both strategies have runs, by size and tokens.
+
+    Args:
+        root: The folder that holds the comparisons' reports.
+
+    Raises:
+        ValueError: If the runs of a setting are not on the same text, or two comparisons have the same run.
+    """
     losses: dict[tuple[int, int], dict[tuple[str, str], dict[int, Blocks]]] = defaultdict(lambda: defaultdict(dict))
     for comparison in ("scaling", "small"):
         for path in sorted((root / comparison / "runs").rglob("seed-*.json")):
@@ -65,31 +72,54 @@ def settings(root: Path) -> list[Setting]:
             length = config["data.init_args.length"]
             tokens = config["trainer.max_steps"] * config["data.init_args.batch_size"] * length
             at = losses[cost["parameters"] - cost["position_parameters"], tokens]
-            for row in result_rows(record["run"]["test"]["extrapolation.json"]):
+            for row in result_rows(record["run"]["test"].get("extrapolation.json", [])):
                 if row["length"] == TIMES * length and row["protocol"] in ("full", "windowed"):
                     _, blocks = next(results_in(row, path))
-                    of_run = [b["sum"] for b in blocks], [b["count"] for b in blocks]
-                    at[path.parent.name, row["protocol"]][int(path.stem.removeprefix("seed-"))] = of_run
+                    seed, of_seed = int(path.stem.removeprefix("seed-")), at[path.parent.name, row["protocol"]]
+                    if seed in of_seed:
+                        raise ValueError(f"{path}: got a second run of this size, tokens and seed, expected one")
+                    of_seed[seed] = blocks
     return [
         Setting(
             *setting,
-            _difference(at[THEIRS, "full"], at[OURS, "full"]),
-            {strategy: _difference(at[strategy, "windowed"], at[strategy, "full"]) for strategy in GAINS},
+            _difference(at, (THEIRS, "full"), (OURS, "full")),
+            {strategy: _difference(at, (strategy, "windowed"), (strategy, "full")) for strategy in GAINS},
         )
         for setting, at in sorted(losses.items())
         if at[THEIRS, "full"].keys() & at[OURS, "full"].keys()
     ]
 
 
-def _difference(minuend: dict[int, Blocks], subtrahend: dict[int, Blocks]) -> Estimate:
-    """Of the mean losses, over the seeds that both have and over text."""
-    seeds = sorted(minuend.keys() & subtrahend.keys())
-    sums = np.array([minuend[seed][0] for seed in seeds]) - np.array([subtrahend[seed][0] for seed in seeds])
-    return estimate(sums, np.array([minuend[seed][1] for seed in seeds]))
+def _difference(
+    losses: dict[tuple[str, str], dict[int, Blocks]], ours: tuple[str, str], theirs: tuple[str, str]
+) -> Estimate:
+    """Of the mean losses of two (strategy, protocol), over the seeds that both have and over text."""
+    seeds = sorted(losses[ours].keys() & losses[theirs].keys())
+    sides = []
+    for side in (ours, theirs):
+        blocks = [losses[side][seed] for seed in seeds]
+        if not seeds or len({len(of_seed) for of_seed in blocks}) > 1 or not blocks[0]:
+            raise ValueError(
+                f"{side[0]}, {side[1]}: got no blocks, or other ones for each seed, expected the same for all"
+            )
+        sides.append(tuple(np.array([[b[name] for b in of_seed] for of_seed in blocks]) for name in ("sum", "count")))
+    found = difference(*sides)
+    if found is None:
+        raise ValueError(f"{ours} and {theirs}: got other blocks of text in one than in the other, expected the same")
+    return found
 
 
 def line(x: ArrayLike, y: ArrayLike, at: ArrayLike) -> NDArray[np.float64]:
-    """The least-squares line through three points or more, and its 95% interval; (3, number of points ``at``)."""
+    """The least-squares line through some points, and its 95% interval by Student's t.
+
+    Args:
+        x: (points,), three or more.
+        y: (points,).
+        at: (m,), where the line is wanted.
+
+    Returns:
+        (3, m) fp64: the line, and both ends of its interval.
+    """
     x, y, at = (np.asarray(values, dtype=np.float64) for values in (x, y, at))
     found = stats.linregress(x, y)
     middle = found.slope * at + found.intercept
@@ -116,11 +146,14 @@ def table(found: list[Setting]) -> Table:
         x = [math.log10(setting.compute) for setting in found]
         at = math.log10(6 * PAPER_PARAMETERS * PAPER_TOKENS)
         carried = line(x, [setting.advantage.mean for setting in found], [at])[:, 0]
-        rows["162M, 819M tokens, extrapolated"] = {f"{THEIRS} above {OURS} (%)": Cell(_percent(*carried))}
+        rows[f"{PAPER_PARAMETERS / 1e6:.0f}M, {PAPER_TOKENS / 1e6:.0f}M tokens, extrapolated"] = {
+            f"{THEIRS} above {OURS} (%)": Cell(_percent(*carried))
+        }
     measured = ", ".join(f"{100 * (theirs / ours - 1):.1f}% on {data}" for data, (ours, theirs) in PAPER.items())
     note = (
         f"At {TIMES} times the training length. Intervals: 95% over seeds and text, with one seed over text alone; of "
-        f"the last row, that of a line through the others against the logarithm of compute. The paper has {measured}."
+        f"the last row, that of a line through the others against the logarithm of compute. The paper has {measured}. "
+        "The setting of results/small is tested on its own text."
     )
     return Table("By size and tokens", pd.DataFrame.from_dict(rows, orient="index").fillna(Cell("–")), note)
 
@@ -162,7 +195,10 @@ def _advantage(ax: Axes, found: list[Setting], sizes: list[int]) -> None:
         beside = {"xytext": (-8, 0), "textcoords": "offset points", "ha": "right", "va": "center"}
         ax.annotate(data, (paper, value), fontsize=8, **beside)
     ax.axhline(0, color="black", linewidth=0.8)
-    ax.set(xscale="log", ylim=(-30, 40), xlabel="training compute (floating-point operations)")
+    ends = [100 * math.expm1(end) for setting in found for end in setting.advantage.interval()]
+    # the interval of the line has no end worth an axis, where there are few settings
+    ax.set(xscale="log", xlabel="training compute (floating-point operations)")
+    ax.set_ylim(min(*ends, *measured, 0) - 25, max(*ends, *measured) + 5)
     ax.set_ylabel(f"{THEIRS} above {OURS} at {TIMES}× (% of perplexity)")
     ax.legend(frameon=False, fontsize=8, loc="lower left")
     plain(ax)
@@ -199,7 +235,7 @@ def main(arguments: list[str]) -> None:
         raise ValueError(f"results: got {root}, without runs of {OURS} and {THEIRS} in scaling or small")
     (root / "scaling").mkdir(exist_ok=True)
     text = table(found).markdown()
-    (root / "scaling/trend.md").write_text(f"# Trend\n\n{text}")
+    (root / "scaling/trend.md").write_text(text)
     save(figure(found), root / "scaling", "trend")
     print(text)
 

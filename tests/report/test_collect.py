@@ -64,8 +64,10 @@ def test_blocks_of_one_document_are_one_piece_of_text(tmp_path: Path) -> None:
     [
         (lambda row: row.pop("nll_sum"), "expected nll_sum and targets"),
         (lambda row: row["block_nll"].pop(), r"block_nll \(11 blocks\) does not add up"),
-        (lambda row: row.update(block_document=[0] * 11), r"block_document \[0, .*expected a document for each of 12"),
-        (lambda row: row.update(block_document=[[0]] * 12), "expected a document for each of 12"),
+        (lambda row: row.update(block_document=[0] * 11), "block_document: got 11 of them, expected 12"),
+        (lambda row: row.update(block_document=[[0]] * 12), "block_document: got what is no list of numbers"),
+        (lambda row: row.update(block_document=[True] * 12), "block_document: got what is no list of numbers"),
+        (lambda row: row.update(block_document=7, block_nll=None), "block_document: got what is no list of numbers"),
         (lambda row: row.update(targets=0, nll_sum=0.0, block_nll=[0.0] * 12), "got 0 targets"),
     ],
 )
@@ -77,6 +79,17 @@ def test_files_that_contradict_themselves_are_named(tmp_path: Path, change, mess
     path.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=rf"{re.escape(str(path))}, full at {LENGTHS[0]}.*{message}"):
         read([Run("RoPE", 1236, directory)])
+
+
+def test_tests_with_documents_and_without_do_not_belong_together(tmp_path: Path) -> None:
+    seeds = (1236, 1237)
+    runs = [Run("ALiBi", seed, write_run(tmp_path / str(seed), "ALiBi", seed, CURVES["ALiBi"])) for seed in seeds]
+    for run in runs:
+        path = run.directory / "test" / "extrapolation.json"
+        content = json.loads(path.read_text()) | {"documents": True}
+        path.write_text(json.dumps(content | ({"block_document": [0] * 12} if run.seed == 1236 else {})))
+    with pytest.raises(ValueError, match=r"1237/test/extrapolation\.json does not say which blocks"):
+        read(runs)
 
 
 def test_runs_that_are_not_there_or_not_tested_are_named(tmp_path: Path) -> None:

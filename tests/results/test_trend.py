@@ -17,6 +17,10 @@ def law(parameters: float, tokens: float) -> float:
     return 0.3 - 0.02 * math.log10(6 * parameters * tokens)
 
 
+def gain(strategy: str, seed: int) -> float:
+    return {"KerpleLog": 0.03, "ALiBi": 0.01}[strategy] + 0.001 * (seed - 2)
+
+
 def write_runs(root: Path, sizes: tuple[int, ...] = SIZES, spread: float = 0.0) -> None:
     generator = np.random.default_rng(0)
     for size in sizes:
@@ -28,7 +32,10 @@ def write_runs(root: Path, sizes: tuple[int, ...] = SIZES, spread: float = 0.0) 
                     rows = [
                         {"protocol": name, "length": 1024, "window": window, "nll_sum": sum(nll), "targets": 6 * 1024}
                         | {"block_nll": list(nll), "block_targets": [1024] * 6}
-                        for name, window, nll in (("full", None, full), ("windowed", 128, full + 0.01 * 1024))
+                        for name, window, nll in (
+                            ("full", None, full),
+                            ("windowed", 128, full + gain(strategy, seed) * 1024),
+                        )
                     ]
                     path = root / f"scaling/runs/{size} {steps}/{strategy}/seed-{seed}.json"
                     path.parent.mkdir(parents=True, exist_ok=True)
@@ -47,7 +54,7 @@ def test_the_law_is_found_and_carried(tmp_path: Path) -> None:
         assert setting.advantage.mean == pytest.approx(law(setting.parameters, setting.tokens))
         assert (setting.advantage.seeds, setting.advantage.blocks) == (3, 3)  # documents
         assert {name: gain.mean for name, gain in setting.gains.items()} == pytest.approx(
-            {"KerpleLog": 0.01, "ALiBi": 0.01}
+            {"KerpleLog": 0.03, "ALiBi": 0.01}
         )
     last = table(found).body["ALiBi above KerpleLog (%)"].iloc[-1].text
     assert last.startswith(f"{100 * math.expm1(law(PAPER_PARAMETERS, PAPER_TOKENS)):+.1f} [")
@@ -73,3 +80,43 @@ def test_it_is_written_as_far_as_there_are_runs(tmp_path: Path) -> None:
     assert text.count("tokens |") == 2  # two settings are no trend
     assert "extrapolated" not in text
     assert (tmp_path / "scaling/trend.png").stat().st_size > 10_000
+
+
+def test_the_committed_trend_is_that_of_the_committed_runs() -> None:
+    root = Path(__file__).parents[2] / "results"
+    assert (root / "scaling/trend.md").read_text() == table(settings(root)).markdown()
+
+
+@pytest.mark.parametrize(
+    ("change", "runs", "message"),
+    [
+        (
+            lambda test: test["extrapolation.json"].update(block_document=[0, 0, 0, 1, 1, 1]),
+            1,
+            "expected the same for all",
+        ),
+        (
+            lambda test: test["extrapolation.json"].update(block_document=[0, 0, 0, 1, 1, 1]),
+            3,
+            "got other blocks of text",
+        ),
+        (lambda test: test["extrapolation.json"]["rows"].pop(), 3, "KerpleLog, windowed: got no blocks"),
+    ],
+)
+def test_runs_on_other_text_are_no_difference(tmp_path: Path, change, runs: int, message: str) -> None:
+    write_runs(tmp_path, SIZES[:1])
+    for path in sorted((tmp_path / "scaling/runs").glob("*/KerpleLog/seed-*.json"))[:runs]:
+        record = json.loads(path.read_text())
+        change(record["run"]["test"])
+        path.write_text(json.dumps(record))
+    with pytest.raises(ValueError, match=message):
+        settings(tmp_path)
+
+
+def test_a_seed_that_only_one_strategy_has_is_left_out(tmp_path: Path) -> None:
+    write_runs(tmp_path, SIZES[:1])
+    for path in (tmp_path / "scaling/runs").glob("*/ALiBi/seed-3.json"):
+        path.unlink()
+    assert [(s.advantage.seeds, s.gains["KerpleLog"].seeds, s.gains["ALiBi"].seeds) for s in settings(tmp_path)] == [
+        (2, 3, 2)
+    ] * len(STEPS)

@@ -271,7 +271,7 @@ class Extrapolation(Callback):
         about: dict[str, Any] = {}
         if self.documents:
             blocks, order = self._text(trainer, self.block)
-            about["block_document"] = blocks.documents[: len(order)].tolist()
+            about["block_document"] = blocks.documents[list(order)].tolist()
         results.write(
             directory / "extrapolation.json",
             self.measurements,

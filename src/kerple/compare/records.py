@@ -84,6 +84,8 @@ def take(job: Job, config: dict[str, Any], data: str | None, path: Path) -> str 
         identity = hashlib.sha256(json.dumps(written, sort_keys=True).encode()).hexdigest()
     except (ValueError, KeyError, TypeError, RecursionError, OSError) as error:
         return f"cannot be read ({type(error).__name__}: {error})"
+    if (text := kept["test"].get("extrapolation.json", {})).get("documents") and "block_document" not in text:
+        return "was tested by an earlier version, which did not say which blocks are of one document"
     if version != VERSION:
         return f"has results of version {version}, those of now have {VERSION}: their numbers do not belong together"
     if record.get("hash") != identity:

@@ -49,7 +49,8 @@ class Runs:
     Args:
         results: Columns metric, protocol, length, value, sum and count; the value is made of the latter two, which are
             NaN if unknown.
-        blocks: Columns metric, protocol, length, block, sum, count; empty if the runs have no sums by block.
+        blocks: Columns metric, protocol, length, block, sum, count; empty if the runs have no sums by block. Where the
+            tests tell, a block is all that was scored of a document.
         costs: What `Throughput` measured: a row for each run that has it, with its part if it has one.
         analyses: The tables of the analyses, by the names of their CSV files.
         configs: The resolved configuration of each run.
@@ -119,8 +120,8 @@ def read(runs: Iterable[Run]) -> Runs:
     """Read the results of runs that were fitted and tested.
 
     Raises:
-        UserError: If a run was not tested, sums in a file contradict each other, or two runs have the same label, seed
-            and cell. The message names the files.
+        UserError: If a run was not tested, sums in a file contradict each other, two runs have the same label, seed and
+            cell, or only some of the tests say which blocks are of one document. The message names the files.
     """
     tables: dict[str, list[dict[str, Any]]] = {"results": [], "blocks": [], "costs": []}
     analyses: dict[str, list[pd.DataFrame]] = {}
@@ -129,6 +130,7 @@ def read(runs: Iterable[Run]) -> Runs:
     text: dict[str, dict[str, None]] = {}
     origin: dict[tuple[Any, ...], Path] = {}
     old_bytes = False
+    told: dict[bool, Path] = {}
     for run in runs:
         key: dict[str, Any] = {"strategy": run.strategy, "seed": run.seed}
         part: dict[str, Any] = {"part": run.part} if run.part else {}
@@ -142,6 +144,8 @@ def read(runs: Iterable[Run]) -> Runs:
             )
         for path, row in rows:
             old_bytes |= row.get("bits_per_byte") is not None and "bytes" not in row
+            if row.get("documents"):
+                told["block_document" in row] = path
             for result, of_blocks in results_in(row, path):
                 if run.part and result["metric"] in LOSSES:  # a task has a protocol of its own, a corpus has not
                     result["protocol"] = f"{run.part} {result['protocol']}"
@@ -163,6 +167,11 @@ def read(runs: Iterable[Run]) -> Runs:
             tables["costs"].append(key | part | measured)
         for name, table in analyses_in(run.directory / run.test):
             analyses.setdefault(name, []).append(table.assign(**key, **part))
+    if len(told) > 1:
+        raise UserError(
+            f"runs: {told[False]} does not say which blocks are of one document, {told[True]} does, expected all or "
+            "none of them to, because intervals take documents as samples of text; test the older runs again"
+        )
     results = pd.DataFrame(tables["results"], columns=[*RUN_KEYS, *RESULT, "value", "sum", "count"])
     blocks = pd.DataFrame(tables["blocks"], columns=[*RUN_KEYS, *RESULT, "block", "sum", "count"])
     costs = pd.DataFrame(tables["costs"], columns=None if tables["costs"] else RUN_KEYS)

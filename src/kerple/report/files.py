@@ -59,12 +59,13 @@ def result_rows(content: Any) -> list[dict[str, Any]]:
 
 def text_of(row: dict[str, Any]) -> str:
     """The options of `Extrapolation` that are not part of a protocol's name, as a phrase."""
-    paper, documents = row.get("sampling") == "paper", len(set(row.get("block_document", ())))
+    paper, documents = row.get("sampling") == "paper", len({*row.get("block_document", ())})
     choices = [
         f"{row['split']} split" if "split" in row else "",
         f"blocks of {row['block']} targets" if "block" in row and not paper else "",
         "shuffled segments, other text at each length" if paper else "",
-        f"inside {documents} documents" if documents else "inside documents only" if row.get("documents") else "",
+        f"inside documents, of which there are {documents}" if documents else "",
+        "inside documents only" if row.get("documents") and not documents else "",
         f"the first {row['skip']} targets of a block are context only" if row.get("skip") else "",
         f"computed in {row['precision']}" if "precision" in row else "",
     ]
@@ -107,7 +108,8 @@ def condensed(table: pd.DataFrame) -> pd.DataFrame:
 def results_in(row: dict[str, Any], path: Path) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
     """Yield the cells of a result row, each with its sums by block.
 
-    Blocks of one document are summed to one: text by one author about one thing is not two samples of text.
+    Blocks of one document are summed to one, where the row names the documents: text by one author about one thing is
+    not two samples of text.
 
     Args:
         row: A row as `result_rows` returns it.
@@ -118,7 +120,7 @@ def results_in(row: dict[str, Any], path: Path) -> Iterator[tuple[dict[str, Any]
         are no blocks if the row has no sums by block.
 
     Raises:
-        UserError: If the row is of neither kind, or its sums do not add up.
+        UserError: If the row is of neither kind, its sums do not add up, or its blocks are not all given a document.
     """
     protocol, length = str(row["protocol"]), int(row["length"])
     if (setting := row.get(SETTING.get(protocol, ""))) is not None:
@@ -148,18 +150,23 @@ def results_in(row: dict[str, Any], path: Path) -> Iterator[tuple[dict[str, Any]
 
 
 def _blocks(row: dict[str, Any], sums: str, counts: str, total: dict[str, float], where: str) -> list[dict[str, Any]]:
-    """Sums by block, which must add up to the total, so that an interval belongs to the number beside it."""
-    parts = row.get(sums)
-    if parts is None or None in parts:
+    """Sums by block, or by document where the row names these.
+
+    They must add up to the total, so that an interval belongs to the number beside it.
+    """
+    parts, documents = row.get(sums), row.get("block_document", [])
+    if not isinstance(documents, list) or {*map(type, documents)} - {int}:
+        raise UserError(f"{where}: block_document: got what is no list of numbers, expected the document of each block")
+    if not parts or None in parts:
         return []
     # without counts, all blocks are equally long
     numbers = row.get(counts) or [total["count"] / len(parts)] * len(parts)
     if len(numbers) != len(parts) or not math.isclose(math.fsum(parts), total["sum"], rel_tol=1e-6, abs_tol=1e-9):
         raise UserError(f"{where}: {sums} ({len(parts)} blocks) does not add up to the row's sum {total['sum']}")
-    documents = row.get("block_document", list(range(len(parts))))
-    if not isinstance(documents, list) or len(documents) != len(parts) or {*map(type, documents)} != {int}:
-        raise UserError(f"{where}: got block_document {documents}, expected a document for each of {len(parts)} blocks")
-    by_document = {document: [0.0, 0.0] for document in documents}
+    documents = documents or list(range(len(parts)))
+    if len(documents) != len(parts):
+        raise UserError(f"{where}: block_document: got {len(documents)} of them, expected {len(parts)}, as {sums} has")
+    by_document = {document: [0, 0] for document in documents}
     for document, s, n in zip(documents, parts, numbers, strict=True):
         by_document[document][0] += s
         by_document[document][1] += n

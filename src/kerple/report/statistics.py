@@ -59,7 +59,7 @@ class Estimate:
         seed_variance: Variance of the mean that the spread over seeds implies; NaN with one seed.
         text_variance: Variance of the mean that the spread over blocks of text implies; 0 if no blocks are known.
         seeds: Number of seeds.
-        blocks: Number of blocks.
+        blocks: Number of blocks, that is of documents where the tests say which blocks are of one.
     """
 
     mean: float
@@ -79,7 +79,8 @@ class Estimate:
     def freedom(self) -> int:
         """Degrees of freedom of `error`: those of the seeds, or with one seed those of the text.
 
-        With those of the seeds, no test errs more often than its level, whichever of the two variances is larger.
+        With those of the seeds, a test errs no more often than its level, whichever of the two variances is larger, if
+        no block has a large share of the targets.
         """
         return (self.seeds if self.seeds > 1 else self.blocks) - 1
 

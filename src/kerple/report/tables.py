@@ -13,6 +13,7 @@ from kerple.report.collect import Runs
 from kerple.report.statistics import (
     HIGHER_IS_BETTER,
     LOGARITHMIC,
+    Estimate,
     by_block,
     difference,
     mean_reciprocal_rank,
@@ -172,22 +173,23 @@ def distant(summary: pd.DataFrame, runs: Runs, window: str, trained: int | None)
     cells = losses[losses["protocol"].isin(["full", window])].groupby(["strategy", "protocol", "length"])
     blocks: dict[Any, Any] = {key: by_block(group) for key, group in cells}
     rows: dict[str, dict[str, Cell]] = {}
-    seeds: list[int] = []
+    gains: list[Estimate] = []
     for strategy, protocol, length in blocks:
         gain = difference(blocks.get((strategy, window, length)), blocks[strategy, protocol, length])
         if protocol == "full" and length > int(window.removeprefix("windowed")) and gain is not None:
             low, high = gain.interval()
-            text = f"{gain.mean:+.4f} [{low:+.4f}, {high:+.4f}]"
+            text = f"{gain.mean:+.4f}" + (f" [{low:+.4f}, {high:+.4f}]" if low <= high else "")
             rows.setdefault(strategy, {})[_times(length, trained)] = Cell(text, bool(low > 0))
-            seeds.append(gain.seeds)
+            gains.append(gain)
     if not rows:
         return None
     order = [s for s in dict.fromkeys(summary["strategy"]) if s in rows]
     body = pd.DataFrame.from_dict(rows, orient="index").loc[order].fillna(NOTHING)
+    seeds, sources = [gain.seeds for gain in gains], "seeds and text" if gains[0].blocks > 1 else "seeds"
     note = (
         f"{window} minus full, nats per token, on the same targets; 95% interval "
-        f"{_varied(min(seeds), max(seeds), 'seeds and text')}. Above 0, in bold if the whole interval is: text farther "
-        "away than the window helps."
+        f"{_varied(min(seeds), max(seeds), sources)}. Above 0, in bold if the whole interval is: text farther away "
+        "than the window helps."
     )
     return Table(f"Context gain beyond {window.removeprefix('windowed')} tokens", body, note)
 
