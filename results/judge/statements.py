@@ -161,7 +161,11 @@ def _combined(expression: str, n: int | str, tier: Tier) -> tuple[Estimate, bool
     if not seeds:
         raise Untested(f"no seed is common to {expression}")
     shown = tuple(dict.fromkeys(value.shown for _, value in values))
-    whole = [value.blocks for _, value in values if list(value.of_seed.index) == seeds and value.blocks is not None]
+    whole = [
+        tuple(side[value.of_seed.index.get_indexer(seeds)] for side in value.blocks)
+        for _, value in values
+        if value.blocks is not None
+    ]
     if len(whole) == len(values) and all(np.array_equal(counts, whole[0][1]) for _, counts in whole):
         sums = sum(sign * blocks[0] for (sign, _), blocks in zip(values, whole, strict=True))
         return estimate(sums, whole[0][1]), linear, shown
