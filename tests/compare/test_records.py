@@ -25,7 +25,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     monkeypatch.setenv("FAKE_VERSION", str(VERSION))
     (tmp_path / "base.yaml").write_text("{}")
 
-    def call(also: list[str] | None = None, output: str = "report", **flags: Any) -> str:
+    def call(also: list[str] | None = None, output: str = "report", test_folder: str = "test", **flags: Any) -> str:
         settings = {
             "name": "small",
             "base": [str(tmp_path / "base.yaml")],
@@ -34,6 +34,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
             "baseline": "KerpleLog",
             "runs": str(tmp_path / "runs"),
             "output": str(tmp_path / output),
+            "test_folder": test_folder,
             "also": also or [],
         }
         (tmp_path / "compare.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
@@ -68,6 +69,18 @@ def test_without_logs_the_report_comes_from_the_committed_runs(run: Compare, tmp
     assert {name: (tmp_path / "report" / name).read_bytes() for name in names} == before
     assert "4 runs: 4 finished (4 of them were taken from committed runs), 0 to do" in printed
     assert f"ALiBi seed 2: taken from {tmp_path}/report/runs/ALiBi/seed-2.json" in printed
+
+
+@pytest.mark.usefixtures("unreported")
+def test_a_second_test_of_runs_that_were_taken_is_taken_too(run: Compare, tmp_path: Path) -> None:
+    run()
+    run(output="second", test_folder="sliding")
+    shutil.rmtree(tmp_path / "runs")
+    run()  # makes the folders, without checkpoints
+    printed = run(output="second", test_folder="sliding")
+    assert "4 runs: 4 finished (4 of them were taken from committed runs), 0 to do" in printed
+    assert fits(tmp_path) == {}
+    assert "4 runs: 4 finished, 0 to do" in run()  # and the first test is still there
 
 
 def test_report_only_has_the_committed_runs_and_trains_no_other(run: Compare, tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ def _checksums(asked: Iterable[Request]) -> dict[str, str | None]:
 
 def _taken(comparison: Comparison, job: Job, asked: Request, sums: dict[str, str | None]) -> bool:
     """Take a committed run for this one if possible, and print where it is from, or why it cannot be taken."""
-    if jobs.state(job) or job.directory.exists():
+    if (jobs.state(job) or job.directory.exists()) and not jobs.only_tested_otherwise(job):
         return False
     for path in _records(comparison, job):
         objection = records.take(job, asked.flat, sums[asked.data], path)

@@ -155,9 +155,18 @@ def objections(job: Job, config: dict[str, Any]) -> list[str]:
     return differences({key: value for key, value in written.items() if key in asked}, asked)
 
 
+def only_tested_otherwise(job: Job) -> bool:
+    """Whether the folder has the results of other tests of a run that was fitted elsewhere, so that this one cannot be
+    tested here."""
+    known = state(job)
+    untested = known.get("fitted", False) and job.test_folder.name not in known["tests"]
+    return untested and not job.test_folder.exists() and not (job.directory / "checkpoints").exists()
+
+
 def declare_finished(job: Job, config: dict[str, Any]) -> None:
     """Record that a run was fitted and tested elsewhere; its folder has results, but no checkpoint."""
-    _write(job, {"config": config, "fitted": True, "tests": {job.test_folder.name: asked_of_test(job)}})
+    tests = state(job).get("tests", {}) | {job.test_folder.name: asked_of_test(job)}
+    _write(job, {"config": config, "fitted": True, "tests": tests})
 
 
 def adopt(job: Job, config: dict[str, Any]) -> None:

@@ -64,7 +64,7 @@ def text_of(row: dict[str, Any]) -> str:
         f"{row['split']} split" if "split" in row else "",
         f"blocks of {row['block']} targets" if "block" in row and not paper else "",
         "shuffled segments, other text at each length" if paper else "",
-        f"inside documents, of which there are {documents}" if documents else "",
+        f"inside {documents} document{'s' * (documents > 1)}" if documents else "",
         "inside documents only" if row.get("documents") and not documents else "",
         f"the first {row['skip']} targets of a block are context only" if row.get("skip") else "",
         f"computed in {row['precision']}" if "precision" in row else "",
