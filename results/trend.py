@@ -8,8 +8,10 @@ import json
 import math
 import sys
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,7 +22,7 @@ from scipy import stats
 
 from kerple.report.figures import COLOURS, MARKERS, plain, save
 from kerple.report.files import result_rows, results_in
-from kerple.report.statistics import Estimate, difference
+from kerple.report.statistics import Estimate, by_block, difference
 from kerple.report.tables import Cell, Table
 
 OURS, THEIRS, TIMES = "KerpleLog", "ALiBi", 8
@@ -28,7 +30,7 @@ GAINS = (OURS, THEIRS)
 # Table 3 of the paper at 8 times its training length, perplexity of KERPLE-log and of ALiBi; 50,000 steps of 32 x 512
 PAPER = {"OpenWebText2": (21.2, 22.2), "GitHub": (2.74, 3.04), "ArXiv": (5.20, 5.87)}
 PAPER_PARAMETERS, PAPER_TOKENS = 162e6, 50_000 * 32 * 512
-Blocks = list[dict[str, float]]  # each with sum and count
+PAPER_COMPUTE = 6 * PAPER_PARAMETERS * PAPER_TOKENS  # floating-point operations, as Setting.compute
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ def settings(root: Path) -> list[Setting]:
     Raises:
         ValueError: If the runs of a setting are not on the same text, or two comparisons have the same run.
     """
-    losses: dict[tuple[int, int], dict[tuple[str, str], dict[int, Blocks]]] = defaultdict(lambda: defaultdict(dict))
+    losses: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
     for comparison in ("scaling", "small"):
         for path in sorted((root / comparison / "runs").rglob("seed-*.json")):
             if path.parent.name not in GAINS:
@@ -72,40 +74,34 @@ def settings(root: Path) -> list[Setting]:
             length = config["data.init_args.length"]
             tokens = config["trainer.max_steps"] * config["data.init_args.batch_size"] * length
             at = losses[cost["parameters"] - cost["position_parameters"], tokens]
+            seed = int(path.stem.removeprefix("seed-"))
+            if any((block["strategy"], block["seed"]) == (path.parent.name, seed) for block in at):
+                raise ValueError(f"{path}: got a second run of this size, tokens and seed, expected one")
             for row in result_rows(record["run"]["test"].get("extrapolation.json", [])):
                 if row["length"] == TIMES * length and row["protocol"] in ("full", "windowed"):
                     _, blocks = next(results_in(row, path))
-                    seed, of_seed = int(path.stem.removeprefix("seed-")), at[path.parent.name, row["protocol"]]
-                    if seed in of_seed:
-                        raise ValueError(f"{path}: got a second run of this size, tokens and seed, expected one")
-                    of_seed[seed] = blocks
-    return [
-        Setting(
-            *setting,
-            _difference(at, (THEIRS, "full"), (OURS, "full")),
-            {strategy: _difference(at, (strategy, "windowed"), (strategy, "full")) for strategy in GAINS},
-        )
-        for setting, at in sorted(losses.items())
-        if at[THEIRS, "full"].keys() & at[OURS, "full"].keys()
-    ]
+                    run = {"strategy": path.parent.name, "protocol": row["protocol"], "seed": seed}
+                    at.extend(run | block for block in blocks)
+    found = []
+    for setting, at in sorted(losses.items()):
+        blocks = pd.DataFrame(at)
+        if set.intersection(*(set(blocks["seed"][blocks["strategy"] == strategy]) for strategy in GAINS)):
+            gains = {strategy: _difference(blocks, (strategy, "windowed"), (strategy, "full")) for strategy in GAINS}
+            found.append(Setting(*setting, _difference(blocks, (THEIRS, "full"), (OURS, "full")), gains))
+    return found
 
 
-def _difference(
-    losses: dict[tuple[str, str], dict[int, Blocks]], ours: tuple[str, str], theirs: tuple[str, str]
-) -> Estimate:
+def _difference(blocks: pd.DataFrame, ours: tuple[str, str], theirs: tuple[str, str]) -> Estimate:
     """Of the mean losses of two (strategy, protocol), over the seeds that both have and over text."""
-    seeds = sorted(losses[ours].keys() & losses[theirs].keys())
-    sides = []
-    for side in (ours, theirs):
-        blocks = [losses[side][seed] for seed in seeds]
-        if not seeds or len({len(of_seed) for of_seed in blocks}) > 1 or not blocks[0]:
-            raise ValueError(
-                f"{side[0]}, {side[1]}: got no blocks, or other ones for each seed, expected the same for all"
-            )
-        sides.append(tuple(np.array([[b[name] for b in of_seed] for of_seed in blocks]) for name in ("sum", "count")))
-    found = difference(*sides)
+    sides = [
+        blocks[(blocks["strategy"] == name) & (blocks["protocol"] == protocol)] for name, protocol in (ours, theirs)
+    ]
+    seeds = set(sides[0]["seed"]) & set(sides[1]["seed"])
+    found = difference(*(by_block(side, sorted(seeds)) for side in sides)) if seeds else None
     if found is None:
-        raise ValueError(f"{ours} and {theirs}: got other blocks of text in one than in the other, expected the same")
+        raise ValueError(
+            f"{ours} and {theirs}: got other blocks of text in one run than in another, or none, expected the same"
+        )
     return found
 
 
@@ -144,7 +140,7 @@ def table(found: list[Setting]) -> Table:
     }
     if len(found) > 2:
         x = [math.log10(setting.compute) for setting in found]
-        at = math.log10(6 * PAPER_PARAMETERS * PAPER_TOKENS)
+        at = math.log10(PAPER_COMPUTE)
         carried = line(x, [setting.advantage.mean for setting in found], [at])[:, 0]
         rows[f"{PAPER_PARAMETERS / 1e6:.0f}M, {PAPER_TOKENS / 1e6:.0f}M tokens, extrapolated"] = {
             f"{THEIRS} above {OURS} (%)": Cell(_percent(*carried))
@@ -173,27 +169,33 @@ def figure(found: list[Setting]) -> Figure:
     return drawn
 
 
+def _bars(
+    estimates: list[Estimate], shown: Callable[[NDArray], NDArray] = np.asarray
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Means (n,) and how far their intervals reach below and above them (2, n), as they are shown."""
+    middle = shown(np.array([estimate.mean for estimate in estimates]))
+    ends = shown(np.transpose([estimate.interval() for estimate in estimates]))
+    return middle, np.abs(ends - middle)
+
+
 def _advantage(ax: Axes, found: list[Setting], sizes: list[int]) -> None:
     for i, size in enumerate(sizes):
         at = [setting for setting in found if setting.parameters == size]
-        middle = [100 * math.expm1(setting.advantage.mean) for setting in at]
-        ends = [[100 * math.expm1(end) for end in setting.advantage.interval()] for setting in at]
-        reach = np.abs(np.transpose(ends) - middle)
+        middle, reach = (100 * values for values in _bars([setting.advantage for setting in at], np.expm1))
         label = f"{size / 1e6:.1f}M parameters"
         x = [setting.compute for setting in at]
         ax.errorbar(x, middle, yerr=reach, fmt=MARKERS[i], color=COLOURS[i], label=label, markersize=5, capsize=2)
-    paper = 6 * PAPER_PARAMETERS * PAPER_TOKENS
     if len(found) > 2:
         x = np.log10([setting.compute for setting in found])
-        over = np.linspace(x.min(), math.log10(paper), 100)
+        over = np.linspace(x.min(), math.log10(PAPER_COMPUTE), 100)
         middle, low, high = 100 * np.expm1(line(x, [setting.advantage.mean for setting in found], over))
         ax.plot(10**over, middle, color="black", linewidth=1, linestyle="--", label="line through them, extrapolated")
         ax.fill_between(10**over, low, high, color="black", alpha=0.08, linewidth=0)
     measured = [100 * (theirs / ours - 1) for ours, theirs in PAPER.values()]
-    ax.plot([paper] * len(measured), measured, "*", color="#E69F00", markersize=10, label="the paper, 162M")
+    ax.plot([PAPER_COMPUTE] * len(measured), measured, "*", color="#E69F00", markersize=10, label="the paper, 162M")
     for data, value in zip(PAPER, measured, strict=True):
         beside = {"xytext": (-8, 0), "textcoords": "offset points", "ha": "right", "va": "center"}
-        ax.annotate(data, (paper, value), fontsize=8, **beside)
+        ax.annotate(data, (PAPER_COMPUTE, value), fontsize=8, **beside)
     ax.axhline(0, color="black", linewidth=0.8)
     ends = [100 * math.expm1(end) for setting in found for end in setting.advantage.interval()]
     # the interval of the line has no end worth an axis, where there are few settings
@@ -209,9 +211,7 @@ def _gains(ax: Axes, found: list[Setting], sizes: list[int]) -> None:
         at = [setting for setting in found if setting.parameters == size]
         for j, (strategy, line_of, inside) in enumerate(zip(GAINS, ("-", ":"), (COLOURS[i], "white"), strict=True)):
             x = [setting.tokens * 1.03 ** (i + len(sizes) * j) for setting in at]  # beside each other, to be seen
-            middle = [setting.gains[strategy].mean for setting in at]
-            ends = [setting.gains[strategy].interval() for setting in at]
-            reach = np.abs(np.transpose(ends) - middle)
+            middle, reach = _bars([setting.gains[strategy] for setting in at])
             label = f"{strategy}, {size / 1e6:.1f}M"
             marker = {"marker": MARKERS[i], "markersize": 5, "markerfacecolor": inside, "capsize": 2}
             ax.errorbar(x, middle, reach, label=label, color=COLOURS[i], linestyle=line_of, linewidth=1, **marker)

@@ -143,6 +143,7 @@ def changed(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
         (lambda record: record.update(test={"flags": ["--x"], "configs": {}}), "was tested otherwise"),
         (lambda record: record["config"].update(extra=1), "has a configuration that is not the one of its hash"),
         (lambda record: record.pop("run"), "cannot be read (KeyError: 'run')"),
+        (lambda record: record["run"].update(test=[]), "cannot be read (AttributeError"),
         (lambda record: record["run"]["test"]["extrapolation.json"].update(documents=True), "was tested by an earlier"),
     ],
 )

@@ -81,10 +81,12 @@ def take(job: Job, config: dict[str, Any], data: str | None, path: Path) -> str 
         record = json.loads(path.read_text())
         written, asked = record["config"], _settled(config)
         kept, version, test = record["run"], record["version"], record["test"]
+        text = kept["test"].get("extrapolation.json", {})
+        untold = text.get("documents") and "block_document" not in text
         identity = hashlib.sha256(json.dumps(written, sort_keys=True).encode()).hexdigest()
-    except (ValueError, KeyError, TypeError, RecursionError, OSError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as error:
         return f"cannot be read ({type(error).__name__}: {error})"
-    if (text := kept["test"].get("extrapolation.json", {})).get("documents") and "block_document" not in text:
+    if untold:
         return "was tested by an earlier version, which did not say which blocks are of one document"
     if version != VERSION:
         return f"has results of version {version}, those of now have {VERSION}: their numbers do not belong together"

@@ -49,9 +49,9 @@ class DocumentBlocks(Dataset[dict[str, Any]]):
                 f"documents: got true, but no document has the {length + 1} tokens of a block, the longest has "
                 f"{longest}; use shorter lengths, a split with longer documents, or documents: false"
             )
-        before = torch.repeat_interleave(counts.cumsum(0) - counts, counts)
-        self.starts = torch.repeat_interleave(begin, counts) + (torch.arange(len(before)) - before) * length
         self.documents = torch.repeat_interleave(torch.arange(len(counts)), counts)
+        within = torch.arange(len(self.documents)) - (counts.cumsum(0) - counts)[self.documents]
+        self.starts = begin[self.documents] + within * length
 
     def __len__(self) -> int:
         return len(self.starts)
