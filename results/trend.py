@@ -84,7 +84,7 @@ def settings(root: Path) -> list[Setting]:
                     at.extend(run | block for block in blocks)
     found = []
     for setting, at in sorted(losses.items()):
-        blocks = pd.DataFrame(at)
+        blocks = pd.DataFrame(at, columns=["strategy", "protocol", "seed", "block", "sum", "count"])
         if set.intersection(*(set(blocks["seed"][blocks["strategy"] == strategy]) for strategy in GAINS)):
             gains = {strategy: _difference(blocks, (strategy, "windowed"), (strategy, "full")) for strategy in GAINS}
             found.append(Setting(*setting, _difference(blocks, (THEIRS, "full"), (OURS, "full")), gains))
