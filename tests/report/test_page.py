@@ -319,6 +319,16 @@ def test_seeds_that_were_trained_otherwise_are_not_averaged_in_silence(root: Pat
     assert "what differs beside the strategy is listed below" in page
 
 
+def test_an_option_that_is_newer_than_some_runs_is_no_difference_at_its_default(root: Path, tmp_path: Path) -> None:
+    runs = locate([root])[:-1]
+    later = write_run(tmp_path / "run", "RoPE", 1237, CURVES["RoPE"])
+    config = yaml.safe_load((later / "config.yaml").read_text())
+    for qk_norm, said in ((False, []), (True, ["RoPE: model.qk_norm: not there | True"])):
+        config["model"]["qk_norm"] = qk_norm
+        (later / "config.yaml").write_text(yaml.safe_dump(config))
+        assert report.mixed(read([*runs, Run("RoPE", 1237, later)])) == said
+
+
 def test_the_report_says_what_was_scored(tmp_path: Path) -> None:
     runs = []
     for seed, sampling in ((1235, "blocks"), (1236, "paper")):

@@ -12,12 +12,12 @@ from typing import Any
 import yaml
 
 import kerple
-from kerple.compare.changes import differences
 from kerple.compare.child import Child, Failed
 from kerple.compare.comparison import Job
 from kerple.errors import UserError
 from kerple.report.flat import flat
 from kerple.runs.atomic import write
+from kerple.runs.changes import differences
 from kerple.runs.compatibility import as_today
 from kerple.runs.shipped_configs import found
 

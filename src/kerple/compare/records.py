@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from kerple.compare import job as jobs
-from kerple.compare.changes import differences
 from kerple.compare.comparison import Job
 from kerple.evaluation.results import VERSION
 from kerple.report.files import results_of, unpack
 from kerple.runs.atomic import write
+from kerple.runs.changes import differences
 from kerple.runs.precision import choose
 
 # options of where data is and how it is prepared, in place of which the checksums of the data are compared

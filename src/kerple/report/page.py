@@ -21,6 +21,7 @@ from kerple.report.figures import figures, position_wise, save
 from kerple.report.flat import flatten
 from kerple.report.interactive import curves, library
 from kerple.report.statistics import summarise
+from kerple.runs.changes import is_default
 
 LATEX_HEAD = "% \\usepackage{booktabs,graphicx}\n"
 DRAWN = ("position_wise", "context_gain")  # analyses that are figures
@@ -154,12 +155,22 @@ def mixed(runs: Runs) -> list[str]:
     complaints = []
     for label, members in _members(runs, lambda run: run.label).items():
         for key in dict.fromkeys(key for _, config in members for key in config):
-            values = {str(config.get(key)): None for _, config in members}
-            if len(values) > 1 and any(config.get(key) != run.seed for run, config in members):
+            values = {str(config.get(key, "not there")): None for _, config in members}
+            seeds = all(config.get(key) == run.seed for run, config in members)
+            if len(values) > 1 and not seeds and not _is_newer(key, [config for _, config in members]):
                 complaints.append(f"{label}: {key}: {' | '.join(values)}")
     ways = {protocol: found for protocol, found in runs.text.items() if len(found) > 1}
     complaints += [f"{protocol}: {' | '.join(found)}" for protocol, found in ways.items()]
     return complaints + _precisions(runs) + _unequal(runs.results)
+
+
+def _is_newer(key: str, configs: list[dict[str, Any]]) -> bool:
+    """Whether some runs were made before there was an option, and the others have its default: all did the same.
+
+    Options of classes that the files name are left out: their defaults are not known without importing them.
+    """
+    later = [config for config in configs if key in config]
+    return len(later) < len(configs) and key.count(".") == 1 and all(is_default(config, key) for config in later)
 
 
 def _precisions(runs: Runs) -> list[str]:

@@ -1,6 +1,6 @@
 """Differences between a run that exists and what is asked for."""
 
-from kerple.compare.changes import differences
+from kerple.runs.changes import differences
 
 
 class Options:

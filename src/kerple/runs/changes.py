@@ -1,4 +1,4 @@
-"""Differences between the configuration of a run that exists and the one that is asked for.
+"""Differences between the configuration of a run that exists and another, such as the one that is asked for.
 
 An option that is newer than the run is no difference while it has its default value: the run did what it does.
 """
@@ -23,7 +23,7 @@ def differences(written: dict[str, Any], asked: dict[str, Any]) -> list[str]:
     found = []
     for key in written | asked:
         before, now = written.get(key, missing), asked.get(key, missing)
-        if before is missing and _is_default(asked, key):
+        if before is missing and is_default(asked, key):
             continue
         if before != now:
             shown = ["(not there)" if value is missing else repr(value) for value in (before, now)]
@@ -31,7 +31,7 @@ def differences(written: dict[str, Any], asked: dict[str, Any]) -> list[str]:
     return found
 
 
-def _is_default(config: dict[str, Any], key: str) -> bool:
+def is_default(config: dict[str, Any], key: str) -> bool:
     """Whether an option has the default value that the signature of its class gives it."""
     owner, name = _owner(config, key)
     if owner is None:
