@@ -226,3 +226,14 @@ def test_auto_precision_is_stored_resolved_and_chosen_again_by_a_test(
     fit("--trainer.max_steps", "2", "--trainer.precision", "auto", "--ckpt_path", "last")
     assert "this machine would choose 32-true" in capsys.readouterr().out
     assert yaml.safe_load((run / "config-resumed-1.yaml").read_text())["trainer"]["precision"] == "bf16-mixed"
+
+
+def test_a_strategy_of_the_current_folder_is_found_without_it_on_the_path(tmp_path: Path) -> None:
+    (tmp_path / "my_file.py").write_text("from kerple.positions import ALiBi\n\n\nclass Mine(ALiBi): pass\n")
+    # -P: as the installed command, whose own folder stands at the head of sys.path
+    command = [sys.executable, "-P", "-c", "from kerple.cli.main import main; main()", "plan"]
+    flags = ["--config", "configs/demo.yaml", "--model.position", "my_file.Mine"]
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run([*command, *flags], cwd=tmp_path, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "parameters" in done.stdout

@@ -47,6 +47,11 @@ def test_parameters_are_counted_once_and_by_part() -> None:
     assert "head" not in count
 
 
+@pytest.mark.parametrize("name", sorted(positions.names()))
+def test_every_strategy_can_be_counted(name: str) -> None:
+    assert memory(on_meta(name), 2, 24, None).activations > 0
+
+
 @pytest.mark.parametrize("precision", [None, torch.bfloat16])
 @pytest.mark.parametrize("name", ["NoPE", "KerpleLog"])
 def test_memory_is_what_a_real_step_keeps(name: str, precision: torch.dtype | None) -> None:

@@ -1,6 +1,5 @@
 """`python run.py check --model.position my_file.Mine`: check all properties of a strategy, and print the outcomes."""
 
-import os
 import sys
 from collections.abc import Callable
 
@@ -35,7 +34,6 @@ def main(arguments: list[str]) -> None:
         SystemExit: With status 1 if a property does not hold.
         UserError: If the strategy cannot be built.
     """
-    sys.path.insert(0, os.getcwd())  # the folder of the user's own file, also if the command is `kerple`
     parser = ArgumentParser(prog="run.py check", description=__doc__, exit_on_error=False)
     parser.add_class_arguments(Model, "model")
     config = read(parser, arguments)

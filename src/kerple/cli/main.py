@@ -45,6 +45,8 @@ def main(arguments: list[str] | None = None) -> None:
     Args:
         arguments: The command and its arguments; None for those of the process.
     """
+    if os.getcwd() not in sys.path:  # it is there with `python run.py`, but not with `kerple`
+        sys.path.append(os.getcwd())  # where users have strategies of their own; last, so that no file hides a library
     arguments = with_shipped_configs(list(sys.argv[1:] if arguments is None else arguments))
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_MININTERVAL", "15")  # in a file, each update of a bar is a line

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from kerple.errors import UserError
 from kerple.positions.angles import angles, exact
 from kerple.positions.base import Position, Shape
-from kerple.positions.pairs import At
+from kerple.positions.pairs import At, readable
 from kerple.positions.products import precise
 
 
@@ -106,10 +106,7 @@ class Learned(Position):
         return (precise(x) + rows).to(x.dtype)
 
     def _refuse(self, positions: Tensor) -> None:
-        # elsewhere the model has compared max_length already, and asking a GPU would stall it
-        if positions.device.type != "cpu" or torch.compiler.is_compiling():
-            return
-        if int(positions.max()) >= self.rows:
+        if readable(positions) and int(positions.max()) >= self.rows:
             raise UserError(
                 f"position: got {int(positions.max())}, but Learned has {self.rows} rows, 0 to {self.rows - 1}, "
                 "the training length; read less, or choose beyond: clamp or beyond: interpolate"

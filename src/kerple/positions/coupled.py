@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from kerple.errors import UserError
 from kerple.positions.absolute import NoPE
 from kerple.positions.base import Position, Shape
-from kerple.positions.pairs import At
+from kerple.positions.pairs import At, readable
 from kerple.positions.products import precise
 from kerple.positions.wrapper import Drawing
 
@@ -61,7 +61,7 @@ class Placed(Drawing):
     def embed(self, x: Tensor, at: At) -> Tensor:
         places = at.positions % (self.reach - 1) + 1 if at.places is None else at.places  # ((B,) T)
         largest = places.amax(-1, keepdim=True)
-        if places.device.type == "cpu" and not torch.compiler.is_compiling() and int(largest.max()) >= self.reach:
+        if readable(places) and int(largest.max()) >= self.reach:
             raise UserError(
                 f"{type(self).__name__}: reach: got {self.reach}, but a token has place {int(largest.max())}; train "
                 f"with a reach of {int(largest.max()) + 1} or more, or read less"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,16 @@ class Shares:
     """
 
     p: Tensor
+
+
+def readable(positions: Tensor) -> bool:
+    """Whether positions can be compared with a limit here, to refuse those beyond it.
+
+    Asking a GPU would stall it (the model has compared `max_length` already); while a model is compiled, or its memory
+    is counted with tensors that have no values, there is nothing to ask.
+    """
+    valued = not torch.compiler.is_compiling() and not isinstance(positions, FakeTensor)
+    return valued and positions.device.type == "cpu"
 
 
 def table_block(table: Tensor, queries: int, keys: int) -> Tensor:
