@@ -329,6 +329,15 @@ def test_an_option_that_is_newer_than_some_runs_is_no_difference_at_its_default(
         assert report.mixed(read([*runs, Run("RoPE", 1237, later)])) == said
 
 
+def test_an_option_that_some_runs_lack_and_others_have_as_null_is_no_difference(root: Path, tmp_path: Path) -> None:
+    runs = locate([root])[:-1]
+    later = write_run(tmp_path / "run", "RoPE", 1237, CURVES["RoPE"])
+    config = yaml.safe_load((later / "config.yaml").read_text())
+    config["data"]["init_args"]["tokenizer"] = None
+    (later / "config.yaml").write_text(yaml.safe_dump(config))
+    assert report.mixed(read([*runs, Run("RoPE", 1237, later)])) == []
+
+
 def test_the_report_says_what_was_scored(tmp_path: Path) -> None:
     runs = []
     for seed, sampling in ((1235, "blocks"), (1236, "paper")):

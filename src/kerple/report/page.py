@@ -155,10 +155,11 @@ def mixed(runs: Runs) -> list[str]:
     complaints = []
     for label, members in _members(runs, lambda run: run.label).items():
         for key in dict.fromkeys(key for _, config in members for key in config):
-            values = {str(config.get(key, "not there")): None for _, config in members}
-            seeds = all(config.get(key) == run.seed for run, config in members)
-            if len(values) > 1 and not seeds and not _is_newer(key, [config for _, config in members]):
-                complaints.append(f"{label}: {key}: {' | '.join(values)}")
+            values = {str(config.get(key)): str(config.get(key, "not there")) for _, config in members}
+            if len(values) == 1 or all(config.get(key) == run.seed for run, config in members):
+                continue
+            if not _is_newer(key, [config for _, config in members]):
+                complaints.append(f"{label}: {key}: {' | '.join(values.values())}")
     ways = {protocol: found for protocol, found in runs.text.items() if len(found) > 1}
     complaints += [f"{protocol}: {' | '.join(found)}" for protocol, found in ways.items()]
     return complaints + _precisions(runs) + _unequal(runs.results)
