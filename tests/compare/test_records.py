@@ -2,6 +2,7 @@
 
 import csv
 import json
+import platform
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -139,7 +140,7 @@ def changed(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     ("change", "reason"),
     [
         (lambda record: record.update(version=VERSION - 1), f"has results of version {VERSION - 1}"),
-        (lambda record: record.update(data="0" * 64), "was trained on other data"),
+        (lambda record: record.update(data="0" * 64), f"from those here (Python {platform.python_version()})"),
         (lambda record: record.update(test={"flags": ["--x"], "configs": {}}), "was tested otherwise"),
         (lambda record: record["config"].update(extra=1), "has a configuration that is not the one of its hash"),
         (lambda record: record.pop("run"), "cannot be read (KeyError: 'run')"),

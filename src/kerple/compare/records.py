@@ -7,6 +7,7 @@ configuration, data, test and version of the results.
 
 import hashlib
 import json
+import platform
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,7 @@ def take(job: Job, config: dict[str, Any], data: str | None, path: Path) -> str 
         written, asked = record["config"], _settled(config)
         kept, version, test = record["run"], record["version"], record["test"]
         text = kept["test"].get("extrapolation.json", {})
+        python = kept.get("cost.json", {}).get("environment", {}).get("python")
         untold = text.get("documents") and "block_document" not in text
         identity = hashlib.sha256(json.dumps(written, sort_keys=True).encode()).hexdigest()
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as error:
@@ -95,7 +97,9 @@ def take(job: Job, config: dict[str, Any], data: str | None, path: Path) -> str 
     if changed := differences(written, asked):
         return f"has another configuration: {'; '.join(changed)}"
     if record.get("data") != data:
-        return "was trained on other data: its checksums differ from those of the data here"
+        # the corpora that need no download are files of the installed Python
+        here = platform.python_version()
+        return f"was trained on other data: its checksums (Python {python}) differ from those here (Python {here})"
     if test != jobs.asked_of_test(job):
         return "was tested otherwise"
     unpack(kept, job.directory, job.test_folder.name)
