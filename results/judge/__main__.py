@@ -5,6 +5,7 @@ Every verdict is computed, at each tier of comparisons: *reproduced* if all a cl
 *not tested* if the numbers are not there.
 """
 
+import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +59,7 @@ class Finding:
         wanted = [(part.needed(among) or MOST_SEEDS + 1, part) for part in against or open_parts]
         seeds, part = (min if against else max)(wanted, key=lambda pair: pair[0])
         effect = part.effect(part.found.seeds, among)
-        size = f"{effect:.2g}" if part.linear else f"{100 * effect:.2g}%"
+        size = f"{effect:.2g}" if part.linear else f"{float(f'{100 * math.expm1(effect):.2g}'):g}%"
         takes = f"{seeds} seeds" if seeds <= MOST_SEEDS else f"more than {MOST_SEEDS} seeds, or more text"
         side = "contradict" if against else "reproduce"
         return f"{part.found.seeds} seeds show {size} from the bound; to {side} by what was found takes {takes}"

@@ -66,7 +66,7 @@ class Part:
         return (self.found.mean >= self.bound) == self.least
 
     def effect(self, seeds: int, among: int = 1) -> float:
-        """Smallest distance from the bound that so many seeds show, four times in five.
+        """Smallest distance from the bound that so many seeds show, four times in five; a logarithm unless ``linear``.
 
         Args:
             seeds: Number of seeds.

@@ -89,6 +89,12 @@ def test_a_run_made_by_hand_is_taken_over_if_it_is_the_one(config: Path) -> None
     path.write_text(yaml.safe_dump(written | {"data": {"class_path": "other"}}))
     with pytest.raises(ValueError, match=r"ALiBi seed 1: .*data\.class_path: 'other' -> 'none'"):
         compare.main(["--config", str(config)])
+    path.write_text(yaml.safe_dump(written | {"flags": written["flags"] | {"config": "other.yaml"}}))
+    with pytest.raises(ValueError, match=r"ALiBi seed 1: .*flags\.config: 'other\.yaml' -> "):
+        compare.main(["--config", str(config)])
+    path.write_text("[1]")
+    with pytest.raises(ValueError, match="expected the options that `fit` writes"):
+        compare.main(["--config", str(config)])
     assert starts(config) == 1
 
     base = str(config.parent / "base.yaml")
@@ -241,6 +247,13 @@ def test_report_of_directories_from_anywhere_needs_no_comparison(config: Path, t
     compare.main(["--report-only", "--directories", *folders, "--baseline", "ALiBi", "--output", output])
     results = pd.read_csv(tmp_path / "elsewhere" / "results.csv")
     assert set(zip(results["strategy"], results["seed"], strict=True)) == {("ALiBi", 1), ("ALiBi", 2), ("KerpleLog", 1)}
+
+
+def test_a_directory_without_runs_is_named(config: Path, tmp_path: Path) -> None:
+    compare.main(["--config", str(config)])
+    folders = [str(tmp_path / "runs" / "ALiBi"), str(tmp_path / "runs" / "KerpelLog")]
+    with pytest.raises(ValueError, match=f"got {folders[1]}, without a config.yaml"):
+        compare.main(["--report-only", "--directories", *folders, "--baseline", "ALiBi", "--output", str(tmp_path)])
 
 
 def test_another_test_of_directories_is_reported_if_asked_for(config: Path, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ def stand_in(patch: Callable[[object, str, object], None] = setattr) -> None:
     """Make `compare` start stand-in runs in this process; a test gives ``monkeypatch.setattr``."""
     patch(jobs, "RUN", Path(__file__).with_name("fake_run.py"))
     patch(run_comparison, "resolve", resolve)
+    patch(run_comparison, "check_test", lambda job, config: None)
     patch(run_comparison, "prepare", lambda data: None)
 
 

@@ -23,7 +23,8 @@ def test_a_test_that_does_not_end_when_asked_is_killed(tmp_path: Path) -> None:
     program.write_text(DEAF)
     (tmp_path / "KerpleLog").mkdir()
     job = Job("KerpleLog", 1, tmp_path / "KerpleLog" / "seed-1", (), ())
-    with (tmp_path / "lock").open("w") as lock, Child(job, 1, lock.fileno(), program) as child:
+    with (tmp_path / "lock").open("w") as lock, Child(job, 1, program) as child:
+        child.lock = lock.fileno()
 
         def stop() -> None:
             while not (tmp_path / "started").exists():
@@ -35,3 +36,12 @@ def test_a_test_that_does_not_end_when_asked_is_killed(tmp_path: Path) -> None:
         with pytest.raises(Failed, match="test ended with status -9"):
             child.call("test")
         stopping.join()
+
+
+def test_what_was_stopped_before_its_first_command_does_not_start(tmp_path: Path) -> None:
+    job = Job("KerpleLog", 1, tmp_path / "seed-1", (), ())
+    with Child(job, 1, tmp_path / "run.py") as child:
+        child.stop()
+        with pytest.raises(Failed, match="stopped before fit"):
+            child.call("fit")
+    assert not job.beside(".log").exists()

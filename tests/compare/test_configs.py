@@ -1,13 +1,14 @@
 """The comparisons that come with the project: every run of theirs parses, and runs that are shared are the same."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
-from kerple.cli.resolve import resolve
+from kerple.cli import compare
+from kerple.cli.resolve import check_test, resolve
 from kerple.compare.comparison import Comparison, Strategy
+from kerple.errors import UserError
 from kerple.report.flat import flat
 
 ROOT = Path(__file__).parents[2]
@@ -66,9 +67,8 @@ def test_every_run_parses_and_has_a_folder_of_its_own(path: Path, model: str) ->
             continue
         assert config["model"]["position"]["class_path"].endswith(f".{wanted.position or job.label}")
         assert config["seed_everything"] == job.seed
-    tests = tuple(flag for flag in jobs[0].test if flag.startswith("--config="))
     if not jobs[0].pretrained:
-        resolve(replace(jobs[0], fit=jobs[0].fit + tests))  # what a test adds parses too
+        check_test(jobs[0], resolve(jobs[0]))
 
 
 def test_runs_that_comparisons_share_are_the_same_runs() -> None:
@@ -87,3 +87,15 @@ def test_a_flag_that_does_not_exist_is_named(tmp_path: Path) -> None:
     comparison.flags["model.leyers"] = 3
     with pytest.raises(ValueError, match=r"(?s)compare: KerpleLog seed 1235: .*model\.leyers"):
         resolve(comparison.jobs()[0])
+
+
+@pytest.mark.parametrize("mistake", ["trainer.precison: 32-true", "config: CONFIG"])
+def test_a_mistake_in_the_flags_of_a_test_is_named_before_anything_is_fitted(tmp_path: Path, mistake: str) -> None:
+    config = tmp_path / "test.yaml"
+    config.write_text("trainer: {precison: 32-true}")
+    settings = yaml.safe_load((ROOT / "configs/compare/quick.yaml").read_text())
+    settings["test"] = yaml.safe_load(mistake.replace("CONFIG", str(config)))
+    (tmp_path / "compare.yaml").write_text(yaml.safe_dump(settings | {"runs": str(tmp_path / "runs")}))
+    with pytest.raises(UserError, match=r"compare: test: .*precison"):
+        compare.main(["--config", str(tmp_path / "compare.yaml")])
+    assert not (tmp_path / "runs").exists()

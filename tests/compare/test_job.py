@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kerple.compare import engines
 from kerple.compare import job as jobs
 from kerple.compare.child import Failed
 from kerple.compare.comparison import Job
@@ -182,6 +183,17 @@ def test_a_run_at_work_is_not_removed_under_it(tmp_path: Path) -> None:
     working.join()
     assert working.exitcode == 0  # it came to its end
     assert not run.directory.exists()
+
+
+def test_a_run_that_is_stopped_while_another_process_has_it_ends_at_once(tmp_path: Path) -> None:
+    run = job(tmp_path)
+    with jobs._lock(run, print):
+        waiting = engines.local([(run, CONFIG)], 1)
+        assert next(waiting) is None
+        before = time.monotonic()
+        waiting.close()
+        assert time.monotonic() - before < 5
+    assert not run.beside(".starts").exists()
 
 
 def test_a_state_that_cannot_be_read_is_named(tmp_path: Path) -> None:

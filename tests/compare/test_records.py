@@ -13,6 +13,7 @@ import yaml
 
 from kerple.cli import compare, run_comparison
 from kerple.compare import records
+from kerple.compare.comparison import Job
 from kerple.evaluation.results import VERSION
 from tests.compare.fake_compare import stand_in
 
@@ -158,10 +159,59 @@ def test_a_record_that_is_not_the_run_is_refused_with_the_reason(
     assert fits(tmp_path) == {"ALiBi seed-2": 1}
 
 
-def test_where_data_lies_is_no_difference_and_auto_is_what_it_comes_to(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("unreported")
+def test_a_record_that_may_hold_anything_leaves_nothing_behind(run: Compare, tmp_path: Path) -> None:
+    run()
+    whole = (tmp_path / "report" / "runs" / "ALiBi" / "seed-2.json").read_text()
+    config, broken = json.loads(whole)["config"], tmp_path / "broken.json"
+    directory = tmp_path / "elsewhere" / "seed-2"
+    job = Job("ALiBi", 2, directory, ("--fit",), (f"--run_dir={directory / 'test'}",))
+    for change in (
+        lambda record: record["run"].pop("config.yaml"),
+        lambda record: record["run"].update({"config.yaml": [1]}),
+        lambda record: record["run"]["test"].update({"..": []}),
+        lambda record: record["run"]["test"].update({"\0": []}),
+        lambda record: record["run"]["test"]["extrapolation.json"]["rows"][0].update(length="x"),
+        lambda record: record["run"].update({"cost.json": 1}),
+        lambda record: record["run"].update({"cost.json": {"environment": 1}}),
+        lambda record: record.pop("hash"),
+    ):
+        broken.write_text(whole)
+        changed(broken, change)
+        assert "cannot be read (" in (records.take(job, config, None, broken) or "")
+        assert list(directory.parent.iterdir()) == []
+    broken.write_text(whole)
+    assert records.take(job, config, None, broken) is None
+    assert records.take(job, config, None, broken) is None  # as by another comparison at the same time
+    assert (directory / "test" / "extrapolation.json").exists()
+
+
+@pytest.mark.usefixtures("unreported")
+def test_a_run_that_was_made_again_elsewhere_replaces_its_record(run: Compare, tmp_path: Path) -> None:
+    run()
+    kept = tmp_path / "report" / "runs" / "ALiBi" / "seed-2.json"
+    changed(kept, lambda record: record["config"].update({"flags.trainer.max_steps": "30"}))
+    run()  # the run is there, so that nothing is taken
+    assert "flags.trainer.max_steps" not in json.loads(kept.read_text())["config"]
+
+
+def test_where_data_lies_is_no_difference_if_it_has_checksums(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "choose", lambda accelerator: ("bf16-mixed", f"said of {accelerator}"))
-    config = {"data.init_args.directory": "here", "data.init_args.seed": 1, "trainer.precision": "auto"}
-    assert records._settled(config) == {"data.init_args.seed": 1, "trainer.precision": "bf16-mixed"}
+    place = "data.init_args."
+    always = {f"{place}seed": 1, f"{place}corpus_share": 0.5, "trainer.gradient_clip_val": 1.0}
+    config = {f"{place}directory": "here", f"{place}corpus": "a", f"{place}cache": "b", "trainer.precision": "auto"}
+    settled = always | {"trainer.precision": "bf16-mixed"}
+    assert records._settled(always | config | {f"{place}workers": 4}, "checksum") == settled
+    assert records._settled(always | config | {f"{place}workers": 4}, None) == config | settled
+
+
+def test_a_run_without_a_limit_has_a_record_of_strict_json(tmp_path: Path) -> None:
+    job = Job("ALiBi", 1, tmp_path / "seed-1", (), (f"--run_dir={tmp_path / 'seed-1' / 'test'}",))
+    (job.test_folder).mkdir(parents=True)
+    (job.directory / "config.yaml").write_text("trainer: {gradient_clip_val: .inf}")
+    records.keep(job, {"trainer.gradient_clip_val": float("inf")}, None, tmp_path / "record.json")
+    record = json.loads((tmp_path / "record.json").read_text(), parse_constant=pytest.fail)
+    assert record["config"] == {"trainer.gradient_clip_val": "Infinity"}
 
 
 def test_tables_that_were_condensed_once_read_the_same(tmp_path: Path) -> None:

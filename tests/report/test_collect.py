@@ -146,6 +146,16 @@ def test_another_test_of_the_runs_is_read_if_asked_for(tmp_path: Path) -> None:
     assert set(read(locate([tmp_path], "sliding")).results["length"]) == set(LENGTHS)
 
 
+def test_parts_with_one_protocol_are_told_apart_and_a_task_of_its_own_keeps_its_name(tmp_path: Path) -> None:
+    rows = {"short": ["copy"], "long": ["copy", "reverse"]}
+    for part, protocols in rows.items():
+        write_run(tmp_path / part, "RoPE", 1236, CURVES["RoPE"])
+        content = [{"metric": "accuracy", "protocol": name, "length": 8, "value": 0.5} for name in protocols]
+        (tmp_path / part / "test" / "extrapolation.json").write_text(json.dumps(content))
+    found = read(Run("RoPE", 1236, tmp_path / part, part=part) for part in rows).results
+    assert found["protocol"].tolist() == ["short copy", "long copy", "reverse"]
+
+
 def test_costs_say_which_part_they_are_of(tmp_path: Path) -> None:
     runs = [
         Run("RoPE", 1236, write_run(tmp_path / part, "RoPE", 1236, CURVES["RoPE"]), part=part)

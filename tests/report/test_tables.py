@@ -142,7 +142,14 @@ def test_a_note_says_over_what_the_intervals_of_context_gains_are(seeds: tuple[i
     ]
     none = pd.DataFrame()
     summary = pd.DataFrame({"strategy": ["NoPE", "T5"]})
-    table = distant(summary, Runs(none, pd.DataFrame(blocks), none, {}, {}, {}, {}), "windowed8", 8)
+    of_part = [block | {"protocol": f"code {block['protocol']}"} for block in blocks]
+    runs = Runs(none, pd.DataFrame(blocks + of_part), none, {}, {}, {}, {})
+    part = distant(summary, runs, "code windowed8", 8)
+    assert part is not None
+    assert part.title == "Context gain beyond 8 tokens, code"
+    assert "code windowed8 minus code full" in part.note
+    table = distant(summary, runs, "windowed8", 8)
     assert table is not None
+    assert table.body.equals(part.body)
     assert f"95% interval {over}" in table.note
     assert table.body["16 (2×)"].map(lambda cell: cell.text[:7]).tolist() == ["+0.2500"] * 2

@@ -60,6 +60,6 @@ def test_seeds_that_would_contradict_are_those_of_the_corrected_test() -> None:
     off, held = part([1.00, 1.02, 0.99], 1.0), part([0.8, 0.81, 0.79], 1.0)
     found = Finding("not resolved", {"a": [off], "b": [held] * 5})
     assert found.wanted == (
-        f"3 seeds show {100 * off.effect(3, 6):.2g}% from the bound; "
+        f"3 seeds show {100 * math.expm1(off.effect(3, 6)):.2g}% from the bound; "
         f"to contradict by what was found takes {off.needed(6)} seeds"
     )

@@ -40,6 +40,22 @@ def resolve(job: Job) -> dict[str, Any]:
     return {key: value for key, value in yaml.safe_load(text).items() if key not in PLACES}
 
 
+def check_test(job: Job, config: dict[str, Any]) -> None:
+    """Check the arguments of a run's test before anything is fitted.
+
+    Args:
+        job: A run that is fitted.
+        config: Its resolved configuration, nested.
+
+    Raises:
+        UserError: If they do not parse.
+    """
+    try:
+        read(_parser(), ["--config", yaml.safe_dump(config), *job.test])
+    except UserError as error:
+        raise UserError(f"compare: test: {error}") from error
+
+
 @cache
 def _parser() -> LightningArgumentParser:
     return fit_parser()

@@ -16,7 +16,7 @@ from typing import Any
 from jsonargparse import Namespace
 from rich.console import Console
 
-from kerple.cli.resolve import prepare, resolve
+from kerple.cli.resolve import check_test, prepare, resolve
 from kerple.compare import job as jobs
 from kerple.compare import records
 from kerple.compare.board import Board
@@ -57,11 +57,11 @@ def run(comparison: Comparison, parallel: int, engine: str, rerun_changed: bool)
     work = comparison.jobs()
     asked = _asked(work)
     _check(work, {job: asked[job].flat for job in work}, rerun_changed)
-    sums = _checksums(asked[job] for job in work if not _is_complete(comparison, job))
+    sums = _checksums(asked[job] for job in work if not _is_complete(comparison, job, asked[job]))
     taken = sum(_taken(comparison, job, asked[job], sums) for job in work if not jobs.finished(job))
     to_do = [job for job in work if not jobs.finished(job)]
     for job in work:
-        if jobs.finished(job) and not records.path_of(job, comparison.report_folder).exists():
+        if jobs.finished(job) and not _is_complete(comparison, job, asked[job]):
             _keep(comparison, job, asked[job], sums)
     committed = f" ({taken} of them were taken from committed runs)" if taken else ""
     print(f"{len(work)} runs: {len(work) - len(to_do)} finished{committed}, {len(to_do)} to do", flush=True)
@@ -136,12 +136,16 @@ def _check(work: list[Job], configs: dict[Job, dict[str, Any]], rerun_changed: b
         jobs.adopt(job, configs[job])
 
 
-def _is_complete(comparison: Comparison, job: Job) -> bool:
-    return jobs.finished(job) and records.path_of(job, comparison.report_folder).exists()
+def _is_complete(comparison: Comparison, job: Job, asked: Request) -> bool:
+    """Whether a run is finished and its record is beside the report."""
+    return jobs.finished(job) and records.is_of(records.path_of(job, comparison.report_folder), job, asked.flat)
 
 
 def _asked(work: Iterable[Job]) -> dict[Job, Request]:
-    return {job: Request(config := resolve(job), flat(config)) for job in work}
+    asked = {job: Request(config := resolve(job), flat(config)) for job in work}
+    if fitted := next((job for job in asked if not job.pretrained), None):  # all have the same flags of their tests
+        check_test(fitted, asked[fitted].nested)
+    return asked
 
 
 def _checksums(asked: Iterable[Request]) -> dict[str, str | None]:

@@ -25,12 +25,16 @@ class Child:
     Args:
         job: The run; what the process prints is appended to its log, and its progress goes to a file beside it.
         threads: CPU threads it may use.
-        lock: File descriptor that it keeps open, and with it the run's lock.
         program: What is called as ``run.py``.
+
+    Attributes:
+        lock: File descriptor that the process keeps open, and with it the run's lock; set it before the first command.
+        stopped: Whether it was asked to stop.
     """
 
-    def __init__(self, job: Job, threads: int, lock: int, program: Path) -> None:
-        self.job, self.threads, self.lock, self.program = job, threads, lock, program
+    def __init__(self, job: Job, threads: int, program: Path) -> None:
+        self.job, self.threads, self.program = job, threads, program
+        self.lock, self.stopped = -1, False
         self._process: subprocess.Popen[str] | None = None
         self._status, self._command = -1, ""
 
@@ -54,6 +58,7 @@ class Child:
 
     def stop(self) -> None:
         """Have it save what it can and end; if that takes longer than `PATIENCE` it is killed. From any thread."""
+        self.stopped = True
         process = self._process
         if process is None or process.poll() is not None:
             return
@@ -70,8 +75,11 @@ class Child:
             Failed: If it fails, or the process is stopped.
         """
         log, self._command = self.job.beside(".log"), arguments[0]
-        if self._process is None:
+        if self._process is None and not self.stopped:
             self._start(log)
+        if self.stopped:  # before it was started, or while it was
+            self.stop()
+            raise Failed(f"{self.job.name}: was stopped before {self._command}")
         assert self._process is not None
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it was stopped between two commands

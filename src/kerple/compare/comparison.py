@@ -100,7 +100,9 @@ class Comparison:
                 raise UserError(
                     f"compare: {kind}: got {odd[0]!r}, expected the plain name of a folder, without slashes"
                 )
-        tests = [path for key, path in self.test.items() if key == "config" and isinstance(path, str)]
+        tests = [self.test["config"]] if "config" in self.test else []
+        if any(not isinstance(path, str) for path in tests):
+            raise UserError(f"compare: test: config: got {tests[0]!r}, expected the path of one file")
         for key, paths in {"base": self.base, "test: config": tests, **self.parts}.items():
             for path in paths:
                 if not Path(found(path)).is_file():

@@ -37,9 +37,14 @@ def local(work: Work, parallel: int) -> Ended:
     children: list[Child] = []
     stopped = False
 
+    def begun(child: Child) -> None:
+        children.append(child)
+        if stopped:
+            child.stop()
+
     def run(job: Job, config: dict[str, Any]) -> None:
         if not stopped:
-            jobs.run(job, config, threads, _noting(job), jobs.RUN, children.append)
+            jobs.run(job, config, threads, _noting(job), jobs.RUN, begun)
 
     pool = ThreadPoolExecutor(parallel)
     running = {pool.submit(run, job, config): job for job, config in work}

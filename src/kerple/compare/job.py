@@ -5,9 +5,10 @@ import fcntl
 import itertools
 import json
 import shutil
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
@@ -15,6 +16,7 @@ import kerple
 from kerple.compare.child import Child, Failed
 from kerple.compare.comparison import Job
 from kerple.errors import UserError
+from kerple.report.files import read_yaml
 from kerple.report.flat import flat
 from kerple.runs.atomic import write
 from kerple.runs.changes import differences
@@ -22,6 +24,8 @@ from kerple.runs.compatibility import as_today
 from kerple.runs.shipped_configs import found
 
 INSTALLED = Path(kerple.__file__).with_name("__main__.py")
+FILLED_IN = "trainer.default_root_dir"  # an option that a fit sets itself
+TICK = 0.25  # seconds between two looks at a lock
 KNOWN = {"kerple", "pytorch_lightning"}  # of these a checkpoint may name what is offered
 RUN = checkout if (checkout := Path(kerple.__file__).parents[2] / "run.py").is_file() else INSTALLED
 
@@ -72,14 +76,15 @@ def run(
         threads: Number of CPU threads of the child process.
         say: Function that prints progress.
         program: The program that is run as ``run.py``.
-        begun: Function that is called with the child process, which can be asked to stop.
+        begun: Function that is called with the child process, which can be asked to stop from then on.
 
     Raises:
-        Failed: If the fit or the test fails, or another comparison has meanwhile started the run with another
-            configuration.
+        Failed: If the fit or the test fails, it is stopped, or another comparison has meanwhile started the run with
+            another configuration.
     """
-    with _lock(job, say) as lock, Child(job, threads, lock, program) as child:
-        begun(child)
+    child = Child(job, threads, program)
+    begun(child)
+    with child, _lock(job, say, child) as child.lock:
         if changed := changes(job, config):
             raise Failed(
                 f"{job.name}: was started by another comparison with another configuration: {'; '.join(changed)}"
@@ -145,13 +150,16 @@ def objections(job: Job, config: dict[str, Any]) -> list[str]:
 
     Args:
         job: The run, whose directory exists without a state file.
-        config: Its resolved configuration, flat. Options that are null or auto may have any value in the folder.
+        config: Its resolved configuration, flat. Options that are auto may have any value in the folder.
+
+    Raises:
+        UserError: If the folder's configuration cannot be read.
     """
     path = job.directory / "config.yaml"
     if not path.is_file() or not job.checkpoint.is_file():
         return ["has no config.yaml and checkpoints/last.ckpt"]
-    written = flat(as_today(yaml.safe_load(path.read_text())))
-    asked = {key: value for key, value in config.items() if value not in (None, "auto")}
+    written = flat(as_today(read_yaml(path)))
+    asked = {key: value for key, value in config.items() if value != "auto" and key != FILLED_IN}
     return differences({key: value for key, value in written.items() if key in asked}, asked)
 
 
@@ -163,10 +171,23 @@ def only_tested_otherwise(job: Job) -> bool:
     return untested and not job.test_folder.exists() and not (job.directory / "checkpoints").exists()
 
 
-def declare_finished(job: Job, config: dict[str, Any]) -> None:
-    """Record that a run was fitted and tested elsewhere; its folder has results, but no checkpoint."""
-    tests = state(job).get("tests", {}) | {job.test_folder.name: asked_of_test(job)}
-    _write(job, {"config": config, "fitted": True, "tests": tests})
+def declare_finished(job: Job, config: dict[str, Any], made: Path) -> None:
+    """Take over a folder of results, without a checkpoint, of a run that was fitted and tested elsewhere.
+
+    Args:
+        job: The run; it does not exist, or was `only_tested_otherwise`.
+        config: Its resolved configuration, flat.
+        made: The folder, on the same disk; it is moved, or its test is where there are other tests.
+    """
+    with _lock(job, print):
+        if not job.test_folder.exists():  # else another comparison was faster
+            name = job.test_folder.name
+            if job.directory.exists():
+                (made / name).rename(job.test_folder)
+            else:
+                made.rename(job.directory)
+            tests = state(job).get("tests", {}) | {name: asked_of_test(job)}
+            _write(job, {"config": config, "fitted": True, "tests": tests})
 
 
 def adopt(job: Job, config: dict[str, Any]) -> None:
@@ -195,16 +216,27 @@ def forget(job: Job) -> None:
 
 
 @contextlib.contextmanager
-def _lock(job: Job, say: Callable[[str], None]) -> Iterator[int]:
+def _lock(job: Job, say: Callable[[str], None], child: Child | None = None) -> Iterator[int]:
+    """Context in which no other process works on the run; a child that is stopped does not wait for it."""
     path = job.beside(".lock")
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _locked(file):
             say(f"{job.name}: waiting for a process that is still at work in {job.directory}")
-            fcntl.flock(file, fcntl.LOCK_EX)
+            while not _locked(file):
+                if child is not None and child.stopped:
+                    raise Failed(f"{job.name}: was stopped before it began")
+                time.sleep(TICK)
         yield file.fileno()
+
+
+def _locked(file: IO[str]) -> bool:
+    """Whether the lock of a file could be had."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _write(job: Job, known: dict[str, Any]) -> None:

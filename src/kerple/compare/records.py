@@ -9,18 +9,35 @@ import hashlib
 import json
 import platform
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from kerple.compare import job as jobs
 from kerple.compare.comparison import Job
 from kerple.evaluation.results import VERSION
+from kerple.report.collect import Run, read
 from kerple.report.files import results_of, unpack
 from kerple.runs.atomic import write
 from kerple.runs.changes import differences
 from kerple.runs.precision import choose
 
+# options of how data is read, which change nothing in it
+WORKERS = "data.init_args.workers"
 # options of where data is and how it is prepared, in place of which the checksums of the data are compared
-DATA_PLACES = ("corpus", "directory", "workers", "prepare_workers", "prepare_engine", "verify", "on_fault")
+DATA_PLACES = {
+    "data.init_args.corpus",
+    "data.init_args.directory",
+    "data.init_args.prepare_workers",
+    "data.init_args.prepare_engine",
+    "data.init_args.verify",
+    "data.init_args.on_fault",
+    "data.init_args.cache",
+    "data.init_args.cache_bytes",
+}
+
+
+# what reading a record can raise; a stranger's may hold anything
+UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, OSError)
 
 
 def path_of(job: Job, report_folder: Path) -> Path:
@@ -54,7 +71,8 @@ def keep(job: Job, config: dict[str, Any], data: str | None, path: Path) -> None
         data: Checksum of its data, see `fingerprint`.
         path: Path of the record.
     """
-    identity, run = _settled(config), results_of(job.directory, job.test_folder.name)
+    identity, run = _settled(config, data), results_of(job.directory, job.test_folder.name)
+    run["config.yaml"] = _strict(run["config.yaml"])
     record = {
         "version": _version(run["test"]),
         "data": data,
@@ -78,33 +96,50 @@ def take(job: Job, config: dict[str, Any], data: str | None, path: Path) -> str 
     Returns:
         None if the run was made, else why the record does not fit.
     """
-    try:
-        record = json.loads(path.read_text())
-        written, asked = record["config"], _settled(config)
-        kept, version, test = record["run"], record["version"], record["test"]
-        text = kept["test"].get("extrapolation.json", {})
-        python = kept.get("cost.json", {}).get("environment", {}).get("python")
-        untold = text.get("documents") and "block_document" not in text
-        identity = hashlib.sha256(json.dumps(written, sort_keys=True).encode()).hexdigest()
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as error:
-        return f"cannot be read ({type(error).__name__}: {error})"
-    if untold:
+    # made beside its folder, so that neither a record that cannot be read nor a kill leaves half a run
+    job.directory.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=job.directory.parent) as folder:
+        made = Path(folder) / "run"
+        try:
+            record = json.loads(path.read_text())
+            if objection := _objection(record, job, config, data):
+                return objection
+            unpack(record["run"], made, job.test_folder.name)
+            read([Run(job.label, job.seed, made, job.test_folder.name, job.part)])
+            describe(path)
+        except UNREADABLE as error:
+            return f"cannot be read ({type(error).__name__}: {error})"
+        jobs.declare_finished(job, config, made)
+    return None
+
+
+def _objection(record: dict[str, Any], job: Job, config: dict[str, Any], data: str | None) -> str | None:
+    """Why a record is not the run that is asked for, or None if it is."""
+    written, version = record["config"], record["version"]
+    text = record["run"]["test"].get("extrapolation.json", {})
+    if text.get("documents") and "block_document" not in text:
         return "was tested by an earlier version, which did not say which blocks are of one document"
     if version != VERSION:
         return f"has results of version {version}, those of now have {VERSION}: their numbers do not belong together"
-    if record.get("hash") != identity:
+    if record["hash"] != hashlib.sha256(json.dumps(written, sort_keys=True).encode()).hexdigest():
         return "has a configuration that is not the one of its hash"
-    if changed := differences(written, asked):
+    if changed := differences(_settled(written, data), _settled(config, data)):
         return f"has another configuration: {'; '.join(changed)}"
-    if record.get("data") != data:
+    if record["data"] != data:
         # the corpora that need no download are files of the installed Python
+        python = record["run"].get("cost.json", {}).get("environment", {}).get("python", "unknown")
         here = platform.python_version()
         return f"was trained on other data: its checksums (Python {python}) differ from those here (Python {here})"
-    if test != jobs.asked_of_test(job):
-        return "was tested otherwise"
-    unpack(kept, job.directory, job.test_folder.name)
-    jobs.declare_finished(job, config)
-    return None
+    return None if record["test"] == jobs.asked_of_test(job) else "was tested otherwise"
+
+
+def is_of(path: Path, job: Job, config: dict[str, Any]) -> bool:
+    """Whether there is a record, and it has this configuration and this test."""
+    if not path.is_file():
+        return False
+    record = json.loads(path.read_text())
+    written, asked = (_settled(one, record["data"]) for one in (record["config"], config))
+    return not differences(written, asked) and record["test"] == jobs.asked_of_test(job)
 
 
 def _version(test: dict[str, Any]) -> int:
@@ -113,19 +148,21 @@ def _version(test: dict[str, Any]) -> int:
     return VERSION if perplexities is None else perplexities.get("version", 1)
 
 
-def _settled(config: dict[str, Any]) -> dict[str, Any]:
+def _settled(config: dict[str, Any], data: str | None) -> dict[str, Any]:
     """The configuration without options of places, and with the precision that ``auto`` means on this machine."""
-    settled = {key: value for key, value in config.items() if not key.startswith(_places())}
+    places = {WORKERS} if data is None else {WORKERS} | DATA_PLACES
+    settled = {key: value for key, value in config.items() if key not in places}
     if settled.get("trainer.precision") == "auto":
         settled["trainer.precision"], _ = choose(config.get("trainer.accelerator", "auto"))
-    return settled
+    return _strict(settled)
 
 
-def _places() -> tuple[str, ...]:
-    return tuple(f"data.init_args.{name}" for name in DATA_PLACES)
+def _strict(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration with text for infinity, which strict JSON does not have."""
+    return json.loads(json.dumps(config), parse_constant=str)
 
 
 def describe(path: Path) -> str:
     """The commit and the processor with which a record was made."""
     environment = json.loads(path.read_text())["run"].get("cost.json", {}).get("environment", {})
-    return ", ".join(filter(None, (environment.get("commit", ""), environment.get("processor", ""))))
+    return ", ".join(str(environment[key]) for key in ("commit", "processor") if environment.get(key))

@@ -94,9 +94,9 @@ def locate(directories: Iterable[Path], test: str = "test") -> list[Run]:
     folders = {path.parent for root in roots for path in root.rglob("config.yaml")}
     # a test writes its configuration too, into a folder of any name inside the run's
     found = sorted(folder for folder in folders if folder.name != "test" and not folders & {*folder.parents})
-    if not found:
-        where = ", ".join(map(str, roots))
-        raise UserError(f"runs: got {where}, without a config.yaml in them, expected directories that `fit` wrote")
+    if empty := [str(root) for root in roots if not any(folder.is_relative_to(root) for folder in found)]:
+        where = ", ".join(empty)
+        raise UserError(f"runs: got {where}, without a config.yaml in it, expected directories that `fit` wrote")
     runs = []
     for directory in found:
         config = read_yaml(directory / "config.yaml")
@@ -120,8 +120,9 @@ def read(runs: Iterable[Run]) -> Runs:
     """Read the results of runs that were fitted and tested.
 
     Raises:
-        UserError: If a run was not tested, sums in a file contradict each other, two runs have the same label, seed and
-            cell, or only some of the tests say which blocks are of one document. The message names the files.
+        UserError: If a run was not tested or has only losses by position, sums in a file contradict each other, two
+            runs have the same label, seed and cell, or only some of the tests say which blocks are of one document. The
+            message names the files.
     """
     tables: dict[str, list[dict[str, Any]]] = {"results": [], "blocks": [], "costs": []}
     analyses: dict[str, list[pd.DataFrame]] = {}
@@ -131,23 +132,22 @@ def read(runs: Iterable[Run]) -> Runs:
     origin: dict[tuple[Any, ...], Path] = {}
     old_bytes = False
     told: dict[bool, Path] = {}
-    for run in runs:
+    rows_of = {run: _rows(run) for run in runs}
+    parts_with: dict[str, set[str]] = {}
+    for run, rows in rows_of.items():
+        for _, row in rows:
+            parts_with.setdefault(str(row["protocol"]), set()).add(run.part)
+    for run, rows in rows_of.items():
         key: dict[str, Any] = {"strategy": run.strategy, "seed": run.seed}
         part: dict[str, Any] = {"part": run.part} if run.part else {}
         configs[run] = read_yaml(run.directory / "config.yaml")
-        files = sorted((run.directory / run.test).glob("*.json"))
-        rows = [(path, row) for path in files for row in result_rows(read_json(path))]
-        if not rows:
-            raise UserError(
-                f"{run.directory}: got no result rows in {run.directory / run.test}/*.json, expected those of a test; "
-                "test the run first, or name the folder of its test with --test_folder"
-            )
         for path, row in rows:
             old_bytes |= row.get("bits_per_byte") is not None and "bytes" not in row
             if row.get("documents"):
                 told["block_document" in row] = path
             for result, of_blocks in results_in(row, path):
-                if run.part and result["metric"] in LOSSES:  # a task has a protocol of its own, a corpus has not
+                # a task has a protocol of its own, which needs no part unless several have it
+                if run.part and (result["metric"] in LOSSES or len(parts_with[str(row["protocol"])]) > 1):
                     result["protocol"] = f"{run.part} {result['protocol']}"
                 cell = tuple(result[c] for c in RESULT)
                 if (other := origin.setdefault((run.strategy, run.seed, *cell), run.directory)) != run.directory:
@@ -180,6 +180,18 @@ def read(runs: Iterable[Run]) -> Runs:
     trained = {protocol: next(iter(found)) if len(found) == 1 else None for protocol, found in lengths.items()}
     found = {protocol: list(described) for protocol, described in text.items()}
     return Runs(results, blocks, costs, front, configs, environments, trained, found, old_bytes)
+
+
+def _rows(run: Run) -> list[tuple[Path, dict[str, Any]]]:
+    """The result rows of a run, each with its file."""
+    files = sorted((run.directory / run.test).glob("*.json"))
+    rows = [(path, row) for path in files for row in result_rows(read_json(path))]
+    if all(row["protocol"] == "per_position" for _, row in rows):
+        raise UserError(
+            f"{run.directory}: got no result rows, losses by position aside, in {run.directory / run.test}/*.json, "
+            "expected those of a test; test the run first, or name the folder of its test with --test_folder"
+        )
+    return rows
 
 
 def strategy(config: dict[str, Any]) -> str:

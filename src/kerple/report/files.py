@@ -25,13 +25,16 @@ SETTING = {"windowed": "window", "sliding": "stride", "last": "k"}  # options th
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A configuration that `fit` wrote; a UserError names the file that is missing or no YAML."""
+    """A configuration that `fit` wrote; a UserError names the file that is missing or none."""
     if not path.exists():
         raise UserError(f"{path.parent}: has no {path.name}, expected a directory that `fit` wrote")
     try:
-        return yaml.safe_load(path.read_text())
+        content = yaml.safe_load(path.read_text())
     except (UnicodeError, yaml.YAMLError) as error:
         raise UserError(f"{path}: is no YAML ({error})") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: got {content!r:.60}, expected the options that `fit` writes")
+    return content
 
 
 def read_json(path: Path) -> Any:

@@ -137,7 +137,7 @@ def _tables(summary: pd.DataFrame, runs: Runs, baseline: str) -> tuple[list[tabl
             place.append(replace(table, note=f"{table.note} {OLD_BYTES}") if old else table)
             interval = tables.intervals(summary, str(metric), protocol, runs.trained[protocol], baseline)
             details += [interval] if interval else []
-            if metric == "ppl" and protocol.startswith("windowed"):
+            if metric == "ppl" and protocol.split()[-1].startswith("windowed"):
                 distant = tables.distant(summary, runs, protocol, runs.trained[protocol])
                 details += [distant] if distant else []
     cost = tables.costs(runs)

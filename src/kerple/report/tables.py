@@ -166,17 +166,19 @@ def distant(summary: pd.DataFrame, runs: Runs, window: str, trained: int | None)
     Args:
         summary: Summary of the strategies, which gives the order of rows.
         runs: The runs, whose sums by block are compared.
-        window: Label of the windowed protocol, such as ``windowed64``.
+        window: Label of the windowed protocol, such as ``windowed64``, behind the name of a part if there are several.
         trained: Training length.
     """
+    part, _, name = window.rpartition(" ")
+    full, width = f"{part} full".strip(), name.removeprefix("windowed")
     losses = runs.blocks[runs.blocks["metric"] == "ppl"]
-    cells = losses[losses["protocol"].isin(["full", window])].groupby(["strategy", "protocol", "length"])
+    cells = losses[losses["protocol"].isin([full, window])].groupby(["strategy", "protocol", "length"])
     blocks: dict[Any, Any] = {key: by_block(group) for key, group in cells}
     rows: dict[str, dict[str, Cell]] = {}
     gains: list[Estimate] = []
     for strategy, protocol, length in blocks:
         gain = difference(blocks.get((strategy, window, length)), blocks[strategy, protocol, length])
-        if protocol == "full" and length > int(window.removeprefix("windowed")) and gain is not None:
+        if protocol == full and length > int(width) and gain is not None:
             low, high = gain.interval()
             text = f"{gain.mean:+.4f}" + (f" [{low:+.4f}, {high:+.4f}]" if low <= high else "")
             rows.setdefault(strategy, {})[_times(length, trained)] = Cell(text, bool(low > 0))
@@ -187,11 +189,11 @@ def distant(summary: pd.DataFrame, runs: Runs, window: str, trained: int | None)
     body = pd.DataFrame.from_dict(rows, orient="index").loc[order].fillna(NOTHING)
     seeds, sources = [gain.seeds for gain in gains], "seeds and text" if gains[0].blocks > 1 else "seeds"
     note = (
-        f"{window} minus full, nats per token, on the same targets; 95% interval "
+        f"{window} minus {full}, nats per token, on the same targets; 95% interval "
         f"{_varied(min(seeds), max(seeds), sources)}. Above 0, in bold if the whole interval is: text farther away "
         "than the window helps."
     )
-    return Table(f"Context gain beyond {window.removeprefix('windowed')} tokens", body, note)
+    return Table(f"Context gain beyond {width} tokens{part and f', {part}'}", body, note)
 
 
 def tasks(results: pd.DataFrame, metric: str, trained: Mapping[str, int | None]) -> Table | None:
