@@ -15,6 +15,7 @@ from pytorch_lightning.strategies.launchers.multiprocessing import _MultiProcess
 from torch import Tensor
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.utils.data import DataLoader
 
 from kerple.callbacks.extrapolation import Extrapolation
 from kerple.callbacks.task_accuracy import TaskAccuracy
@@ -110,6 +111,23 @@ def by_hand(problems: int) -> tuple[float, dict[str, Tensor]]:
                 total, targets = total + loss, targets + 1
     (total / targets).backward()
     return float(total / targets), {f"network.{n}": p.grad for n, p in network.named_parameters()}
+
+
+def test_a_last_step_of_fewer_micro_batches_has_the_gradient_of_their_mean() -> None:
+    """Three micro-batches of text and two a step: the second step has one alone."""
+    generator = torch.Generator().manual_seed(0)
+    text = [{"tokens": torch.randint(12, (2, LENGTH + 1), generator=generator)} for _ in range(3)]
+    trainer = Trainer(
+        max_steps=2, accumulate_grad_batches=2, accelerator="cpu", logger=False, enable_progress_bar=False,
+        enable_model_summary=False, enable_checkpointing=False,
+    )  # fmt: skip
+    found = model()
+    found.optimiser["lr"] = 1e-12  # so that both steps are of the same weights
+    trainer.fit(found, DataLoader(text, batch_size=None))
+    expected = model()
+    expected.network.losses(text[2]["tokens"]).mean().backward()
+    for name, parameter in expected.named_parameters():
+        torch.testing.assert_close(found.gradient[name], parameter.grad, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize(("batch_size", "accumulate", "processes"), [(8, 1, 1), (4, 2, 1), (1, 8, 1), (2, 2, 2)])

@@ -191,18 +191,22 @@ class LanguageModel(LightningModule):
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Scale the gradient to that of the mean over the targets of the global batch, and log that mean."""
+        # an epoch's last step may have fewer micro-batches, but Lightning always divides by the same number
+        shares = self.trainer.accumulate_grad_batches / len(self._sums)
         sums = torch.stack(self._sums).sum(0)
         self._sums = []
         if self.trainer.world_size > 1:  # not strategy.reduce: its barrier waits for the device
             torch.distributed.all_reduce(sums)
         total, targets = sums
         self.log("train/loss", (total / targets).float(), prog_bar=True)
+        scale: Tensor | float = shares
         if self._partly_scored:
             # undo the division by the length, and the means over micro-batches and devices that Lightning and DDP take
-            shares = self.network.shape.length * self.trainer.accumulate_grad_batches * self.trainer.world_size
-            for parameter in self.parameters():
-                if parameter.grad is not None:
-                    parameter.grad.mul_(shares / targets.clamp(min=1))
+            divided = self.network.shape.length * self.trainer.accumulate_grad_batches * self.trainer.world_size
+            scale = divided / targets.clamp(min=1)
+        for parameter in self.parameters() if self._partly_scored or scale != 1 else ():
+            if parameter.grad is not None:
+                parameter.grad.mul_(scale)
 
     def validation_step(self, batch: Batch, index: int) -> None:
         losses, scored = self.network.losses(batch["tokens"]), batch.get("scored")
@@ -231,11 +235,14 @@ class LanguageModel(LightningModule):
             raise UserError(
                 f"trainer.max_steps: got {steps}, expected the number of steps: the schedule spans them all"
             )
-        warmup = max(2, round(self.warmup * steps))  # the schedule divides by warmup - 1
-        schedule = LinearWarmupCosineAnnealingLR(
-            optimiser, warmup, max(steps, warmup + 1), warmup_start_lr=self.optimiser["lr"] / warmup
-        )
+        warmup, last = self.schedule(steps)
+        schedule = LinearWarmupCosineAnnealingLR(optimiser, warmup, last, warmup_start_lr=self.optimiser["lr"] / warmup)
         return {"optimizer": optimiser, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def schedule(self, steps: int) -> tuple[int, int]:
+        """The steps in which the learning rate of a training of so many steps rises, and the step at which it is 0."""
+        warmup = max(2, round(self.warmup * steps))  # the schedule divides by warmup - 1
+        return warmup, max(steps, warmup + 1)
 
     def _muon_groups(self) -> list[dict[str, Any]]:
         """Muon's parameter groups: the weights of the blocks' linear layers; queries, keys and values are apart."""

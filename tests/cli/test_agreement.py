@@ -49,10 +49,20 @@ def test_another_model_is_named(
     assert "is of another model" in line
 
 
-def test_another_optimiser_cannot_go_on(genuine: Path, tmp_path: Path, capsys: Capture) -> None:
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("--model.optimizer=muon", "is of another training: model.optimizer: got muon, the checkpoint has adamw"),
+        ("--model.lr=0.1", "is of another training: model.lr: got 0.1, the checkpoint has 0.0006"),
+        ("--model.betas=[0.8, 0.9]", "model.betas: got (0.8, 0.9), the checkpoint has (0.9, 0.999)"),
+        ("--model.warmup=0.5", "model.warmup: got 0.5, the checkpoint has 0.01"),
+        ("--trainer.max_steps=20", "trainer.max_steps: got 20, but the learning rate in"),
+    ],
+)
+def test_another_training_cannot_go_on(option: str, told: str, genuine: Path, tmp_path: Path, capsys: Capture) -> None:
+    """The states of optimiser and schedule in the checkpoint would win over the options, and say nothing of it."""
     config = f"--config={genuine.parents[2]}/tiny.yaml"
-    line = complaint(["fit", config, f"--ckpt_path={genuine}", "--model.optimizer=muon"], capsys)
-    assert "model.optimizer: got muon, the checkpoint has adamw" in line
+    assert told in complaint(["fit", config, f"--ckpt_path={genuine}", f"--run_dir={tmp_path}/run", option], capsys)
 
 
 @pytest.mark.parametrize("content", [{}, {"state_dict": {}}, {"state_dict": {"w": torch.zeros(1)}, "epoch": 0}])

@@ -138,8 +138,8 @@ class CLI(LightningCLI):
                 raise
             raise mistake from error
         if self.checkpoint is not None:
-            fit = self.subcommand == "fit"
-            agree(self.config[self.subcommand].ckpt_path, self.checkpoint, self.model, resume=fit)
+            fit, config = self.subcommand == "fit", self.config[self.subcommand]
+            agree(config.ckpt_path, self.checkpoint, self.model, resume=config.trainer.max_steps if fit else None)
             if isinstance(self.datamodule, TokenShards):
                 self.datamodule.reads_only = not fit  # a checkpoint must not decide where files are written
 

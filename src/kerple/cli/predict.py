@@ -121,7 +121,7 @@ def load(path: str, trust: tuple[str, ...] | None = None, device: str = "cpu") -
         raise UserError(f"ckpt_path: {path} was trained on {type(made.data).__name__}, which cannot encode a prompt")
     made.data.setup("predict")
     content = check(path, sealed=False)  # `read_config` has checked all of it
-    agree(path, content, made.model, resume=False)
+    agree(path, content, made.model)
     made.model.load_state_dict(content["state_dict"])
     made.model.attach(made.data)
     return made.model.to(device).eval(), made.data

@@ -33,8 +33,8 @@ class TokenShards(LightningDataModule):
     of the whole corpus are shuffled. Sample k is a function of `seed` and k alone, for any number of devices, workers
     and accumulation steps.
 
-    The training loader has one epoch, which lasts as long as the run: `trainer.max_steps` steps, or `samples` samples,
-    or, without either, the training split once.
+    The training loader has one epoch, which lasts as long as the run: `trainer.max_steps` steps, or, without these, the
+    training split once. With `samples`, an epoch has these samples, and every further one has them again.
 
     Args:
         corpus: What to train on: `stdlib` (the standard library of the running Python), `modules` (only the modules
@@ -49,8 +49,8 @@ class TokenShards(LightningDataModule):
         length: Training length T in tokens; a sample has T targets.
         batch_size: Samples per device and micro-batch.
         seed: Chooses the order of the training samples.
-        samples: Number of training samples in the run, over all devices. With null, as many as `trainer.max_steps`
-            needs, or without that the training split once.
+        samples: Number of different training samples, over all devices, which are repeated until `trainer.max_steps`.
+            With null, as many as `trainer.max_steps` needs, or without that the training split once.
         shares: Shares of the documents in the training, validation and test split. A hash of the text decides.
         text_field: Key of the text in JSON lines, or its column in Parquet files and datasets.
         drop_duplicates: Whether only the first of several documents with exactly equal text is kept. Duplicates are
@@ -266,7 +266,7 @@ class TokenShards(LightningDataModule):
         return folders
 
     def _batches(self, samples_in_corpus: int, together: int) -> int:
-        """Number of micro-batches in the run, of `together` samples each."""
+        """Number of micro-batches in an epoch, of `together` samples each."""
         trainer = self.trainer
         if self.samples is not None:
             batches = self.samples // together

@@ -14,7 +14,8 @@ from kerple.model import Batch
 
 
 class TrainingBatches(Dataset[Batch]):
-    """Dataset of training batches. Item i is this rank's part of micro-batch i, {"tokens": (B, T + 1) int64}.
+    """Dataset of training batches. Item i is this rank's part of micro-batch i, {"tokens": (B, T + 1) int64}; after the
+    last one they come again in the same order.
 
     Micro-batch i consists of the samples i·W·B .. (i + 1)·W·B - 1, and rank r of W gets the r-th B of them. So the
     samples of an optimiser step depend on the global batch alone, not on how ranks and accumulation divide it.
@@ -24,7 +25,7 @@ class TrainingBatches(Dataset[Batch]):
         order: Gives the stream and the first token of a sample by its number.
         length: Targets per sample, T.
         batch_size: Samples per rank and micro-batch, B.
-        batches: Number of micro-batches in the run.
+        batches: Number of different micro-batches.
         rank: Number of this process.
         ranks: Number of processes, W.
     """
@@ -46,7 +47,7 @@ class TrainingBatches(Dataset[Batch]):
         return self.batches
 
     def __getitem__(self, index: int) -> Batch:
-        first = (index * self.ranks + self.rank) * self.batch_size
+        first = (index % self.batches * self.ranks + self.rank) * self.batch_size
         streams, starts = self.order.locate(np.arange(first, first + self.batch_size))
         tokens = np.empty((self.batch_size, self.length + 1), np.int64)  # (B, T + 1)
         for row, (stream, start) in enumerate(zip(streams, starts, strict=True)):
