@@ -12,8 +12,9 @@ import kerple.hf  # registers the classes
 from kerple.cli.main import main
 from kerple.cli.predict import load
 from kerple.hf.families import read_family
+from kerple.hf.modeling import KerpleConfig, KerpleForCausalLM
 from kerple.hf.weights import fill, read, transformer
-from tests.hf.tiny import LENGTH, text, tiny
+from tests.hf.tiny import LENGTH, VOCABULARY, text, tiny
 
 hf = pytest.importorskip("transformers")
 
@@ -176,6 +177,30 @@ def test_the_trainer_trains_an_exported_model(place: Path, tmp_path: Path) -> No
     after = float(model.eval()(**{k: torch.stack([r[k] for r in rows]) for k in rows[0]}).loss)
     assert after < before
     assert float(strength.detach().min()) > -0.1
+
+
+def test_the_trainer_takes_the_mean_over_accumulated_batches(tmp_path: Path) -> None:
+    rows = [{"input_ids": row, "labels": row} for row in text(4, 12)]
+    network = {"dim": 16, "heads": 2, "length": 12, "layers": 1, "vocabulary": VOCABULARY, "position": "NoPE"}
+    trained = []
+    for accumulated in (1, 4):
+        torch.manual_seed(0)
+        model = KerpleForCausalLM(KerpleConfig(network))
+        arguments = hf.TrainingArguments(
+            str(tmp_path),
+            max_steps=1,
+            per_device_train_batch_size=4 // accumulated,
+            learning_rate=0.1,
+            max_grad_norm=0.0,
+            gradient_accumulation_steps=accumulated,
+            optim="sgd",
+            report_to=[],
+            use_cpu=True,
+            save_strategy="no",
+        )
+        hf.Trainer(model, arguments, train_dataset=rows).train()
+        trained.append(model.network.embedding.weight.detach())
+    torch.testing.assert_close(*trained)
 
 
 @torch.inference_mode()

@@ -64,6 +64,7 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
     config_class = KerpleConfig
     base_model_prefix = "network"
     main_input_name = "input_ids"
+    accepts_loss_kwargs = False  # the loss is a mean, which `Trainer` must divide by the number of accumulated batches
     _tied_weights_keys = {"network.head.weight": "network.embedding.weight"}  # noqa: RUF012
     _keep_in_fp32_modules_strict = ["positions"]  # noqa: RUF012
     _supports_sdpa = True
