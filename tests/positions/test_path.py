@@ -1,12 +1,27 @@
 """PaTH against a product of reflections, one matrix after the other."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from kerple.errors import UserError
-from kerple.positions import At, PaTH, path
+from kerple.positions import (
+    At,
+    FoX,
+    KerpleLog,
+    KerpleWeight1,
+    PaTH,
+    Position,
+    RandomizedPositions,
+    RoPE,
+    Sink,
+    SSMax,
+    Together,
+    path,
+)
 from tests.positions.attended import HEAD_DIM, HEADS, LENGTH, SHAPE, ours_and_loops, random
 
 
@@ -57,3 +72,27 @@ def test_the_convolution_goes_on_where_the_cache_ends(pieces: list[int]) -> None
 def test_nothing_to_reflect_by_is_refused(option: str) -> None:
     with pytest.raises(UserError, match=f"PaTH: {option}: got 0, expected a positive number"):
         PaTH(SHAPE, **{option: 0})
+
+
+RandomizedPaTH = partial(RandomizedPositions, position=PaTH)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ((KerpleLog, PaTH), "got KerpleLog, whose bias PaTH's scores would not have; leave one of them out"),
+        ((PaTH, KerpleLog), "got KerpleLog, whose bias"),
+        ((KerpleWeight1, PaTH), "got KerpleWeight1, whose weight"),
+        ((RandomizedPaTH, KerpleLog), "got KerpleLog, whose bias"),
+        ((FoX, PaTH), "got FoX, whose mix PaTH's scores would not have; put PaTH before it"),
+        ((PaTH, PaTH), "got PaTH, whose mix"),
+    ],
+)
+def test_together_refuses_what_path_would_drop(parts: tuple, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Together(SHAPE, parts)
+
+
+@pytest.mark.parametrize("other", [FoX, RoPE, SSMax, Sink])
+def test_what_path_does_not_drop_may_be_together_with_it(other: type[Position]) -> None:
+    assert len(Together(SHAPE, [PaTH, other]).parts) == 2
