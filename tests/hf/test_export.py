@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,9 @@ import yaml
 import kerple.hf  # registers the classes
 from kerple.cli.main import main
 from kerple.cli.predict import load
-from kerple.hf.families import read_family
+from kerple.errors import UserError
+from kerple.hf.export import export
+from kerple.hf.families import StoredModel, read_family
 from kerple.hf.modeling import KerpleConfig, KerpleForCausalLM
 from kerple.hf.weights import fill, read, transformer
 from tests.hf.tiny import LENGTH, VOCABULARY, text, tiny
@@ -159,6 +162,29 @@ def test_what_is_no_llama_is_not_written_as_one(place: Path, capsys: pytest.Capt
     with pytest.raises(SystemExit):
         main(["export", "--ckpt_path", path, "--to", str(place / "full")])
     assert "full, which is not empty; name a new folder" in capsys.readouterr().err
+
+
+def stored(position: Any) -> StoredModel:
+    """A network that is a Llama if its strategy is."""
+    options = {"dim": 16, "heads": 2, "length": 12, "layers": 1, "vocabulary": VOCABULARY, "position": position}
+    options |= {"norm": "rms", "gated": True, "activation": "silu", "bias": False, "hidden": 24, "eps": 1e-6}
+    options |= {"parallel": False, "embedding_norm": False}
+    return StoredModel(options, dict(transformer(options).state_dict()))
+
+
+@pytest.mark.parametrize(
+    "position", ["Coupled", {"class_path": "Together", "init_args": {"parts": ["NoPE", "Abacus"]}}]
+)
+def test_places_that_a_task_gives_are_not_exported(position: Any, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"position: got (Coupled|Abacus), whose places a task gives"):
+        export(stored(position), tmp_path / "made", None, None)
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(("options", "name"), [({}, "Llama"), ({"mistake": "bf16"}, "Kerple")])
+def test_a_rope_with_a_mistake_is_no_llama(options: dict, name: str, tmp_path: Path) -> None:
+    model = stored({"class_path": "RoPE", "init_args": options})
+    assert export(model, tmp_path / "made", None, None) == f"{name}ForCausalLM"
 
 
 @pytest.mark.slow

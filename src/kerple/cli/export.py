@@ -19,8 +19,8 @@ def main(arguments: list[str]) -> None:
         arguments: Arguments of the command.
 
     Raises:
-        UserError: If the checkpoint cannot be read, the folder is not empty, or a stock Llama is required and not
-            possible.
+        UserError: If the checkpoint cannot be read, the folder is not empty, a stock Llama is required and not
+            possible, or the strategy needs places that a task gives.
     """
     parser = ArgumentParser(prog="run.py export", description=__doc__, exit_on_error=False)
     parser.add_argument("--ckpt_path", type=str, required=True, help="a checkpoint that `fit` has written")

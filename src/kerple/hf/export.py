@@ -11,6 +11,7 @@ from torch import Tensor
 from kerple.errors import UserError
 from kerple.hf.families import StoredModel, Weights
 from kerple.hf.modeling import KerpleConfig, KerpleForCausalLM
+from kerple.positions.coupled import Placed
 
 AS_LLAMA: dict[str, Any] = {
     "bias": False,
@@ -20,6 +21,7 @@ AS_LLAMA: dict[str, Any] = {
     "parallel": False,
     "embedding_norm": False,
 }
+LLAMA_ROPE: dict[str, Any] = {"layout": "half", "share": 1.0, "scaling": None, "mistake": None}
 
 
 def export(
@@ -39,7 +41,8 @@ def export(
         Name of the architecture that was written.
 
     Raises:
-        UserError: If the folder is not empty, or a stock model is required and not possible.
+        UserError: If the folder is not empty, a stock model is required and not possible, or the strategy needs places
+            that a task gives.
     """
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"to: got {folder}, which is not empty; name a new folder")
@@ -66,7 +69,7 @@ def _no_llama(model: Mapping[str, Any]) -> str | None:
     options = {} if isinstance(position, str) else position.get("init_args") or {}
     if path.rpartition(".")[2] != "RoPE":
         odd.append(f"its position is {path.rpartition('.')[2]}")
-    elif options.get("layout", "half") != "half" or options.get("share", 1.0) != 1.0 or options.get("scaling"):
+    elif any(options.get(key, value) != value for key, value in LLAMA_ROPE.items()):
         odd.append("its RoPE turns in another way than Llama's own")
     return "; ".join(odd) or None
 
@@ -75,6 +78,12 @@ def _kerple(read: StoredModel) -> KerpleForCausalLM:
     rows = len(read.weights["embedding.weight"])
     options = {key: value for key, value in read.model.items() if key not in ("vocabulary", "attention", "dropout")}
     made = KerpleForCausalLM(KerpleConfig({**options, "vocabulary": rows}))
+    for module in made.network.modules():
+        if isinstance(module, Placed):
+            raise UserError(
+                f"position: got {type(module).__name__}, whose places a task gives; a model of transformers is given "
+                "tokens alone and would be another one; use `python run.py predict`"
+            )
     made.network.load_state_dict(read.weights)
     return made.eval()
 
