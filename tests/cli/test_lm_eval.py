@@ -15,6 +15,7 @@ import yaml
 from kerple.cli.lm_eval import Checkpoint
 from kerple.cli.main import main
 from kerple.cli.predict import load
+from kerple.errors import UserError
 from kerple.evaluation.protocols import sliding
 
 ROOT = Path(__file__).parents[2]
@@ -105,6 +106,29 @@ def test_a_continuation_is_scored_after_its_context(model: Checkpoint) -> None:
         assert model.loglikelihood([asked("all work", written)])[0][1]
     (stopped,) = model.generate_until([asked("all work", {"until": [written[1]], "max_gen_toks": 4})])
     assert stopped == written[: written.index(written[1])]
+
+
+def test_every_token_of_a_continuation_is_scored_however_long_it_is(model: Checkpoint) -> None:
+    before, after = model.data.encode("all work"), model.data.encode(TEXTS[0])
+    assert len(after) > model.length + model.stride
+    ((score, greedy),) = model.loglikelihood([asked("all work", TEXTS[0])])
+    text = torch.tensor([[before[-1], *after]])
+    with torch.inference_mode():
+        expected = -float(sliding(model.network, text, model.length, stride=model.stride).double().sum())
+    assert score == pytest.approx(expected, rel=1e-5)
+    assert not greedy
+    assert model.loglikelihood([asked("all work", "")]) == [(0.0, True)]
+
+
+def test_a_prompt_that_is_cut_is_said(model: Checkpoint, caplog: pytest.LogCaptureFixture) -> None:
+    short, long = asked("all", {"max_gen_toks": 4}), asked(TEXTS[0], {"max_gen_toks": 4})
+    model.generate_until([short])
+    assert not caplog.text
+    model.generate_until([short, long, long])
+    (told,) = caplog.messages
+    assert "2 of 3 prompts are cut to their last 12 tokens" in told
+    with pytest.raises(UserError, match="length: got 16, expected more than the 16 tokens of max_gen_toks"):
+        model.generate_until([asked("all", {"max_gen_toks": 16})])
 
 
 def test_the_command_says_how_the_harness_is_installed(

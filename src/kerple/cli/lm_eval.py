@@ -3,6 +3,7 @@
 The harness has no plugins, so this command registers the model before it calls the harness.
 """
 
+import logging
 import sys
 from typing import Any
 
@@ -15,6 +16,7 @@ from kerple.evaluation.protocols import sliding
 from kerple.hf import need
 from kerple.model.generation import generate
 
+logger = logging.getLogger(__name__)
 INSTALL_HARNESS = "pip install --no-deps --target FOLDER -r requirements-lm-eval.txt, and FOLDER in PYTHONPATH"
 
 
@@ -76,16 +78,24 @@ class Checkpoint:
 
     @torch.inference_mode()
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Log-probability of each continuation after its context, and whether greedy generation produces it."""
+        """Log-probability of each continuation after its context, and whether greedy generation produces it.
+
+        A continuation of more than ``length`` tokens is scored in steps, as the protocol ``sliding`` does it.
+        """
         results = []
         for context, continuation in (request.args for request in requests):
             before, after = self._apart(context, continuation)
-            kept = [self.start, *before][-self.length :] if len(after) < self.length else [self.start]
-            tokens = torch.tensor([[*kept, *after]])[:, -self.length - 1 :]
-            logits = self.network(tokens[:, :-1])[:, -len(after) :]
-            targets = tokens[:, -logits.shape[1] :]
-            chosen = logits.float().log_softmax(-1).gather(-1, targets[..., None])
-            results.append((float(chosen.double().sum()), bool((logits.argmax(-1) == targets).all())))
+            text = torch.tensor([[self.start, *before, *after]])[:, -max(len(after), self.length) - 1 :]
+            targets = text.shape[1] - 1
+            begin, end = targets - len(after), min(self.length, targets)  # of the targets of a step
+            total, greedy = 0.0, True
+            while begin < targets:
+                step = text[:, max(0, end - self.length) : end + 1]
+                logits, wanted = self.network(step[:, :-1])[:, begin - end :], step[:, begin - end :]
+                total += float(logits.float().log_softmax(-1).gather(-1, wanted[..., None]).double().sum())
+                greedy = greedy and bool((logits.argmax(-1) == wanted).all())
+                begin, end = end, min(end + self.stride, targets)
+            results.append((total, greedy))
         return results
 
     @torch.inference_mode()
@@ -101,16 +111,30 @@ class Checkpoint:
 
     @torch.inference_mode()
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        """The greedy continuation of each context, up to the first of its stop strings."""
-        results = []
+        """The greedy continuation of each context, up to the first of its stop strings.
+
+        A context is cut on the left, so that it and the tokens asked for are ``length`` tokens; a warning says so.
+
+        Raises:
+            UserError: If as many tokens are asked for, or more.
+        """
+        results: list[str] = []
+        cut: list[int] = []  # what is left of each prompt that is cut
         for context, options in (request.args for request in requests):
             stops = options.get("until") or []
             stops = [stops] if isinstance(stops, str) else stops
             steps = int(options.get("max_gen_toks", 256))
-            prompt = [self.start, *self.data.encode(context)][-max(1, self.length - steps) :]
+            room = self.length - steps
+            if room < 1:
+                raise UserError(
+                    f"length: got {self.length}, expected more than the {steps} tokens of max_gen_toks, so that the "
+                    "prompt has room; add length=… to --model_args, or --gen_kwargs max_gen_toks=…"
+                )
+            prompt = [self.start, *self.data.encode(context)]
+            cut += [room] if len(prompt) > room else []
             written: list[int] = []
             text = ""
-            for token in generate(self.network, torch.tensor([prompt]), steps, stop=self.start):
+            for token in generate(self.network, torch.tensor([prompt[-room:]]), steps, stop=self.start):
                 if int(token) == self.start:
                     break
                 written.append(int(token))
@@ -119,6 +143,15 @@ class Checkpoint:
                     break
             cuts = [text.index(stop) for stop in stops if stop in text]
             results.append(text[: min(cuts)] if cuts else text)
+        if cut:
+            logger.warning(
+                "length: %d of %d prompts are cut to their last %d tokens, as %d less max_gen_toks leave no more; "
+                "add a larger length=… to --model_args",
+                len(cut),
+                len(requests),
+                min(cut),
+                self.length,
+            )
         return results
 
     def _apart(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
