@@ -22,17 +22,27 @@ from kerple.callbacks.shift import ShiftTest
 from kerple.callbacks.terms import FourTerms
 from kerple.evaluation.protocols import full, windowed
 from kerple.lm import LanguageModel
-from kerple.positions import strategies
+from kerple.positions import Sinusoidal, SSMax, strategies
 from tests.callbacks.random_text import RandomText
 
 Rows = list[dict[str, str]]
 
 
-def model_of(name: str, layers: int = 2, per_layer: bool | None = None, **options: Any) -> LanguageModel:
+def model_of(
+    name: str, layers: int = 2, per_layer: bool | None = None, qk_norm: bool = False, **options: Any
+) -> LanguageModel:
     seed_everything(0, verbose=False)
     position = partial(strategies()[name], **options)
     model = LanguageModel(
-        position, vocabulary=23, length=8, layers=layers, dim=16, heads=2, lr=0.01, per_layer=per_layer
+        position,
+        vocabulary=23,
+        length=8,
+        layers=layers,
+        dim=16,
+        heads=2,
+        lr=0.01,
+        per_layer=per_layer,
+        qk_norm=qk_norm,
     )
     with torch.no_grad():
         for module in model.network.modules():  # at their real start all tokens are equally likely
@@ -204,6 +214,8 @@ def test_four_terms_are_written_for_an_absolute_encoding(tmp_path: Path) -> None
     ("callback", "strategy", "reason"),
     [
         (FourTerms(), "KerpleLog", "adds nothing to the embeddings"),
+        (FourTerms(), {"name": "Together", "parts": [SSMax, Sinusoidal]}, "Together also has project"),
+        (FourTerms(), {"name": "Sinusoidal", "qk_norm": True}, "qk_norm normalises queries and keys"),
         (Kernels(), "RoPE", "no bias by distance"),
         (PositionWisePerplexity(32, blocks=2), "Learned", "no position past 7"),
         (ReceptiveField(length=16, blocks=2), "Learned", "no position past 7"),
@@ -211,11 +223,12 @@ def test_four_terms_are_written_for_an_absolute_encoding(tmp_path: Path) -> None
     ],
 )
 def test_what_a_strategy_cannot_show_is_skipped_with_a_reason(
-    callback: Callback, strategy: str, reason: str, tmp_path: Path
+    callback: Callback, strategy: str | dict, reason: str, tmp_path: Path
 ) -> None:
     name = getattr(callback, "name", "kernels")
+    model = model_of(**({"name": strategy} if isinstance(strategy, str) else strategy))
     with pytest.warns(UserWarning, match=reason):
-        trainer_of(tmp_path, callback).test(model_of(strategy), RandomText(tokens=400), verbose=False)
+        trainer_of(tmp_path, callback).test(model, RandomText(tokens=400), verbose=False)
     assert reason in json.loads((tmp_path / f"{name}.json").read_text())["skipped"]
     assert not (tmp_path / f"{name}.csv").exists()
 

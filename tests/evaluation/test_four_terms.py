@@ -6,7 +6,7 @@ from torch import Tensor
 
 from kerple.evaluation.four_terms import TERMS, four_terms, spread
 from kerple.model import Transformer
-from kerple.positions import Shape, strategies
+from kerple.positions import Shape, Sinusoidal, SSMax, strategies
 
 LLAMA = {"norm": "rms", "bias": False, "kv_heads": 2, "embedding_norm": True}
 
@@ -70,8 +70,16 @@ def test_words_that_the_strategy_scales_are_still_words(tiny_network) -> None:
 
 def test_strategies_without_four_terms_are_refused(tiny_network) -> None:
     for name in ("NoPE", "RoPE", "KerpleLog"):
-        with pytest.raises(ValueError, match=f"position: got {name}, expected a strategy that adds to the embeddings"):
+        with pytest.raises(ValueError, match=f"position: {name} adds nothing to the embeddings"):
             four_terms(tiny_network(name), torch.randint(50, (1, 8)))
+    with pytest.raises(ValueError, match="position: Together also has project, so its scores are more than four terms"):
+        four_terms(tiny_network("Together", parts=[SSMax, Sinusoidal]), torch.randint(50, (1, 8)))
+
+
+def test_scores_of_normalised_queries_and_keys_are_refused() -> None:
+    network = Transformer(Shape(32, 4, 32), 1, 50, Sinusoidal, norm="rms", qk_norm=True).eval()
+    with pytest.raises(ValueError, match="qk_norm normalises queries and keys"):
+        four_terms(network, torch.randint(50, (1, 8)))
 
 
 def test_spread_ignores_the_future_and_what_softmax_ignores() -> None:

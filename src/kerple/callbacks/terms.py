@@ -7,7 +7,7 @@ from pytorch_lightning import LightningModule, Trainer
 from kerple.callbacks.analysis import Analysis, publish, strategy_name
 from kerple.callbacks.typed import network_of
 from kerple.errors import UserError
-from kerple.evaluation.four_terms import TERMS, four_terms, spread
+from kerple.evaluation.four_terms import TERMS, four_terms, no_four_terms, spread
 
 
 class FourTerms(Analysis):
@@ -15,7 +15,7 @@ class FourTerms(Analysis):
 
     It draws the four matrices as means over heads and texts, and writes ``four_terms.csv``: head, term, and the term's
     standard deviation over the keys that a query sees, which says how much the term matters in the softmax. Strategies
-    that add nothing to the embeddings are skipped with a message.
+    that add nothing to the embeddings, or do more, are skipped with a message, and so is a model with ``qk_norm``.
 
     Args:
         length: Tokens of a text; None for the training length.
@@ -33,9 +33,7 @@ class FourTerms(Analysis):
         self.heads = heads
 
     def impossible(self, pl_module: LightningModule) -> str | None:
-        if not network_of(pl_module).positions[0].uses("embed"):
-            return f"{strategy_name(pl_module)} adds nothing to the embeddings, so there are no four terms"
-        return super().impossible(pl_module)
+        return no_four_terms(network_of(pl_module)) or super().impossible(pl_module)
 
     def analyse(self, trainer: Trainer, pl_module: LightningModule) -> None:
         network = network_of(pl_module)

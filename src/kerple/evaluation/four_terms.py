@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from kerple.errors import UserError
+from kerple.evaluation.results import strategy
 from kerple.model import Transformer
 from kerple.positions import At
 from kerple.positions.base import HOOKS
@@ -34,14 +35,11 @@ def four_terms(network: Transformer, tokens: Tensor) -> dict[str, Tensor]:
         are not masked. The terms add up to the scores before the softmax.
 
     Raises:
-        UserError: If the strategy does not add to the embeddings, or does more than that.
+        UserError: If `no_four_terms` has a reason.
     """
+    if why := no_four_terms(network):
+        raise UserError(f"position: {why}; use Learned or Sinusoidal, without model.qk_norm")
     position = network.positions[0]
-    if {hook for hook in HOOKS if position.uses(hook)} - {"relocate"} != {"embed"}:
-        raise UserError(
-            f"position: got {type(position).__name__}, expected a strategy that adds to the embeddings and does "
-            "nothing else; use Learned or Sinusoidal"
-        )
     block, at = network.blocks[0], At.line(tokens.shape[1], device=tokens.device)
     attention = block.attention
     norm: Any = block.attention_norm  # LayerNorm or RMSNorm
@@ -71,6 +69,19 @@ def four_terms(network: Transformer, tokens: Tensor) -> dict[str, Tensor]:
         normed = parts["word"] + parts["position"] + shift
         whole = heads(linear(normed, w_q, b_q)) @ heads(linear(normed, w_k, b_k)).transpose(-1, -2) * scale
         return terms | {"rest": whole - sum(terms.values())}
+
+
+def no_four_terms(network: Transformer) -> str | None:
+    """Why the first layer's scores are not the sum that `four_terms` returns, or None if they are."""
+    position = network.positions[0]
+    hooks = {hook for hook in HOOKS if position.uses(hook)} - {"relocate"}
+    if "embed" not in hooks:
+        return f"{strategy(network)} adds nothing to the embeddings, so there are no four terms"
+    if more := ", ".join(sorted(hooks - {"embed"})):
+        return f"{strategy(network)} also has {more}, so its scores are more than four terms"
+    if not isinstance(network.blocks[0].attention.q_norm, nn.Identity):
+        return "qk_norm normalises queries and keys, so their scores are no sum of four terms"
+    return None
 
 
 def spread(term: Tensor) -> Tensor:
