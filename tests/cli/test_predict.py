@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from tokenizers import Tokenizer, decoders, models
 
 from kerple.cli.main import main
 from kerple.cli.predict import load, pieces
@@ -87,9 +88,20 @@ def test_pieces_never_end_inside_a_character() -> None:
             return bytes(tokens).decode(errors="replace")
 
     text = "für δ: 日本"
-    streamed = list(pieces(Bytes(), iter([*text.encode(), 0, 65]), end=0))
+    streamed = list(pieces(Bytes(), [65], iter([*text.encode(), 0, 65]), end=0))
     assert streamed == list(text)  # the end token and what follows are not shown
-    assert list(pieces(Bytes(), iter("é".encode()[:1]), end=0)) == ["\N{REPLACEMENT CHARACTER}"]
+    assert list(pieces(Bytes(), [65], iter("é".encode()[:1]), end=0)) == ["\N{REPLACEMENT CHARACTER}"]
+
+
+def test_pieces_keep_the_spaces_that_a_tokenizer_drops_at_the_start_of_a_text() -> None:
+    words = ["</s>", "▁all", "▁", "▁work", "s"]
+    tokenizer = Tokenizer(models.WordLevel(dict(zip(words, range(5), strict=True)), "</s>"))
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.add_special_tokens(["</s>"])
+    for prompt in [0], [1], [1, 2]:
+        new = [3, 4, 2, 2, 1, 3]
+        streamed = pieces(tokenizer, prompt, iter([*new, 0]), end=0)
+        assert tokenizer.decode(prompt) + "".join(streamed) == tokenizer.decode(prompt + new)
 
 
 def test_tasks_begin_every_prompt_with_the_begin_token() -> None:

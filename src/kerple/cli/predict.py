@@ -92,7 +92,7 @@ def main(arguments: list[str]) -> None:
         stop=end,
         generator=random,
     )
-    following = pieces(data, (int(token) for token in new), end)
+    following = pieces(data, start, (int(token) for token in new), end)
     first = next(following, "")  # raises here if a number is out of range, before anything is printed
     try:
         for piece in chain([given.prompt + first], following):
@@ -132,16 +132,21 @@ def end_of_text(data: Text) -> int:
     return data.end if isinstance(data, TaskData) else cast(TokenShards, data).manifest.end_of_text
 
 
-def pieces(data: Text, tokens: Iterator[int], end: int) -> Iterator[str]:
-    """Yield the text of a stream of tokens in pieces of whole characters, without the end token."""
-    waiting: list[int] = []
+def pieces(data: Text, start: list[int], tokens: Iterator[int], end: int) -> Iterator[str]:
+    """Yield the text of a stream of tokens after those of ``start``, in pieces of whole characters, without the end."""
+    known, waiting = start, list[int]()
+
+    def new() -> str:
+        # with known ones before them: some tokenizers drop the space before a text's first word
+        return data.decode(known + waiting)[len(data.decode(known)) :]
+
     for token in tokens:
         if token == end:
             break
         waiting.append(token)
-        text = data.decode(waiting)
-        if not text.endswith(UNFINISHED):
+        text = new()
+        if text and not text.endswith(UNFINISHED):
             yield text
-            waiting = []
+            known, waiting = waiting, []
     if waiting:
-        yield data.decode(waiting)
+        yield new()
