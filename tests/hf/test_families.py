@@ -113,6 +113,7 @@ def test_a_table_of_positions_must_have_its_length() -> None:
         ("llama", {"mlp_bias": True}, "has biases outside of queries, keys and values"),
         ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}}, "RoPE of type yarn"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "has scale_attn_by_inverse_layer_idx"),
+        ("gpt2", {"scale_attn_weights": False}, "has scores that are not divided by √δ"),
         ("gpt_neox", {"attention_bias": False}, "has biases everywhere but in its attention"),
         ("gpt_neox", {"hidden_act": "quick_gelu"}, "has the activation quick_gelu"),
         ("bloom", {"apply_residual_connection_post_layernorm": True}, "adds what is normalised"),

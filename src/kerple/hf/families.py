@@ -139,6 +139,8 @@ def _gpt2(config: Any, state: Mapping[str, Tensor]) -> StoredModel:
     for option in ("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "add_cross_attention"):
         if getattr(config, option, False):
             raise _no_counterpart(config, f"has {option}")
+    if not config.scale_attn_weights:
+        raise _no_counterpart(config, "has scores that are not divided by √δ (scale_attn_weights: false)")
     model = {
         **_plain(config, config.n_layer, config.n_embd, config.n_head),
         "hidden": config.n_inner or 4 * config.n_embd,
