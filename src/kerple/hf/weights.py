@@ -29,15 +29,20 @@ def read(path: str, offer: trust.Offer | None = None) -> StoredModel:
         offer: The classes that a checkpoint may name; without it, no checkpoint is read.
 
     Raises:
-        UserError: If there is no such model, or it has no counterpart here.
+        UserError: If there is no such model, it has no counterpart here, or the checkpoint holds no model.
     """
     if offer is not None and path.endswith(".ckpt"):
         model = trust.read_config(path, offer)["model"]
         content = torch.load(path, map_location="cpu", weights_only=True)
-        state = content["state_dict"].items()
-        weights = {n.removeprefix("network."): w for n, w in state if n.startswith("network.")}
+        try:
+            state = content["state_dict"].items()
+            weights = {n.removeprefix("network."): w for n, w in state if n.startswith("network.")}
+            if odd := [name for name, value in weights.items() if not isinstance(value, Tensor)]:
+                raise TypeError(f"{odd[0]} is no tensor")
+            length, rows = int(content["hyper_parameters"]["length"]), len(weights["embedding.weight"])
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise trust.no_checkpoint(path, error) from error
         options = {key: value for key, value in model.items() if key not in TRAINING_OPTIONS}
-        length, rows = int(content["hyper_parameters"]["length"]), len(weights["embedding.weight"])
         return StoredModel({**options, "length": length, "vocabulary": rows}, weights)
     source = locate(path)
     config = read_model_config(source)

@@ -83,7 +83,7 @@ def read_config(path: str | Path, offer: Offer) -> dict[str, Any]:
         sections = {name: config[name] for name in ("model", "data", "trainer")}
         sections["trainer"]["callbacks"]
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError, yaml.YAMLError) as error:
-        raise _no_checkpoint(path, error) from error
+        raise no_checkpoint(path, error) from error
     read = _Reading(f"ckpt_path: {path}", offer)
     trainer = sections["trainer"]
     callbacks = trainer["callbacks"] or []
@@ -145,7 +145,7 @@ def check(path: str | Path, sealed: bool = True) -> dict[str, Any]:
         if not isinstance(content, dict):
             raise TypeError(f"it holds a {type(content).__name__}")
     except Exception as error:  # reading a damaged pickle can raise any error
-        raise _no_checkpoint(path, error) from error
+        raise no_checkpoint(path, error) from error
     if sealed and SEAL not in content:
         _warn(f"ckpt_path: {path} has no checksum, as those of earlier versions: damage and changes go unnoticed")
     elif sealed and content[SEAL] != seal(content):
@@ -156,16 +156,17 @@ def check(path: str | Path, sealed: bool = True) -> dict[str, Any]:
     return content
 
 
-@rank_zero_only
-def _warn(message: str) -> None:
-    print(f"warning: {message}", file=sys.stderr, flush=True)
-
-
-def _no_checkpoint(path: Path, error: Exception) -> UserError:
+def no_checkpoint(path: str | Path, error: Exception) -> UserError:
+    """The error that says that a file is no checkpoint of this project, and in one line why."""
     reason = (str(error).splitlines() or [""])[0][:200]
     return UserError(
         f"ckpt_path: {path} is not a checkpoint written by `python run.py fit` ({type(error).__name__}: {reason})"
     )
+
+
+@rank_zero_only
+def _warn(message: str) -> None:
+    print(f"warning: {message}", file=sys.stderr, flush=True)
 
 
 def _count(node: Any) -> None:

@@ -1,0 +1,49 @@
+"""A stranger's checkpoint as the model that `fit --weights` starts from."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from kerple.cli.allowed_classes import offer
+from kerple.errors import UserError
+from kerple.hf.weights import read
+
+CONFIG = {"model": {"position": "NoPE"}, "data": {"class_path": "TokenShards"}, "trainer": {"callbacks": []}}
+WHOLE = {
+    "hyper_parameters": {"length": 16},
+    "state_dict": {"network.embedding.weight": torch.zeros(9, 4)},
+}
+
+
+def saved(folder: Path, content: dict[str, Any]) -> str:
+    torch.save({"config": yaml.safe_dump(CONFIG), **content}, folder / "last.ckpt")
+    return str(folder / "last.ckpt")
+
+
+def test_the_sizes_are_those_of_the_checkpoint(tmp_path: Path) -> None:
+    model = read(saved(tmp_path, WHOLE), offer()).model
+    assert (model["length"], model["vocabulary"]) == (16, 9)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {},
+        {"state_dict": WHOLE["state_dict"]},
+        {"hyper_parameters": WHOLE["hyper_parameters"]},
+        WHOLE | {"state_dict": {}},
+        WHOLE | {"state_dict": [1]},
+        WHOLE | {"state_dict": {1: torch.zeros(2)}},
+        WHOLE | {"state_dict": WHOLE["state_dict"] | {"network.norm.weight": "x"}},
+        WHOLE | {"state_dict": {"network.embedding.weight": torch.tensor(1)}},
+        WHOLE | {"hyper_parameters": {"length": "x"}},
+        WHOLE | {"hyper_parameters": {"length": float("inf")}},
+        WHOLE | {"hyper_parameters": [16]},
+    ],
+)
+def test_a_checkpoint_without_a_model_is_none(content: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"last\.ckpt is not a checkpoint written by"):
+        read(saved(tmp_path, content), offer())
