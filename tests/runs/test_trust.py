@@ -308,6 +308,31 @@ def test_a_byte_of_a_weight_is_noticed(tmp_path: Path) -> None:
         check(path)
 
 
+LOOP: list[Any] = []
+LOOP.append(LOOP)
+LAUGHS: list[Any] = ["ha"]
+for _ in range(60):  # 2^60 texts, when each is read
+    LAUGHS = [LAUGHS, LAUGHS]
+
+
+@pytest.mark.parametrize("more", [{}, {SEAL: "0" * 64}], ids=["plain", "sealed"])
+@pytest.mark.parametrize(
+    "odd",
+    [
+        torch.zeros(1).expand(10**7, 10**7),  # 400 TB, when it is written out
+        torch.eye(3).to_sparse(),
+        torch.zeros(10**7, 10**7, device="meta"),
+        LOOP,
+        LAUGHS,
+    ],
+    ids=["expanded", "sparse", "meta", "loop", "laughs"],
+)
+def test_what_would_take_more_than_is_in_the_file_is_refused(odd: Any, more: dict[str, str], tmp_path: Path) -> None:
+    path = write(tmp_path / "last.ckpt", {CONFIG_KEY: "a: 1", "state_dict": {"w": [odd]}, **more})
+    with pytest.raises(UserError, match=r"last\.ckpt is not a checkpoint written by"):
+        check(path)
+
+
 def test_a_seal_tells_contents_apart_and_is_the_same_after_a_file(tmp_path: Path) -> None:
     contents: list[Any] = [
         {}, {"a": 1}, {"a": True}, {"a": "1"}, {"a": 1.0}, {"a": None}, {"a": [1]}, {"a": [[1]]}, {"a": [1, 2]},

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import yaml
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
+from torch import Tensor
 
 from kerple.errors import UserError
 from kerple.runs.compatibility import as_today
@@ -27,6 +28,7 @@ from kerple.runs.signatures import ANYTHING, base_in, is_plain, options, takes_s
 CONFIG_KEY = "config"
 LARGEST_CONFIG = 1 << 20  # characters of a configuration; an ordinary one has about 6,000
 NODES = 20_000  # values in a configuration; with aliases, a short text can have any number
+OBJECTS = 2_000_000  # objects in a checkpoint, also by aliases; an ordinary one has some thousands
 
 
 @dataclass(frozen=True)
@@ -144,11 +146,13 @@ def check(path: str | Path, sealed: bool = True) -> dict[str, Any]:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         if not isinstance(content, dict):
             raise TypeError(f"it holds a {type(content).__name__}")
+        _check_size(content)
+        found = seal(content) if sealed and SEAL in content else None
     except Exception as error:  # reading a damaged pickle can raise any error
         raise no_checkpoint(path, error) from error
-    if sealed and SEAL not in content:
+    if sealed and found is None:
         _warn(f"ckpt_path: {path} has no checksum, as those of earlier versions: damage and changes go unnoticed")
-    elif sealed and content[SEAL] != seal(content):
+    elif sealed and content[SEAL] != found:
         raise UserError(
             f"ckpt_path: {path}: its checksum is not that of what it holds: it was damaged or changed after `fit` "
             "wrote it; take a copy of it, or another checkpoint"
@@ -167,6 +171,26 @@ def no_checkpoint(path: str | Path, error: Exception) -> UserError:
 @rank_zero_only
 def _warn(message: str) -> None:
     print(f"warning: {message}", file=sys.stderr, flush=True)
+
+
+def _check_size(content: Any) -> None:
+    """Raise a ValueError if reading all of a checkpoint would take much more than is in its file."""
+    waiting, seen = [content], 0
+    while waiting:
+        node = waiting.pop()
+        seen += 1
+        if seen > OBJECTS:
+            raise ValueError(f"more than {OBJECTS} objects")
+        if isinstance(node, dict):
+            waiting += [*node.keys(), *node.values()]
+        elif isinstance(node, list | tuple):
+            waiting += node
+        elif isinstance(node, Tensor) and (
+            node.layout != torch.strided
+            or node.is_meta
+            or node.numel() * node.element_size() > node.untyped_storage().nbytes()
+        ):
+            raise ValueError(f"a tensor of {tuple(node.shape)}, whose numbers are not all in the file")
 
 
 def _count(node: Any) -> None:
