@@ -13,8 +13,9 @@ import torch
 from kerple.data import TokenShards, files
 from kerple.data.manifest import Manifest, read_manifest
 from kerple.data.prepare.corpora import sources
-from kerple.data.remote import RemoteFolder
+from kerple.data.remote import Folder, RemoteFolder
 from kerple.data.shards import TokenStream
+from kerple.errors import UserError
 
 
 class Server(ThreadingHTTPServer):
@@ -137,7 +138,7 @@ def test_the_cache_stays_below_its_size_and_keeps_what_was_used_last(
 READER = """
 import sys
 from pathlib import Path
-from kerple.data.remote import RemoteFolder
+from kerple.data.remote import Folder, RemoteFolder
 folder = RemoteFolder(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
 stream = folder.stream("train")
 expected = Path(sys.argv[4]).read_bytes()
@@ -228,3 +229,10 @@ def test_a_corpus_over_http(
 
     assert remote.splits == local.splits
     assert sources(f"{server.url}/part0.jsonl")[0].size is None
+
+
+def test_a_folder_without_its_tokenizer_says_so(prepared: Path, tmp_path: Path) -> None:
+    copied = shutil.copytree(prepared, tmp_path / "copied")
+    (copied / "tokenizer.json").unlink()
+    with pytest.raises(UserError, match=r"tokenizer\.json: is missing or its sha256 is not the manifest's"):
+        Folder(str(copied)).tokenizer()

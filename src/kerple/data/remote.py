@@ -25,7 +25,7 @@ from kerple.data.files import ResumingStream, check_protocol, is_remote
 from kerple.data.manifest import MANIFEST_FILE, Manifest, SplitEntry, parse_manifest, read_manifest
 from kerple.data.shards import TokenStream, check_run, header, map_shard, runs_of
 from kerple.data.tokenizer import load_tokenizer
-from kerple.data.verify import read_offsets
+from kerple.data.verify import read_offsets, tokenizer_file
 from kerple.errors import UserError
 from kerple.runs.atomic import write
 
@@ -56,12 +56,9 @@ class Folder:
         """The tokenizer that the shards were made with.
 
         Raises:
-            UserError: It is not the one that the manifest names.
+            UserError: It is missing, or is not the one that the manifest names.
         """
-        path = self.directory / "tokenizer.json"
-        if hashlib.sha256(path.read_bytes()).hexdigest() != self.manifest.tokenizer:
-            raise UserError(f"{path}: its sha256 is not the manifest's; prepare or copy the folder again")
-        return load_tokenizer(str(path))
+        return load_tokenizer(str(tokenizer_file(self.directory, self.manifest)))
 
     def documents(self, split: str) -> NDArray[np.int64]:
         """Index of the first token of each document of a split, (documents,) int64, ascending."""

@@ -45,9 +45,7 @@ def verify(directory: Path, manifest: Manifest, progress: bool = True) -> None:
     Raises:
         UserError: A file or a member differs; the message names the first one.
     """
-    path = directory / "tokenizer.json"
-    if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != manifest.tokenizer:
-        raise UserError(f"{path}: is missing or its sha256 is not the manifest's; prepare or copy the folder again")
+    tokenizer_file(directory, manifest)
     total = sum(len(split.checksums) for split in manifest.splits.values())
     with tqdm(total=total, desc="verifying", unit="run", disable=not progress) as bar:
         for split in SPLITS:
@@ -58,3 +56,15 @@ def verify(directory: Path, manifest: Manifest, progress: bool = True) -> None:
                 bar.update()
     if progress:
         print(f"{directory}: every checksum is right")
+
+
+def tokenizer_file(directory: Path, manifest: Manifest) -> Path:
+    """Path of the tokenizer that the shards were made with.
+
+    Raises:
+        UserError: It is missing, or is not the one that the manifest names.
+    """
+    path = directory / "tokenizer.json"
+    if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != manifest.tokenizer:
+        raise UserError(f"{path}: is missing or its sha256 is not the manifest's; prepare or copy the folder again")
+    return path
