@@ -218,6 +218,16 @@ def test_xpos_decays_exactly_over_63_times_its_decay(first: int) -> None:
         assert product == pytest.approx(expected, rel=1e-3, abs=1e-6)
 
 
+@pytest.mark.parametrize("first", [0, 20, 4095])
+def test_xpos_counts_from_where_the_input_begins_also_after_a_cache(first: int) -> None:
+    position, at = XPos(SHAPE, decay=1), At.line(200, first)  # 63 times its decay is reached on the way
+    q, k = qk(200)
+    pieces = [slice(0, 40), slice(40, 100), slice(100, 101), slice(101, 200)]
+    parts = [position.project(q[:, :, part], k[:, :, part], None, at[part]) for part in pieces]
+    for whole, cut in zip(position.project(q, k, None, at), zip(*parts, strict=True), strict=True):
+        assert torch.equal(whole, torch.cat(cut, 2))
+
+
 def test_xpos_refuses_what_it_cannot_be() -> None:
     with pytest.raises(ValueError, match="decay: got 0"):
         XPos(SHAPE, decay=0)

@@ -14,10 +14,9 @@ class XPos(Position):
     """RoPE with a decay of its own for each pair: ``q · ζ_i^(m/B)``, ``k · ζ_i^(-n/B)`` (Sun et al. 2022, arXiv
     2212.10554).
 
-    ``ζ_i = (2i/δ + 0.4) / 1.4`` for pair i. Positions are counted from 0, or, in an input that ends at 63·B or later,
-    from its first, so that an offset overflows nothing: the decay is exact in inputs of up to 63·B tokens, 32,000 for
-    the paper's B. Factors stay within e^±80, and the decay stops growing beyond. Keys can be cached up to position
-    63·B.
+    ``ζ_i = (2i/δ + 0.4) / 1.4`` for pair i. Positions are counted from the input's first, so that an offset overflows
+    nothing, or from 0 where they have gaps: the decay is exact in inputs of up to 63·B tokens, 32,000 for the paper's
+    B. Factors stay within e^±80, and the decay stops growing beyond.
 
     Parameters: `0`. Cost: four multiplications per entry of q and k.
 
@@ -44,7 +43,8 @@ class XPos(Position):
         positions = at.positions
         angle = angles(positions, self.turned, self.base)  # ((B,) T, δ/2) fp64
         pair = torch.arange(0, self.turned, 2, dtype=angle.dtype, device=angle.device) / self.turned  # (δ/2,)
-        origin = torch.where(positions[..., -1:] < 63 * self.decay, 0, positions[..., :1])
+        # the same for every token of the input: keys in a cache were counted from it, too
+        origin = positions[..., :1] - at.rows[:1] if at.contiguous else 0
         place = positions - origin  # ((B,) T)
         size = (place[..., None] / self.decay * ((pair + 0.4) / 1.4).log()).clamp(-80, 80)  # ((B,) T, δ/2)
         cos, sin = angle.cos(), angle.sin()
