@@ -16,7 +16,6 @@ from kerple.evaluation.protocols import sliding
 from kerple.hf import need
 from kerple.model.generation import generate
 
-logger = logging.getLogger(__name__)
 INSTALL_HARNESS = "pip install --no-deps --target FOLDER -r requirements-lm-eval.txt, and FOLDER in PYTHONPATH"
 
 
@@ -144,7 +143,7 @@ class Checkpoint:
             cuts = [text.index(stop) for stop in stops if stop in text]
             results.append(text[: min(cuts)] if cuts else text)
         if cut:
-            logger.warning(
+            logging.getLogger(__name__).warning(
                 "length: %d of %d prompts are cut to their last %d tokens, as %d less max_gen_toks leave no more; "
                 "add a larger length=… to --model_args",
                 len(cut),
