@@ -44,7 +44,11 @@ def parity(dtype: str, toy: bool, out: Path) -> Found:
     failed = [case.get("name") for case in suite.iter("testcase") if case.find("failure") is not None]
     path.unlink()
     passed = count["tests"] - count["failures"] - count["errors"] - count["skipped"]
-    return [Row(f"tests of {dtype} that fail", count["tests"] - count["skipped"] - passed, 0, unit="")], {
+    rows = [
+        Row(f"tests of {dtype} that fail", count["tests"] - count["skipped"] - passed, 0, unit=""),
+        Row(f"tests of {dtype} that pass", passed, 1, unit="", at_least=True),  # none, where all were skipped
+    ]
+    return rows, {
         "passed": passed,
         **count,
         "failed": failed,

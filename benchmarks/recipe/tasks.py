@@ -1,7 +1,8 @@
 """Search for settings of a task: ``python -m benchmarks.recipe.tasks --task long_addition --seeds 1235 -- FLAG …``.
 
 The task is a file of ``configs/tasks``, and the flags are those of ``run.py fit``. Each model is scored by exact match
-on 200 problems of 1, 2 and 3 times the training length of the validation draw, which shares none with training or test.
+on 200 problems of 1, 2 and 3 times the training length of the validation draw, which shares none with training; beyond
+the training length, a problem can be one of the test's.
 A row a seed is appended to ``tasks.csv``.
 """
 

@@ -264,3 +264,29 @@ def test_bad_options_are_errors(make: Any, message: str) -> None:
 def test_what_the_model_or_the_data_lacks_is_an_error(callback: Analysis, message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         analysed(tmp_path, callback, model_of("Sinusoidal"))
+
+
+@pytest.mark.parametrize(
+    ("callback", "file"),
+    [
+        (ShiftTest(length=4, shifts=[0, 2]), "shift.csv"),
+        (PositionWisePerplexity(16, 4, blocks=4), "position_wise.csv"),
+        (ReceptiveField(8, 4), "receptive_field.json"),
+    ],
+)
+def test_a_model_whose_losses_are_no_numbers_does_not_end_the_test(
+    tmp_path: Path, callback: Analysis, file: str
+) -> None:
+    model = model_of("KerpleLog")
+    with torch.no_grad():
+        model.network.embedding.weight.fill_(math.nan)
+    behind = ShiftTest(length=2, shifts=[0])
+    behind.name = "behind"
+    trainer_of(tmp_path, callback, behind).test(model, RandomText(tokens=400), verbose=False)
+    assert {file, "behind.csv"} <= {path.name for path in tmp_path.iterdir()}
+
+
+def test_two_analyses_that_would_write_the_same_files_are_refused(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, ShiftTest(length=4), ShiftTest(length=8))
+    with pytest.raises(ValueError, match="got more than one ShiftTest that writes shift"):
+        trainer.test(model_of("KerpleLog"), RandomText(tokens=400), verbose=False)

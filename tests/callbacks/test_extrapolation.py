@@ -290,6 +290,12 @@ def test_documents_are_never_left_within_a_block(tmp_path: Path) -> None:
         run(tmp_path, Extrapolation([8, 32], documents=True), data)
 
 
+@pytest.mark.parametrize(("options", "instead"), [({"documents": True}, "blocks"), ({"sampling": "paper"}, "segments")])
+def test_a_limit_of_batches_that_are_not_read_is_refused(tmp_path: Path, options: dict[str, Any], instead: str) -> None:
+    with pytest.raises(ValueError, match=f"limit_test_batches: got 2, .* use its option {instead}"):
+        run(tmp_path, Extrapolation([8, 32], **options), limit_test_batches=2)
+
+
 class NoDocuments(RandomText):
     documents = None
 

@@ -77,6 +77,9 @@ def test_found_is_what_lies_within_memory(data: TokenShards, tmp_path: Path, kin
     assert found[500, 1.0] == found[700, 1.0] == 2
     assert found[700, 0.0] == 0
     accuracies = {row["length"]: (row["metric"], row["count"], row["value"]) for row in content["rows"]}
+    assert [(skipped["length"], skipped["reason"]) for skipped in content["skipped"]] == [
+        (900, "the strategy has only 800 positions")
+    ]
     assert accuracies[700] == ("accuracy", 6, sum(n for (length, _), n in found.items() if length == 700) / 6)
 
 

@@ -10,12 +10,13 @@ import torch
 from pytorch_lightning import LightningDataModule, Trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from kerple.callbacks.task_accuracy import TaskAccuracy, final_answer
+from kerple.callbacks.task_accuracy import TaskAccuracy, _final_answer, final_answer
 from kerple.lm import LanguageModel
 from kerple.positions import build
 from kerple.tasks import Addition, Copy, Parity, Sort, TaskData
 from kerple.tasks.accuracy import AnswerAccuracy
 from kerple.tasks.batches import collate
+from kerple.tasks.vocabulary import encode
 
 
 def trained(data: TaskData, directory: Path, steps: int, position: str = "NoPE", **options: Any) -> dict[str, Any]:
@@ -167,3 +168,10 @@ def test_the_command_line_reports_the_same_on_two_devices(tmp_path: Path) -> Non
     run("test", checkpoint, f"--run_dir={tmp_path}/two", "--data.eval_batch_size=64", *two)
     found = [json.loads((tmp_path / name / "accuracy.json").read_text()) for name in ("one", "two")]
     assert found[0]["rows"] == found[1]["rows"]
+
+
+def test_a_token_without_a_character_is_a_wrong_answer() -> None:
+    """As those of the rows by which an embedding is padded."""
+    right = list(encode("= 4"))
+    assert _final_answer(right) == final_answer("= 4")
+    assert _final_answer([*right, 107]) is None

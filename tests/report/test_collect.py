@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from kerple.report.collect import Run, locate, read
+from kerple.report.files import results_in
 from tests.report.runs_on_disk import CURVES, LENGTHS, write_run, write_task_run
 
 
@@ -154,6 +155,12 @@ def test_parts_with_one_protocol_are_told_apart_and_a_task_of_its_own_keeps_its_
         (tmp_path / part / "test" / "extrapolation.json").write_text(json.dumps(content))
     found = read(Run("RoPE", 1236, tmp_path / part, part=part) for part in rows).results
     assert found["protocol"].tolist() == ["short copy", "long copy", "reverse"]
+
+
+def test_blocks_that_a_limited_test_did_not_read_are_no_text() -> None:
+    row = {"protocol": "full", "length": 8, "nll_sum": 5.0, "targets": 16, "block_nll": [3.0, 2.0, 0.0]}
+    ((_, blocks),) = results_in(row | {"block_targets": [8, 8, 0]}, Path("test.json"))
+    assert [block["sum"] for block in blocks] == [3.0, 2.0]
 
 
 def test_costs_say_which_part_they_are_of(tmp_path: Path) -> None:

@@ -148,7 +148,9 @@ def test_an_analysis_that_the_report_does_not_know_is_a_table_of_means(tmp_path:
             found = [share + 0.01 * (seed - SEEDS[0]) for share in shares]
             first = pd.DataFrame({"layer": [0, 1], "blocks": 8, "probability": found})
             first.to_csv(directory / "test" / "first_token.csv", index=False)
-            pd.DataFrame({"share": found[:1], "rank": [2.5]}).to_csv(directory / "test" / "top.csv", index=False)
+            pd.DataFrame({"share": found[:1], "rank": [2.5], "skipped": [None]}).to_csv(
+                directory / "test" / "top.csv", index=False
+            )
             large = pd.DataFrame({"distance": range(40), "bias": 0.5})
             large.to_csv(directory / "test" / "long.csv", index=False)
             runs.append(Run(strategy, seed, directory))

@@ -5,7 +5,7 @@ import json
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from matplotlib.figure import Figure
 from pytorch_lightning import Callback, LightningModule, Trainer
@@ -13,7 +13,7 @@ from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
-from kerple.callbacks.typed import data_of, network_of
+from kerple.callbacks.typed import data_of, network_of, untyped
 from kerple.errors import UserError
 from kerple.evaluation.metrics import TokenLoss
 from kerple.evaluation.results import reach, strategy
@@ -31,10 +31,11 @@ class Analysis(Callback):
         blocks: Number of blocks to read.
 
     Raises:
-        UserError: If a number is not positive. In `setup`, if the test split has fewer blocks than asked for.
+        UserError: If a number is not positive. In `setup`, if the test split has fewer blocks than asked for, or two
+            analyses would write the same files.
     """
 
-    name: ClassVar[str]
+    name: str
     """Name of the files, and of the figure in TensorBoard."""
 
     def __init__(self, length: int | None = None, blocks: int = 16) -> None:
@@ -47,6 +48,11 @@ class Analysis(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         datamodule = text_of(trainer, self)
+        if sum(isinstance(c, Analysis) and c.name == self.name for c in untyped(trainer).callbacks) > 1:
+            raise UserError(
+                f"trainer.callbacks: got more than one {type(self).__name__} that writes {self.name}.csv, expected "
+                "one; test once for each, with another --run_dir"
+            )
         if stage == "test":
             found = len(datamodule.blocks("test", self._length(pl_module), self.blocks))
             if found < self.blocks:

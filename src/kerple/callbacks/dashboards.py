@@ -22,8 +22,8 @@ TRAINING_CHARTS = {
 class Dashboards(Callback):
     """Lays out TensorBoard's pages, and writes what they show beside the scalars that other callbacks log.
 
-    - *Custom scalars*: each ``test/<metric>/<protocol>/<length>`` as a curve over length. For this it is also written
-      as the scalar ``against_length/<metric>/<protocol>``, whose step is the length.
+    - *Custom scalars*: each ``test/<metric>/<protocol>/<length>`` of `Extrapolation` as a curve over length. For this
+      it is also written as the scalar ``against_length/<metric>/<protocol>``, whose step is the length.
     - *HParams*: the model's settings, the strategy, and the last value of each metric.
     - *Histograms*: each parameter of the strategy as ``kernels/<name>``, after each validation.
 

@@ -145,6 +145,13 @@ class Extrapolation(Callback):
                     f"trainer.limit_test_batches: got {trainer.limit_test_batches} for each of {trainer.world_size} "
                     "devices, so that their number would decide what is scored; use the option blocks of Extrapolation"
                 )
+            if _limited(trainer) and (self.documents or self.sampling == "paper"):
+                instead = "segments" if self.sampling == "paper" else "blocks"
+                raise UserError(
+                    f"trainer.limit_test_batches: got {trainer.limit_test_batches}, but with "
+                    f"{'documents: true' if self.documents else 'sampling: paper'} Extrapolation reads no test "
+                    f"batches; use its option {instead}"
+                )
             for length in self.lengths if self.sampling == "paper" else [self.block]:
                 self._text(trainer, length)
         elif stage == "fit" and self.validation_blocks:

@@ -60,7 +60,8 @@ class Needle(Analysis):
             hidden(kind, depth, np.random.default_rng(0))
         if haystack not in (None, "noise", "corpus"):
             raise UserError(f"Needle: haystack: got {haystack!r}, expected noise, corpus, or null for RULER's choice")
-        self.kind, self.lengths, self.depths = kind, sorted(set(lengths)), sorted(set(depths))
+        self.kind = self.name = kind
+        self.lengths, self.depths = sorted(set(lengths)), sorted(set(depths))
         self.problems, self.seed = problems, seed
         self.haystack = haystack or ("noise" if kind == "niah_single_1" else "corpus")
 
@@ -89,7 +90,8 @@ class Needle(Analysis):
             for i, length in enumerate(lengths)
             for d, depth in enumerate(self.depths)
         ]
-        publish(trainer, self.kind, self._figure(found / self.problems, lengths, pl_module), rows)
+        figure = self._figure(found / self.problems, lengths, pl_module) if lengths else None
+        publish(trainer, self.kind, figure, rows)
         directory = log_directory(trainer)
         if trainer.is_global_zero:
             count = self.problems * len(self.depths)
@@ -98,7 +100,12 @@ class Needle(Analysis):
                 {**about, "length": n, "sum": float(f.sum()), "value": float(f.sum()) / count}
                 for n, f in zip(lengths, found, strict=True)
             ]
-            content = {"haystack": self.haystack, "rows": summed}
+            skipped = [
+                {"protocol": self.kind, "length": length, "reason": f"the strategy has only {bound} positions"}
+                for length in self.lengths
+                if length not in lengths
+            ]
+            content = {"haystack": self.haystack, "rows": summed, "skipped": skipped}
             (directory / f"{self.kind}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
     def _try(self, data: Any, pl_module: LightningModule, length: int, depth: float, number: int) -> float:

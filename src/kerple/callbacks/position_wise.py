@@ -1,5 +1,7 @@
 """`PositionWisePerplexity`: perplexity at each position, with the whole context and with the last keys only."""
 
+import math
+
 import torch
 from matplotlib.figure import Figure
 from pytorch_lightning import LightningModule, Trainer
@@ -100,7 +102,8 @@ class PositionWisePerplexity(Analysis):
         # without the first bin, whose positions have hardly any context: its large values would flatten the rest
         tops = torch.cat([loss[1:], loss_windowed[1:]]).exp() if len(loss) > 2 else loss.exp()
         low, high = float(tops.min()), float(tops.max())
-        above.set_ylim(low - 0.05 * (high - low), high + 0.15 * (high - low) + 1e-6)
+        if math.isfinite(low) and math.isfinite(high):
+            above.set_ylim(low - 0.05 * (high - low), high + 0.15 * (high - low) + 1e-6)
         return drawn
 
 

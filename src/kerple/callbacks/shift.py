@@ -69,13 +69,12 @@ def _figure(rows: Sequence[dict[str, Any]], pl_module: LightningModule) -> Figur
     drawn = Figure(figsize=(6.4, 4), layout="constrained")
     axes = drawn.add_subplot()
     points = [(r["shift"], r["ppl"]) for r in rows if r["ppl"] is not None]
-    axes.plot(*zip(*points, strict=True), marker="o", label=strategy_name(pl_module))
-    for i, row in enumerate(r for r in rows if r["ppl"] is None):
+    axes.plot([s for s, _ in points], [p for _, p in points], marker="o", label=strategy_name(pl_module))
+    for i, row in enumerate(r for r in rows if r["skipped"] is not None):
         axes.axvline(row["shift"], color="0.7", linestyle=":", label=None if i else f"skipped: {row['skipped']}")
-    base = points[0][1] if points else 1.0
-    low, high = min(p for _, p in points), max(p for _, p in points)
-    # at least 1% on both sides, so that rounding errors do not look like an effect
-    axes.set_ylim(min(low, base * 0.99) * 0.99, max(high, base * 1.01) * 1.01)
+    if points:  # at least 1% on both sides, so that rounding errors do not look like an effect
+        (_, base), values = points[0], [p for _, p in points]
+        axes.set_ylim(min(*values, base * 0.99) * 0.99, max(*values, base * 1.01) * 1.01)
     axes.set(
         xlabel="position of the first token",
         ylabel="perplexity",

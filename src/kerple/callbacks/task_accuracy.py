@@ -112,7 +112,7 @@ class TaskAccuracy(Callback):
         free = F.pad(batch["scored"], (0, slack)).cummax(1).values  # from the answer's start to the end
         written = fill_in(network, room, free)
         right = [
-            final_answer(decode(row)) == self.examples[i].answer if i >= 0 else False
+            i >= 0 and _final_answer(row) == self.examples[i].answer
             for row, i in zip(written.tolist(), batch["index"].tolist(), strict=True)
         ]
         found = torch.tensor(right, device=written.device)[:, None]  # (B, 1): one target per example
@@ -241,3 +241,11 @@ def _table(title: str, curves: dict[tuple[str, str], dict[tuple[int, ...], Accur
             values = [f"{100 * sum(a.exact_match for a in part) / len(part):.1f}" for part in inside]
             table.add_row(f"{first}-{last}", str(sum(a.examples for a in inside[0])), *values)
     return table
+
+
+def _final_answer(tokens: list[int]) -> str | None:
+    """The final answer in what a model wrote; None if an id has no character, as those of padded embeddings have."""
+    try:
+        return final_answer(decode(tokens))
+    except UserError:
+        return None

@@ -20,8 +20,9 @@ def analyses(found: Mapping[str, pd.DataFrame]) -> Iterator[Table]:
     for name, table in found.items():
         runs = [column for column in ("part", "strategy") if column in table]
         own = table.columns.drop([*runs, "seed"])
-        measured = [column for column in own if pd.api.types.is_float_dtype(table[column])]
-        of = [column for column in own if column not in measured and table[column].nunique() > 1]
+        filled = own[table[own].notna().any()]  # reasons for what was skipped are a column of none, where nothing was
+        measured = [column for column in filled if pd.api.types.is_float_dtype(table[column])]
+        of = [column for column in filled if column not in measured and table[column].nunique() > 1]
         once = not table.duplicated([*runs, "seed", *of]).any()
         if measured and once and len(table[of].drop_duplicates()) * len(measured) <= MOST_COLUMNS:
             yield _means(name, table, runs, of, measured)

@@ -153,7 +153,7 @@ def results_in(row: dict[str, Any], path: Path) -> Iterator[tuple[dict[str, Any]
 
 
 def _blocks(row: dict[str, Any], sums: str, counts: str, total: dict[str, float], where: str) -> list[dict[str, Any]]:
-    """Sums by block, or by document where the row names these.
+    """Sums by block, or by document where the row names these; what a limited test did not read is no sample of text.
 
     They must add up to the total, so that an interval belongs to the number beside it.
     """
@@ -173,7 +173,7 @@ def _blocks(row: dict[str, Any], sums: str, counts: str, total: dict[str, float]
     for document, s, n in zip(documents, parts, numbers, strict=True):
         by_document[document][0] += s
         by_document[document][1] += n
-    return [{"block": i, "sum": s, "count": n} for i, (s, n) in enumerate(by_document.values())]
+    return [{"block": i, "sum": s, "count": n} for i, (s, n) in enumerate(by_document.values()) if n]
 
 
 def results_of(directory: Path, test: str = "test") -> dict[str, Any]:

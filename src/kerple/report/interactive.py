@@ -63,8 +63,7 @@ def _protocol(
                 **{name: _numbers(rows[name]) for name in ("mean", "std", "ratio", "ratio_low", "ratio_high")},
             }
         )
-    at = lengths.index(trained) if trained in lengths else 0
-    return {"name": protocol, "trained": trained, "first": at, "lengths": lengths, "strategies": strategies}
+    return {"name": protocol, "trained": trained, "lengths": lengths, "strategies": strategies}
 
 
 def _numbers(values: pd.Series) -> list[float | None]:

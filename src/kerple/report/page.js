@@ -11,8 +11,8 @@ const AXES = {
   log: { label: "logarithmic", show: number, log: true, of: (s) => [s.mean, minus(s), plus(s)] },
   linear: { label: "linear", show: number, of: (s) => [s.mean, minus(s), plus(s)] },
   start: {
-    label: "relative to its own at 1×", show: percent,
-    of: (s, p) => [s.mean, minus(s), plus(s)].map((v) => v.map((x) => (x === null ? null : 100 * (x / s.mean[p.first] - 1)))),
+    label: "relative to its own at the shortest length", show: percent,
+    of: (s) => [s.mean, minus(s), plus(s)].map((v) => v.map((x) => (x === null || !s.mean[0] ? null : 100 * (x / s.mean[0] - 1)))),
   },
   baseline: {
     label: `relative to ${DATA.baseline}`, show: percent,
