@@ -193,6 +193,10 @@ def test_a_run_that_was_made_again_elsewhere_replaces_its_record(run: Compare, t
     changed(kept, lambda record: record["config"].update({"flags.trainer.max_steps": "30"}))
     run()  # the run is there, so that nothing is taken
     assert "flags.trainer.max_steps" not in json.loads(kept.read_text())["config"]
+    whole = kept.read_text()
+    kept.write_text(whole[:100])
+    run()
+    assert kept.read_text() == whole
 
 
 def test_where_data_lies_is_no_difference_if_it_has_checksums(monkeypatch: pytest.MonkeyPatch) -> None:

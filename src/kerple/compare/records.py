@@ -134,12 +134,15 @@ def _objection(record: dict[str, Any], job: Job, config: dict[str, Any], data: s
 
 
 def is_of(path: Path, job: Job, config: dict[str, Any]) -> bool:
-    """Whether there is a record, and it has this configuration and this test."""
-    if not path.is_file():
+    """Whether there is a record, and it has this configuration, in whatever precision, and this test."""
+    try:
+        record = json.loads(path.read_text())
+        written, asked = (_settled(one, record["data"]) for one in (record["config"], config))
+        if config.get("trainer.precision") == "auto":  # the run may be another machine's
+            asked["trainer.precision"] = written.get("trainer.precision")
+        return not differences(written, asked) and record["test"] == jobs.asked_of_test(job)
+    except UNREADABLE:
         return False
-    record = json.loads(path.read_text())
-    written, asked = (_settled(one, record["data"]) for one in (record["config"], config))
-    return not differences(written, asked) and record["test"] == jobs.asked_of_test(job)
 
 
 def _version(test: dict[str, Any]) -> int:
