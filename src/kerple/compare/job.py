@@ -25,7 +25,7 @@ from kerple.runs.shipped_configs import found
 
 INSTALLED = Path(kerple.__file__).with_name("__main__.py")
 FILLED_IN = "trainer.default_root_dir"  # an option that a fit sets itself
-TICK = 0.25  # seconds between two looks at a lock
+_TICK = 0.25  # seconds between two looks at a lock
 KNOWN = {"kerple", "pytorch_lightning"}  # of these a checkpoint may name what is offered
 RUN = checkout if (checkout := Path(kerple.__file__).parents[2] / "run.py").is_file() else INSTALLED
 
@@ -226,7 +226,7 @@ def _lock(job: Job, say: Callable[[str], None], child: Child | None = None) -> I
             while not _locked(file):
                 if child is not None and child.stopped:
                     raise Failed(f"{job.name}: was stopped before it began")
-                time.sleep(TICK)
+                time.sleep(_TICK)
         yield file.fileno()
 
 

@@ -22,7 +22,7 @@ from kerple.runs.changes import differences
 from kerple.runs.precision import choose
 
 # options of how data is read, which change nothing in it
-WORKERS = "data.init_args.workers"
+_WORKERS = "data.init_args.workers"
 # options of where data is and how it is prepared, in place of which the checksums of the data are compared
 DATA_PLACES = {
     "data.init_args.corpus",
@@ -153,7 +153,7 @@ def _version(test: dict[str, Any]) -> int:
 
 def _settled(config: dict[str, Any], data: str | None) -> dict[str, Any]:
     """The configuration without options of places, and with the precision that ``auto`` means on this machine."""
-    places = {WORKERS} if data is None else {WORKERS} | DATA_PLACES
+    places = {_WORKERS} if data is None else {_WORKERS} | DATA_PLACES
     settled = {key: value for key, value in config.items() if key not in places}
     if settled.get("trainer.precision") == "auto":
         settled["trainer.precision"], _ = choose(config.get("trainer.accelerator", "auto"))

@@ -1,6 +1,6 @@
 """`Together`: several strategies at once."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING, cast
@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from kerple.errors import UserError
 from kerple.positions.base import Position, Shape
+from kerple.positions.combination import check_combination
 from kerple.positions.kerple.bias import KerpleLog
 from kerple.positions.pairs import At, Pairs, Shares
-from kerple.positions.path import PaTH
 from kerple.positions.temperature import SSMax
 
 if TYPE_CHECKING:
@@ -37,15 +37,8 @@ class Together(Position):
 
     def __init__(self, shape: Shape, parts: Sequence[Callable[[Shape], Position]] = (SSMax, KerpleLog)) -> None:
         super().__init__()
-        if not parts:
-            raise UserError("Together: parts: got none, expected at least one strategy")
-        made = [build(shape) for build in parts]
-        for i, part in enumerate(made):
-            if any(isinstance(inner, PaTH) for inner in part.modules()):  # it makes scores anew
-                _keep(made[:i], "mix", "put PaTH before it")
-                _keep(made, "bias", "leave one of them out")
-                _keep(made, "weight", "leave one of them out")
-        self.parts = cast("Modules[Position]", nn.ModuleList(made))
+        self.parts = cast("Modules[Position]", nn.ModuleList(build(shape) for build in parts))
+        check_combination(list(self.parts))
         known = [p.shift_invariant for p in self.parts]
         self.shift_invariant = None if None in known else all(known)
         self.prefix_consistent = all(p.prefix_consistent for p in self.parts)
@@ -116,14 +109,6 @@ class Together(Position):
             return [None] * len(self.parts)
         pieces = memory.split(self._widths, -1)
         return [x if width else None for x, width in zip(pieces, self._widths, strict=True)]
-
-
-def _keep(parts: Iterable[Position], hook: str, advice: str) -> None:
-    for part in parts:
-        if part.uses(hook):
-            raise UserError(
-                f"Together: parts: got {type(part).__name__}, whose {hook} PaTH's scores would not have; {advice}"
-            )
 
 
 def _joined(how: Callable[[Tensor, Tensor], Tensor], found: list[Tensor | None]) -> Tensor | None:

@@ -90,7 +90,7 @@ def nothing_is_sized_by_the_training_length(subject: Subject) -> None:
     assert sizes[0] == sizes[1], f"parameters of {sizes[0]} at 16 tokens, {sizes[1]} at 64"
 
 
-KEPT: list[object] = []  # the last process group
+_KEPT: list[object] = []  # the last process group
 
 
 @contextmanager
@@ -105,5 +105,5 @@ def _one_process() -> Iterator[None]:
         finally:
             # it ends with the next one, not with the network: its end would wait, with the interpreter's lock held, for
             # a thread of its own that may still be waiting for that lock
-            KEPT[:] = [distributed.group.WORLD]
+            _KEPT[:] = [distributed.group.WORLD]
             distributed.destroy_process_group()
