@@ -108,6 +108,13 @@ def test_a_continuation_is_scored_after_its_context(model: Checkpoint) -> None:
     assert stopped == written[: written.index(written[1])]
 
 
+def test_a_first_word_keeps_its_space(model: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    decode, written = model.data.decode, model.data.encode(" and")
+    monkeypatch.setattr(model.data, "decode", lambda tokens: decode(tokens).removeprefix(" "))  # as Llama's does
+    monkeypatch.setattr("kerple.cli.lm_eval.generate", lambda *_, **__: iter(written))
+    assert model.generate_until([asked("all work", {"max_gen_toks": 4})]) == [" and"]
+
+
 def test_every_token_of_a_continuation_is_scored_however_long_it_is(model: Checkpoint) -> None:
     before, after = model.data.encode("all work"), model.data.encode(TEXTS[0])
     assert len(after) > model.length + model.stride
@@ -120,13 +127,18 @@ def test_every_token_of_a_continuation_is_scored_however_long_it_is(model: Check
     assert model.loglikelihood([asked("all work", "")]) == [(0.0, True)]
 
 
-def test_a_prompt_that_is_cut_is_said(model: Checkpoint, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_context_that_is_cut_is_said(model: Checkpoint, caplog: pytest.LogCaptureFixture) -> None:
     short, long = asked("all", {"max_gen_toks": 4}), asked(TEXTS[0], {"max_gen_toks": 4})
     model.generate_until([short])
     assert not caplog.text
     model.generate_until([short, long, long])
     (told,) = caplog.messages
-    assert "2 of 3 prompts are cut to their last 12 tokens" in told
+    assert "2 of 3 contexts are cut, one to its last 12 tokens, to leave room for max_gen_toks in 16" in told
+    caplog.clear()
+    after = len(model.data.encode(" and"))
+    model.loglikelihood([asked("all", " and"), asked(TEXTS[0].rstrip(), " and")])
+    (told,) = caplog.messages
+    assert f"1 of 2 contexts are cut, one to its last {17 - after} tokens" in told
     with pytest.raises(UserError, match="length: got 16, expected more than the 16 tokens of max_gen_toks"):
         model.generate_until([asked("all", {"max_gen_toks": 16})])
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from pytorch_lightning import LightningDataModule
 
-from kerple.cli.predict import end_of_text, load
+from kerple.cli.predict import end_of_text, load, pieces
 from kerple.errors import UserError
 from kerple.evaluation.protocols import sliding
 from kerple.hf import need
@@ -79,12 +79,17 @@ class Checkpoint:
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Log-probability of each continuation after its context, and whether greedy generation produces it.
 
-        A continuation of more than ``length`` tokens is scored in steps, as the protocol ``sliding`` does it.
+        A continuation of more than ``length`` tokens is scored in steps, as the protocol ``sliding`` does it. A context
+        is cut on the left, so that it and the continuation are ``length`` tokens; a warning says so.
         """
         results = []
+        cut: list[int] = []  # what is left of each context that is cut
         for context, continuation in (request.args for request in requests):
             before, after = self._apart(context, continuation)
-            text = torch.tensor([[self.start, *before, *after]])[:, -max(len(after), self.length) - 1 :]
+            room = max(self.length + 1 - len(after), 1)
+            before = [self.start, *before]
+            cut += [room] if len(before) > room else []
+            text = torch.tensor([[*before[-room:], *after]])
             targets = text.shape[1] - 1
             begin, end = targets - len(after), min(self.length, targets)  # of the targets of a step
             total, greedy = 0.0, True
@@ -95,6 +100,7 @@ class Checkpoint:
                 greedy = greedy and bool((logits.argmax(-1) == wanted).all())
                 begin, end = end, min(end + self.stride, targets)
             results.append((total, greedy))
+        self._warn(cut, len(requests), "its continuation")
         return results
 
     @torch.inference_mode()
@@ -118,7 +124,7 @@ class Checkpoint:
             UserError: If as many tokens are asked for, or more.
         """
         results: list[str] = []
-        cut: list[int] = []  # what is left of each prompt that is cut
+        cut: list[int] = []  # what is left of each context that is cut
         for context, options in (request.args for request in requests):
             stops = options.get("until") or []
             stops = [stops] if isinstance(stops, str) else stops
@@ -131,27 +137,29 @@ class Checkpoint:
                 )
             prompt = [self.start, *self.data.encode(context)]
             cut += [room] if len(prompt) > room else []
-            written: list[int] = []
+            new = generate(self.network, torch.tensor([prompt[-room:]]), steps, stop=self.start)
             text = ""
-            for token in generate(self.network, torch.tensor([prompt[-room:]]), steps, stop=self.start):
-                if int(token) == self.start:
-                    break
-                written.append(int(token))
-                text = self.data.decode(written)
+            for piece in pieces(self.data, prompt, map(int, new), self.start):
+                text += piece
                 if any(stop in text for stop in stops):
                     break
             cuts = [text.index(stop) for stop in stops if stop in text]
             results.append(text[: min(cuts)] if cuts else text)
+        self._warn(cut, len(requests), "max_gen_toks")
+        return results
+
+    def _warn(self, cut: list[int], number: int, what: str) -> None:
+        """Warn of contexts that are cut; ``cut`` has the tokens that are left of each."""
         if cut:
             logging.getLogger(__name__).warning(
-                "length: %d of %d prompts are cut to their last %d tokens, as %d less max_gen_toks leave no more; "
-                "add a larger length=… to --model_args",
+                "length: %d of %d contexts are cut, one to its last %d tokens, to leave room for %s in %d; add a larger "
+                "length=… to --model_args",
                 len(cut),
-                len(requests),
+                number,
                 min(cut),
+                what,
                 self.length,
             )
-        return results
 
     def _apart(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         """Tokens of context and continuation; spaces between them belong to the continuation, as in the harness."""
