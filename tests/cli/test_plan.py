@@ -1,5 +1,7 @@
 """`plan` reads a fit's configuration and says what it will take."""
 
+from pathlib import Path
+
 import pytest
 
 from kerple.cli.main import main
@@ -37,6 +39,18 @@ def test_flags_of_fit_and_of_plan(capsys) -> None:
     assert rows["tokens"] == [f"{100 * 2 * 512:,}"]
     assert "A100" not in rows
     assert rows["H200"][0] == "yes"
+
+
+def test_weights_give_the_architecture(capsys, tmp_path: Path) -> None:
+    import transformers as hf
+
+    shape = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 2}
+    model = hf.LlamaForCausalLM(hf.LlamaConfig(vocab_size=40, intermediate_size=48, **shape))
+    model.save_pretrained(tmp_path)
+    rows = printed(capsys, "--weights", str(tmp_path), "--model.position", "NoPE")
+    vocabulary = 2 * 32 * 50304  # a table for tokens, and one for logits: the data says how large
+    layers = 3 * (4 * 32 * 32 + 3 * 32 * 48 + 2 * 32)
+    assert rows["parameters"] == [f"{vocabulary + layers + 32:,}"]
 
 
 @pytest.mark.parametrize(

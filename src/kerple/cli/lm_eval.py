@@ -152,8 +152,8 @@ class Checkpoint:
         """Warn of contexts that are cut; ``cut`` has the tokens that are left of each."""
         if cut:
             logging.getLogger(__name__).warning(
-                "length: %d of %d contexts are cut, one to its last %d tokens, to leave room for %s in %d; add a larger "
-                "length=… to --model_args",
+                "length: %d of %d contexts are cut, one to its last %d tokens, to leave room for %s in %d; add a "
+                "larger length=… to --model_args",
                 len(cut),
                 number,
                 min(cut),

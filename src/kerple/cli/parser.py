@@ -51,7 +51,7 @@ def add_run_arguments(parser: LightningArgumentParser) -> None:
     parser.add_argument(
         "--trust",
         default="",
-        help="Packages whose classes a checkpoint may name, beside this project's and Lightning's: a,b,c.",
+        help="Packages whose classes a checkpoint may name, beside this project's and some of Lightning's: a,b,c.",
     )
     parser.add_argument(
         "--weights",

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kerple.cli import ranges
+from kerple.cli.lightning import checkpoint_first
 from kerple.cli.parser import fit_parser
 from kerple.cli.reading import read
 from kerple.errors import UserError
@@ -37,6 +38,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument(
         "--efficiency", type=float, default=EFFICIENCY, help="share of a chip's peak: measured, or it is an assumption"
     )
+    _, *arguments = checkpoint_first(["fit", *arguments])  # the architecture of --weights
     given = read(parser, arguments)
     ranges.check(given, "plan", LanguageModel)
     if not 0 < given.efficiency <= 1:

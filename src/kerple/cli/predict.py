@@ -107,7 +107,7 @@ def load(path: str, trust: tuple[str, ...] | None = None, device: str = "cpu") -
 
     Args:
         path: Path of a checkpoint that `fit` has written.
-        trust: Packages, beside this one and Lightning, whose classes the checkpoint may name; None: see `offer`.
+        trust: Packages, beside this one and parts of Lightning, whose classes it may name; None: see `offer`.
         device: Device of the model.
 
     Raises:
