@@ -135,6 +135,21 @@ def test_memory_of_16384_tokens_grows_with_the_length_and_not_its_square(device)
     assert peak < 20 * one_tensor
 
 
+def test_grouped_heads_in_fp32_write_no_scores_down(device) -> None:
+    length = 16384 if device.type == "cuda" else 1024
+    q = torch.randn(1, 8, length, 64, device=device)
+    k = torch.randn(1, 2, length, 64, device=device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+    with torch.no_grad():
+        out = attend(q, k, k)
+    if device.type == "cuda":  # one head's scores are 32 times as much as q
+        assert torch.cuda.max_memory_allocated() - before < 8 * q.numel() * q.element_size()
+    several = k.repeat_interleave(4, 1)
+    torch.testing.assert_close(out, attend(q, several, several))
+
+
 def test_activation_checkpointing_changes_no_bit(device) -> None:
     inputs, grad = tensors(300, 64, torch.bfloat16, True, device)
 

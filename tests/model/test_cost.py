@@ -37,6 +37,11 @@ def test_flops_are_those_torch_counts(options: dict) -> None:
     assert counted.training == 3 * (counted.products + counted.attention)
 
 
+@pytest.mark.parametrize("name", ["PaTH", "FoX", "DAPE"])
+def test_flops_leave_the_strategy_out(name: str) -> None:
+    assert flops(network(name), 24) == flops(network(), 24)
+
+
 def test_parameters_are_counted_once_and_by_part() -> None:
     for options in ({}, {"tied": True}):
         made = network("KerpleLog", **options)

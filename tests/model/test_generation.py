@@ -70,8 +70,16 @@ class Successor(nn.Module):
         super().__init__()
         self.positions = [type("Anywhere", (), {"prefix_consistent": False})()]
 
-    def forward(self, tokens: Tensor, window: int | None = None, cache: None = None) -> Tensor:
+    def forward(self, tokens: Tensor, window: None = None, cache: None = None, last: int | None = None) -> Tensor:
         return nn.functional.one_hot((tokens + 1) % VOCABULARY, VOCABULARY).float()
+
+
+@pytest.mark.parametrize("name", ["KerpleLog", "RandomizedPositions"])  # with a cache, and without one
+def test_logits_are_computed_for_the_last_token_alone(name: str) -> None:
+    made, seen = network(name), list[int]()
+    made.head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[1]))
+    list(generate(made, torch.randint(VOCABULARY, (1, 15)), 3))
+    assert seen == [1, 1, 1]
 
 
 def test_rows_stop_each_at_its_own_end() -> None:

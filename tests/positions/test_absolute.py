@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from kerple.model import Transformer
 from kerple.positions import At, Learned, Shape, Sinusoidal
 
 SHAPE = Shape(12, 2, 10)
@@ -34,6 +35,14 @@ def test_it_is_added_to_the_embeddings_in_their_dtype() -> None:
 def table(beyond: str) -> tuple[Learned, torch.Tensor]:
     learned = Learned(SHAPE, beyond=beyond)
     return learned, learned.table.detach()
+
+
+def test_only_the_first_layer_has_a_table() -> None:
+    network = Transformer(SHAPE, 3, 20, Learned, per_layer=True)
+    assert len(network.positions) == 3
+    assert [name for name, _ in network.positions.named_parameters()] == ["0.table"]
+    network(torch.randint(20, (1, 10))).sum().backward()
+    assert all(p.grad is not None for p in network.parameters())
 
 
 def embedded(learned: Learned, *positions: int) -> torch.Tensor:

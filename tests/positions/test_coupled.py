@@ -104,6 +104,15 @@ def test_what_cannot_be_is_told_in_one_line() -> None:
         added(Abacus(SHAPE, reach=5).eval(), PLACES)
 
 
+def test_in_evaluation_a_gpu_is_asked_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it reads beyond a table would end the process; in training a question at each step would stall it."""
+    monkeypatch.setattr("kerple.positions.coupled.readable", lambda places, wait: wait)
+    with pytest.raises(UserError, match="reach: got 5, but a token has place 5"):
+        added(Abacus(SHAPE, reach=5).eval(), PLACES)
+    with pytest.raises(IndexError):
+        added(Abacus(SHAPE, reach=5), PLACES)
+
+
 def model(position: object, data: LightningDataModule) -> LanguageModel:
     return LanguageModel(position, data.vocabulary, data.length, layers=2, dim=16, heads=2)
 

@@ -1,5 +1,8 @@
 """DAPE and its convolutions against loops over pairs, keys and heads."""
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -8,7 +11,7 @@ from torch.nn import functional as F
 from kerple.attention.choice import TINY
 from kerple.errors import UserError
 from kerple.model import Transformer
-from kerple.positions import DAPE, ALiBi, DAPEv2, KerpleLog, NoPE, RoPE
+from kerple.positions import DAPE, ALiBi, DAPEv2, KerpleLog, Layers, NoPE, RoPE
 from tests.positions.attended import HEADS, SHAPE, ours_and_loops
 
 WINDOWS = [None, 1, 6]
@@ -60,6 +63,12 @@ def test_dape_v2_is_two_convolutions_along_what_a_query_sees(
 def test_what_is_no_bias_by_distance_is_refused(kind: type[DAPE], over: type) -> None:
     with pytest.raises(UserError, match=rf"{kind.__name__}: over: got {over.__name__}, expected a strategy that is a"):
         kind(SHAPE, over)
+
+
+def test_a_window_of_the_other_strategy_is_refused() -> None:
+    """DAPE reads biases alone, so that it would see beyond the window."""
+    with pytest.raises(UserError, match="DAPE: over: got Layers"):
+        DAPE(replace(SHAPE, layers=4), partial(Layers, near=ALiBi, far=KerpleLog, window=8))
 
 
 def test_a_width_of_nothing_is_refused() -> None:

@@ -8,8 +8,25 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kerple.errors import UserError
-from kerple.positions import PoPE
+from kerple.model import Transformer
+from kerple.positions import (
+    CoPE,
+    PaTH,
+    PoPE,
+    Position,
+    RoPE,
+    Shape,
+    Shaw,
+    Together,
+    TransformerXL,
+    XPos,
+    names,
+    strategies,
+)
 from tests.positions.attended import HEAD_DIM, HEADS, SHAPE, ours_and_loops
+
+# RandomizedPositions wraps RoPE
+REFUSED = {"CoPE", "PaTH", "PoPE", "RandomizedPositions", "RoPE", "Shaw", "TransformerXL", "XPos"}
 
 
 @pytest.mark.parametrize(("window", "offset"), [(None, 0), (None, 700), (5, 3)])
@@ -33,6 +50,22 @@ def test_pope_is_a_sum_of_cosines(window: int | None, offset: int, monkeypatch: 
 def test_a_base_without_waves_is_refused(option: str, value: float) -> None:
     with pytest.raises(UserError, match="PoPE: base: got"):
         PoPE(SHAPE, **{option: value})
+
+
+@pytest.mark.parametrize("other", [CoPE, PaTH, PoPE, RoPE, Shaw, TransformerXL, XPos])
+def test_what_expects_heads_of_the_usual_width_is_refused_beside_it(other: type[Position]) -> None:
+    for parts in ([PoPE, other], [other, PoPE]):
+        with pytest.raises(UserError, match=rf"Together: parts: got {other.__name__} beside PoPE"):
+            Together(SHAPE, parts)
+
+
+@pytest.mark.parametrize("other", [name for name in names() if name not in REFUSED])
+def test_all_others_may_be_together_with_it(other: str) -> None:
+    torch.manual_seed(0)
+    shape = Shape(32, 4, 24)
+    parts = [PoPE, strategies()[other]]
+    network = Transformer(shape, 1, 50, lambda shape: Together(shape, parts), per_layer=True)
+    assert network(torch.randint(50, (1, 9))).isfinite().all()
 
 
 def test_a_phase_out_of_its_range_is_refused() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kerple import positions as package
 from kerple.positions import (
+    FIRE,
     FoX,
     KerpleLog,
     KerpleWeight1,
@@ -32,6 +33,7 @@ SETTINGS = {
     "RandomizedPositions, FoX": {"position": FoX},
     "Layers, window": {"near": KerpleLog, "window": 6},
     "Together, four": {"parts": (Sinusoidal, FoX, RoPE, KerpleWeight1)},
+    "Abacus, FIRE": {"position": FIRE},
 }
 over_names = pytest.mark.parametrize("name", names())
 
@@ -54,6 +56,8 @@ def _expected(name: str, reason: str) -> bool:
     """Few properties may not apply, and for few strategies."""
     if reason == "it is no Wrapper":
         return not name.startswith(("Layers", "RandomizedPositions"))
+    if reason == "it is not prefix_consistent":
+        return name.startswith("RandomizedPositions")
     return reason == "it has a table of positions" and name.startswith("Learned")
 
 

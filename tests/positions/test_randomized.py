@@ -2,13 +2,26 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
 from torch import Tensor
 
+from kerple.errors import UserError
 from kerple.model.transformer import Transformer
-from kerple.positions import ALiBi, At, Learned, Position, RandomizedPositions, Shape, names, strategies
+from kerple.positions import (
+    At,
+    Layers,
+    Learned,
+    Position,
+    RandomizedPositions,
+    Shape,
+    SSMax,
+    Temperature,
+    names,
+    strategies,
+)
 from kerple.positions.wrapper import Wrapper
 
 SHAPE = Shape(32, 4, 12)
@@ -19,17 +32,37 @@ def wrapped(name: str = "RoPE", **options: int) -> RandomizedPositions:
     return RandomizedPositions(SHAPE, strategies()[name], **options)
 
 
-def test_draws_are_ordered_distinct_and_within_reach() -> None:
+def places(position: RandomizedPositions, length: int) -> list[int]:
+    return position.relocate(At.line(length, offset=7), torch.zeros(1, length)).positions.tolist()
+
+
+@pytest.mark.parametrize("length", [5, 12])
+def test_draws_are_ordered_distinct_and_of_the_whole_range(length: int) -> None:
     position = wrapped(reach=40)
     seen = set()
-    for _ in range(200):
-        drawn = position.drawn.tolist()
-        assert len(drawn) == 12
+    for _ in range(400):
+        drawn = places(position, length)
+        assert len(drawn) == length
         assert drawn == sorted(set(drawn))
         assert 0 <= drawn[0] <= drawn[-1] < 40
         seen.update(drawn)
         position.constrain_()
     assert seen == set(range(40))
+
+
+@pytest.mark.parametrize("length", [5, 12, 30])
+def test_in_evaluation_positions_are_drawn_too_and_stay(length: int) -> None:
+    """In section 3 of the paper positions of a test are drawn as those of training are."""
+    position = wrapped(reach=400).eval()
+    drawn = places(position, length)
+    assert len(drawn) == length
+    assert drawn == sorted(set(drawn))
+    assert length < drawn[-1] < 400
+    assert max(b - a for a, b in pairwise(drawn)) > 1
+    position.constrain_()
+    assert places(position, length) == drawn
+    assert places(wrapped(reach=400).eval(), length) == drawn
+    assert places(wrapped(reach=400, seed=1).eval(), length) != drawn
 
 
 def test_every_position_is_as_likely_as_any_other() -> None:
@@ -73,14 +106,6 @@ def test_it_resumes_from_the_checkpoint() -> None:
     assert resumed.drawn.tolist() == position.drawn.tolist()
 
 
-def test_in_evaluation_it_is_the_wrapped_strategy(tiny_network: Callable[..., Transformer]) -> None:
-    tokens = torch.randint(0, 50, (1, 20))
-    wrapping, plain = tiny_network("RandomizedPositions", position=ALiBi), tiny_network("ALiBi")
-    plain.load_state_dict(wrapping.state_dict(), strict=False)
-
-    torch.testing.assert_close(wrapping(tokens), plain(tokens))
-
-
 class Apart(Wrapper):
     """Every position where it is told to be."""
 
@@ -97,7 +122,7 @@ def test_in_training_every_strategy_stands_where_was_drawn(name: str, tiny_netwo
     """The draw reaches every hook: with it, logits are those of explicit distances, read one pair at a time."""
     options = {"position": strategies()[name], "reach": 60}
     network = tiny_network("RandomizedPositions", length=12, **options).train()
-    tokens, drawn = torch.randint(0, 50, (1, 12)), network.positions[0].drawn
+    tokens, drawn = torch.randint(0, 50, (1, 12)), network.positions[0].drawn.sort().values
     got = network(tokens)
     for i, position in enumerate(network.positions):
         network.positions[i] = Apart(position.position, drawn)
@@ -143,9 +168,16 @@ def test_a_learned_table_has_a_row_for_every_position_within_reach() -> None:
         RandomizedPositions(SHAPE, reach=11)
 
 
-def test_inputs_longer_than_the_training_length_keep_their_order() -> None:
-    position = wrapped(reach=60).train()
-    places = position.relocate(At.line(100), torch.zeros(1, 100)).positions
+def test_an_input_longer_than_its_reach_is_refused(tiny_network: Callable[..., Transformer]) -> None:
+    network = tiny_network("RandomizedPositions", reach=40)
+    network(torch.randint(0, 50, (1, 40)))
+    with pytest.raises(UserError, match="RandomizedPositions ends at 39"):
+        network(torch.randint(0, 50, (1, 41)))
 
-    assert (places.diff() > 0).all()
-    assert places[:12].tolist() == position.drawn.tolist()
+
+def test_windows_and_counts_of_keys_are_not_of_its_reach() -> None:
+    shape = Shape(32, 4, 12, layers=4)
+    assert RandomizedPositions(shape, Layers).window == 12
+    assert RandomizedPositions(shape, Temperature).position.every == 12
+    weights, plain = RandomizedPositions(shape, SSMax).position, SSMax(shape)
+    torch.testing.assert_close(dict(weights.state_dict()), dict(plain.state_dict()))

@@ -228,6 +228,17 @@ def test_xpos_counts_from_where_the_input_begins_also_after_a_cache(first: int) 
         assert torch.equal(whole, torch.cat(cut, 2))
 
 
+def test_xpos_overflows_nothing_in_half_precision() -> None:
+    q = k = torch.full((1, 1, 1, 2), 20.0, dtype=torch.float16).expand(1, 1, 8192, 2)
+    position, at = XPos(Shape(2, 1, 64), base=1e30), At.line(8192)
+    for x in position.project(q, k, None, at):
+        assert x.isfinite().all()
+        assert x.abs().amax(-1).min() > 0
+    rotated_q, rotated_k = (x[0, 0].float() for x in position.project(q, k, None, at))
+    product = (rotated_q[2559] * rotated_k[2559 - 500]).sum().item() / 400
+    assert product == pytest.approx(2 * math.cos(500) * (0.4 / 1.4) ** (500 / 512), abs=0.01)  # within 5 · 512 tokens
+
+
 def test_xpos_refuses_what_it_cannot_be() -> None:
     with pytest.raises(ValueError, match="decay: got 0"):
         XPos(SHAPE, decay=0)

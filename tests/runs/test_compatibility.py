@@ -1,13 +1,17 @@
 """Configurations that checkpoints of older versions hold."""
 
+from functools import partial
 from typing import Any
 
 import jsonargparse
 import pytest
+import torch
 import yaml
 
 from kerple.lm import LanguageModel
-from kerple.runs.compatibility import as_today
+from kerple.model import Transformer
+from kerple.positions import FIRE, T5, Abacus, Shape
+from kerple.runs.compatibility import as_today, unread
 
 # as `fit` wrote it at 064a975
 STORED = """
@@ -52,6 +56,19 @@ def test_sharing_across_layers_is_an_option_of_the_model_now(name: str, options:
 
     assert len(model.network.positions) == strategies
     assert type(model.network.positions[0]).__name__ == name
+
+
+def test_tables_that_later_layers_never_read_are_left_out() -> None:
+    torch.manual_seed(0)
+    network = Transformer(Shape(16, 2, 8), 3, 20, partial(Abacus, position=FIRE)).eval()
+    stored = {name: value.clone() for name, value in network.state_dict().items()}
+    old = stored | {f"positions.{i}.table": torch.ones(128, 16) for i in (1, 2)}
+    assert unread(old, stored) == ["positions.1.table", "positions.2.table"]
+    network.load_state_dict(old)
+    with pytest.raises(RuntimeError, match=r"positions\.3\.rows"):
+        network.load_state_dict(old | {"positions.3.rows": torch.ones(1)})
+    per_layer = Transformer(Shape(16, 2, 8), 2, 20, T5, per_layer=True)
+    assert not unread(per_layer.state_dict(), per_layer.state_dict())
 
 
 def test_tasks_name_their_validation_problems_in_full() -> None:

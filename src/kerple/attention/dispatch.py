@@ -35,8 +35,8 @@ def attend(
 
     Distances are those of row indices: query row m, key row n, d = m - n. The queries are the last Tq of the Tk rows:
     all of them in training, the newest ones when keys come from a cache. Scores, softmax and the table's gradient are
-    fp32 (fp64 for fp64 input); gradients are the same bits in every run. Under autocast q, k, v are cast to its dtype.
-    From bf16 input no way rounds q·k before the softmax.
+    fp32 (fp64 for fp64 input); gradients are the same bits in every run, but on CUDA where `mix` or `values` gather or
+    scatter. Under autocast q, k, v are cast to its dtype. From bf16 input no way rounds q·k before the softmax.
 
     Args:
         q: (B, H, Tq, δ), Tq <= Tk. Any strides.
@@ -88,6 +88,10 @@ def attend(
         v = F.pad(v, (0, q.shape[3] - width))
     if taken == "sdpa":
         grouped = k.shape[1] < q.shape[1]
+        if grouped and device == "cuda" and q.dtype == torch.float32:
+            # torch's kernels for groups are for half precision; for fp32 it would write T × T scores down
+            k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+            grouped = False
         out = F.scaled_dot_product_attention(q, k, v, is_causal=queries > 1, scale=scale, enable_gqa=grouped)
         return out[..., :width]
     dtype, precise = q.dtype, torch.promote_types(q.dtype, torch.float32)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kerple.errors import UserError
 from kerple.lm import LanguageModel
+from kerple.runs.compatibility import unread
 
 # options that have to be equal, not only in the shapes they give, and what checkpoints without them had
 ALWAYS = {"position": ""}
@@ -38,7 +39,9 @@ def agree(path: str | Path, content: dict[str, Any], model: LanguageModel, resum
             f"ckpt_path: {path} has no {', '.join(missing)}; expected a checkpoint written by `python run.py fit`"
         )
     weights, own = content["state_dict"], model.state_dict()
-    shapes = weights if isinstance(weights, dict) else {}
+    shapes = dict(weights) if isinstance(weights, dict) else {}
+    for name in unread(shapes, own):
+        del shapes[name]
     fits = shapes.keys() == own.keys() and all(_alike(shapes[name], own[name]) for name in own)
     before, now = content.get("hyper_parameters"), dict(model.hparams)
     # only a model that the command line has built has its options in the form of the checkpoint

@@ -95,7 +95,7 @@ class Checkpoint:
             total, greedy = 0.0, True
             while begin < targets:
                 step = text[:, max(0, end - self.length) : end + 1]
-                logits, wanted = self.network(step[:, :-1])[:, begin - end :], step[:, begin - end :]
+                logits, wanted = self.network(step[:, :-1], last=end - begin), step[:, begin - end :]
                 total += float(logits.float().log_softmax(-1).gather(-1, wanted[..., None]).double().sum())
                 greedy = greedy and bool((logits.argmax(-1) == wanted).all())
                 begin, end = end, min(end + self.stride, targets)

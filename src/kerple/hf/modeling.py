@@ -1,6 +1,6 @@
 """Our `Transformer` as a model of transformers, which `AutoModelForCausalLM` loads after `import kerple.hf`."""
 
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from kerple.errors import UserError
 from kerple.hf.weights import transformer
 from kerple.model.cache import Cache
+from kerple.positions.constrained import Constrained
 
 
 class KerpleConfig(PreTrainedConfig):
@@ -58,7 +59,8 @@ class KerpleCache(DynamicCache):
 class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
     """Our `Transformer` with `generate`, its cache, and a loss for transformers' `Trainer`.
 
-    Padding is not masked: the prompts of a batch must have one length, or be padded on the right.
+    Padding is not masked: texts of a batch may be padded on the right to be scored or trained on, and the prompts of a
+    batch must have one length.
     """
 
     config_class = KerpleConfig
@@ -68,6 +70,7 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
     _tied_weights_keys = {"network.head.weight": "network.embedding.weight"}  # noqa: RUF012
     _keep_in_fp32_modules_strict = ["positions"]  # noqa: RUF012
     _supports_sdpa = True
+    _is_stateful = True  # transformers refuses assisted generation, which would take rows out of the cache again
 
     def __init__(self, config: KerpleConfig) -> None:
         super().__init__(config)
@@ -101,14 +104,42 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
         self.network.head = cast(nn.Linear, new_embeddings)
 
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
+        """Resize embedding and head as transformers does, also for the model that is loaded from what is saved."""
+        resized = super().resize_token_embeddings(*args, **kwargs)
+        self.config.network["vocabulary"] = self.config.vocab_size
+        return resized
+
+    def train(self, mode: bool = True) -> Self:
+        if self.training and not mode:
+            self._clamp()
+        return super().train(mode)
+
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
+        """Save the model as transformers does, its strategy's parameters within their ranges."""
+        self._clamp()
+        super().save_pretrained(*args, **kwargs)
+
+    def _clamp(self) -> None:
+        """Project parameters into their ranges, which the step of another optimiser does not, and count no step."""
+        for module in self.network.modules():
+            if isinstance(module, Constrained):
+                module.clamp_()
+
     def _prepare_cache_for_generation(  # type: ignore[override]
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
-        # if angles depend on the length of the input, cached keys would be wrong
-        if generation_config.use_cache is not False and all(p.prefix_consistent for p in self.network.positions):
+        _refuse_padding(model_kwargs.get("attention_mask"))
+        if model_kwargs.get("past_key_values") is not None:
+            return
+        if generation_config.use_cache is not False and self._can_cache():
             model_kwargs["past_key_values"] = KerpleCache(self.network.new_cache())
         else:
             generation_config.use_cache = False
+
+    def _can_cache(self) -> bool:
+        """Whether cached keys stay right; if angles depend on the length of the input, they do not."""
+        return all(p.prefix_consistent for p in self.network.positions)
 
     def forward(
         self,
@@ -124,14 +155,15 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
 
         Args:
             input_ids: (B, T) int64.
-            attention_mask: (B, T), 0 only for padding on the right.
+            attention_mask: (B, T), 0 only for padding on the right, and with a cache nowhere.
             past_key_values: The cache that an earlier call has returned.
             labels: (B, T) int64, which are shifted by one here; -100 is left out.
             use_cache: Whether to return a cache.
             logits_to_keep: Number of last tokens whose logits are returned; 0 for all.
 
         Raises:
-            UserError: If tokens are padded on the left.
+            UserError: If tokens are padded on the left, or with a cache at all, if ``position_ids`` are not those of
+                one text, or the strategy cannot use a cache.
         """
         if attention_mask is not None and bool((attention_mask.diff(dim=-1) > 0).any()):
             raise UserError(
@@ -142,15 +174,37 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
             with torch.no_grad():
                 self.network.constrain_()  # another optimiser does not project parameters into their ranges
         if past_key_values is None and use_cache and not self.training:
+            if not self._can_cache():
+                raise UserError(
+                    "use_cache: got true, but the strategy's positions depend on the length of the input, which keys "
+                    "in a cache do not follow; leave it out"
+                )
             past_key_values = KerpleCache(self.network.new_cache())
         own = None if past_key_values is None else past_key_values.own
-        features = self.network.features(input_ids, cache=own)
-        logits = self.network.head(features[:, -logits_to_keep:])  # (B, T or kept, V)
+        if own is not None:
+            _refuse_padding(attention_mask)
+        known = 0 if own is None else own.length
+        places = torch.arange(known, known + input_ids.shape[1], device=input_ids.device)
+        if (asked := ignored.get("position_ids")) is not None and not bool((asked == places).all()):
+            raise UserError(
+                "position_ids: got others than those of one text from its first token on, which this model cannot "
+                "read; give each text a row of its own"
+            )
+        logits = self.network(input_ids, cache=own, last=logits_to_keep or None)  # (B, T or kept, V)
         loss = None
         if labels is not None:
             targets = labels[:, 1:].flatten()
             loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), targets, ignore_index=-100)
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
+
+
+def _refuse_padding(attention_mask: Tensor | None) -> None:
+    """Raise a UserError if a mask that prompts or cached tokens come with leaves any out."""
+    if attention_mask is not None and not bool(attention_mask.all()):
+        raise UserError(
+            "attention_mask: got padding of prompts, which this model cannot leave out of its cache; give prompts of "
+            "one length, or one at a time"
+        )
 
 
 def register() -> None:

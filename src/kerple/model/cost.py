@@ -59,7 +59,8 @@ class Flops:
 
 def flops(network: Transformer, length: int) -> Flops:
     """FLOPs per token in segments of ``length`` tokens, without those of the positional strategy."""
-    weights = sum(m.weight.numel() for m in network.modules() if isinstance(m, nn.Linear))
+    own = {m for p in network.positions for m in p.modules()}
+    weights = sum(m.weight.numel() for m in network.modules() if isinstance(m, nn.Linear) and m not in own)
     return Flops(2 * weights, len(network.blocks) * 2 * network.shape.dim * length)
 
 

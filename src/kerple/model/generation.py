@@ -19,7 +19,7 @@ class _Reader:
 
     def __call__(self, tokens: Tensor) -> Tensor:
         known = 0 if self.cache is None else self.cache.length
-        return self.network(tokens[:, known:], window=self.window, cache=self.cache)[:, -1]  # (B, V)
+        return self.network(tokens[:, known:], window=self.window, cache=self.cache, last=1)[:, -1]  # (B, V)
 
 
 def choose(

@@ -14,6 +14,7 @@ from kerple.model.cache import Cache, LayerCache
 from kerple.model.head import row_losses, target_losses
 from kerple.model.self_attention import tell
 from kerple.positions import At, Position, Shape
+from kerple.runs.compatibility import unread
 
 if TYPE_CHECKING:
     from kerple.positions.modules import Modules
@@ -117,6 +118,7 @@ class Transformer(nn.Module):
         self.positions = cast("Modules[Position]", nn.ModuleList(strategies))
         self.places: Callable[[Tensor], Tensor] | None = None
         """Function from tokens (B, T) to the task's places (B, T) int64, or None; strategies see `At.places`."""
+        self.register_load_state_dict_pre_hook(_leave_out_unread)
 
     def _initialise(self, std: float) -> None:
         for module in self.modules():
@@ -128,7 +130,14 @@ class Transformer(nn.Module):
             for into_residual in block.into_residual:
                 nn.init.normal_(into_residual.weight, std=std / (2 * len(self.blocks)) ** 0.5)
 
-    def forward(self, tokens: Tensor, offset: int = 0, window: int | None = None, cache: Cache | None = None) -> Tensor:
+    def forward(
+        self,
+        tokens: Tensor,
+        offset: int = 0,
+        window: int | None = None,
+        cache: Cache | None = None,
+        last: int | None = None,
+    ) -> Tensor:
         """Logits of the next token after each token.
 
         Args:
@@ -136,21 +145,24 @@ class Transformer(nn.Module):
             offset: Added to every position.
             window: Number of keys that a query sees in every layer, its own included; None for all before it.
             cache: A cache of `new_cache`. The tokens follow those in the cache, and are added to it.
+            last: Number of last tokens whose logits are returned; None for all.
 
         Returns:
-            (B, T, V) in the precision of the head.
+            (B, T, V), or (B, last, V), in the precision of the head.
 
         Raises:
             UserError: If the window is not positive, or the strategy cannot reach a position.
         """
-        if cache is not None:
-            return self.head(Transformer.features(self, tokens, offset, window, cache))
-        return self.head(self.features(tokens, offset, window))
+        if cache is None:
+            x = self.features(tokens, offset, window)  # (B, T, D)
+        else:
+            x = Transformer.features(self, tokens, offset, window, cache)  # never compiled
+        return self.head(x if last is None else x[:, -last:])
 
     def features(
         self, tokens: Tensor, offset: int = 0, window: int | None = None, cache: Cache | None = None
     ) -> Tensor:
-        """Input of the head, (B, T, D); the arguments are those of `forward`."""
+        """Input of the head, (B, T, D); the arguments are those of `forward`, without ``last``."""
         if window is not None and window < 1:
             raise UserError(f"window: got {window}, expected at least 1 key (the query's own), or none for all keys")
         if cache is not None and cache.window is not None and (window is None or window > cache.window):
@@ -231,6 +243,12 @@ class Transformer(nn.Module):
         """Project the parameters of all strategies into their ranges, in place."""
         for position in self.positions:
             position.constrain_()
+
+
+def _leave_out_unread(network: nn.Module, stored: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Take weights that only older versions had out of what is loaded."""
+    for name in unread([n.removeprefix(prefix) for n in stored if n.startswith(prefix)], network.state_dict()):
+        del stored[prefix + name]
 
 
 def _strategies(build: Callable[[Shape], Position], shape: Shape, per_layer: bool | None) -> list[Position]:

@@ -85,12 +85,15 @@ class Learned(Position):
         if beyond not in ("error", "clamp", "interpolate"):
             raise UserError(f"Learned: beyond: got {beyond!r}, expected error, clamp or interpolate")
         self.beyond = beyond
-        self.rows = shape.length
-        self.max_length = shape.length if beyond == "error" else None
+        self.rows = shape.reach
+        self.max_length = self.rows if beyond == "error" else None
         self.prefix_consistent = beyond != "interpolate"
-        self.table = nn.Parameter(torch.empty(shape.length, shape.dim, dtype=torch.float32).normal_(std=0.02))
+        rows = torch.empty(self.rows, shape.dim, dtype=torch.float32).normal_(std=0.02)
+        # only the first layer's strategy is asked to `embed`
+        self.table = nn.Parameter(rows) if shape.layer == 0 else None
 
     def embed(self, x: Tensor, at: At) -> Tensor:
+        assert self.table is not None
         positions, last = at.positions, self.rows - 1
         if self.beyond == "interpolate":
             end = positions.amax(-1, keepdim=True).clamp(min=last).to(exact(positions.device))  # ((B,) 1)

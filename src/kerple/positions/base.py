@@ -26,9 +26,10 @@ class Shape:
     Args:
         dim: Width D of the residual stream.
         heads: Query heads H; must divide ``dim``.
-        length: Training length in tokens. Only a learned table is sized by it.
+        length: Training length in tokens.
         layer: Which layer the strategy is for, 0 for the first, and for one that all layers share.
         layers: How many layers there are.
+        farthest: Positions in training are below this; None for the training length. It sizes a learned table.
 
     Raises:
         UserError: If a number is not positive, the heads do not divide the width or there is no such layer.
@@ -39,6 +40,7 @@ class Shape:
     length: int
     layer: int = 0
     layers: int = 1
+    farthest: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("dim", "heads", "length", "layers"):
@@ -48,6 +50,11 @@ class Shape:
             raise UserError(f"heads: got {self.heads}, which does not divide dim {self.dim}; choose a divisor of dim")
         if not 0 <= self.layer < self.layers:
             raise UserError(f"layer: got {self.layer}, expected 0 to {self.layers - 1}")
+
+    @property
+    def reach(self) -> int:
+        """Number of positions that training may use."""
+        return self.length if self.farthest is None else self.farthest
 
     @property
     def head_dim(self) -> int:

@@ -61,13 +61,18 @@ class Constrained(nn.Module):
 
     @torch.no_grad()
     def constrain_(self) -> None:
-        """Project the stored parameters into their ranges, in place; called after each optimiser step.
+        """Project the stored parameters into their ranges, in place; called after each optimiser step."""
+        self.clamp_()
+        _constrain_children(self)
+
+    @torch.no_grad()
+    def clamp_(self) -> None:
+        """Project the parameters of this module, without its children's, whenever that is needed.
 
         NaN stays NaN: a run has to stop where it arises, not go on with a floor that nothing has learned.
         """
         for name, (minimum, maximum) in self.ranges.items():
             getattr(self, name).clamp_(minimum, maximum)
-        _constrain_children(self)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         def keep_precision(tensor: Tensor) -> Tensor:

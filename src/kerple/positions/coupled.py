@@ -54,14 +54,17 @@ class Placed(Drawing):
         rows = torch.empty(reach, shape.dim, dtype=torch.float32)
         # places far apart never meet in training: at right angles none is mistaken for another from the start
         rows = nn.init.orthogonal_(rows) * size if reach <= shape.dim else rows.normal_(std=size * shape.dim**-0.5)
-        self.table = nn.Parameter(rows, requires_grad=learned)
+        # only the first layer's strategy is asked to `embed`
+        self.table = nn.Parameter(rows, requires_grad=learned) if shape.layer == 0 else None
         self.register_buffer("share", torch.zeros((), dtype=torch.float64))
         self.draw_()
 
     def embed(self, x: Tensor, at: At) -> Tensor:
+        assert self.table is not None
         places = at.positions % (self.reach - 1) + 1 if at.places is None else at.places  # ((B,) T)
         largest = places.amax(-1, keepdim=True)
-        if readable(places) and int(largest.max()) >= self.reach:
+        # a test may go farther than training, and a GPU that reads beyond a table takes the process with it
+        if readable(places, wait=not self.training) and int(largest.max()) >= self.reach:
             raise UserError(
                 f"{type(self).__name__}: reach: got {self.reach}, but a token has place {int(largest.max())}; train "
                 f"with a reach of {int(largest.max()) + 1} or more, or read less"

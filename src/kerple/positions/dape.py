@@ -45,7 +45,8 @@ class DAPE(Position):
             raise UserError(f"{name}: hidden: got {hidden}, expected a positive width; the paper uses 32")
         self.over = over(shape)
         others = ("relocate", "embed", "weight", "project", "sink", "remember", "mix", "values")
-        if not self.over.uses("bias") or any(self.over.uses(hook) for hook in others):
+        alone = self.over.window is None and not self.over.differs
+        if not alone or not self.over.uses("bias") or any(self.over.uses(hook) for hook in others):
             raise UserError(
                 f"{name}: over: got {type(self.over).__name__}, expected a strategy that is a bias by distance and "
                 "nothing else, such as KerpleLog, ALiBi or T5"

@@ -38,7 +38,7 @@ class FIRE(Position):
         super().__init__()
         if hidden < 1:
             raise UserError(f"FIRE: hidden: got {hidden}, expected a positive width; the paper uses 32")
-        self.threshold = max(shape.length / 4, 1.0) if threshold is None else threshold
+        self.threshold = max(shape.reach / 4, 1.0) if threshold is None else threshold
         if not self.threshold >= 1:
             raise UserError(f"FIRE: threshold: got {threshold}, expected 1 token or more; the paper uses 512")
         self.learn("c", 1, 0.1, minimum=1e-3)

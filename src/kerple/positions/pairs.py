@@ -92,14 +92,14 @@ class Shares:
     p: Tensor
 
 
-def readable(positions: Tensor) -> bool:
+def readable(positions: Tensor, wait: bool = False) -> bool:
     """Whether positions can be compared with a limit here, to refuse those beyond it.
 
-    Asking a GPU would stall it (the model has compared `max_length` already); while a model is compiled, or its memory
-    is counted with tensors that have no values, there is nothing to ask.
+    Asking a GPU stalls it, which ``wait`` has to allow; while a model is compiled, or its memory is counted with
+    tensors that have no values, there is nothing to ask.
     """
     valued = not torch.compiler.is_compiling() and not isinstance(positions, FakeTensor)
-    return valued and positions.device.type == "cpu"
+    return valued and (wait or positions.device.type == "cpu")
 
 
 def table_block(table: Tensor, queries: int, keys: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""`RandomizedPositions`: training at random positions from a range as long as the inputs of tests."""
+"""`RandomizedPositions`: training and tests at random positions from a range as long as the inputs of tests."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,26 +14,31 @@ from kerple.positions.wrapper import Drawing
 
 
 class RandomizedPositions(Drawing):
-    """Ordered random positions while training, plain ones in evaluation (Ruoss et al. 2023, arXiv 2305.16843, § 3).
+    """Ordered random positions, in tests as in training (Ruoss et al. 2023, arXiv 2305.16843, § 3).
 
-    In training, token t of an input stands at the t-th of L positions drawn without repetition from 0..reach-1 and
-    sorted; L is the training length. A shorter input takes the first of them. Tokens from L on take them again, each
-    ``reach`` further. All inputs of a step share the draw, as in the published code. In evaluation token t stands at t.
+    Token t of an input of T tokens stands at the t-th smallest of T positions drawn without repetition from
+    0..reach-1: so training shows distances as far as those of a test. In training all inputs of a step share the draw,
+    as in the published code; evaluation always has the same one for inputs of one length. Since all positions of an
+    input depend on its length, the logits of a prefix are not the prefix of the logits, and generation has no cache.
 
     Parameters: `0` of its own, those of the wrapped strategy.
-    Cost: that of the wrapped strategy; in training functions of distance are computed for each pair, T × T of them.
+    Cost: that of the wrapped strategy; functions of distance are computed for each pair, T × T of them.
 
     Args:
         shape: What the model hands to every strategy.
-        position: Builder of the wrapped strategy, given the shape with ``reach`` as its length.
+        position: Builder of the wrapped strategy, given the shape with ``reach`` as its `Shape.reach`.
         reach: Positions to draw from; None is 32 times the training length. At least the longest input to be tested.
         seed: Chooses the draws.
 
     Raises:
-        UserError: If ``reach`` is shorter than the training length.
+        UserError: If ``reach`` is shorter than the training length, or, in a forward, than the input.
     """
 
     drawn: Tensor
+    """What the inputs of this step stand at, in the order of the draw; (L,) int64, of which T tokens take the first."""
+
+    fixed: Tensor
+    """The same for evaluation, the draw of step 0; (reach,) int64, not in checkpoints."""
 
     def __init__(
         self,
@@ -48,18 +53,24 @@ class RandomizedPositions(Drawing):
                 f"RandomizedPositions: reach: got {reach}, expected at least the training length {shape.length}; "
                 "choose the longest input to be tested"
             )
-        super().__init__(position(replace(shape, length=reach)), seed)
-        self.reach, self.length = reach, shape.length
+        super().__init__(position(replace(shape, farthest=reach)), seed)
+        self.reach = self.max_length = reach
+        self.shift_invariant, self.prefix_consistent = True, False  # whatever the wrapped strategy is
         self.register_buffer("drawn", torch.zeros(shape.length, dtype=torch.int64))
+        self.register_buffer("fixed", torch.zeros(reach, dtype=torch.int64), persistent=False)
         self.draw_()
+        if not self.fixed.is_meta:
+            self.fixed.copy_(self._permutation())
 
     def relocate(self, at: At, tokens: Tensor) -> At:
-        if self.training:
-            drawn = self.drawn[at.positions % self.length] + at.positions // self.length * self.reach  # same shape
-            at = replace(at, positions=drawn, contiguous=False)
-        return self.position.relocate(at, tokens)
+        length = at.rows.shape[0]
+        drawn = self.drawn if self.training and length <= len(self.drawn) else self.fixed
+        positions = drawn[:length].sort().values  # (T,)
+        return self.position.relocate(replace(at, positions=positions, contiguous=False), tokens)
 
     def draw_(self) -> None:
         if not self.drawn.is_meta:
-            generator = torch.Generator().manual_seed(self.number(4))
-            self.drawn.copy_(torch.randperm(self.reach, generator=generator)[: self.length].sort().values)
+            self.drawn.copy_(self._permutation()[: len(self.drawn)])
+
+    def _permutation(self) -> Tensor:
+        return torch.randperm(self.reach, generator=torch.Generator().manual_seed(self.number(4)))  # (reach,)

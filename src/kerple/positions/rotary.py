@@ -83,7 +83,7 @@ class RoPE(Position):
             raise UserError(f"RoPE: mistake: got {mistake!r}, expected bf16, or null for none")
         self.turned = turned_dimensions("RoPE", shape, base, share, layout)
         self.layout, self.mistake = layout, mistake
-        self.turns = Turns(self.turned, base, shape.length, scaling, factor, fast, slow)
+        self.turns = Turns(self.turned, base, shape.reach, scaling, factor, fast, slow)
         self.prefix_consistent = scaling != "dynamic_ntk"
         self.shift_invariant = self.prefix_consistent and mistake is None
 

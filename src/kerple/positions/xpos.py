@@ -16,7 +16,8 @@ class XPos(Position):
 
     ``ζ_i = (2i/δ + 0.4) / 1.4`` for pair i. Positions are counted from the input's first, so that an offset overflows
     nothing, or from 0 where they have gaps: the decay is exact in inputs of up to 63·B tokens, 32,000 for the paper's
-    B. Factors stay within e^±80, and the decay stops growing beyond.
+    B. Factors stay within e^±80, and the decay stops growing beyond; in fp16, whose largest number is e^11, they stay
+    within e^±7, up to 5·B tokens.
 
     Parameters: `0`. Cost: four multiplications per entry of q and k.
 
@@ -46,7 +47,8 @@ class XPos(Position):
         # the same for every token of the input: keys in a cache were counted from it, too
         origin = positions[..., :1] - at.rows[:1] if at.contiguous else 0
         place = positions - origin  # ((B,) T)
-        size = (place[..., None] / self.decay * ((pair + 0.4) / 1.4).log()).clamp(-80, 80)  # ((B,) T, δ/2)
+        end = 7 if k.dtype == torch.float16 else 80
+        size = (place[..., None] / self.decay * ((pair + 0.4) / 1.4).log()).clamp(-end, end)  # ((B,) T, δ/2)
         cos, sin = angle.cos(), angle.sin()
         grown, shrunk = (-size).exp(), size.exp()
         return turn(q, cos * shrunk, sin * shrunk, self.layout), turn(k, cos * grown, sin * grown, self.layout)

@@ -1,12 +1,22 @@
-"""Old names of options, in checkpoints and in the records of comparisons.
+"""Old names of options in checkpoints and in the records of comparisons, and weights that are no longer there.
 
 Old modules of classes are in `kerple.cli.allowed_classes.RENAMED`.
 """
 
+import re
+from collections.abc import Container, Iterable
 from typing import Any
 
 OLD_SHARING = "share_across_layers"  # until 0.2 an option of some strategies, now model.per_layer for all
 OLD_VALIDATION, NEW_VALIDATION = "val_examples", "validation_examples"  # of TaskData, until 0.2 and now
+
+# until 0.2 each layer had a table of embeddings, though only the first layer's is read
+UNREAD = re.compile(r"(network\.)?positions\.[1-9]\d*\.(.+\.)?table")
+
+
+def unread(stored: Iterable[str], own: Container[str]) -> list[str]:
+    """Names of stored weights that the model, whose weights are ``own``, had in older versions and never read."""
+    return [name for name in stored if isinstance(name, str) and name not in own and UNREAD.fullmatch(name)]
 
 
 def as_today(config: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,98 @@
+"""The exported model under what transformers does with models: other optimisers, caches, masks and vocabularies."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kerple.errors import UserError
+from kerple.hf.modeling import KerpleConfig, KerpleForCausalLM
+from tests.hf.tiny import VOCABULARY, text
+
+hf = pytest.importorskip("transformers")
+
+DYNAMIC = {"class_path": "RoPE", "init_args": {"scaling": "dynamic_ntk", "factor": 2.0}}
+
+
+def made(position: Any = "KerpleLog") -> KerpleForCausalLM:
+    torch.manual_seed(0)
+    network = {"dim": 16, "heads": 2, "length": 12, "layers": 2, "vocabulary": VOCABULARY, "position": position}
+    return KerpleForCausalLM(KerpleConfig(network | {"init": 0.3})).eval()
+
+
+def test_parameters_are_in_their_ranges_after_the_last_step_of_another_optimiser(tmp_path: Path) -> None:
+    model = made().train()
+    rate = model.network.positions[0].additive.rate
+    with torch.no_grad():
+        rate.fill_(-0.04)
+    model.save_pretrained(tmp_path)
+    assert float(KerpleForCausalLM.from_pretrained(tmp_path).network.positions[0].additive.rate.detach().min()) > 0
+    with torch.no_grad():
+        rate.fill_(-0.04)
+        assert model.eval()(text(1, 40)).logits.isfinite().all()
+    assert float(rate.detach().min()) > 0
+
+
+def test_evaluation_counts_no_step() -> None:
+    model = made("RandomizedPositions").train()
+    model.eval().train()
+    assert int(model.network.positions[0].step) == 0
+
+
+@torch.inference_mode()
+def test_a_cache_that_is_given_is_used() -> None:
+    model, prompt = made(), text(2, 9)
+    begun = model(prompt[:, :5], use_cache=True).past_key_values
+    went_on = model.generate(prompt, past_key_values=begun, max_new_tokens=5, do_sample=False)
+    assert begun.get_seq_length() == 13
+    assert torch.equal(went_on, model.generate(prompt, max_new_tokens=5, do_sample=False))
+
+
+def test_assisted_generation_is_refused_by_transformers() -> None:
+    """It would take rejected tokens out of the cache again."""
+    with pytest.raises(ValueError, match="stateful"):
+        made().generate(text(1, 9), max_new_tokens=5, prompt_lookup_num_tokens=3, do_sample=False)
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_prompts_with_padding_are_refused(use_cache: bool) -> None:
+    prompt = text(2, 9)
+    seen = torch.ones_like(prompt)
+    seen[0, 7:] = 0
+    with pytest.raises(UserError, match="attention_mask: got padding of prompts"):
+        made().generate(prompt, attention_mask=seen, max_new_tokens=1, use_cache=use_cache)
+    with pytest.raises(UserError, match="attention_mask: got padding of prompts"):
+        made()(prompt, attention_mask=seen, use_cache=True)
+
+
+@torch.inference_mode()
+def test_padding_on_the_right_changes_no_text_that_is_scored() -> None:
+    model, tokens = made(), text(2, 9)
+    seen = torch.ones_like(tokens)
+    seen[:, 7:] = 0
+    torch.testing.assert_close(model(tokens, attention_mask=seen).logits[:, :7], model(tokens[:, :7]).logits)
+
+
+@torch.inference_mode()
+def test_positions_of_several_texts_in_one_row_are_refused() -> None:
+    model, tokens = made(), text(1, 6)
+    with pytest.raises(UserError, match="position_ids: got others than those of one text"):
+        model(tokens, position_ids=torch.tensor([[0, 1, 2, 0, 1, 2]]))
+    begun = model(tokens[:, :4], use_cache=True, position_ids=torch.arange(4)[None]).past_key_values
+    ended = model(tokens[:, 4:], past_key_values=begun, position_ids=torch.tensor([[4, 5]])).logits
+    torch.testing.assert_close(ended, model(tokens).logits[:, 4:])
+
+
+def test_a_cache_for_angles_that_depend_on_the_length_is_refused() -> None:
+    with pytest.raises(UserError, match="use_cache: got true, but the strategy's positions depend on the length"):
+        made(DYNAMIC)(text(1, 6), use_cache=True)
+
+
+@torch.inference_mode()
+def test_a_vocabulary_that_was_resized_is_saved_and_loaded(tmp_path: Path) -> None:
+    model = made()
+    model.resize_token_embeddings(VOCABULARY + 3)
+    model.save_pretrained(tmp_path)
+    tokens = text(1, 6)
+    assert torch.equal(KerpleForCausalLM.from_pretrained(tmp_path).eval()(tokens).logits, model(tokens).logits)
