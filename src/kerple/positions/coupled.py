@@ -21,7 +21,8 @@ class Placed(Drawing):
 
     In training all places of a sequence are shifted together, by a share of the rows that the table has behind the
     largest place, so that every row is trained however short the problems are. In evaluation they start at 1. The
-    shares of the sequences of a batch are spread evenly from a point that is drawn anew for each step.
+    shares of the sequences of a batch are spread evenly from a point that is drawn anew for each step; where a batch is
+    divided, by devices or by accumulation, each part has the same shares.
 
     `kerple.lm` tells the network the task's places, and refuses data without them. A network that is used by itself has
     none; the place of a token is then its position, modulo the table's rows. `Coupled` explains the options.
