@@ -125,7 +125,7 @@ def test_a_right_final_answer_counts_whatever_the_steps() -> None:
 
         positions = (type("Anywhere", (), {"prefix_consistent": False, "max_length": None})(),)
 
-        def forward(self, tokens: torch.Tensor, window: None = None, cache: None = None) -> torch.Tensor:
+        def forward(self, tokens: torch.Tensor, window: None = None, cache: None = None, **_: int) -> torch.Tensor:
             n = tokens.shape[1]
             following = [row[1 : n + 1] + [0] * (n + 1 - len(row)) for row in right]
             return torch.nn.functional.one_hot(torch.tensor(following), data.vocabulary).float()

@@ -19,7 +19,7 @@ class Oracle(nn.Module):
         self.mistakes = mistakes
         self.positions = [type("Anywhere", (), {"prefix_consistent": False, "max_length": None})()]
 
-    def forward(self, tokens: Tensor, window: int | None = None, cache: None = None) -> Tensor:
+    def forward(self, tokens: Tensor, window: None = None, cache: None = None, last: int | None = None) -> Tensor:
         rows = [[self.after(tuple(row[: i + 1])) for i in range(len(row))] for row in tokens.tolist()]
         return nn.functional.one_hot(torch.tensor(rows), len(CHARACTERS)).float()
 
