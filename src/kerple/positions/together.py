@@ -32,7 +32,7 @@ class Together(Position):
         parts: Builders of the strategies, given the shape.
 
     Raises:
-        UserError: If there are none, or PaTH would drop what another one does to the scores.
+        UserError: If there are none, or one of them would not do what it does alone: `check_combination` tells why.
     """
 
     def __init__(self, shape: Shape, parts: Sequence[Callable[[Shape], Position]] = (SSMax, KerpleLog)) -> None:
