@@ -1,4 +1,4 @@
-"""The two models that are measured, and one training step of either."""
+"""The two models that are measured, one training step of either, and KERPLE-log's step beside NoPE's."""
 
 from collections.abc import Callable
 from functools import partial
@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.measure import medians
 from kerple.model import Transformer
 from kerple.positions import Shape, strategies
 
@@ -27,6 +28,21 @@ def training_step(network: Transformer, batch: int, length: int, bf16: bool = Tr
     optimiser = torch.optim.AdamW(network.parameters(), lr=1e-4, fused=True)
     tokens = torch.randint(network.embedding.num_embeddings, (batch, length + 1), device=device)
     return partial(_step, network, optimiser, tokens, bf16)
+
+
+def compiled_step(size: str, name: str, batch: int, length: int, device: str) -> tuple[Transformer, Callable[[], None]]:
+    """A compiled model with a strategy, and one `training_step` of it."""
+    network = build(size, name, length, device)
+    network.compile()
+    return network, training_step(network, batch, length)
+
+
+def beside_nope(size: str, batch: int, length: int, device: str, repeats: int) -> float:
+    """Median seconds of a compiled step with KERPLE-log over those with NoPE, of both in turns."""
+    torch._dynamo.reset()
+    ways = {name: compiled_step(size, name, batch, length, device)[1] for name in ("KerpleLog", "NoPE")}
+    times = medians(ways, repeats)
+    return times["KerpleLog"] / times["NoPE"]
 
 
 def _step(network: Transformer, optimiser: torch.optim.Optimizer, tokens: Tensor, bf16: bool) -> None:

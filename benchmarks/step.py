@@ -14,7 +14,7 @@ from torch import Tensor
 import kerple.model.self_attention
 from benchmarks.attention import explicit
 from benchmarks.measure import Row, medians, publish
-from benchmarks.models import build, training_step
+from benchmarks.models import beside_nope, build, compiled_step, training_step
 from kerple.model.cost import CHIPS, flops
 from kerple.positions import names
 
@@ -61,7 +61,7 @@ def main() -> None:
         speeds = {strategy: tokens_per_second(strategy, batch, length, repeats) for strategy in names()}
         details[name] = speeds
         if length in TARGETS:
-            ratio = speeds["NoPE"]["tokens per second"] / speeds["KerpleLog"]["tokens per second"]
+            ratio = beside_nope("162M", batch, length, device, repeats)
             rows.append(Row(f"{name}: KerpleLog / NoPE", ratio, TARGETS[length]))
         if length == 512:
             used = speeds["KerpleLog"]["share of peak"]
@@ -72,9 +72,8 @@ def main() -> None:
 def tokens_per_second(strategy: str, batch: int, length: int, repeats: int) -> dict[str, Any]:
     """Speed of a compiled step at the paper's size, and its share of the GPU's peak, where that is known."""
     torch._dynamo.reset()
-    network = build("162M", strategy, length, "cuda")
-    network.compile()
-    speed = batch * length / medians({"step": training_step(network, batch, length)}, repeats)["step"]
+    network, step = compiled_step("162M", strategy, batch, length, "cuda")
+    speed = batch * length / medians({"step": step}, repeats)["step"]
     chip = next((chip for chip in CHIPS if chip.name in torch.cuda.get_device_name()), None)
     used = speed * flops(network, length).training
     return {"tokens per second": speed, "share of peak": used / chip.flops if chip else None}

@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.attention import both, explicit, plain
 from benchmarks.measure import Row, medians
-from benchmarks.models import build, training_step
+from benchmarks.models import beside_nope, build, compiled_step
 from kerple.attention import attend
 from kerple.evaluation.protocols import full, windowed
 from kerple.model.cost import CHIPS, flops
@@ -98,9 +98,7 @@ def step(scale: Scale, out: Path) -> tuple[list[Row], dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for name in NAMES:
         torch._dynamo.reset()
-        network = build(scale.model, name, scale.training, device())
-        network.compile()
-        run = training_step(network, batch, scale.training)
+        network, run = compiled_step(scale.model, name, batch, scale.training, device())
         if device() == "cuda":
             torch.cuda.reset_peak_memory_stats()
         speed = batch * scale.training / medians({name: run}, scale.repeats)[name]
@@ -112,7 +110,8 @@ def step(scale: Scale, out: Path) -> tuple[list[Row], dict[str, Any]]:
         }
         if name == "KerpleLog":
             _profile(run, out)
-    ratio = found["NoPE"]["tokens per second"] / found["KerpleLog"]["tokens per second"]
+    del network, run  # their memory is the next ones'
+    ratio = beside_nope(scale.model, batch, scale.training, device(), scale.repeats)
     size = f"{batch} × {scale.training}"
     rows = [
         Row(f"{scale.model}, a step of {size}: KerpleLog / NoPE", ratio, 1.03),

@@ -123,7 +123,8 @@ def test_a_right_final_answer_counts_whatever_the_steps() -> None:
     class Writes(torch.nn.Module):
         """Writes wrong steps and then the right answer, whatever it reads."""
 
-        positions = (type("Anywhere", (), {"prefix_consistent": False, "max_length": None})(),)
+        prefix_consistent = False
+        positions = (type("Anywhere", (), {"max_length": None})(),)
 
         def forward(self, tokens: torch.Tensor, window: None = None, cache: None = None, **_: int) -> torch.Tensor:
             n = tokens.shape[1]

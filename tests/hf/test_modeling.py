@@ -10,8 +10,6 @@ from kerple.errors import UserError
 from kerple.hf.modeling import KerpleConfig, KerpleForCausalLM
 from tests.hf.tiny import VOCABULARY, text
 
-hf = pytest.importorskip("transformers")
-
 DYNAMIC = {"class_path": "RoPE", "init_args": {"scaling": "dynamic_ntk", "factor": 2.0}}
 
 

@@ -13,11 +13,13 @@ from kerple.tasks.vocabulary import CHARACTERS
 class Oracle(nn.Module):
     """A network that knows the sequences by heart, and says something else after a share of all prefixes."""
 
+    prefix_consistent = False
+
     def __init__(self, sequences: list[list[int]], mistakes: float = 0.0) -> None:
         super().__init__()
         self.next = {tuple(s[:i]): s[i] for s in sequences for i in range(1, len(s))}
         self.mistakes = mistakes
-        self.positions = [type("Anywhere", (), {"prefix_consistent": False, "max_length": None})()]
+        self.positions = [type("Anywhere", (), {"max_length": None})()]
 
     def forward(self, tokens: Tensor, window: None = None, cache: None = None, last: int | None = None) -> Tensor:
         rows = [[self.after(tuple(row[: i + 1])) for i in range(len(row))] for row in tokens.tolist()]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from kerple.attention.reference import Mix, Values
+from kerple.attention.reference import Mix, Values, for_query_heads
 from kerple.positions.pairs import Shares, table_block
 from kerple.positions.products import precise, product
 
@@ -39,7 +39,7 @@ def attend_blocks(
     Scores and softmax are fp32 (fp64 for fp64 input); probabilities are cast to the dtype of ``v`` before they meet it.
     ``block`` queries are taken at once, `QUERIES_AT_ONCE` if None. Time is O(Tq · min(Tk, window + block)).
     """
-    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))  # (B, H, Tk, δ)
+    k, v = for_query_heads(q, k, v)
     first, length, block = k.shape[2] - q.shape[2], k.shape[2], block or QUERIES_AT_ONCE
     starts = range(first, length, block)
     recompute = len(starts) > 1 and torch.is_grad_enabled() and q.shape[:3].numel() * length > KEPT

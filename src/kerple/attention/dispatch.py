@@ -10,7 +10,7 @@ from torch.autograd.forward_ad import unpack_dual
 from kerple.attention.blocks import attend_blocks
 from kerple.attention.choice import SHORT, TINY, Asked, choose
 from kerple.attention.cpu import table_attention
-from kerple.attention.reference import Mix, Values, attend_reference
+from kerple.attention.reference import Mix, Values, attend_reference, for_query_heads
 
 if TYPE_CHECKING:  # it imports the compiler
     from kerple.attention.cuda import Masks
@@ -90,7 +90,7 @@ def attend(
         grouped = k.shape[1] < q.shape[1]
         if grouped and device == "cuda" and q.dtype == torch.float32:
             # torch's kernels for groups are for half precision; for fp32 it would write T × T scores down
-            k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+            k, v = for_query_heads(q, k, v)
             grouped = False
         out = F.scaled_dot_product_attention(q, k, v, is_causal=queries > 1, scale=scale, enable_gqa=grouped)
         return out[..., :width]
@@ -105,7 +105,7 @@ def attend(
         out, lse = attend_flex(q, k, v, table, window, scale, sink is not None, masks)
         out = share(out, lse, sink)
     elif taken == "tiles":
-        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+        k, v = for_query_heads(q, k, v)
         if table is None:
             table = q.new_zeros(q.shape[1], length, dtype=precise)
         out, lse = table_attention(q, k, v, table, window, table.requires_grad, scale)

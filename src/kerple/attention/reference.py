@@ -11,6 +11,12 @@ Mix = Callable[[Tensor, Tensor, Tensor, slice, slice, Tensor], Tensor | tuple[Te
 Values = Callable[[Tensor, Tensor, slice, slice, Tensor], Tensor]
 
 
+def for_query_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values (B, G, Tk, δ), each repeated for the query heads it serves; (B, H, Tk, δ)."""
+    repeats = q.shape[1] // k.shape[1]
+    return k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
+
+
 def attend_reference(
     q: Tensor,
     k: Tensor,
@@ -29,7 +35,7 @@ def attend_reference(
     The arguments and the result are those of `kerple.attention.attend`; nothing is checked and nothing is fused. In
     fp64 it is what every other way is compared with. Memory is O(B·H·T²).
     """
-    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))  # (B, H, Tk, δ)
+    k, v = for_query_heads(q, k, v)
     length, rows, columns = k.shape[2], slice(k.shape[2] - q.shape[2], k.shape[2]), slice(0, k.shape[2])
     index = torch.arange(length, device=q.device)
     distance = index[rows, None] - index  # (Tq, Tk)

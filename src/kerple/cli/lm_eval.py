@@ -87,9 +87,7 @@ class Checkpoint:
         for context, continuation in (request.args for request in requests):
             before, after = self._apart(context, continuation)
             room = max(self.length + 1 - len(after), 1)
-            before = [self.start, *before]
-            cut += [room] if len(before) > room else []
-            text = torch.tensor([[*before[-room:], *after]])
+            text = torch.tensor([[*_last([self.start, *before], room, cut), *after]])
             targets = text.shape[1] - 1
             begin, end = targets - len(after), min(self.length, targets)  # of the targets of a step
             total, greedy = 0.0, True
@@ -135,9 +133,8 @@ class Checkpoint:
                     f"length: got {self.length}, expected more than the {steps} tokens of max_gen_toks, so that the "
                     "prompt has room; add length=… to --model_args, or --gen_kwargs max_gen_toks=…"
                 )
-            prompt = [self.start, *self.data.encode(context)]
-            cut += [room] if len(prompt) > room else []
-            new = generate(self.network, torch.tensor([prompt[-room:]]), steps, stop=self.start)
+            prompt = _last([self.start, *self.data.encode(context)], room, cut)
+            new = generate(self.network, torch.tensor([prompt]), steps, stop=self.start)
             text = ""
             for piece in pieces(self.data, prompt, map(int, new), self.start):
                 text += piece
@@ -166,3 +163,10 @@ class Checkpoint:
         bare = context.rstrip()
         continuation = context[len(bare) :] + continuation
         return self.data.encode(bare), self.data.encode(continuation)
+
+
+def _last(context: list[int], room: int, cut: list[int]) -> list[int]:
+    """The last tokens of a context for which there is room; if that is not all, ``cut`` is given how many are left."""
+    if len(context) > room:
+        cut.append(room)
+    return context[-room:]

@@ -129,17 +129,13 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
     def _prepare_cache_for_generation(  # type: ignore[override]
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
-        _refuse_padding(model_kwargs.get("attention_mask"))
+        _check_mask(model_kwargs.get("attention_mask"), cached=True)
         if model_kwargs.get("past_key_values") is not None:
             return
-        if generation_config.use_cache is not False and self._can_cache():
+        if generation_config.use_cache is not False and self.network.prefix_consistent:
             model_kwargs["past_key_values"] = KerpleCache(self.network.new_cache())
         else:
             generation_config.use_cache = False
-
-    def _can_cache(self) -> bool:
-        """Whether cached keys stay right; if angles depend on the length of the input, they do not."""
-        return all(p.prefix_consistent for p in self.network.positions)
 
     def forward(
         self,
@@ -165,31 +161,25 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
             UserError: If tokens are padded on the left, or with a cache at all, if ``position_ids`` are not those of
                 one text, or the strategy cannot use a cache.
         """
-        if attention_mask is not None and bool((attention_mask.diff(dim=-1) > 0).any()):
-            raise UserError(
-                "attention_mask: got padding on the left, but this model numbers tokens from the first on; pad on the "
-                "right (tokenizer.padding_side), or give prompts of one length"
-            )
         if self.training:
             with torch.no_grad():
                 self.network.constrain_()  # another optimiser does not project parameters into their ranges
         if past_key_values is None and use_cache and not self.training:
-            if not self._can_cache():
+            if not self.network.prefix_consistent:
                 raise UserError(
                     "use_cache: got true, but the strategy's positions depend on the length of the input, which keys "
                     "in a cache do not follow; leave it out"
                 )
             past_key_values = KerpleCache(self.network.new_cache())
         own = None if past_key_values is None else past_key_values.own
-        if own is not None:
-            _refuse_padding(attention_mask)
-        known = 0 if own is None else own.length
-        places = torch.arange(known, known + input_ids.shape[1], device=input_ids.device)
-        if (asked := ignored.get("position_ids")) is not None and not bool((asked == places).all()):
-            raise UserError(
-                "position_ids: got others than those of one text from its first token on, which this model cannot "
-                "read; give each text a row of its own"
-            )
+        _check_mask(attention_mask, cached=own is not None)
+        if (asked := ignored.get("position_ids")) is not None:
+            known = 0 if own is None else own.length
+            if not bool((asked == torch.arange(known, known + input_ids.shape[1], device=asked.device)).all()):
+                raise UserError(
+                    "position_ids: got others than those of one text from its first token on, which this model cannot "
+                    "read; give each text a row of its own"
+                )
         logits = self.network(input_ids, cache=own, last=logits_to_keep or None)  # (B, T or kept, V)
         loss = None
         if labels is not None:
@@ -198,12 +188,19 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
 
 
-def _refuse_padding(attention_mask: Tensor | None) -> None:
-    """Raise a UserError if a mask that prompts or cached tokens come with leaves any out."""
-    if attention_mask is not None and not bool(attention_mask.all()):
+def _check_mask(attention_mask: Tensor | None, cached: bool) -> None:
+    """Raise a UserError if a mask leaves tokens out on the left, or, of prompts and cached tokens, any."""
+    if attention_mask is None or bool(attention_mask.all()):
+        return
+    if cached:
         raise UserError(
             "attention_mask: got padding of prompts, which this model cannot leave out of its cache; give prompts of "
             "one length, or one at a time"
+        )
+    if bool((attention_mask.diff(dim=-1) > 0).any()):
+        raise UserError(
+            "attention_mask: got padding on the left, but this model numbers tokens from the first on; pad on the "
+            "right (tokenizer.padding_side), or give prompts of one length"
         )
 
 

@@ -15,7 +15,7 @@ class _Reader:
     def __init__(self, network: Transformer, window: int | None = None) -> None:
         self.network, self.window = network, window
         # if angles depend on the length of the input, cached keys would be wrong, and all tokens are read each time
-        self.cache = network.new_cache(window) if all(p.prefix_consistent for p in network.positions) else None
+        self.cache = network.new_cache(window) if network.prefix_consistent else None
 
     def __call__(self, tokens: Tensor) -> Tensor:
         known = 0 if self.cache is None else self.cache.length

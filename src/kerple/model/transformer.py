@@ -229,6 +229,11 @@ class Transformer(nn.Module):
         self.features = explained_features  # type: ignore[method-assign, assignment]
         self.row_losses = torch.compile(row_losses, **options)
 
+    @property
+    def prefix_consistent(self) -> bool:
+        """Whether the logits of a prefix are the prefix of the logits, so that keys in a cache stay right."""
+        return all(p.prefix_consistent for p in self.positions)
+
     def new_cache(self, window: int | None = None) -> Cache:
         """Make an empty cache for `forward`. Each layer keeps as many tokens as its queries may see.
 

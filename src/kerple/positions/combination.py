@@ -24,19 +24,31 @@ def check_combination(parts: Sequence[Position]) -> None:
     if not parts:
         raise UserError("Together: parts: got none, expected at least one strategy")
     for i, part in enumerate(parts):
-        if any(isinstance(inner, PaTH) for inner in part.modules()):  # it makes scores anew
-            for hook, others in (("mix", parts[:i]), ("bias", parts), ("weight", parts)):
-                for other in others:
-                    if other.uses(hook):
-                        advice = "put PaTH before it" if hook == "mix" else "leave one of them out"
-                        raise UserError(
-                            f"Together: parts: got {type(other).__name__}, whose {hook} PaTH's scores would not have; "
-                            f"{advice}"
-                        )
-        if any(isinstance(inner, PoPE) for inner in part.modules()):
-            for other in (*parts[:i], *parts[i + 1 :]):
-                if any(isinstance(inner, OF_ONE_WIDTH) for inner in other.modules()):
-                    raise UserError(
-                        f"Together: parts: got {type(other).__name__} beside PoPE, which makes queries and keys twice "
-                        "as wide as it expects; leave one of them out"
-                    )
+        if _holds(part, PaTH):  # it makes scores anew
+            _refuse_hook(parts[:i], "mix", "put PaTH before it")
+            _refuse_hook(parts, "bias", "leave one of them out")
+            _refuse_hook(parts, "weight", "leave one of them out")
+        if _holds(part, PoPE):
+            _refuse_one_width([*parts[:i], *parts[i + 1 :]])
+
+
+def _holds(part: Position, *kinds: type[Position]) -> bool:
+    """Whether a strategy, or one that it wraps or combines, is of one of these classes."""
+    return any(isinstance(inner, kinds) for inner in part.modules())
+
+
+def _refuse_hook(parts: Sequence[Position], hook: str, advice: str) -> None:
+    for part in parts:
+        if part.uses(hook):
+            raise UserError(
+                f"Together: parts: got {type(part).__name__}, whose {hook} PaTH's scores would not have; {advice}"
+            )
+
+
+def _refuse_one_width(parts: Sequence[Position]) -> None:
+    for part in parts:
+        if _holds(part, *OF_ONE_WIDTH):
+            raise UserError(
+                f"Together: parts: got {type(part).__name__} beside PoPE, which makes queries and keys twice as wide "
+                "as it expects; leave one of them out"
+            )

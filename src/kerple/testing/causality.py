@@ -63,7 +63,7 @@ def an_offset_changes_nothing_exactly_where_the_strategy_says_so(subject: Subjec
 def the_logits_of_a_prefix_are_the_prefix_of_the_logits(subject: Subject) -> None:
     """Within the training length, the logits of a prefix are the first logits of the whole input."""
     network, given = subject.network(), tokens(2, 30)
-    if not all(p.prefix_consistent for p in network.positions):
+    if not network.prefix_consistent:
         raise DoesNotApply("it is not prefix_consistent")
     same(network(given)[:, :17], network(given[:, :17]), "logits of the first 17 of 30 tokens")
 
@@ -85,5 +85,5 @@ def a_window_hides_what_is_before_it_and_nothing_else(subject: Subject) -> None:
     assert (before[:, 10:15] - after[:, 10:15]).abs().max() > 1e-3, "a changed token within reach changes nothing"
     beyond = network(given[:, 9:], offset=subject.reach(39) - 30 if subject.reach(39) < 39 else 9, window=4)
     # else the same tokens at other rows, or in an input of another length, may be another matter
-    if network.positions[0].shift_invariant and all(p.prefix_consistent for p in network.positions):
+    if network.positions[0].shift_invariant and network.prefix_consistent:
         same(beyond[:, 6:], before[:, 15:], "logits without the tokens that no window reaches", atol=1e-4)
