@@ -1,8 +1,10 @@
-"""`UserError`, the class of errors that a user can cause and mend, and the codes of a full disk."""
+"""`UserError`, the class of errors that a user can cause and mend, and codes of the system's errors of that kind."""
 
 import errno
 
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # the disk, the user's share of it, or the largest file is full
+
+NO_FOLDER = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR}  # a folder that cannot be made
 
 
 class UserError(ValueError):

@@ -7,10 +7,12 @@ import pytest
 import torch
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from kerple.data import TokenShards
 from kerple.data.manifest import Manifest, read_manifest
+from kerple.data.tokenizer import load_tokenizer
 
 LENGTH = 16
 
@@ -175,6 +177,8 @@ class Watcher(LightningModule):
 
     def validation_step(self, batch: dict[str, Tensor], index: int) -> None: ...
 
+    def test_step(self, batch: dict[str, Tensor], index: int) -> None: ...
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), 0.1)
 
@@ -222,3 +226,65 @@ def test_what_the_demo_asks_for_is_prepared(
     inspect.main(["data/books-bpe300", "--tokens", "5", "--seed", "1"])
 
     assert "every checksum is right" in capsys.readouterr().out
+
+
+def test_a_mixture_with_more_training_text_than_the_folder_that_is_tested_is_refused(
+    module: Callable[..., TokenShards],
+    json_lines: Path,
+    prepared: Path,
+    tmp_path: Path,
+    small_build: Callable[..., Manifest],
+) -> None:
+    less, more = (tmp_path / "less", (0.5, 0.5, 0.0)), (tmp_path / "more", (1.0, 0.0, 0.0))
+    for place, shares in (less, more):
+        small_build(place, json_lines, tokenizer=str(prepared), shares=shares)
+    module(mixture={str(less[0]): 1.0}).train_dataloader()
+    with pytest.raises(ValueError, match=r"mixture: got .*more, whose training split has 1 of .*, more than the 0\.8"):
+        module(mixture={str(more[0]): 1.0}).train_dataloader()
+
+
+def test_a_tokenizer_that_cuts_and_pads_cuts_and_pads_nothing_here(prepared: Path, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(prepared / "tokenizer.json"))
+    whole = tokenizer.encode("grey wolves sang").ids
+    tokenizer.enable_truncation(3)
+    tokenizer.enable_padding(length=40)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert load_tokenizer(str(tmp_path)).encode("grey wolves sang").ids == whole
+
+
+def test_a_path_may_be_written_as_a_url(prepared: Path) -> None:
+    data = TokenShards(None, directory=f"file://{prepared}", vocabulary=300, length=LENGTH)
+    data.setup()
+    assert data.place == str(prepared)
+
+
+def test_a_checkpoint_knows_its_tokenizer_and_its_data(
+    prepared: Path, json_lines: Path, tmp_path: Path, small_build: Callable[..., Manifest]
+) -> None:
+    (tmp_path / "other.jsonl").write_text("".join(f'{{"text": "zzz {i} zzz zzz zzz zzz"}}\n' for i in range(400)))
+    small_build(tmp_path / "text", tmp_path / "other.jsonl", tokenizer=str(prepared))
+    small_build(tmp_path / "tokens", tmp_path / "other.jsonl")
+
+    def trainer(steps: int) -> Trainer:
+        return Trainer(
+            max_steps=steps, logger=False, enable_progress_bar=False, enable_model_summary=False, accelerator="cpu",
+            enable_checkpointing=False, num_sanity_val_steps=0, limit_val_batches=0, limit_test_batches=1,
+        )  # fmt: skip
+
+    def data(directory: Path) -> TokenShards:
+        return TokenShards(None, directory=str(directory), vocabulary=300, length=LENGTH, batch_size=8)
+
+    first = trainer(2)
+    first.fit(Watcher(), data(prepared))
+    first.save_checkpoint(tmp_path / "it.ckpt")
+    resume = {"ckpt_path": str(tmp_path / "it.ckpt"), "weights_only": True}
+    shutil.copytree(prepared, tmp_path / "copy")
+    trainer(3).fit(Watcher(), data(tmp_path / "copy"), **resume)  # the same tokens elsewhere
+    trainer(1).test(Watcher(), data(tmp_path / "text"), **resume)  # other text in the same tokens
+    with pytest.raises(ValueError, match=r"directory: got .*text, whose training tokens are not those"):
+        trainer(3).fit(Watcher(), data(tmp_path / "text"), **resume)
+    with pytest.raises(ValueError, match=r"directory: got .*tokens, whose tokenizer is not the one"):
+        trainer(1).test(Watcher(), data(tmp_path / "tokens"), **resume)
+    given = data(prepared)
+    given.setup()
+    given.load_state_dict(["hostile"])  # type: ignore[arg-type]

@@ -1,6 +1,7 @@
 import shutil
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -236,3 +237,39 @@ def test_a_folder_without_its_tokenizer_says_so(prepared: Path, tmp_path: Path) 
     (copied / "tokenizer.json").unlink()
     with pytest.raises(UserError, match=r"tokenizer\.json: is missing or its sha256 is not the manifest's"):
         Folder(str(copied)).tokenizer()
+
+
+def test_a_damaged_copy_of_a_small_file_is_replaced_and_a_damaged_original_not_kept(
+    server: Server, prepared: Path, tmp_path: Path
+) -> None:
+    original = (server.folder / "test.offsets").read_bytes()
+    (server.folder / "test.offsets").write_bytes(original[:-8])
+    folder = RemoteFolder(server.url, tmp_path / "cache")
+    with pytest.raises(ValueError, match=r"/test\.offsets: its sha256 is not the manifest's; upload"):
+        folder.documents("test")
+    (server.folder / "test.offsets").write_bytes(original)
+    assert folder.documents("test").tolist() == Folder(str(prepared)).documents("test").tolist()
+    (folder.directory / "test.offsets").write_bytes(b"")
+    assert len(folder.documents("test")) == len(original) // 8
+
+
+def test_a_sparse_member_of_a_remote_shard_is_never_unpacked(server: Server, tmp_path: Path) -> None:
+    shard = server.folder / "train-00000.tar"
+    content = bytearray(shard.read_bytes())
+    second = read_manifest(server.folder).layout.run_bytes
+    content[second + 156 : second + 157] = tarfile.GNUTYPE_SPARSE
+    content[second + 483 : second + 495] = b"%011o\0" % (1 << 32)  # the size that it claims
+    content[second + 148 : second + 156] = b" " * 8
+    content[second + 148 : second + 156] = b"%06o\0 " % sum(content[second : second + 512])
+    shard.write_bytes(content)
+    with tarfile.open(shard) as archive:
+        assert archive.getmembers()[1].size == 1 << 32  # it is one, for anybody who believes it
+    with pytest.raises(ValueError, match=r"train-00000\.tar: member 1 is not the one that the manifest says"):
+        RemoteFolder(server.url, tmp_path / "cache").stream("train").read(0, 10)
+
+
+def test_a_server_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(files.time, "sleep", lambda _: None)
+    with pytest.raises(ValueError, match=r"http://127\.0\.0\.1:9/folder: \d attempts failed"):
+        sources("http://127.0.0.1:9/folder")

@@ -1,3 +1,4 @@
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -256,3 +257,36 @@ def test_a_loader_without_a_batch_is_refused() -> None:
 def test_a_loader_without_an_end_is_refused() -> None:
     with pytest.raises(ValueError, match=r"trainer.max_steps: got none"):
         ranked(TaskData(Copy(), 42), steps=-1).train_dataloader()
+
+
+@pytest.mark.parametrize(("world", "accumulate"), [(1, 1), (2, 1), (1, 4)])
+def test_a_state_goes_on_with_other_devices_and_accumulation(world: int, accumulate: int) -> None:
+    def make(rank: int = 0, world: int = 1, batch_size: int = 4) -> TaskData:
+        return ranked(TaskData(Copy(), 100, batch_size=batch_size, seed=5), rank, world, steps=12)
+
+    whole = sequences(make(batch_size=4).train_dataloader())
+    first = make(batch_size=4).train_dataloader()
+    batches = iter(first)
+    for _ in range(6):
+        next(batches)
+    loaders = [make(rank, world, 4 // accumulate).train_dataloader() for rank in range(world)]
+    for loader in loaders:
+        loader.load_state_dict(first.state_dict())
+    parts = [iter(loader) for loader in loaders]
+    rest = [sequences([next(part)]) for _ in range(3 * accumulate) for part in parts]
+    got = [row for rows in rest for row in rows]
+    assert got == whole[24 : 24 + len(got)]
+
+
+def test_each_epoch_has_another_order_without_a_number_of_steps() -> None:
+    loader = ranked(TaskData(Copy(), 100, batch_size=5, examples=20, seed=5), steps=-1).train_dataloader()
+    first, second = sequences(loader), sequences(loader)
+    assert sorted(first) == sorted(second)
+    assert first != second
+
+
+def test_workers_get_the_data_without_the_trainer() -> None:
+    data = ranked(TaskData(Copy(), 100, batch_size=4, seed=5))
+    data.trainer.model = lambda: None  # what no process can be sent
+    again = pickle.loads(pickle.dumps(data.train_dataloader().batches))
+    assert torch.equal(again[3]["tokens"], data.train_dataloader().batches[3]["tokens"])

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator
 from itertools import chain
-from typing import Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from jsonargparse import ArgumentParser
@@ -30,6 +30,8 @@ class Text(Protocol):
     """A data module that can encode and decode text, such as `TokenShards` and `TaskData`."""
 
     def setup(self, stage: str) -> None: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
 
     def encode(self, text: str) -> list[int]: ...
 
@@ -122,6 +124,8 @@ def load(path: str, trust: tuple[str, ...] | None = None, device: str = "cpu") -
     made.data.setup("predict")
     content = check(path, sealed=False)  # `read_config` has checked all of it
     agree(path, content, made.model)
+    if (state := content.get(type(made.data).__qualname__)) is not None:
+        made.data.load_state_dict(state)
     made.model.load_state_dict(content["state_dict"])
     made.model.attach(made.data)
     return made.model.to(device).eval(), made.data

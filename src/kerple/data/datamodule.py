@@ -3,13 +3,15 @@
 The file has more than 300 lines because one class has all 23 options, each with its sentence and its check.
 """
 
+import hashlib
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from pytorch_lightning import LightningDataModule
+from pytorch_lightning.trainer.states import TrainerFn
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -70,7 +72,7 @@ class TokenShards(LightningDataModule):
         workers: Number of processes that load batches ahead; memory-mapped shards seldom need one.
         prepare_workers: Number of processes that tokenise. With 0, one per core.
         prepare_engine: Where they run: on this machine (`local`) or on a cluster by Ray (`ray`).
-        verify: Whether the checksum of each run of tokens is checked when it is first used.
+        verify: Whether the checksum of each run of tokens is checked when it is first used; downloads always are.
 
     Raises:
         UserError: A setting is out of its range, or corpus and directory are both null.
@@ -126,7 +128,7 @@ class TokenShards(LightningDataModule):
         if not 0 <= largest_loss <= 1:
             raise UserError(f"data.largest_loss: got {largest_loss}, expected a share of 0 to 1")
         self.recipe = None
-        self.place = directory or default_directory(corpus or "", tokenizer, vocabulary)
+        self.place = (directory or default_directory(corpus or "", tokenizer, vocabulary)).removeprefix("file://")
         if corpus is not None and not is_remote(self.place):  # shards at a URL are already prepared
             self.recipe = Recipe(
                 corpus,
@@ -167,6 +169,30 @@ class TokenShards(LightningDataModule):
         self.folder = self._open(self.place)
         self.manifest = self.folder.manifest
 
+    def state_dict(self) -> dict[str, str]:
+        """Checksums of the tokenizer and of the training data, which a checkpoint of a fit keeps."""
+        return {"tokenizer": self.manifest.tokenizer, "training": self._training_checksum()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Refuse a checkpoint that was fitted with another tokenizer, or, where a fit goes on, on other data.
+
+        Raises:
+            UserError: The checksums in `state` are not those of these shards.
+        """
+        state = state if isinstance(state, dict) else {}  # of a file that a stranger may have written
+        if state.get("tokenizer", self.manifest.tokenizer) != self.manifest.tokenizer:
+            raise UserError(
+                f"data.directory: got {self.place}, whose tokenizer is not the one that the checkpoint was trained "
+                "with, so that its token ids mean other text; name the folder of before, or prepare one with its "
+                "tokenizer.json as data.tokenizer"
+            )
+        fitting = self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
+        if fitting and state.get("training", now := self._training_checksum()) != now:
+            raise UserError(
+                f"data.directory: got {self.place}, whose training tokens are not those with which the fit began; name "
+                "the folders of before, or start a new training from its weights with --weights"
+            )
+
     def train_dataloader(self) -> BatchLoader:
         """Training batches of this rank, {"tokens": (B, T + 1) int64}, for the whole run.
 
@@ -193,7 +219,7 @@ class TokenShards(LightningDataModule):
         """
         blocks = self.blocks("validation", self.length, self.validation_segments)
         batches = BlockBatches(blocks, min(self.batch_size, max(len(blocks), 1)), *self._rank(), scored=True)
-        return EvaluationLoader(batches, 0, self._pin_memory())
+        return EvaluationLoader(batches, self._pin_memory())
 
     def test_dataloader(self) -> EvaluationLoader:
         """The first `evaluation_blocks` blocks of the test split, of `evaluation_length` targets each, one per batch.
@@ -202,7 +228,7 @@ class TokenShards(LightningDataModule):
         gets the same number of batches; some are fillers of index -1.
         """
         blocks = self.blocks("test", self.evaluation_length or self.length, self.evaluation_blocks)
-        return EvaluationLoader(BlockBatches(blocks, 1, *self._rank()), 0, self._pin_memory())
+        return EvaluationLoader(BlockBatches(blocks, 1, *self._rank()), self._pin_memory())
 
     def blocks(self, split: str, length: int, limit: int | None = None) -> Blocks:
         """Disjoint blocks of `length` targets of a split, at most `limit`, as a map-style dataset.
@@ -263,7 +289,20 @@ class TokenShards(LightningDataModule):
                     f"data.mixture: got {folder.place}, which has another tokenizer than {self.place}; prepare it with "
                     f"data.tokenizer: {self.place}/tokenizer.json"
                 )
+            # a hash of its text puts a document in a split, so that equal shares keep a text of both in the same one
+            share, own = _training_share(folder.manifest), _training_share(self.manifest)
+            if share is not None and own is not None and share > own:
+                raise UserError(
+                    f"data.mixture: got {folder.place}, whose training split has {share:g} of its documents, more than "
+                    f"the {own:g} of {self.place}, so that it may hold validation and test text of the latter; prepare "
+                    "it with the same data.shares"
+                )
         return folders
+
+    def _training_checksum(self) -> str:
+        """A sha256 of the training tokens of all folders, which does not read them."""
+        sums = [folder.manifest.splits["train"].checksums for folder, _ in self._training_folders()]
+        return hashlib.sha256(repr(sums).encode()).hexdigest()
 
     def _batches(self, samples_in_corpus: int, together: int) -> int:
         """Number of micro-batches in an epoch, of `together` samples each."""
@@ -320,3 +359,9 @@ class TokenShards(LightningDataModule):
 
     def _pin_memory(self) -> bool:
         return self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
+
+
+def _training_share(manifest: Manifest) -> float | None:
+    """The share of documents in the training split, as a manifest has it; None if it does not."""
+    shares = manifest.settings.get("shares")
+    return shares[0] if isinstance(shares, list) and shares and isinstance(shares[0], int | float) else None

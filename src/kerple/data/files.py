@@ -30,6 +30,11 @@ def is_remote(path: str) -> bool:
     return "://" in path and not path.startswith("file://")
 
 
+def bare(path: str) -> str:
+    """A path or URL whose end is that of its file's name, without what a web address asks the server beside it."""
+    return path.partition("?")[0].partition("#")[0] if path.startswith(("http://", "https://")) else path
+
+
 def check_protocol(path: str) -> None:
     """Refuse a path that is more than a plain file: a chained URL, a shell pipe, a protocol that runs programs.
 
@@ -187,9 +192,9 @@ def open_bytes(path: str) -> BinaryIO:
 
 def decompress(file: IO[bytes], name: str) -> IO[bytes]:
     """Decompress a file by the ending of its name: .zst (all frames), .gz; any other file is returned as it is."""
-    if name.endswith(".zst"):
+    if bare(name).endswith(".zst"):
         return cast("IO[bytes]", io.BufferedReader(ZstdFrames(file), 1 << 20))
-    if name.endswith(".gz"):
+    if bare(name).endswith(".gz"):
         return cast("IO[bytes]", gzip.GzipFile(fileobj=file))
     return file
 

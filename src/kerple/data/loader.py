@@ -174,18 +174,17 @@ class EvaluationLoader:
 
     Args:
         batches: Dataset whose items are whole batches.
-        workers: Number of processes that load ahead; with 0 this process loads.
         pin_memory: Whether to copy batches to page-locked memory, for faster transfer to a GPU.
     """
 
-    def __init__(self, batches: Dataset[Batch], workers: int = 0, pin_memory: bool = False) -> None:
-        self.batches, self.workers, self.pin_memory = batches, workers, pin_memory
+    def __init__(self, batches: Dataset[Batch], pin_memory: bool = False) -> None:
+        self.batches, self.pin_memory = batches, pin_memory
 
     def __len__(self) -> int:
         return len(self.batches)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Batch]:
-        yield from _load(self.batches, range(len(self)), self.workers, self.pin_memory)
+        yield from _load(self.batches, range(len(self)), 0, self.pin_memory)
 
 
 def _load(batches: Dataset[Batch], numbers: range, workers: int, pin_memory: bool) -> DataLoader[Batch]:

@@ -1,8 +1,8 @@
 """Prepared folders of shards, on this machine or at a URL; the latter are read through a cache of bounded size.
 
-webdataset reads a remote shard member by member. Each member is compared with the manifest and written to the cache as
-part of a file that equals a local shard, which is then mapped as any other. So the network decides when a sample
-arrives, but never which sample it is.
+webdataset reads a remote shard member by member. A member's header is compared with the manifest before that, and its
+tokens after it; both are written to the cache as part of a file that equals a local shard, which is then mapped as any
+other. So the network decides when a sample arrives, but never which sample it is.
 
 MosaicML Streaming (0.13) and litdata (0.2.76) do more: several clouds, compression, prefetching. But the former cannot
 be installed beside this project's lock (numpy below 2.2, transformers below 5), and the latter unpickles what an index
@@ -14,6 +14,7 @@ import hashlib
 import io
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from filelock import FileLock
@@ -22,6 +23,7 @@ from tokenizers import Tokenizer
 from webdataset.tariterators import reraise_exception, tar_file_iterator
 
 from kerple.data.files import ResumingStream, check_protocol, is_remote
+from kerple.data.layout import TAR_BLOCK
 from kerple.data.manifest import MANIFEST_FILE, Manifest, SplitEntry, parse_manifest, read_manifest
 from kerple.data.shards import TokenStream, check_run, header, map_shard, runs_of
 from kerple.data.tokenizer import load_tokenizer
@@ -74,21 +76,32 @@ class RemoteFolder(Folder):
         cache_bytes: Largest size of the copies of this folder's shards. The least recently used ones are deleted.
         attempts: Number of failures in a row after which a download gives up.
         pause: Seconds before the first new attempt; doubled before each further one.
+        verify: Whether tokens are checked on first use, see `TokenStream`, beside the check of each download.
 
     Raises:
-        UserError: The manifest or the tokenizer cannot be loaded, or the cache is too small for two shards.
+        UserError: The manifest or the tokenizer cannot be loaded, or the cache cannot be made or is too small for two
+            shards.
     """
 
     def __init__(
-        self, place: str, cache: Path, cache_bytes: int = CACHE_BYTES, attempts: int = 8, pause: float = 0.5
+        self,
+        place: str,
+        cache: Path,
+        cache_bytes: int = CACHE_BYTES,
+        attempts: int = 8,
+        pause: float = 0.5,
+        verify: bool = True,
     ) -> None:
         check_protocol(place)
-        self.place, self.verify, self.attempts, self.pause = place.rstrip("/"), True, attempts, pause
+        self.place, self.verify, self.attempts, self.pause = place.rstrip("/"), verify, attempts, pause
         content = self._small(MANIFEST_FILE)
         self.manifest = parse_manifest(content, f"{self.place}/{MANIFEST_FILE}")
         # a new manifest at the same URL is a new corpus, with copies of its own
         self.directory = cache / hashlib.sha256(self.place.encode() + content).hexdigest()[:16]
-        self.directory.mkdir(parents=True, exist_ok=True)
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"data.cache: {cache} cannot be made ({error}); choose another folder") from error
         self.cache_bytes = cache_bytes
         largest = max((self._shard_bytes(s, 0) for s in self.manifest.splits.values() if s.tokens), default=0)
         if cache_bytes < 2 * largest:
@@ -96,21 +109,14 @@ class RemoteFolder(Folder):
                 f"data.cache_bytes: got {cache_bytes}, expected at least {2 * largest}, the size of two shards of "
                 f"{place}"
             )
-        tokenizer = self._small("tokenizer.json")
-        if hashlib.sha256(tokenizer).hexdigest() != self.manifest.tokenizer:
-            raise UserError(f"{self.place}/tokenizer.json: its sha256 is not the manifest's; upload the folder again")
-        with FileLock(self.directory / ".lock"):
-            if not (self.directory / "tokenizer.json").exists():
-                write(self.directory / "tokenizer.json", tokenizer)
+        self._keep("tokenizer.json", self.manifest.tokenizer)
 
     def stream(self, split: str) -> TokenStream:
         return RemoteStream(self, split)
 
     def documents(self, split: str) -> NDArray[np.int64]:
-        path = self.directory / self.manifest.splits[split].offsets_file
-        with FileLock(self.directory / ".lock"):
-            if not path.exists():
-                write(path, self._small(path.name))
+        entry = self.manifest.splits[split]
+        self._keep(entry.offsets_file, entry.offsets)
         return super().documents(split)
 
     def fetch(self, split: SplitEntry, shard: int) -> Path:
@@ -148,27 +154,33 @@ class RemoteFolder(Folder):
         layout = self.manifest.layout
         url = f"{self.place}/{layout.shard(split.name, shard)}"
         runs = runs_of(layout, split, shard)
-        expected = {layout.member(split.name, run): run for run in runs}
-        first = header(layout.member(split.name, runs.start), self._run_bytes(split, runs.start))
+        headers = [header(layout.member(split.name, run), self._run_bytes(split, run)) for run in runs]
         remote = ResumingStream(url, self._shard_bytes(split, shard), self.attempts, self.pause)
-        with io.BufferedReader(remote, 1 << 20) as stream, part.open("r+b") as file:
-            if stream.peek(len(first))[: len(first)] != first:  # webdataset would unpack a compressed tar, to any size
-                raise UserError(f"{url}: does not begin with the member the manifest says; upload it again")
+        checked = CheckedHeaders(remote, headers, layout.run_bytes)
+        with io.BufferedReader(checked, 1 << 20) as stream, part.open("r+b") as file:
             try:
-                for member in tar_file_iterator(stream, handler=reraise_exception):
-                    name, payload = member["fname"], member["data"]
-                    run = expected.pop(name, None)
-                    if run is None or len(payload) != self._run_bytes(split, run):
-                        raise UserError(
-                            f"{url}: member {name!r} of {len(payload)} bytes is not in the manifest; upload it again"
-                        )
-                    check_run(url, layout, split, run, np.frombuffer(payload, layout.numpy))
+                members = tar_file_iterator(stream, handler=reraise_exception)
+                for run, member in zip(runs, members, strict=False):
+                    check_run(url, layout, split, run, np.frombuffer(member["data"], layout.numpy))
                     file.seek((run - runs.start) * layout.run_bytes)
-                    file.write(header(name, len(payload)) + payload)
+                    file.write(headers[run - runs.start] + member["data"])
             except tarfile.TarError as error:
                 raise UserError(f"{url}: cannot be read to its end ({error}); upload it again") from error
-        if expected:
-            raise UserError(f"{url}: member {min(expected)} is missing; upload it again")
+
+    def _keep(self, name: str, checksum: str) -> None:
+        """Copy a small file into the cache, unless it is there.
+
+        Raises:
+            UserError: Its sha256 is not `checksum`, the manifest's.
+        """
+        with FileLock(self.directory / ".lock"):
+            path = self.directory / name
+            if path.exists() and hashlib.sha256(path.read_bytes()).hexdigest() == checksum:
+                return
+            content = self._small(name)
+            if hashlib.sha256(content).hexdigest() != checksum:
+                raise UserError(f"{self.place}/{name}: its sha256 is not the manifest's; upload the folder again")
+            write(path, content)
 
     def _small(self, name: str) -> bytes:
         with ResumingStream(f"{self.place}/{name}", None, self.attempts, self.pause) as stream:
@@ -186,11 +198,49 @@ class RemoteFolder(Folder):
         return self.manifest.layout.shard_bytes(split.tokens, shard)
 
 
+class CheckedHeaders(io.RawIOBase):
+    """A remote shard whose members' headers are compared with the manifest before anyone reads what they say.
+
+    A compressed tar, a link or a sparse file, of which a few bytes may become any number, is refused by that.
+
+    Args:
+        remote: The shard, read from its beginning.
+        headers: The header of each member.
+        distance: Bytes from one header to the next.
+
+    Raises:
+        UserError: A header is another; while reading.
+    """
+
+    def __init__(self, remote: ResumingStream, headers: list[bytes], distance: int) -> None:
+        self.remote, self.headers, self.distance = remote, headers, distance
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        start = self.remote.tell()
+        count = self.remote.readinto(buffer)
+        view = memoryview(buffer)
+        for place in range(start // self.distance, min(-(-(start + count) // self.distance), len(self.headers))):
+            first = place * self.distance
+            begin, end = max(start, first), min(start + count, first + TAR_BLOCK)
+            if begin < end and view[begin - start : end - start] != self.headers[place][begin - first : end - first]:
+                raise UserError(
+                    f"{self.remote.path}: member {place} is not the one that the manifest says; upload it again"
+                )
+        return count
+
+    def close(self) -> None:
+        self.remote.close()
+        super().close()
+
+
 class RemoteStream(TokenStream):
     """The tokens of one split of a remote folder; a shard is fetched when its first token is read."""
 
     def __init__(self, folder: RemoteFolder, split: str) -> None:
-        super().__init__(folder.directory, folder.manifest, split)
+        super().__init__(folder.directory, folder.manifest, split, folder.verify)
         self.folder = folder
 
     def _map(self, shard: int) -> NDArray[np.uint8]:
@@ -217,4 +267,6 @@ class RemoteStream(TokenStream):
 
 def open_folder(place: str, verify: bool, cache: str, cache_bytes: int) -> Folder:
     """Open the prepared folder at a path or URL; the arguments are those of `Folder` and `RemoteFolder`."""
-    return RemoteFolder(place, Path(cache), cache_bytes) if is_remote(place) else Folder(place, verify)
+    if is_remote(place):
+        return RemoteFolder(place, Path(cache), cache_bytes, verify=verify)
+    return Folder(place.removeprefix("file://"), verify)

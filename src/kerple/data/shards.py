@@ -7,6 +7,7 @@ compared with them; nothing that it says about itself is used.
 
 import hashlib
 import os
+import re
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,12 @@ def header(name: str, size: int) -> bytes:
     return member.tobuf(tarfile.USTAR_FORMAT)
 
 
+def numbered(directory: Path, split: str) -> list[tuple[int, Path]]:
+    """Numbers and paths of the files in a folder that have the name of a shard of this split."""
+    found = ((path.stem.removeprefix(f"{split}-"), path) for path in directory.glob(f"{split}-*.tar"))
+    return [(int(number), path) for number, path in found if re.fullmatch(r"[0-9]{5,18}", number)]
+
+
 class ShardWriter:
     """Appends the tokens of one split to its tar files.
 
@@ -47,8 +54,8 @@ class ShardWriter:
         self.directory, self.split, self.layout = directory, split, layout
         self.tokens, self.documents = tokens, documents
         self.shard_tokens = layout.run_tokens * layout.runs_per_shard
-        for path in directory.glob(f"{split}-*.tar"):
-            if int(path.stem.rpartition("-")[2]) * self.shard_tokens >= tokens:
+        for number, path in numbered(directory, split):
+            if number * self.shard_tokens >= tokens:
                 path.unlink()
         self.offsets = _open(directory / f"{split}.offsets")
         _truncate(self.offsets, documents * 8)

@@ -57,7 +57,7 @@ def cut_runs(text: str, pre_tokenizer: Any) -> Iterator[str]:
 
 
 def load_tokenizer(source: str) -> Tokenizer:
-    """Load a tokenizer.
+    """Load a tokenizer, which cuts and pads no text even if its file asks for that.
 
     Args:
         source: A `tokenizer.json`, a folder that holds one, a name on the Hugging Face hub such as `gpt2`; or `hf:` and
@@ -75,15 +75,22 @@ def load_tokenizer(source: str) -> Tokenizer:
         path = path / "tokenizer.json"
     try:
         if path.is_file():
-            return Tokenizer.from_file(str(path))
+            return uncut(Tokenizer.from_file(str(path)))
         if path.suffix == ".json" or path.is_absolute() or source.startswith("."):
             raise FileNotFoundError(f"there is no file {path}")
-        return Tokenizer.from_pretrained(source)
+        return uncut(Tokenizer.from_pretrained(source))
     except Exception as error:  # the library raises bare Exception for a bad file and many kinds for a bad hub
         raise UserError(
             f"tokenizer: {source!r} could not be loaded ({error}); expected {TRAINED_HERE!r} to train one here, a "
             "tokenizer.json or its directory, or a name on the Hugging Face hub that can be reached from here"
         ) from error
+
+
+def uncut(tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer itself, which from now on cuts and pads no text, whatever its file asks for."""
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def end_of_text(tokenizer: Tokenizer, source: str) -> int:
@@ -132,9 +139,7 @@ def token_bytes(tokenizer: Tokenizer) -> list[int]:
 
 def encode(tokenizer: Tokenizer, texts: list[str]) -> Iterator[list[int]]:
     """Yield the token ids of each text. A `<|endoftext|>` in a text is spelt by its letters, as ordinary tokens."""
-    tokenizer.encode_special_tokens = True
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
+    uncut(tokenizer).encode_special_tokens = True
     pieces = [list(split_text(text)) for text in texts]
     encodings = iter(tokenizer.encode_batch_fast([p for ps in pieces for p in ps], add_special_tokens=False))
     for own in pieces:

@@ -1,11 +1,11 @@
-"""Datasets of batches of examples of a task, and the sampler that gives each rank its own; for text: `data.loader`."""
+"""Datasets of batches of examples of a task, of which each rank has its own; for text and loaders: `data.loader`."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, DistributedSampler
+from torch.utils.data import Dataset
 
 from kerple.model import Batch
 from kerple.tasks.base import Example
@@ -33,21 +33,37 @@ def collate(examples: Sequence[Example]) -> Batch:
 
 
 class TrainBatches(Dataset[Batch]):
-    """Dataset of training batches. Batch b consists of the samples b · batch_size .. (b + 1) · batch_size - 1.
+    """Dataset of training batches. Item b of rank r of W has the samples (b · W + r) · batch_size and those after it.
 
     Args:
         sample: Function from the number of a sample to its example.
         batch_size: Rows of a batch.
         examples: Number of different samples, after which they are repeated in another order; None for no repetition.
         seed: Chooses those orders.
+        batches: Batches of each rank in an epoch.
+        rank: Number of this process, r.
+        world: Number of processes, W.
     """
 
-    def __init__(self, sample: Callable[[int], Example], batch_size: int, examples: int | None, seed: int) -> None:
+    def __init__(
+        self,
+        sample: Callable[[int], Example],
+        batch_size: int,
+        examples: int | None,
+        seed: int,
+        batches: int,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
         self.sample, self.batch_size, self.examples, self.seed = sample, batch_size, examples, seed
+        self.batches, self.rank, self.world = batches, rank, world
         self._epoch, self._order = -1, np.empty(0, dtype=np.int64)
 
+    def __len__(self) -> int:
+        return self.batches
+
     def __getitem__(self, batch: int) -> Batch:
-        first = batch * self.batch_size
+        first = (batch * self.world + self.rank) * self.batch_size
         return collate([self.sample(self._number(k)) for k in range(first, first + self.batch_size)])
 
     def _number(self, k: int) -> int:
@@ -70,45 +86,22 @@ class HeldOutBatches(Dataset[Batch]):
     Args:
         groups: Groups of examples of one length; no batch has examples of two groups.
         batch_size: Rows of a batch.
-        world: Number of ranks; batch b is for rank b mod world.
+        rank: Number of this process, r.
+        world: Number of processes, W; item b of rank r is batch b · W + r.
     """
 
-    def __init__(self, groups: Sequence[Sequence[Example]], batch_size: int, world: int) -> None:
+    def __init__(self, groups: Sequence[Sequence[Example]], batch_size: int, rank: int = 0, world: int = 1) -> None:
+        self.rank, self.world = rank, world
         self.chunks = [group[i : i + batch_size] for group in groups for i in range(0, len(group), batch_size)]
         self.starts = np.cumsum([0, *map(len, self.chunks)]).tolist()
-        self.length = math.ceil(len(self.chunks) / world) * world
 
     def __len__(self) -> int:
-        return self.length
+        return math.ceil(len(self.chunks) / self.world)
 
-    def __getitem__(self, batch: int) -> Batch:
+    def __getitem__(self, item: int) -> Batch:
+        batch = item * self.world + self.rank
         if batch >= len(self.chunks):
             filler = collate(self.chunks[0][:1])
             return filler | {"scored": filler["scored"] & False, "index": torch.tensor([-1])}
         start, chunk = self.starts[batch], self.chunks[batch]
         return collate(chunk) | {"index": torch.arange(start, start + len(chunk))}
-
-
-class RankOrder(DistributedSampler[int]):
-    """Yields the numbers of one rank's batches in order, from the point where a resumed run goes on.
-
-    It is a DistributedSampler only because Lightning would replace any other sampler on several devices.
-
-    Args:
-        batches: Number of batches of this rank.
-        rank: Number of this process.
-        world: Number of processes.
-        start: Number of batches of this rank that are already done.
-    """
-
-    def __init__(self, batches: int, rank: int = 0, world: int = 1, start: int = 0) -> None:
-        self.batches, self.rank, self.world, self.start = batches, rank, world, start
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(self.start * self.world + self.rank, self.batches * self.world, self.world))
-
-    def __len__(self) -> int:
-        return self.batches
-
-    def set_epoch(self, epoch: int) -> None:
-        """Do nothing: the order does not depend on the epoch."""

@@ -2,17 +2,17 @@
 
 import os
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from pytorch_lightning import LightningDataModule
 from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
-from torch.utils.data import DataLoader
 
+from kerple.data.loader import BatchLoader, EvaluationLoader
 from kerple.errors import UserError
-from kerple.model import Batch
 from kerple.tasks.base import Example, Task
-from kerple.tasks.batches import HeldOutBatches, RankOrder, TrainBatches, collate
+from kerple.tasks.batches import HeldOutBatches, TrainBatches, collate
 from kerple.tasks.places import abacus
 from kerple.tasks.sampling import Split, distinct, draw
 from kerple.tasks.vocabulary import BEGIN, CHARACTERS, END_ID, decode, encode
@@ -108,7 +108,7 @@ class TaskData(LightningDataModule):
         if needed > self.length:
             raise UserError(
                 f"data.length: got {self.length} tokens, but {self.task.name} with train_length {self.train_length} "
-                f"has training sequences of {needed}; set it to {needed} or more"
+                f"has training sequences of {needed}, the longest of 100 that were drawn; set it to {needed} or more"
             )
 
     def sample(self, index: int) -> Example:
@@ -124,19 +124,18 @@ class TaskData(LightningDataModule):
             )
         return example
 
-    def train_dataloader(self) -> DataLoader[Batch]:
-        rank, world, start = 0, 1, 0
+    def train_dataloader(self) -> BatchLoader:
+        """Training batches of this rank, for the whole run if `trainer.max_steps` says how long it is.
+
+        Raises:
+            UserError: Nothing says how long the run is, or there are fewer examples than in a batch.
+        """
+        rank, world = self._rank()
         batches = None if self.examples is None else self.examples // self.batch_size
         if self.trainer is not None:
-            rank, world, accumulate = (
-                self.trainer.global_rank,
-                self.trainer.world_size,
-                self.trainer.accumulate_grad_batches,
-            )
             batches = None if batches is None else batches // world
             if self.trainer.max_steps > 0:
-                batches = self.trainer.max_steps * accumulate  # one epoch for the whole run
-                start = self.trainer.global_step * accumulate
+                batches = self.trainer.max_steps * self.trainer.accumulate_grad_batches  # one epoch for the whole run
         if batches is None:
             raise UserError(
                 "trainer.max_steps: got none, expected the number of steps, or data.examples to end an epoch"
@@ -146,19 +145,13 @@ class TaskData(LightningDataModule):
                 f"data.examples: got {self.examples}, fewer than the {self.batch_size * world} of one batch on every "
                 "device; ask for more, for smaller batches, or for a number of steps by trainer.max_steps"
             )
-        dataset = TrainBatches(self.sample, self.batch_size, self.examples, self.seed)
-        return DataLoader(
-            dataset,
-            batch_size=None,
-            sampler=RankOrder(batches, rank, world, start),
-            num_workers=self.workers,
-            generator=torch.Generator(),  # else the DataLoader draws a seed from the model's generator
-        )
+        dataset = TrainBatches(self.sample, self.batch_size, self.examples, self.seed, batches, rank, world)
+        return BatchLoader(dataset, self.batch_size * world, self.workers)
 
-    def val_dataloader(self) -> DataLoader[Batch]:
+    def val_dataloader(self) -> EvaluationLoader:
         return self._held_out([self.validation_set()])
 
-    def test_dataloader(self) -> DataLoader[Batch]:
+    def test_dataloader(self) -> EvaluationLoader:
         groups = self.test_sets()
         missing = [str(length) for length, group in zip(self.test_lengths, groups, strict=True) if not group]
         if len(missing) == len(groups):
@@ -194,11 +187,14 @@ class TaskData(LightningDataModule):
             ]
         return self._tests
 
-    def _held_out(self, groups: list[list[Example]]) -> DataLoader[Batch]:
-        rank, world = (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
-        dataset = HeldOutBatches(groups, self.eval_batch_size, world)
-        order = RankOrder(len(dataset) // world, rank, world)
-        return DataLoader(dataset, batch_size=None, sampler=order, generator=torch.Generator())
+    def _held_out(self, groups: list[list[Example]]) -> EvaluationLoader:
+        return EvaluationLoader(HeldOutBatches(groups, self.eval_batch_size, *self._rank()))
+
+    def _rank(self) -> tuple[int, int]:
+        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "trainer": None}  # a worker process makes examples, for which it needs no model
 
     def places(self, scheme: str) -> Callable[[Tensor], Tensor]:
         """The function from tokens (B, T) to their places that the network uses.

@@ -260,7 +260,8 @@ def test_a_loss_that_is_allowed_goes_on_where_it_was_refused_and_a_mended_corpus
     corpus = tmp_path / "c.jsonl.gz"
     corpus.write_bytes(bad)
     with pytest.raises(
-        UserError, match=r"largest_loss: got 0\.01, but 0\.5 of the bytes .* cannot be used: 1 × .*damaged file"
+        UserError,
+        match=r"largest_loss: got 0\.01, but 0\.5 of the bytes .*: 1 × .*damaged file.* delete .*out",
     ):
         small_build(tmp_path / "out", corpus)
     manifest = small_build(tmp_path / "out", corpus, largest_loss=0.6)
@@ -348,3 +349,45 @@ def prepare_with_little_room(directory: Path, corpus: Path, limit: int, small_bu
     with pytest.raises(UserError, match=r"data\.directory: .* cannot be written to"):
         small_build(directory, corpus)
     os._exit(7)
+
+
+@pytest.mark.parametrize("name", ["train-00000.tar", "validation-00012.tar", "test.offsets"])
+def test_files_that_no_preparation_left_are_not_written_over(
+    json_lines: Path, tmp_path: Path, small_build: Build, name: str
+) -> None:
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(UserError, match=rf"data\.directory: got .*, which holds {name} without a manifest\.json"):
+        small_build(tmp_path, json_lines)
+    assert (tmp_path / name).read_text() == "mine"
+
+
+def test_files_whose_names_are_no_shards_stay(json_lines: Path, tmp_path: Path, small_build: Build) -> None:
+    names = ("train-small.tar", "train-00000-of-00002.tar", "validation-1.tar")
+    for name in names:
+        (tmp_path / name).write_text("mine")
+    small_build(tmp_path, json_lines)
+    assert [(tmp_path / name).read_text() for name in names] == ["mine"] * 3
+
+
+def test_a_folder_that_cannot_be_is_named(json_lines: Path, tmp_path: Path, small_build: Build) -> None:
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", tmp_path / "file/below"):
+        with pytest.raises(UserError, match=r"data\.directory: .*file.* cannot be made or written to"):
+            small_build(place, json_lines)
+
+
+@pytest.mark.parametrize(
+    ("corpus", "name"),
+    [
+        ("stdlib", "stdlib"),
+        ("corpora/*.jsonl", "corpora"),
+        ("corpora/part-[0-9]*.jsonl", "part-0-9"),
+        ("books.d/", "books"),
+        ("hf:allenai/c4:en", "en"),
+        ("https://zenodo.org/record/7/x.jsonl?download=1", "x"),
+        ("/data/[2020] x", "2020-x"),
+        ("*", "corpus"),
+    ],
+)
+def test_folders_are_named_after_the_corpus_and_never_by_a_pattern(corpus: str, name: str) -> None:
+    assert recipes.default_directory(corpus, "bpe", 300) == f"data/{name}-bpe300"

@@ -13,7 +13,8 @@ from pyarrow import parquet
 from kerple.data.prepare.corpora import sources
 from kerple.data.prepare.encode import parse
 from kerple.data.prepare.packages import standard_library, top_modules
-from kerple.data.prepare.sources import lines
+from kerple.data.prepare.record_tables import Parquet
+from kerple.data.prepare.sources import JsonLines, Source, Tar, lines
 
 TEXTS = [f"document {i} " * (i + 1) for i in range(25)]
 LINES = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode()
@@ -209,3 +210,55 @@ def test_a_hub_dataset_is_streamed_and_goes_on_where_it_stopped(monkeypatch: pyt
 
     monkeypatch.setitem(__import__("sys").modules, "datasets", Datasets)
     assert read("hf:org/name:en") == TEXTS
+    with pytest.raises(ValueError, match=r"corpus: hf:org/name:en: has no column 'body', but text"):
+        list(sources("hf:org/name:en", "body")[0].records((0, 0), LIMIT))
+
+
+def test_links_to_files_are_read(tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache/abc").write_bytes(LINES)
+    (tmp_path / "snapshot").mkdir()
+    (tmp_path / "snapshot/a.jsonl").symlink_to("../cache/abc")
+    (tmp_path / "snapshot/gone.jsonl").symlink_to("../cache/nothing")
+    assert read(tmp_path / "snapshot") == read(f"{tmp_path}/snapshot/*.jsonl") == TEXTS
+
+
+def test_a_name_with_the_marks_of_a_pattern_is_a_name_where_it_exists(tmp_path: Path) -> None:
+    (tmp_path / "[2020] x").mkdir()
+    (tmp_path / "[2020] x/a.jsonl").write_bytes(LINES)
+    assert read(tmp_path / "[2020] x") == TEXTS
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("x.jsonl.gz?download=1", JsonLines), ("x.tar#part", Tar), ("x.parquet?a=b.tar", Parquet)]
+)
+def test_what_a_web_address_asks_for_is_no_part_of_the_name(name: str, kind: type[Source]) -> None:
+    (source,) = sources(f"https://127.0.0.1:9/{name}")
+    assert type(source) is kind
+
+
+def test_a_sparse_member_of_a_tar_is_a_fault_and_is_never_unpacked(tmp_path: Path) -> None:
+    hole = tarfile.TarInfo("hole.jsonl")
+    hole.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": str(1 << 50)}
+    hole.size = 512
+    with tarfile.open(tmp_path / "t.tar", "w", format=tarfile.PAX_FORMAT) as archive:
+        archive.addfile(hole, io.BytesIO(b"0\n".ljust(512, b"\0")))
+        member = tarfile.TarInfo("a.jsonl")
+        member.size = len(LINES)
+        archive.addfile(member, io.BytesIO(LINES))
+    records = list(sources(str(tmp_path / "t.tar"))[0].records((0, 0), LIMIT))
+    assert [(r.name.rpartition(" ")[2], r.lost, r.raw) for r in records if r.fault == "sparse file"] == [
+        ("hole.jsonl", 1 << 50, b"")
+    ]
+    assert [parse(r.raw, r.json, "text")[0] for r in records if not r.fault] == TEXTS
+
+
+def test_a_string_of_a_table_that_is_not_unicode_is_one_fault(tmp_path: Path) -> None:
+    broken = pyarrow.array([b"good", b"caf\xe9", b"better"], pyarrow.binary()).view(pyarrow.string())
+    parquet.write_table(pyarrow.table({"text": broken}), tmp_path / "t.parquet")
+    records = list(sources(str(tmp_path / "t.parquet"))[0].records((0, 0), LIMIT))
+    assert [(r.raw, r.fault, r.lost) for r in records] == [
+        (b"good", None, 0),
+        (b"", "not Unicode", 4),
+        (b"better", None, 0),
+    ]

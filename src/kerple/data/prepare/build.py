@@ -29,9 +29,9 @@ from kerple.data.prepare.settings import Recipe, differences
 from kerple.data.prepare.sources import Place, Record, Source
 from kerple.data.prepare.workers import WORKERS, Portion
 from kerple.data.prepare.writing import Writing
-from kerple.data.shards import checksums
+from kerple.data.shards import checksums, numbered
 from kerple.data.tokenizer import TRAINED_HERE, end_of_text, load_tokenizer, train_tokenizer, vocabulary_size
-from kerple.errors import NO_ROOM, UserError
+from kerple.errors import NO_FOLDER, NO_ROOM, UserError
 from kerple.runs.atomic import write
 
 PORTION_BYTES = 1 << 20  # raw bytes in a portion
@@ -83,12 +83,13 @@ def build(
     # a finished folder is only read, so that it may lie on a disk that cannot be written to, where a lock would fail
     if (directory / MANIFEST_FILE).exists() and not (directory / journals.JOURNAL_FILE).exists():
         return check_recipe(read_manifest(directory), recipe)
-    directory.mkdir(parents=True, exist_ok=True)
     try:
+        directory.mkdir(parents=True, exist_ok=True)
         with FileLock(directory / ".lock"):
             if (directory / MANIFEST_FILE).exists():
                 remove_journal(directory)
                 return check_recipe(read_manifest(directory), recipe)
+            _refuse_foreign(directory)
             found = sources(recipe.corpus, recipe.text_field)
             settings = recipe.settings(found)
             sizes = {"run_tokens": run_tokens, "runs_per_shard": runs_per_shard}
@@ -103,7 +104,7 @@ def build(
                     portions = _portions(found, now.source, now.place, recipe.largest_document)
                     with closing(WORKERS[engine](portions, encoder, workers)) as results:
                         _write(found, writing, results, progress)
-                _check_losses(recipe, journal, largest_loss)
+                _check_losses(directory, recipe, journal, largest_loss)
                 splits = _splits(directory, layout, journal.progress, progress)
                 manifest = Manifest(
                     str(directory),
@@ -121,6 +122,10 @@ def build(
                 print(_summary(manifest, journal.progress.reasons()), file=sys.stderr)
             return manifest
     except (OSError, sqlite3.OperationalError) as error:
+        if getattr(error, "errno", None) in NO_FOLDER:
+            raise UserError(
+                f"data.directory: {directory} cannot be made or written to ({error}); choose another folder"
+            ) from error
         if getattr(error, "errno", None) not in NO_ROOM and getattr(error, "sqlite_errorcode", 0) & 0xFF not in REFUSED:
             raise
         raise UserError(
@@ -143,7 +148,20 @@ def check_recipe(manifest: Manifest, recipe: Recipe) -> Manifest:
     return manifest
 
 
-def _check_losses(recipe: Recipe, journal: Journal, largest_loss: float) -> None:
+def _refuse_foreign(directory: Path) -> None:
+    """Refuse a folder with shards, but neither manifest nor journal: they are not ours to write over."""
+    if (directory / journals.JOURNAL_FILE).exists():
+        return
+    for split in SPLITS:
+        for path in (*(path for _, path in numbered(directory, split)), directory / f"{split}.offsets"):
+            if path.exists():
+                raise UserError(
+                    f"data.directory: got {directory}, which holds {path.name} without a {MANIFEST_FILE}; choose "
+                    "another folder, or delete what is in this one"
+                )
+
+
+def _check_losses(directory: Path, recipe: Recipe, journal: Journal, largest_loss: float) -> None:
     """Refuse a corpus without documents, or with too many faults; warn of fewer."""
     now = journal.progress
     if not sum(now.documents.values()):
@@ -157,7 +175,8 @@ def _check_losses(recipe: Recipe, journal: Journal, largest_loss: float) -> None
     if share > largest_loss:
         raise UserError(
             f"data.largest_loss: got {largest_loss}, but {share:.2g} of the bytes of {recipe.corpus!r} cannot be used: "
-            f"{now.reasons()}; mend the corpus, or allow the loss with a larger data.largest_loss"
+            f"{now.reasons()}; mend the corpus and delete {directory}, or allow the loss with a larger "
+            "data.largest_loss"
         )
 
 

@@ -1,8 +1,9 @@
 """Corpora by name: a corpus is a list of sources in a fixed order."""
 
 from pathlib import Path
+from typing import Any
 
-from kerple.data.files import check_protocol, filesystem, is_remote
+from kerple.data.files import bare, check_protocol, filesystem, is_remote, retry
 from kerple.data.prepare.packages import (
     LIBRARY_MODULES,
     PACKAGES,
@@ -47,15 +48,15 @@ def sources(corpus: str, text_field: str = "text") -> list[Source]:
             f"data.corpus: got {corpus!r}, which holds no files; expected {STANDARD_LIBRARY!r}, {LIBRARY_MODULES!r}, "
             f"{PACKAGES!r}, a file, a folder, a URL or hf:NAME"
         )
-    if not any(path.endswith(DATA_ENDINGS) for path, _ in files):
+    if not any(bare(path).endswith(DATA_ENDINGS) for path, _ in files):
         return [TextFiles(corpus, [path for path, _ in files], [size or 0 for _, size in files])]
     found: list[Source] = []
     for path, size in files:
-        if path.endswith(LINE_ENDINGS):
+        if bare(path).endswith(LINE_ENDINGS):
             found.append(JsonLines(path, [path], size))
-        elif path.endswith(TAR_ENDINGS):
+        elif bare(path).endswith(TAR_ENDINGS):
             found.append(Tar(path, [path], size))
-        elif path.endswith(PARQUET_ENDINGS):
+        elif bare(path).endswith(PARQUET_ENDINGS):
             found.append(Parquet(path, size, text_field))
     return found
 
@@ -63,24 +64,28 @@ def sources(corpus: str, text_field: str = "text") -> list[Source]:
 def _files(corpus: str) -> list[tuple[str, int | None]]:
     """Paths and sizes of the files in a folder, of those that match a pattern, or of one file.
 
-    They are sorted, and hidden files are left out. A size is None if it is unknown.
+    They are sorted; hidden files and links to folders are left out. A size is None if it is unknown.
     """
     check_protocol(corpus)
-    if is_remote(corpus) and not any(mark in corpus for mark in "*?[") and corpus.endswith(DATA_ENDINGS):
+    remote = is_remote(corpus)
+    if remote and not any(mark in bare(corpus) for mark in "*?[") and bare(corpus).endswith(DATA_ENDINGS):
         return [(corpus, None)]  # web servers seldom list folders, so a single file is not looked for
     system, root = filesystem(corpus)
-    if any(mark in corpus for mark in "*?["):
-        found = system.glob(root, detail=True)
-    elif system.isdir(root):
-        found = system.find(root, detail=True)
-    elif system.exists(root):
-        found = {root: system.info(root)}
-    else:
-        found = {}
+
+    def look() -> tuple[dict[str, Any], bool]:
+        """What is there, and whether the name is a pattern; a file or folder may have a bracket in its name."""
+        if system.isdir(root):
+            return system.find(root, detail=True), False
+        if system.exists(root):
+            return {root: system.info(root)}, False
+        return (system.glob(root, detail=True), True) if any(mark in root for mark in "*?[") else ({}, False)
+
+    found, pattern = retry(look, corpus) if remote else look()
     result = []
     for path in sorted(found):
-        below = path.removeprefix(root).lstrip("/") if not any(mark in corpus for mark in "*?[") else Path(path).name
-        if found[path].get("type") == "file" and not any(part.startswith(".") for part in below.split("/")):
-            url = system.unstrip_protocol(path) if is_remote(corpus) else path
-            result.append((url, found[path].get("size")))
+        below = Path(path).name if pattern else path.removeprefix(root).lstrip("/")
+        # of files of this machine, fsspec takes a link for something else than a file
+        is_file = found[path].get("type") == "file" if remote else Path(path).is_file()
+        if is_file and not any(part.startswith(".") for part in below.split("/")):
+            result.append((system.unstrip_protocol(path) if remote else path, found[path].get("size")))
     return result

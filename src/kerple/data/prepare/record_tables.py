@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from kerple.data.files import open_bytes
+from kerple.data.files import filesystem, is_remote, open_bytes, retry
 from kerple.data.prepare.sources import Place, Record, Source
 from kerple.errors import UserError
 
@@ -27,8 +27,6 @@ class Parquet(Source):
             from pyarrow import parquet
         except ImportError as error:
             raise UserError(f"{self.name}: reading Parquet needs pyarrow; pip install pyarrow") from error
-        from kerple.data.files import is_remote
-
         with open_bytes(self.name) if not is_remote(self.name) else _seekable(self.name) as file:
             try:
                 table = parquet.ParquetFile(file)
@@ -50,7 +48,14 @@ class Parquet(Source):
                     number += 1
                     if number > skip:
                         consumed = (self.size or 0) * number // max(table.metadata.num_rows, 1)
-                        yield text_record(value.as_py(), f"{self.name}:{number}", number, limit, consumed)
+                        name = f"{self.name}:{number}"
+                        try:
+                            text = value.as_py()
+                        except UnicodeError:
+                            lost = value.as_buffer().size
+                            yield Record(b"", name, (0, number), False, consumed, "not Unicode", lost)
+                        else:
+                            yield text_record(text, name, number, limit, consumed)
 
 
 class HubDataset(Source):
@@ -75,6 +80,8 @@ class HubDataset(Source):
         try:
             rows = datasets.load_dataset(self.path, self.config or None, split=self.split or "train", streaming=True)
             for number, row in enumerate(rows.skip(start[1]), start[1] + 1):
+                if number == start[1] + 1 and self.text_field not in row:
+                    raise UserError(f"has no column {self.text_field!r}, but {', '.join(row)}")
                 yield text_record(row.get(self.text_field), f"hf:{self.name}:{number}", number, limit, 0)
         except (OSError, RuntimeError, ValueError) as error:
             raise UserError(f"corpus: hf:{self.name}: {error}") from error
@@ -94,7 +101,6 @@ def text_record(text: Any, name: str, number: int, limit: int, consumed: int) ->
 
 def _seekable(path: str) -> Any:
     """Open a remote file that can be read at any place: the index of a Parquet file is at its end."""
-    from kerple.data.files import filesystem, retry
 
     def attempt() -> Any:
         system, inner = filesystem(path)

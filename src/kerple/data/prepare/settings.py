@@ -1,11 +1,12 @@
 """Settings of a preparation of shards and the state of its corpus, kept in the manifest so that a change is noticed."""
 
 import hashlib
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from kerple.data.files import is_remote, open_bytes
+from kerple.data.files import bare, is_remote, open_bytes
 from kerple.data.prepare.corpora import HUB, sources
 from kerple.data.prepare.sources import Source
 from kerple.data.tokenizer import OF_A_MODEL, TRAINED_HERE
@@ -127,8 +128,10 @@ def _digest(paths: list[str], by_content: bool) -> str | None:
 
 
 def default_directory(corpus: str, tokenizer: str, vocabulary: int) -> str:
-    """The folder data/<corpus>-<tokenizer>, made of the last part of each name without its endings."""
-    name = corpus.removeprefix(HUB).replace(":", "/").rstrip("/*").rpartition("/")[2].partition(".")[0] or "corpus"
+    """The folder data/<corpus>-<tokenizer>, made of the last part of each name without its endings and patterns."""
+    parts = bare(corpus.removeprefix(HUB)).replace(":", "/").split("/")
+    names = [re.sub(r"\W+", "-", part.partition(".")[0]).strip("-") for part in parts]
+    name = next(filter(None, reversed(names)), "corpus")
     kind = (
         f"{tokenizer}{vocabulary}"
         if tokenizer == TRAINED_HERE

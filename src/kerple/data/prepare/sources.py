@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, Self
 
-from kerple.data.files import decompress, open_bytes
+from kerple.data.files import bare, decompress, open_bytes
 from kerple.errors import UserError
 
 LINE_ENDINGS = (".jsonl", ".ndjson", ".jsonl.zst", ".jsonl.gz", ".ndjson.zst", ".ndjson.gz")
@@ -123,7 +123,7 @@ class Tar(Source):
 
     def records(self, start: Place, limit: int) -> Iterator[Record]:
         with open_bytes(self.name) as file:
-            outer = self.name.replace(".tgz", ".tar.gz")
+            outer = bare(self.name).replace(".tgz", ".tar.gz")
             try:
                 with tarfile.open(fileobj=decompress(file, outer), mode="r|", tarinfo=_Header) as archive:
                     for number, member in enumerate(archive):
@@ -139,7 +139,10 @@ class Tar(Source):
         self, member: tarfile.TarInfo, content: IO[bytes], number: int, skip: int, limit: int, file: IO[bytes]
     ) -> Iterator[Record]:
         name = f"{self.name}: {member.name}"
-        if member.name.endswith(LINE_ENDINGS):
+        if member.issparse():  # a few bytes of which may claim any size, and are read as so many zeros
+            if not skip:
+                yield Record(b"", name, (number, 1), False, file.tell(), "sparse file", member.size)
+        elif member.name.endswith(LINE_ENDINGS):
             yield from lines(decompress(content, member.name), name, number, skip, limit, file, member.size)
         elif not skip:
             fault = f"more than {limit} bytes" if member.size > limit else None
