@@ -8,8 +8,10 @@ import pytest
 import torch
 import yaml
 
+from kerple.callbacks.key_perplexity import _row
 from kerple.cli.main import main
 from kerple.data import TokenShards
+from kerple.evaluation.metrics import TokenLoss
 from tests.hf.tiny import saved
 
 LONG = {"lengths": [16, 48], "short": 8, "stride": 4, "blocks": 3, "gain": 0.2, "likely": -50.0}
@@ -104,3 +106,10 @@ def test_an_evaluator_is_not_read_past_its_training_length(
     with pytest.raises(SystemExit):
         run("evaluator", "--data.directory", "shards", "--trainer.callbacks.evaluator", "short")
     assert "got 48 tokens, which are 48 of the evaluator, expected at most 32" in capsys.readouterr().err
+
+
+def test_an_infinite_loss_is_strict_json() -> None:
+    loss = TokenLoss(2)
+    loss.nll, loss.targets = torch.tensor([float("inf"), 1.0], dtype=torch.float64), torch.tensor([3, 2])
+    row = json.loads(json.dumps(_row(64, loss), allow_nan=False))
+    assert (row["nll_sum"], row["ppl"], row["block_nll"]) == (None, None, [None, 1.0])

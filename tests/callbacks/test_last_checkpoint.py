@@ -1,5 +1,6 @@
 """When `last.ckpt` is written; what a resumed run makes of it is `tests/test_resume.py`'s affair."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,7 @@ class Recorded(LastCheckpoint):
     def save(self, trainer: Trainer) -> None:
         super().save(trainer)
         self.steps.append(trainer.global_step)
+        self.heard = {signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
 
 
 @pytest.mark.parametrize(
@@ -61,6 +63,7 @@ def test_it_is_written_by_minutes_by_steps_and_at_the_end(options, steps, tmp_pa
     )  # fmt: skip
     trainer.fit(Slow(clock), ToyData())
     assert callback.steps == steps
+    assert callback.heard == {callback._signals._note}  # what comes during the last save ends nothing
     assert torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 10
 
 

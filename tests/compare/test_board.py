@@ -148,6 +148,17 @@ def test_time_left_and_the_offer_of_a_smaller_one_follow_from_the_pace_of_the_fi
     assert int(steps) == 200  # 2,000 steps × 480 s / 4,740 s, rounded down
 
 
+def test_an_offer_may_hold_braces_of_its_own(tmp_path: Path) -> None:
+    work, out = [job(tmp_path, label) for label in ("A", "B")], StringIO()
+    board = Board(work, work, 1, Console(file=out, width=200))
+    with board:
+        work[0].directory.parent.mkdir()
+        told = {"doing": "training", "done": 100, "of": 2000, "for": 60.0, "since": 100, "left": 1140.0}
+        note(work[0].beside(".progress"), **told, tokens_per_second=1700.0)
+        board.advise(8, "compare --flags '{trainer.max_steps: {steps}}'")
+    assert "`compare --flags '{trainer.max_steps: 410}'`" in out.getvalue()
+
+
 def test_a_run_that_is_about_to_begin_has_all_its_time_before_it_and_one_in_its_test_hardly_any(tmp_path: Path) -> None:
     work = [job(tmp_path, label) for label in ("A", "B")]
     for one in work:

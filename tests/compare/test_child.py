@@ -45,3 +45,18 @@ def test_what_was_stopped_before_its_first_command_does_not_start(tmp_path: Path
         with pytest.raises(Failed, match="stopped before fit"):
             child.call("fit")
     assert not job.beside(".log").exists()
+
+
+def test_an_interrupt_inside_stops_it_at_once(tmp_path: Path) -> None:
+    program = tmp_path / "run.py"
+    program.write_text("import time; time.sleep(600)")
+    (tmp_path / "KerpleLog").mkdir()
+    job = Job("KerpleLog", 1, tmp_path / "KerpleLog" / "seed-1", (), ())
+    child = Child(job, 1, program)
+    with (tmp_path / "lock").open("w") as lock:
+        child.lock, child._command = lock.fileno(), "test"
+        child._start(job.beside(".log"))
+    process = child._process
+    child.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert process is not None
+    assert process.returncode is not None

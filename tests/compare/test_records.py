@@ -234,3 +234,29 @@ def test_tables_that_were_condensed_once_read_the_same(tmp_path: Path) -> None:
     assert again.analyses["kernels"].equals(ours.analyses["kernels"])
     assert list(again.configs.values()) == list(ours.configs.values())
     assert len(again.analyses["kernels"]) < 100
+
+
+def test_a_record_says_with_which_precision_and_data_its_run_began(tmp_path: Path) -> None:
+    job = Job("ALiBi", 1, tmp_path / "seed-1", (), (f"--run_dir={tmp_path / 'seed-1' / 'test'}",))
+    job.test_folder.mkdir(parents=True)
+    (job.directory / "config.yaml").write_text("trainer: {precision: bf16-true}")  # no machine's own choice
+    job.beside(".json").write_text(json.dumps({"config": {}, "data": "then", "fitted": True, "tests": {}}))
+    records.keep(job, {"trainer.precision": "auto"}, "now", tmp_path / "record.json")
+    record = json.loads((tmp_path / "record.json").read_text())
+    assert (record["config"], record["data"]) == ({"trainer.precision": "bf16-true"}, "then")
+
+
+@pytest.mark.usefixtures("unreported")
+def test_runs_on_data_that_was_replaced_are_refused_or_made_again(
+    run: Compare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "fingerprint", lambda data: "a")
+    run()
+    monkeypatch.setattr(records, "fingerprint", lambda data: "b")
+    with pytest.raises(ValueError, match=r"KerpleLog seed 1, .*ALiBi seed 2: began on data with other checksums"):
+        run(output="another")
+    config = str(tmp_path / "compare.yaml")
+    compare.main(["--config", config, "--rerun_changed"])
+    assert set(fits(tmp_path).values()) == {2}
+    kept = json.loads((tmp_path / "another/runs/ALiBi/seed-1.json").read_text())
+    assert kept["data"] == "b"

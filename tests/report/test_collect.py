@@ -188,3 +188,26 @@ def test_a_damaged_file_of_a_run_is_named(tmp_path: Path, name: str, content: st
     (directory / name).write_text(content)
     with pytest.raises(ValueError, match=re.escape(str(directory / name))):
         read([Run("RoPE", 1236, directory)])
+
+
+def test_an_infinite_loss_at_a_position_is_not_the_lowest(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run", "Sinusoidal", 1236, CURVES["RoPE"])
+    path = directory / "test" / "extrapolation.json"
+    content = json.loads(path.read_text())
+    content["by_position"] = [{"length": 128, "nll_sum": [None, 30.0] + [20.0] * 126, "targets": [10] * 128}]
+    path.write_text(json.dumps(content))
+    table = pd.DataFrame({"position": range(128), "window": 64, "targets": 10})
+    table["nll_full"], table["nll_windowed"] = [np.nan, np.inf] + [20.0] * 126, 30.0
+    table.to_csv(directory / "test" / "position_wise.csv", index=False)
+    analyses = read([Run("Sinusoidal", 1236, directory)]).analyses
+    assert list(analyses["by_position"]["ppl"][:2]) == [np.inf, pytest.approx(np.exp(2))]
+    assert list(analyses["position_wise"]["ppl_full"][:2]) == [np.inf, pytest.approx(np.exp(2))]
+    assert set(analyses["position_wise"]["ppl_windowed"]) == {np.exp(3)}
+
+
+@pytest.mark.parametrize("name", ["results", "summary", "costs"])
+def test_an_analysis_with_the_name_of_a_table_of_the_report_is_refused(tmp_path: Path, name: str) -> None:
+    directory = write_run(tmp_path / "run", "RoPE", 1236, CURVES["RoPE"])
+    (directory / "test" / f"{name}.csv").write_text("layer,probability\n0,1\n")
+    with pytest.raises(ValueError, match=rf"{name}\.csv: has the name of a table of the report"):
+        read([Run("RoPE", 1236, directory)])

@@ -3,6 +3,7 @@
 import base64
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -418,3 +419,39 @@ def test_runs_too_short_to_have_a_speed_are_reported(tmp_path: Path) -> None:
     (run / "cost.json").write_text(json.dumps(cost | {"tokens_per_second": None}))
     report.write(read(locate([tmp_path / "run"])), tmp_path / "report", name="short", baseline="ALiBi")
     assert "| ALiBi | 8 | 1,310,000 | – | 500 |" in (tmp_path / "report" / "table.md").read_text()
+
+
+def test_tasks_are_averaged_over_the_lengths_that_all_strategies_have(tmp_path: Path) -> None:
+    for strategy, beyond in (("NoPE", (0.9, 0.1)), ("Learned", (0.8, None))):
+        for task in ("copy", "reverse"):
+            place = tmp_path / "runs" / task / strategy / "seed-1236"
+            write_task_run(place, strategy, 1236, {task: (1.0, 1.0, beyond[0], beyond[1] or 0.0)})
+            if beyond[1] is None:  # it has no positions for longer problems
+                path = next((place / "test").glob("*.json"))
+                content = json.loads(path.read_text())
+                rows = content["rows"] if isinstance(content, dict) else content
+                del rows[-1]
+                path.write_text(json.dumps(content))
+    report.write(read(locate([tmp_path / "runs"])), tmp_path / "report", name="tasks", baseline="NoPE")
+    text = (tmp_path / "report" / "table.md").read_text()
+    assert "| NoPE | **0.900** | **0.900** | **1.000** |" in text
+    assert "| Learned | 0.800 | 0.800 | 0.500 |" in text
+    assert "Of copy, reverse only the lengths that all strategies have" in text
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert "trained to length" in page
+    assert "20 tokens" not in page
+
+
+def test_a_callback_that_one_strategy_has_is_a_difference(root: Path, tmp_path: Path) -> None:
+    callback = {"class_path": "EarlyStopping", "init_args": {"monitor": "val/loss"}}
+    saver = {"class_path": "ModelCheckpoint", "init_args": {"dirpath": "here", "save_top_k": 1}}
+    for run in locate([root]):
+        callbacks = [saver, callback] if run.label == "RoPE" else [saver]
+        copy = tmp_path / "runs" / run.label / run.directory.name
+        shutil.copytree(run.directory, copy)
+        config = yaml.safe_load((copy / "config.yaml").read_text())
+        (copy / "config.yaml").write_text(yaml.safe_dump(config | {"trainer": {"callbacks": callbacks}}))
+    page = page_of(locate([tmp_path / "runs"]), tmp_path / "report")
+    assert "everything but the strategy is the same" not in page
+    assert "EarlyStopping.init_args.monitor" in page
+    assert "ModelCheckpoint.init_args.save_top_k" not in page.split("<h2>")[1]

@@ -127,6 +127,9 @@ def test_signs_of_differences_are_scipys_permutations() -> None:
     expected = stats.permutation_test((differences,), np.mean, permutation_type="samples", n_resamples=np.inf)
     assert flips(differences) == pytest.approx(expected.pvalue)
     assert flips([1.0, 2.0, 3.0, 4.0, 5.0]) == 2 / 2**5  # the smallest there is
+    many = np.random.default_rng(3).normal(0.4, 1, 59)  # too many for all changes
+    expected = stats.permutation_test((many,), np.mean, permutation_type="samples", n_resamples=20_000, rng=0)
+    assert flips(many) == pytest.approx(expected.pvalue, abs=0.005)
 
 
 def test_the_test_of_a_comparison_is_over_seeds_and_blocks() -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from kerple.callbacks.typed import data_of, network_of, untyped
 from kerple.errors import UserError
 from kerple.evaluation.metrics import TokenLoss
-from kerple.evaluation.results import reach, strategy
+from kerple.evaluation.results import OWN_TABLES, reach, strategy
 
 
 class Analysis(Callback):
@@ -52,6 +52,11 @@ class Analysis(Callback):
             raise UserError(
                 f"trainer.callbacks: got more than one {type(self).__name__} that writes {self.name}.csv, expected "
                 "one; test once for each, with another --run_dir"
+            )
+        if self.name in OWN_TABLES:
+            raise UserError(
+                f"{type(self).__name__}: name: got {self.name!r}, which a report needs for a table of its own; choose "
+                "another"
             )
         if stage == "test":
             found = len(datamodule.blocks("test", self._length(pl_module), self.blocks))

@@ -20,7 +20,7 @@ from kerple.evaluation.key_tokens import Criterion, byte_spans, carried_over, ke
 from kerple.evaluation.metrics import TokenLoss
 from kerple.evaluation.options import checked_lengths
 from kerple.evaluation.protocols import full
-from kerple.evaluation.results import reach
+from kerple.evaluation.results import finite, reach
 from kerple.runs.atomic import write
 
 
@@ -172,10 +172,10 @@ def _row(length: int, loss: TokenLoss) -> dict[str, Any]:
     return {
         "protocol": "longppl",
         "length": length,
-        "nll_sum": float(loss.nll.sum()),
+        "nll_sum": finite(loss.nll.sum()),
         "targets": int(loss.targets.sum()),
-        "ppl": float(loss.perplexity()),
-        "block_nll": loss.nll[kept].tolist(),
+        "ppl": finite(loss.perplexity()),
+        "block_nll": [finite(nll) for nll in loss.nll[kept]],
         "block_targets": loss.targets[kept].tolist(),
     }
 

@@ -92,8 +92,8 @@ class LastCheckpoint(Checkpoint):
             self._interrupts_validation = False
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._signals.restore()
         self.save(trainer)
+        self._signals.restore()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._signals.restore()

@@ -58,6 +58,7 @@ def run(comparison: Comparison, parallel: int, engine: str, rerun_changed: bool)
     asked = _asked(work)
     _check(work, {job: asked[job].flat for job in work}, rerun_changed)
     sums = _checksums(asked[job] for job in work if not _is_complete(comparison, job, asked[job]))
+    _check_data(work, asked, sums, rerun_changed)
     taken = sum(_taken(comparison, job, asked[job], sums) for job in work if not jobs.finished(job))
     to_do = [job for job in work if not jobs.finished(job)]
     for job in work:
@@ -68,7 +69,7 @@ def run(comparison: Comparison, parallel: int, engine: str, rerun_changed: bool)
     failed = 0
     if to_do:
         print(f"what a run prints goes to a file like {to_do[0].beside('.log')}", flush=True)
-        running = ENGINES[engine]([(job, asked[job].flat) for job in to_do], parallel)
+        running = ENGINES[engine]([(job, asked[job].flat, sums[asked[job].data]) for job in to_do], parallel)
         board = Board(work, to_do, parallel, Console(soft_wrap=True, highlight=False))
         try:
             with _interruptible(), board, contextlib.closing(running):
@@ -134,6 +135,19 @@ def _check(work: list[Job], configs: dict[Job, dict[str, Any]], rerun_changed: b
         jobs.forget(job)
     for job in by_hand:
         jobs.adopt(job, configs[job])
+
+
+def _check_data(work: list[Job], asked: dict[Job, Request], sums: dict[str, str | None], rerun_changed: bool) -> None:
+    """Check for runs that were trained on other data than there is now, before anything is started."""
+    other = [job for job in work if asked[job].data in sums and jobs.of_other_data(job, sums[asked[job].data])]
+    if other and not rerun_changed:
+        raise UserError(
+            f"compare: {', '.join(job.name for job in other)}: began on data with other checksums than what is in "
+            "data.directory now; put that back, add --rerun_changed to start them afresh, or give this comparison "
+            "another folder for its runs: --runs"
+        )
+    for job in other:
+        jobs.forget(job)
 
 
 def _is_complete(comparison: Comparison, job: Job, asked: Request) -> bool:

@@ -92,7 +92,7 @@ class Board:
         text = f"all of it takes about {duration(left)}, at {speed}"
         if minutes and smaller and left > 60 * minutes:
             steps = max(10, int(paces[0]["of"] * 60 * minutes / left) // 10 * 10)
-            text += f"; Ctrl-C and `{smaller.format(steps=steps)}` for what takes about {minutes:g} min"
+            text += f"; Ctrl-C and `{smaller.replace('{steps}', str(steps))}` for what takes about {minutes:g} min"
         self.say(text)
 
     def running(self) -> dict[Job, dict[str, Any]]:

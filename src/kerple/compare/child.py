@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -36,14 +37,17 @@ class Child:
         self.job, self.threads, self.program = job, threads, program
         self.lock, self.stopped = -1, False
         self._process: subprocess.Popen[str] | None = None
+        self._asked: subprocess.Popen[str] | None = None
         self._status, self._command = -1, ""
 
     def __enter__(self) -> "Child":
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._process is None:
             return
+        if kind is not None and not issubclass(kind, Exception):  # Ctrl-C, or a cluster cancels the run
+            self.stop()
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()  # it ends after what it is at
@@ -56,13 +60,19 @@ class Child:
             os.close(self._status)
             self._process = None
 
+    def ask_to_stop(self) -> None:
+        """Have it save what it can and end, without waiting for that. From any thread."""
+        self.stopped, process = True, self._process
+        if process is not None and process is not self._asked and process.poll() is None:
+            self._asked = process  # a second signal would end it before it has saved
+            process.terminate()
+
     def stop(self) -> None:
         """Have it save what it can and end; if that takes longer than `PATIENCE` it is killed. From any thread."""
-        self.stopped = True
+        self.ask_to_stop()
         process = self._process
         if process is None or process.poll() is not None:
             return
-        process.terminate()
         try:
             process.wait(PATIENCE[self._command])
         except subprocess.TimeoutExpired:
@@ -87,6 +97,8 @@ class Child:
             self._process.stdin.flush()
         told = b""
         while not told.endswith(b"\n"):
+            if not select.select([self._status], [], [], 1.0)[0]:
+                continue  # a thread that waits without an end would not hear that a cluster cancels the run
             piece = os.read(self._status, 64)
             if not piece:
                 break

@@ -15,7 +15,7 @@ from kerple.compare.comparison import Job
 from kerple.runs.cluster import cores, joined
 from kerple.runs.progress import note
 
-Work = Sequence[tuple[Job, dict[str, Any]]]
+Work = Sequence[tuple[Job, dict[str, Any], str | None]]
 Ended = Generator[tuple[Job, str | None] | None, None, None]
 TICK = 0.25  # seconds
 
@@ -26,7 +26,7 @@ def local(work: Work, parallel: int) -> Ended:
     When the iterator is closed or raises, the processes of the runs are asked to save and end, and it waits for them.
 
     Args:
-        work: The runs, each with its resolved configuration, flat.
+        work: The runs, each with its resolved configuration, flat, and the checksum of its data.
         parallel: Number of runs at a time.
 
     Yields:
@@ -42,12 +42,12 @@ def local(work: Work, parallel: int) -> Ended:
         if stopped:
             child.stop()
 
-    def run(job: Job, config: dict[str, Any]) -> None:
+    def run(job: Job, config: dict[str, Any], data: str | None) -> None:
         if not stopped:
-            jobs.run(job, config, threads, _noting(job), jobs.RUN, begun)
+            jobs.run(job, config, data, threads, _noting(job), jobs.RUN, begun)
 
     pool = ThreadPoolExecutor(parallel)
-    running = {pool.submit(run, job, config): job for job, config in work}
+    running = {pool.submit(run, *asked): asked[0] for asked in work}
     try:
         while running:
             done, _ = wait(running, TICK, FIRST_COMPLETED)
@@ -58,6 +58,8 @@ def local(work: Work, parallel: int) -> Ended:
     finally:
         stopped = True
         pool.shutdown(wait=False, cancel_futures=True)
+        for child in children:
+            child.ask_to_stop()  # all of them, before one is waited for
         for child in children:
             child.stop()
         pool.shutdown()
@@ -81,7 +83,7 @@ def ray(work: Work, parallel: int) -> Ended:
     ``parallel`` of this machine's cores, and a GPU if the cluster has any.
 
     Args:
-        work: The runs, each with its resolved configuration, flat.
+        work: As `local` has it.
         parallel: Number of runs at a time on a machine.
 
     Yields:
@@ -94,12 +96,12 @@ def ray(work: Work, parallel: int) -> Ended:
     program = jobs.RUN
     folder, path = os.getcwd(), os.environ.get("PYTHONPATH", "")
 
-    def remote(job: Job, config: dict[str, Any]) -> str | None:
+    def remote(job: Job, config: dict[str, Any], data: str | None) -> str | None:
         os.chdir(folder)
         os.environ["PYTHONPATH"] = path
         children: list[Child] = []
         try:
-            jobs.run(job, config, threads, _noting(job), program, children.append)
+            jobs.run(job, config, data, threads, _noting(job), program, children.append)
         except Failed as error:
             return str(error)
         except BaseException:  # the task was cancelled
@@ -111,7 +113,7 @@ def ray(work: Work, parallel: int) -> Ended:
     with joined("compare: engine", "--engine local") as cluster:
         gpus = 1 if cluster.cluster_resources().get("GPU", 0) else 0
         task = cluster.remote(num_cpus=threads, num_gpus=gpus, max_retries=3)(remote)
-        waiting = {task.remote(job, config): job for job, config in work}
+        waiting = {task.remote(*asked): asked[0] for asked in work}
         try:
             while waiting:
                 done, _ = cluster.wait(list(waiting), timeout=TICK)

@@ -16,6 +16,7 @@ import kerple
 from kerple.compare.child import Child, Failed
 from kerple.compare.comparison import Job
 from kerple.errors import UserError
+from kerple.report.collect import Run, read
 from kerple.report.files import read_yaml
 from kerple.report.flat import flat
 from kerple.runs.atomic import write
@@ -24,6 +25,7 @@ from kerple.runs.compatibility import as_today
 from kerple.runs.shipped_configs import found
 
 INSTALLED = Path(kerple.__file__).with_name("__main__.py")
+CALLBACKS = "trainer.callbacks."
 FILLED_IN = "trainer.default_root_dir"  # an option that a fit sets itself
 _TICK = 0.25  # seconds between two looks at a lock
 KNOWN = {"kerple", "pytorch_lightning"}  # of these a checkpoint may name what is offered
@@ -31,7 +33,7 @@ RUN = checkout if (checkout := Path(kerple.__file__).parents[2] / "run.py").is_f
 
 
 def state(job: Job) -> dict[str, Any]:
-    """The state of a run: its ``config`` (null while it is removed), whether it is ``fitted``, and its ``tests``."""
+    """The state of a run: ``config`` (null while it is removed), ``data``, whether it is ``fitted``, and ``tests``."""
     path = job.beside(".json")
     try:
         return json.loads(path.read_text()) if path.exists() else {}
@@ -56,9 +58,20 @@ def changes(job: Job, config: dict[str, Any]) -> list[str]:
     return [] if known is None else differences(known, config)
 
 
+def of_other_data(job: Job, data: str | None) -> bool:
+    """Whether a run was started on data with another checksum than this; one that an earlier version started has none.
+
+    Args:
+        job: The run.
+        data: Checksum of its present data, see `kerple.compare.records.fingerprint`.
+    """
+    return state(job).get("data", data) != data
+
+
 def run(
     job: Job,
     config: dict[str, Any],
+    data: str | None,
     threads: int,
     say: Callable[[str], None],
     program: Path = RUN,
@@ -73,14 +86,15 @@ def run(
     Args:
         job: The run.
         config: Its resolved configuration, flat, which is recorded so that a later change is noticed.
+        data: Checksum of its data, which is recorded too.
         threads: Number of CPU threads of the child process.
         say: Function that prints progress.
         program: The program that is run as ``run.py``.
         begun: Function that is called with the child process, which can be asked to stop from then on.
 
     Raises:
-        Failed: If the fit or the test fails, it is stopped, or another comparison has meanwhile started the run with
-            another configuration.
+        Failed: If the fit or the test fails, the test leaves no numbers, the run is stopped, or another comparison has
+            meanwhile started it with another configuration or other data.
     """
     child = Child(job, threads, program)
     begun(child)
@@ -89,11 +103,13 @@ def run(
             raise Failed(
                 f"{job.name}: was started by another comparison with another configuration: {'; '.join(changed)}"
             )
+        if of_other_data(job, data):
+            raise Failed(f"{job.name}: was started by another comparison on data with another checksum")
         known = state(job)
         if known.get("config") is None:
             if known:  # `forget` was killed before its end
-                shutil.rmtree(job.directory, ignore_errors=True)
-            known = {"config": config, "fitted": job.pretrained, "tests": {}}
+                _remove(job.directory)
+            known = {"config": config, "data": data, "fitted": job.pretrained, "tests": {}}
             _write(job, known)
         if not job.pretrained and known["fitted"] and not finished(job) and not job.checkpoint.is_file():
             say(f"{job.name}: {job.checkpoint} is gone")
@@ -102,7 +118,7 @@ def run(
         if not known["fitted"]:
             resume = job.checkpoint.is_file()
             if not resume:
-                shutil.rmtree(job.directory, ignore_errors=True)
+                _remove(job.directory)
             say(f"{job.name}: {'resuming' if resume else 'fitting'}")
             # a path instead of "last", which would take the newest version of this folder, even one made by hand
             checkpoint = [f"--ckpt_path={job.checkpoint}"] if resume else []
@@ -113,15 +129,25 @@ def run(
             name = job.test_folder.name
             if job.test_folder.exists() and name not in known["tests"]:
                 _set_aside(job.test_folder)
-            shutil.rmtree(job.test_folder, ignore_errors=True)
+            _remove(job.test_folder)
             known["tests"][name] = None  # from now on the folder belongs to this comparison
             _write(job, known)
             say(f"{job.name}: testing")
             checkpoint = [] if job.pretrained else [f"--ckpt_path={job.checkpoint}"]
             child.call("test", *checkpoint, *_trust(config), *job.test)
+            try:
+                read([Run(job.label, job.seed, job.directory, name, job.part)])
+            except UserError as error:
+                raise Failed(f"{job.name}: its test left nothing to compare: {error}") from error
             known["tests"][name] = asked_of_test(job)
             _write(job, known)
         say(f"{job.name}: done")
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder. If that fails, its old results would count as those of the next command."""
+    if folder.exists():
+        shutil.rmtree(folder)
 
 
 def _trust(config: dict[str, Any]) -> list[str]:
@@ -160,7 +186,9 @@ def objections(job: Job, config: dict[str, Any]) -> list[str]:
         return ["has no config.yaml and checkpoints/last.ckpt"]
     written = flat(as_today(read_yaml(path)))
     asked = {key: value for key, value in config.items() if value != "auto" and key != FILLED_IN}
-    return differences({key: value for key, value in written.items() if key in asked}, asked)
+    # a fit writes more options than a comparison resolves, but no more callbacks
+    known = {key: value for key, value in written.items() if key in asked or key.startswith(CALLBACKS)}
+    return differences(known, asked)
 
 
 def only_tested_otherwise(job: Job) -> bool:
@@ -171,12 +199,13 @@ def only_tested_otherwise(job: Job) -> bool:
     return untested and not job.test_folder.exists() and not (job.directory / "checkpoints").exists()
 
 
-def declare_finished(job: Job, config: dict[str, Any], made: Path) -> None:
+def declare_finished(job: Job, config: dict[str, Any], data: str | None, made: Path) -> None:
     """Take over a folder of results, without a checkpoint, of a run that was fitted and tested elsewhere.
 
     Args:
         job: The run; it does not exist, or was `only_tested_otherwise`.
         config: Its resolved configuration, flat.
+        data: Checksum of its data.
         made: The folder, on the same disk; it is moved, or its test is where there are other tests.
     """
     with _lock(job, print):
@@ -187,7 +216,7 @@ def declare_finished(job: Job, config: dict[str, Any], made: Path) -> None:
             else:
                 made.rename(job.directory)
             tests = state(job).get("tests", {}) | {name: asked_of_test(job)}
-            _write(job, {"config": config, "fitted": True, "tests": tests})
+            _write(job, {"config": config, "data": data, "fitted": True, "tests": tests})
 
 
 def adopt(job: Job, config: dict[str, Any]) -> None:
@@ -195,7 +224,9 @@ def adopt(job: Job, config: dict[str, Any]) -> None:
 
     It is resumed, which does nothing if it has ended, and then tested. The folder of an earlier test is renamed.
     """
-    _write(job, {"config": config, "fitted": False, "tests": {}})
+    with _lock(job, print):
+        if not state(job):  # else another comparison was faster
+            _write(job, {"config": config, "fitted": False, "tests": {}})
 
 
 def _set_aside(folder: Path) -> None:
@@ -236,6 +267,8 @@ def _locked(file: IO[str]) -> bool:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError:  # the file system has no locks, so other processes cannot be kept out
+        pass
     return True
 
 

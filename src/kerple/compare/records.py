@@ -68,10 +68,13 @@ def keep(job: Job, config: dict[str, Any], data: str | None, path: Path) -> None
     Args:
         job: The run.
         config: Its resolved configuration, flat.
-        data: Checksum of its data, see `fingerprint`.
+        data: Checksum of its present data, see `fingerprint`; that with which the run began takes its place.
         path: Path of the record.
     """
-    identity, run = _settled(config, data), results_of(job.directory, job.test_folder.name)
+    run = results_of(job.directory, job.test_folder.name)
+    if config.get("trainer.precision") == "auto":  # it was chosen where the run began, which may be another machine
+        config = config | {"trainer.precision": run["config.yaml"]["trainer"]["precision"]}
+    identity, data = _settled(config, data), jobs.state(job).get("data", data)
     run["config.yaml"] = _strict(run["config.yaml"])
     record = {
         "version": _version(run["test"]),
@@ -109,7 +112,7 @@ def take(job: Job, config: dict[str, Any], data: str | None, path: Path) -> str 
             describe(path)
         except UNREADABLE as error:
             return f"cannot be read ({type(error).__name__}: {error})"
-        jobs.declare_finished(job, config, made)
+        jobs.declare_finished(job, config, data, made)
     return None
 
 

@@ -17,6 +17,7 @@ from kerple.evaluation.context_gain import ContextGain
 from kerple.evaluation.metrics import TokenLoss
 from kerple.evaluation.protocols import TOKENS_PER_FORWARD, Network, Protocol, full
 
+OWN_TABLES = ("results", "summary", "costs")  # tables of a report, whose names no analysis can have
 VERSION = 2  # of the file; in version 1, bytes were those of an average token of the split instead of each target's
 
 

@@ -11,10 +11,10 @@ import pandas as pd
 
 from kerple.errors import UserError
 from kerple.report.files import analyses_in, read_json, read_yaml, result_rows, results_in, text_of
+from kerple.report.statistics import LOGARITHMIC
 
 RUN_KEYS = ["strategy", "seed"]
 RESULT = ["metric", "protocol", "length"]
-LOSSES = ("ppl", "bits_per_byte")
 SEED_FOLDER = re.compile(r"seed-\d+(_v\d+)?")  # the name that `fit` gives, below a folder of the strategy
 
 
@@ -147,7 +147,7 @@ def read(runs: Iterable[Run]) -> Runs:
                 told["block_document" in row] = path
             for result, of_blocks in results_in(row, path):
                 # a task has a protocol of its own, which needs no part unless several have it
-                if run.part and (result["metric"] in LOSSES or len(parts_with[str(row["protocol"])]) > 1):
+                if run.part and (result["metric"] in LOGARITHMIC or len(parts_with[str(row["protocol"])]) > 1):
                     result["protocol"] = f"{run.part} {result['protocol']}"
                 cell = tuple(result[c] for c in RESULT)
                 if (other := origin.setdefault((run.strategy, run.seed, *cell), run.directory)) != run.directory:

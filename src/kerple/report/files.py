@@ -17,6 +17,7 @@ import pandas as pd
 import yaml
 
 from kerple.errors import UserError
+from kerple.evaluation.results import OWN_TABLES
 
 TOO_LARGE = ("attention_maps",)  # files with a row for each query and key are left out
 # entries about a test, in the file of its rows
@@ -78,6 +79,8 @@ def text_of(row: dict[str, Any]) -> str:
 def analyses_in(folder: Path) -> Iterator[tuple[str, pd.DataFrame]]:
     """Yield the name and the table of each analysis, and losses by position in 64 bins as ``by_position``."""
     for path in sorted(folder.glob("*.csv")):
+        if path.stem in OWN_TABLES:
+            raise UserError(f"{path}: has the name of a table of the report; give the analysis another name")
         if path.stem not in TOO_LARGE:
             yield path.stem, condensed(read_csv(path))
     bins = []
@@ -85,6 +88,7 @@ def analyses_in(folder: Path) -> Iterator[tuple[str, pd.DataFrame]]:
         content = read_json(path)
         for curve in content.get("by_position", []) if isinstance(content, dict) else []:
             table = pd.DataFrame({"sum": curve["nll_sum"], "count": curve["targets"]}, dtype=np.float64)
+            table["sum"] = table["sum"].fillna(np.inf)  # strict JSON has null for an infinite loss
             width = max(1, curve["length"] // 64)
             table["first"] = table.index // width * width
             binned = table.groupby("first", as_index=False)[["sum", "count"]].sum()
@@ -97,7 +101,8 @@ def condensed(table: pd.DataFrame) -> pd.DataFrame:
     """A smaller table: sums over 64 bins of positions, and only the distances 2^(n/4)."""
     if {"position", "nll_full", "nll_windowed", "targets"} <= set(table.columns):
         width = max(1, (table["position"].max() + 1) // 64)
-        table = table.assign(first=table["position"] // width * width)
+        losses = table[["nll_full", "nll_windowed"]].fillna(np.inf)  # a sum leaves out what is no number
+        table = table.assign(first=table["position"] // width * width, **losses)
         summed = table.groupby(["first", "window"], as_index=False)[["targets", "nll_full", "nll_windowed"]].sum()
         for name in ("full", "windowed"):
             summed[f"ppl_{name}"] = np.exp(summed[f"nll_{name}"] / summed["targets"])

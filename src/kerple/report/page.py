@@ -18,9 +18,9 @@ from kerple.report.analyses import analyses
 from kerple.report.collect import RESULT, Run, Runs
 from kerple.report.context_gain import context_figures
 from kerple.report.figures import figures, position_wise, save
-from kerple.report.flat import flatten
+from kerple.report.flat import flat
 from kerple.report.interactive import curves, library
-from kerple.report.statistics import summarise
+from kerple.report.statistics import lower_is_better, summarise
 from kerple.runs.changes import is_default
 
 LATEX_HEAD = "% \\usepackage{booktabs,graphicx}\n"
@@ -31,6 +31,8 @@ PROTOCOLS = {
     "sliding": "context cut to the length, the window moves by s tokens, only new targets are scored; the name has s",
     "last": "as full, but only the last k targets of each segment are scored; the name carries k",
     "per_position": "as full, the loss by position in the segment",
+    "longppl": "as full, over the key tokens alone, which an evaluator finds by their gain from a long context",
+    "niah": "what a text of the length says somewhere is asked for at its end",
 }
 
 POSITIONAL = ("model.position", "model.scaling", "model.factor")  # settings; the last two are of pretrained models
@@ -104,6 +106,7 @@ def write(runs: Runs, folder: Path, *, name: str, baseline: str, missing: list[s
         strategies=list(dict.fromkeys(runs.results["strategy"])),
         seeds=sorted(int(s) for s in runs.results["seed"].unique()),
         trained=trained,
+        in_tokens=any(lower_is_better(str(metric)) for metric in summary["metric"].unique()),
         tables=main,
         details=details,
         figures=drawn,
@@ -245,9 +248,9 @@ def _configs(runs: Runs) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
 
     Seeds and directories are left out, because they always differ.
     """
-    flat = {run: _public(config) for run, config in runs.configs.items()}
-    first = next(iter(flat.values()))
-    shared = {k for k, v in first.items() if all(k in other and other[k] == v for other in flat.values())}
+    configs = {run: _public(config) for run, config in runs.configs.items()}
+    first = next(iter(configs.values()))
+    shared = {k for k, v in first.items() if all(k in other and other[k] == v for other in configs.values())}
     common: dict[str, Any] = {}
     for key in (k for k in first if k in shared):
         *parents, leaf = key.split(".")
@@ -256,16 +259,16 @@ def _configs(runs: Runs) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
             place = place.setdefault(parent, {})
         place[leaf] = first[key]
     differing: dict[str, dict[str, str]] = {}
-    for run, config in flat.items():
+    for run, config in configs.items():
         differing.setdefault(run.label, {k: str(v) for k, v in config.items() if k not in shared})
     return common, differing
 
 
 def _public(config: dict[str, Any]) -> dict[str, Any]:
     """A configuration, flat, without seeds and directories."""
-    return {key: value for key, value in flatten(config).items() if not _private(key, value)}
+    return {key: value for key, value in flat(config).items() if not _private(key)}
 
 
-def _private(key: str, value: Any) -> bool:
+def _private(key: str) -> bool:
     names = ("seed_everything", "run_dir", "config", "ckpt_path")
-    return key in names or key.endswith(("save_dir", "dirpath", "root_dir")) or "dirpath" in str(value)
+    return key in names or key.endswith(("save_dir", "dirpath", "root_dir"))

@@ -207,6 +207,12 @@ def tasks(results: pd.DataFrame, metric: str, trained: Mapping[str, int | None])
     lengths = {trained[protocol] for protocol in chosen["protocol"].unique()}
     if None not in lengths:
         chosen = chosen[chosen["length"] > chosen["protocol"].map(trained)]
+    # of a task, the lengths of all strategies that have it: longer problems are harder
+    having = chosen.groupby("protocol")["strategy"].transform("nunique")
+    common = chosen.groupby(["protocol", "length"])["strategy"].transform("nunique") == having
+    dropped, chosen = sorted(chosen.loc[~common, "protocol"].unique()), chosen[common]
+    if chosen.empty:
+        return None
     scores = chosen.groupby(["strategy", "protocol"], sort=False)["value"].mean().unstack()
     scores = scores.loc[list(dict.fromkeys(chosen["strategy"])), list(dict.fromkeys(chosen["protocol"]))]
     whole = not scores.isna().any(axis=None)  # ranks among different strategies cannot be averaged
@@ -223,6 +229,8 @@ def tasks(results: pd.DataFrame, metric: str, trained: Mapping[str, int | None])
     note = (
         f"Mean over seeds and lengths; {ranks if whole else 'no ranks: there are tasks that not all strategies have.'}"
     )
+    if dropped:
+        note += f" Of {', '.join(dropped)} only the lengths that all strategies have; the tables below have all."
     return Table(f"{METRIC_NAMES.get(metric, metric)}{beyond}, by task", body, note)
 
 
