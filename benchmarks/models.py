@@ -1,5 +1,6 @@
 """The two models that are measured, one training step of either, and KERPLE-log's step beside NoPE's."""
 
+import gc
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -32,6 +33,8 @@ def training_step(network: Transformer, batch: int, length: int, bf16: bool = Tr
 
 def compiled_step(size: str, name: str, batch: int, length: int, device: str) -> tuple[Transformer, Callable[[], None]]:
     """A compiled model with a strategy, and one `training_step` of it."""
+    torch._dynamo.reset()
+    gc.collect()  # a compiled network refers to itself, and keeps its memory until then
     network = build(size, name, length, device)
     network.compile()
     return network, training_step(network, batch, length)
@@ -39,7 +42,6 @@ def compiled_step(size: str, name: str, batch: int, length: int, device: str) ->
 
 def beside_nope(size: str, batch: int, length: int, device: str, repeats: int) -> float:
     """Median seconds of a compiled step with KERPLE-log over those with NoPE, of both in turns."""
-    torch._dynamo.reset()
     ways = {name: compiled_step(size, name, batch, length, device)[1] for name in ("KerpleLog", "NoPE")}
     times = medians(ways, repeats)
     return times["KerpleLog"] / times["NoPE"]

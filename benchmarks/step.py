@@ -71,7 +71,6 @@ def main() -> None:
 
 def tokens_per_second(strategy: str, batch: int, length: int, repeats: int) -> dict[str, Any]:
     """Speed of a compiled step at the paper's size, and its share of the GPU's peak, where that is known."""
-    torch._dynamo.reset()
     network, step = compiled_step("162M", strategy, batch, length, "cuda")
     speed = batch * length / medians({"step": step}, repeats)["step"]
     chip = next((chip for chip in CHIPS if chip.name in torch.cuda.get_device_name()), None)

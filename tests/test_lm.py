@@ -120,3 +120,20 @@ def test_a_bad_number_is_named(option: dict, message: str) -> None:
 
 def test_the_vocabulary_is_padded_to_a_multiple() -> None:
     assert model(pad_vocabulary_to=8).network.head.out_features == 16
+
+
+def test_matrices_decay_also_where_fsdp_has_made_them_flat() -> None:
+    module = model(weight_decay=0.1)
+    module.trainer = Trainer(max_steps=4, accelerator="cpu", logger=False, enable_checkpointing=False)
+    expected = [[p.numel() for p in g["params"]] for g in module.configure_optimizers()["optimizer"].param_groups]
+    assert [len(sizes) > 0 for sizes in expected] == [True, True]
+
+    wrapper = torch.nn.Module()  # as FSDP wraps a block
+    wrapper.add_module("_fsdp_wrapped_module", module.network.blocks[0])
+    module.network.blocks[0] = wrapper
+    for part in module.network.modules():
+        for name, parameter in list(part.named_parameters(recurse=False)):
+            setattr(part, name, torch.nn.Parameter(parameter.detach().flatten()))
+    groups = module.configure_optimizers()["optimizer"].param_groups
+    assert [group["weight_decay"] for group in groups] == [0.1, 0.0]
+    assert [[p.numel() for p in group["params"]] for group in groups] == expected

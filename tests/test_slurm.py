@@ -21,12 +21,13 @@ def started(folder: Path, **environment: str) -> subprocess.CompletedProcess[str
 @pytest.mark.parametrize(("nodes", "tasks"), [("1", "8"), ("8", "4")])
 def test_every_start_resumes_on_the_nodes_it_was_given(nodes: str, tasks: str, tmp_path: Path) -> None:
     given = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_NNODES": nodes, "SLURM_NTASKS_PER_NODE": tasks}
+    given["SLURM_CPUS_PER_TASK"] = "8"
     first, again = (started(tmp_path, **given) for _ in range(2))
     assert first.returncode == 0
     assert first.stdout == again.stdout
     assert first.stdout.splitlines() == [
-        str(tmp_path), "--kill-on-bad-exit=1", ".venv/bin/python", "run.py", "fit", "--config", "a file.yaml",
-        "--ckpt_path", "last", "--trainer.devices", tasks, "--trainer.num_nodes", nodes,
+        str(tmp_path), "--cpus-per-task=8", "--kill-on-bad-exit=1", ".venv/bin/python", "run.py", "fit", "--config",
+        "a file.yaml", "--ckpt_path", "last", "--trainer.devices", tasks, "--trainer.num_nodes", nodes,
     ]  # fmt: skip
 
 

@@ -7,6 +7,7 @@ anew. ``--toy`` runs the same pieces on the CPU at a toy size. The report tells 
 import argparse
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -55,12 +56,16 @@ def parity(dtype: str, toy: bool, out: Path) -> Found:
     }
 
 
+def folder_of_fit(steps: int, name: str, toy: bool) -> Path:
+    return ROOT / "logs" / ("gpu-toy" if toy else "gpu") / f"{steps}-steps" / name
+
+
 def trained(steps: int, name: str, toy: bool, out: Path) -> Found:
     """Fit and test one strategy as `run.py compare` does, on the largest built-in corpus; perplexity by length."""
-    which = "gpu-toy" if toy else "gpu"
-    folder = ROOT / "logs" / which / f"{steps}-steps" / name
+    which, folder = "gpu-toy" if toy else "gpu", folder_of_fit(steps, name, toy)
     flags = [f"--config=configs/{which}.yaml", f"--model.position={name}", f"--trainer.max_steps={steps}"]
     _command(["fit", *flags, f"--run_dir={folder}", "--ckpt_path=last"])
+    shutil.rmtree(folder / "test", ignore_errors=True)  # of a test that was cut off; another would go beside it
     _command(["test", f"--ckpt_path={folder / 'checkpoints' / 'last.ckpt'}", f"--run_dir={folder / 'test'}"])
     result = json.loads((folder / "test" / "extrapolation.json").read_text())
     cost = json.loads((folder / "cost.json").read_text())
@@ -183,6 +188,9 @@ def main() -> None:
     for name in [name for name in known if name in given.pieces or not given.pieces]:
         if given.again or name not in done or done[name]["error"]:
             print(f"== {name}", flush=True)
+            if given.again and name.startswith("trained-"):
+                _, steps, strategy = name.split("-", 2)
+                shutil.rmtree(folder_of_fit(int(steps), strategy, given.toy), ignore_errors=True)
             run(name, known[name], out, given.limit)
     text = report(out, list(known))
     (out / "report.md").write_text(text)

@@ -95,22 +95,7 @@ def _without_table(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def step(scale: Scale, out: Path) -> tuple[list[Row], dict[str, Any]]:
     """A compiled training step at the paper's size: tokens a second, share of the peak (MFU), memory, one profile."""
     batch = scale.tokens // scale.training
-    found: dict[str, dict[str, Any]] = {}
-    for name in NAMES:
-        torch._dynamo.reset()
-        network, run = compiled_step(scale.model, name, batch, scale.training, device())
-        if device() == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-        speed = batch * scale.training / medians({name: run}, scale.repeats)[name]
-        used = speed * flops(network, scale.training).training
-        found[name] = {
-            "tokens per second": speed,
-            "MFU": used / chip().flops if chip() else None,
-            "peak bytes": torch.cuda.max_memory_allocated() if device() == "cuda" else None,
-        }
-        if name == "KerpleLog":
-            _profile(run, out)
-    del network, run  # their memory is the next ones'
+    found = {name: _step_with(name, scale, batch, out) for name in NAMES}
     ratio = beside_nope(scale.model, batch, scale.training, device(), scale.repeats)
     size = f"{batch} × {scale.training}"
     rows = [
@@ -118,6 +103,22 @@ def step(scale: Scale, out: Path) -> tuple[list[Row], dict[str, Any]]:
         Row(f"{scale.model}, a step of {size}: MFU", found["KerpleLog"]["MFU"], 0.4, unit="", at_least=True),
     ]
     return rows, {"strategies": found}
+
+
+def _step_with(name: str, scale: Scale, batch: int, out: Path) -> dict[str, Any]:
+    """Speed and memory of a strategy's step; its network is gone when this returns."""
+    network, run = compiled_step(scale.model, name, batch, scale.training, device())
+    if device() == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    speed = batch * scale.training / medians({name: run}, scale.repeats)[name]
+    used = speed * flops(network, scale.training).training
+    if name == "KerpleLog":
+        _profile(run, out)
+    return {
+        "tokens per second": speed,
+        "MFU": used / chip().flops if chip() else None,
+        "peak bytes": torch.cuda.max_memory_allocated() if device() == "cuda" else None,
+    }
 
 
 def _profile(run: Callable[[], object], out: Path) -> None:

@@ -1,3 +1,8 @@
 """Length extrapolation of transformers: KERPLE and the field around it."""
 
+import os
+
 __version__ = "0.2.0"
+
+if os.name == "nt":
+    raise ImportError("kerple needs locks and signals of Linux or macOS; on Windows, use WSL")

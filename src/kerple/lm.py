@@ -1,6 +1,7 @@
 """`LanguageModel`: the Lightning module, which has loss, optimiser and schedule. The network is in `kerple.model`."""
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -18,6 +19,8 @@ from kerple.model import Batch, Transformer
 from kerple.muon import Muon
 from kerple.positions import Position, Shape
 from kerple.positions.coupled import Placed
+
+WRAPPER = re.compile(r"_(fsdp|checkpoint)_wrapped_module\.")  # what sharding puts into the names of parameters
 
 
 class LanguageModel(LightningModule):
@@ -140,6 +143,8 @@ class LanguageModel(LightningModule):
         self.compile_network = compile
         # sums are fp64, and a loss that is not finite is not left out of the mean
         self.validation_loss = MeanMetric(nan_strategy="disable").set_dtype(torch.float64)
+        # by name, because FSDP makes every parameter one-dimensional
+        self._matrices = {name for name, p in self.named_parameters() if p.ndim >= 2}
         self._sums: list[Tensor] = []  # (2,) fp64 of each micro-batch since the last step: loss, targets
 
     def setup(self, stage: str) -> None:
@@ -219,10 +224,14 @@ class LanguageModel(LightningModule):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         groups = self._muon_groups() if self.muon else []
         taken = {p for group in groups for p in group["params"]}
-        trained = [p for p in self.parameters() if p.requires_grad and p not in taken]
+        trained = [
+            (WRAPPER.sub("", name) in self._matrices, p)
+            for name, p in self.named_parameters()
+            if p.requires_grad and p not in taken
+        ]
         groups += [
-            {"params": [p for p in trained if p.ndim >= 2], "weight_decay": self.weight_decay},
-            {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+            {"params": [p for matrix, p in trained if matrix], "weight_decay": self.weight_decay},
+            {"params": [p for matrix, p in trained if not matrix], "weight_decay": 0.0},
         ]
         kind: Any = Muon if self.muon else torch.optim.AdamW
         # a fused optimiser unscales fp16's gradients inside its step, after they were clipped

@@ -8,6 +8,9 @@ import pytest
 
 from kerple.cli.main import COMMANDS, main
 from kerple.cli.parser import fit_parser
+from kerple.cli.resolve import check_test, resolve
+from kerple.compare.comparison import Job
+from kerple.runs.shipped_configs import found
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "pytorch_lightning", "pandas", "matplotlib", "transformers")
@@ -75,3 +78,14 @@ def test_the_parser_of_a_fit_has_the_options_of_the_command() -> None:
     theirs = cli.config.fit.as_dict()
     assert {key: theirs.pop(key) for key in ("ckpt_path", "weights_only")} == {"ckpt_path": None, "weights_only": None}
     assert ours | {"config": None} == theirs | {"config": None}
+
+
+def test_the_tests_of_shipped_comparisons_are_found_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fit_flags = (f"--config={found('configs/demo.yaml')}", "--model.position=ALiBi", "--run_dir=run")
+    job = Job(
+        "ALiBi", 1, tmp_path / "run", fit_flags, ("--config=configs/compare/quick-test.yaml", "--run_dir=run/test")
+    )
+    check_test(job, resolve(job))

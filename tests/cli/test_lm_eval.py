@@ -182,3 +182,11 @@ def test_the_harness_gives_the_perplexity_of_sliding(place: Path) -> None:
     size = sum(len(text.encode()) for text in TEXTS)
     assert result["byte_perplexity,none"] == pytest.approx(math.exp(total / size), rel=1e-5)
     assert result["bits_per_byte,none"] == pytest.approx(total / size / math.log(2), rel=1e-5)
+
+
+def test_what_the_harness_adds_is_taken_and_a_slip_is_refused(place: Path) -> None:
+    checkpoint = str(place / "run" / "checkpoints" / "last.ckpt")
+    given = Checkpoint(checkpoint, device="meta", batch_size=16, max_batch_size=None)
+    assert next(given.network.parameters()).device.type == "meta"
+    with pytest.raises(UserError, match="model_args: got lenght, expected ckpt, length, stride or trust"):
+        Checkpoint(checkpoint, lenght=4096)

@@ -221,6 +221,7 @@ def test_a_sample_of_a_negative_size(tmp_path: Path, capsys: pytest.CaptureFixtu
         ("validate", b"PK\x03\x04" + b"\0" * 200),
         ("predict", b"PK\x03\x04" + b"\0" * 200),
         ("export", b"no checkpoint"),
+        ("predict", b"\x80\x04no text"),
     ],
 )
 def test_a_file_that_is_no_checkpoint(
@@ -278,3 +279,38 @@ def test_an_unsealed_checkpoint_is_read_with_one_line_of_warning(
         f"warning: ckpt_path: {tmp_path}/old.ckpt has no checksum, as those of earlier versions: damage and changes go "
         "unnoticed"
     )
+
+
+def test_a_configuration_that_is_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "last.ckpt").write_bytes(b"PK\x03\x04\x80\xff\xfe")
+    assert "last.ckpt" in complaint(capsys, "fit", f"--config={tmp_path}/last.ckpt")
+
+
+@pytest.mark.parametrize(
+    ("section", "option", "value"), [("data", "length", 0), ("model", "dim", "wide"), ("model", "position", None)]
+)
+def test_a_configuration_in_a_checkpoint_that_makes_no_model(
+    genuine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], section: str, option: str, value: object
+) -> None:
+    content = torch.load(genuine, weights_only=True)
+    del content["sha256"]
+    config = yaml.safe_load(content["config"])
+    options = config["data"]["init_args"] if section == "data" else config["model"]
+    if value is None:
+        del options[option]
+    else:
+        options[option] = value
+    torch.save(content | {"config": yaml.safe_dump(config)}, tmp_path / "odd.ckpt")
+    with pytest.raises(SystemExit) as ended:
+        main(["predict", f"--ckpt_path={tmp_path}/odd.ckpt"])
+    assert ended.value.code == 2
+    told = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("warning: ")]
+    assert len(told) == 1
+    assert told[0].startswith(f"error: ckpt_path: {tmp_path}/odd.ckpt")
+
+
+@pytest.mark.parametrize("options", [["--config=configs/tasks/addition.yaml"], ["--data=kerple.tasks.TaskData"]])
+def test_a_task_has_nothing_to_prepare(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    more = [] if options[0].startswith("--config") else ["--data.task=Copy", "--data.length=100"]
+    line = complaint(capsys, "prepare", *options, *more)
+    assert "TaskData, a task, which has no shards to prepare" in line

@@ -67,3 +67,14 @@ def test_a_mistake_is_one_line(flags, message, capsys) -> None:
         main([*PAPER, *flags])
     assert end.value.code == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("devices", "count"), [("8", 8), ("[0,2]", 2), ("0,1,3", 3), ("auto", 1), ("-1", 1)])
+def test_devices_are_those_that_fit_takes(capsys, devices: str, count: int) -> None:
+    rows = printed(capsys, "--trainer.devices", devices)
+    assert rows["tokens a step"][0].endswith(f"× {count} devices")
+
+
+def test_memory_says_that_it_is_not_sharded(capsys) -> None:
+    main([*PAPER, "--trainer.strategy", "fsdp"])
+    assert "without sharding" in " ".join(capsys.readouterr().out.split())

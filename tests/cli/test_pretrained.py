@@ -316,3 +316,13 @@ def test_pretrained_models_are_rows_of_a_comparison(here: Path) -> None:
     assert "| RoPE" in table
     assert "| PI" in table
     main(["compare", "--config", "windows.yaml"])  # nothing to do
+
+
+def test_models_whose_names_have_points_have_folders_of_their_own(here: Path) -> None:
+    for name in ("llama-1.4b", "llama-1.5b"):
+        broken(here, name)
+        run(here, here / name, *PERPLEXITY_ALONE, "--data.directory", f"{name}-shards")
+        assert (here / "logs/pretrained" / name / "test/extrapolation.json").exists()
+    run(here, here / "llama", *PERPLEXITY_ALONE, "--run_dir", "beside")
+    assert not (here / "config.yaml").exists()
+    assert (here / "beside/config.yaml").exists()

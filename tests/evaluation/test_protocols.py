@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from kerple import positions
+from kerple.errors import UserError
 from kerple.evaluation.protocols import Protocol, full, last, per_position, sliding, windowed
 from kerple.model import Transformer
 from kerple.positions import Shape
@@ -198,3 +199,11 @@ def test_losses_are_fp32_when_the_network_computes_in_bf16() -> None:
 def test_what_cannot_be_honoured_is_an_error(call, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call(Counter(), tokens_of(48))
+
+
+@pytest.mark.parametrize(("name", "option"), [("windowed", "window"), ("sliding", "stride"), ("last", "k")])
+def test_an_option_that_is_missing_or_another_protocols_is_named(name: str, option: str) -> None:
+    with pytest.raises(UserError, match=rf"protocol {name}: {option}: got None, but {name} needs it; give"):
+        Protocol(name)
+    with pytest.raises(UserError, match=rf"protocol full: {option}: got 3, but only {name} has it; .* drop"):
+        Protocol("full", **{option: 3})

@@ -138,3 +138,13 @@ def test_the_trainer_takes_auto_without_the_command_line(machine: Machine) -> No
     assert AutoTrainer(accelerator="cpu", precision="auto", logger=False).precision == "32-true"
     machine("avx2", "amx_bf16")
     assert AutoTrainer(accelerator="cpu", precision="auto", logger=False).precision == "bf16-mixed"
+
+
+def test_an_apple_gpu_is_left_out_because_it_has_no_fp64(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine("bf16")
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    options = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
+    assert AutoTrainer(**options).strategy.root_device.type == "cpu"
+    for asked in ("mps", "gpu"):
+        with pytest.raises(ValueError, match=f"trainer.accelerator: got {asked}, an Apple GPU"):
+            AutoTrainer(accelerator=asked, **options)

@@ -295,7 +295,7 @@ def _mapping(path: Path) -> dict[str, Any]:
     """Content of a YAML file; empty if it cannot be read, about which the parser will complain."""
     try:
         content = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError):
+    except (OSError, UnicodeError, yaml.YAMLError):
         return {}
     return content if isinstance(content, dict) else {}
 

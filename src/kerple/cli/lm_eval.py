@@ -16,7 +16,10 @@ from kerple.evaluation.protocols import sliding
 from kerple.hf import need
 from kerple.model.generation import generate
 
-INSTALL_HARNESS = "pip install --no-deps --target FOLDER -r requirements-lm-eval.txt, and FOLDER in PYTHONPATH"
+INSTALL_HARNESS = (
+    "pip install --no-deps --target FOLDER -r requirements-lm-eval.txt (of the project's repository), and FOLDER in "
+    "PYTHONPATH"
+)
 
 
 def main(arguments: list[str]) -> None:
@@ -57,16 +60,31 @@ class Checkpoint:
         length: Number of tokens of context; None for the training length.
         stride: Number of new targets in each step through a longer text; None for a quarter of the length.
         trust: Packages whose classes the checkpoint may name, as a+b+c.
+        device: Device of the model; None for a CUDA device if there is one.
+        batch_size: Of no use: texts are read one at a time.
+        max_batch_size: Of no use either.
+        others: What no option is called.
 
     Raises:
-        UserError: If there is no such checkpoint, or a number is out of range.
+        UserError: If there is no such checkpoint or option, or a number is out of range.
     """
 
     def __init__(
-        self, ckpt: str, length: int | None = None, stride: int | None = None, trust: str = "", **_: Any
+        self,
+        ckpt: str,
+        length: int | None = None,
+        stride: int | None = None,
+        trust: str = "",
+        device: str | None = None,
+        batch_size: Any = None,
+        max_batch_size: Any = None,
+        **others: Any,
     ) -> None:
         super().__init__()
-        model, self.data = load(ckpt, tuple(trust.split("+")))
+        if others:
+            raise UserError(f"model_args: got {', '.join(others)}, expected ckpt, length, stride or trust")
+        self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        model, self.data = load(ckpt, tuple(trust.split("+")), self.device)
         self.network = model.network
         self.length = int(length or self.network.shape.length)
         self.stride = int(stride or max(1, self.length // 4))
@@ -87,7 +105,7 @@ class Checkpoint:
         for context, continuation in (request.args for request in requests):
             before, after = self._apart(context, continuation)
             room = max(self.length + 1 - len(after), 1)
-            text = torch.tensor([[*_last([self.start, *before], room, cut), *after]])
+            text = torch.tensor([[*_last([self.start, *before], room, cut), *after]], device=self.device)
             targets = text.shape[1] - 1
             begin, end = targets - len(after), min(self.length, targets)  # of the targets of a step
             total, greedy = 0.0, True
@@ -106,7 +124,7 @@ class Checkpoint:
         """Log-probability of each text after an end-of-text token, as the protocol ``sliding`` scores it."""
         results = []
         for (text,) in (request.args for request in requests):
-            tokens = torch.tensor([[self.start, *self.data.encode(text)]])
+            tokens = torch.tensor([[self.start, *self.data.encode(text)]], device=self.device)
             length = min(self.length, tokens.shape[1] - 1)
             losses = sliding(self.network, tokens, length, stride=min(self.stride, length)) if length else tokens[:, 1:]
             results.append(-float(losses.double().sum()))
@@ -134,7 +152,7 @@ class Checkpoint:
                     "prompt has room; add length=… to --model_args, or --gen_kwargs max_gen_toks=…"
                 )
             prompt = _last([self.start, *self.data.encode(context)], room, cut)
-            new = generate(self.network, torch.tensor([prompt]), steps, stop=self.start)
+            new = generate(self.network, torch.tensor([prompt], device=self.device), steps, stop=self.start)
             text = ""
             for piece in pieces(self.data, prompt, map(int, new), self.start):
                 text += piece

@@ -81,7 +81,7 @@ def tables(config: Namespace, chips: list[Chip], devices: list[int], efficiency:
     with torch.device("meta"):
         model = build(config)
     count, work = parameters(model.network), flops(model.network, data.length)
-    own = trainer.devices if isinstance(trainer.devices, int) and trainer.devices > 0 else 1
+    own = device_count(trainer.devices)
     micro = data.batch_size * data.length
     step = micro * trainer.accumulate_grad_batches * own * trainer.num_nodes
     tokens = step * trainer.max_steps
@@ -100,9 +100,23 @@ def tables(config: Namespace, chips: list[Chip], devices: list[int], efficiency:
     needed = memory(model.network, data.batch_size, data.length, precision, moments(model))
     return [
         _two_columns("Work", rows),
-        _two_columns(f"Memory of a device, {data.batch_size} × {data.length} tokens at once", _parts(needed)),
+        _two_columns(
+            f"Memory of a device, {data.batch_size} × {data.length} tokens at once"
+            f"{', without sharding' if 'fsdp' in str(trainer.strategy).lower() else ''}",
+            _parts(needed),
+        ),
         _hours(total, needed, trainer.max_steps, chips, devices, efficiency),
     ]
+
+
+def device_count(devices: Any) -> int:
+    """Number of devices of a node that the Trainer's option means, with 1 where it leaves that to the machine."""
+    if isinstance(devices, list):
+        return len(devices)
+    text = str(devices)
+    if "," in text:  # numbers of devices
+        return len([part for part in text.split(",") if part.strip()])
+    return int(text) if text.isdecimal() and int(text) else 1
 
 
 def moments(model: LanguageModel) -> float:

@@ -6,13 +6,13 @@ from itertools import chain
 from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentError, ArgumentParser
 from pytorch_lightning.cli import LightningArgumentParser
 
 from kerple.cli.agreement import agree
 from kerple.cli.allowed_classes import offer
 from kerple.cli.lightning import settle_torch
-from kerple.cli.parser import add_model_and_data
+from kerple.cli.parser import add_model_and_data, mistake_in
 from kerple.cli.ranges import COUNT
 from kerple.cli.reading import read
 from kerple.data import TokenShards
@@ -116,9 +116,12 @@ def load(path: str, trust: tuple[str, ...] | None = None, device: str = "cpu") -
         UserError: If there is no such checkpoint, or its data is missing.
     """
     config = read_config(path, offer(trust))
-    parser = LightningArgumentParser()
+    parser = LightningArgumentParser(exit_on_error=False)
     add_model_and_data(parser)
-    made = parser.instantiate_classes(parser.parse_object({key: config[key] for key in ("model", "data")}))
+    try:
+        made = parser.instantiate_classes(parser.parse_object({key: config[key] for key in ("model", "data")}))
+    except (ArgumentError, ValueError, TypeError) as error:  # the parser's, also of what a class said when it was made
+        raise UserError(f"ckpt_path: {path}: {mistake_in(error) or error}") from error
     if not isinstance(made.data, Text):  # a user's own data module
         raise UserError(f"ckpt_path: {path} was trained on {type(made.data).__name__}, which cannot encode a prompt")
     made.data.setup("predict")

@@ -12,6 +12,7 @@ from kerple.cli.inspect import show
 from kerple.cli.reading import read
 from kerple.data.datamodule import TokenShards
 from kerple.errors import UserError
+from kerple.tasks import TaskData
 
 
 def main(arguments: list[str]) -> None:
@@ -37,8 +38,17 @@ def main(arguments: list[str]) -> None:
     prepare(parser.instantiate_classes(config).data)
 
 
-def prepare(data: TokenShards) -> None:
-    """Prepare the shards of a data module and print a summary of them."""
+def prepare(data: LightningDataModule) -> None:
+    """Prepare the shards of a data module and print a summary of them.
+
+    Raises:
+        UserError: It has no shards.
+    """
+    if not isinstance(data, TokenShards):
+        what = "a task" if isinstance(data, TaskData) else "data of one's own"
+        raise UserError(
+            f"data: got {type(data).__name__}, {what}, which has no shards to prepare; expected TokenShards"
+        )
     data.prepare_data()
     data.setup()
     show(data.manifest)

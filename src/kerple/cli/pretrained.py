@@ -25,7 +25,8 @@ class StoreRunConfig(StoreConfig):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         above = Path(trainer.log_dir or trainer.default_root_dir).parent / "config.yaml"
-        if trainer.is_global_zero and not above.exists():
+        in_a_run = above.parent.resolve() != Path.cwd()  # not where a folder in the working folder was asked for
+        if trainer.is_global_zero and in_a_run and not above.exists():
             above.write_text(self._text)
 
 
@@ -46,7 +47,9 @@ class PretrainedCLI(CLI):
     def before_instantiate_classes(self) -> None:
         config = self.config[self.subcommand]
         model = config.model
-        label = Path(model.path).stem + (f"-{model.scaling}{model.factor or ''}" if model.scaling else "")
+        label = Path(model.path).name.removesuffix(".gguf") + (
+            f"-{model.scaling}{model.factor or ''}" if model.scaling else ""
+        )
         run = Path(config.logs) / config.experiment / label
         directory = test_directory(config.run_dir, str(run / "checkpoints" / "none"), "test")
         config.trainer.default_root_dir = str(directory)

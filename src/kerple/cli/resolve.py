@@ -15,6 +15,7 @@ from kerple.cli.reading import read
 from kerple.compare.comparison import Job
 from kerple.errors import UserError
 from kerple.lm import LanguageModel
+from kerple.runs.shipped_configs import with_shipped_configs
 
 PLACES = ("run_dir", "ckpt_path", "config", "logs", "experiment", "trust", "auto_precision")  # where a run is
 
@@ -29,7 +30,7 @@ def resolve(job: Job) -> dict[str, Any]:
         if job.pretrained:
             from kerple.cli.pretrained import configuration  # it needs packages that fits do not
 
-            text = configuration(["test", *job.test])
+            text = configuration(["test", *with_shipped_configs([*job.test])])
         else:
             _, *arguments = checkpoint_first(["fit", *job.fit])
             config = read(_parser(), arguments)
@@ -51,7 +52,7 @@ def check_test(job: Job, config: dict[str, Any]) -> None:
         UserError: If they do not parse.
     """
     try:
-        read(_parser(), ["--config", yaml.safe_dump(config), *job.test])
+        read(_parser(), ["--config", yaml.safe_dump(config), *with_shipped_configs([*job.test])])
     except UserError as error:
         raise UserError(f"compare: test: {error}") from error
 

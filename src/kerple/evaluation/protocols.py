@@ -15,6 +15,8 @@ from typing import Protocol as Interface
 import torch
 from torch import Tensor
 
+from kerple.errors import UserError
+
 Name = Literal["full", "windowed", "sliding", "last", "per_position"]
 TOKENS_PER_FORWARD = 16_384
 
@@ -180,7 +182,7 @@ class Protocol:
         k: Number of targets scored at the end of a segment; for last, which requires it.
 
     Raises:
-        ValueError: If the name is unknown, or an option is missing, out of range or not the protocol's own.
+        UserError: If the name is unknown, or an option is missing, out of range or not the protocol's own.
     """
 
     name: Name
@@ -191,15 +193,16 @@ class Protocol:
 
     def __post_init__(self) -> None:
         if self.name not in get_args(Name):
-            raise ValueError(f"protocol: got {self.name!r}, expected one of {', '.join(get_args(Name))}")
+            raise UserError(f"protocol: got {self.name!r}, expected one of {', '.join(get_args(Name))}")
         for option, owner in (("window", "windowed"), ("stride", "sliding"), ("k", "last")):
             value = getattr(self, option)
             if (value is None) == (self.name == owner):
-                raise ValueError(f"protocol {self.name}: {option}: got {value}; {owner} requires it, others have none")
+                told = f"{owner} needs it" if value is None else f"only {owner} has it"
+                raise UserError(f"protocol {self.name}: {option}: got {value}, but {told}; give or drop {option}")
             if value is not None and value < 1:
-                raise ValueError(f"protocol {self.name}: {option}: got {value}, expected a positive number")
+                raise UserError(f"protocol {self.name}: {option}: got {value}, expected a positive number")
         if self.skip < 0 or (self.skip and self.name != "sliding"):
-            raise ValueError(
+            raise UserError(
                 f"protocol {self.name}: skip: got {self.skip}; only sliding has one, and it is not negative"
             )
 

@@ -9,6 +9,7 @@ from lightning_fabric.connector import _PRECISION_INPUT
 from pytorch_lightning import Trainer
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
+from kerple.errors import UserError
 from kerple.runs.training_state import Resumption
 
 FAST, SAFE = "bf16-mixed", "32-true"
@@ -25,9 +26,18 @@ class AutoTrainer(Trainer):
 
     Args:
         precision: Any of Lightning's, or ``auto`` for the one that `choose` returns.
+        accelerator: Any of Lightning's but an Apple GPU, which has no fp64 for sums of losses; ``auto`` leaves it out.
+
+    Raises:
+        UserError: If the accelerator is an Apple GPU.
     """
 
     def __init__(self, *args: Any, precision: Literal["auto"] | _PRECISION_INPUT | None = None, **kwargs: Any) -> None:
+        asked = kwargs.get("accelerator", "auto")
+        if torch.backends.mps.is_available() and not torch.cuda.is_available():
+            if asked in ("gpu", "mps"):
+                raise UserError(f"trainer.accelerator: got {asked}, an Apple GPU, which has no fp64; expected cpu")
+            kwargs["accelerator"] = "cpu" if asked == "auto" else asked
         chosen = choose(kwargs.get("accelerator", "auto"))[0] if precision == "auto" else precision
         super().__init__(*args, precision=cast("_PRECISION_INPUT | None", chosen), **kwargs)
         self._checkpoint_connector = Resumption(self)
@@ -50,8 +60,6 @@ def choose(accelerator: Any = "auto") -> tuple[str, str]:
         capability = torch.cuda.get_device_capability(oldest)
         what = f"{torch.cuda.get_device_name(oldest)}, compute capability {capability[0]}.{capability[1]}"
         return (FAST if capability >= AMPERE else SAFE), f"the device is {what}"
-    if accelerator in ("auto", "gpu", "mps") and torch.backends.mps.is_available():
-        return SAFE, "the device is an Apple GPU"
     if accelerator not in ("auto", "cpu"):
         return SAFE, f"the accelerator is {accelerator}"
     found = _bf16_instructions()
@@ -92,9 +100,7 @@ def _say(line: str) -> None:
 
 def emulated(precision: Any, accelerator: Any = "auto") -> bool:
     """Whether this precision makes a CPU compute in bf16 without instructions for it."""
-    on_cpu = accelerator == "cpu" or (
-        accelerator == "auto" and not torch.cuda.is_available() and not torch.backends.mps.is_available()
-    )
+    on_cpu = accelerator == "cpu" or (accelerator == "auto" and not torch.cuda.is_available())
     return on_cpu and str(precision).startswith("bf16") and not _bf16_instructions()
 
 
