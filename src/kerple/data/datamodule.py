@@ -4,6 +4,7 @@ The file has more than 300 lines because one class has all 23 options, each with
 """
 
 import hashlib
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -171,7 +172,7 @@ class TokenShards(LightningDataModule):
 
     def state_dict(self) -> dict[str, str]:
         """Checksums of the tokenizer and of the training data, which a checkpoint of a fit keeps."""
-        return {"tokenizer": self.manifest.tokenizer, "training": self._training_checksum()}
+        return {"tokenizer": self.manifest.tokenizer, "training": self._training_checksum}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Refuse a checkpoint that was fitted with another tokenizer, or, where a fit goes on, on other data.
@@ -187,7 +188,7 @@ class TokenShards(LightningDataModule):
                 "tokenizer.json as data.tokenizer"
             )
         fitting = self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
-        if fitting and state.get("training", now := self._training_checksum()) != now:
+        if fitting and state.get("training", self._training_checksum) != self._training_checksum:
             raise UserError(
                 f"data.directory: got {self.place}, whose training tokens are not those with which the fit began; name "
                 "the folders of before, or start a new training from its weights with --weights"
@@ -299,6 +300,7 @@ class TokenShards(LightningDataModule):
                 )
         return folders
 
+    @cached_property  # every checkpoint asks for it, and a folder may be at a URL
     def _training_checksum(self) -> str:
         """A sha256 of the training tokens of all folders, which does not read them."""
         sums = [folder.manifest.splits["train"].checksums for folder, _ in self._training_folders()]
