@@ -22,11 +22,12 @@ EMULATED = "this processor emulates bf16, and a step takes 2 to 20 times as long
 
 
 class AutoTrainer(Trainer):
-    """Lightning's Trainer with the precision ``auto``, which restores by `Resumption`.
+    """Lightning's Trainer with the precision ``auto``, which restores by `Resumption`, and takes no Apple GPU.
+
+    An Apple GPU has no fp64, in which losses are summed: ``accelerator: auto`` leaves it out.
 
     Args:
         precision: Any of Lightning's, or ``auto`` for the one that `choose` returns.
-        accelerator: Any of Lightning's but an Apple GPU, which has no fp64 for sums of losses; ``auto`` leaves it out.
 
     Raises:
         UserError: If the accelerator is an Apple GPU.
