@@ -144,7 +144,7 @@ class LanguageModel(LightningModule):
         # sums are fp64, and a loss that is not finite is not left out of the mean
         self.validation_loss = MeanMetric(nan_strategy="disable").set_dtype(torch.float64)
         # by name, because FSDP makes every parameter one-dimensional
-        self._matrices = {name for name, p in self.named_parameters() if p.ndim >= 2}
+        self._dimensions = {name: p.ndim for name, p in self.named_parameters()}
         self._sums: list[Tensor] = []  # (2,) fp64 of each micro-batch since the last step: loss, targets
 
     def setup(self, stage: str) -> None:
@@ -225,7 +225,7 @@ class LanguageModel(LightningModule):
         groups = self._muon_groups() if self.muon else []
         taken = {p for group in groups for p in group["params"]}
         trained = [
-            (WRAPPER.sub("", name) in self._matrices, p)
+            (self._dimensions.get(WRAPPER.sub("", name), p.ndim) >= 2, p)
             for name, p in self.named_parameters()
             if p.requires_grad and p not in taken
         ]

@@ -186,7 +186,13 @@ def test_the_harness_gives_the_perplexity_of_sliding(place: Path) -> None:
 
 def test_what_the_harness_adds_is_taken_and_a_slip_is_refused(place: Path) -> None:
     checkpoint = str(place / "run" / "checkpoints" / "last.ckpt")
-    given = Checkpoint(checkpoint, device="meta", batch_size=16, max_batch_size=None)
+
+    class LM:  # as the harness's
+        @property
+        def device(self) -> str:
+            return "cpu"
+
+    given = type("KerpleLM", (Checkpoint, LM), {})(checkpoint, device="meta", batch_size=16, max_batch_size=None)
     assert next(given.network.parameters()).device.type == "meta"
     with pytest.raises(UserError, match="model_args: got lenght, expected ckpt, length, stride or trust"):
         Checkpoint(checkpoint, lenght=4096)

@@ -275,7 +275,7 @@ def test_old_results_that_cannot_be_removed_do_not_count(tmp_path: Path, monkeyp
             raise PermissionError(f"{folder} is of root")
 
     monkeypatch.setattr(jobs.shutil, "rmtree", fail)
-    with pytest.raises(PermissionError):
+    with pytest.raises(Failed, match=r"cannot be removed .* is of root"):
         jobs.run(again, CONFIG, None, 1, lambda _: None, FAKE)
     assert not jobs.finished(again)
 

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from kerple.data import TokenShards
 from kerple.data.manifest import Manifest, read_manifest
-from kerple.data.tokenizer import load_tokenizer
 
 LENGTH = 16
 
@@ -243,13 +242,20 @@ def test_a_mixture_with_more_training_text_than_the_folder_that_is_tested_is_ref
         module(mixture={str(more[0]): 1.0}).train_dataloader()
 
 
-def test_a_tokenizer_that_cuts_and_pads_cuts_and_pads_nothing_here(prepared: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_that_cuts_and_pads_cuts_and_pads_nothing_here(
+    prepared: Path, json_lines: Path, tmp_path: Path, small_build: Callable[..., Manifest]
+) -> None:
     tokenizer = Tokenizer.from_file(str(prepared / "tokenizer.json"))
     whole = tokenizer.encode("grey wolves sang").ids
     tokenizer.enable_truncation(3)
     tokenizer.enable_padding(length=40)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    assert load_tokenizer(str(tmp_path)).encode("grey wolves sang").ids == whole
+    made = small_build(tmp_path / "out", json_lines, tokenizer=str(tmp_path / "tokenizer.json"))
+    assert made.splits == read_manifest(prepared).splits
+    data = TokenShards(None, directory=str(tmp_path / "out"), vocabulary=300, length=LENGTH)
+    assert data.encode("grey wolves sang") == whole
+    again = small_build(tmp_path / "again", json_lines, tokenizer=str(tmp_path / "out/tokenizer.json"))
+    assert again.tokenizer == made.tokenizer  # what is stored is what was given
 
 
 def test_a_path_may_be_written_as_a_url(prepared: Path) -> None:

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from filelock import FileLock
 from pytorch_lightning import LightningModule, Trainer
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from kerple.callbacks.analysis import Analysis, log_directory, synchronise
 from kerple.callbacks.typed import data_of, network_of
-from kerple.data.tokenizer import load_tokenizer
+from kerple.data.tokenizer import load_tokenizer, uncut
 from kerple.errors import UserError
 from kerple.evaluation.key_tokens import Criterion, byte_spans, carried_over, key_targets, spelling
 from kerple.evaluation.metrics import TokenLoss
@@ -152,7 +153,8 @@ class LongPerplexity(Analysis):
         own = [spell(token) for token in tokens.tolist()]
         text = b"".join(own).decode("utf-8", "surrogateescape")
         readable = text.encode("utf-8", "replace").decode()  # "?" for each byte that is not text, as many characters
-        encoding = tokenizer.encode(readable, add_special_tokens=False)
+        whole = uncut(Tokenizer.from_str(tokenizer.to_str()))  # a copy: this one is known by its JSON
+        encoding = whole.encode(readable, add_special_tokens=False)
         keys = [False, *self._judged(network, torch.tensor(encoding.ids))]  # of each token; the first is no target
         return carried_over(own, byte_spans(text, encoding.offsets), keys)[1:]
 

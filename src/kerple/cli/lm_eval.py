@@ -83,8 +83,8 @@ class Checkpoint:
         super().__init__()
         if others:
             raise UserError(f"model_args: got {', '.join(others)}, expected ckpt, length, stride or trust")
-        self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        model, self.data = load(ckpt, tuple(trust.split("+")), self.device)
+        self._device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        model, self.data = load(ckpt, tuple(trust.split("+")), self._device)
         self.network = model.network
         self.length = int(length or self.network.shape.length)
         self.stride = int(stride or max(1, self.length // 4))
@@ -105,7 +105,7 @@ class Checkpoint:
         for context, continuation in (request.args for request in requests):
             before, after = self._apart(context, continuation)
             room = max(self.length + 1 - len(after), 1)
-            text = torch.tensor([[*_last([self.start, *before], room, cut), *after]], device=self.device)
+            text = torch.tensor([[*_last([self.start, *before], room, cut), *after]], device=self._device)
             targets = text.shape[1] - 1
             begin, end = targets - len(after), min(self.length, targets)  # of the targets of a step
             total, greedy = 0.0, True
@@ -124,7 +124,7 @@ class Checkpoint:
         """Log-probability of each text after an end-of-text token, as the protocol ``sliding`` scores it."""
         results = []
         for (text,) in (request.args for request in requests):
-            tokens = torch.tensor([[self.start, *self.data.encode(text)]], device=self.device)
+            tokens = torch.tensor([[self.start, *self.data.encode(text)]], device=self._device)
             length = min(self.length, tokens.shape[1] - 1)
             losses = sliding(self.network, tokens, length, stride=min(self.stride, length)) if length else tokens[:, 1:]
             results.append(-float(losses.double().sum()))
@@ -152,7 +152,7 @@ class Checkpoint:
                     "prompt has room; add length=… to --model_args, or --gen_kwargs max_gen_toks=…"
                 )
             prompt = _last([self.start, *self.data.encode(context)], room, cut)
-            new = generate(self.network, torch.tensor([prompt], device=self.device), steps, stop=self.start)
+            new = generate(self.network, torch.tensor([prompt], device=self._device), steps, stop=self.start)
             text = ""
             for piece in pieces(self.data, prompt, map(int, new), self.start):
                 text += piece

@@ -15,6 +15,7 @@ from kerple.errors import UserError
 from kerple.hf import need
 from kerple.hf.adapter import training_length
 from kerple.hf.source import locate, read_model_config, read_tokenizer
+from kerple.report.collect import model_name
 from kerple.runs.directories import test_directory
 from kerple.runs.precision import AutoTrainer
 
@@ -47,9 +48,7 @@ class PretrainedCLI(CLI):
     def before_instantiate_classes(self) -> None:
         config = self.config[self.subcommand]
         model = config.model
-        label = Path(model.path).name.removesuffix(".gguf") + (
-            f"-{model.scaling}{model.factor or ''}" if model.scaling else ""
-        )
+        label = model_name(model.path) + (f"-{model.scaling}{model.factor or ''}" if model.scaling else "")
         run = Path(config.logs) / config.experiment / label
         directory = test_directory(config.run_dir, str(run / "checkpoints" / "none"), "test")
         config.trainer.default_root_dir = str(directory)

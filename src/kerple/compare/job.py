@@ -111,6 +111,7 @@ def run(
                 _remove(job.directory)
             known = {"config": config, "data": data, "fitted": job.pretrained, "tests": {}}
             _write(job, known)
+        known.setdefault("data", data)  # of a run that was made by hand, or by an earlier version
         if not job.pretrained and known["fitted"] and not finished(job) and not job.checkpoint.is_file():
             say(f"{job.name}: {job.checkpoint} is gone")
             known |= {"fitted": False, "tests": {}}
@@ -145,9 +146,12 @@ def run(
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder. If that fails, its old results would count as those of the next command."""
-    if folder.exists():
-        shutil.rmtree(folder)
+    """Remove a folder; raise `Failed` if that fails, because old results would count as those of the next command."""
+    try:
+        if folder.exists():
+            shutil.rmtree(folder)
+    except OSError as error:
+        raise Failed(f"{folder} cannot be removed ({error})") from error
 
 
 def _trust(config: dict[str, Any]) -> list[str]:

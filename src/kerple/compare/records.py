@@ -68,7 +68,7 @@ def keep(job: Job, config: dict[str, Any], data: str | None, path: Path) -> None
     Args:
         job: The run.
         config: Its resolved configuration, flat.
-        data: Checksum of its present data, see `fingerprint`; that with which the run began takes its place.
+        data: Checksum of its present data, see `fingerprint`; that with which the run began, if known, takes its place.
         path: Path of the record.
     """
     run = results_of(job.directory, job.test_folder.name)

@@ -24,7 +24,7 @@ from kerple.data.prepare.build import LARGEST_LOSS, build, check_recipe
 from kerple.data.prepare.settings import Recipe, default_directory
 from kerple.data.remote import CACHE_BYTES, Folder, open_folder
 from kerple.data.shards import TokenStream
-from kerple.data.tokenizer import TRAINED_HERE, token_bytes
+from kerple.data.tokenizer import TRAINED_HERE, token_bytes, uncut
 from kerple.errors import UserError
 
 
@@ -353,7 +353,7 @@ class TokenShards(LightningDataModule):
 
     def _load_tokenizer(self) -> Tokenizer:
         if self._tokenizer is None:
-            self._tokenizer = self._folder().tokenizer()
+            self._tokenizer = uncut(self._folder().tokenizer())
         return self._tokenizer
 
     def _rank(self) -> tuple[int, int]:

@@ -164,8 +164,13 @@ class RemoteFolder(Folder):
                     check_run(url, layout, split, run, np.frombuffer(member["data"], layout.numpy))
                     file.seek((run - runs.start) * layout.run_bytes)
                     file.write(headers[run - runs.start] + member["data"])
-            except tarfile.TarError as error:
-                raise UserError(f"{url}: cannot be read to its end ({error}); upload it again") from error
+            except Exception as error:
+                if checked.wrong is not None:
+                    wrong = layout.member(split.name, runs[checked.wrong])
+                    raise UserError(f"{url}: member {wrong} is not as the manifest says; upload it again") from error
+                if isinstance(error, tarfile.TarError):
+                    raise UserError(f"{url}: cannot be read to its end ({error}); upload it again") from error
+                raise
 
     def _keep(self, name: str, checksum: str) -> None:
         """Copy a small file into the cache, unless it is there.
@@ -208,9 +213,11 @@ class CheckedHeaders(io.RawIOBase):
         headers: The header of each member.
         distance: Bytes from one header to the next.
 
-    Raises:
-        UserError: A header is another; while reading.
+    Attributes:
+        wrong: Number of the member whose header is another; reading fails there. None if there is none so far.
     """
+
+    wrong: int | None = None
 
     def __init__(self, remote: ResumingStream, headers: list[bytes], distance: int) -> None:
         self.remote, self.headers, self.distance = remote, headers, distance
@@ -226,9 +233,8 @@ class CheckedHeaders(io.RawIOBase):
             first = place * self.distance
             begin, end = max(start, first), min(start + count, first + TAR_BLOCK)
             if begin < end and view[begin - start : end - start] != self.headers[place][begin - first : end - first]:
-                raise UserError(
-                    f"{self.remote.path}: member {place} is not the one that the manifest says; upload it again"
-                )
+                self.wrong = place
+                raise tarfile.ReadError("a header is not the one that the manifest says")
         return count
 
     def close(self) -> None:

@@ -57,7 +57,7 @@ def cut_runs(text: str, pre_tokenizer: Any) -> Iterator[str]:
 
 
 def load_tokenizer(source: str) -> Tokenizer:
-    """Load a tokenizer, which cuts and pads no text even if its file asks for that.
+    """Load a tokenizer.
 
     Args:
         source: A `tokenizer.json`, a folder that holds one, a name on the Hugging Face hub such as `gpt2`; or `hf:` and
@@ -75,10 +75,10 @@ def load_tokenizer(source: str) -> Tokenizer:
         path = path / "tokenizer.json"
     try:
         if path.is_file():
-            return uncut(Tokenizer.from_file(str(path)))
+            return Tokenizer.from_file(str(path))
         if path.suffix == ".json" or path.is_absolute() or source.startswith("."):
             raise FileNotFoundError(f"there is no file {path}")
-        return uncut(Tokenizer.from_pretrained(source))
+        return Tokenizer.from_pretrained(source)
     except Exception as error:  # the library raises bare Exception for a bad file and many kinds for a bad hub
         raise UserError(
             f"tokenizer: {source!r} could not be loaded ({error}); expected {TRAINED_HERE!r} to train one here, a "
@@ -87,7 +87,7 @@ def load_tokenizer(source: str) -> Tokenizer:
 
 
 def uncut(tokenizer: Tokenizer) -> Tokenizer:
-    """The tokenizer itself, which from now on cuts and pads no text, whatever its file asks for."""
+    """The tokenizer itself, which now cuts and pads no text, whatever its file asks for; its JSON is another then."""
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

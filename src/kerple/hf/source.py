@@ -218,8 +218,6 @@ def _backend(source: ModelSource) -> Tokenizer:
     backend = getattr(read, "backend_tokenizer", None)
     if not isinstance(backend, Tokenizer):
         raise UserError(f"tokenizer: that of {source.name} ({type(read).__name__}) has no tokenizer.json; make one")
-    backend.no_truncation()  # texts are whole, whatever its file asks for
-    backend.no_padding()
     return backend
 
 

@@ -198,9 +198,14 @@ def strategy(config: dict[str, Any]) -> str:
     """Class name of the strategy in a resolved configuration, or the name of a pretrained model and its scaling."""
     model = config["model"]
     if "path" in model:
-        return " ".join(filter(None, [Path(model["path"]).stem, model["scaling"]]))
+        return " ".join(filter(None, [model_name(model["path"]), model["scaling"]]))
     position = model["position"]
     return str(position["class_path"] if isinstance(position, dict) else position).rsplit(".", 1)[-1]
+
+
+def model_name(path: str) -> str:
+    """Name of a pretrained model: the last part of its path or of its name on the hub, which may have points."""
+    return Path(path).name.removesuffix(".gguf")
 
 
 def training_length(config: dict[str, Any]) -> int | None:

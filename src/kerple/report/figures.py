@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from kerple.report.statistics import lower_is_better
+from kerple.report.statistics import in_tokens, lower_is_better
 from kerple.report.tables import METRIC_NAMES
 
 # colours of Okabe and Ito, which colour-blind readers can tell apart; they are repeated with other dashes
@@ -147,7 +147,7 @@ def _panels(chosen: pd.DataFrame, styles: Styles, trained: Mapping[str, int | No
         ranges.append(draw(ax, panel, styles))
         ax.set_title(literal(protocol), fontsize=10, pad=14)
         plain(ax)
-        tokens = lower_is_better(panel["metric"].iloc[0])  # accuracies are of problems, whose lengths are no tokens
+        tokens = in_tokens(panel["metric"].iloc[0], protocol)
         ax.set_xlabel("evaluation length (tokens)" if tokens else "length of the problem")
         _lengths(ax, sorted(panel["length"].unique()), trained[protocol])
     axes[0, 0].set_ylim(min(low for low, _ in ranges), max(high for _, high in ranges))  # shared by all panels

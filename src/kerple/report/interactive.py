@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from kerple.report.figures import COLOURS
-from kerple.report.statistics import lower_is_better
+from kerple.report.statistics import in_tokens, lower_is_better
 from kerple.report.tables import METRIC_NAMES
 
 DASH_LENGTHS: tuple[list[int], ...] = ([], [8, 4], [2, 3], [10, 3, 2, 3])
@@ -31,6 +31,7 @@ def curves(summary: pd.DataFrame, results: pd.DataFrame, trained: Mapping[str, i
         for protocol, chosen in of_metric.groupby("protocol", sort=False):
             runs = results[(results["metric"] == metric) & (results["protocol"] == protocol)]
             protocols.append(_protocol(chosen, runs, str(protocol), trained[str(protocol)], order))
+            protocols[-1]["tokens"] = in_tokens(str(metric), str(protocol))
         name = METRIC_NAMES.get(str(metric), str(metric))
         metrics.append({"name": name, "lower": lower_is_better(str(metric)), "protocols": protocols})
     text = json.dumps({"baseline": baseline, "metrics": metrics}, allow_nan=False, separators=(",", ":"))

@@ -78,7 +78,7 @@ class Figure {
         cursor: { drag: { x: true, y: true, uni: 20 }, points: { size: 7 } },
         scales: { x: { time: false, range: (u, low, high) => [low - (high - low) * 0.03, high + (high - low) * 0.03] }, y: { range } },
         axes: [
-          { label: this.metric.lower ? "evaluation length (tokens)" : "length of the problem", splits: () => ticksAcross(protocol.lengths, this.place.clientWidth).map(across),
+          { label: protocol.tokens ? "evaluation length (tokens)" : "length of the problem", splits: () => ticksAcross(protocol.lengths, this.place.clientWidth).map(across),
             values: (u, at) => at.map((x) => (octaves ? Math.round(2 ** x) : x).toLocaleString("en")), grid: { stroke: "#eee" } },
           { label: axis.log || this.axis === "linear" ? this.metric.name.toLowerCase() : axis.label, size: 62,
             splits: (u, i, low, high) => (axis.log ? ticksLog(low, high) : ticksLinear(low, high)),
@@ -118,7 +118,7 @@ class Figure {
     const rows = protocol.strategies.filter((s) => !this.hidden.has(s.name) && s.mean[i] !== null);
     rows.sort((a, b) => (this.metric.lower ? a.mean[i] - b.mean[i] : b.mean[i] - a.mean[i]));
     const times = protocol.trained ? ` (${+(length / protocol.trained).toPrecision(3)}×)` : "";
-    const long = length.toLocaleString("en"), head = element("caption", (this.metric.lower ? `${long} tokens` : `length ${long}`) + times);
+    const long = length.toLocaleString("en"), head = element("caption", (protocol.tokens ? `${long} tokens` : `length ${long}`) + times);
     const ratios = rows.some((s) => s.ratio_low[i] !== null), several = rows.some((s) => Object.keys(s.seeds).length > 1);
     const titles = ["", several ? "mean" : this.metric.name.toLowerCase(), ...(ratios ? [`÷ ${DATA.baseline}`] : []), ...(several ? ["seeds"] : [])];
     const table = document.createElement("table");

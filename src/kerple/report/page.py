@@ -20,7 +20,7 @@ from kerple.report.context_gain import context_figures
 from kerple.report.figures import figures, position_wise, save
 from kerple.report.flat import flat
 from kerple.report.interactive import curves, library
-from kerple.report.statistics import lower_is_better, summarise
+from kerple.report.statistics import in_tokens, summarise
 from kerple.runs.changes import is_default
 
 LATEX_HEAD = "% \\usepackage{booktabs,graphicx}\n"
@@ -106,7 +106,7 @@ def write(runs: Runs, folder: Path, *, name: str, baseline: str, missing: list[s
         strategies=list(dict.fromkeys(runs.results["strategy"])),
         seeds=sorted(int(s) for s in runs.results["seed"].unique()),
         trained=trained,
-        in_tokens=any(lower_is_better(str(metric)) for metric in summary["metric"].unique()),
+        tokens=any(map(in_tokens, summary["metric"], summary["protocol"])),
         tables=main,
         details=details,
         figures=drawn,

@@ -23,6 +23,11 @@ LOGARITHMIC = ("ppl", "bits_per_byte")  # metrics that are compared by ratios, t
 HIGHER_IS_BETTER = ("exact_match", "token_accuracy", "accuracy")
 
 
+def in_tokens(metric: str, protocol: str) -> bool:
+    """Whether the lengths of a cell are numbers of tokens, as with perplexities and needles, not those of problems."""
+    return lower_is_better(metric) or "niah" in protocol
+
+
 def lower_is_better(metric: str) -> bool:
     """Whether a smaller value of this metric is better.
 

@@ -146,7 +146,12 @@ class TaskData(LightningDataModule):
                 "device; ask for more, for smaller batches, or for a number of steps by trainer.max_steps"
             )
         dataset = TrainBatches(self.sample, self.batch_size, self.examples, self.seed, batches, rank, world)
-        return BatchLoader(dataset, self.batch_size * world, self.workers)
+        loader = BatchLoader(dataset, self.batch_size * world, self.workers)
+        if self.trainer is not None and self.trainer.max_steps > 0 and self.trainer.global_step > 0:
+            # a checkpoint of an earlier version has no state of the loader; Lightning sets one that there is after this
+            done = self.trainer.global_step * self.trainer.accumulate_grad_batches * loader.samples
+            loader.load_state_dict({"samples_before_epoch": 0, "samples_in_epoch": done})
+        return loader
 
     def val_dataloader(self) -> EvaluationLoader:
         return self._held_out([self.validation_set()])

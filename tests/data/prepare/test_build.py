@@ -381,12 +381,13 @@ def test_a_folder_that_cannot_be_is_named(json_lines: Path, tmp_path: Path, smal
     [
         ("stdlib", "stdlib"),
         ("corpora/*.jsonl", "corpora"),
-        ("corpora/part-[0-9]*.jsonl", "part-0-9"),
+        ("corpora/part-[0-9]*.jsonl", "part--0-9"),
         ("books.d/", "books"),
         ("hf:allenai/c4:en", "en"),
         ("https://zenodo.org/record/7/x.jsonl?download=1", "x"),
-        ("/data/[2020] x", "2020-x"),
+        ("/data/[2020] x", "2020- x"),
         ("*", "corpus"),
+        ("web+code.jsonl", "web+code"),
     ],
 )
 def test_folders_are_named_after_the_corpus_and_never_by_a_pattern(corpus: str, name: str) -> None:

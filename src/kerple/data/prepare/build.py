@@ -10,7 +10,7 @@ import sqlite3
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Literal
@@ -84,8 +84,7 @@ def build(
     if (directory / MANIFEST_FILE).exists() and not (directory / journals.JOURNAL_FILE).exists():
         return check_recipe(read_manifest(directory), recipe)
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with FileLock(directory / ".lock"):
+        with _locked(directory):
             if (directory / MANIFEST_FILE).exists():
                 remove_journal(directory)
                 return check_recipe(read_manifest(directory), recipe)
@@ -122,10 +121,6 @@ def build(
                 print(_summary(manifest, journal.progress.reasons()), file=sys.stderr)
             return manifest
     except (OSError, sqlite3.OperationalError) as error:
-        if getattr(error, "errno", None) in NO_FOLDER:
-            raise UserError(
-                f"data.directory: {directory} cannot be made or written to ({error}); choose another folder"
-            ) from error
         if getattr(error, "errno", None) not in NO_ROOM and getattr(error, "sqlite_errorcode", 0) & 0xFF not in REFUSED:
             raise
         raise UserError(
@@ -146,6 +141,25 @@ def check_recipe(manifest: Manifest, recipe: Recipe) -> Manifest:
             "prepare it again, or set data.corpus to null to take the shards as they are"
         )
     return manifest
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Make the folder, and let no other process work in it."""
+    lock = FileLock(directory / ".lock")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except OSError as error:
+        if error.errno not in NO_FOLDER:
+            raise
+        raise UserError(
+            f"data.directory: {directory} cannot be made or written to ({error}); choose another folder"
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _refuse_foreign(directory: Path) -> None:

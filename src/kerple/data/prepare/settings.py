@@ -130,7 +130,7 @@ def _digest(paths: list[str], by_content: bool) -> str | None:
 def default_directory(corpus: str, tokenizer: str, vocabulary: int) -> str:
     """The folder data/<corpus>-<tokenizer>, made of the last part of each name without its endings and patterns."""
     parts = bare(corpus.removeprefix(HUB)).replace(":", "/").split("/")
-    names = [re.sub(r"\W+", "-", part.partition(".")[0]).strip("-") for part in parts]
+    names = [re.sub(r"[*?\[\]]+", "-", part.partition(".")[0]).strip("- ") for part in parts]
     name = next(filter(None, reversed(names)), "corpus")
     kind = (
         f"{tokenizer}{vocabulary}"
