@@ -23,7 +23,7 @@ def test_a_piece_is_not_done_again_and_the_report_tells_what_is_missing(tmp_path
         done.append("bad")
         raise RuntimeError("no room")
 
-    monkeypatch.setattr(command, "all_pieces", lambda toy: {"step-good": good, "step-bad": bad, "never": bad})
+    monkeypatch.setattr(command, "all_pieces", lambda toy, again: {"step-good": good, "step-bad": bad, "never": bad})
     monkeypatch.setattr(sys, "argv", ["gpu", "--toy", "--out", str(tmp_path), "step-good", "step-bad"])
     command.main()
     command.main()

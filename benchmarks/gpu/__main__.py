@@ -56,13 +56,12 @@ def parity(dtype: str, toy: bool, out: Path) -> Found:
     }
 
 
-def folder_of_fit(steps: int, name: str, toy: bool) -> Path:
-    return ROOT / "logs" / ("gpu-toy" if toy else "gpu") / f"{steps}-steps" / name
-
-
-def trained(steps: int, name: str, toy: bool, out: Path) -> Found:
+def trained(steps: int, name: str, toy: bool, again: bool, out: Path) -> Found:
     """Fit and test one strategy as `run.py compare` does, on the largest built-in corpus; perplexity by length."""
-    which, folder = "gpu-toy" if toy else "gpu", folder_of_fit(steps, name, toy)
+    which = "gpu-toy" if toy else "gpu"
+    folder = ROOT / "logs" / which / f"{steps}-steps" / name
+    if again:
+        shutil.rmtree(folder, ignore_errors=True)
     flags = [f"--config=configs/{which}.yaml", f"--model.position={name}", f"--trainer.max_steps={steps}"]
     _command(["fit", *flags, f"--run_dir={folder}", "--ckpt_path=last"])
     shutil.rmtree(folder / "test", ignore_errors=True)  # of a test that was cut off; another would go beside it
@@ -83,7 +82,7 @@ def _there(package: str) -> bool:
     return subprocess.run([sys.executable, "-c", f"import {package}"], capture_output=True).returncode == 0
 
 
-def all_pieces(toy: bool) -> dict[str, Callable[[Path], Found]]:
+def all_pieces(toy: bool, again: bool = False) -> dict[str, Callable[[Path], Found]]:
     """By name, in the order in which they are worth a minute of a GPU."""
     scale = pieces.TOY if toy else pieces.GPU
     found: dict[str, Callable[[Path], Found]] = {
@@ -96,7 +95,7 @@ def all_pieces(toy: bool) -> dict[str, Callable[[Path], Found]]:
     }
     for steps in (4,) if toy else (300, 2000):
         for name in STRATEGIES:
-            found[f"trained-{steps}-{name}"] = lambda out, s=steps, n=name: trained(s, n, toy, out)  # type: ignore[misc]
+            found[f"trained-{steps}-{name}"] = lambda out, s=steps, n=name: trained(s, n, toy, again, out)  # type: ignore[misc]
     return found
 
 
@@ -179,7 +178,7 @@ def main() -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     out = given.out or (ROOT / "logs" / "gpu-toy" / "records" if given.toy else RECORDS / "gpu")
     out.mkdir(parents=True, exist_ok=True)
-    known = all_pieces(given.toy)
+    known = all_pieces(given.toy, given.again)
     if unknown := [name for name in given.pieces if name not in (*known, "report")]:
         parser.error(f"got {unknown[0]!r}, expected some of {', '.join(known)}, report")
     if not given.toy and not torch.cuda.is_available() and given.pieces != ["report"]:
@@ -188,9 +187,6 @@ def main() -> None:
     for name in [name for name in known if name in given.pieces or not given.pieces]:
         if given.again or name not in done or done[name]["error"]:
             print(f"== {name}", flush=True)
-            if given.again and name.startswith("trained-"):
-                _, steps, strategy = name.split("-", 2)
-                shutil.rmtree(folder_of_fit(int(steps), strategy, given.toy), ignore_errors=True)
             run(name, known[name], out, given.limit)
     text = report(out, list(known))
     (out / "report.md").write_text(text)

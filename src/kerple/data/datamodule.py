@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from kerple.data.files import is_remote
-from kerple.data.loader import BatchLoader, BlockBatches, Blocks, EvaluationLoader, TrainingBatches
+from kerple.data.loader import BatchLoader, BlockBatches, Blocks, EvaluationLoader, TrainingBatches, rank_in
 from kerple.data.manifest import SPLITS, Manifest, read_manifest
 from kerple.data.order import Mixture, Order
 from kerple.data.prepare.build import LARGEST_LOSS, build, check_recipe
@@ -205,7 +205,7 @@ class TokenShards(LightningDataModule):
             streams.append(folder.stream("train"))
             orders.append(self._order(folder, number))
             weights.append(weight)
-        rank, ranks = self._rank()
+        rank, ranks = rank_in(self)
         together = self.batch_size * ranks
         batches = self._batches(sum(order.samples for order in orders), together)
         mixture = Mixture(orders, weights, self.seed)
@@ -219,7 +219,7 @@ class TokenShards(LightningDataModule):
         the last batch.
         """
         blocks = self.blocks("validation", self.length, self.validation_segments)
-        batches = BlockBatches(blocks, min(self.batch_size, max(len(blocks), 1)), *self._rank(), scored=True)
+        batches = BlockBatches(blocks, min(self.batch_size, max(len(blocks), 1)), *rank_in(self), scored=True)
         return EvaluationLoader(batches, self._pin_memory())
 
     def test_dataloader(self) -> EvaluationLoader:
@@ -229,7 +229,7 @@ class TokenShards(LightningDataModule):
         gets the same number of batches; some are fillers of index -1.
         """
         blocks = self.blocks("test", self.evaluation_length or self.length, self.evaluation_blocks)
-        return EvaluationLoader(BlockBatches(blocks, 1, *self._rank()), self._pin_memory())
+        return EvaluationLoader(BlockBatches(blocks, 1, *rank_in(self)), self._pin_memory())
 
     def blocks(self, split: str, length: int, limit: int | None = None) -> Blocks:
         """Disjoint blocks of `length` targets of a split, at most `limit`, as a map-style dataset.
@@ -355,9 +355,6 @@ class TokenShards(LightningDataModule):
         if self._tokenizer is None:
             self._tokenizer = uncut(self._folder().tokenizer())
         return self._tokenizer
-
-    def _rank(self) -> tuple[int, int]:
-        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
 
     def _pin_memory(self) -> bool:
         return self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"

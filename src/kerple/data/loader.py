@@ -5,12 +5,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from pytorch_lightning import LightningDataModule
 from torch.utils.data import DataLoader, Dataset
 
 from kerple.data.order import Mixture
 from kerple.data.shards import TokenStream
 from kerple.errors import UserError
 from kerple.model import Batch
+
+
+def rank_in(module: LightningDataModule) -> tuple[int, int]:
+    """Number of this process and of all processes of a data module's trainer; 0 and 1 without one."""
+    return (module.trainer.global_rank, module.trainer.world_size) if module.trainer is not None else (0, 1)
 
 
 class TrainingBatches(Dataset[Batch]):

@@ -30,8 +30,8 @@ def curves(summary: pd.DataFrame, results: pd.DataFrame, trained: Mapping[str, i
         protocols = []
         for protocol, chosen in of_metric.groupby("protocol", sort=False):
             runs = results[(results["metric"] == metric) & (results["protocol"] == protocol)]
-            protocols.append(_protocol(chosen, runs, str(protocol), trained[str(protocol)], order))
-            protocols[-1]["tokens"] = in_tokens(str(metric), str(protocol))
+            curve = _protocol(chosen, runs, str(protocol), trained[str(protocol)], order)
+            protocols.append(curve | {"tokens": in_tokens(str(metric), str(protocol))})
         name = METRIC_NAMES.get(str(metric), str(metric))
         metrics.append({"name": name, "lower": lower_is_better(str(metric)), "protocols": protocols})
     text = json.dumps({"baseline": baseline, "metrics": metrics}, allow_nan=False, separators=(",", ":"))

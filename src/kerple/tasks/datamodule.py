@@ -9,7 +9,7 @@ from pytorch_lightning import LightningDataModule
 from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
-from kerple.data.loader import BatchLoader, EvaluationLoader
+from kerple.data.loader import BatchLoader, EvaluationLoader, rank_in
 from kerple.errors import UserError
 from kerple.tasks.base import Example, Task
 from kerple.tasks.batches import HeldOutBatches, TrainBatches, collate
@@ -130,7 +130,7 @@ class TaskData(LightningDataModule):
         Raises:
             UserError: Nothing says how long the run is, or there are fewer examples than in a batch.
         """
-        rank, world = self._rank()
+        rank, world = rank_in(self)
         batches = None if self.examples is None else self.examples // self.batch_size
         if self.trainer is not None:
             batches = None if batches is None else batches // world
@@ -193,10 +193,7 @@ class TaskData(LightningDataModule):
         return self._tests
 
     def _held_out(self, groups: list[list[Example]]) -> EvaluationLoader:
-        return EvaluationLoader(HeldOutBatches(groups, self.eval_batch_size, *self._rank()))
-
-    def _rank(self) -> tuple[int, int]:
-        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
+        return EvaluationLoader(HeldOutBatches(groups, self.eval_batch_size, *rank_in(self)))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "trainer": None}  # a worker process makes examples, for which it needs no model
