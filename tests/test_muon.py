@@ -57,6 +57,17 @@ def test_matrices_move_as_in_torchs_muon_and_the_rest_as_in_adamw() -> None:
     assert torch.equal(ours[3], theirs[3])
 
 
+@pytest.mark.parametrize("other", [torch.optim.Adam, torch.optim.AdamW])
+def test_hooks_run_once_a_step_whatever_was_made_before(other: type[torch.optim.Optimizer]) -> None:
+    other([torch.zeros(1, requires_grad=True)])
+    given, calls = parameters(), []
+    ours = Muon([{"params": given[:3], "muon": 1}, {"params": given[3:]}], lr=0.02)
+    ours.register_step_pre_hook(lambda *_: calls.append("before"))
+    ours.register_step_post_hook(lambda *_: calls.append("after"))
+    trained([ours], given, 2)
+    assert calls == ["before", "after"] * 2
+
+
 def test_stacked_matrices_move_as_if_they_were_apart() -> None:
     apart = [p for p in parameters() if p.shape == (8, 16)]
     stacked = torch.cat([p.detach() for p in apart]).requires_grad_()

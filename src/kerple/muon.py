@@ -1,5 +1,6 @@
 """`Muon`: an optimiser that updates matrices by their orthogonalised momentum, and other parameters as AdamW does."""
 
+import inspect
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -41,7 +42,8 @@ class Muon(torch.optim.AdamW):
             if group["muon"]:
                 self._move(group)
         self.param_groups = [group for group in groups if not group["muon"]]
-        super().step()
+        # not `super().step()`: what torch makes of it when a first AdamW is built would call our hooks once more
+        inspect.unwrap(torch.optim.AdamW.step, stop=lambda step: not getattr(step, "hooked", False))(self)
         self.param_groups = groups
         return loss
 

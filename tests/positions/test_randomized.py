@@ -22,6 +22,7 @@ from kerple.positions import (
     names,
     strategies,
 )
+from kerple.positions.base import FLAGS
 from kerple.positions.wrapper import Wrapper
 
 SHAPE = Shape(32, 4, 12)
@@ -181,3 +182,16 @@ def test_windows_and_counts_of_keys_are_not_of_its_reach() -> None:
     assert RandomizedPositions(shape, Temperature).position.every == 12
     weights, plain = RandomizedPositions(shape, SSMax).position, SSMax(shape)
     torch.testing.assert_close(dict(weights.state_dict()), dict(plain.state_dict()))
+
+
+def test_a_wrapper_has_the_flags_of_what_it_wraps() -> None:
+    inner = strategies()["NoPE"](SHAPE)
+    flags = {
+        "shift_invariant": None, "prefix_consistent": False, "per_layer": True, "differs": True, "per_sequence": False,
+        "window": 3, "max_length": 9,
+    }  # fmt: skip
+    assert flags.keys() == set(FLAGS)
+    for flag, value in flags.items():
+        setattr(inner, flag, value)
+    outer = Apart(inner, torch.arange(3))
+    assert {flag: getattr(outer, flag) for flag in FLAGS} == flags

@@ -14,7 +14,7 @@ from kerple.attention import blocks
 from kerple.cli.main import main
 from kerple.positions import ALiBi, At, FoX, Pairs, Position, RandomizedPositions, Shape
 from kerple.positions.wrapper import Wrapper
-from kerple.testing import PROPERTIES, Outcome, Subject, check, outcomes
+from kerple.testing import PROPERTIES, DoesNotApply, Outcome, Subject, check
 
 PAGE = Path(__file__).parents[2] / "docs/how-to/own-strategy.md"
 
@@ -39,12 +39,16 @@ def test_a_strategy_from_a_file_of_ones_own_holds_to_everything(my_file: Path) -
     assert [o for o in found if not o.holds] == [Outcome("a wrapper forwards every hook", None, "it is no Wrapper")]
 
 
-def test_the_command_prints_what_holds(my_file: Path, capsys) -> None:
+def test_the_command_prints_what_holds(my_file: Path, capsys, monkeypatch) -> None:
+    two = ("a wrapper forwards every hook", "the docstring counts the parameters")
+    kept = {name: PROPERTIES[name] for name in two}
+    monkeypatch.setattr("kerple.testing.PROPERTIES", kept)
+    monkeypatch.setattr("kerple.cli.check.PROPERTIES", kept)
     main(["check", "--model.position", "my_file.Root", "--model.position.start", "0.3"])
 
     told = capsys.readouterr().out.splitlines()
-    assert [line.split("  ", 1)[1].strip().split(":")[0] for line in told] == list(PROPERTIES)
-    assert {line.split("  ")[0] for line in told} == {"holds", "does not apply"}
+    assert [line.split("  ", 1)[1].strip().split(":")[0] for line in told] == list(two)
+    assert [line.split("  ")[0] for line in told] == ["does not apply", "holds"]
 
 
 @pytest.mark.usefixtures("few")
@@ -154,23 +158,107 @@ class Dropped(Wrapper):
         return super().__getattribute__(name)
 
 
+class InPlace(Sketch):
+    """A product written into the scores.
+
+    Parameters: `0`.
+    """
+
+    def mix(self, s: Tensor, q: Tensor, k: Tensor, pairs: Pairs) -> Tensor:
+        flat = s.flatten(0, 1).clone()
+        return flat.baddbmm_(q.float().flatten(0, 1), k.float().flatten(0, 1).mT).view_as(s)
+
+
+class Sized(Sketch):
+    """A number for each position of training, which the docstring does not say.
+
+    Parameters: `32`.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape)
+        self.rows = nn.Parameter(torch.zeros(shape.length))
+
+
+class Ends(Sketch):
+    """Knows how long the input is.
+
+    Parameters: `0`.
+    """
+
+    def embed(self, x: Tensor, at: At) -> Tensor:
+        return x + torch.arange(x.shape[-1]) * len(at.rows)
+
+
+class Explodes(Sketch):
+    """Its bias overflows far out.
+
+    Parameters: `0`.
+    """
+
+    def bias(self, distance: Tensor) -> Tensor:
+        return (2.0**distance).expand(4, -1)
+
+
+class Halved(Sketch):
+    """Its bias is of half precision.
+
+    Parameters: `0`.
+    """
+
+    def bias(self, distance: Tensor) -> Tensor:
+        return (-distance).bfloat16().expand(4, -1)
+
+
+class Gapless(Sketch):
+    """Adds its bias only where positions have no gaps.
+
+    Parameters: `0`.
+    """
+
+    def mix(self, s: Tensor, q: Tensor, k: Tensor, pairs: Pairs) -> Tensor:
+        return s - pairs.distance if pairs.keys.contiguous else s
+
+
+class Filled(Sketch):
+    """Makes a number of a parameter that is none.
+
+    Parameters: `H`.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape)
+        self.learn("rate", shape.heads, 0.5, minimum=0.01)
+
+    def clamp_(self) -> None:
+        self.rate.data.nan_to_num_(0.01)
+
+
 @pytest.mark.parametrize(
-    ("wrong", "name"),
+    ("wrong", "name", "said"),
     [
-        (Neighbours, "a window hides what is before it and nothing else"),
-        (Neighbours, "the size of a block changes nothing"),
-        (Mean, "the size of a block changes nothing"),
-        (Future, "the past has no gradient from the future"),
-        (Future, "what comes later changes nothing"),
-        (Counted, "the docstring counts the parameters"),
-        (Counted, "ddp finds no unused parameter"),
-        (Counted, "gradients reach every parameter"),
-        (Rounded, "neither autocast nor tf32 reaches what it computes"),
-        (Dropped, "a wrapper forwards every hook"),
+        (Neighbours, "a window hides what is before it and nothing else", "out of reach of a changed token"),
+        (Neighbours, "the size of a block changes nothing", "in blocks of"),
+        (Mean, "the size of a block changes nothing", "in blocks of"),
+        (Future, "the past has no gradient from the future", "gradient from a later one"),
+        (Future, "what comes later changes nothing", "before a changed token"),
+        (Counted, "the docstring counts the parameters", "4 parameters"),
+        (Counted, "ddp finds no unused parameter", "finished reduction"),
+        (Counted, "gradients reach every parameter", "strength has no gradient"),
+        (Rounded, "neither autocast nor tf32 reaches what it computes", "may round it"),
+        (InPlace, "neither autocast nor tf32 reaches what it computes", "may round it"),
+        (Dropped, "a wrapper forwards every hook", "sink is not forwarded"),
+        (Sized, "nothing is sized by the training length", "parameters of"),
+        (Ends, "the logits of a prefix are the prefix of the logits", "first 17 of 30"),
+        (Ends, "reading token by token gives what reading at once does", "from a cache"),
+        (Explodes, "logits are finite at 64 times the training length or it is refused", "not finite"),
+        (Halved, "bf16 weights and autocast leave positions in fp32", r"bias is torch\.bfloat16"),
+        (Gapless, "positions read pair by pair are those read in line", "said to have gaps"),
+        (Filled, "what is not a number stays so", "makes a number of NaN"),
     ],
 )
-def test_what_is_wrong_is_found(wrong: type[Position], name: str) -> None:
-    with pytest.raises((AssertionError, RuntimeError)):  # DDP raises the latter
+def test_what_is_wrong_is_found(wrong: type[Position], name: str, said: str) -> None:
+    with pytest.raises((AssertionError, RuntimeError), match=said):  # DDP raises the latter
         PROPERTIES[name](Subject(wrong))
 
 
@@ -229,5 +317,5 @@ def test_positions_for_each_sequence_are_refused_where_the_strategy_says_so() ->
 
         per_sequence = False
 
-    (found,) = [o for o in outcomes(Alone) if o.name == "sequences may have positions of their own"]
-    assert (found.holds, found.why) == (None, "per_sequence is False, and positions (B, T) are refused")
+    with pytest.raises(DoesNotApply, match=r"per_sequence is False, and positions \(B, T\) are refused"):
+        PROPERTIES["sequences may have positions of their own"](Subject(Alone))

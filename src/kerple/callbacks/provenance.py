@@ -18,9 +18,10 @@ GIT = ["git", "-C", str(Path(__file__).parent)]
 class Provenance(Callback):
     """Writes ``provenance/<n>/`` into the run's folder; n is 0 for the first start and rises with each resumption.
 
-    It holds ``run.json`` (time, command line, folder, git revision, whether files were changed since, the checkpoint
-    that was resumed from, devices), ``lock.txt`` (all installed packages with their versions) and, if files were
-    changed, ``changes.patch``. The configuration is in the run's config.yaml.
+    It holds ``run.json`` (time, command line, folder, git revision, whether files were changed or added since, the
+    names of added files, the checkpoint that was resumed from, devices), ``lock.txt`` (all installed packages with
+    their versions) and, if files were changed, ``changes.patch``. The content of added files is not kept. The
+    configuration is in the run's config.yaml.
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -30,20 +31,20 @@ class Provenance(Callback):
         root = directory / "provenance"
         folder = root / str(len(list(root.iterdir())) if root.is_dir() else 0)
         folder.mkdir(parents=True)
-        changes = git("diff", "HEAD")
-        (folder / "run.json").write_text(json.dumps(_described(trainer, bool(changes)), indent=1) + "\n")
+        changes, added = git("diff", "HEAD"), git("ls-files", "--others", "--exclude-standard", ":/").splitlines()
+        described = _described(trainer) | {"changed": bool(changes or added), "added": added}
+        (folder / "run.json").write_text(json.dumps(described, indent=1) + "\n")
         (folder / "lock.txt").write_text("".join(f"{line}\n" for line in _lock()))
         if changes:
             (folder / "changes.patch").write_text(changes)
 
 
-def _described(trainer: Trainer, changed: bool) -> dict[str, Any]:
+def _described(trainer: Trainer) -> dict[str, Any]:
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": [sys.executable, *sys.argv],
         "folder": os.getcwd(),
         "revision": git("rev-parse", "HEAD").strip() or None,
-        "changed": changed,
         "resumed_from": str(trainer.ckpt_path) if trainer.ckpt_path else None,
         "devices": trainer.world_size,
         "job": os.environ.get("SLURM_JOB_ID"),

@@ -12,6 +12,7 @@ opens URLs by running `curl`.
 
 import hashlib
 import io
+import os
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from webdataset.tariterators import reraise_exception, tar_file_iterator
 from kerple.data.files import ResumingStream, check_protocol, is_remote
 from kerple.data.layout import TAR_BLOCK
 from kerple.data.manifest import MANIFEST_FILE, Manifest, SplitEntry, parse_manifest, read_manifest
-from kerple.data.shards import TokenStream, check_run, header, map_shard, runs_of
+from kerple.data.shards import Tokens, TokenStream, check_run, header, map_shard, runs_of
 from kerple.data.tokenizer import load_tokenizer
 from kerple.data.verify import read_offsets, tokenizer_file
 from kerple.errors import UserError
@@ -164,6 +165,8 @@ class RemoteFolder(Folder):
                     check_run(url, layout, split, run, np.frombuffer(member["data"], layout.numpy))
                     file.seek((run - runs.start) * layout.run_bytes)
                     file.write(headers[run - runs.start] + member["data"])
+                file.flush()
+                os.fsync(file.fileno())  # or a power cut could leave a copy with holes under its final name
             except Exception as error:
                 if checked.wrong is not None:
                     wrong = layout.member(split.name, runs[checked.wrong])
@@ -248,6 +251,22 @@ class RemoteStream(TokenStream):
     def __init__(self, folder: RemoteFolder, split: str) -> None:
         super().__init__(folder.directory, folder.manifest, split, folder.verify)
         self.folder = folder
+
+    def run(self, run: int) -> Tokens:
+        if run in self.views:
+            return self.views[run]
+        shard = run // self.layout.runs_per_shard
+        path = self.directory / self.layout.shard(self.split.name, shard)
+        kept = path.exists()
+        try:
+            return super().run(run)
+        except UserError:
+            if not kept:
+                raise
+            with FileLock(self.directory / ".lock"):  # the copy was damaged here: it is fetched again, once
+                path.unlink(missing_ok=True)
+            self._forget_deleted()
+            return super().run(run)
 
     def _map(self, shard: int) -> NDArray[np.uint8]:
         if (mapped := self.maps.get(shard)) is None:

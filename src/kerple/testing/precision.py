@@ -55,10 +55,14 @@ def it_trains_in_bf16_mixed(subject: Subject) -> None:
         assert parameter.grad.isfinite().all(), f"the gradient of {name} is not finite"
 
 
+# torch's matrix products and convolutions, which autocast and TF32 change
+ROUNDED = "mm|bmm|addmm|addbmm|baddbmm|mv|addmv|addr|dot|vdot|linear|einsum|convolution"
+
+
 class _NoRoundedProducts(TorchDispatchMode):
     # `products.product` is an operator of its own
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        rounded = re.match(r"aten\.(mm|bmm|addmm|baddbmm|mv|dot|linear|einsum)\b", str(function))
+        rounded = re.match(rf"aten\.({ROUNDED})_?(_backward\w*)?\.", str(function))
         assert not rounded, f"{function}: autocast or TF32 may round it; multiply by kerple.positions.products.product"
         return function(*args, **(kwargs or {}))
 
