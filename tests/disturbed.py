@@ -15,10 +15,10 @@ import yaml
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 ROOT = Path(__file__).parents[1]
-# torch is imported once, in a process that has run nothing and forks the others
+# torch is imported once, and the parser built, in a process that has run nothing and forks the others
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["kerple.cli.lightning"])
+PROCESSES.set_forkserver_preload(["tests.parser_ahead"])
 
 
 class Record(Callback):

@@ -41,7 +41,9 @@ def test_conda_environment_has_the_same_pins() -> None:
 def test_the_lock_satisfies_the_ranges_of_the_package() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     pins = {canonical(r.name): next(iter(r.specifier)).version for r in LOCK}
+    extras = [line for lines in project["optional-dependencies"].values() for line in lines]
     wanted = [Requirement(line) for line in project["dependencies"]]
     assert wanted
+    wanted += [r for r in map(Requirement, extras) if canonical(r.name) in pins]
     for requirement in wanted:
         assert requirement.specifier.contains(pins[canonical(requirement.name)]), requirement

@@ -96,7 +96,9 @@ def step(
         enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False, log_every_n_steps=1,
         default_root_dir=folder, **options,
     )  # fmt: skip
-    trainer.fit(model(), data(batch_size))
+    module = model()
+    module.optimiser["lr"] = 1e-12  # validation comes after the step: it shall be of the same weights
+    trainer.fit(module, data(batch_size))
     return torch.load(folder / "found.pt", weights_only=True)
 
 
@@ -186,17 +188,14 @@ def test_a_test_by_two_processes_counts_what_one_counts(tmp_path: Path) -> None:
 def test_validation_is_the_mean_over_its_targets_whatever_the_fillers(tmp_path: Path) -> None:
     one, two = (step(tmp_path / str(n), 8 // n, processes=n) for n in (1, 2))
     network, total, targets = model().network, 0.0, 0
-    found = torch.load(tmp_path / "1" / "found.pt", weights_only=True)
-    assert found["val/loss"] == one["val/loss"]
     assert two["val/loss"] == pytest.approx(float(one["val/loss"]), rel=1e-7)
     for name in ("val/exact_match", "val/token_accuracy"):
         assert two[name] == one[name]
-    # a learning rate of nearly nothing in the first step of the warm-up leaves the weights where they were
     for example in data(1).validation_set():
         losses = network.losses(torch.tensor([example.tokens()]))[0]
         total += float(losses[torch.tensor(example.scored())].sum())
         targets += sum(example.scored())
-    assert float(one["val/loss"]) == pytest.approx(total / targets, rel=1e-2)
+    assert float(one["val/loss"]) == pytest.approx(total / targets, rel=1e-5)
 
 
 class Counted(ToyData):

@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 import benchmarks.gpu.__main__ as command
@@ -41,15 +42,24 @@ def test_a_piece_is_not_done_again_and_the_report_tells_what_is_missing(tmp_path
     assert report.strip() in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("value", "least", "verdict"), [
+    (1, False, "holds"), (3, False, "misses"), (1, True, "misses"), (3, True, "holds"),
+])  # fmt: skip
+def test_a_goal_is_an_upper_or_a_lower_bound(value: float, least: bool, verdict: str) -> None:
+    assert Row("", value, 2.0, at_least=least).verdict == verdict
+
+
 def test_a_piece_that_takes_too_long_is_cut_off_with_what_it_started(tmp_path: Path) -> None:
     def slow(out: Path) -> command.Found:
-        subprocess.run([sys.executable, "-c", "import time; time.sleep(60)"])
+        writes = f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))"
+        subprocess.run([sys.executable, "-c", f"import os, time; {writes}; time.sleep(60)"])
         return [], {}
 
     start = time.monotonic()
-    command.run("step-slow", slow, tmp_path, limit=1)
+    command.run("step-slow", slow, tmp_path, limit=3)
     assert time.monotonic() - start < 50
-    assert json.loads((tmp_path / "step.json").read_text())["step-slow"]["error"] == "TimeoutError: cut off after 1 s"
+    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
+    assert json.loads((tmp_path / "step.json").read_text())["step-slow"]["error"] == "TimeoutError: cut off after 3 s"
 
 
 def test_every_goal_has_a_piece_and_an_unknown_piece_is_refused(monkeypatch, capsys) -> None:

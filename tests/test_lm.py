@@ -7,7 +7,8 @@ import torch
 from pytorch_lightning import Trainer
 
 from kerple.lm import LanguageModel
-from kerple.positions import KerpleLog
+from kerple.model import Transformer
+from kerple.positions import KerpleLog, KerplePower
 from tests.toy import ToyData
 
 
@@ -58,13 +59,39 @@ def test_training_learns_to_count() -> None:
     assert losses[0, 2:].mean() < 0.3  # from log(11) = 2.4
 
 
+def test_the_network_is_compiled_where_that_is_asked_for(monkeypatch) -> None:
+    calls: list[Transformer] = []
+    monkeypatch.setattr(Transformer, "compile", lambda self, **_: calls.append(self))
+    fitted(1)
+    assert calls == []
+    module, _ = fitted(1, compile=True)
+    assert calls == [module.network]
+
+
 def test_decay_falls_on_matrices_only() -> None:
-    module, trainer = fitted(1, weight_decay=0.1)
+    module, trainer = fitted(1, weight_decay=0.1, betas=(0.8, 0.9), adam_eps=1e-6)
+    groups = trainer.optimizers[0].param_groups
+    assert all((tuple(g["betas"]), g["eps"]) == ((0.8, 0.9), 1e-6) for g in groups)
+    assert {id(p) for g in groups for p in g["params"]} == {id(p) for p in module.parameters()}
     matrices, vectors = trainer.optimizers[0].param_groups
     assert matrices["weight_decay"] == 0.1
     assert vectors["weight_decay"] == 0
     assert all(p.ndim >= 2 for p in matrices["params"])
     assert {id(module.network.positions[0].r1)} <= {id(p) for p in vectors["params"]}
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_step_ends_within_the_ranges(optimizer: str) -> None:
+    module = LanguageModel(KerplePower, 11, 8, layers=1, dim=16, heads=2, lr=100.0, optimizer=optimizer)
+    module.trainer = Trainer(max_steps=9, accelerator="cpu", logger=False, enable_checkpointing=False)
+    optimiser, position = module.configure_optimizers()["optimizer"], module.network.positions[0]
+    for sign, ends in ((1.0, (0.01, 0.01)), (-1.0, (None, 2.0))):
+        for _ in range(6):
+            for p in module.parameters():
+                p.grad = torch.full_like(p, sign)
+            optimiser.step()
+        for value, end in zip((position.r1, position.r2), ends, strict=True):
+            assert end is None or value.tolist() == pytest.approx([end] * 2)
 
 
 def test_muon_moves_the_matrices_of_the_blocks_and_nothing_else() -> None:

@@ -1,6 +1,7 @@
 """A model of one weight for tests of callbacks, with samples that make its loss or gradient infinite."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
@@ -32,7 +33,7 @@ class Line(LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=0.1)
 
 
-def fit(folder: Path, model: Line, *callbacks: Callback, accumulate: int = 2) -> Trainer:
+def fit(folder: Path, model: Line, *callbacks: Callback, accumulate: int = 2, **options: Any) -> Trainer:
     trainer = Trainer(
         default_root_dir=folder,
         accelerator="cpu",
@@ -43,6 +44,7 @@ def fit(folder: Path, model: Line, *callbacks: Callback, accumulate: int = 2) ->
         enable_model_summary=False,
         limit_val_batches=0,
         callbacks=[*callbacks, LastCheckpoint(every_n_train_steps=2)],
+        **options,
     )
     trainer.fit(model, ToyData())
     return trainer

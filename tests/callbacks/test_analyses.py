@@ -20,6 +20,8 @@ from kerple.callbacks.position_wise import PositionWisePerplexity
 from kerple.callbacks.receptive_field import ReceptiveField
 from kerple.callbacks.shift import ShiftTest
 from kerple.callbacks.terms import FourTerms
+from kerple.evaluation.attention_maps import visit_probabilities
+from kerple.evaluation.four_terms import four_terms, spread
 from kerple.evaluation.protocols import full, windowed
 from kerple.lm import LanguageModel
 from kerple.positions import Sinusoidal, SSMax, strategies
@@ -158,9 +160,16 @@ def test_kernels_have_a_trajectory_that_survives_a_resumption(tmp_path: Path) ->
 
 
 def test_kernels_of_weights_and_of_layers_are_drawn_too(tmp_path: Path) -> None:
-    rows = analysed(tmp_path, Kernels(length=40), model_of("KerpleBiasWeight", per_layer=True))
+    model = model_of("KerpleBiasWeight", per_layer=True)
+    for parameter in model.network.positions[1].parameters():  # or both layers would have the same kernel
+        parameter.data.mul_(2)
+    rows = analysed(tmp_path, Kernels(length=40), model)
     assert {r["layer"] for r in rows} == {"0", "1"}
-    assert all(r["bias"] and r["weight"] for r in rows)
+    for row in rows:
+        position, distance = model.network.positions[int(row["layer"])], torch.tensor([float(row["distance"])])
+        for kind in ("bias", "weight"):
+            expected = float(getattr(position, kind)(distance)[int(row["head"]), 0])
+            assert float(row[kind]) == pytest.approx(expected, rel=1e-5)
 
 
 @torch.no_grad()
@@ -194,19 +203,41 @@ def test_attention_statistics_of_one_token_segments_are_zero_and_of_even_heads_k
     assert images(tmp_path) == ["analyses/attention_statistics"]
 
 
+@torch.no_grad()
+def test_attention_statistics_are_those_of_each_layer_and_head(tmp_path: Path) -> None:
+    model, found = model_of("KerpleLog"), {}
+    rows = analysed(tmp_path, AttentionStatistics(length=8, blocks=3), model)
+    visit_probabilities(model.network, blocks_of(8, 3)[:, :-1], lambda layer, p: found.update({layer: p}))
+    for row in rows:
+        p = found[int(row["layer"])][:, int(row["head"])].double()  # (3, T, T)
+        back = torch.arange(8)[:, None] - torch.arange(8)
+        assert float(row["entropy"]) == pytest.approx(float(-torch.xlogy(p, p).sum(-1).mean()), rel=1e-5)
+        assert float(row["distance"]) == pytest.approx(float((p * back).sum(-1).mean()), rel=1e-5)
+    assert len({row["entropy"] for row in rows}) == len(rows) == 4
+
+
 def test_attention_maps_hold_every_visible_key_once(tmp_path: Path) -> None:
-    rows = analysed(tmp_path, AttentionMaps(heads=[(1, 0), (0, 1)], length=6), model_of("T5"))
+    model, maps = model_of("T5"), {}
+    rows = analysed(tmp_path, AttentionMaps(heads=[(1, 0), (0, 1)], length=6), model)
     assert [(r["layer"], r["head"]) for r in rows[::21]] == [("1", "0"), ("0", "1")]
     assert len(rows) == 2 * 21
-    total = sum(float(r["probability"]) for r in rows if r["query"] == "5" and r["layer"] == "0")
-    assert total == pytest.approx(1, abs=1e-6)
+    with torch.no_grad():
+        visit_probabilities(model.network, blocks_of(6, 1)[:, :-1], lambda layer, p: maps.update({layer: p[0]}))
+    for r in rows:
+        expected = float(maps[int(r["layer"])][int(r["head"]), int(r["query"]), int(r["key"])])
+        assert float(r["probability"]) == pytest.approx(expected, abs=1e-6)
     assert images(tmp_path) == ["analyses/attention_maps"]
 
 
 def test_four_terms_are_written_for_an_absolute_encoding(tmp_path: Path) -> None:
-    rows = analysed(tmp_path, FourTerms(blocks=4), model_of("Sinusoidal"))
+    model = model_of("Sinusoidal")
+    rows = analysed(tmp_path, FourTerms(blocks=4), model)
     assert len(rows) == 2 * 5
-    assert all(float(r["standard_deviation"]) > 0 for r in rows if r["term"] != "rest")
+    with torch.no_grad():
+        texts = [four_terms(model.network, blocks_of(8, 4)[i : i + 1, :-1]) for i in range(4)]
+    for r in rows:
+        variances = [float(spread(terms[r["term"]])[int(r["head"])]) ** 2 for terms in texts]
+        assert float(r["standard_deviation"]) == pytest.approx(math.sqrt(sum(variances) / 4), rel=1e-4, abs=1e-6)
     assert images(tmp_path) == ["analyses/four_terms"]
 
 

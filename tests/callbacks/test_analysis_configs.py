@@ -25,16 +25,20 @@ def own(path: Path) -> list[str]:
     return names(trainer.get("callbacks", trainer.get("callbacks+")))
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_an_analysis_adds_to_the_demo_or_takes_the_callbacks_place(
-    path: Path, capsys: pytest.CaptureFixture[str]
+ADDED = [path for path in FILES if "callbacks+" in yaml.safe_load(path.read_text())["trainer"]]
+
+
+@pytest.mark.parametrize("paths", [ADDED, *([path] for path in FILES if path not in ADDED)], ids=len)
+def test_analyses_add_to_the_demo_or_take_the_callbacks_place(
+    paths: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     demo = ROOT / "configs" / "demo.yaml"
     with pytest.raises(SystemExit) as exit:
-        main(["fit", "--config", str(demo), "--config", str(path), "--print_config"])
+        main(["fit", "--config", str(demo), *(f"--config={path}" for path in paths), "--print_config"])
     assert exit.value.code == 0
-    before = [] if "callbacks" in yaml.safe_load(path.read_text())["trainer"] else own(demo)
-    assert classes(yaml.safe_load(capsys.readouterr().out)) == before + own(path)
+    before = own(demo) if paths == ADDED else []
+    found = classes(yaml.safe_load(capsys.readouterr().out))
+    assert found == before + [name for path in paths for name in own(path)]
 
 
 def test_a_test_appends_to_what_its_checkpoint_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

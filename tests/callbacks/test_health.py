@@ -64,10 +64,28 @@ def test_weights_that_are_no_numbers_end_the_run(action: str, step: int, tmp_pat
 
 
 def test_a_large_gradient_is_no_fault(tmp_path: Path) -> None:
-    model = Line(-1, "loss")
-    model.weight.data.fill_(1.2e19)  # the loss is finite, the square of its gradient is not
+    class Wide(Line):
+        def training_step(self, batch: dict, index: int) -> torch.Tensor:
+            return self.weight.square().sum()
+
+    model = Wide(-1, "loss")
+    model.weight = torch.nn.Parameter(torch.full((2,), 1.2e19))  # the loss is finite, the gradient's 2-norm is not
     fit(tmp_path, model, Finite(), accumulate=1)
-    assert model.weight.isfinite()
+    assert model.weight.isfinite().all()
+
+
+class OnOne(Line):
+    """An infinite loss with a finite gradient, in step 3, on the second process alone."""
+
+    def training_step(self, batch: dict, index: int) -> torch.Tensor:
+        bad = self.trainer.global_rank == 1 and self.trainer.global_step == 2
+        return self.weight**2 + (torch.inf if bad else 0.0)
+
+
+def test_what_one_process_finds_stops_all(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match=r"step 2: the \w+ of .* is not finite"):
+        fit(tmp_path, OnOne(-1, "loss"), Finite(), accumulate=1, devices=2, strategy="ddp_fork")
+    assert torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 2
 
 
 def test_unknown_action() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,10 @@ import yaml
 from kerple.callbacks.key_perplexity import _row
 from kerple.cli.main import main
 from kerple.data import TokenShards
+from kerple.data.tokenizer import load_tokenizer
+from kerple.evaluation.key_tokens import Criterion, key_targets, spelling
 from kerple.evaluation.metrics import TokenLoss
+from kerple.hf.adapter import HuggingFaceNetwork
 from tests.hf.tiny import saved
 
 LONG = {"lengths": [16, 48], "short": 8, "stride": 4, "blocks": 3, "gain": 0.2, "likely": -50.0}
@@ -76,7 +80,6 @@ def test_models_are_scored_on_the_same_key_tokens(place: Path, monkeypatch: pyte
 def test_another_tokenizer_is_told_through_the_bytes(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model of merged tokens: each covers bytes, one of which the evaluator, reading bytes, found to be key."""
     monkeypatch.chdir(place)
-    run("evaluator", "--data.directory", "shards")
     merged = TokenShards("corpus", vocabulary=300, directory="merged", shares=(0.3, 0.2, 0.5), length=16)
     merged.prepare_data()
     merged.setup()
@@ -88,6 +91,25 @@ def test_another_tokenizer_is_told_through_the_bytes(place: Path, monkeypatch: p
     callback = LongPerplexity(**LONG | {"evaluator": "evaluator", "keys": "kept"})
     keys = callback._keys(Trainer())
     assert sum(map(len, keys)) > 0
+
+    import transformers as hf
+
+    spell = spelling(load_tokenizer("merged"), merged.manifest.end_of_text)
+    evaluator = HuggingFaceNetwork(hf.AutoModelForCausalLM.from_pretrained("evaluator").eval())
+    reader = hf.AutoTokenizer.from_pretrained("evaluator")  # a token for each byte
+    for i, found in enumerate(keys):
+        own = [spell(token) for token in merged.blocks("test", 48, 3)[i]["tokens"].tolist()]
+        text = b"".join(own).decode()
+        of_byte = [n for n, character in enumerate(text) for _ in character.encode()]
+        ids = reader(text, add_special_tokens=False)["input_ids"]
+        assert len(ids) == len(of_byte)
+        with torch.inference_mode():
+            judged = key_targets(evaluator, torch.tensor(ids)[None], Criterion(8, 4, 0.2, -50.0))[0].tolist()
+        # a character is key if one of its bytes is
+        key = {of_byte[t + 1] for t, is_key in enumerate(judged) if is_key}
+        ends = [0, *accumulate(map(len, own))]
+        assert found == [j - 1 for j in range(1, len(own)) if key & set(of_byte[ends[j] : ends[j + 1]])]
+
     (path,) = Path("kept").glob("keys-*.json")
     assert callback._keys(Trainer()) == keys
     path.write_text(path.read_text().replace('"gain": 0.2', '"gain": 0.3'))

@@ -22,9 +22,11 @@ class Reader:
 
     def __init__(self, data: TokenShards, memory: int) -> None:
         self.data, self.memory, self.shape = data, memory, Shape(8, 2, 64)
+        self.read: list[str] = []
 
     def continued(self, tokens: torch.Tensor, steps: int) -> list[int]:
         whole = self.data.decode(tokens[0])
+        self.read.append(whole)
         key = re.search(r"special magic numbers? for (\S+) mentioned", whole).group(1)
         seen = self.data.decode(tokens[0, -self.memory :])
         return self.data.encode(" ".join(re.findall(rf"numbers for {key} is: (\d+)\.", seen)))
@@ -52,7 +54,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> TokenShards:
     return made
 
 
-def run(data: TokenShards, folder: Path, memory: int, **options) -> tuple[list[dict], dict]:
+def run(data: TokenShards, folder: Path, memory: int, **options) -> tuple[list[dict], dict, list[str]]:
+    """Rows of the table, what the file of accuracies holds, and the problems that were read."""
     callback = Needle(lengths=[500, 700, 900], depths=[0.0, 0.5, 1.0], problems=2, **options)
     trainer = Trainer(
         accelerator="cpu",
@@ -63,14 +66,19 @@ def run(data: TokenShards, folder: Path, memory: int, **options) -> tuple[list[d
         default_root_dir=folder,
         limit_test_batches=1,
     )
-    trainer.test(Module(Reader(data, memory)), datamodule=data, verbose=False)
+    reader = Reader(data, memory)
+    trainer.test(Module(reader), datamodule=data, verbose=False)
     with (folder / f"{callback.kind}.csv").open() as file:
-        return list(csv.DictReader(file)), json.loads((folder / f"{callback.kind}.json").read_text())
+        return list(csv.DictReader(file)), json.loads((folder / f"{callback.kind}.json").read_text()), reader.read
 
 
 @pytest.mark.parametrize("kind", ["niah_single_1", "niah_single_2", "niah_multikey_1"])
 def test_found_is_what_lies_within_memory(data: TokenShards, tmp_path: Path, kind: str) -> None:
-    rows, content = run(data, tmp_path, memory=420, kind=kind)
+    rows, content, problems = run(data, tmp_path, memory=420, kind=kind)
+    noise = kind == "niah_single_1"
+    assert content["haystack"] == ("noise" if noise else "corpus")
+    assert all(("The grass is green" in text, "quick brown fox" in text) == (noise, not noise) for text in problems)
+    assert len(set(problems)) == len(problems) == 2 * 3 * 2  # lengths, depths, problems
     assert (tmp_path / f"{kind}.png").exists()
     assert {int(row["length"]) for row in rows} == {500, 700}  # the reader has 800 positions
     found = {(int(row["length"]), float(row["depth"])): float(row["found"]) for row in rows}
@@ -84,7 +92,7 @@ def test_found_is_what_lies_within_memory(data: TokenShards, tmp_path: Path, kin
 
 
 def test_many_values_are_all_sought(data: TokenShards, tmp_path: Path) -> None:
-    rows, _ = run(data, tmp_path, memory=2000, kind="niah_multivalue")
+    rows, _, _ = run(data, tmp_path, memory=2000, kind="niah_multivalue")
     assert {float(row["found"]) for row in rows} == {2.0}
 
 

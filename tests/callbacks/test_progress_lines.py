@@ -26,12 +26,15 @@ def test_lines_and_the_file_say_how_far_a_fit_is(
         enable_model_summary=False, enable_checkpointing=False, limit_val_batches=0,
         callbacks=[ProgressLines(every=0.0, file_every=0.0)],
     )  # fmt: skip
-    trainer.fit(Read(-1, "loss"), ToyData())
+    model = Read(-1, "loss")
+    trainer.fit(model, ToyData())
 
     assert [told.get("done") for told in seen] == [None, 1, 2, 3]
     last = read(tmp_path / "progress")
     assert (last["doing"], last["done"], last["of"], last["left"]) == ("training", 4, 4, 0)
-    assert last["loss"] == pytest.approx(seen[-1]["loss"], abs=0.5)
+    for told, weight in zip([*seen[1:], last], model.seen, strict=True):
+        assert told["loss"] == pytest.approx(weight**2)
+        assert told["left"] == pytest.approx(told["for"] / told["done"] * (4 - told["done"]))
     # 4 rows of 8 targets a step
     assert last["tokens_per_second"] == pytest.approx(4 * 4 * 8 / last["for"])
     printed = [text for text in capsys.readouterr().out.splitlines() if text.startswith("training")]

@@ -12,7 +12,6 @@ import yaml
 from kerple.cli.main import main
 from kerple.runs.seal import SEAL, seal
 from tests.cli.tiny import fit
-from tests.cli.walk import build_parsers_once
 
 Capture = pytest.CaptureFixture[str]
 
@@ -118,10 +117,12 @@ def resumed(
     every: int, genuine: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Change entries of a checkpoint, seal it anew as somebody would who means it, and go on training from it."""
-    build_parsers_once(monkeypatch)
     options = [f"--config={genuine.parents[2]}/tiny.yaml", f"--ckpt_path={folder}/changed.ckpt"]
     options += [f"--run_dir={folder}/run", "--trainer.max_steps=3"]
     content = torch.load(genuine, weights_only=True)
+    torch.save(content, folder / "changed.ckpt")
+    main(["fit", *options])  # as it is it goes on; or whatever is changed would be refused
+    shutil.rmtree(folder / "run")
     ended: Counter[str] = Counter()
     for number, (node, key) in list(enumerate(entries(content)))[::every]:
         whole, node[key] = node[key], ("changed", None, 10**9, torch.zeros(3))[number % 4]

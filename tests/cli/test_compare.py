@@ -15,7 +15,9 @@ import yaml
 
 from kerple.cli import compare, run_comparison
 from kerple.compare import job as jobs
+from kerple.report import page
 from tests.compare.fake_compare import stand_in
+from tests.inline_ray import Inline
 
 FAKE = Path(__file__).parents[1] / "compare" / "fake_run.py"
 
@@ -24,6 +26,10 @@ FAKE = Path(__file__).parents[1] / "compare" / "fake_run.py"
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A comparison of 2 strategies × 2 seeds; resolving needs no model: the flags stand for the configuration."""
     stand_in(monkeypatch.setattr)
+    monkeypatch.setenv("FAKE_STEP", "0.001")
+    monkeypatch.setattr(run_comparison.Pace, "due", lambda self: False)  # no report before the last
+    for figures in ("figures", "position_wise", "context_figures"):  # they take longer than all the rest
+        monkeypatch.setattr(page, figures, lambda *_: ())
     (tmp_path / "base.yaml").write_text("{}")
     settings = {
         "name": "small",
@@ -302,6 +308,15 @@ def test_a_failed_run_does_not_stop_the_others(config: Path, capsys: pytest.Capt
     assert "2 of 4 runs failed" in capsys.readouterr().out
     done = [list(json.loads(path.read_text())["tests"]) for path in sorted(config.parent.glob("runs/KerpleLog/*.json"))]
     assert done == [["test"], ["test"]]
+
+
+def test_runs_sent_to_a_cluster_are_finished(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = Inline()
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))  # a worker sets it, which is this process here
+    compare.main(["--config", str(config), "--engine", "ray", "--parallel", "2"])
+    assert (ray.sent, starts(config)) == (4, 4)
+    assert (config.parent / "report" / "results.csv").exists()
 
 
 def test_ray_that_is_not_there_is_named(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:

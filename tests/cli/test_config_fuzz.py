@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kerple.cli.main import main
 from tests.cli.tiny import TINY
-from tests.cli.walk import SHARDS, build_parsers_once
+from tests.cli.walk import SHARDS
 
 CHOSEN_BY_A_RUN = {"precision", "default_root_dir", "logger", "enable_progress_bar", "callbacks", "seed_everything"}
 CONFIG = TINY | {
@@ -109,8 +109,8 @@ def fuzz(
     repeatable: bool = True,
 ) -> None:
     monkeypatch.chdir(folder / "here")
-    build_parsers_once(monkeypatch)
     counts, default = {"refused": 0, "ran": 0}, set[str]()
+    assert run(folder, CONFIG, capsys)[0] == ""  # or whatever is changed would be refused
 
     @given(place=st.sampled_from(PLACES), value=VALUES)
     @settings(

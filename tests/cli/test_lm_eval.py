@@ -17,6 +17,7 @@ from kerple.cli.main import main
 from kerple.cli.predict import load
 from kerple.errors import UserError
 from kerple.evaluation.protocols import sliding
+from kerple.model.generation import generate
 
 ROOT = Path(__file__).parents[2]
 TEXTS = ["all work and no play. " * 9, "no play", "document 7: work and work and all. " * 4]
@@ -91,7 +92,7 @@ def test_rolling_is_sliding(model: Checkpoint) -> None:
     assert model.loglikelihood_rolling([asked("")]) == [0.0]
 
 
-def test_a_continuation_is_scored_after_its_context(model: Checkpoint) -> None:
+def test_a_continuation_is_scored_after_its_context(model: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     ((score, greedy),) = model.loglikelihood([asked("all work", " and")])
     ids = [model.start, *model.data.encode("all work"), *model.data.encode(" and")]
     n = len(model.data.encode(" and"))
@@ -100,10 +101,14 @@ def test_a_continuation_is_scored_after_its_context(model: Checkpoint) -> None:
     expected = sum(float(logits[t, ids[t + 1]]) for t in range(len(ids) - 1 - n, len(ids) - 1))
     assert score == pytest.approx(expected, rel=1e-5)
     assert not greedy
+    before = model.data.encode("all work")
+    after = [int(token) for token in generate(model.network, torch.tensor([[model.start, *before]]), 4)]
+    with monkeypatch.context() as patch:  # what it writes need not be text that is cut into the same tokens
+        patch.setattr(model, "_apart", lambda *_: (before, after))
+        assert model.loglikelihood([asked("", "")])[0][1]
+        after[2] = (after[2] + 1) % 256
+        assert not model.loglikelihood([asked("", "")])[0][1]
     (written,) = model.generate_until([asked("all work", {"until": ["zz"], "max_gen_toks": 4})])
-    tokens = model.data.encode(written)
-    if model.data.decode(tokens) == written and len(tokens) == 4:
-        assert model.loglikelihood([asked("all work", written)])[0][1]
     (stopped,) = model.generate_until([asked("all work", {"until": [written[1]], "max_gen_toks": 4})])
     assert stopped == written[: written.index(written[1])]
 

@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import resource
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +11,14 @@ import pytest
 import torch
 import yaml
 
+from kerple.callbacks import provenance
 from kerple.cli.main import main
 from kerple.cli.resolve import prepare
 from kerple.errors import UserError
 from tests.cli.tiny import TINY, fit
-from tests.cli.walk import build_parsers_once
 
 FORK = multiprocessing.get_context("fork")
 SHARDS = {"class_path": "TokenShards", "init_args": {"corpus": "text.jsonl", "directory": "shards", "vocabulary": 300}}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _parsers() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        build_parsers_once(patch)
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -240,6 +232,7 @@ def _fit_on_a_full_disk(folder: Path, log: Path) -> None:
     os.dup2(file, 2)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))  # the kernel refuses what goes beyond
     sys.stdout = sys.stderr = os.fdopen(2, "w", buffering=1)  # what captures stdout may be at its limit
+    provenance.git = lambda *_: ""  # a long diff of what is not committed here would meet the limit first
     try:
         main(["fit", f"--config={folder}/walk.yaml", f"--run_dir={folder}/run"])
     except SystemExit as ended:

@@ -21,7 +21,7 @@ from kerple.runs.signatures import options
 from kerple.tasks import TaskData
 from kerple.testing import outcomes
 from tests.cli.tiny import fit
-from tests.cli.walk import SHARDS, VALUES, Option, below, build_parsers_once, flags, parser_of, walk
+from tests.cli.walk import SHARDS, VALUES, Option, below, flags, parser_of, walk
 
 Walk = Callable[[list[tuple[Option, str]]], None]
 CHECKPOINT = "--ckpt_path=FOLDER/run/checkpoints/last.ckpt"
@@ -128,7 +128,6 @@ def walking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     monkeypatch.setattr(kerple.cli.check, "outcomes", lambda build: islice(outcomes(build), 1))
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    build_parsers_once(monkeypatch)
     return lambda cases: walk(cases, tmp_path, capsys)
 
 

@@ -17,7 +17,6 @@ import yaml
 from jsonargparse import ArgumentParser, capture_parser
 from pytorch_lightning import Callback
 
-from kerple.cli.lightning import CLI
 from kerple.cli.main import main
 from kerple.data.datamodule import TokenShards
 from kerple.positions import Position
@@ -143,20 +142,6 @@ def judged(option: Option, value: str, line: str) -> tuple[str, str]:
     if not EXPECTED.search(line):
         return "not said what is expected", line
     return "refused", line
-
-
-def build_parsers_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the parser of fit, test and validate built for the first case only: it takes longer than a run of a step."""
-    once: dict[type, tuple[Any, ...]] = {}
-    build = CLI.setup_parser
-
-    def setup_parser(self: CLI, *arguments: Any) -> None:
-        if type(self) not in once:
-            build(self, *arguments)
-            once[type(self)] = self.parser, self._subcommand_parsers, self._subcommand_method_arguments
-        self.parser, self._subcommand_parsers, self._subcommand_method_arguments = once[type(self)]
-
-    monkeypatch.setattr(CLI, "setup_parser", setup_parser)
 
 
 def walk(cases: list[tuple[Option, str]], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

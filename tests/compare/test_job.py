@@ -221,19 +221,25 @@ def _process(run: Job, fake: Path, group: bool) -> None:
 
 
 @pytest.mark.parametrize("whole_group", [True, False])
-def test_killed_at_any_point_it_ends_the_same(tmp_path: Path, whole_group: bool) -> None:
+def test_killed_at_any_point_it_ends_the_same(
+    tmp_path: Path, whole_group: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """kill -9 of the process and its child (a power cut), or of the process alone (the child goes on, and is waited
     for)."""
     undisturbed = job(tmp_path / "undisturbed")
     jobs.run(undisturbed, CONFIG, None, 1, lambda _: None, FAKE)
     run = job(tmp_path / "killed")
     context = multiprocessing.get_context("fork")
-    for milliseconds in (15, 120, 200, 280, 360, 440, 500):
+    monkeypatch.setenv("FAKE_STEP", "0.02")
+    checkpoint = run.directory / "checkpoints" / "last.ckpt"
+    for sign in (run.beside(".starts"), checkpoint, checkpoint, run.test_folder):
+        before = sign.stat().st_mtime_ns if sign.exists() else None
         process = context.Process(target=_process, args=(run, FAKE, whole_group))
         process.start()
         while whole_group and os.getpgid(process.pid) != process.pid:  # it has no group of its own yet
             time.sleep(0.001)
-        time.sleep(milliseconds / 1000)
+        while process.is_alive() and (not sign.exists() or sign.stat().st_mtime_ns == before):
+            time.sleep(0.002)
         if whole_group:
             os.killpg(process.pid, signal.SIGKILL)
         else:
@@ -243,6 +249,7 @@ def test_killed_at_any_point_it_ends_the_same(tmp_path: Path, whole_group: bool)
 
     assert result(run) == result(undisturbed)
     assert jobs.finished(run)
+    assert True in starts(run)  # it was met at work
     assert "Error" not in run.beside(".log").read_text()  # no two were ever at work in one folder
 
 

@@ -45,6 +45,14 @@ def test_the_gradient_works_inside_inference_mode_and_leaves_none_behind(tiny_ne
     assert all(p.grad is None for p in network.parameters())
 
 
+def test_a_compiled_network_has_the_same_gradients(tiny_network) -> None:
+    network, tokens = tiny_network("ALiBi"), torch.randint(50, (2, 9))
+    expected = gradient_by_distance(network, tokens)
+    network.compile(backend="eager")
+    network.losses(tokens)  # its graph is made before there is a hook
+    torch.testing.assert_close(gradient_by_distance(network, tokens), expected)
+
+
 def test_a_model_with_one_layer_and_a_sharp_bias_sees_its_neighbours_alone(tiny_network) -> None:
     network = tiny_network("ALiBi")
     network.positions[0].slopes.fill_(50.0)

@@ -37,6 +37,8 @@ def test_keys_are_what_the_formula_says() -> None:
     assert torch.equal(keys, expected)
     assert keys.any()
     assert not key_targets(Copier(), tokens, Criterion(SHORT, STRIDE, 2.0, likely=-0.4)).any()
+    # the targets of the first short context are never key: both contexts are the same for them
+    assert not key_targets(Copier(), tokens, Criterion(SHORT, STRIDE, gain=-1.0, likely=-9.0))[:, :SHORT].any()
 
 
 def test_settings_that_make_no_sense_are_refused() -> None:

@@ -98,7 +98,7 @@ def test_few_keys_are_done_in_fp32_under_autocast(device) -> None:
     with torch.autocast(device.type, torch.bfloat16):
         out = attend(q, k, v, table=table)
     right = attend_reference(q.double(), k.double(), v.double(), table=table.double())
-    assert torch.equal(out, right.to(torch.bfloat16)) or (out.double() - right).norm() <= 2.5e-3 * right.norm()
+    assert (out != right.to(torch.bfloat16)).double().mean() < 0.02  # nearly all are the exact ones, rounded once
 
 
 def test_fp32_takes_the_fallback(device) -> None:

@@ -1,5 +1,8 @@
 """Models of each family, read into our own Transformer, give the same logits."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
@@ -7,7 +10,7 @@ from kerple.hf.families import read_family
 from kerple.hf.weights import fill, transformer
 from kerple.model import Transformer
 from kerple.model.generation import generate
-from tests.hf.tiny import CONFIGS, LENGTH, VOCABULARY, text, tiny
+from tests.hf.tiny import CONFIGS, LENGTH, VOCABULARY, small, text, tiny
 
 hf = pytest.importorskip("transformers")
 
@@ -40,6 +43,32 @@ def test_logits_are_theirs_beyond_the_training_length_and_with_a_cache(family: s
     cache = ours.new_cache()
     parts = [ours(part, cache=cache) for part in tokens.split([5, 60, 1, 30], 1)]
     torch.testing.assert_close(torch.cat(parts, 1), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: small(hf.MistralConfig, intermediate_size=48, num_key_value_heads=2, sliding_window=None),
+        lambda: tiny("llama", rope_parameters={"rope_type": "dynamic", "rope_theta": 500.0, "factor": 2.0}),
+    ],
+    ids=["mistral", "dynamic"],
+)
+@torch.inference_mode()
+def test_a_mistral_and_dynamic_scaling_are_read(build: Callable[[], Any]) -> None:
+    theirs, tokens = build(), text(2, 3 * LENGTH)
+    torch.testing.assert_close(imported(theirs)(tokens), theirs(tokens).logits, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: hf.MistralConfig(sliding_window=8),
+        lambda: hf.Qwen2Config(use_sliding_window=True, sliding_window=8, max_window_layers=0),
+    ],
+)
+def test_windows_of_its_own_are_refused(build: Callable[[], Any]) -> None:
+    with pytest.raises(ValueError, match=r"attends to a window of 8 tokens.*test --hf"):
+        read_family(build(), {})
 
 
 @pytest.mark.parametrize("family", CONFIGS)

@@ -72,6 +72,14 @@ def test_padding_on_the_right_changes_no_text_that_is_scored() -> None:
     torch.testing.assert_close(model(tokens, attention_mask=seen).logits[:, :7], model(tokens[:, :7]).logits)
 
 
+def test_the_loss_is_that_of_the_next_token_and_leaves_out_what_is_marked() -> None:
+    model, tokens = made(), text(2, 9)
+    labels = tokens.clone()
+    labels[0, 4:] = -100
+    losses = model.network.losses(tokens)  # (2, 8), of tokens 1 to 8
+    torch.testing.assert_close(model(tokens, labels=labels).loss, torch.cat([losses[0, :3], losses[1]]).mean())
+
+
 @torch.inference_mode()
 def test_positions_of_several_texts_in_one_row_are_refused() -> None:
     model, tokens = made(), text(1, 6)

@@ -4,9 +4,11 @@ from torch import Tensor, nn
 
 from kerple.model import Transformer
 from kerple.model.generation import choose, fill_in, generate
-from kerple.positions import Shape, names, strategies
+from kerple.positions import Shape, strategies
 
 VOCABULARY = 30
+# with each kind of cache, and without one; that a cache changes no logit is a property of every strategy
+KINDS = ("KerpleLog", "RoPE", "FoX", "PaTH", "Layers", "Coupled", "RandomizedPositions")
 
 
 def network(name: str) -> Transformer:
@@ -27,7 +29,7 @@ def written_without_a_cache(made: Transformer, prompt: Tensor, steps: int) -> Te
     return tokens[:, prompt.shape[1] :]
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", KINDS)
 def test_the_cache_changes_nothing(name: str) -> None:
     made, prompt = network(name), torch.randint(VOCABULARY, (3, 7), generator=torch.Generator().manual_seed(1))
     cached = torch.stack(list(generate(made, prompt, 20)), 1)
@@ -35,7 +37,7 @@ def test_the_cache_changes_nothing(name: str) -> None:
     assert len(cached.unique()) > 2
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", KINDS)
 def test_filling_in_is_writing_alone_row_by_row(name: str) -> None:
     """Prompts of different lengths and told tokens inside the answer, against one row at a time without a cache."""
     made, random = network(name), torch.Generator().manual_seed(2)
@@ -51,6 +53,16 @@ def test_filling_in_is_writing_alone_row_by_row(name: str) -> None:
                     expected[t + 1] = int(made(torch.tensor([expected[: t + 1]]))[0, -1].argmax())
         assert filled[row].tolist() == expected
     assert (filled != tokens).any()
+
+
+def test_a_window_is_kept_to_at_every_step() -> None:
+    made, prompt = network("KerpleLog"), torch.randint(VOCABULARY, (3, 9), generator=torch.Generator().manual_seed(1))
+    tokens = prompt
+    with torch.no_grad():
+        for _ in range(12):
+            tokens = torch.cat([tokens, made(tokens, window=4)[:, -1:].argmax(-1)], 1)
+    assert torch.equal(torch.stack(list(generate(made, prompt, 12, window=4)), 1), tokens[:, 9:])
+    assert not torch.equal(tokens[:, 9:], written_without_a_cache(made, prompt, 12))
 
 
 def test_filling_in_never_reads_the_answer() -> None:

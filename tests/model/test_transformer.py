@@ -40,6 +40,21 @@ def test_options_change_what_they_name() -> None:
     assert network.blocks[0].mlp[0].weight.shape == (24, 16)
 
 
+def test_dropout_drops_embeddings_and_both_outputs_of_a_block_in_training_alone() -> None:
+    network, seen = Transformer(Shape(64, 2, 8), 1, 20, NoPE, dropout=0.25), []
+    for module in network.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.register_forward_hook(lambda _, given, out: seen.append((given[0], out)))
+    tokens = torch.randint(20, (32, 8))
+    network(tokens)
+    assert len(seen) == 3
+    for before, after in seen:
+        kept = after != 0
+        assert kept.float().mean().item() == pytest.approx(0.75, abs=0.02)
+        torch.testing.assert_close(after[kept], before[kept] / 0.75)
+    assert torch.equal(network.eval()(tokens), network(tokens))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -1,6 +1,6 @@
 """PaTH against a product of reflections, one matrix after the other."""
 
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import torch
@@ -25,6 +25,29 @@ from kerple.positions import (
 from tests.positions.attended import HEAD_DIM, HEADS, LENGTH, SHAPE, ours_and_loops, random
 
 
+@cache
+def reflection(position: PaTH, x: Tensor, b: int, h: int, t: int, reach: int) -> Tensor:
+    """The matrix of a token, whose convolution sees ``reach`` tokens, itself among them."""
+    part = slice(h * HEAD_DIM, (h + 1) * HEAD_DIM)
+    w = position.up.weight[part] @ position.down.weight @ x[b, t]
+    if position.taps is not None:
+        lags = [i for i in range(reach) if t - i >= 0]
+        raw = [position.up.weight[part] @ position.down.weight @ x[b, t - i] for i in lags]
+        w = F.silu(sum(r * position.taps[part, -1 - i] for r, i in zip(raw, lags, strict=True)))
+    w = w / w.norm()
+    beta = 2 * torch.sigmoid(position.gate.weight[h] @ x[b, t] + position.gate.bias[h])
+    return torch.eye(HEAD_DIM, dtype=torch.float64) - beta * torch.outer(w, w)
+
+
+def product_of_reflections(
+    position: PaTH, q: Tensor, k: Tensor, x: Tensor, b: int, h: int, m: int, n: int, reach: int
+) -> Tensor:
+    carried = q[b, h, m]
+    for t in range(m, n, -1):  # H_m first, H_{n+1} last
+        carried = reflection(position, x, b, h, t, reach) @ carried
+    return k[b, h, n] @ carried / HEAD_DIM**0.5
+
+
 @pytest.mark.parametrize("convolution", [1, 3])
 @pytest.mark.parametrize("window", [None, 1, 2, 5])
 def test_path_is_a_product_of_reflections(
@@ -35,24 +58,22 @@ def test_path_is_a_product_of_reflections(
     position = PaTH(SHAPE, rank=3, convolution=convolution).double()
     reach = convolution if window is None else min(convolution, window)
 
-    def reflection(x: Tensor, b: int, h: int, t: int) -> Tensor:
-        part = slice(h * HEAD_DIM, (h + 1) * HEAD_DIM)
-        w = position.up.weight[part] @ position.down.weight @ x[b, t]
-        if convolution > 1:
-            lags = [i for i in range(reach) if t - i >= 0]
-            raw = [position.up.weight[part] @ position.down.weight @ x[b, t - i] for i in lags]
-            w = F.silu(sum(r * position.taps[part, -1 - i] for r, i in zip(raw, lags, strict=True)))
-        w = w / w.norm()
-        beta = 2 * torch.sigmoid(position.gate.weight[h] @ x[b, t] + position.gate.bias[h])
-        return torch.eye(HEAD_DIM, dtype=torch.float64) - beta * torch.outer(w, w)
-
     def score(q: Tensor, k: Tensor, x: Tensor, b: int, h: int, m: int, n: int) -> Tensor:
-        carried = q[b, h, m]
-        for t in range(m, n, -1):  # H_m first, H_{n+1} last
-            carried = reflection(x, b, h, t) @ carried
-        return k[b, h, n] @ carried / HEAD_DIM**0.5
+        return product_of_reflections(position, q, k, x, b, h, m, n, reach)
 
     ours_and_loops(position, score, monkeypatch, window)
+
+
+def test_beside_forget_gates_each_remembers_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    position = Together(SHAPE, [partial(PaTH, rank=3), FoX]).double()
+    path_, fox = position.parts
+
+    def score(q: Tensor, k: Tensor, x: Tensor, b: int, h: int, m: int, n: int) -> Tensor:
+        gates = F.logsigmoid(x[b] @ fox.gates.weight[h] + fox.gates.bias[h])
+        return product_of_reflections(path_, q, k, x, b, h, m, n, 1) + gates[n + 1 : m + 1].sum()
+
+    ours_and_loops(position, score, monkeypatch)
 
 
 @pytest.mark.parametrize("pieces", [[1] * LENGTH, [4, 7, 3], [LENGTH - 1, 1]])

@@ -37,11 +37,9 @@ def test_pope_is_a_sum_of_cosines(window: int | None, offset: int, monkeypatch: 
     assert position.phase.max() <= 0
 
     def score(q: Tensor, k: Tensor, x: Tensor, b: int, h: int, m: int, n: int) -> Tensor:
-        total = torch.zeros((), dtype=torch.float64)
-        for c in range(HEAD_DIM):
-            angle = (m - n) * 500.0 ** (-c / HEAD_DIM) + position.phase.view(HEADS, HEAD_DIM)[h, c]
-            total = total + F.softplus(q[b, h, m, c]) * F.softplus(k[b, h, n, c]) * torch.cos(angle)
-        return total / HEAD_DIM**0.5
+        frequencies = torch.tensor([500.0 ** (-c / HEAD_DIM) for c in range(HEAD_DIM)], dtype=torch.float64)
+        angles = (m - n) * frequencies + position.phase.view(HEADS, HEAD_DIM)[h]
+        return (F.softplus(q[b, h, m]) * F.softplus(k[b, h, n]) * angles.cos()).sum() / HEAD_DIM**0.5
 
     ours_and_loops(position, score, monkeypatch, window, offset)
 

@@ -35,6 +35,9 @@ SETTINGS = {
     "Together, four": {"parts": (Sinusoidal, FoX, RoPE, KerpleWeight1)},
     "Abacus, FIRE": {"position": FIRE},
 }
+PER_LAYER = {
+    "CoPE", "DAPE", "DAPEv2", "FIRE", "FoX", "Layers", "PaTH", "SSMax", "Shaw", "Sink", "Together", "TransformerXL",
+}  # fmt: skip
 over_names = pytest.mark.parametrize("name", names())
 
 
@@ -81,11 +84,10 @@ def test_what_depends_on_the_length_of_the_input_says_so(name: str, setting: dic
     assert not network.positions[0].prefix_consistent
 
 
-@over_names
-def test_one_instance_a_layer_exactly_where_the_strategy_or_the_model_says_so(name: str) -> None:
-    network = subject(name).network()
-
-    assert len(network.positions) == (2 if network.positions[0].per_layer else 1)
+def test_strategies_with_parameters_of_their_own_in_each_layer_are_those_of_their_papers() -> None:
+    assert {name for name in names() if subject(name).position().per_layer} == PER_LAYER
+    for name in ("FoX", "T5"):
+        assert len(subject(name).network().positions) == (2 if name in PER_LAYER else 1)
 
 
 @over_names
@@ -104,12 +106,11 @@ def test_a_strategy_s_file_is_short() -> None:
     assert {file.name: n for file in files if (n := len(file.read_text().splitlines())) > 120} == {}
 
 
-@over_names
+@pytest.mark.parametrize("name", [name for name in names() if name.startswith("Kerple")])
 def test_every_parameter_of_kerple_has_a_range(name: str) -> None:
     position = subject(name).position()
     ranged = [n for module in position.modules() for n in getattr(module, "ranges", {})]
-    if name.startswith("Kerple"):
-        assert len(ranged) == len(list(position.parameters())) > 0
+    assert len(ranged) == len(list(position.parameters())) > 0
 
 
 def test_the_product_of_a_strategy_is_full_under_any_setting() -> None:

@@ -76,6 +76,9 @@ def llama_config(rope: dict[str, Any]) -> Any:
     )
 
 
+RAMP = {"beta_fast": 4.0, "beta_slow": 0.5}  # from dimension 1 to 4; the usual 32 and 1 have it from 0 to 3
+
+
 @pytest.mark.parametrize("length", [40, 64, 300])
 @pytest.mark.parametrize(
     ("scaling", "factor", "rope"),
@@ -85,13 +88,15 @@ def llama_config(rope: dict[str, Any]) -> Any:
         ("dynamic_ntk", 2.0, {"rope_type": "dynamic", "factor": 2.0}),
         ("yarn", 4.0, {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}),
         ("yarn", 16.0, {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 64}),
+        ("yarn", 4.0, {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, **RAMP}),
     ],
 )
 def test_scalings_are_those_of_transformers(scaling: Any, factor: float, rope: dict[str, Any], length: int) -> None:
     llama = pytest.importorskip("transformers.models.llama.modeling_llama")
     q, k = qk(length)
     cos, sin = llama.LlamaRotaryEmbedding(llama_config(rope))(q, torch.arange(length)[None])
-    ours = RoPE(SHAPE, base=500.0, scaling=scaling, factor=factor)
+    ramp = {"fast": rope["beta_fast"], "slow": rope["beta_slow"]} if "beta_fast" in rope else {}
+    ours = RoPE(SHAPE, base=500.0, scaling=scaling, factor=factor, **ramp)
 
     close(ours.project(q, k, None, At.line(length)), llama.apply_rotary_pos_emb(q, k, cos, sin))
 

@@ -4,7 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from kerple.report.figures import position_wise
+from kerple.report.figures import figures, position_wise
+from kerple.report.statistics import summarise
 
 
 def test_positions_of_different_corpora_are_drawn_by_themselves() -> None:
@@ -29,3 +30,17 @@ def test_a_comparison_of_one_corpus_has_one_figure_by_position() -> None:
     ((name, figure),) = position_wise(table, table["strategy"], "ALiBi")
     assert name == "position-wise"
     assert figure.axes[0].get_title() == ""
+
+
+def test_perplexity_against_length_is_the_mean_of_each_strategy() -> None:
+    curves = {"A": (20.0, 30.0), "B": (40.0, 50.0)}
+    rows = [
+        {"strategy": name, "seed": seed, "metric": "ppl", "protocol": "full", "length": length, "value": value + seed}
+        for name, values in curves.items()
+        for length, value in zip((64, 128), values, strict=True)
+        for seed in (0, 2)
+    ]
+    drawn = dict(figures(summarise(pd.DataFrame(rows), "A"), {"full": 64}, "A"))
+    lines = {line.get_label(): line for line in drawn["ppl-against-length"].axes[0].lines}
+    assert {name: lines[name].get_ydata().tolist() for name in curves} == {"A": [21, 31], "B": [41, 51]}
+    assert lines["A"].get_xdata().tolist() == [64, 128]

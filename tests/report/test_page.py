@@ -20,6 +20,13 @@ COMMITTED = Path(__file__).parents[2] / "results"
 SEEDS = (1235, 1236, 1237)
 
 
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No figures: they take longer than all the rest."""
+    for name in ("figures", "position_wise", "context_figures"):
+        monkeypatch.setattr(report, name, lambda *_: ())
+
+
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("runs")
@@ -123,6 +130,22 @@ def test_html_needs_no_other_file_and_says_what_was_done(folder: Path) -> None:
     assert "seed_everything" not in page
 
 
+def test_the_page_has_the_curves_as_data(folder: Path) -> None:
+    text = re.search(r'id="data">(.*?)</script>', (folder / "report.html").read_text(), re.DOTALL)
+    assert text
+    (full,) = (p for p in json.loads(text[1])["metrics"][0]["protocols"] if p["name"] == "full")
+    assert (full["trained"], full["lengths"]) == (64, list(LENGTHS))
+    assert {curve["name"] for curve in full["strategies"]} == set(CURVES)
+    for curve in full["strategies"]:
+        expected = np.array(CURVES[curve["name"]])
+        assert curve["mean"] == pytest.approx(expected, rel=1e-6)
+        for seed, values in curve["seeds"].items():
+            assert values == pytest.approx(expected * (1 + (int(seed) - 1236) / 1000), rel=1e-6)
+        ratio = expected / np.array(CURVES["KerpleLog"])
+        for name in ("ratio", "ratio_low", "ratio_high") if curve["name"] != "KerpleLog" else ():
+            assert curve[name] == pytest.approx(ratio, rel=1e-6)  # blocks and seeds change both sides alike
+
+
 def test_figures_are_written_twice(folder: Path) -> None:
     for name in ("ppl-against-length", "ppl-relative-to-KerpleLog"):
         assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
@@ -141,6 +164,7 @@ def test_analyses_are_joined_with_strategy_and_seed_in_front(folder: Path) -> No
     assert table.query("strategy == 'ALiBi' and seed == 1235")["bias"].item() == pytest.approx(-123.5)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_an_analysis_that_the_report_does_not_know_is_a_table_of_means(tmp_path: Path) -> None:
     runs = []
     for strategy, shares in (("KerpleLog", (0.25, 0.5)), ("T5", (0.125, 0.375))):
@@ -169,6 +193,7 @@ def test_an_analysis_that_the_report_does_not_know_is_a_table_of_means(tmp_path:
         assert shown in details
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_task_accuracies_need_nothing_of_their_own(tmp_path: Path) -> None:
     for strategy, copy, reverse in (("NoPE", 0.9, 0.2), ("T5", 0.5, 0.3), ("Sinusoidal", 0.0, 0.0)):
         for seed in SEEDS:
@@ -183,6 +208,7 @@ def test_task_accuracies_need_nothing_of_their_own(tmp_path: Path) -> None:
     assert "### Exact match, copy" in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_task_that_a_strategy_lacks_is_left_open_and_nothing_is_ranked(tmp_path: Path) -> None:
     for strategy, tasks in (("NoPE", {"copy": 0.9, "reverse": 0.2}), ("T5", {"copy": 0.5})):
         for task, beyond in tasks.items():
@@ -229,6 +255,7 @@ def test_labels_are_text_in_every_language(tmp_path: Path) -> None:
     assert (tmp_path / "report" / "ppl-relative-to-base_line.png").exists()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_bits_per_byte_of_an_older_test_are_marked(root: Path, tmp_path: Path) -> None:
     run = tmp_path / "run" / "seed-1236"
     write_run(run, "KerpleLog", 1236, CURVES["KerpleLog"])
@@ -270,6 +297,7 @@ def test_a_comparison_of_nothing_but_collapsed_runs_is_reported(tmp_path: Path) 
     assert "| RoPE | ∞ | ∞ | ∞ | ∞ |" in (tmp_path / "report" / "table.md").read_text()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_tasks_are_ranked_beyond_the_training_length_of_each(tmp_path: Path) -> None:
     for strategy, copy, reverse in (("NoPE", 0.9, 0.2), ("T5", 0.5, 0.3)):
         for task, last, trained in (("copy", copy, 30), ("reverse", reverse, 20)):
@@ -306,6 +334,7 @@ def page_of(runs: list[Run], folder: Path) -> str:
     return (folder / "report.html").read_text()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_seeds_that_were_trained_otherwise_are_not_averaged_in_silence(root: Path, tmp_path: Path) -> None:
     page = page_of(locate([root]), tmp_path / "before")
     assert "differ in more" not in page
@@ -341,6 +370,7 @@ def test_an_option_that_some_runs_lack_and_others_have_as_null_is_no_difference(
     assert report.mixed(read([*runs, Run("RoPE", 1237, later)])) == []
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_report_says_what_was_scored(tmp_path: Path) -> None:
     runs = []
     for seed, sampling in ((1235, "blocks"), (1236, "paper")):
@@ -357,6 +387,7 @@ def test_the_report_says_what_was_scored(tmp_path: Path) -> None:
     assert any("other text at each length" in way for way in report.mixed(read(runs)))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_runs_scored_on_different_amounts_of_text_are_named(root: Path, tmp_path: Path) -> None:
     assert report.mixed(read(locate([root]))) == []
     runs = [
@@ -380,6 +411,7 @@ def test_corpora_of_different_sizes_are_no_mixture(tmp_path: Path) -> None:
     assert report.mixed(read(runs)) == []
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_protocols_of_every_corpus_are_explained(tmp_path: Path) -> None:
     runs = [
         Run("KerpleLog", 1235, write_run(tmp_path / part, "KerpleLog", 1235, CURVES["KerpleLog"]), part=part)
@@ -392,9 +424,11 @@ def test_protocols_of_every_corpus_are_explained(tmp_path: Path) -> None:
     assert ">task" not in page
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_runs_of_several_precisions_are_named_above_the_table(root: Path, tmp_path: Path) -> None:
     precisions = ["32-true", "32-true", "bf16-mixed"]
-    runs = locate([root])
+    shutil.copytree(root, tmp_path / "runs")
+    runs = locate([tmp_path / "runs"])
     for run in runs:
         path = run.directory / "cost.json"
         cost = json.loads(path.read_text())
@@ -413,6 +447,7 @@ def test_runs_of_several_precisions_are_named_above_the_table(root: Path, tmp_pa
     assert page.index(said) < page.index("<table")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_runs_too_short_to_have_a_speed_are_reported(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run" / "seed-1236", "ALiBi", 1236, CURVES["ALiBi"])
     cost = json.loads((run / "cost.json").read_text())
@@ -421,6 +456,7 @@ def test_runs_too_short_to_have_a_speed_are_reported(tmp_path: Path) -> None:
     assert "| ALiBi | 8 | 1,310,000 | – | 500 |" in (tmp_path / "report" / "table.md").read_text()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_tasks_are_averaged_over_the_lengths_that_all_strategies_have(tmp_path: Path) -> None:
     for strategy, beyond in (("NoPE", (0.9, 0.1)), ("Learned", (0.8, None))):
         for task in ("copy", "reverse"):
@@ -442,6 +478,7 @@ def test_tasks_are_averaged_over_the_lengths_that_all_strategies_have(tmp_path: 
     assert "20 tokens" not in page
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_callback_that_one_strategy_has_is_a_difference(root: Path, tmp_path: Path) -> None:
     callback = {"class_path": "EarlyStopping", "init_args": {"monitor": "val/loss"}}
     saver = {"class_path": "ModelCheckpoint", "init_args": {"dirpath": "here", "save_top_k": 1}}

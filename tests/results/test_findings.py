@@ -1,11 +1,14 @@
 """The findings page: every finding has a number and names a file or a claim, and these exist.
 
-That the files hold the numbers is not checked, except for perplexities of the small tier.
+That the files hold the numbers is not checked, except for perplexities of the small tier and README's tables.
 """
 
 import csv
 import re
+from itertools import takewhile
 from pathlib import Path
+
+import pytest
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -44,3 +47,28 @@ def test_what_is_said_of_alibi_and_kerple_log_in_the_small_tier_is_in_its_table(
     for strategy in ("ALiBi", "KerpleLog"):
         for protocol, length in (("full", "128"), ("full", "1024"), ("windowed128", "1024")):
             assert f"{float(rows[strategy, protocol, length]['mean']):.2f}" in page
+
+
+@pytest.mark.parametrize(
+    ("columns", "report"),
+    [("2048 (32×)", "quick"), ("gain at 4×", "field"), ("gain at 8×", "small"), ("16384 (2×)", "pretrained")],
+)
+def test_the_readme_repeats_the_tables_of_reports(columns: str, report: str) -> None:
+    lines, table = (p.read_text().splitlines() for p in (RESULTS.parent / "README.md", RESULTS / report / "table.md"))
+    start = next(i for i, line in enumerate(lines) if line.startswith("|") and columns in line)
+    gain = re.search(r"gain at (\d+×)", lines[start])
+    said = list(takewhile(lambda line: line.startswith("|"), lines[start + 2 :]))
+    assert len(said) > 3
+    for name, *values in map(_cells, said):
+        label = {"RoPE with a learned sink": "Sink"}.get(name, re.split(r"[ ,]", name)[0])
+        row = next(row for row in table if row.startswith(f"| {label} |"))
+        assert _cells(row)[1 : len(values) + (not gain)] == values[: len(values) - bool(gain)], name
+        if gain:
+            head = next(i for i, line in enumerate(table) if line.startswith("### Context gain"))
+            column = next(i for i, cell in enumerate(_cells(table[head + 2])) if gain[1] in cell)
+            row = next(row for row in table[head:] if row.startswith(f"| {label} |"))
+            assert _cells(row)[column].replace("-", "−") == values[-1], name
+
+
+def _cells(line: str) -> list[str]:
+    return [re.sub(r"\*\*|†", "", cell).strip() for cell in line.strip().strip("|").split("|")]

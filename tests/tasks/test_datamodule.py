@@ -290,3 +290,10 @@ def test_workers_get_the_data_without_the_trainer() -> None:
     data.trainer.model = lambda: None  # what no process can be sent
     again = pickle.loads(pickle.dumps(data.train_dataloader().batches))
     assert torch.equal(again[3]["tokens"], data.train_dataloader().batches[3]["tokens"])
+
+
+def test_without_a_seed_of_its_own_it_has_that_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PL_GLOBAL_SEED", "7")
+    made = (TaskData(Copy(), 42), TaskData(Copy(), 42, seed=7), TaskData(Copy(), 42, seed=0))
+    drawn = [[data.sample(i) for i in range(5)] for data in made]
+    assert drawn[0] == drawn[1] != drawn[2]

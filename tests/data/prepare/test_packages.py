@@ -6,6 +6,7 @@ import pytest
 
 from kerple.data.prepare.corpora import sources
 from kerple.data.prepare.packages import installed_packages, standard_library
+from kerple.data.prepare.sources import TextFiles
 
 
 def install(site: Path, name: str, requires: list[str], files: dict[str, str]) -> None:
@@ -41,7 +42,7 @@ def test_it_holds_what_is_required_however_far_and_nothing_else(
 
 def test_the_corpus_is_large_and_the_same_again() -> None:
     (corpus,) = sources("packages")
-    assert isinstance(corpus, type(installed_packages()))
+    assert isinstance(corpus, TextFiles)
     assert corpus.paths == installed_packages().paths != sorted(corpus.paths)
     assert len(set(corpus.paths)) == len(corpus.paths) > 5_000
     assert sum(size for size in corpus.sizes if size > 24_000) > 100_000_000  # bytes of long documents

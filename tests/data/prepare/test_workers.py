@@ -22,6 +22,7 @@ from kerple.data.prepare import workers as pool
 from kerple.data.prepare.encode import Encoded, Raw
 from kerple.data.prepare.sources import Record
 from kerple.errors import UserError
+from tests.inline_ray import Inline
 
 ROOT = Path(__file__).parents[3]
 
@@ -135,6 +136,23 @@ def test_a_cluster_that_does_not_answer_is_named(
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     with pytest.raises(ValueError, match=r"prepare_engine: .*no 10\.0\.0\.1:6379.*RAY_ADDRESS"):
         small_build(tmp_path, json_lines, engine="ray")
+
+
+def test_portions_sent_to_a_cluster_are_those_of_one_process(
+    json_lines: Path,
+    prepared: Path,
+    tmp_path: Path,
+    small_build: Build,
+    contents: Contents,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ray = Inline()
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")  # a worker sets it, which is this process here
+    monkeypatch.setattr(builder, "PORTION_RECORDS", 7)
+    small_build(tmp_path, json_lines, workers=2, engine="ray")
+    assert ray.sent > 40
+    assert contents(tmp_path) == contents(prepared)
 
 
 def test_an_engine_that_there_is_not(json_lines: Path, tmp_path: Path, small_build: Build) -> None:
