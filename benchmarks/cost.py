@@ -37,8 +37,8 @@ MEMORY = """
 
 
 def compared() -> dict[str, Strategy]:
-    """The strategies of the tier by their labels."""
-    written = yaml.safe_load((ROOT / f"configs/compare/{TIER}.yaml").read_text())["strategies"]
+    """The strategies of the tier by their labels, and DAPE, which the tier leaves out for what it costs."""
+    written = yaml.safe_load((ROOT / f"configs/compare/{TIER}.yaml").read_text())["strategies"] | {"DAPE": None}
     return {label: Strategy(**(what or {})) for label, what in written.items()}
 
 
