@@ -31,7 +31,8 @@ class Provenance(Callback):
         root = directory / "provenance"
         folder = root / str(len(list(root.iterdir())) if root.is_dir() else 0)
         folder.mkdir(parents=True)
-        changes, added = git("diff", "HEAD"), git("ls-files", "--others", "--exclude-standard", ":/").splitlines()
+        changes = git("diff", "HEAD")
+        added = git("ls-files", "--others", "--exclude-standard", "--full-name", ":/").splitlines()
         described = _described(trainer) | {"changed": bool(changes or added), "added": added}
         (folder / "run.json").write_text(json.dumps(described, indent=1) + "\n")
         (folder / "lock.txt").write_text("".join(f"{line}\n" for line in _lock()))
