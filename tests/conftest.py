@@ -30,6 +30,13 @@ def _seed() -> None:
 
 
 @pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports without figures, which take longer than all the rest."""
+    for name in ("figures", "position_wise", "context_figures"):
+        monkeypatch.setattr(f"kerple.report.page.{name}", lambda *_: ())
+
+
+@pytest.fixture
 def tiny_network() -> Callable[..., Transformer]:
     """Two layers, width 32, 4 heads, training length 32, 50 token ids; eval mode, fp32.
 

@@ -15,7 +15,6 @@ import yaml
 
 from kerple.cli import compare, run_comparison
 from kerple.compare import job as jobs
-from kerple.report import page
 from tests.compare.fake_compare import stand_in
 from tests.inline_ray import Inline
 
@@ -23,13 +22,11 @@ FAKE = Path(__file__).parents[1] / "compare" / "fake_run.py"
 
 
 @pytest.fixture
-def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undrawn: None) -> Path:
     """A comparison of 2 strategies × 2 seeds; resolving needs no model: the flags stand for the configuration."""
     stand_in(monkeypatch.setattr)
     monkeypatch.setenv("FAKE_STEP", "0.001")
     monkeypatch.setattr(run_comparison.Pace, "due", lambda self: False)  # no report before the last
-    for figures in ("figures", "position_wise", "context_figures"):  # they take longer than all the rest
-        monkeypatch.setattr(page, figures, lambda *_: ())
     (tmp_path / "base.yaml").write_text("{}")
     settings = {
         "name": "small",

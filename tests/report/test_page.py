@@ -20,13 +20,6 @@ COMMITTED = Path(__file__).parents[2] / "results"
 SEEDS = (1235, 1236, 1237)
 
 
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No figures: they take longer than all the rest."""
-    for name in ("figures", "position_wise", "context_figures"):
-        monkeypatch.setattr(report, name, lambda *_: ())
-
-
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("runs")

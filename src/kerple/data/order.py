@@ -72,7 +72,8 @@ class Order:
     def __init__(self, tokens: int, length: int, *key: int, chunk: int | None = None, together: int = 1) -> None:
         self.length, self.key, self.chunk, self.together = length, key, chunk or max(tokens, 1), together
         full, rest = divmod(tokens, self.chunk)
-        self.full, self.rest = full, rest  # whole chunks; the rest of the stream is one more, which stays last
+        self.full = full  # whole chunks; the rest of the stream is one more, which stays last
+        self.chunks = full + (rest > 0)
         # one sample fewer than fits, so that the last one fits at the largest phase too, length - 1
         self.per_chunk = max(self.chunk - length, 0) // length
         self.samples = full * self.per_chunk + max(rest - length, 0) // length
@@ -94,7 +95,7 @@ class Order:
 
     def _places(self, entries: Indices, epoch: int) -> Indices:
         """First tokens (n,) of the entries (n,) of an epoch, before its phase is added."""
-        if self.full + (self.rest > 0) <= 1:
+        if self.chunks <= 1:
             return self.length * Permutation(self.samples, *self.key, epoch)(entries)
         group_size = self.together * self.per_chunk
         groups, inside = np.divmod(entries, group_size)
