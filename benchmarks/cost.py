@@ -17,13 +17,13 @@ from matplotlib.figure import Figure
 
 from benchmarks.measure import in_turn, machine, peak_above
 from benchmarks.models import build, training_step
-from kerple.callbacks.throughput import position_parameters
 from kerple.compare.comparison import Strategy
+from kerple.compare.figures import plain_log_ticks, save
+from kerple.compare.statistics import estimate
+from kerple.compare.tables import Cell, Table
 from kerple.evaluation.protocols import full
 from kerple.model import Transformer
-from kerple.report.figures import plain_log_ticks, save
-from kerple.report.statistics import estimate
-from kerple.report.tables import Cell, Table
+from kerple.training.throughput import position_parameters
 
 ROOT = Path(__file__).parents[1]
 TIER = "small"

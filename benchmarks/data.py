@@ -22,7 +22,7 @@ import psutil
 import tokenizers
 import zstandard
 
-from kerple.runs.cluster import cores
+from kerple.base.cluster import cores
 
 RECORDS = Path(__file__).parent / "records"
 WORD = re.compile(r"[A-Za-z_]{4,}")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from kerple.runs.cluster import cores
+from kerple.base.cluster import cores
 
 RECORDS = Path(__file__).parent / "records"
 REPEATS = 9

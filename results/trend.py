@@ -20,10 +20,10 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from kerple.report.figures import COLOURS, MARKERS, plain, save
-from kerple.report.files import result_rows, results_in
-from kerple.report.statistics import Estimate, by_block, difference
-from kerple.report.tables import Cell, Table
+from kerple.compare.figures import COLOURS, MARKERS, plain, save
+from kerple.compare.files import result_rows, results_in
+from kerple.compare.statistics import Estimate, by_block, difference
+from kerple.compare.tables import Cell, Table
 
 OURS, THEIRS, TIMES = "KerpleLog", "ALiBi", 8
 GAINS = (OURS, THEIRS)

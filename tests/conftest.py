@@ -33,7 +33,7 @@ def _seed() -> None:
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports without figures, which take longer than all the rest."""
     for name in ("figures", "position_wise", "context_figures"):
-        monkeypatch.setattr(f"kerple.report.page.{name}", lambda *_: ())
+        monkeypatch.setattr(f"kerple.compare.page.{name}", lambda *_: ())
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from pytorch_lightning import LightningDataModule
 from pytorch_lightning.strategies import Strategy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
+from kerple.base.precision import AutoTrainer
 from kerple.cli.lightning import CLI, StoreConfig
-from kerple.lm import LanguageModel
-from kerple.runs.precision import AutoTrainer
+from kerple.training.language_model import LanguageModel
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 PAPER = sorted((CONFIGS / "paper").glob("*.yaml"))

@@ -17,13 +17,13 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.utils.data import DataLoader
 
-from kerple.callbacks.extrapolation import Extrapolation
-from kerple.callbacks.task_accuracy import TaskAccuracy
-from kerple.errors import UserError
-from kerple.lm import LanguageModel
+from kerple.base.errors import UserError
+from kerple.evaluation.extrapolation import Extrapolation
 from kerple.model.block import Block
 from kerple.positions import KerpleLog
 from kerple.tasks import Addition, TaskData
+from kerple.tasks.task_accuracy import TaskAccuracy
+from kerple.training.language_model import LanguageModel
 from tests.toy import ToyData
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -26,9 +26,9 @@ from pytorch_lightning import Trainer, seed_everything
 import kerple.positions as positions
 from kerple.data import TokenShards
 from kerple.evaluation.protocols import full, windowed
-from kerple.lm import LanguageModel
 from kerple.model import Transformer
 from kerple.positions import Position, Shape
+from kerple.training.language_model import LanguageModel
 
 HERE = Path(__file__).parent
 RUN = ["strategy", "seed", "tokens", "settings"]  # what a run is

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from kerple.report.files import result_rows, results_in
+from kerple.compare.files import result_rows, results_in
 
 Run = dict[tuple[str, int], list[dict[str, float]]]  # (protocol, length) -> its blocks, each with sum and count
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special, stats
 
-from kerple.report.statistics import Estimate, estimate
+from kerple.compare.statistics import Estimate, estimate
 from results.judge.evidence import LINEAR, MEASURES, Tier, Untested, Value
 
 ALPHA = 0.05

@@ -12,7 +12,7 @@ import torch
 
 from kerple.attention import attend, choice
 from kerple.attention.reference import attend_reference
-from kerple.errors import UserError
+from kerple.base.errors import UserError
 
 CASE = {
     "asked": "auto", "device": torch.device("cuda"), "dtype": torch.bfloat16, "dims": (64, 64), "queries": "all",

@@ -9,8 +9,8 @@ import pytest
 import torch
 import yaml
 
+from kerple.base.seal import SEAL, seal
 from kerple.cli.main import main
-from kerple.runs.seal import SEAL, seal
 from tests.cli.tiny import fit
 
 Capture = pytest.CaptureFixture[str]

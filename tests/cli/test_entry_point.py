@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from kerple.base.shipped_configs import found
 from kerple.cli.main import COMMANDS, main
 from kerple.cli.parser import fit_parser
 from kerple.cli.resolve import check_test, resolve
 from kerple.compare.comparison import Job
-from kerple.runs.shipped_configs import found
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "pytorch_lightning", "pandas", "matplotlib", "transformers")
@@ -65,8 +65,8 @@ def test_a_mistake_is_told_without_torch() -> None:
 
 
 def test_the_parser_of_a_fit_has_the_options_of_the_command() -> None:
+    from kerple.base.precision import AutoTrainer
     from kerple.cli.lightning import CLI, LanguageModel, LightningDataModule
-    from kerple.runs.precision import AutoTrainer
 
     class Parsed(CLI):
         def before_instantiate_classes(self) -> None: ...

@@ -12,10 +12,10 @@ import pytest
 import torch
 import yaml
 
+from kerple.base.errors import UserError
 from kerple.cli.lm_eval import Checkpoint
 from kerple.cli.main import main
 from kerple.cli.predict import load
-from kerple.errors import UserError
 from kerple.evaluation.protocols import sliding
 from kerple.model.generation import generate
 

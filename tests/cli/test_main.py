@@ -12,8 +12,8 @@ import torch
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from kerple.base.errors import UserError
 from kerple.cli.main import main
-from kerple.errors import UserError
 from kerple.positions import names, strategies
 from kerple.positions.coupled import Placed
 
@@ -167,7 +167,7 @@ def test_a_fault_of_the_program_keeps_its_traceback(toy: Path, monkeypatch: pyte
     def broken(self: object) -> None:
         raise ValueError("a bug of ours")
 
-    monkeypatch.setattr("kerple.callbacks.random_state.RandomState.__init__", broken)
+    monkeypatch.setattr("kerple.training.random_state.RandomState.__init__", broken)
     with pytest.raises(ValueError, match="a bug of ours"):
         fit("--trainer.max_steps", "1")
 

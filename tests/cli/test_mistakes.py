@@ -11,10 +11,10 @@ import pytest
 import torch
 import yaml
 
-from kerple.callbacks import provenance
+from kerple.base.errors import UserError
 from kerple.cli.main import main
 from kerple.cli.resolve import prepare
-from kerple.errors import UserError
+from kerple.training import provenance
 from tests.cli.tiny import TINY, fit
 
 FORK = multiprocessing.get_context("fork")
@@ -75,7 +75,10 @@ def test_an_option_of_fit(option: str, said: str, tmp_path: Path, capsys: pytest
     ("arguments", "said"),
     [
         (["--model.position=my_gaus.X"], "model.position: got 'my_gaus.X', which cannot be imported (No module named "),
-        (["--model.position=kerple.lm.X"], "(module 'kerple.lm' has no attribute 'X'); expected a class by the path"),
+        (
+            ["--model.position=kerple.training.language_model.X"],
+            "(module 'kerple.training.language_model' has no attribute 'X'); expected a class by the path",
+        ),
         (
             ["--model.position=ALiBi", "--model.position.slop=3"],
             "position.slop: got '3', but ALiBi has no option slop; expected ",
@@ -89,14 +92,17 @@ def test_an_option_of_fit(option: str, said: str, tmp_path: Path, capsys: pytest
             "model.position.near: got 'my_gaus.X', which cannot be imported",
         ),
         (
-            ["--trainer.callbacks+=kerple.lm.TopOn"],
-            "trainer.callbacks+: got 'kerple.lm.TopOn', which cannot be imported",
+            ["--trainer.callbacks+=kerple.training.language_model.TopOn"],
+            "trainer.callbacks+: got 'kerple.training.language_model.TopOn', which cannot be imported",
         ),
         (
             ["--trainer.callbacks+=top.One"],
             "trainer.callbacks+: got 'top.One', which cannot be imported (No module named",
         ),
-        (["--trainer.callbacks+=kerple.lm.LanguageModel"], "expected the name of a Callback or null"),
+        (
+            ["--trainer.callbacks+=kerple.training.language_model.LanguageModel"],
+            "expected the name of a Callback or null",
+        ),
         (
             ["--trainer.callbacks+=ShiftTest", "--trainer.callbacks.block=3"],
             "trainer.callbacks.block: got '3', but ShiftTest has no option block; expected ",

@@ -13,11 +13,11 @@ import pytest
 
 import kerple.cli.check
 import kerple.cli.run_comparison
+from kerple.base.signatures import options
 from kerple.cli.allowed_classes import offer
 from kerple.cli.main import COMMANDS, main
 from kerple.data.datamodule import TokenShards
 from kerple.positions import KerpleLog, Position
-from kerple.runs.signatures import options
 from kerple.tasks import TaskData
 from kerple.testing import outcomes
 from tests.cli.tiny import fit

@@ -17,10 +17,10 @@ import yaml
 from jsonargparse import ArgumentParser, capture_parser
 from pytorch_lightning import Callback
 
+from kerple.base.signatures import options
 from kerple.cli.main import main
 from kerple.data.datamodule import TokenShards
 from kerple.positions import Position
-from kerple.runs.signatures import options
 from kerple.tasks import Task, TaskData
 from tests.cli.tiny import TINY
 

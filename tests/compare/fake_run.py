@@ -14,8 +14,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
-from kerple.runs.directories import fit_directory
-from kerple.runs.progress import VARIABLE, note
+from kerple.base.directories import fit_directory
+from kerple.base.progress import VARIABLE, note
 
 command, *arguments = sys.argv[1:]
 options = dict(argument.removeprefix("--").split("=", 1) for argument in arguments)

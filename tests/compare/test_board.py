@@ -16,9 +16,9 @@ import pytest
 import yaml
 from rich.console import Console
 
+from kerple.base.progress import duration, line, note
 from kerple.compare.board import Board
 from kerple.compare.comparison import Job
-from kerple.runs.progress import duration, line, note
 
 FAKE = Path(__file__).with_name("fake_compare.py")
 PATIENCE = 300  # seconds, for a machine that does other things beside

@@ -14,7 +14,7 @@ from kerple.compare import engines
 from kerple.compare import job as jobs
 from kerple.compare.child import Failed
 from kerple.compare.comparison import Job
-from kerple.report.flat import flat
+from kerple.compare.flat import flat
 
 FAKE = Path(__file__).parent / "fake_run.py"
 CONFIG = {"model.position.class_path": "KerpleLog", "trainer.max_steps": 20}

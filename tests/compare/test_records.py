@@ -217,9 +217,9 @@ def test_a_run_without_a_limit_has_a_record_of_strict_json(tmp_path: Path) -> No
 
 
 def test_tables_that_were_condensed_once_read_the_same(tmp_path: Path) -> None:
-    from kerple.report.collect import read
-    from kerple.report.files import results_of, unpack
-    from tests.report.runs_on_disk import write_run
+    from kerple.compare.collect import read
+    from kerple.compare.files import results_of, unpack
+    from tests.compare.runs_on_disk import write_run
 
     directory = write_run(tmp_path / "run", "ALiBi", 1236, (20.0, 19.0, 18.5, 18.25))
     rows = "".join(f"0,{distance},{-0.1 * distance:.17g}\n" for distance in range(2048))

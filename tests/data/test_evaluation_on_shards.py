@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from pytorch_lightning import Trainer
 
-from kerple.callbacks.extrapolation import Extrapolation
 from kerple.data import TokenShards
 from kerple.data.remote import Folder, RemoteFolder
-from kerple.lm import LanguageModel
+from kerple.evaluation.extrapolation import Extrapolation
 from kerple.positions import NoPE
+from kerple.training.language_model import LanguageModel
 
 
 @pytest.mark.parametrize("inside", [False, True])

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from kerple.base.errors import UserError
 from kerple.data.manifest import parse_manifest, read_manifest, signed
 from kerple.data.prepare.encode import parse
 from kerple.data.shards import TokenStream
-from kerple.errors import UserError
 
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),

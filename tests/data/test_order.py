@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from kerple.base.errors import UserError
 from kerple.data.order import MIXTURE_PERIOD, Mixture, Order, Permutation
-from kerple.errors import UserError
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 10, 99, 100, 101, 4096, 100_003])

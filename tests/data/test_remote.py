@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from kerple.base.errors import UserError
 from kerple.data import TokenShards, files
 from kerple.data.manifest import Manifest, read_manifest
 from kerple.data.prepare.corpora import sources
 from kerple.data.remote import Folder, RemoteFolder
 from kerple.data.shards import TokenStream
-from kerple.errors import UserError
 
 
 class Server(ThreadingHTTPServer):

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from kerple.analyses.attention_maps import visit_probabilities
 from kerple.cli.main import main
 from kerple.cli.predict import load
-from kerple.evaluation.attention_maps import visit_probabilities
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs/how-to"

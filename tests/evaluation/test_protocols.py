@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from kerple import positions
-from kerple.errors import UserError
+from kerple.base.errors import UserError
 from kerple.evaluation.protocols import Protocol, full, last, per_position, sliding, windowed
 from kerple.model import Transformer
 from kerple.positions import Shape

@@ -10,9 +10,9 @@ import torch
 import yaml
 
 import kerple.hf  # registers the classes
+from kerple.base.errors import UserError
 from kerple.cli.main import main
 from kerple.cli.predict import load
-from kerple.errors import UserError
 from kerple.hf.export import export
 from kerple.hf.families import StoredModel, read_family
 from kerple.hf.modeling import KerpleConfig, KerpleForCausalLM

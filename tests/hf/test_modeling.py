@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from kerple.errors import UserError
+from kerple.base.errors import UserError
 from kerple.hf.modeling import KerpleConfig, KerpleForCausalLM
 from tests.hf.tiny import VOCABULARY, text
 

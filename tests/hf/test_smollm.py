@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from kerple.analyses.haystack import ANSWER, NOISE, hidden, prompt, recall
 from kerple.cli.main import main
 from kerple.data import TokenShards
-from kerple.evaluation.haystack import ANSWER, NOISE, hidden, prompt, recall
 from kerple.hf.adapter import HuggingFaceNetwork
 from kerple.hf.families import read_family
 from kerple.hf.source import locate, read_model, read_model_config, read_tokenizer

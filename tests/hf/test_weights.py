@@ -7,8 +7,8 @@ import pytest
 import torch
 import yaml
 
+from kerple.base.errors import UserError
 from kerple.cli.allowed_classes import offer
-from kerple.errors import UserError
 from kerple.hf.weights import read
 
 CONFIG = {"model": {"position": "NoPE"}, "data": {"class_path": "TokenShards"}, "trainer": {"callbacks": []}}

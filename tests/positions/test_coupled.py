@@ -7,13 +7,13 @@ import pytest
 import torch
 from pytorch_lightning import LightningDataModule, Trainer
 
-from kerple.errors import UserError
-from kerple.lm import LanguageModel
+from kerple.base.errors import UserError
 from kerple.model import Transformer
 from kerple.model.generation import fill_in
 from kerple.positions import FIRE, Abacus, At, Coupled, KerpleLog, NoPE, Position, Shape
 from kerple.tasks import Addition, Copy, TaskData
 from kerple.tasks.batches import collate
+from kerple.training.language_model import LanguageModel
 from tests.toy import ToyData
 
 SHAPE = Shape(8, 2, 16)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kerple.attention.choice import TINY
-from kerple.errors import UserError
+from kerple.base.errors import UserError
 from kerple.model import Transformer
 from kerple.positions import DAPE, ALiBi, DAPEv2, KerpleLog, Layers, NoPE, RoPE
 from tests.positions.attended import HEADS, SHAPE, ours_and_loops

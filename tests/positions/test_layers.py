@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from kerple.errors import UserError
+from kerple.base.errors import UserError
 from kerple.model import Transformer
 from kerple.positions import ALiBi, KerpleLog, Layers, NoPE, Shape, Sinusoidal, SSMax, Together
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kerple.errors import UserError
+from kerple.base.errors import UserError
 from kerple.positions import (
     At,
     FoX,

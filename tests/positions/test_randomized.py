@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kerple.errors import UserError
+from kerple.base.errors import UserError
 from kerple.model.transformer import Transformer
 from kerple.positions import (
     At,

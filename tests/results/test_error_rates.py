@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from kerple.report.statistics import against_baseline, estimate
+from kerple.compare.statistics import against_baseline, estimate
 from results.judge.statements import ALPHA, Part, verdict
 
 TIMES = 1000

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from kerple.report.statistics import estimate
+from kerple.compare.statistics import estimate
 from results.judge.__main__ import TABLE, Finding, judge, judge_all, main, markdown, tiers
 from results.judge.evidence import Tier
 from results.judge.statements import parts

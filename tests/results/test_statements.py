@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from kerple.report.statistics import estimate
+from kerple.compare.statistics import estimate
 from results.judge.__main__ import Finding
 from results.judge.statements import Part, verdict
 

@@ -2,11 +2,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kerple.callbacks.task_accuracy import result_rows
 from kerple.model.generation import fill_in
 from kerple.tasks import Addition, AssociativeRecall, Copy, ModularSum, Parity, Sort, Task, TaskData
 from kerple.tasks.accuracy import Accuracy, AnswerAccuracy, grouped
 from kerple.tasks.batches import collate
+from kerple.tasks.task_accuracy import result_rows
 from kerple.tasks.vocabulary import CHARACTERS
 
 

@@ -11,7 +11,7 @@ from pytorch_lightning import LightningDataModule
 
 import kerple.positions
 import kerple.tasks
-from kerple.lm import LanguageModel
+from kerple.training.language_model import LanguageModel
 
 ROOT = Path(__file__).parents[2] / "configs"
 FILES = sorted(path for folder in ("tasks", "paper/nope") for path in (ROOT / folder).glob("*.yaml"))

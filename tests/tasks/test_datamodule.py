@@ -11,11 +11,11 @@ from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import Tensor
 
-from kerple.errors import UserError
-from kerple.lm import LanguageModel
+from kerple.base.errors import UserError
 from kerple.positions import NoPE
 from kerple.tasks import Addition, Copy, Example, ModularSum, Parity, Reverse, Sort, Task, TaskData, VariableChain
 from kerple.tasks.sampling import belongs_to, distinct, draw
+from kerple.training.language_model import LanguageModel
 
 
 def ranked(data: TaskData, rank: int = 0, world: int = 1, steps: int = 6, done: int = 0) -> TaskData:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from kerple.errors import UserError
+from kerple.base.errors import UserError
 from kerple.tasks import Addition, Copy, ModularSum, Multiplication, Parity, Polynomial, Reverse, Sort, Task, TaskData
 from kerple.tasks.places import abacus
 from kerple.tasks.vocabulary import CHARACTERS, PAD_ID, encode

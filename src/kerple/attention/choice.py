@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from kerple.errors import UserError
+from kerple.base.errors import UserError
 
 Asked = Literal["auto", "fused", "blocks", "reference"]
 Way = Literal["sdpa", "tiles", "flex", "blocks", "reference"]

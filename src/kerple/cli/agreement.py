@@ -1,6 +1,6 @@
 """Check that a checkpoint belongs to a model, before its weights are loaded.
 
-`kerple.runs.training_state` checks the rest of it, the state of the training.
+`kerple.base.training_state` checks the rest of it, the state of the training.
 """
 
 from collections.abc import Iterator
@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from kerple.errors import UserError
-from kerple.lm import LanguageModel
-from kerple.runs.compatibility import unread
+from kerple.base.compatibility import unread
+from kerple.base.errors import UserError
+from kerple.training.language_model import LanguageModel
 
 # options that have to be equal, not only in the shapes they give, and what checkpoints without them had
 ALWAYS = {"position": ""}
@@ -26,7 +26,7 @@ def agree(path: str | Path, content: dict[str, Any], model: LanguageModel, resum
 
     Args:
         path: Path of the checkpoint, for messages.
-        content: Content of the checkpoint, as `kerple.runs.trust.check` returns it.
+        content: Content of the checkpoint, as `kerple.base.trust.check` returns it.
         model: The model of the configuration.
         resume: If its training continues, the number of steps it is to have in all. The checkpoint then needs the state
             of loops and optimiser too, and the same options of optimiser and schedule, because its state has these.

@@ -8,14 +8,14 @@ from types import ModuleType
 from pytorch_lightning import Callback, LightningDataModule
 from pytorch_lightning import callbacks as lightning
 
-import kerple.bolts
 import kerple.callbacks
 import kerple.positions
 import kerple.tasks
+import kerple.training.bolts
+from kerple.base.trust import Offer
 from kerple.data.datamodule import TokenShards
-from kerple.lm import LanguageModel
-from kerple.runs.trust import Offer
 from kerple.tasks import Task, TaskData
+from kerple.training.language_model import LanguageModel
 
 # Lightning's callbacks whose options are numbers and names; others are offered by --trust pytorch_lightning
 LIGHTNINGS = (
@@ -28,8 +28,8 @@ LIGHTNINGS = (
     lightning.TQDMProgressBar,
     lightning.Timer,
 )
-BOLTS = (kerple.bolts.ModuleDataMonitor, kerple.bolts.TrainingDataMonitor)
-# old modules, which stored configurations and those of users may name; old options are in `kerple.runs.compatibility`
+BOLTS = (kerple.training.bolts.ModuleDataMonitor, kerple.training.bolts.TrainingDataMonitor)
+# old modules, which stored configurations and those of users may name; old options are in `kerple.base.compatibility`
 RENAMED = {
     "kerple.callbacks.attention": "kerple.callbacks",
     "kerple.callbacks.checkpoints": "kerple.callbacks",
@@ -39,7 +39,7 @@ RENAMED = {
     "kerple.positions.content": "kerple.positions",
     "kerple.positions.relative": "kerple.positions",
     "kerple.positions.row": "kerple.positions",
-    "kerple.bolts": "pl_bolts.callbacks.data_monitor",
+    "kerple.training.bolts": "pl_bolts.callbacks.data_monitor",
 }
 
 

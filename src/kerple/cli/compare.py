@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 from jsonargparse import ArgumentParser
 
+from kerple.base.errors import UserError
 from kerple.cli.reading import read
 from kerple.compare.comparison import Comparison
-from kerple.errors import UserError
 
 
 def main(arguments: list[str]) -> None:

@@ -8,12 +8,12 @@ from jsonargparse import ArgumentParser
 from rich.console import Console
 from rich.table import Table
 
+from kerple.base.errors import UserError
 from kerple.cli.reading import read
 from kerple.data.manifest import SPLITS, Manifest, read_manifest
 from kerple.data.shards import TokenStream
 from kerple.data.tokenizer import load_tokenizer
 from kerple.data.verify import read_offsets, verify
-from kerple.errors import UserError
 
 
 def main(arguments: list[str]) -> None:

@@ -22,25 +22,25 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 import kerple.positions
-from kerple.callbacks.health import Finite
-from kerple.callbacks.last_checkpoint import LastCheckpoint
-from kerple.callbacks.progress_bar import SteadyProgress
-from kerple.callbacks.progress_lines import ProgressLines
-from kerple.callbacks.provenance import Provenance
-from kerple.callbacks.random_state import RandomState
+from kerple.base.checkpoint_io import AtomicCheckpointIO
+from kerple.base.directories import fit_directory, test_directory
+from kerple.base.errors import UserError
+from kerple.base.precision import FAST, SAFE, AutoTrainer, settle
+from kerple.base.progress import VARIABLE
+from kerple.base.trust import CONFIG_KEY, check, read_config
 from kerple.cli import ranges
 from kerple.cli.agreement import agree, stored_length
 from kerple.cli.allowed_classes import know_old_names, offer
 from kerple.cli.parser import SEED, add_run_arguments, link_model_to_data, mistake_in
 from kerple.cli.reading import read
 from kerple.data.datamodule import TokenShards
-from kerple.errors import UserError
-from kerple.lm import LanguageModel
-from kerple.runs.checkpoint_io import AtomicCheckpointIO
-from kerple.runs.directories import fit_directory, test_directory
-from kerple.runs.precision import FAST, SAFE, AutoTrainer, settle
-from kerple.runs.progress import VARIABLE
-from kerple.runs.trust import CONFIG_KEY, check, read_config
+from kerple.evaluation.progress_lines import ProgressLines
+from kerple.training.health import Finite
+from kerple.training.language_model import LanguageModel
+from kerple.training.last_checkpoint import LastCheckpoint
+from kerple.training.progress_bar import SteadyProgress
+from kerple.training.provenance import Provenance
+from kerple.training.random_state import RandomState
 
 # warnings of every run that no user has to act on
 HARMLESS = (

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from pytorch_lightning import LightningDataModule
 
+from kerple.base.errors import UserError
 from kerple.cli.predict import end_of_text, load, pieces
-from kerple.errors import UserError
 from kerple.evaluation.protocols import sliding
 from kerple.hf import need
 from kerple.model.generation import generate

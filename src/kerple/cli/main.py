@@ -4,9 +4,9 @@ import os
 import sys
 from importlib import import_module
 
-from kerple.errors import NO_ROOM, UserError
-from kerple.runs.directories import leave
-from kerple.runs.shipped_configs import with_shipped_configs
+from kerple.base.directories import leave
+from kerple.base.errors import NO_ROOM, UserError
+from kerple.base.shipped_configs import with_shipped_configs
 
 COMMANDS = {
     "prepare": "build the token shards of a data config, nothing else",

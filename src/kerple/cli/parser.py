@@ -7,9 +7,9 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 import kerple.callbacks
 import kerple.data.datamodule
 import kerple.tasks  # noqa: F401 (classes have short names on the command line once they are imported)
-from kerple.errors import UserError
-from kerple.lm import LanguageModel
-from kerple.runs.precision import AutoTrainer
+from kerple.base.errors import UserError
+from kerple.base.precision import AutoTrainer
+from kerple.training.language_model import LanguageModel
 
 SEED = 1235
 

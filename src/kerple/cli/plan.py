@@ -8,13 +8,13 @@ from jsonargparse import ArgumentParser, Namespace
 from rich.console import Console
 from rich.table import Table
 
+from kerple.base.errors import UserError
 from kerple.cli import ranges
 from kerple.cli.lightning import checkpoint_first
 from kerple.cli.parser import fit_parser
 from kerple.cli.reading import read
-from kerple.errors import UserError
-from kerple.lm import LanguageModel
 from kerple.model.cost import CHIPS, Chip, Memory, flops, memory, parameters
+from kerple.training.language_model import LanguageModel
 
 EFFICIENCY = 0.4  # share of a chip's peak: the goal on an H100 (docs/how-to/gpu.md), not a measurement
 NODE = 8  # devices in a node

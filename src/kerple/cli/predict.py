@@ -9,6 +9,8 @@ import torch
 from jsonargparse import ArgumentError, ArgumentParser
 from pytorch_lightning.cli import LightningArgumentParser
 
+from kerple.base.errors import UserError
+from kerple.base.trust import check, read_config
 from kerple.cli.agreement import agree
 from kerple.cli.allowed_classes import offer
 from kerple.cli.lightning import settle_torch
@@ -16,11 +18,9 @@ from kerple.cli.parser import add_model_and_data, mistake_in
 from kerple.cli.ranges import COUNT
 from kerple.cli.reading import read
 from kerple.data import TokenShards
-from kerple.errors import UserError
-from kerple.lm import LanguageModel
 from kerple.model.generation import generate
-from kerple.runs.trust import check, read_config
 from kerple.tasks import TaskData
+from kerple.training.language_model import LanguageModel
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what an incomplete character decodes to
 

@@ -7,11 +7,11 @@ import yaml
 from jsonargparse import ArgumentParser
 from pytorch_lightning import LightningDataModule
 
+from kerple.base.errors import UserError
 from kerple.cli import ranges
 from kerple.cli.inspect import show
 from kerple.cli.reading import read
 from kerple.data.datamodule import TokenShards
-from kerple.errors import UserError
 from kerple.tasks import TaskData
 
 

@@ -8,16 +8,16 @@ from pytorch_lightning import LightningDataModule, LightningModule, Trainer
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.loggers import TensorBoardLogger
 
+from kerple.base.directories import test_directory
+from kerple.base.errors import UserError
+from kerple.base.precision import AutoTrainer
 from kerple.cli.lightning import CLI, StoreConfig
 from kerple.cli.parser import SEED, add_folder_arguments
+from kerple.compare.collect import model_name
 from kerple.data.tokenizer import OF_A_MODEL, vocabulary_size
-from kerple.errors import UserError
 from kerple.hf import need
 from kerple.hf.adapter import training_length
 from kerple.hf.source import locate, read_model_config, read_tokenizer
-from kerple.report.collect import model_name
-from kerple.runs.directories import test_directory
-from kerple.runs.precision import AutoTrainer
 
 
 class StoreRunConfig(StoreConfig):

@@ -9,8 +9,8 @@ from typing import Any
 import psutil
 from jsonargparse import Namespace
 
-from kerple.errors import UserError
-from kerple.runs.signatures import options, takes_null, takes_several
+from kerple.base.errors import UserError
+from kerple.base.signatures import options, takes_null, takes_several
 
 COUNT, ENDLESS = 1 << 40, (1 << 63) - 1  # the largest count, and the largest int64
 LARGEST_OF_A_PART = 1 << 24  # the largest width, number of rows, distance or number of digits of a strategy or a task

@@ -9,8 +9,8 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from kerple.errors import UserError
-from kerple.runs.signatures import options
+from kerple.base.errors import UserError
+from kerple.base.signatures import options
 
 MISTAKES = (ArgumentError, ValueError, TypeError)  # the parser raises the last two for some values of nested options
 KINDS = {

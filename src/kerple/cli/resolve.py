@@ -8,14 +8,14 @@ from jsonargparse import ArgumentError, ArgumentParser
 from pytorch_lightning import LightningDataModule
 from pytorch_lightning.cli import LightningArgumentParser
 
+from kerple.base.errors import UserError
+from kerple.base.shipped_configs import with_shipped_configs
 from kerple.cli import ranges
 from kerple.cli.lightning import checkpoint_first
 from kerple.cli.parser import fit_parser, mistake_in
 from kerple.cli.reading import read
 from kerple.compare.comparison import Job
-from kerple.errors import UserError
-from kerple.lm import LanguageModel
-from kerple.runs.shipped_configs import with_shipped_configs
+from kerple.training.language_model import LanguageModel
 
 PLACES = ("run_dir", "ckpt_path", "config", "logs", "experiment", "trust", "auto_precision")  # where a run is
 

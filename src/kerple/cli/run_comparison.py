@@ -16,16 +16,15 @@ from typing import Any
 from jsonargparse import Namespace
 from rich.console import Console
 
+from kerple.base.errors import UserError
 from kerple.cli.resolve import check_test, prepare, resolve
 from kerple.compare import job as jobs
-from kerple.compare import records
+from kerple.compare import page, records
 from kerple.compare.board import Board
+from kerple.compare.collect import Run, Runs, locate, read
 from kerple.compare.comparison import Comparison, Job
 from kerple.compare.engines import ENGINES
-from kerple.errors import UserError
-from kerple.report import page
-from kerple.report.collect import Run, Runs, locate, read
-from kerple.report.flat import flat
+from kerple.compare.flat import flat
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from typing import Any
 
 import yaml
 
+from kerple.base.errors import UserError
 from kerple.cli.allowed_classes import offer
-from kerple.errors import UserError
 from kerple.hf import need
 from kerple.hf.families import StoredModel
 from kerple.model import Transformer

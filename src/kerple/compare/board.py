@@ -10,8 +10,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from kerple.base.progress import duration, line, read
 from kerple.compare.comparison import Job
-from kerple.runs.progress import duration, line, read
 
 EVERY = 15.0  # seconds between two lines in a file
 SETTLED, STEPS = 10.0, 5  # seconds and steps of training after which its pace is believed

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import kerple
+from kerple.base.progress import VARIABLE
 from kerple.compare.comparison import Job
-from kerple.runs.progress import VARIABLE
 
 PATIENCE = {"fit": 60.0, "test": 2.0}  # seconds that each command may take to end: a fit saves first, a test cannot
 WORKER = Path(__file__).with_name("worker.py")

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kerple.errors import UserError
-from kerple.runs.shipped_configs import found
+from kerple.base.errors import UserError
+from kerple.base.shipped_configs import found
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """Engines that run a comparison's runs: side by side on this machine, or on a Ray cluster.
 
-They share with `kerple.data.prepare.workers` how a cluster is joined (`kerple.runs.cluster.joined`), and no more: a run
+They share with `kerple.data.prepare.workers` how a cluster is joined (`kerple.base.cluster.joined`), and no more: a run
 is a process of minutes that needs GPUs and a folder of its own, a portion of text comes back in milliseconds, in order.
 """
 
@@ -9,11 +9,11 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
+from kerple.base.cluster import cores, joined
+from kerple.base.progress import note
 from kerple.compare import job as jobs
 from kerple.compare.child import Child, Failed
 from kerple.compare.comparison import Job
-from kerple.runs.cluster import cores, joined
-from kerple.runs.progress import note
 
 Work = Sequence[tuple[Job, dict[str, Any], str | None]]
 Ended = Generator[tuple[Job, str | None] | None, None, None]

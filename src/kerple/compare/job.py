@@ -13,16 +13,16 @@ from typing import IO, Any
 import yaml
 
 import kerple
+from kerple.base.atomic import write
+from kerple.base.changes import differences
+from kerple.base.compatibility import as_today
+from kerple.base.errors import UserError
+from kerple.base.shipped_configs import found
 from kerple.compare.child import Child, Failed
+from kerple.compare.collect import Run, read
 from kerple.compare.comparison import Job
-from kerple.errors import UserError
-from kerple.report.collect import Run, read
-from kerple.report.files import read_yaml
-from kerple.report.flat import flat
-from kerple.runs.atomic import write
-from kerple.runs.changes import differences
-from kerple.runs.compatibility import as_today
-from kerple.runs.shipped_configs import found
+from kerple.compare.files import read_yaml
+from kerple.compare.flat import flat
 
 INSTALLED = Path(kerple.__file__).with_name("__main__.py")
 CALLBACKS = "trainer.callbacks."

@@ -12,14 +12,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from kerple.base.atomic import write
+from kerple.base.changes import differences
+from kerple.base.precision import choose
 from kerple.compare import job as jobs
+from kerple.compare.collect import Run, read
 from kerple.compare.comparison import Job
+from kerple.compare.files import results_of, unpack
 from kerple.evaluation.results import VERSION
-from kerple.report.collect import Run, read
-from kerple.report.files import results_of, unpack
-from kerple.runs.atomic import write
-from kerple.runs.changes import differences
-from kerple.runs.precision import choose
 
 # options of how data is read, which change nothing in it
 _WORKERS = "data.init_args.workers"

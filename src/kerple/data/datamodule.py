@@ -16,6 +16,7 @@ from pytorch_lightning.trainer.states import TrainerFn
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from kerple.base.errors import UserError
 from kerple.data.files import is_remote
 from kerple.data.loader import BatchLoader, BlockBatches, Blocks, EvaluationLoader, TrainingBatches, rank_in
 from kerple.data.manifest import SPLITS, Manifest, read_manifest
@@ -25,7 +26,6 @@ from kerple.data.prepare.settings import Recipe, default_directory
 from kerple.data.remote import CACHE_BYTES, Folder, open_folder
 from kerple.data.shards import TokenStream
 from kerple.data.tokenizer import TRAINED_HERE, token_bytes, uncut
-from kerple.errors import UserError
 
 
 class TokenShards(LightningDataModule):

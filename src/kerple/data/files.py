@@ -15,7 +15,7 @@ from typing import IO, Any, BinaryIO, TypeVar, cast
 import fsspec
 import zstandard
 
-from kerple.errors import UserError
+from kerple.base.errors import UserError
 
 ATTEMPTS = 8  # failures in a row, without a byte in between; the pauses add up to about a minute
 FIRST_PAUSE = 0.5  # seconds

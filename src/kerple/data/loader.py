@@ -8,9 +8,9 @@ import torch
 from pytorch_lightning import LightningDataModule
 from torch.utils.data import DataLoader, Dataset
 
+from kerple.base.errors import UserError
 from kerple.data.order import Mixture
 from kerple.data.shards import TokenStream
-from kerple.errors import UserError
 from kerple.model import Batch
 
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kerple.base.atomic import write
+from kerple.base.errors import UserError
 from kerple.data.layout import ShardLayout
-from kerple.errors import UserError
-from kerple.runs.atomic import write
 
 FORMAT = 2  # a manifest of format 1 has no checksum of its own
 MANIFEST_FILE = "manifest.json"

@@ -7,7 +7,7 @@ of the whole corpus are shuffled without memory, because the permutation is comp
 import numpy as np
 from numpy.typing import NDArray
 
-from kerple.errors import UserError
+from kerple.base.errors import UserError
 
 ROUNDS = 8
 MIXTURE_PERIOD = 4096  # samples in which every corpus of a mixture has exactly its share

@@ -23,14 +23,14 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from webdataset.tariterators import reraise_exception, tar_file_iterator
 
+from kerple.base.atomic import write
+from kerple.base.errors import UserError
 from kerple.data.files import ResumingStream, check_protocol, is_remote
 from kerple.data.layout import TAR_BLOCK
 from kerple.data.manifest import MANIFEST_FILE, Manifest, SplitEntry, parse_manifest, read_manifest
 from kerple.data.shards import Tokens, TokenStream, check_run, header, map_shard, runs_of
 from kerple.data.tokenizer import load_tokenizer
 from kerple.data.verify import read_offsets, tokenizer_file
-from kerple.errors import UserError
-from kerple.runs.atomic import write
 
 SMALL_FILE = 1 << 30  # bytes; a manifest or a tokenizer is smaller
 CACHE_BYTES = 16 << 30

@@ -16,9 +16,9 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from kerple.base.errors import UserError
 from kerple.data.layout import TAR_BLOCK, ShardLayout
 from kerple.data.manifest import Manifest, SplitEntry
-from kerple.errors import UserError
 
 Tokens = NDArray[np.integer[Any]]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from kerple.errors import UserError
+from kerple.base.errors import UserError
 
 END_OF_TEXT = "<|endoftext|>"
 TRAINED_HERE = "bpe"

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from kerple.base.errors import UserError
 from kerple.data.manifest import SPLITS, Manifest
 from kerple.data.shards import TokenStream
-from kerple.errors import UserError
 
 
 def read_offsets(directory: Path, manifest: Manifest, split: str) -> np.memmap:

@@ -13,7 +13,7 @@ class ContextGain(Metric):
     """Loss in full and loss with a window less loss in full, in nats per target, averaged over bins of positions.
 
     A segment gives one number for each bin, so that the standard error is over segments: targets inside one are far
-    from independent. Segments of one document are not quite independent either, see `kerple.report.context_gain`.
+    from independent. Segments of one document are not quite independent either, see `kerple.compare.context_gain`.
     States are fp64 sums and sums of squares, added over devices.
 
     Args:

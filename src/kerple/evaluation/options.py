@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from kerple.errors import UserError
+from kerple.base.errors import UserError
 from kerple.evaluation.protocols import Name, Protocol
 
 

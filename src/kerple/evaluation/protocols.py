@@ -15,7 +15,7 @@ from typing import Protocol as Interface
 import torch
 from torch import Tensor
 
-from kerple.errors import UserError
+from kerple.base.errors import UserError
 
 Name = Literal["full", "windowed", "sliding", "last", "per_position"]
 TOKENS_PER_FORWARD = 16_384

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 from torch import Tensor
 
-from kerple.errors import UserError
+from kerple.base.errors import UserError
 from kerple.evaluation.context_gain import ContextGain
 from kerple.evaluation.metrics import TokenLoss
 from kerple.evaluation.protocols import TOKENS_PER_FORWARD, Network, Protocol, full

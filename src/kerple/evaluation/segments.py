@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from kerple.errors import UserError
+from kerple.base.errors import UserError
 
 
 class Stream(Protocol):

@@ -6,7 +6,7 @@ checkpoints without it.
 
 from importlib.util import find_spec
 
-from kerple.errors import UserError
+from kerple.base.errors import UserError
 
 INSTALL = 'pip install "kerple[hf]"'
 

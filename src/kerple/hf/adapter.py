@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kerple.errors import UserError
+from kerple.base.errors import UserError
 from kerple.hf.windows import windowed
 from kerple.model.head import target_losses
 from kerple.positions import Shape

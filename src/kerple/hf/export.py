@@ -8,7 +8,7 @@ import transformers
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from kerple.errors import UserError
+from kerple.base.errors import UserError
 from kerple.hf.families import StoredModel, Weights
 from kerple.hf.modeling import KerpleConfig, KerpleForCausalLM
 from kerple.positions.coupled import Placed

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kerple.errors import UserError
+from kerple.base.errors import UserError
 
 Weights = dict[str, Tensor]
 ACTIVATION_NAMES = {
@@ -26,7 +26,7 @@ class StoredModel:
     """A published model in terms of our own `Transformer`.
 
     Args:
-        model: Options of `kerple.lm.LanguageModel`: sizes, architecture, position, the training length as ``length``
+        model: Options of `LanguageModel`: sizes, architecture, position, the training length as ``length``
             and the rows of the embedding as ``vocabulary``.
         weights: Weights by their names in our Transformer, including those of the positional strategy.
         left: Names of weights that our Transformer does not have.

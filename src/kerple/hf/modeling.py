@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PreT
 from transformers.cache_utils import DynamicCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from kerple.errors import UserError
+from kerple.base.errors import UserError
 from kerple.hf.weights import transformer
 from kerple.model.cache import Cache
 from kerple.positions.constrained import Constrained

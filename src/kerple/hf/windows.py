@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kerple.errors import UserError
+from kerple.base.errors import UserError
 
 NAME = "kerple_windowed"
 QUERY_ROWS = 512  # queries in a chunk, which limits the size of the mask

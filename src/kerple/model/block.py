@@ -6,7 +6,7 @@ from typing import Literal, cast
 
 from torch import Tensor, nn
 
-from kerple.errors import UserError
+from kerple.base.errors import UserError
 from kerple.model.cache import LayerCache
 from kerple.model.self_attention import SelfAttention, Told
 from kerple.positions import Position, Shape

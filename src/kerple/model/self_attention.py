@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from kerple.attention import Asked, attend
-from kerple.errors import UserError
+from kerple.base.errors import UserError
 from kerple.model.cache import LayerCache
 from kerple.positions import At, Pairs, Position, Shape, Shares
 

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from kerple.attention.choice import Asked, explained
-from kerple.errors import UserError
+from kerple.base.compatibility import unread
+from kerple.base.errors import UserError
 from kerple.model.block import Block, Design
 from kerple.model.cache import Cache, LayerCache
 from kerple.model.head import row_losses, target_losses
 from kerple.model.self_attention import tell
 from kerple.positions import At, Position, Shape
-from kerple.runs.compatibility import unread
 
 if TYPE_CHECKING:
     from kerple.positions.modules import Modules

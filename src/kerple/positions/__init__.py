@@ -6,7 +6,7 @@ from importlib import import_module
 from pkgutil import walk_packages
 from typing import Any
 
-from kerple.errors import UserError
+from kerple.base.errors import UserError
 from kerple.positions import kernels
 from kerple.positions.base import Position, Shape
 from kerple.positions.kernels import Kernel

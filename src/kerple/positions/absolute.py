@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from kerple.errors import UserError
+from kerple.base.errors import UserError
 from kerple.positions.angles import angles, exact
 from kerple.positions.base import Position, Shape
 from kerple.positions.pairs import At, readable

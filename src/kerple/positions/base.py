@@ -12,7 +12,7 @@ from typing import Self, TypeVar
 
 from torch import Tensor
 
-from kerple.errors import UserError
+from kerple.base.errors import UserError
 from kerple.positions.constrained import Constrained
 from kerple.positions.pairs import At, Pairs, Shares
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from kerple.errors import UserError
+from kerple.base.errors import UserError
 from kerple.positions.base import Position
 from kerple.positions.cope import CoPE
 from kerple.positions.path import PaTH

@@ -6,7 +6,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from kerple.errors import UserError
+from kerple.base.errors import UserError
 
 HUGE = 1e6
 """Upper end of a range without one: large enough not to matter, small enough that no table overflows fp32."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from kerple.errors import UserError
+from kerple.base.errors import UserError
 from kerple.positions.absolute import NoPE
 from kerple.positions.base import Position, Shape
 from kerple.positions.pairs import At, readable
@@ -24,7 +24,7 @@ class Placed(Drawing):
     shares of the sequences of a batch are spread evenly from a point that is drawn anew for each step; where a batch is
     divided, by devices or by accumulation, each part has the same shares.
 
-    `kerple.lm` tells the network the task's places, and refuses data without them. A network that is used by itself has
+    `kerple.training.language_model` tells the network the task's places, and refuses data without them. A network that is used by itself has
     none; the place of a token is then its position, modulo the table's rows. `Coupled` explains the options.
     """
 

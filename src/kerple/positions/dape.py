@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kerple.errors import UserError
+from kerple.base.errors import UserError
 from kerple.positions.base import Position, Shape
 from kerple.positions.kerple.bias import KerpleLog
 from kerple.positions.pair_network import pair_network

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from kerple.errors import UserError
+from kerple.base.errors import UserError
 from kerple.positions.absolute import NoPE
 from kerple.positions.base import Position, Shape
 from kerple.positions.rotary import RoPE

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kerple.errors import UserError
+from kerple.base.errors import UserError
 from kerple.positions.angles import exact, frequencies
 
 Scaling = Literal["pi", "ntk", "dynamic_ntk", "yarn"]

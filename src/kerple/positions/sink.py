@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from kerple.errors import UserError
+from kerple.base.errors import UserError
 from kerple.positions.base import Position, Shape
 from kerple.positions.pairs import At
 

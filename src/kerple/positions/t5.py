@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from kerple.errors import UserError
+from kerple.base.errors import UserError
 from kerple.positions.base import Position, Shape
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, nn
 
-from kerple.errors import UserError
+from kerple.base.errors import UserError
 from kerple.positions.base import Position, Shape
 from kerple.positions.combination import check_combination
 from kerple.positions.kerple.bias import KerpleLog

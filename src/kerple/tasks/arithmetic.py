@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kerple.errors import UserError
+from kerple.base.errors import UserError
 from kerple.tasks.base import Example, Task, spelled
 from kerple.tasks.places import DIGIT_IDS, in_step
 from kerple.tasks.vocabulary import IDS

@@ -9,8 +9,8 @@ from pytorch_lightning import LightningDataModule
 from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
+from kerple.base.errors import UserError
 from kerple.data.loader import BatchLoader, EvaluationLoader, rank_in
-from kerple.errors import UserError
 from kerple.tasks.base import Example, Task
 from kerple.tasks.batches import HeldOutBatches, TrainBatches, collate
 from kerple.tasks.places import abacus

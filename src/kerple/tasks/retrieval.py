@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from kerple.errors import UserError
+from kerple.base.errors import UserError
 from kerple.tasks.base import Example, Task, lettered, spelled
 from kerple.tasks.vocabulary import LETTERS
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 from torch import Tensor
 
-from kerple.errors import UserError
+from kerple.base.errors import UserError
 from kerple.tasks.base import Example, Task, lettered
 from kerple.tasks.places import LETTER_IDS, in_step, mirrored
 from kerple.tasks.vocabulary import LETTERS

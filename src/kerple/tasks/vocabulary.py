@@ -1,6 +1,6 @@
 """The vocabulary of all tasks: one token for each character."""
 
-from kerple.errors import UserError
+from kerple.base.errors import UserError
 
 PAD, BEGIN, END = "·", "«", "»"
 CHARACTERS = (

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import distributed
 
-from kerple.errors import UserError
+from kerple.base.errors import UserError
 from kerple.positions.constrained import Constrained
 from kerple.testing.subject import LENGTH, DoesNotApply, Subject, holds, tokens
 

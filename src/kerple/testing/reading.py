@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from kerple.attention import blocks
-from kerple.errors import UserError
+from kerple.base.errors import UserError
 from kerple.positions.base import HOOKS, Position
 from kerple.positions.wrapper import Wrapper
 from kerple.testing.subject import DoesNotApply, Subject, holds, move, same, tokens

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
+from kerple.base.errors import UserError
 from kerple.data import shards
 from kerple.data.manifest import Manifest, read_manifest
 from kerple.data.prepare import build as builder
@@ -20,7 +21,6 @@ from kerple.data.prepare import settings as recipes
 from kerple.data.prepare import sources as sourcing
 from kerple.data.prepare.encode import digest_of
 from kerple.data.prepare.settings import Recipe
-from kerple.errors import UserError
 
 ROOT = Path(__file__).parents[3]
 FORK = multiprocessing.get_context("fork")

@@ -13,9 +13,9 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kerple.base.errors import UserError
 from kerple.data.manifest import Manifest
 from kerple.data.verify import verify
-from kerple.errors import UserError
 
 NAMES = (
     "a.jsonl",

@@ -16,12 +16,12 @@ import psutil
 import pytest
 
 import kerple
+from kerple.base.errors import UserError
 from kerple.data.manifest import Manifest
 from kerple.data.prepare import build as builder
 from kerple.data.prepare import workers as pool
 from kerple.data.prepare.encode import Encoded, Raw
 from kerple.data.prepare.sources import Record
-from kerple.errors import UserError
 from tests.inline_ray import Inline
 
 ROOT = Path(__file__).parents[3]

@@ -19,6 +19,8 @@ from filelock import FileLock
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
+from kerple.base.atomic import write
+from kerple.base.errors import NO_FOLDER, NO_ROOM, UserError
 from kerple.data.layout import RUN_TOKENS, RUNS_PER_SHARD, ShardLayout
 from kerple.data.manifest import MANIFEST_FILE, SPLITS, Manifest, SplitEntry, read_manifest
 from kerple.data.prepare import journal as journals
@@ -31,8 +33,6 @@ from kerple.data.prepare.workers import WORKERS, Portion
 from kerple.data.prepare.writing import Writing
 from kerple.data.shards import checksums, numbered
 from kerple.data.tokenizer import TRAINED_HERE, end_of_text, load_tokenizer, train_tokenizer, vocabulary_size
-from kerple.errors import NO_FOLDER, NO_ROOM, UserError
-from kerple.runs.atomic import write
 
 PORTION_BYTES = 1 << 20  # raw bytes in a portion
 PORTION_RECORDS = 1 << 12  # largest number of records in a portion

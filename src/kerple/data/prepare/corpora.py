@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from kerple.base.errors import UserError
 from kerple.data.files import bare, check_protocol, filesystem, is_remote, retry
 from kerple.data.prepare.packages import (
     LIBRARY_MODULES,
@@ -14,7 +15,6 @@ from kerple.data.prepare.packages import (
 )
 from kerple.data.prepare.record_tables import HubDataset, Parquet
 from kerple.data.prepare.sources import LINE_ENDINGS, JsonLines, Source, Tar, TextFiles
-from kerple.errors import UserError
 
 HUB = "hf:"
 TAR_ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.zst")

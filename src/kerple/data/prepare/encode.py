@@ -15,8 +15,8 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from kerple.base.errors import UserError
 from kerple.data.tokenizer import encode, one_thread
-from kerple.errors import UserError
 
 Raw = tuple[bytes, bool, str | None]  # a record's bytes, whether they are JSON, its fault
 

@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kerple.base.errors import UserError
 from kerple.data.manifest import SPLITS
 from kerple.data.prepare.settings import differences
-from kerple.errors import UserError
 
 JOURNAL_FILE = "journal.sqlite"
 

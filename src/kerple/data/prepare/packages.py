@@ -7,8 +7,8 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
+from kerple.base.errors import UserError
 from kerple.data.prepare.sources import TextFiles
-from kerple.errors import UserError
 
 STANDARD_LIBRARY = "stdlib"
 LIBRARY_MODULES = "modules"

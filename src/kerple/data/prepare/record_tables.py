@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
+from kerple.base.errors import UserError
 from kerple.data.files import filesystem, is_remote, open_bytes, retry
 from kerple.data.prepare.sources import Place, Record, Source
-from kerple.errors import UserError
 
 
 class Parquet(Source):

@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from kerple.base.errors import UserError
 from kerple.data.files import bare, is_remote, open_bytes
 from kerple.data.prepare.corpora import HUB, sources
 from kerple.data.prepare.sources import Source
 from kerple.data.tokenizer import OF_A_MODEL, TRAINED_HERE
-from kerple.errors import UserError
 
 HASHED_BYTES = 1 << 28  # up to this size a corpus is known by its content, above by its files' times
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, Self
 
+from kerple.base.errors import UserError
 from kerple.data.files import bare, decompress, open_bytes
-from kerple.errors import UserError
 
 LINE_ENDINGS = (".jsonl", ".ndjson", ".jsonl.zst", ".jsonl.gz", ".ndjson.zst", ".ndjson.gz")
 CHUNK = 1 << 20  # bytes read at once

@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 
 import tokenizers
 
+from kerple.base.cluster import cores, joined
+from kerple.base.errors import UserError
 from kerple.data.prepare.encode import Encoded, Encoder, Raw, encode_from_store, encode_in_worker, start_worker
 from kerple.data.prepare.sources import Record
-from kerple.errors import UserError
-from kerple.runs.cluster import cores, joined
 
 WAITING_BYTES = 1 << 28  # largest number of raw bytes under way, for any number of workers
 RETRIES = 3  # new attempts at a portion whose worker died; they give the same tokens

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from kerple.base.errors import UserError
 from kerple.data.layout import ShardLayout
 from kerple.data.manifest import SPLITS
 from kerple.data.prepare.encode import Encoded
@@ -12,7 +13,6 @@ from kerple.data.prepare.journal import Journal
 from kerple.data.prepare.settings import Recipe
 from kerple.data.prepare.sources import Record
 from kerple.data.shards import ShardWriter
-from kerple.errors import UserError
 
 
 class Writing:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, nn
 
-from kerple.errors import UserError
+from kerple.base.errors import UserError
 from kerple.positions.kernels.kernel import Kernel, Start
 
 if TYPE_CHECKING:

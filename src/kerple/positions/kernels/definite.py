@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kerple.errors import UserError
+from kerple.base.errors import UserError
 
 
 def is_conditionally_positive_definite(

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
-from kerple.errors import UserError
+from kerple.base.errors import UserError
 from kerple.positions.constrained import HUGE, Constrained
 
 Start = float | list[float] | None

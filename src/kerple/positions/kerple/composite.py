@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from kerple.errors import UserError
+from kerple.base.errors import UserError
 from kerple.positions.base import Position, Shape
 from kerple.positions.kernels import Kernel, Log
 

@@ -1,0 +1,1 @@
+"""Analyses of a trained model, one file each."""

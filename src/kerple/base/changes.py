@@ -1,0 +1,53 @@
+"""Differences between the configuration of a run that exists and another, such as the one that is asked for.
+
+An option that is newer than the run is no difference while it has its default value: the run did what it does.
+"""
+
+import inspect
+from importlib import import_module
+from typing import Any
+
+from kerple.base.compatibility import options_as_today
+
+SECTIONS = {"model": "kerple.training.language_model.LanguageModel", "trainer": "pytorch_lightning.Trainer"}
+
+
+def differences(written: dict[str, Any], asked: dict[str, Any]) -> list[str]:
+    """Each option that differs, with both values.
+
+    Args:
+        written: Flat configuration with which the run was made, by this version or an older one.
+        asked: Flat configuration of now.
+    """
+    missing, written = object(), options_as_today(written)
+    found = []
+    for key in written | asked:
+        before, now = written.get(key, missing), asked.get(key, missing)
+        if before is missing and is_default(asked, key):
+            continue
+        if before != now:
+            shown = ["(not there)" if value is missing else repr(value) for value in (before, now)]
+            found.append(f"{key}: {shown[0]} -> {shown[1]}")
+    return found
+
+
+def is_default(config: dict[str, Any], key: str) -> bool:
+    """Whether an option has the default value that the signature of its class gives it."""
+    owner, name = _owner(config, key)
+    if owner is None:
+        return False
+    module, _, attribute = owner.rpartition(".")
+    parameters = inspect.signature(getattr(import_module(module), attribute)).parameters
+    if name not in parameters:
+        return False
+    default = parameters[name].default
+    return config[key] == (list(default) if isinstance(default, tuple) else default)
+
+
+def _owner(config: dict[str, Any], key: str) -> tuple[str | None, str]:
+    """Import path of the class to which an option belongs, or None, and the option's name in its signature."""
+    before, found, name = key.rpartition(".init_args.")
+    if found:
+        return config.get(f"{before}.class_path"), name
+    section, _, name = key.partition(".")
+    return SECTIONS.get(section), name

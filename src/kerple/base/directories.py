@@ -1,0 +1,127 @@
+"""Folders of runs: each run gets its own, never overwrites an earlier one, and locks it while it works."""
+
+import fcntl
+import os
+import platform
+import time
+from glob import escape
+from itertools import chain, count
+from pathlib import Path
+from typing import TextIO
+
+from kerple.base.errors import UserError
+
+LOCK = ".lock"
+RANKS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")  # set by launchers
+
+_held: list[TextIO] = []
+
+
+def fit_directory(
+    run_dir: str | None, logs: str, experiment: str, strategy: str, seed: int | bool | None, ckpt_path: str | None
+) -> Path:
+    """Choose and lock the folder that a fit writes to.
+
+    Args:
+        run_dir: The folder, or None for ``<logs>/<experiment>/<strategy>/seed-<seed>``. If it is in use, a version of
+            it is taken: ``…_v1``, ``…_v2``, …
+        logs: Root of all runs.
+        experiment: First folder below the root.
+        strategy: Class name of the positional strategy.
+        seed: Seed of the run.
+        ckpt_path: ``last`` resumes in the newest version that holds a last checkpoint. The path of a checkpoint inside
+            a version resumes in that version. Otherwise a new version is begun.
+
+    Returns:
+        A folder to which no run has written, or the folder to resume in. It is locked until `leave`.
+
+    Raises:
+        UserError: Another process has locked the folder to resume in, or a new folder cannot be made.
+    """
+    wanted = Path(run_dir) if run_dir else Path(logs) / experiment / strategy / f"seed-{seed}"
+    versions = [wanted] if wanted.exists() else []
+    versions += sorted(wanted.parent.glob(f"{escape(wanted.name)}_v*"), key=lambda path: _version(path.name))
+    if ckpt_path == "last":
+        for path in reversed(versions):
+            if (path / "checkpoints" / "last.ckpt").is_file():
+                return _resume(path)
+    elif ckpt_path is not None:
+        for path in versions:
+            if Path(ckpt_path).resolve().is_relative_to(path.resolve()):
+                return _resume(path)
+    return _unused(wanted)
+
+
+def test_directory(run_dir: str | None, ckpt_path: str, command: str) -> Path:
+    """Choose and lock the folder that a test or validation writes to: ``test``, ``test_v1``, … in the run's folder."""
+    if run_dir:
+        return _unused(Path(run_dir))
+    checkpoints = Path(ckpt_path).parent
+    run = checkpoints.parent if checkpoints.name == "checkpoints" else checkpoints
+    return _unused(run / command)
+
+
+def leave() -> None:
+    """Unlock the folders that this process has locked, as the end of the process does too."""
+    while _held:
+        _held.pop().close()
+
+
+# a child that outlives this process (a worker of a loader) must not keep the folders locked
+os.register_at_fork(after_in_child=leave)
+
+
+def _version(name: str) -> int:
+    number = name.rpartition("_v")[2]
+    return int(number) if number.isdigit() else -1
+
+
+def _resume(path: Path) -> Path:
+    if _decides() and (other := _lock(path)):
+        raise UserError(f"run_dir: {path} is in use by {other}; wait for its end or stop it, then resume")
+    return path
+
+
+def _unused(wanted: Path) -> Path:
+    """Make and lock the first version of a folder that is empty and not locked by another process."""
+    if not _decides():
+        return wanted
+    for path in chain([wanted], (wanted.with_name(f"{wanted.name}_v{n}") for n in count(1))):
+        if path.exists() and (not path.is_dir() or any(found.name != LOCK for found in path.iterdir())):
+            continue
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except (PermissionError, NotADirectoryError, FileExistsError) as error:
+            raise UserError(
+                f"run_dir: {path} cannot be made ({error.strerror}); name another with --run_dir"
+            ) from error
+        if _lock(path) is None:
+            if all(found.name == LOCK for found in path.iterdir()):  # else another run began and ended since the check
+                return path
+            _held.pop().close()
+    raise AssertionError("unreachable")
+
+
+def _lock(path: Path) -> str | None:
+    """Lock a folder; return None, or who holds the lock if it is another process.
+
+    The lock's file says who holds it. `filelock` cannot be used, because it empties the file when it asks for the lock.
+    """
+    file = (path / LOCK).open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        return file.read().strip() or "another process"
+    except OSError:  # the file system has no locks, so other processes cannot be kept out
+        pass
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {platform.node()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
+    file.flush()
+    _held.append(file)
+    return None
+
+
+def _decides() -> bool:
+    """Whether this process chooses the folder, as the first of a run does for all."""
+    return all(os.environ.get(name, "0") == "0" for name in RANKS)

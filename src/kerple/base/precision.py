@@ -1,0 +1,114 @@
+"""Our Trainer, with ``precision: auto``: bf16-mixed if the device multiplies bf16 in hardware, and fp32 otherwise."""
+
+import os
+from typing import Any, Literal, cast
+
+import torch
+from jsonargparse import Namespace
+from lightning_fabric.connector import _PRECISION_INPUT
+from pytorch_lightning import Trainer
+from pytorch_lightning.utilities.rank_zero import rank_zero_only
+
+from kerple.base.errors import UserError
+from kerple.base.training_state import Resumption
+
+FAST, SAFE = "bf16-mixed", "32-true"
+AMPERE = (8, 0)  # the first CUDA compute capability whose tensor cores multiply bf16
+INSTRUCTIONS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16", "bf16": "ARM BF16", "sve_bf16": "SVE BF16"}
+# oneDNN multiplies matrices on the CPU, and can be told to use fewer instructions than the processor has
+LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+LIMITS_WITH_BF16 = ("AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX512_CORE_AMX", "AVX10", "ALL", "DEFAULT")
+EMULATED = "this processor emulates bf16, and a step takes 2 to 20 times as long as in fp32"
+
+
+class AutoTrainer(Trainer):
+    """Lightning's Trainer with the precision ``auto``, which restores by `Resumption`, and takes no Apple GPU.
+
+    An Apple GPU has no fp64, in which losses are summed: ``accelerator: auto`` leaves it out.
+
+    Args:
+        precision: Any of Lightning's, or ``auto`` for the one that `choose` returns.
+
+    Raises:
+        UserError: If the accelerator is an Apple GPU.
+    """
+
+    def __init__(self, *args: Any, precision: Literal["auto"] | _PRECISION_INPUT | None = None, **kwargs: Any) -> None:
+        asked = kwargs.get("accelerator", "auto")
+        if torch.backends.mps.is_available() and not torch.cuda.is_available():
+            if asked in ("gpu", "mps"):
+                raise UserError(f"trainer.accelerator: got {asked}, an Apple GPU, which has no fp64; expected cpu")
+            kwargs["accelerator"] = "cpu" if asked == "auto" else asked
+        chosen = choose(kwargs.get("accelerator", "auto"))[0] if precision == "auto" else precision
+        super().__init__(*args, precision=cast("_PRECISION_INPUT | None", chosen), **kwargs)
+        self._checkpoint_connector = Resumption(self)
+
+
+def choose(accelerator: Any = "auto") -> tuple[str, str]:
+    """Choose the precision for a device; return it and the reason in a few words.
+
+    On the CPU the instructions decide, because bf16 is emulated without them. A training step of the demo's model took
+    0.54 to 0.63 of fp32's time with AVX512-BF16 (AMD Zen 4); on the same processor it took 1.7 times as long with
+    AVX-512 alone, and 10 times as long with AVX2. Only oneDNN uses these instructions: ``ONEDNN_MAX_CPU_ISA`` switches
+    them off, ``ATEN_CPU_CAPABILITY`` does not (0.56 of the time with ``avx2``). This was timed by hand; no record of it
+    is kept.
+
+    Args:
+        accelerator: The Trainer's option. With ``auto`` and ``gpu``, a CUDA device is taken if there is one.
+    """
+    if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
+        oldest = min(range(torch.cuda.device_count()), key=torch.cuda.get_device_capability)
+        capability = torch.cuda.get_device_capability(oldest)
+        what = f"{torch.cuda.get_device_name(oldest)}, compute capability {capability[0]}.{capability[1]}"
+        return (FAST if capability >= AMPERE else SAFE), f"the device is {what}"
+    if accelerator not in ("auto", "cpu"):
+        return SAFE, f"the accelerator is {accelerator}"
+    found = _bf16_instructions()
+    return (FAST, f"the processor has {found}") if found else (SAFE, "the processor does not multiply bf16 in hardware")
+
+
+def settle(config: Namespace, command: str) -> None:
+    """Replace ``auto`` in a command's configuration by a precision, and print one line that says which and why.
+
+    It sets ``trainer.precision``, and sets ``auto_precision`` to the same, or to None if ``auto`` was not asked for. A
+    resumed fit keeps the precision with which it was begun. A test chooses for the machine on which it runs.
+
+    Args:
+        config: The configuration; its ``auto_precision`` is that of the fit that is resumed or tested.
+        command: ``fit``, ``test`` or ``validate``.
+    """
+    trained, trainer = config.auto_precision, config.trainer
+    if trainer.precision != "auto":
+        config.auto_precision = None
+        if emulated(trainer.precision, trainer.accelerator):
+            _say(f"warning: precision {trainer.precision}: {EMULATED}; auto or {SAFE} is faster here")
+        return
+    chosen, reason = choose(trainer.accelerator)
+    line = f"precision {chosen}, because {reason}"
+    if trained and command == "fit" and chosen != trained:
+        line = f"precision {trained}, with which the run was begun; this machine would choose {chosen}"
+        chosen = trained
+    elif trained and chosen != trained:
+        line += f"; the run was trained with {trained} on another machine"
+    trainer.precision = config.auto_precision = chosen
+    _say(line)
+
+
+@rank_zero_only
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def emulated(precision: Any, accelerator: Any = "auto") -> bool:
+    """Whether this precision makes a CPU compute in bf16 without instructions for it."""
+    on_cpu = accelerator == "cpu" or (accelerator == "auto" and not torch.cuda.is_available())
+    return on_cpu and str(precision).startswith("bf16") and not _bf16_instructions()
+
+
+def _bf16_instructions() -> str:
+    """Name of the instructions that multiply bf16 on this CPU; empty if there are none or they are switched off."""
+    limits = [value.upper() for name in LIMITS if (value := os.environ.get(name))]
+    if any(not limit.startswith(LIMITS_WITH_BF16) for limit in limits) or not torch.backends.mkldnn.is_available():
+        return ""
+    capabilities = torch.cpu.get_capabilities()
+    return next((name for key, name in INSTRUCTIONS.items() if capabilities.get(key)), "")

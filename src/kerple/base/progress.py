@@ -1,0 +1,47 @@
+"""The progress of a run in a small JSON file, which the run writes and `compare` reads."""
+
+import json
+import math
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from kerple.base.atomic import write
+
+VARIABLE = "KERPLE_PROGRESS"  # environment variable with the path of the file; without it, none is written
+
+
+def note(path: Path, **what: Any) -> None:
+    """Replace the content of the file atomically. Errors of the disk are ignored, because a run can go on without."""
+    with suppress(OSError):
+        write(path, json.dumps(what), durable=False)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The content of the file, empty if there is none."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def duration(seconds: float) -> str:
+    """A number of seconds as text, such as 45 s, 3 min or 2 h 05 min."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def line(told: dict[str, Any]) -> str:
+    """The content of the file as one line of text."""
+    if "done" not in told:
+        return str(told.get("doing", "starting"))
+    unit = "step" if told["doing"] == "training" else "block"
+    at = math.ceil(told["done"])  # of a long block a share is done
+    parts = [f"{told['doing']}, {unit} {at:,} of {told['of']:,}" if told["of"] > 0 else told["doing"]]
+    parts += [f"{duration(told['left'])} left"] if told.get("left", 0) >= 0.5 else []  # before a terminal ends
+    parts += [f"loss {told['loss']:.3f}"] if "loss" in told else []
+    parts += [f"{told['tokens_per_second']:,.0f} tokens/s"] if "tokens_per_second" in told else []
+    return ", ".join(parts)

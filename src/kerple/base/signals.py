@@ -1,0 +1,86 @@
+"""Signals that ask a run to stop. They are recorded when they arrive, and obeyed when the run can be saved."""
+
+import os
+import re
+import signal
+import subprocess
+import threading
+from typing import Any
+
+import torch
+from pytorch_lightning import Trainer
+from pytorch_lightning.utilities.rank_zero import rank_zero_info, rank_zero_warn
+
+from kerple.base.errors import UserError
+
+STOPPING = (signal.SIGTERM, signal.SIGUSR1)
+
+
+class Signals:
+    """Records SIGTERM and SIGUSR1 of this process, and agrees on them with the other processes of the run.
+
+    It replaces Lightning's handlers, which save in the middle of a step, and broadcast from inside the handler, where
+    the other ranks do not take part.
+    """
+
+    def __init__(self) -> None:
+        self.received = 0
+        self._before: dict[signal.Signals, Any] = {}
+        self._group: Any = None  # the processes of the run, connected by gloo
+
+    def install(self) -> None:
+        """Set the signal handlers, unless they are set."""
+        if self._before:
+            return
+        self.received = 0
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._note) for number in STOPPING}
+
+    def restore(self) -> None:
+        """Put back the handlers that were set before `install`."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+        self._before = {}
+
+    def connect(self, trainer: Trainer) -> None:
+        """Connect the hosts of all processes, so that agreeing does not wait for a GPU. Call it on every rank."""
+        if trainer.world_size > 1 and self._group is None:
+            self._group = torch.distributed.new_group(backend="gloo")
+            # Lightning broadcasts signals at each micro-batch and waits for the device, but its handlers are not set
+            # here
+            trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+
+    def agreed(self, trainer: Trainer, wish: bool = False) -> tuple[int, bool]:
+        """The signal that any process of the run has received, or 0, and whether ``wish`` is true in any of them.
+
+        Call it on every rank, after `connect`.
+        """
+        if trainer.world_size == 1:
+            return self.received, wish
+        state = torch.tensor([self.received, int(wish)])
+        torch.distributed.all_reduce(state, torch.distributed.ReduceOp.MAX, group=self._group)
+        received, wished = state.tolist()
+        return received, bool(wished)
+
+    def _note(self, number: int, frame: Any) -> None:
+        self.received = max(self.received, int(number))
+
+
+def requeue() -> None:
+    """Requeue the SLURM job that this process belongs to; outside SLURM, do nothing.
+
+    Raises:
+        UserError: SLURM_JOB_ID is not the number of a job.
+    """
+    job = os.environ.get("SLURM_JOB_ID")
+    if job is None:
+        return
+    if "SLURM_ARRAY_JOB_ID" in os.environ:
+        job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
+    if not re.fullmatch(r"[0-9]+(_[0-9]+)?", job):
+        raise UserError(f"SLURM_JOB_ID: got {job!r}, expected the number of a job")
+    try:
+        subprocess.run(["scontrol", "requeue", job], check=True, timeout=60)
+        rank_zero_info(f"Requeued the job {job}.")
+    except (OSError, subprocess.SubprocessError) as error:
+        rank_zero_warn(f"The job {job} could not be requeued ({error}); start it again by hand.")

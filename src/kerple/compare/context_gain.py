@@ -1,0 +1,103 @@
+"""Figures of the loss and of the context gain by position in a long segment."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from kerple.compare.figures import Styles, literal, plain, styles_of
+from kerple.compare.statistics import Estimate
+
+POINTS = 32  # of a position-wise curve
+PER_OCTAVE = 2  # points of a gain against distance
+COLUMNS = {"loss": "mean loss (nats per token)", "gain": "windowed - full (nats per token)"}
+
+
+def context_figures(table: pd.DataFrame, strategies: pd.Series) -> Iterator[tuple[str, Figure]]:
+    """Yield (name, figure) of the loss by position, and of the context gain by distance beyond the window.
+
+    Bands are 95% intervals over seeds and segments; over segments alone with one seed. Segments of one document are not
+    independent, so the bands are too narrow: over documents, the error of ALiBi's gain in results/field is 0.8 to 1.5
+    times as large at one distance, that of its loss 1.7 times. The tables, of whole segments, take documents.
+
+    Args:
+        table: Columns strategy, seed, first (position of a bin), length, window, segments, and mean and standard error
+            over segments of loss and gain; and part if the comparison has several parts, each of which has its figures.
+        strategies: All strategies of the comparison, so that each keeps its colour.
+    """
+    table, styles = table.assign(strategy=table["strategy"].map(literal)), styles_of(strategies.map(literal))
+    parts = table.groupby("part", sort=False) if "part" in table else [("", table)]
+    for part, of_part in parts:
+        suffix = f"-{part!s}" if part else ""
+        yield f"loss-by-position{suffix}", _drawn(of_part, styles, "loss")
+        if (of_part["first"] >= of_part["window"]).any():
+            yield f"context-gain{suffix}", _drawn(of_part[of_part["first"] >= of_part["window"]], styles, "gain")
+
+
+def curve(table: pd.DataFrame, column: str) -> tuple[NDArray[np.float64], list[Estimate]]:
+    """One strategy's points: where each is, and its estimate.
+
+    Bins are merged to `POINTS` equal ones for the loss, by distance beyond the window to `PER_OCTAVE` an octave for the
+    gain. The standard error of a mean of bins is at most the mean of theirs, whatever they have in common; that is
+    taken.
+
+    Args:
+        table: The strategy's rows, of all seeds.
+        column: ``loss`` or ``gain``.
+    """
+    width = int(np.diff(np.unique(table["first"])).min()) if table["first"].nunique() > 1 else 1
+    middle = table["first"] + width / 2
+    if column == "gain":
+        middle = middle - table["window"]
+        groups = np.floor(np.log2(middle) * PER_OCTAVE)
+    else:
+        groups = middle // (table["length"] / POINTS)
+    names = {"value": column, "error": f"{column}_error"}
+    at, estimates = [], []
+    for _, group in table.assign(middle=middle).groupby(groups):
+        by_seed = group.groupby("seed")[list(names.values())].mean()
+        values, errors = by_seed[names["value"]], by_seed[names["error"]]
+        seeds = len(values)
+        over_seeds = float(values.var(ddof=1) / seeds) if seeds > 1 else np.nan
+        # all seeds read the same text: its variance does not shrink with their number
+        text = float((errors**2).mean())
+        at.append(float(group["middle"].mean()))
+        estimates.append(Estimate(float(values.mean()), over_seeds, text, seeds, int(group["segments"].min())))
+    return np.asarray(at), estimates
+
+
+def _drawn(table: pd.DataFrame, styles: Styles, column: str) -> Figure:
+    figure = Figure(figsize=(8.2, 4.2), layout="constrained")
+    ax = figure.subplots()
+    for strategy, group in table.groupby("strategy", sort=False):
+        at, estimates = curve(group, column)
+        low, high = np.transpose([estimate.interval() for estimate in estimates])
+        style = styles[str(strategy)] | ({"marker": ""} if column == "loss" else {"markersize": 4})
+        ax.plot(at, [estimate.mean for estimate in estimates], label=strategy, linewidth=1.3, **style)
+        ax.fill_between(at, low, high, alpha=0.15, color=style["color"], linewidth=0)
+    _axes(ax, table, column)
+    figure.legend(loc="outside right center", frameon=False, fontsize=9)
+    return figure
+
+
+def _axes(ax: Axes, table: pd.DataFrame, column: str) -> None:
+    window = int(table["window"].iloc[0])
+    if column == "gain":
+        ax.set_xscale("log", base=2)
+        ax.xaxis.set_major_formatter(lambda x, _: f"{x:.0f}")
+        ax.axhline(0, color="black", linewidth=0.8)
+        # a strategy that collapses has said so when it leaves the axis; a small gain would not be seen beside it
+        low, high = ax.get_ylim()
+        gains = [max(np.asarray(line.get_ydata(), dtype=np.float64).tolist()) for line in ax.lines]
+        ax.set_ylim(max(low, -3 * max(*gains, 0.005)), min(high, 4 * max(*gains, 0.005)))
+    else:
+        ax.axvline(window, color="black", linewidth=0.8, linestyle=":")
+        later = table[table["first"] >= window / 2]["loss"]  # the first tokens of a segment have hardly any context
+        if np.isfinite(later.min()):
+            ax.set_ylim(later.min() - 0.1, min(later.max(), later.min() + 1) + 0.1)
+    where = f"distance beyond the {window} tokens of the window" if column == "gain" else "position in the segment"
+    ax.set(xlabel=where, ylabel=COLUMNS[column])
+    plain(ax)

@@ -1,0 +1,222 @@
+"""Figures of a comparison, drawn from its tables."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+
+from kerple.compare.statistics import in_tokens, lower_is_better
+from kerple.compare.tables import METRIC_NAMES
+
+# colours of Okabe and Ito, which colour-blind readers can tell apart; they are repeated with other dashes
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8A8A8A")
+DASHES = ("-", "--", ":", "-.")
+MARKERS = "osD^vP*X"
+DOTTED = {"linestyle": (0, (1, 1)), "linewidth": 2.0}
+Styles = dict[str, dict[str, Any]]
+Draw = Callable[[Axes, pd.DataFrame, Styles], tuple[float, float]]
+HEADROOM = 4.0  # the axis ends at so many times the best value
+
+
+def figures(summary: pd.DataFrame, trained: Mapping[str, int | None], baseline: str) -> Iterator[tuple[str, Figure]]:
+    """Yield (name, figure) of each metric against length, and of its ratio to the baseline; a panel per protocol.
+
+    Bits per byte have no figure if there is one of perplexity, whose curves are the same on another axis.
+
+    Args:
+        summary: A row for each strategy, metric, protocol and length.
+        trained: Training length of each protocol, or None.
+        baseline: The strategy to which ratios are taken.
+    """
+    summary = summary.assign(strategy=summary["strategy"].map(literal))
+    styles = styles_of(summary["strategy"])
+    for metric, chosen in summary.groupby("metric", sort=False):
+        if metric == "bits_per_byte" and "ppl" in set(summary["metric"]):
+            continue
+        label = METRIC_NAMES.get(str(metric), str(metric)).lower()
+        yield f"{metric}-against-length", _panels(chosen, styles, trained, _values, label)
+        if chosen["ratio_low"].notna().any():
+            yield (
+                f"{metric}-relative-to-{baseline}",
+                _panels(
+                    chosen[chosen["ratio_low"].notna()],
+                    styles,
+                    trained,
+                    _ratios,
+                    f"difference from {literal(baseline)} (%)",
+                ),
+            )
+
+
+def position_wise(table: pd.DataFrame, strategies: pd.Series, baseline: str) -> Iterator[tuple[str, Figure]]:
+    """Yield (name, figure) of perplexity by position in a long segment, as in figure 5 of Chi et al. 2022.
+
+    Curves are means over seeds. The baseline is also drawn with a window.
+
+    Args:
+        table: Columns strategy, seed, first (position of a bin), window, ppl_full, ppl_windowed; and part if the
+            comparison has several parts, each of which has a figure.
+        strategies: All strategies of the comparison, so that each keeps its colour.
+        baseline: The strategy that is also drawn with attention to the last ``window`` keys only.
+    """
+    table, baseline = table.assign(strategy=table["strategy"].map(literal)), literal(baseline)
+    styles = styles_of(strategies.map(literal))
+    if "part" not in table:
+        yield "position-wise", _position_curves(table, styles, baseline)
+        return
+    for part, chosen in table.groupby("part", sort=False):
+        figure = _position_curves(chosen, styles, baseline)
+        figure.axes[0].set_title(literal(str(part)), fontsize=10)
+        yield f"position-wise-{part}", figure
+
+
+def save(figure: Figure, folder: Path, name: str) -> tuple[Path, Path]:
+    """Write a figure as PNG and SVG, and return their paths. The files do not depend on the time of writing."""
+    file = name.replace("/", "_")
+    paths = folder / f"{file}.png", folder / f"{file}.svg"
+    figure.savefig(paths[0], dpi=150, metadata={"Software": None})
+    with rc_context({"svg.hashsalt": name}):
+        figure.savefig(paths[1], metadata={"Date": None})
+    return paths
+
+
+def _position_curves(table: pd.DataFrame, styles: Styles, baseline: str) -> Figure:
+    means = table.groupby(["strategy", "window", "first"], sort=False, as_index=False)[
+        ["ppl_full", "ppl_windowed"]
+    ].mean()
+    figure = Figure(figsize=(8.2, 4.2), layout="constrained")
+    ax = figure.subplots()
+    for (strategy, window), group in means.groupby(["strategy", "window"], sort=False):
+        style = styles[str(strategy)] | {"marker": ""}
+        ax.plot(group["first"], group["ppl_full"], label=strategy, linewidth=1.3, **style)
+        if strategy == baseline:
+            ax.plot(group["first"], group["ppl_windowed"], label=f"{strategy}, last {window} keys", **style | DOTTED)
+    width = np.diff(np.unique(means["first"])).min() if means["first"].nunique() > 1 else 1
+    settled = means[means["first"] > 0]["ppl_full"]  # the first tokens of a segment have hardly any context
+    ax.set_yscale("log")
+    if np.isfinite(settled.min()):
+        ax.set_ylim(settled.min() / 1.04, min(settled.max(), 2 * settled.min()) * 1.04)
+    plain_log_ticks(ax)
+    ax.set(xlabel=f"position in the segment (means over {width})", ylabel="perplexity")
+    plain(ax)
+    figure.legend(loc="outside right center", frameon=False, fontsize=9)
+    return figure
+
+
+def literal(strategy: str) -> str:
+    """A label that matplotlib shows literally: it treats dollars as formulas, and hides labels that begin with _."""
+    return re.sub("^_", " _", str(strategy).replace("$", r"\$"))
+
+
+def plain(ax: Axes) -> None:
+    """Give axes a faint grid, and no frame at the top and the right."""
+    ax.grid(alpha=0.25, linewidth=0.6)
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+def styles_of(strategies: pd.Series) -> Styles:
+    """Colour, dashes and marker of each strategy, in the order in which they first occur."""
+    return {
+        strategy: {
+            "color": COLOURS[i % len(COLOURS)],
+            "linestyle": DASHES[i // len(COLOURS) % len(DASHES)],
+            "marker": MARKERS[i % len(MARKERS)],
+        }
+        for i, strategy in enumerate(dict.fromkeys(strategies))
+    }
+
+
+def _panels(chosen: pd.DataFrame, styles: Styles, trained: Mapping[str, int | None], draw: Draw, label: str) -> Figure:
+    protocols = list(dict.fromkeys(chosen["protocol"]))
+    columns = min(len(protocols), 3)
+    rows = -(-len(protocols) // columns)
+    figure = Figure(figsize=(4.6 * columns + 1.8, 3.6 * rows + 0.3), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, sharey=True)
+    for ax in axes.flat[len(protocols) :]:
+        ax.remove()
+    ranges = []
+    for ax, protocol in zip(axes.flat, protocols, strict=False):
+        panel = chosen[chosen["protocol"] == protocol]
+        ranges.append(draw(ax, panel, styles))
+        ax.set_title(literal(protocol), fontsize=10, pad=14)
+        plain(ax)
+        tokens = in_tokens(panel["metric"].iloc[0], protocol)
+        ax.set_xlabel("evaluation length (tokens)" if tokens else "length of the problem")
+        _lengths(ax, sorted(panel["length"].unique()), trained[protocol])
+    axes[0, 0].set_ylim(min(low for low, _ in ranges), max(high for _, high in ranges))  # shared by all panels
+    if axes[0, 0].get_yscale() == "log":
+        plain_log_ticks(axes[0, 0])
+    for ax in axes[:, 0]:
+        ax.set_ylabel(label)
+    handles = {label: h for ax in figure.axes for h, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles.keys(), loc="outside right center", frameon=False, fontsize=9)
+    return figure
+
+
+def _values(ax: Axes, panel: pd.DataFrame, styles: Styles) -> tuple[float, float]:
+    """Draw a metric in one panel; return the range of the vertical axis that it needs."""
+    metric = panel["metric"].iloc[0]
+    for strategy, group in panel.groupby("strategy", sort=False):
+        group = group.sort_values("length")
+        mean, std = group["mean"].to_numpy(), group["std"].fillna(0).to_numpy()
+        ax.plot(group["length"], mean, label=strategy, markersize=4, linewidth=1.5, **styles[str(strategy)])
+        ax.fill_between(
+            group["length"], mean - std, mean + std, alpha=0.15, color=styles[str(strategy)]["color"], linewidth=0
+        )
+    if not lower_is_better(metric):
+        return -0.02, 1.02
+    ax.set_yscale("log")
+    best, worst = panel["mean"].min(), panel["mean"].max()
+    if not np.isfinite(best):
+        return 1, HEADROOM
+    return best / 1.04, min(worst, HEADROOM * best) * 1.04
+
+
+def _ratios(ax: Axes, panel: pd.DataFrame, styles: Styles) -> tuple[float, float]:
+    """Draw ratios in one panel, in per cent; return the range of the vertical axis that they need."""
+    for strategy, group in panel.groupby("strategy", sort=False):
+        group = group.sort_values("length")
+        percent = [100 * (group[c].to_numpy() - 1) for c in ("ratio", "ratio_low", "ratio_high")]
+        ax.plot(group["length"], percent[0], label=strategy, markersize=4, linewidth=1.5, **styles[str(strategy)])
+        ax.fill_between(
+            group["length"], percent[1], percent[2], alpha=0.15, color=styles[str(strategy)]["color"], linewidth=0
+        )
+    ax.axhline(0, color="black", linewidth=0.8)
+    difference = 100 * (panel["ratio"] - 1)
+    return max(min(difference.min(), 0) * 1.2 - 1, -50), min(max(difference.max(), 0) * 1.1 + 1, 40)
+
+
+def _lengths(ax: Axes, lengths: list[int], trained: int | None) -> None:
+    if len(lengths) > 1 and np.median(np.divide(lengths[1:], lengths[:-1])) >= 1.4:  # lengths that grow by factors
+        ax.set_xscale("log", base=2)
+        ax.xaxis.set_major_locator(FixedLocator(lengths if len(lengths) <= 8 else lengths[:: -(-len(lengths) // 8)]))
+        ax.xaxis.set_minor_locator(NullLocator())
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.0f}"))
+    else:
+        ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+    if trained is not None and lengths[0] <= trained <= lengths[-1]:
+        ax.axvline(trained, color="black", linewidth=0.8, linestyle=":")
+        # above the frame, where it hides no curve
+        ax.annotate(
+            "trained", (trained, 1), xycoords=("data", "axes fraction"), xytext=(0, 2), textcoords="offset points",
+            fontsize=7, ha="center",
+        )  # fmt: skip
+
+
+def plain_log_ticks(ax: Axes) -> None:
+    """Ticks of a logarithmic y axis at round numbers, written out."""
+    low, high = ax.get_ylim()
+    steps = np.array([1, 1.2, 1.5, 2, 3, 4, 5, 7]) if high / low < 20 else np.array([1, 2, 5])
+    ticks = [t for p in range(-4, 9) for t in steps * 10.0**p if low <= t <= high]
+    if high / low < 2:
+        ticks = [t for t in MaxNLocator(6).tick_values(low, high) if low <= t <= high]
+    ax.yaxis.set_major_locator(FixedLocator(ticks))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:.3g}"))
+    ax.yaxis.set_minor_locator(NullLocator())

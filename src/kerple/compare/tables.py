@@ -1,0 +1,308 @@
+"""Tables of a comparison, with a row per strategy and a column per length, as in table 3 of the paper."""
+
+import html
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from kerple.compare.collect import Runs
+from kerple.compare.statistics import (
+    HIGHER_IS_BETTER,
+    LOGARITHMIC,
+    Estimate,
+    by_block,
+    difference,
+    mean_reciprocal_rank,
+)
+
+MOST_COLUMNS = 12
+MIXED = "over text, and over seeds where there is more than one"
+PAGE_COLUMNS = 6  # columns with a mean and a deviation that fit on a page
+DAGGER = "†"
+LATEX_ESCAPES = str.maketrans(
+    {
+        **{c: rf"\{c}" for c in "_%&#${}"},
+        **{"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}"},
+        **{"<": "$<$", ">": "$>$", "|": "$|$", "±": r"$\pm$", "×": r"$\times$", "∞": r"$\infty$", "–": "--"},
+        DAGGER: r"$^\dagger$",
+    }
+)
+FIT = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}"
+METRIC_NAMES = {
+    "ppl": "Perplexity",
+    "bits_per_byte": "Bits per byte",
+    "exact_match": "Exact match",
+    "token_accuracy": "Token accuracy",
+    "mrr": "Mean reciprocal rank",
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table: its text, and whether it is bold."""
+
+    text: str
+    bold: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table that can be written as Markdown, LaTeX and HTML.
+
+    Args:
+        title: Title above the table.
+        body: The cells; the index holds the strategies, the columns their headings.
+        note: Text below the table.
+    """
+
+    title: str
+    body: pd.DataFrame
+    note: str = ""
+
+    def markdown(self) -> str:
+        """The table in GitHub's Markdown."""
+        body = self._text(_markdown, "**{}**")
+        lines = [["", *body.columns], ["---", *["---:"] * len(body.columns)], *map(list, body.itertuples())]
+        table = "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+        return f"### {self.title}\n\n{table}\n" + (f"\n{self.note}\n" if self.note else "")
+
+    def latex(self) -> str:
+        """The table as a LaTeX float; it needs the packages booktabs and graphicx.
+
+        Columns that do not fit on a page are set in further tables below. A table that is still too wide is scaled.
+        """
+        body = self._text(_latex, r"\textbf{{{}}}")
+        caption = _latex(f"{self.title}. {self.note}".strip())
+        parts = np.array_split(np.arange(body.shape[1]), max(1, -(-body.shape[1] // PAGE_COLUMNS)))
+        tables = [body.iloc[:, p].to_latex(escape=False, column_format="l" + "r" * len(p)).strip() for p in parts]
+        below = "\n\n\\medskip\n".join(f"{FIT}{{%\n{table}}}" for table in tables)
+        return f"\\begin{{table}}[t]\n\\caption{{{caption}}}\n{below}\n\\end{{table}}\n"
+
+    def html(self) -> str:
+        """The table as an HTML element, in which bold cells have the class ``best``."""
+        body = self._text(html.escape, '<b class="best">{}</b>')
+        return body.to_html(escape=False, border=0, justify="right")
+
+    def _text(self, escape: Callable[[str], str], bold: str) -> pd.DataFrame:
+        """Cells, index and columns as text of a markup language, escaped, because labels may contain anything."""
+
+        def render(cell: Cell | str) -> str:
+            cell = cell if isinstance(cell, Cell) else Cell(str(cell))
+            return bold.format(escape(cell.text)) if cell.bold else escape(cell.text)
+
+        body = self.body.map(render)
+        rows, columns = ([render(label) for label in labels] for labels in (body.index, body.columns))
+        return body.set_axis(rows, axis=0).set_axis(columns, axis=1)
+
+
+NOTHING: Any = Cell("–")
+
+
+def comparison(summary: pd.DataFrame, metric: str, protocol: str, trained: int | None, baseline: str) -> Table:
+    """Table of mean ± standard deviation over seeds; the best is bold, † marks a significant difference."""
+    chosen = summary[(summary["metric"] == metric) & (summary["protocol"] == protocol)]
+    lengths = sorted(chosen["length"].unique())
+    shown = lengths if len(lengths) <= MOST_COLUMNS else _spread(lengths, MOST_COLUMNS)
+    cells: dict[str, dict[str, Cell]] = {s: {} for s in dict.fromkeys(chosen["strategy"])}
+    row: Any
+    for row in chosen[chosen["length"].isin(shown)].itertuples():
+        mark = DAGGER if row.significant else ""
+        cells[row.strategy][_times(row.length, trained)] = Cell(f"{number(row.mean, row.std)}{mark}", bool(row.best))
+    columns = [_times(length, trained) for length in shown]
+    paired = chosen[chosen["ratio_low"].notna()]
+    for row in paired[paired["length"] == paired["length"].max()].itertuples():
+        last = f"ratio to {baseline} at {row.length}"
+        cells[row.strategy][last] = Cell(f"{row.ratio:#.4g} [{row.ratio_low:#.4g}, {row.ratio_high:#.4g}]")
+        columns += [] if last in columns else [last]
+    body = pd.DataFrame.from_dict(cells, orient="index").reindex(columns=columns).fillna(NOTHING)
+    fewest, most = int(chosen["seeds"].min()), int(chosen["seeds"].max())
+    seeds = f"{most} seeds" if fewest == most else f"{fewest} to {most} seeds"
+    compared = "differences of mean loss" if metric in LOGARITHMIC else "differences"
+    note = (
+        f"Mean ± standard deviation over {seeds}; best mean of a column in bold; {DAGGER}: differs from {baseline} "
+        f"(two-sided t-test of {compared}, paired by seed, over {_sources(chosen)}; p < 0.05 after Holm's correction "
+        "over the strategies of a column, the only one)."
+    )
+    if most == 1:
+        note = "One seed; best of a column in bold, whether another seed would have it so or not."
+    if not paired.empty:
+        note += f" Last column: ratio to {baseline} (geometric mean over seeds), with its 95% interval {_over(paired)}."
+    if len(shown) < len(lengths):
+        note += f" {len(shown)} of {len(lengths)} lengths are shown, results.csv has all."
+    return Table(f"{METRIC_NAMES.get(metric, metric)}, {protocol}", body, note)
+
+
+def intervals(summary: pd.DataFrame, metric: str, protocol: str, trained: int | None, baseline: str) -> Table | None:
+    """Table of the ratio to the baseline with its interval; None if there is no ratio."""
+    chosen = summary[(summary["metric"] == metric) & (summary["protocol"] == protocol) & summary["ratio_low"].notna()]
+    if chosen.empty:
+        return None
+    rows: dict[str, dict[str, Cell]] = {}
+    row: Any
+    for row in chosen.sort_values("length", kind="stable").itertuples():
+        text = f"{row.ratio:.3f} [{row.ratio_low:.3f}, {row.ratio_high:.3f}]"
+        rows.setdefault(row.strategy, {})[_times(row.length, trained)] = Cell(text)
+    order = [s for s in dict.fromkeys(summary["strategy"]) if s in rows]
+    body = pd.DataFrame.from_dict(rows, orient="index").loc[order].fillna(NOTHING)
+    note = (
+        f"Divided by {baseline}'s, on the same seeds and text; geometric mean over seeds, 95% interval {_over(chosen)}."
+    )
+    checked = chosen[chosen["p_flips"].notna()]
+    if len(checked):
+        odd = checked[(checked["p"] < 0.05) & (checked["p_flips"] > 2 / 2.0 ** checked["pairs"])]
+        note += " Where p < 0.05 before the correction, no other signs of the seeds' differences give as large a mean"
+        note += f", but for {', '.join(f'{r.strategy} at {r.length}' for r in odd.itertuples())}." if len(odd) else "."
+    return Table(f"{METRIC_NAMES.get(metric, metric)} relative to {baseline}, {protocol}", body, note)
+
+
+def distant(summary: pd.DataFrame, runs: Runs, window: str, trained: int | None) -> Table | None:
+    """Context gain: the loss with attention limited to a window less the loss in full, on the same targets at the same
+    length; None where there is nothing to subtract.
+
+    Args:
+        summary: Summary of the strategies, which gives the order of rows.
+        runs: The runs, whose sums by block are compared.
+        window: Label of the windowed protocol, such as ``windowed64``, behind the name of a part if there are several.
+        trained: Training length.
+    """
+    part, _, name = window.rpartition(" ")
+    full, width = f"{part} full".strip(), name.removeprefix("windowed")
+    losses = runs.blocks[runs.blocks["metric"] == "ppl"]
+    cells = losses[losses["protocol"].isin([full, window])].groupby(["strategy", "protocol", "length"])
+    blocks: dict[Any, Any] = {key: by_block(group) for key, group in cells}
+    rows: dict[str, dict[str, Cell]] = {}
+    gains: list[Estimate] = []
+    for strategy, protocol, length in blocks:
+        gain = difference(blocks.get((strategy, window, length)), blocks[strategy, protocol, length])
+        if protocol == full and length > int(width) and gain is not None:
+            low, high = gain.interval()
+            text = f"{gain.mean:+.4f}" + (f" [{low:+.4f}, {high:+.4f}]" if low <= high else "")
+            rows.setdefault(strategy, {})[_times(length, trained)] = Cell(text, bool(low > 0))
+            gains.append(gain)
+    if not rows:
+        return None
+    order = [s for s in dict.fromkeys(summary["strategy"]) if s in rows]
+    body = pd.DataFrame.from_dict(rows, orient="index").loc[order].fillna(NOTHING)
+    seeds, sources = [gain.seeds for gain in gains], "seeds and text" if gains[0].blocks > 1 else "seeds"
+    note = (
+        f"{window} minus {full}, nats per token, on the same targets; 95% interval "
+        f"{_varied(min(seeds), max(seeds), sources)}. Above 0, in bold if the whole interval is: text farther away "
+        "than the window helps."
+    )
+    return Table(f"Context gain beyond {width} tokens{part and f', {part}'}", body, note)
+
+
+def tasks(results: pd.DataFrame, metric: str, trained: Mapping[str, int | None]) -> Table | None:
+    """Table of strategies by tasks: the mean beyond the training length, and the mean reciprocal rank over tasks.
+
+    It is None for metrics other than accuracies, and for a single task.
+    """
+    chosen = results[results["metric"] == metric]
+    if metric not in HIGHER_IS_BETTER or chosen["protocol"].nunique() < 2:
+        return None
+    lengths = {trained[protocol] for protocol in chosen["protocol"].unique()}
+    if None not in lengths:
+        chosen = chosen[chosen["length"] > chosen["protocol"].map(trained)]
+    # of a task, the lengths of all strategies that have it: longer problems are harder
+    having = chosen.groupby("protocol")["strategy"].transform("nunique")
+    common = chosen.groupby(["protocol", "length"])["strategy"].transform("nunique") == having
+    dropped, chosen = sorted(chosen.loc[~common, "protocol"].unique()), chosen[common]
+    if chosen.empty:
+        return None
+    scores = chosen.groupby(["strategy", "protocol"], sort=False)["value"].mean().unstack()
+    scores = scores.loc[list(dict.fromkeys(chosen["strategy"])), list(dict.fromkeys(chosen["protocol"]))]
+    whole = not scores.isna().any(axis=None)  # ranks among different strategies cannot be averaged
+    columns = {c: scores[c] for c in scores}
+    if whole:
+        columns["mean reciprocal rank"] = mean_reciprocal_rank(scores, metric)
+    best = {c: (column == column.max()) & (column > column.min()) for c, column in columns.items()}
+    body = pd.DataFrame(
+        {c: [Cell(f"{v:.3f}" if v == v else "–", b) for v, b in zip(columns[c], best[c], strict=True)] for c in columns}
+    )
+    body.index = list(scores.index)
+    beyond = "" if None in lengths else f" at lengths beyond {lengths.pop() if len(lengths) == 1 else 'training'}"
+    ranks = "ranks are over strategies, ties share one, and 1 / rank is averaged over tasks."
+    note = (
+        f"Mean over seeds and lengths; {ranks if whole else 'no ranks: there are tasks that not all strategies have.'}"
+    )
+    if dropped:
+        note += f" Of {', '.join(dropped)} only the lengths that all strategies have; the tables below have all."
+    return Table(f"{METRIC_NAMES.get(metric, metric)}{beyond}, by task", body, note)
+
+
+def costs(runs: Runs) -> Table | None:
+    """Table of position parameters, training speed and peak memory of each strategy; None if no run measured them."""
+    if runs.costs.empty:
+        return None
+    rows: dict[str, dict[str, Cell]] = {}
+    measured = runs.costs if "part" in runs.costs else runs.costs.assign(part="")
+    pairs = [
+        (part, *of_strategy)
+        for part, of_part in measured.groupby("part", sort=False)
+        for of_strategy in of_part.groupby("strategy", sort=False)
+    ]
+    for part, strategy, group in pairs:
+        speed = pd.to_numeric(group["tokens_per_second"]).mean()  # a run of a few steps has none
+        row = {
+            "position parameters": _span(group["position_parameters"]),
+            "all parameters": _span(group["parameters"]),
+            "tokens per second": "–" if math.isnan(speed) else f"{speed:,.0f}",
+            "peak memory (MiB)": f"{group['peak_memory_bytes'].mean() / 2**20:,.0f}",
+        }
+        rows[f"{part} {strategy}".strip()] = {name: Cell(text) for name, text in row.items()}
+    note = (
+        "Mean over seeds. Runs that trained side by side shared the machine: compare speeds by the benchmarks instead."
+    )
+    return Table("Cost of training", pd.DataFrame.from_dict(rows, orient="index"), note)
+
+
+def number(mean: float, std: float) -> str:
+    """A mean with its standard deviation as text, with three or four significant digits."""
+    if not math.isfinite(mean):
+        return "∞" if mean > 0 else "–"
+    digits = 3 if abs(mean) < 10 else 2 if abs(mean) < 100 else 1 if abs(mean) < 1000 else 0
+    spread = f" ± {std:.{digits}f}" if math.isfinite(std) else ""
+    return f"{mean:.{digits}f}{spread}"
+
+
+def _over(ratios: pd.DataFrame) -> str:
+    """Over what the intervals of these ratios to the baseline are."""
+    return _varied(ratios["pairs"].min(), ratios["pairs"].max(), _sources(ratios))
+
+
+def _varied(fewest: int, most: int, sources: str) -> str:
+    """Over what intervals are that have so many seeds, at the least and at the most, and these sources of variation."""
+    return "over text alone: one seed" if most == 1 else MIXED if fewest == 1 else f"over {sources}"
+
+
+def _sources(chosen: pd.DataFrame) -> str:
+    """What the tests of these cells had as variation."""
+    if chosen["blocks"].max() <= 1:
+        return "seeds"
+    return "seeds and problems" if chosen["metric"].iloc[0] in HIGHER_IS_BETTER else "seeds and text"
+
+
+def _span(counts: pd.Series) -> str:
+    return "–".join(dict.fromkeys(f"{count:,}" for count in (counts.min(), counts.max())))
+
+
+def _times(length: int, trained: int | None) -> str:
+    if not trained or length % trained or length < trained:
+        return f"{length}"
+    return f"{length} ({length // trained}×)"
+
+
+def _spread(lengths: list[int], count: int) -> list[int]:
+    return [lengths[i] for i in np.linspace(0, len(lengths) - 1, count).round().astype(int)]
+
+
+def _latex(text: str) -> str:
+    return text.translate(LATEX_ESCAPES)
+
+
+def _markdown(text: str) -> str:
+    return text.replace("|", r"\|").replace("<", "&lt;")

@@ -1,1 +1,0 @@
-"""The report of finished runs: statistics, tables, figures and a page."""

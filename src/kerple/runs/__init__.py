@@ -1,1 +1,0 @@
-"""The life of a run: its folders, atomic files, trust in checkpoints, signals, precision, and clusters."""

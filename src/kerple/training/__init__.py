@@ -1,0 +1,1 @@
+"""Training: the LightningModule, its optimiser, and callbacks that watch and save a run."""

@@ -1,0 +1,101 @@
+"""`Dashboards`: the layout of TensorBoard's pages."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.loggers import TensorBoardLogger
+from torch.utils.tensorboard import SummaryWriter
+
+from kerple.positions import Position
+from kerple.training.throughput import position_parameters
+
+AGAINST_LENGTH = "against_length"
+TRAINING_CHARTS = {
+    "loss": ["Multiline", ["train/loss", "val/loss"]],
+    "validation perplexity at each length, by step": ["Multiline", ["val/ppl/full/.*"]],
+    "tokens per second": ["Multiline", ["train/tokens_per_second"]],
+}
+
+
+class Dashboards(Callback):
+    """Lays out TensorBoard's pages, and writes what they show beside the scalars that other callbacks log.
+
+    - *Custom scalars*: each ``test/<metric>/<protocol>/<length>`` of `Extrapolation` as a curve over length. For this
+      it is also written as the scalar ``against_length/<metric>/<protocol>``, whose step is the length.
+    - *HParams*: the model's settings, the strategy, and the last value of each metric.
+    - *Histograms*: each parameter of the strategy as ``kernels/<name>``, after each validation.
+
+    It does nothing without a TensorBoardLogger.
+    """
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for writer in _writers(trainer):
+            # TensorBoard orders the sections of all runs as in the first; `test` fills in extrapolation, which is on
+            # top
+            writer.add_custom_scalars({"extrapolation": {}, "training": TRAINING_CHARTS})
+        self._histograms(trainer, pl_module)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            self._histograms(trainer, pl_module)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._hyperparameters(trainer, pl_module, ("train/", "val/"))
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        curves = {
+            tuple(name.split("/")[1:]): float(v) for name, v in trainer.callback_metrics.items() if _is_curve(name)
+        }
+        # a tag is a regular expression, and a chart shows it for all runs that are selected
+        charts = {
+            f"{metric} against length": ["Multiline", [f"{AGAINST_LENGTH}/{metric}/.*"]]
+            for metric in dict.fromkeys(metric for metric, _, _ in curves)
+        }
+        for writer in _writers(trainer):
+            if charts:
+                writer.add_custom_scalars({"extrapolation": charts})
+            for (metric, protocol, length), value in curves.items():
+                writer.add_scalar(f"{AGAINST_LENGTH}/{metric}/{protocol}", value, global_step=int(length))
+        self._hyperparameters(trainer, pl_module, ("test/",))
+
+    def _histograms(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for writer in _writers(trainer):
+            for name, parameter in _parameters(pl_module):
+                if torch.isfinite(parameter).all():  # else TensorBoard raises, before `Finite` can say what is wrong
+                    writer.add_histogram(f"kernels/{name}", parameter.detach().float().cpu(), trainer.global_step)
+
+    def _hyperparameters(self, trainer: Trainer, pl_module: LightningModule, prefixes: tuple[str, ...]) -> None:
+        settings = {
+            key: value for key, value in pl_module.hparams.items() if isinstance(value, bool | int | float | str)
+        }
+        settings |= {"strategy": _strategy(pl_module), "position_parameters": position_parameters(pl_module)}
+        settings["max_steps"] = trainer.max_steps
+        metrics = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith(prefixes)}
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger) and metrics:
+                logger.log_hyperparams(settings, metrics, step=trainer.global_step)
+
+
+def _is_curve(name: str) -> bool:
+    stage, *rest = name.split("/")
+    return stage == "test" and len(rest) == 3 and rest[-1].isdigit()
+
+
+def _writers(trainer: Trainer) -> Iterator[SummaryWriter]:
+    """Yield the writers of all TensorBoard loggers; on other ranks than the first, none."""
+    if trainer.is_global_zero:
+        yield from (logger.experiment for logger in trainer.loggers if isinstance(logger, TensorBoardLogger))
+
+
+def _parameters(pl_module: LightningModule) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield (name, parameter) of all strategies. If each layer has its own strategy, the layer is part of the name."""
+    strategies = list(dict.fromkeys(m for m in pl_module.modules() if isinstance(m, Position)))
+    for i, strategy in enumerate(strategies):
+        for name, parameter in strategy.named_parameters():
+            yield (name if len(strategies) == 1 else f"{i}/{name}"), parameter
+
+
+def _strategy(pl_module: LightningModule) -> Any:
+    return next((type(m).__name__ for m in pl_module.modules() if isinstance(m, Position)), "none")

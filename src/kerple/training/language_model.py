@@ -1,0 +1,295 @@
+"""`LanguageModel`: the Lightning module, which has loss, optimiser and schedule. The network is in `kerple.model`."""
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from pytorch_lightning import LightningModule
+from pytorch_lightning.utilities.types import OptimizerLRScheduler
+from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torchmetrics import MeanMetric
+
+from kerple.attention import Asked
+from kerple.base.errors import UserError
+from kerple.model import Batch, Transformer
+from kerple.positions import Position, Shape
+from kerple.positions.coupled import Placed
+from kerple.training.bolts import LinearWarmupCosineAnnealingLR
+from kerple.training.muon import Muon
+
+WRAPPER = re.compile(r"_(fsdp|checkpoint)_wrapped_module\.")  # what sharding puts into the names of parameters
+
+
+class LanguageModel(LightningModule):
+    """A decoder that predicts the next token, with any positional strategy (recipe: Chi et al. 2022, section 5).
+
+    A batch is ``{"tokens": (B, T + 1) int64}``, and may have ``"scored"`` (B, T) bool for the targets that count. The
+    loss of a step is the mean over all scored targets of the global batch, and its gradient belongs to that mean,
+    however devices and accumulation divide the batch. Batches without "scored" must all have the same size. Tests are
+    made by callbacks, which use the network.
+
+    Args:
+        position: Positional strategy, by class name, with its own options below it.
+        vocabulary: Number of token ids; it is taken from the data.
+        length: Training length T in tokens; it is taken from the data.
+        layers: Number of blocks.
+        dim: Width D of the residual stream.
+        heads: Number of attention heads H, a divisor of ``dim``.
+        kv_heads: Number of heads of keys and values, a divisor of H; null for H.
+        per_layer: Whether each layer has a positional strategy of its own instead of one for all; null for the way of
+            the strategy's paper.
+        hidden: Width of the hidden layer in each block's feed-forward network; null for 4·D.
+        bias: Whether linear layers and LayerNorms have biases.
+        qkv_bias: Whether the layer that makes queries, keys and values has a bias; null for the value of ``bias``.
+        qk_norm: Whether each head's queries and keys are normalised, which keeps attention from growing too sharp.
+        tied: Whether input and output embeddings are one matrix.
+        norm: Normalisation, ``layer`` or ``rms``.
+        eps: Epsilon of the norms.
+        init: Standard deviation of the initial weights.
+        activation: ``gelu``, ``gelu_tanh``, ``relu`` or ``silu``.
+        gated: Whether the feed-forward network has a second layer that multiplies the activations, as SwiGLU does.
+        parallel: Whether attention and feed-forward network of a block have the same input, as in GPT-NeoX.
+        embedding_norm: Whether the token embeddings are normalised, as in BLOOM.
+        dropout: Probability of dropping an entry of the embeddings and of each block's two outputs.
+        pad_vocabulary_to: The number of rows of the embedding is rounded up to a multiple of this; 128 suits tensor
+            cores.
+        optimizer: ``adamw``, or ``muon`` for the matrices of the blocks and AdamW for the rest (`training.muon`).
+        lr: Peak learning rate.
+        betas: Betas of AdamW.
+        adam_eps: Epsilon of AdamW.
+        weight_decay: Weight decay of matrices; other parameters have none.
+        warmup: Share of ``trainer.max_steps`` in which the learning rate rises linearly. Afterwards it falls to 0 along
+            a cosine.
+        compile: Whether network and loss are compiled by torch.compile.
+        attention: ``auto`` takes the fastest implementation that can do what the strategy needs, and logs which it is.
+            ``fused`` is an error if that would be attention in blocks of queries. ``blocks`` and ``reference`` force
+            these (`kerple.attention.choice`).
+
+    Raises:
+        UserError: If a number is out of range, or a strategy cannot be built.
+    """
+
+    def __init__(
+        self,
+        position: Callable[[Shape], Position],
+        vocabulary: int,
+        length: int,
+        layers: int = 12,
+        dim: int = 768,
+        heads: int = 12,
+        kv_heads: int | None = None,
+        per_layer: bool | None = None,
+        hidden: int | None = None,
+        bias: bool = True,
+        qkv_bias: bool | None = None,
+        qk_norm: bool = False,
+        tied: bool = False,
+        norm: Literal["layer", "rms"] = "layer",
+        eps: float = 1e-5,
+        init: float = 0.02,
+        activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu",
+        gated: bool = False,
+        parallel: bool = False,
+        embedding_norm: bool = False,
+        dropout: float = 0.0,
+        pad_vocabulary_to: int = 1,
+        optimizer: Literal["adamw", "muon"] = "adamw",
+        lr: float = 6e-4,
+        betas: tuple[float, float] = (0.9, 0.999),
+        adam_eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        warmup: float = 0.01,
+        compile: bool = False,
+        attention: Asked = "auto",
+    ) -> None:
+        super().__init__()
+        if lr <= 0:
+            raise UserError(f"lr: got {lr}, expected a positive learning rate")
+        if not 0 <= warmup < 1:
+            raise UserError(f"warmup: got {warmup}, expected a share of the steps in [0, 1)")
+        if pad_vocabulary_to < 1:
+            raise UserError(f"pad_vocabulary_to: got {pad_vocabulary_to}, expected 1 (no padding) or more")
+        self.save_hyperparameters()
+        self.network = Transformer(
+            Shape(dim, heads, length),
+            layers,
+            math.ceil(vocabulary / pad_vocabulary_to) * pad_vocabulary_to,
+            position,
+            kv_heads=kv_heads,
+            per_layer=per_layer,
+            hidden=hidden,
+            bias=bias,
+            qkv_bias=qkv_bias,
+            qk_norm=qk_norm,
+            tied=tied,
+            norm=norm,
+            eps=eps,
+            init=init,
+            activation=activation,
+            gated=gated,
+            parallel=parallel,
+            embedding_norm=embedding_norm,
+            dropout=dropout,
+            attention=attention,
+        )
+        self.vocabulary = vocabulary
+        self.muon = optimizer == "muon"
+        self.optimiser: dict[str, Any] = {"lr": lr, "betas": tuple(betas), "eps": adam_eps}
+        self.weight_decay = weight_decay
+        self.warmup = warmup
+        self.compile_network = compile
+        # sums are fp64, and a loss that is not finite is not left out of the mean
+        self.validation_loss = MeanMetric(nan_strategy="disable").set_dtype(torch.float64)
+        # by name, because FSDP makes every parameter one-dimensional
+        self._dimensions = {name: p.ndim for name, p in self.named_parameters()}
+        self._sums: list[Tensor] = []  # (2,) fp64 of each micro-batch since the last step: loss, targets
+
+    def setup(self, stage: str) -> None:
+        data = getattr(self.trainer, "datamodule", None)
+        vocabulary = getattr(data, "vocabulary", self.vocabulary)
+        if vocabulary != self.vocabulary:
+            raise UserError(
+                f"data.vocabulary: got {vocabulary} token ids, expected the {self.vocabulary} that the model was built "
+                "for; use the data it was trained on, or train a model for this data"
+            )
+        self.attach(data)
+        clip = self.trainer.gradient_clip_val
+        if clip is not None and not clip >= 0:
+            raise UserError(
+                f"trainer.gradient_clip_val: got {clip}, expected a positive norm, or null or 0 for no clipping"
+            )
+        if self.compile_network:
+            self.network.compile()
+
+    def attach(self, data: object) -> None:
+        """Give the network the places of tokens that the data's task defines, if a strategy uses them.
+
+        Raises:
+            UserError: If the data has no such places.
+        """
+        asking = [module for module in self.network.modules() if isinstance(module, Placed)]
+        if not asking:
+            return
+        names = sorted({type(strategy).__name__ for strategy in asking})
+        if len(names) > 1:
+            raise UserError(f"position: got {' and '.join(names)}, expected one of them: a token has one place")
+        if not hasattr(data, "places"):
+            raise UserError(
+                f"position: {names[0]} asks for the places of a task, got data {type(data).__name__}; use TaskData, or "
+                "another strategy"
+            )
+        self.network.places = data.places(asking[0].scheme)
+
+    def training_step(self, batch: Batch, index: int) -> Tensor:
+        losses, scored = self.network.losses(batch["tokens"]), batch.get("scored")
+        self._partly_scored = scored is not None
+        if scored is None:
+            targets = torch.full((), losses.numel(), device=losses.device)
+        else:
+            losses, targets = losses.where(scored, 0), scored.sum()
+        self._sums.append(torch.stack([losses.detach().sum(dtype=torch.float64), targets.double()]))
+        # the number of targets in the global batch is known only at its end; `on_before_optimizer_step` divides by it
+        return losses.mean() if scored is None else losses.sum() / self.network.shape.length
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Scale the gradient to that of the mean over the targets of the global batch, and log that mean."""
+        # an epoch's last step may have fewer micro-batches, but Lightning always divides by the same number
+        shares = self.trainer.accumulate_grad_batches / len(self._sums)
+        sums = torch.stack(self._sums).sum(0)
+        self._sums = []
+        if self.trainer.world_size > 1:  # not strategy.reduce: its barrier waits for the device
+            torch.distributed.all_reduce(sums)
+        total, targets = sums
+        self.log("train/loss", (total / targets).float(), prog_bar=True)
+        scale: Tensor | float = shares
+        if self._partly_scored:
+            # undo the division by the length, and the means over micro-batches and devices that Lightning and DDP take
+            divided = self.network.shape.length * self.trainer.accumulate_grad_batches * self.trainer.world_size
+            scale = divided / targets.clamp(min=1)
+        for parameter in self.parameters() if self._partly_scored or scale != 1 else ():
+            if parameter.grad is not None:
+                parameter.grad.mul_(scale)
+
+    def validation_step(self, batch: Batch, index: int) -> None:
+        losses, scored = self.network.losses(batch["tokens"]), batch.get("scored")
+        self.validation_loss.update(losses if scored is None else losses[scored])
+        self.log("val/loss", self.validation_loss, prog_bar=True)
+
+    def test_step(self, batch: Batch, index: int) -> None:
+        """Do nothing: callbacks use the test batches."""
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        groups = self._muon_groups() if self.muon else []
+        taken = {p for group in groups for p in group["params"]}
+        trained = [
+            (self._dimensions.get(WRAPPER.sub("", name), p.ndim) >= 2, p)
+            for name, p in self.named_parameters()
+            if p.requires_grad and p not in taken
+        ]
+        groups += [
+            {"params": [p for matrix, p in trained if matrix], "weight_decay": self.weight_decay},
+            {"params": [p for matrix, p in trained if not matrix], "weight_decay": 0.0},
+        ]
+        kind: Any = Muon if self.muon else torch.optim.AdamW
+        # a fused optimiser unscales fp16's gradients inside its step, after they were clipped
+        fused = self.trainer.precision != "16-mixed"
+        optimiser = kind([g for g in groups if g["params"]], fused=fused, **self.optimiser)
+        # after each step, so that parameters are within their ranges wherever they are used
+        optimiser.register_step_post_hook(lambda *_: self.network.constrain_())
+        steps = self.trainer.max_steps
+        if steps < 1:
+            raise UserError(
+                f"trainer.max_steps: got {steps}, expected the number of steps: the schedule spans them all"
+            )
+        warmup, last = self.schedule(steps)
+        schedule = LinearWarmupCosineAnnealingLR(optimiser, warmup, last, warmup_start_lr=self.optimiser["lr"] / warmup)
+        return {"optimizer": optimiser, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def schedule(self, steps: int) -> tuple[int, int]:
+        """The steps in which the learning rate of a training of so many steps rises, and the step at which it is 0."""
+        warmup = max(2, round(self.warmup * steps))  # the schedule divides by warmup - 1
+        return warmup, max(steps, warmup + 1)
+
+    def _muon_groups(self) -> list[dict[str, Any]]:
+        """Muon's parameter groups: the weights of the blocks' linear layers; queries, keys and values are apart."""
+        first = self.network.blocks[0].attention
+        cuts = 3 if first.kv_heads == first.heads else list(first.widths)  # of different heights with grouped heads
+        threes = [block.attention.qkv for block in self.network.blocks]
+        singles = [m for m in self.network.blocks.modules() if isinstance(m, nn.Linear) and m not in threes]
+        groups: list[dict[str, Any]] = [
+            {
+                "params": [m.weight for m in modules if m.weight.requires_grad],
+                "weight_decay": self.weight_decay,
+                "muon": matrices,
+            }
+            for modules, matrices in ((threes, cuts), (singles, 1))
+        ]
+        if any(p.ndim != 2 for group in groups for p in group["params"]):
+            raise UserError(
+                "model.optimizer: got muon, which needs whole matrices, but trainer.strategy cuts them up; "
+                "choose model.optimizer adamw, or a trainer.strategy such as ddp that keeps them whole"
+            )
+        return groups
+
+    def configure_gradient_clipping(
+        self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
+    ) -> None:
+        """Clip the gradient by its global norm and log the norm; null and 0 mean no clipping.
+
+        Lightning's own clipping refuses a fused optimiser under bf16, although bf16 has no loss scaling.
+        """
+        if not gradient_clip_val:
+            return
+        if gradient_clip_algorithm not in (None, "norm"):
+            raise UserError(
+                f"trainer.gradient_clip_algorithm: got {gradient_clip_algorithm!r}, expected 'norm', the paper's way"
+            )
+        wrapped = self.trainer.strategy.model
+        if isinstance(wrapped, FullyShardedDataParallel):  # the norm is over shards that other devices hold
+            norm = wrapped.clip_grad_norm_(gradient_clip_val)
+        else:
+            norm = torch.nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val)
+        self.log("train/gradient_norm", norm)

@@ -1,0 +1,21 @@
+"""`SteadyProgress`: a progress bar that does not make the host wait for the GPU after every micro-batch."""
+
+from typing import Any
+
+from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.callbacks import RichProgressBar
+
+from kerple.evaluation.typed import untyped
+
+
+class SteadyProgress(RichProgressBar):
+    """Lightning's progress bar, updated every ``trainer.log_every_n_steps`` micro-batches.
+
+    Lightning's own bar converts the loss to a Python number after each micro-batch, and so waits for the device.
+    """
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if (batch_idx + 1) % untyped(trainer).log_every_n_steps == 0 or trainer.is_last_batch:
+            super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)

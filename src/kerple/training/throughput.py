@@ -1,0 +1,160 @@
+"""`Throughput`: the speed and the memory of training."""
+
+import json
+import os
+import platform
+import resource
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+import torch
+from pytorch_lightning import Callback, LightningModule, Trainer
+
+from kerple.attention.choice import forget, taken
+from kerple.base.errors import UserError
+from kerple.evaluation.analysis import log_directory
+from kerple.evaluation.typed import untyped
+from kerple.positions import Position
+from kerple.training.provenance import git
+
+
+class Throughput(Callback):
+    """Logs ``train/tokens_per_second`` and ``train/peak_memory_mib``, and writes ``cost.json`` at the end of `fit`.
+
+    A rate counts the targets of all devices in ``trainer.log_every_n_steps`` steps. Its time includes waiting for data
+    but not validation. ``cost.json`` has the median rate, which a busy moment of the machine does not change, the peak
+    memory, the numbers of parameters, and the environment. Memory is the largest size of all tensors on a CUDA device,
+    or the largest resident size of the process on a CPU. Checkpoints hold the rates and the memory.
+
+    Args:
+        skip: Number of intervals left out at the start, because the first step allocates, compiles and warms caches.
+
+    Raises:
+        UserError: If ``skip`` is negative.
+    """
+
+    def __init__(self, skip: int = 1) -> None:
+        super().__init__()
+        if skip < 0:
+            raise UserError(f"Throughput: skip: got {skip}, expected the number of intervals to leave out, 0 or more")
+        self.skip = skip
+        self.rates: list[float] = []
+        self.peak = 0
+        self._trained = False
+        self._left_out = self._tokens = self._steps = 0
+        self._since = self._paused = 0.0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._trained = True
+        self._left_out = 0
+        forget()
+        if pl_module.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(pl_module.device)
+        self._restart(pl_module)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._paused = self._now(pl_module)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._since += self._now(pl_module) - self._paused
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: dict[str, Any], batch_idx: int
+    ) -> None:
+        rows, columns = batch["tokens"].shape
+        self._tokens += rows * (columns - 1) * trainer.world_size  # targets, of which a row has one fewer than tokens
+        self._steps += 1
+        if self._steps < untyped(trainer).log_every_n_steps:
+            return
+        rate = self._tokens / (self._now(pl_module) - self._since)
+        if self._left_out < self.skip:
+            self._left_out += 1
+        else:
+            self.rates.append(rate)
+        pl_module.log("train/tokens_per_second", rate, prog_bar=True)
+        self._see_memory(pl_module)
+        pl_module.log("train/peak_memory_mib", self.peak / 2**20)
+        self._restart(pl_module)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._see_memory(pl_module)  # before the last checkpoint, which is written after this
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        path = log_directory(trainer) / "cost.json"
+        if not trainer.is_global_zero or (path.exists() and not self._trained):
+            return  # the latter: a finished run was resumed, and this process has not trained
+        self._see_memory(pl_module)
+        cost = {
+            "tokens_per_second": median(self.rates) if self.rates else None,
+            "peak_memory_bytes": self.peak,
+            "parameters": sum(p.numel() for p in pl_module.parameters()),
+            "position_parameters": position_parameters(pl_module),
+            "steps": trainer.global_step,
+            "attention": [{"way": choice.way, "reason": choice.reason} for choice in taken],
+            "environment": environment(trainer, pl_module.device),
+        }
+        path.write_text(json.dumps(cost, indent=1) + "\n")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rates": self.rates, "peak": self.peak}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.rates = list(state_dict["rates"])
+        self.peak = state_dict.get("peak", 0)  # not in older checkpoints
+
+    def _see_memory(self, pl_module: LightningModule) -> None:
+        self.peak = max(self.peak, peak_memory(pl_module.device))
+
+    def _restart(self, pl_module: LightningModule) -> None:
+        self._tokens = self._steps = 0
+        self._since = self._now(pl_module)
+
+    def _now(self, pl_module: LightningModule) -> float:
+        if pl_module.device.type == "cuda":
+            torch.cuda.synchronize(pl_module.device)
+        return time.perf_counter()
+
+
+def position_parameters(module: torch.nn.Module) -> int:
+    """Number of parameters of all positional strategies in a model; a strategy that layers share counts once."""
+    strategies = [m for m in module.modules() if isinstance(m, Position)]
+    return sum(p.numel() for p in {p for strategy in strategies for p in strategy.parameters()})
+
+
+def peak_memory(device: torch.device) -> int:
+    """Peak memory in bytes: of the tensors on a CUDA device, otherwise of the process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def environment(trainer: Trainer, device: torch.device) -> dict[str, str]:
+    """Versions, commit, machine, devices and precision, as a report states them; what is unknown is left out."""
+    cuda = device.type == "cuda"
+    described = {
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("torch", "pytorch-lightning", "torchmetrics")},
+        "commit": git("describe", "--always", "--abbrev=12", "--dirty=+").strip(),  # with a + if files were changed
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": _processor(),
+        "cores": f"{os.cpu_count()}, {torch.get_num_threads()} threads",
+        "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
+        "accelerator": torch.cuda.get_device_name(device) if cuda else "none",
+        "devices": str(trainer.world_size),
+        "precision": str(trainer.precision),
+    }
+    return {key: value for key, value in described.items() if value}
+
+
+def _processor() -> str:
+    information = Path("/proc/cpuinfo")
+    lines = information.read_text().splitlines() if information.exists() else []
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
+    )

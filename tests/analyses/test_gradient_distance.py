@@ -1,0 +1,80 @@
+"""Gradients by distance against differences of losses, and windows that are enough."""
+
+import pytest
+import torch
+
+from kerple.analyses.gradient_distance import distance_covering, gradient_by_distance, smallest_sufficient
+
+
+def test_shares_are_gradients_of_the_last_loss_by_finite_differences(tiny_network) -> None:
+    network = tiny_network("KerpleLog").double().requires_grad_(False)
+    tokens = torch.randint(50, (2, 9))
+    shares = gradient_by_distance(network, tokens)
+    assert shares.shape == (2, 8)
+    torch.testing.assert_close(shares.sum(1), torch.ones(2, dtype=torch.float64))
+
+    # one embedding row per position, so that one input alone can be moved
+    own = torch.arange(8)
+    rows = network.embedding.weight[tokens[1, :-1]].clone()  # (8, D)
+    network.embedding = torch.nn.Embedding.from_pretrained(rows.clone(), freeze=True)
+    target = tokens[1, -1]
+
+    def loss() -> float:
+        logits = network(own[None])[0, -1].double()
+        return float(logits.logsumexp(0) - logits[target])
+
+    norms, step = [], 1e-5
+    for t in range(8):
+        slope = []
+        for i in range(rows.shape[1]):
+            network.embedding.weight[t, i] = rows[t, i] + step
+            above = loss()
+            network.embedding.weight[t, i] = rows[t, i] - step
+            slope.append((above - loss()) / (2 * step))
+            network.embedding.weight[t, i] = rows[t, i]
+        norms.append(torch.tensor(slope, dtype=torch.float64).norm())
+    expected = torch.stack(norms).flip(0)  # entry d at distance d
+    torch.testing.assert_close(shares[1], expected / expected.sum(), rtol=1e-4, atol=1e-6)
+
+
+def test_the_gradient_works_inside_inference_mode_and_leaves_none_behind(tiny_network) -> None:
+    network = tiny_network("NoPE")
+    with torch.inference_mode():
+        shares = gradient_by_distance(network, torch.randint(50, (1, 9)))
+    assert shares.shape == (1, 8)
+    assert all(p.grad is None for p in network.parameters())
+
+
+def test_a_compiled_network_has_the_same_gradients(tiny_network) -> None:
+    network, tokens = tiny_network("ALiBi"), torch.randint(50, (2, 9))
+    expected = gradient_by_distance(network, tokens)
+    network.compile(backend="eager")
+    network.losses(tokens)  # its graph is made before there is a hook
+    torch.testing.assert_close(gradient_by_distance(network, tokens), expected)
+
+
+def test_a_model_with_one_layer_and_a_sharp_bias_sees_its_neighbours_alone(tiny_network) -> None:
+    network = tiny_network("ALiBi")
+    network.positions[0].slopes.fill_(50.0)
+    shares = gradient_by_distance(network, torch.randint(50, (4, 33))).mean(0)
+    assert distance_covering(shares, 0.99) == 0
+
+
+def test_distance_that_covers_a_part() -> None:
+    shares = torch.tensor([0.5, 0.25, 0.125, 0.125], dtype=torch.float64)
+    assert [distance_covering(shares, p) for p in (0.3, 0.5, 0.51, 0.75, 0.875, 0.9, 1.0)] == [0, 0, 1, 1, 2, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("perplexities", "expected"),
+    [
+        ({1: 30.0, 2: 20.0, 4: 10.05, 8: 10.0}, 4),
+        ({1: 30.0, 2: 10.05, 4: 10.5, 8: 10.0}, 8),  # 2 is good by chance
+        ({1: 10.0, 2: 10.0, 4: 9.0}, 1),  # better than full is enough
+        ({1: 30.0, 2: 20.0, 4: 10.2}, None),
+        ({1: 10.1, 2: 10.101}, None),  # 10.1 is still within 1% of 10, the larger window's 10.101 is not
+        ({2: float("nan"), 4: 10.0}, 4),
+    ],
+)
+def test_smallest_window_within_one_per_cent(perplexities: dict[int, float], expected: int | None) -> None:
+    assert smallest_sufficient(perplexities, full=10.0) == expected

@@ -1,0 +1,127 @@
+"""The callback `Needle`: the heat map of a stand-in model that remembers a known part of what it reads."""
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from pytorch_lightning import LightningModule, Trainer
+
+from kerple.analyses.needle import Needle, continued
+from kerple.data import TokenShards
+from kerple.model import Transformer
+from kerple.positions import Shape
+
+
+class Reader:
+    """Finds what is asked for among the last ``memory`` tokens."""
+
+    strategy, max_length = "Reader", 800
+
+    def __init__(self, data: TokenShards, memory: int) -> None:
+        self.data, self.memory, self.shape = data, memory, Shape(8, 2, 64)
+        self.read: list[str] = []
+
+    def continued(self, tokens: torch.Tensor, steps: int) -> list[int]:
+        whole = self.data.decode(tokens[0])
+        self.read.append(whole)
+        key = re.search(r"special magic numbers? for (\S+) mentioned", whole).group(1)
+        seen = self.data.decode(tokens[0, -self.memory :])
+        return self.data.encode(" ".join(re.findall(rf"numbers for {key} is: (\d+)\.", seen)))
+
+
+class Module(LightningModule):
+    def __init__(self, network) -> None:
+        super().__init__()
+        self.network = network
+
+    def test_step(self, batch, index) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> TokenShards:
+    folder = tmp_path_factory.mktemp("needle")
+    (folder / "corpus").mkdir()
+    for i in range(20):
+        (folder / "corpus" / f"{i}.txt").write_text(f"{i} " + "the quick brown fox. " * 60)
+    made = TokenShards(
+        str(folder / "corpus"), vocabulary=270, directory=str(folder / "shards"), shares=(0.3, 0.2, 0.5), length=64
+    )
+    made.prepare_data()
+    return made
+
+
+def run(data: TokenShards, folder: Path, memory: int, **options) -> tuple[list[dict], dict, list[str]]:
+    """Rows of the table, what the file of accuracies holds, and the problems that were read."""
+    callback = Needle(lengths=[500, 700, 900], depths=[0.0, 0.5, 1.0], problems=2, **options)
+    trainer = Trainer(
+        accelerator="cpu",
+        logger=False,
+        callbacks=[callback],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+        limit_test_batches=1,
+    )
+    reader = Reader(data, memory)
+    trainer.test(Module(reader), datamodule=data, verbose=False)
+    with (folder / f"{callback.kind}.csv").open() as file:
+        return list(csv.DictReader(file)), json.loads((folder / f"{callback.kind}.json").read_text()), reader.read
+
+
+@pytest.mark.parametrize("kind", ["niah_single_1", "niah_single_2", "niah_multikey_1"])
+def test_found_is_what_lies_within_memory(data: TokenShards, tmp_path: Path, kind: str) -> None:
+    rows, content, problems = run(data, tmp_path, memory=420, kind=kind)
+    noise = kind == "niah_single_1"
+    assert content["haystack"] == ("noise" if noise else "corpus")
+    assert all(("The grass is green" in text, "quick brown fox" in text) == (noise, not noise) for text in problems)
+    assert len(set(problems)) == len(problems) == 2 * 3 * 2  # lengths, depths, problems
+    assert (tmp_path / f"{kind}.png").exists()
+    assert {int(row["length"]) for row in rows} == {500, 700}  # the reader has 800 positions
+    found = {(int(row["length"]), float(row["depth"])): float(row["found"]) for row in rows}
+    assert found[500, 1.0] == found[700, 1.0] == 2
+    assert found[700, 0.0] == 0
+    accuracies = {row["length"]: (row["metric"], row["count"], row["value"]) for row in content["rows"]}
+    assert [(skipped["length"], skipped["reason"]) for skipped in content["skipped"]] == [
+        (900, "the strategy has only 800 positions")
+    ]
+    assert accuracies[700] == ("accuracy", 6, sum(n for (length, _), n in found.items() if length == 700) / 6)
+
+
+def test_many_values_are_all_sought(data: TokenShards, tmp_path: Path) -> None:
+    rows, _, _ = run(data, tmp_path, memory=2000, kind="niah_multivalue")
+    assert {float(row["found"]) for row in rows} == {2.0}
+
+
+def test_both_kinds_of_networks_write_greedily() -> None:
+    pytest.importorskip("transformers")
+    from kerple.hf.adapter import HuggingFaceNetwork
+    from tests.hf.tiny import text, tiny
+
+    model, tokens = tiny("llama"), text(1, 20)
+    written, expected = HuggingFaceNetwork(model).continued(tokens, 6), tokens
+    with torch.inference_mode():
+        for _ in range(6):
+            expected = torch.cat([expected, model(expected).logits[:, -1:].argmax(-1)], 1)
+    assert written == expected[0, 20:].tolist()
+    from kerple.positions import KerpleLog
+
+    own = Transformer(Shape(16, 2, 32), 2, 96, KerpleLog).eval()
+    assert len(continued(own, tokens, 6)) == 6
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"lengths": []}, "at least one of each"),
+        ({"kind": "niah"}, "expected one of niah_single_1"),
+        ({"depths": [1.5]}, "depth: got 1.5"),
+        ({"haystack": "hay"}, "expected noise, corpus"),
+    ],
+)
+def test_options_are_checked(options: dict, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        Needle(**options)

@@ -1,0 +1,155 @@
+"""A checkpoint on the disk is the new one or the one before, whatever happens in between."""
+
+import errno
+import multiprocessing
+import os
+import pickle
+import resource
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.callbacks import ModelCheckpoint
+
+import kerple.base.checkpoint_io
+from kerple.base.checkpoint_io import AtomicCheckpointIO
+from kerple.base.errors import UserError
+
+FORK = multiprocessing.get_context("fork")
+
+
+def value(path: Path) -> float:
+    return torch.load(path, weights_only=True)["weights"][0].item()
+
+
+def state(number: float) -> dict[str, Any]:
+    # fewer numbers than torch shares among threads, for which a forked process would wait for ever
+    return {"weights": torch.full((30_000,), number)}
+
+
+def test_writes_beside_the_target_and_leaves_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "deep" / "last.ckpt"
+    steps = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda file: steps.append("fsync") or fsync(file))
+    monkeypatch.setattr(
+        os, "replace", lambda source, to: steps.append(f"rename in {Path(source).parent.name}") or replace(source, to)
+    )
+    AtomicCheckpointIO().save_checkpoint(state(1), path)
+    assert steps == ["fsync", "rename in deep", "fsync"]  # the file, its name, the folder
+    assert [p.name for p in path.parent.iterdir()] == ["last.ckpt"]
+    assert AtomicCheckpointIO().load_checkpoint(path)["weights"][0] == 1
+
+
+def _die_while_writing(path: Path) -> None:
+    replace = os.replace
+
+    def kill(source: str, target: Path) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+        replace(source, target)
+
+    os.replace = kill
+    AtomicCheckpointIO().save_checkpoint(state(2), path)
+
+
+def test_a_kill_before_the_rename_leaves_the_previous_one(tmp_path: Path) -> None:
+    path = tmp_path / "last.ckpt"
+    AtomicCheckpointIO().save_checkpoint(state(1), path)
+    process = FORK.Process(target=_die_while_writing, args=(path,))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert value(path) == 1
+    assert len(list(tmp_path.iterdir())) == 2  # and what the killed one left, until the next is written
+    AtomicCheckpointIO().save_checkpoint(state(3), path)
+    assert value(path) == 3
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def fill_the_disk(path: Path) -> None:
+    plugin = AtomicCheckpointIO()
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))  # the kernel refuses what goes beyond
+    with pytest.raises(UserError, match=r"^no room for the checkpoint .*last.ckpt .* intact: free some space"):
+        plugin.save_checkpoint(state(2), path)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    os._exit(7)
+
+
+def test_a_full_disk_leaves_the_previous_one_and_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "last.ckpt"
+    AtomicCheckpointIO().save_checkpoint(state(1), path)
+    process = FORK.Process(target=fill_the_disk, args=(path,))
+    process.start()
+    process.join()
+    assert process.exitcode == 7
+    assert value(path) == 1
+    assert list(tmp_path.iterdir()) == [path]
+
+
+class Falling(LightningModule):
+    """Has a validation loss that falls, so that each validation makes a new best checkpoint."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+
+    def training_step(self, batch: torch.Tensor, index: int) -> torch.Tensor:
+        return self.weight.sum()
+
+    def validation_step(self, batch: torch.Tensor, index: int) -> None:
+        self.log("loss", -float(self.global_step))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def test_the_best_checkpoint_is_one_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep = ModelCheckpoint(tmp_path, "{step}", monitor="loss", save_top_k=1)
+    loader = torch.utils.data.DataLoader(torch.zeros(2, 1))
+    trainer = Trainer(
+        max_epochs=4, callbacks=[keep], plugins=[AtomicCheckpointIO()], accelerator="cpu", logger=False,
+        enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0,
+    )  # fmt: skip
+    write, calls = kerple.base.checkpoint_io._write, []
+
+    def full_at_the_third(checkpoint: dict[str, Any], path: Path) -> None:
+        calls.append(path)
+        if len(calls) == 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(checkpoint, path)
+
+    monkeypatch.setattr(kerple.base.checkpoint_io, "_write", full_at_the_third)
+    with pytest.raises(UserError, match="no room for the checkpoint"):
+        trainer.fit(Falling(), loader, loader)
+
+    kept = list(tmp_path.glob("*.ckpt"))
+    assert [path.name for path in kept] == ["step=4.ckpt"]
+    stored = torch.load(kept[0], weights_only=True)["callbacks"]
+    (state_of_best,) = (value for key, value in stored.items() if key.startswith("ModelCheckpoint"))
+    assert Path(state_of_best["best_model_path"]) == kept[0]  # what a resumed run believes in
+
+
+def test_other_errors_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.EIO, "broken disk")
+
+    monkeypatch.setattr(kerple.base.checkpoint_io, "_write", refuse)
+    with pytest.raises(OSError, match="broken disk"):
+        AtomicCheckpointIO().save_checkpoint(state(1), tmp_path / "last.ckpt")
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, ("exploded",)
+
+
+def test_loading_runs_nothing_even_when_asked_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"state_dict": Bomb()}, tmp_path / "bomb.ckpt")
+    with pytest.raises(pickle.UnpicklingError):
+        AtomicCheckpointIO().load_checkpoint(tmp_path / "bomb.ckpt", weights_only=False)
+    assert not Path("exploded").exists()

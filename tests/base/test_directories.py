@@ -1,0 +1,155 @@
+"""No run ever writes into the folder of another."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from subprocess import PIPE
+
+import pytest
+
+from kerple.base.directories import fit_directory, leave
+from kerple.base.directories import test_directory as folder_of_a_test
+from kerple.base.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def leaving() -> Iterator[None]:
+    yield
+    leave()
+
+
+def write(folder: Path) -> None:
+    """As a run does in its folder, and then it ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").touch()
+    leave()
+
+
+def fit(logs: Path, ckpt_path: str | None = None, run_dir: str | None = None) -> Path:
+    return fit_directory(run_dir, str(logs), "demo", "RoPE", 7, ckpt_path)
+
+
+def with_checkpoint(run: Path) -> str:
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "checkpoints" / "last.ckpt").touch()
+    return str(run / "checkpoints" / "last.ckpt")
+
+
+def test_an_existing_run_gets_a_new_version_beside_it(tmp_path: Path) -> None:
+    base = tmp_path / "demo" / "RoPE" / "seed-7"
+    for expected in (base, Path(f"{base}_v1"), Path(f"{base}_v2")):
+        assert fit(tmp_path) == expected
+        write(expected)
+
+
+def test_last_resumes_in_the_newest_version_that_can_be_resumed(tmp_path: Path) -> None:
+    base = tmp_path / "demo" / "RoPE" / "seed-7"
+    assert fit(tmp_path, "last") == base
+    leave()
+    for version in (base, *(Path(f"{base}_v{n}") for n in (2, 10))):
+        with_checkpoint(version)
+    Path(f"{base}_v11").mkdir()  # stopped before its first checkpoint
+    assert fit(tmp_path, "last") == Path(f"{base}_v10")
+
+
+def test_a_checkpoint_of_a_version_resumes_in_it_and_a_foreign_one_does_not(tmp_path: Path) -> None:
+    base = tmp_path / "demo" / "RoPE" / "seed-7"
+    first, second = with_checkpoint(base), with_checkpoint(Path(f"{base}_v1"))
+    assert fit(tmp_path, first) == base
+    assert fit(tmp_path, second) == Path(f"{base}_v1")
+    assert fit(tmp_path, str(tmp_path / "elsewhere.ckpt")) == Path(f"{base}_v2")
+
+
+def test_a_folder_asked_for_is_used_and_never_reused(tmp_path: Path) -> None:
+    wanted = tmp_path / "mine"
+    assert fit(tmp_path, run_dir=str(wanted)) == wanted
+    write(wanted)
+    assert fit(tmp_path, run_dir=str(wanted)) == tmp_path / "mine_v1"
+
+
+def test_a_name_with_brackets_is_no_pattern(tmp_path: Path) -> None:
+    wanted = tmp_path / "lr[1]"
+    with_checkpoint(wanted)
+    with_checkpoint(tmp_path / "lr[1]_v1")
+    with_checkpoint(tmp_path / "lr1_v2")  # another run's
+    assert fit(tmp_path, "last", str(wanted)) == tmp_path / "lr[1]_v1"
+
+
+def test_a_test_writes_beside_the_checkpoints_of_its_run(tmp_path: Path) -> None:
+    checkpoint = with_checkpoint(tmp_path / "run")
+    assert folder_of_a_test(None, checkpoint, "test") == tmp_path / "run" / "test"
+    write(tmp_path / "run" / "test")
+    assert folder_of_a_test(None, checkpoint, "test") == tmp_path / "run" / "test_v1"
+    assert folder_of_a_test(None, str(tmp_path / "loose.ckpt"), "validate") == tmp_path / "validate"
+    assert folder_of_a_test(str(tmp_path / "there"), checkpoint, "test") == tmp_path / "there"
+
+
+FIT = """
+import sys, time
+from kerple.base.directories import fit_directory
+print(fit_directory(sys.argv[1], "", "", "", None, sys.argv[2] if len(sys.argv) > 2 else None), flush=True)
+sys.stdin.read()
+"""
+
+
+def start(*arguments: object) -> subprocess.Popen[str]:
+    """A process that enters a folder, prints it, and stays until its input ends."""
+    command = [sys.executable, "-c", FIT, *map(str, arguments)]
+    return subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True)
+
+
+def test_fits_started_at_once_each_get_a_folder(tmp_path: Path) -> None:
+    started = [start(tmp_path / "run") for _ in range(4)]
+    found = [process.stdout.readline().strip() for process in started]  # type: ignore[union-attr]
+    for process in started:
+        process.communicate()
+    assert sorted(found) == [str(tmp_path / name) for name in ("run", "run_v1", "run_v2", "run_v3")]
+
+
+def test_a_live_run_is_not_resumed_until_it_is_killed(tmp_path: Path) -> None:
+    checkpoint = with_checkpoint(tmp_path / "run")
+    first = start(tmp_path / "run", checkpoint)
+    assert first.stdout.readline().strip() == str(tmp_path / "run")  # type: ignore[union-attr]
+    for wanted in (checkpoint, "last"):
+        with pytest.raises(UserError, match=rf"run_dir: .*run is in use by process {first.pid} on .* since 20\d\d-"):
+            fit(tmp_path, wanted, run_dir=str(tmp_path / "run"))
+    first.kill()
+    first.communicate()
+    assert fit(tmp_path, checkpoint, run_dir=str(tmp_path / "run")) == tmp_path / "run"
+
+
+def test_a_child_that_lives_on_does_not_lock_the_folder(tmp_path: Path) -> None:
+    checkpoint = with_checkpoint(tmp_path / "run")
+    fit(tmp_path, checkpoint, run_dir=str(tmp_path / "run"))
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(writing, b"!")
+        time.sleep(60)
+        os._exit(0)
+    try:
+        os.read(reading, 1)
+        leave()
+        assert fit(tmp_path, checkpoint, run_dir=str(tmp_path / "run")) == tmp_path / "run"
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize(("variable", "value"), [("NODE_RANK", "1"), ("RANK", "3"), ("SLURM_PROCID", "2")])
+def test_only_the_first_process_of_a_run_enters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    assert fit(tmp_path, run_dir=str(tmp_path / "run")) == tmp_path / "run"
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"run_dir: .*file/run cannot be made \(Not a directory\)"):
+        fit(tmp_path, run_dir=str(tmp_path / "file" / "run"))

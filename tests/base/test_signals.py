@@ -1,0 +1,76 @@
+"""Requeueing, against a scontrol that writes down what it is told."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from pytorch_lightning import Callback, LightningModule, Trainer
+
+from kerple.base.signals import Signals, requeue
+from kerple.positions import build
+from kerple.training.language_model import LanguageModel
+from kerple.training.last_checkpoint import LastCheckpoint
+from tests.analyses.random_text import RandomText
+
+
+@pytest.fixture
+def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    program = tmp_path / "scontrol"
+    program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/told\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for name in ("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path / "told"
+
+
+def test_requeue_names_the_job_or_the_task_of_an_array(scontrol: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    requeue()
+    assert not scontrol.exists()  # no SLURM, nothing to requeue
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    requeue()
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "12")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
+    requeue()
+    assert scontrol.read_text().splitlines() == ["requeue 17", "requeue 12_3"]
+
+
+def test_a_strange_job_number_is_refused(scontrol: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "17; rm -r x")
+    with pytest.raises(ValueError, match="SLURM_JOB_ID"):
+        requeue()
+
+
+def test_signals_are_noted_and_the_handlers_of_others_put_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    signals = Signals()
+    signals.install()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert signals.received == signal.SIGUSR1
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert signals.received == signal.SIGTERM  # to end wins over to come back
+    signals.restore()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+class AskedToStop(Callback):
+    def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_run_stopped_before_its_first_step_does_not_look_finished(tmp_path: Path) -> None:
+    model = LanguageModel(
+        lambda s: build("NoPE", dim=s.dim, heads=s.heads, length=s.length),
+        vocabulary=23, length=8, layers=1, dim=16, heads=2,
+    )  # fmt: skip
+    trainer = Trainer(
+        callbacks=[LastCheckpoint(), AskedToStop()], max_steps=2, accelerator="cpu", logger=False,
+        default_root_dir=tmp_path, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=1,
+    )  # fmt: skip
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as end:
+        trainer.fit(model, RandomText())
+    assert end.value.code == 143
+    assert trainer.global_step == 0
+    assert signal.getsignal(signal.SIGTERM) == before

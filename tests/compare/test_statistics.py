@@ -1,0 +1,237 @@
+"""Statistics against SciPy, by hand, and on the numbers of the paper's Table 3."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from kerple.compare.statistics import against_baseline, estimate, flips, holm, mean_reciprocal_rank, summarise
+
+LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
+TABLE_3 = {  # OpenWebText2, mean of 5 seeds: KERPLE (Chi et al. 2022), Table 3
+    "KerpleLog": (23.9, 22.0, 21.6, 21.2, 21.3, 21.4),
+    "KerplePower": (23.9, 22.1, 21.9, 21.5, 21.6, 21.6),
+    "ALiBi": (23.9, 22.4, 22.5, 22.2, 22.3, 22.5),
+    "T5": (23.7, 21.9, 21.7, 22.5, 25.5, 31.4),
+    "RoPE": (24.2, 32.8, 62.4, 111, 185, 269),
+    "Sinusoidal": (33, 750, 5507, 14039, 22621, 30046),
+}
+
+
+def rows(
+    strategy: str, values: list[float], metric: str = "ppl", protocol: str = "full", length: int = 64
+) -> pd.DataFrame:
+    cell = {"strategy": strategy, "metric": metric, "protocol": protocol, "length": length}
+    return pd.DataFrame([{**cell, "seed": 1235 + i, "value": v} for i, v in enumerate(values)])
+
+
+@pytest.fixture
+def table_3() -> pd.DataFrame:
+    """The paper's means with what its text says of their spread: a seed moves all strategies together (the test text
+    differs), and each strategy a little (1% of its own value)."""
+    generator = np.random.default_rng(0)
+    shared = generator.normal(0, 0.02, 5)
+    frames = []
+    for strategy, means in TABLE_3.items():
+        for length, mean in zip(LENGTHS, means, strict=True):
+            own = generator.normal(0, 0.002, 5)
+            factors = 1 + shared + own
+            frames.append(rows(strategy, list(mean * factors / factors.mean()), length=length))
+    return pd.concat(frames, ignore_index=True)
+
+
+def test_holm_on_the_textbook_example() -> None:
+    # sorted .005 .01 .03 .04 -> ×4, ×3, ×2, ×1 = .02 .03 .06 .04, made monotone: .02 .03 .06 .06
+    np.testing.assert_allclose(holm([0.01, 0.04, 0.03, 0.005]), [0.03, 0.06, 0.06, 0.02])
+
+
+def test_holm_leaves_out_what_was_not_tested_and_never_exceeds_one() -> None:
+    np.testing.assert_allclose(holm([np.nan, 0.02, 0.9]), [np.nan, 0.04, 0.9])
+    np.testing.assert_allclose(holm([0.8, 0.9]), [1.0, 1.0])
+
+
+def test_paired_t_test_is_scipys_of_the_loss_and_pairs_by_seed() -> None:
+    ours, theirs = [21.9, 22.4, 22.0, 21.7], [21.5, 22.1, 21.4, 21.6]
+    results = pd.concat(
+        [rows("KerpleLog", theirs), rows("ALiBi", ours).iloc[::-1]]
+    )  # the order of rows must not matter
+
+    test = against_baseline(results, "KerpleLog").iloc[0]
+
+    expected = stats.ttest_rel(np.log(ours), np.log(theirs))
+    assert test["pairs"] == 4
+    assert test["difference"] == pytest.approx(np.mean(np.log(ours)) - np.mean(np.log(theirs)))
+    assert (test["t"], test["p"]) == (pytest.approx(expected.statistic), pytest.approx(expected.pvalue))
+    interval = expected.confidence_interval(0.95)
+    assert (test["difference_low"], test["difference_high"]) == pytest.approx((interval.low, interval.high))
+    summary = summarise(results, "KerpleLog").set_index("strategy").loc["ALiBi"]
+    assert summary["ratio"] == pytest.approx(stats.gmean(np.divide(ours, theirs)))
+    assert (summary["ratio_low"], summary["ratio_high"]) == pytest.approx(np.exp([interval.low, interval.high]))
+
+
+def test_accuracies_are_compared_as_they_are() -> None:
+    ours, theirs = [0.0, 0.3, 0.2], [0.4, 0.9, 0.5]  # the logarithm of the first is not there
+    results = pd.concat([rows("A", theirs, "exact_match", "copy"), rows("B", ours, "exact_match", "copy")])
+    assert against_baseline(results, "A").iloc[0]["p"] == pytest.approx(stats.ttest_rel(ours, theirs).pvalue)
+    assert summarise(results, "A")["ratio"].isna().all()
+
+
+def test_only_seeds_both_have_are_paired() -> None:
+    results = pd.concat([rows("KerpleLog", [1.0, 2.0, 3.0]), rows("ALiBi", [1.1, 2.3])])
+    test = against_baseline(results, "KerpleLog").iloc[0]
+    assert test["pairs"] == 2
+    assert test["p"] == pytest.approx(stats.ttest_rel(np.log([1.1, 2.3]), np.log([1.0, 2.0])).pvalue)
+
+
+def test_seeds_and_text_are_two_samples() -> None:
+    """Where a seed adds one number and a block another, the error is Welch's of two independent samples."""
+    generator = np.random.default_rng(0)
+    of_seeds, of_blocks = generator.normal(0.1, 0.05, 4), generator.normal(0, 0.3, 30)
+    found = estimate((of_seeds[:, None] + of_blocks) * 64, np.full((4, 30), 64))
+    expected = stats.ttest_ind(of_seeds, -of_blocks, equal_var=False)
+    assert found.mean / found.error == pytest.approx(expected.statistic)
+    student = stats.t(3, found.mean, found.error)  # the seeds' degrees of freedom, fewer than Welch's
+    assert found.interval() == pytest.approx(student.interval(0.95))
+    assert found.p() == pytest.approx(2 * min(student.cdf(0), student.sf(0)))
+    assert found.above(0.1) == pytest.approx(student.cdf(0.1))
+
+
+def test_one_seed_has_the_variation_of_text_alone() -> None:
+    losses = np.random.default_rng(0).normal(3, 0.2, 40)
+    found = estimate(losses[None] * 64, np.full((1, 40), 64))
+    assert found.interval() == pytest.approx(tuple(stats.ttest_1samp(losses, 0).confidence_interval(0.95)))
+
+
+def test_blocks_weigh_as_much_as_they_count() -> None:
+    """The linearised error of a ratio of sums is that of the bootstrap over blocks."""
+    generator = np.random.default_rng(0)
+    counts = generator.integers(20, 200, 300).astype(float)
+    sums = counts * generator.normal(3, 0.2, 300)
+    found = estimate(sums[None], counts[None])
+    assert found.mean == pytest.approx(sums.sum() / counts.sum())
+    resampled = generator.integers(300, size=(4000, 300))
+    assert found.error == pytest.approx((sums[resampled].sum(1) / counts[resampled].sum(1)).std(), rel=0.05)
+
+
+def test_pairing_blocks_takes_their_hardness_away() -> None:
+    generator = np.random.default_rng(0)
+    hardness = generator.normal(3, 0.3, (1, 60)).repeat(3, 0)  # blocks differ far more than strategies do
+    ours, counts = hardness + 0.05 + generator.normal(0, 0.01, (3, 60)), np.ones((3, 60))
+    low, high = estimate(ours - hardness, counts).interval()
+    assert low < 0.05 < high < 0.07
+    assert np.diff(estimate(ours, counts).interval()) > 0.1
+
+
+def test_signs_of_differences_are_scipys_permutations() -> None:
+    differences = np.random.default_rng(3).normal(0.5, 1, 6)
+    expected = stats.permutation_test((differences,), np.mean, permutation_type="samples", n_resamples=np.inf)
+    assert flips(differences) == pytest.approx(expected.pvalue)
+    assert flips([1.0, 2.0, 3.0, 4.0, 5.0]) == 2 / 2**5  # the smallest there is
+    many = np.random.default_rng(3).normal(0.4, 1, 59)  # too many for all changes
+    expected = stats.permutation_test((many,), np.mean, permutation_type="samples", n_resamples=20_000, rng=0)
+    assert flips(many) == pytest.approx(expected.pvalue, abs=0.005)
+
+
+def test_the_test_of_a_comparison_is_over_seeds_and_blocks() -> None:
+    generator = np.random.default_rng(0)
+    losses = {s: 3 + generator.normal(0, 0.1, (5, 1)) + generator.normal(0, 0.3, 20) for s in ("A", "B")}
+    blocks = pd.DataFrame(
+        (s, 1235 + i, "ppl", "full", 64, b, 10 * losses[s][i, b], 10)
+        for s in losses for i in range(5) for b in range(20)
+    )  # fmt: skip
+    blocks.columns = ["strategy", "seed", "metric", "protocol", "length", "block", "sum", "count"]
+    results = pd.concat(rows(s, list(np.exp(values.mean(1)))) for s, values in losses.items())
+    test = against_baseline(results, "A", blocks).iloc[0]
+    expected = estimate(losses["B"] - losses["A"], np.ones((5, 20)))
+    assert (test["blocks"], test["difference"], test["p"]) == pytest.approx((20, expected.mean, expected.p()))
+    assert test["p_flips"] == flips((losses["B"] - losses["A"]).mean(1))
+    alone = against_baseline(results, "A").iloc[0]
+    assert alone["p"] < test["p"]  # other text could have said otherwise
+
+
+def test_holm_is_over_the_strategies_of_one_cell() -> None:
+    generator = np.random.default_rng(1)
+    results = pd.concat(
+        rows(strategy, list(20 + generator.normal(0, 1, 3)), length=length)
+        for strategy in ("KerpleLog", "ALiBi", "T5", "NoPE")
+        for length in (64, 128)
+    )
+    for _, cell in against_baseline(results, "KerpleLog").groupby("length"):
+        np.testing.assert_allclose(cell["p_holm"], holm(cell["p"]))
+        assert len(cell) == 3
+
+
+def test_degenerate_differences() -> None:
+    same, shifted, one = [20.0, 21.0, 22.0], [40.0, 42.0, 44.0], [20.0]
+    equal = against_baseline(pd.concat([rows("A", same), rows("B", same)]), "A").iloc[0]
+    assert equal["difference"] == 0
+    assert np.isnan(equal["p"])
+    assert against_baseline(pd.concat([rows("A", same), rows("B", shifted)]), "A").iloc[0]["p"] == 0
+    assert np.isnan(against_baseline(pd.concat([rows("A", one), rows("B", [21.0])]), "A").iloc[0]["p"])
+
+
+def test_summary_of_the_papers_table_3(table_3: pd.DataFrame) -> None:
+    summary = summarise(table_3, "KerpleLog").set_index(["strategy", "length"])
+
+    for strategy, means in TABLE_3.items():
+        np.testing.assert_allclose(summary.loc[strategy]["mean"], means)
+    best = {length: set(g.index.get_level_values(0)) for length, g in summary[summary["best"]].groupby("length")}
+    # as the paper's bold: T5 to twice the training length, log from there on
+    assert best == {512: {"T5"}, 1024: {"T5"}, **{length: {"KerpleLog"} for length in LENGTHS[2:]}}
+    marks = {s: {length for length in LENGTHS if summary.loc[(s, length), "significant"]} for s in TABLE_3}
+    assert marks["KerpleLog"] == set()
+    assert marks["Sinusoidal"] == set(LENGTHS)
+    assert marks["RoPE"] >= set(LENGTHS[1:])
+    assert marks["ALiBi"] == set(LENGTHS[1:])  # equal to log at 512, behind by 2% and more after it
+    assert {4096, 8192, 16384} <= marks["T5"]
+    assert 512 not in marks["KerplePower"]
+
+
+def test_standard_deviation_has_n_minus_one_and_one_seed_has_none() -> None:
+    results = pd.concat([rows("A", [1.0, 3.0]), rows("B", [2.0]), rows("C", [4.0])])
+    summary = summarise(results, "A").set_index("strategy")
+    assert summary.loc["A", "std"] == pytest.approx(np.sqrt(2))
+    assert np.isnan(summary.loc["B", "std"])
+    assert summary.loc["A", "best"]
+    assert summary.loc["B", "best"]  # a tie is marked twice
+
+
+def test_where_all_tie_none_is_best() -> None:
+    assert not summarise(pd.concat([rows("A", [2.0]), rows("B", [2.0])]), "A")["best"].any()
+
+
+def test_more_is_better_for_accuracies() -> None:
+    results = pd.concat([rows("A", [0.2, 0.3], "exact_match", "copy"), rows("B", [0.8, 0.9], "exact_match", "copy")])
+    assert list(summarise(results, "A").query("best")["strategy"]) == ["B"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda r: (r, "KerpleLgo"), "baseline: got 'KerpleLgo', expected one of A"),
+        (lambda r: (pd.concat([r, r]), "A"), "occurs twice"),
+        (lambda r: (r.assign(metric="furlongs"), "A"), "metric: got 'furlongs'"),
+    ],
+)
+def test_mistakes_are_named(change, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        summarise(*change(rows("A", [1.0, 2.0])))
+
+
+def test_nothing_to_vary_has_no_interval_and_shapes_must_agree() -> None:
+    assert np.isnan(estimate([[1.0]], [[1]]).interval()).all()
+    assert np.isnan(estimate([[np.inf], [np.inf]], [[1], [1]]).p())  # collapsed
+    with pytest.raises(ValueError, match=r"expected \(seeds, blocks\)"):
+        estimate([[1.0, 2.0]], [[1, 2, 3]])
+
+
+def test_mean_reciprocal_rank_by_hand() -> None:
+    scores = pd.DataFrame({"copy": [0.9, 0.5, 0.1], "reverse": [0.2, 0.2, 0.0]}, index=["NoPE", "T5", "Sinusoidal"])
+    expected = {
+        "NoPE": (1 + 1 / 1.5) / 2,
+        "T5": (1 / 2 + 1 / 1.5) / 2,
+        "Sinusoidal": 1 / 3,
+    }  # a tie shares ranks 1 and 2
+    assert mean_reciprocal_rank(scores, "exact_match").to_dict() == pytest.approx(expected)
+    with pytest.raises(ValueError, match="T5 lacks copy"):
+        mean_reciprocal_rank(scores.mask(scores == 0.5), "exact_match")

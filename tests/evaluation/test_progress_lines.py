@@ -1,0 +1,83 @@
+"""How far a run is, in lines and in its file."""
+
+from pathlib import Path
+
+import pytest
+from pytorch_lightning import Trainer
+
+from kerple.base.progress import VARIABLE, read
+from kerple.evaluation.progress_lines import ProgressLines, with_progress, within
+from tests.analyses.line import Line
+from tests.toy import ToyData
+
+
+def test_lines_and_the_file_say_how_far_a_fit_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "progress"))
+    seen: list[dict] = []
+
+    class Read(Line):
+        def on_train_batch_start(self, batch: object, index: int) -> None:
+            seen.append(read(tmp_path / "progress"))
+
+    trainer = Trainer(
+        default_root_dir=tmp_path, accelerator="cpu", max_steps=4, logger=False, enable_progress_bar=False,
+        enable_model_summary=False, enable_checkpointing=False, limit_val_batches=0,
+        callbacks=[ProgressLines(every=0.0, file_every=0.0)],
+    )  # fmt: skip
+    model = Read(-1, "loss")
+    trainer.fit(model, ToyData())
+
+    assert [told.get("done") for told in seen] == [None, 1, 2, 3]
+    last = read(tmp_path / "progress")
+    assert (last["doing"], last["done"], last["of"], last["left"]) == ("training", 4, 4, 0)
+    for told, weight in zip([*seen[1:], last], model.seen, strict=True):
+        assert told["loss"] == pytest.approx(weight**2)
+        assert told["left"] == pytest.approx(told["for"] / told["done"] * (4 - told["done"]))
+    # 4 rows of 8 targets a step
+    assert last["tokens_per_second"] == pytest.approx(4 * 4 * 8 / last["for"])
+    printed = [text for text in capsys.readouterr().out.splitlines() if text.startswith("training")]
+    assert [text.split(",")[1] for text in printed] == [f" step {n} of 4" for n in (1, 2, 3, 4)]
+    assert all("loss" in text and "tokens/s" in text for text in printed)
+
+
+def test_a_test_counts_its_blocks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Tested(Line):
+        def test_step(self, batch: object, index: int) -> None: ...
+
+    Trainer(
+        default_root_dir=tmp_path, accelerator="cpu", logger=False, enable_progress_bar=False,
+        callbacks=[ProgressLines(every=0.0, file_every=0.0)],
+    ).test(Tested(-1, "loss"), ToyData())  # fmt: skip
+    printed = [text for text in capsys.readouterr().out.splitlines() if text.startswith("testing")]
+    assert [text.split(",")[1] for text in printed] == [f" block {n} of 4" for n in (1, 2, 3, 4)]
+
+
+def test_a_long_block_tells_of_its_parts_and_blocks_after_the_batches_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "progress"))
+    seen: list[tuple[float, int]] = []
+
+    def told() -> tuple[float, int]:
+        content = read(tmp_path / "progress")
+        return content["done"], content["of"]
+
+    class Tested(Line):
+        def test_step(self, batch: object, index: int) -> None:
+            for part in within(self.trainer, range(4)):
+                if part:
+                    seen.append(told())
+
+        def on_test_epoch_end(self) -> None:
+            for block in with_progress(self.trainer, range(3)):
+                if block:
+                    seen.append(told())
+
+    Trainer(
+        default_root_dir=tmp_path, accelerator="cpu", logger=False, enable_progress_bar=False, limit_test_batches=2,
+        callbacks=[ProgressLines(every=60, file_every=0.0)],
+    ).test(Tested(-1, "loss"), ToyData())  # fmt: skip
+    assert seen == [(0.25, 2), (0.5, 2), (0.75, 2), (1.25, 2), (1.5, 2), (1.75, 2), (1, 3), (2, 3)]
+    assert told() == (3, 3)

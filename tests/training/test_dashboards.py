@@ -1,0 +1,169 @@
+"""What the event files hold, and what a browser shows of them."""
+
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.image import imread
+from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.loggers import TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
+from tensorboard.plugins.hparams import plugin_data_pb2
+from torch.utils.data import DataLoader
+
+from kerple.positions import build
+from kerple.training.dashboards import Dashboards
+
+CURVES = {"full": {64: 18.5, 128: 17.9, 256: 17.4}, "windowed64": {64: 18.5, 128: 18.2, 256: 18.1}}
+
+
+class Model(LightningModule):
+    def __init__(self, lr: float = 0.1, layers: int = 3, position: Any = print) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.position = build("KerpleLog", dim=8, heads=2, length=64)
+
+    def training_step(self, batch: torch.Tensor, index: int) -> torch.Tensor:
+        loss = self.position.bias(torch.arange(8.0)).sum()
+        self.log("train/loss", loss)
+        return loss
+
+    def validation_step(self, batch: torch.Tensor, index: int) -> None:
+        self.log("val/loss", torch.tensor(3.5))
+
+    def test_step(self, batch: torch.Tensor, index: int) -> None:
+        for protocol, curve in CURVES.items():
+            for length, value in curve.items():
+                self.log(f"test/ppl/{protocol}/{length}", torch.tensor(value))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 1e-3)
+
+
+def run(folder: Path) -> None:
+    loader, model = DataLoader(torch.zeros(4, 1)), Model()
+    options = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False, "max_steps": 4}
+    for stage in ("fit", "test"):
+        logger = TensorBoardLogger(folder / stage, name="", version="", default_hp_metric=False)
+        trainer = Trainer(
+            logger=logger, callbacks=[Dashboards()], val_check_interval=2, log_every_n_steps=1,
+            enable_checkpointing=False, num_sanity_val_steps=0, **options,
+        )  # fmt: skip
+        trainer.fit(model, loader, loader) if stage == "fit" else trainer.test(model, loader, verbose=False)
+        logger.finalize("success")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("events")
+    run(folder)
+    return folder
+
+
+def events(folder: Path) -> EventAccumulator:
+    accumulator = EventAccumulator(str(folder), size_guidance={"tensors": 0, "scalars": 0, "histograms": 0})
+    return accumulator.Reload()
+
+
+def test_perplexity_is_a_curve_over_length(folder: Path) -> None:
+    found = events(folder / "test")
+    for protocol, curve in CURVES.items():
+        scalars = found.Scalars(f"against_length/ppl/{protocol}")
+        assert {event.step: event.value for event in scalars} == pytest.approx(curve)
+
+
+def layout(folder: Path) -> Layout:
+    return Layout.FromString(events(folder).Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0])
+
+
+def test_the_custom_scalars_page_has_the_curves_of_a_test_and_the_course_of_a_fit(folder: Path) -> None:
+    fit, test = layout(folder / "fit").category, layout(folder / "test").category
+    assert [category.title for category in fit] == ["extrapolation", "training"]
+    assert [category.title for category in test] == ["extrapolation"]
+    (chart,) = test[0].chart  # none for metrics the test did not have
+    assert chart.title == "ppl against length"
+    assert list(chart.multiline.tag) == ["against_length/ppl/.*"]
+    assert list(fit[1].chart[0].multiline.tag) == ["train/loss", "val/loss"]
+
+
+def test_kernels_are_histograms_at_each_validation(folder: Path) -> None:
+    found = events(folder / "fit")
+    assert set(found.Tags()["histograms"]) == {"kernels/additive.strength", "kernels/additive.rate"}
+    histograms = found.Histograms("kernels/additive.rate")
+    assert [event.step for event in histograms] == [0, 2, 4]
+    assert all(event.histogram_value.num == 2 for event in histograms)  # 2 heads
+
+
+@pytest.mark.parametrize(("stage", "metric", "value"), [("fit", "val/loss", 3.5), ("test", "test/ppl/full/256", 17.4)])
+def test_hparams_hold_settings_and_final_metrics(folder: Path, stage: str, metric: str, value: float) -> None:
+    found = events(folder / stage)
+    contents = found.summary_metadata["_hparams_/experiment"].plugin_data.content
+    experiment = plugin_data_pb2.HParamsPluginData.FromString(contents).experiment
+    assert metric in {info.name.tag for info in experiment.metric_infos}
+    contents = found.summary_metadata["_hparams_/session_start_info"].plugin_data.content
+    settings = plugin_data_pb2.HParamsPluginData.FromString(contents).session_start_info.hparams
+    assert settings["strategy"].string_value == "KerpleLog"
+    assert settings["lr"].number_value == 0.1
+    assert settings["position_parameters"].number_value == 4
+    assert "position" not in settings  # a function is no hyper-parameter
+    assert found.Scalars(metric)[-1].value == pytest.approx(value)
+
+
+@pytest.fixture
+def address(folder: Path) -> Iterator[str]:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    command = [
+        sys.executable,
+        "-m",
+        "tensorboard.main",
+        "--logdir",
+        str(folder),
+        "--port",
+        str(port),
+        "--load_fast=false",
+    ]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    address = f"http://localhost:{port}"
+    try:
+        for _ in range(240):
+            try:
+                layout = urllib.request.urlopen(f"{address}/data/plugin/custom_scalars/layout", timeout=2).read()
+                if b"ppl against length" in layout:
+                    break
+            except OSError:
+                pass
+            time.sleep(0.25)
+        else:
+            pytest.fail("TensorBoard did not serve the layout within a minute")
+        yield address
+    finally:
+        server.kill()
+        server.wait()
+
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+def test_a_browser_draws_the_curves(address: str, tmp_path: Path) -> None:
+    picture = tmp_path / "page.png"
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1400,900", "--virtual-time-budget=60000"]
+    page = f"{address}/?darkMode=false#custom_scalars"
+    subprocess.run([CHROMIUM, *options, f"--screenshot={picture}", page], check=True, capture_output=True, timeout=180)
+    colours = imread(picture)[..., :3]
+    saturation = colours.max(-1) - colours.min(-1)
+    chart = saturation[150:, 350:]  # right of the list of runs, below the bar
+    assert np.count_nonzero(chart > 0.3) > 300  # lines of runs; axes and text are grey

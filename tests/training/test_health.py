@@ -1,0 +1,150 @@
+"""A loss or gradient that is no number never reaches the weights."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pytorch_lightning import Callback
+
+from kerple.base.errors import UserError
+from kerple.training.health import Finite
+from tests.analyses.line import Line, fit
+
+
+# ToyData has batches of 4, so a step of 2 micro-batches takes 8 samples; sample 29 is in step 3, micro-batch 28 .. 31
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("loss", "step 3: the loss of samples 28, 29, 30, 31 is not finite"),
+        ("gradient", "step 3: the gradient of samples 24, 25, 26, 27, samples 28, 29, 30, 31 is not finite"),
+    ],
+)
+def test_a_run_stops_before_the_step_and_names_samples_and_checkpoint(kind: str, message: str, tmp_path: Path) -> None:
+    model = Line(29, kind)
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    with pytest.raises(UserError) as raised:
+        fit(tmp_path, model, Finite())
+    assert message in str(raised.value)
+    assert str(last) in str(raised.value)
+    assert model.weight.item() == model.seen[-1]
+    assert torch.load(last, weights_only=True)["global_step"] == 2
+
+
+@pytest.mark.parametrize("kind", ["loss", "gradient"])
+def test_skipping_leaves_weights_and_moments_and_counts(kind: str, tmp_path: Path) -> None:
+    model, health = Line(29, kind), Finite("skip")
+    with pytest.warns(UserWarning, match="step 3: .* left out, 1 so far"):
+        trainer = fit(tmp_path, model, health)
+    assert trainer.global_step == 6
+    assert health.skipped == 1
+    assert trainer.logged_metrics["train/skipped_batches"] == 1
+    assert len(set(model.seen)) == 5  # six steps from six weights, one of which stayed
+    stored = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
+    assert stored["optimizer_states"][0]["state"][0]["step"] == 5
+    assert stored["callbacks"]["Finite"] == {"skipped": 1}
+
+
+@pytest.mark.parametrize("action", ["stop", "skip"])
+@pytest.mark.parametrize("step", [1, 2, 5])  # just before a checkpoint is written, just after it, the last one
+def test_weights_that_are_no_numbers_end_the_run(action: str, step: int, tmp_path: Path) -> None:
+    class Broken(Line):
+        def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+            super().optimizer_step(*args, **kwargs)
+            if self.trainer.fit_loop.epoch_loop.batch_idx == step:
+                self.weight.data.fill_(torch.nan)
+
+    with pytest.raises(UserError, match=f"step {step + 1}: weights are not finite") as raised:
+        fit(tmp_path, Broken(-1, "loss"), Finite(action), accumulate=1)
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    assert last.exists() == (step > 1)
+    if last.exists():
+        assert torch.load(last, weights_only=True)["state_dict"]["weight"].isfinite()
+        assert str(last) in str(raised.value)
+
+
+def test_a_large_gradient_is_no_fault(tmp_path: Path) -> None:
+    class Wide(Line):
+        def training_step(self, batch: dict, index: int) -> torch.Tensor:
+            return self.weight.square().sum()
+
+    model = Wide(-1, "loss")
+    model.weight = torch.nn.Parameter(torch.full((2,), 1.2e19))  # the loss is finite, the gradient's 2-norm is not
+    fit(tmp_path, model, Finite(), accumulate=1)
+    assert model.weight.isfinite().all()
+
+
+class OnOne(Line):
+    """An infinite loss with a finite gradient, in step 3, on the second process alone."""
+
+    def training_step(self, batch: dict, index: int) -> torch.Tensor:
+        bad = self.trainer.global_rank == 1 and self.trainer.global_step == 2
+        return self.weight**2 + (torch.inf if bad else 0.0)
+
+
+def test_what_one_process_finds_stops_all(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match=r"step 2: the \w+ of .* is not finite"):
+        fit(tmp_path, OnOne(-1, "loss"), Finite(), accumulate=1, devices=2, strategy="ddp_fork")
+    assert torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 2
+
+
+def test_unknown_action() -> None:
+    with pytest.raises(ValueError, match="action: got 'ignore', expected 'stop' or 'skip'"):
+        Finite("ignore")  # type: ignore[arg-type]
+
+
+class Fused(Line):
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), lr=0.1, fused=True)
+
+
+# sample 17 is in step 2; last.ckpt is written after steps 1, 3 and 5, so the host looks in the middle of its five steps
+@pytest.mark.parametrize("kind", ["loss", "gradient"])
+def test_while_nobody_looks_a_bad_step_and_those_after_it_leave_the_weights_alone(kind: str, tmp_path: Path) -> None:
+    model = Fused(17, kind)
+    with pytest.raises(UserError, match=r"step 2: .* is not finite"):
+        fit(tmp_path, model, Finite(every_n_steps=5))
+    assert len(model.seen) == 2 * 4  # micro-batches: two good steps, the bad one, and one before somebody looked
+    assert len(set(model.seen[4:])) == 1
+    assert model.weight.item() == model.seen[4]
+    assert torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 2
+
+
+@pytest.mark.parametrize("kind", ["loss", "gradient"])
+@pytest.mark.parametrize("every", [1, 5])
+def test_skipping_on_the_device_is_skipping_on_the_host(kind: str, every: int, tmp_path: Path) -> None:
+    by_host, on_device = Line(17, kind), Fused(17, kind)
+    health = Finite("skip", every)
+    with pytest.warns(UserWarning, match="step 2: .* left out, 1 so far"):
+        fit(tmp_path / "host", by_host, Finite("skip"))
+    with pytest.warns(UserWarning, match="step 2: .* left out, 1 so far"):
+        trainer = fit(tmp_path / "device", on_device, health)
+    assert on_device.seen == pytest.approx(by_host.seen, rel=1e-6)
+    assert health.skipped == 1
+    assert trainer.logged_metrics["train/skipped_batches"] == 1
+    stored = torch.load(tmp_path / "device" / "checkpoints" / "last.ckpt", weights_only=True)
+    assert stored["optimizer_states"][0]["state"][0]["step"] == 5
+    assert stored["callbacks"]["Finite"] == {"skipped": 1}
+
+
+@pytest.mark.parametrize(("every", "looks"), [(1, [True] * 6), (4, [False] * 3 + [True] + [False] * 2)])
+def test_a_number_is_asked_of_a_tensor_only_when_the_host_looks(every: int, looks: list, tmp_path, monkeypatch) -> None:
+    asked, seen, original = [], [], Finite.on_before_optimizer_step
+    for name in ("__bool__", "item", "tolist", "__float__", "__int__"):
+        ask = getattr(torch.Tensor, name)
+        monkeypatch.setattr(torch.Tensor, name, lambda self, ask=ask: asked.append(1) or ask(self))
+
+    def counted(self, *arguments) -> None:
+        asked.clear()
+        original(self, *arguments)
+        seen.append(bool(asked))
+
+    monkeypatch.setattr(Finite, "on_before_optimizer_step", counted)
+    monkeypatch.setattr(Finite, "on_save_checkpoint", Callback.on_save_checkpoint)
+    fit(tmp_path, Fused(-1, "loss"), Finite(every_n_steps=every), accumulate=1)
+    assert seen == looks
+
+
+def test_unknown_number_of_steps() -> None:
+    with pytest.raises(UserError, match="every_n_steps: got 0, expected 1 or more, or null"):
+        Finite(every_n_steps=0)

@@ -1,0 +1,114 @@
+"""Muon against a singular value decomposition, torch's own Muon and AdamW."""
+
+import pytest
+import torch
+
+from kerple.training.muon import Muon, orthogonalise
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (6, 20), (20, 6)])
+def test_directions_are_those_of_the_singular_vectors(shape: tuple[int, int]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    matrices = torch.randn(3, *shape, generator=generator, dtype=torch.float64) * torch.tensor([1e-3, 1, 1e3]).view(
+        3, 1, 1
+    )
+    u, singular, vt = torch.linalg.svd(matrices, full_matrices=False)
+    found = orthogonalise(matrices)
+    assert found.dtype == torch.float32
+    assert found.shape == matrices.shape
+    turned = u.mT @ found.double() @ vt.mT  # diagonal, if the singular vectors are the same
+    values = turned.diagonal(dim1=1, dim2=2)
+    torch.testing.assert_close(turned, torch.diag_embed(values), atol=1e-4, rtol=0)
+    clear = singular > 0.05 * singular.norm(dim=1, keepdim=True)
+    assert clear.sum() > 15
+    assert values[clear].min() > 0.65
+    assert values[clear].max() < 1.25
+
+
+def test_a_gradient_of_zeros_moves_nothing() -> None:
+    assert orthogonalise(torch.zeros(1, 3, 4)).count_nonzero() == 0
+
+
+def trained(
+    optimisers: list[torch.optim.Optimizer], parameters: list[torch.Tensor], steps: int, first: int = 0
+) -> None:
+    for step in range(first, first + steps):
+        generator = torch.Generator().manual_seed(step)
+        for p in parameters:
+            p.grad = torch.randn(p.shape, generator=generator) + p.detach()
+        for optimiser in optimisers:
+            optimiser.step()
+
+
+def parameters() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(99)
+    return [torch.randn(*shape, generator=generator).requires_grad_() for shape in ((8, 16), (16, 8), (8, 16), (5,))]
+
+
+def test_matrices_move_as_in_torchs_muon_and_the_rest_as_in_adamw() -> None:
+    options = {"lr": 0.02, "weight_decay": 0.1}
+    ours, theirs = parameters(), parameters()
+    trained([Muon([{"params": ours[:3], "muon": 1}, {"params": ours[3:]}], **options)], ours, 5)
+    muon = torch.optim.Muon(theirs[:3], adjust_lr_fn="match_rms_adamw", **options)  # iterates in bf16: 3 digits
+    trained([muon, torch.optim.AdamW(theirs[3:], **options)], theirs, 5)
+    start = parameters()
+    for mine, other, before in zip(ours[:3], theirs[:3], start, strict=False):
+        assert (mine - other).norm() < 0.02 * (other - before).norm()
+    assert torch.equal(ours[3], theirs[3])
+
+
+@pytest.mark.parametrize("other", [torch.optim.Adam, torch.optim.AdamW])
+def test_hooks_run_once_a_step_whatever_was_made_before(other: type[torch.optim.Optimizer]) -> None:
+    other([torch.zeros(1, requires_grad=True)])
+    given, calls = parameters(), []
+    ours = Muon([{"params": given[:3], "muon": 1}, {"params": given[3:]}], lr=0.02)
+    ours.register_step_pre_hook(lambda *_: calls.append("before"))
+    ours.register_step_post_hook(lambda *_: calls.append("after"))
+    trained([ours], given, 2)
+    assert calls == ["before", "after"] * 2
+
+
+def test_stacked_matrices_move_as_if_they_were_apart() -> None:
+    apart = [p for p in parameters() if p.shape == (8, 16)]
+    stacked = torch.cat([p.detach() for p in apart]).requires_grad_()
+    together, single = Muon([{"params": [stacked], "muon": 2}], lr=0.1), Muon([{"params": apart, "muon": 1}], lr=0.1)
+    for _ in range(3):
+        for p in apart:
+            p.grad = p.detach() ** 2
+        stacked.grad = stacked.detach() ** 2
+        together.step()
+        single.step()
+    torch.testing.assert_close(stacked, torch.cat(apart))
+
+
+def test_a_stored_state_goes_on_as_if_it_had_not_been_stored() -> None:
+    def built(of: list[torch.Tensor]) -> Muon:
+        return Muon([{"params": of[:3], "muon": 1}, {"params": of[3:]}], lr=0.02)
+
+    whole = parameters()
+    trained([built(whole)], whole, 4)
+    halves = parameters()
+    first = built(halves)
+    trained([first], halves, 2)
+    second = built(halves)
+    second.load_state_dict(first.state_dict())
+    trained([second], halves, 2, first=2)
+    assert all(torch.equal(a, b) for a, b in zip(whole, halves, strict=True))
+
+
+def test_matrices_of_different_heights_move_as_if_they_were_apart() -> None:
+    """Queries, keys and values of grouped heads, stacked in one parameter."""
+    torch.manual_seed(0)
+    rows, whole = [8, 4, 4], torch.randn(16, 8)
+    stacked = torch.nn.Parameter(whole.clone())
+    apart = [torch.nn.Parameter(part.clone()) for part in whole.split(rows)]
+    ours = Muon([{"params": [stacked], "muon": rows, "weight_decay": 0.1}], lr=0.1)
+    theirs = Muon([{"params": apart, "muon": 1, "weight_decay": 0.1}], lr=0.1)
+    for _ in range(3):
+        gradient = torch.randn(16, 8)
+        stacked.grad = gradient.clone()
+        for part, grad in zip(apart, gradient.split(rows), strict=True):
+            part.grad = grad.clone()
+        ours.step()
+        theirs.step()
+    torch.testing.assert_close(stacked, torch.cat(apart))
