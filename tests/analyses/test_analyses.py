@@ -245,7 +245,7 @@ def test_four_terms_are_written_for_an_absolute_encoding(tmp_path: Path) -> None
     ("callback", "strategy", "reason"),
     [
         (FourTerms(), "KerpleLog", "adds nothing to the embeddings"),
-        (FourTerms(), {"name": "Together", "parts": [SSMax, Sinusoidal]}, "Together also has project"),
+        (FourTerms(), {"name": "Together", "parts": [SSMax, Sinusoidal]}, "Together also has transform_qk"),
         (FourTerms(), {"name": "Sinusoidal", "qk_norm": True}, "qk_norm normalises queries and keys"),
         (Kernels(), "RoPE", "no bias by distance"),
         (PositionWisePerplexity(32, blocks=2), "Learned", "no position past 7"),

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kerple import positions
 from kerple.analyses.attention_maps import entropy, mean_distance, visit_probabilities
-from kerple.positions import At, Pairs
+from kerple.positions import QueryKeyBlock, TokenPositions
 
 
 def collect(network, tokens: Tensor, **options: int) -> list[Tensor]:
@@ -42,11 +42,11 @@ def test_probabilities_reproduce_the_attentions_output(name: str, window: int | 
             assert not p.triu(1).any()
             mixed = p @ v
             position = network.positions[min(i, len(network.positions) - 1)]
-            if position.uses("values"):
-                at, index = At.line(20), torch.arange(20)
+            if position.uses("add_to_output"):
+                at, index = TokenPositions.line(20), torch.arange(20)
                 distance = index[:, None] - index
                 seen = (distance >= 0) & (distance < (window or 20))
-                mixed = mixed + position.values(p, v, Pairs(at, at, seen))
+                mixed = mixed + position.add_to_output(p, v, QueryKeyBlock(at, at, seen))
             expected = block.attention.out(mixed.transpose(1, 2).flatten(2))
             torch.testing.assert_close(expected, output, rtol=1e-4, atol=1e-5)
 

@@ -72,7 +72,9 @@ def test_strategies_without_four_terms_are_refused(tiny_network) -> None:
     for name in ("NoPE", "RoPE", "KerpleLog"):
         with pytest.raises(ValueError, match=f"position: {name} adds nothing to the embeddings"):
             four_terms(tiny_network(name), torch.randint(50, (1, 8)))
-    with pytest.raises(ValueError, match="position: Together also has project, so its scores are more than four terms"):
+    with pytest.raises(
+        ValueError, match="position: Together also has transform_qk, so its scores are more than four terms"
+    ):
         four_terms(tiny_network("Together", parts=[SSMax, Sinusoidal]), torch.randint(50, (1, 8)))
 
 

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 
 from kerple.model import Transformer, transformer
 from kerple.model.head import Pieces, target_losses
-from kerple.model.self_attention import SelfAttention, tell
-from kerple.positions import At, KerpleLog, Layers, Learned, NoPE, Position, Shape
+from kerple.model.self_attention import SelfAttention, prepare_context
+from kerple.positions import KerpleLog, Layers, Learned, NoPE, Position, Shape, TokenPositions
 
 
 def test_parameter_count_of_the_paper() -> None:
@@ -124,8 +124,8 @@ def test_queries_and_keys_are_normalised_head_by_head_before_the_scores() -> Non
             for j, score in enumerate(scores):
                 mixed[i, head : head + 4] += math.exp(score) / total * projected[j, 12:16]
     position = NoPE(Shape(8, 2, 4))
-    told = tell(position, At.line(3), torch.zeros(1, 3, dtype=torch.long), None)
-    torch.testing.assert_close(attention(x, position, told)[0], attention.out(mixed))
+    context = prepare_context(position, TokenPositions.line(3), torch.zeros(1, 3, dtype=torch.long), None)
+    torch.testing.assert_close(attention(x, position, context)[0], attention.out(mixed))
 
 
 def test_what_a_task_says_reaches_every_hook() -> None:
@@ -135,7 +135,7 @@ def test_what_a_task_says_reaches_every_hook() -> None:
         def __init__(self, shape: Shape) -> None:
             super().__init__()
 
-        def embed(self, x: torch.Tensor, at: At) -> torch.Tensor:
+        def embed(self, x: torch.Tensor, at: TokenPositions) -> torch.Tensor:
             return x + at.places[..., None]
 
     network, tokens = Transformer(Shape(16, 2, 8), 1, 20, Told).eval(), torch.randint(0, 20, (2, 6))

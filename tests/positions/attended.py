@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 import kerple.attention.blocks
-from kerple.model.self_attention import SelfAttention, tell
-from kerple.positions import At, Position, Shape
+from kerple.model.self_attention import SelfAttention, prepare_context
+from kerple.positions import Position, Shape, TokenPositions
 
 HEADS, HEAD_DIM, LENGTH = 2, 6, 14
 SHAPE = Shape(HEADS * HEAD_DIM, HEADS, 8)
@@ -40,8 +40,8 @@ def ours_and_loops(
     attention.out = torch.nn.Identity()
     x = random(2, LENGTH, SHAPE.dim).requires_grad_()
     tokens = torch.zeros(2, LENGTH, dtype=torch.int64)
-    told = tell(position, At.line(LENGTH, offset), tokens, window)
-    got = attention(x, position, told)
+    context = prepare_context(position, TokenPositions.line(LENGTH, offset), tokens, window)
+    got = attention(x, position, context)
 
     q, k, v = attention.split(attention.qkv(x))
     rows = []

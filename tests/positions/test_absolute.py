@@ -6,14 +6,16 @@ import pytest
 import torch
 
 from kerple.model import Transformer
-from kerple.positions import At, Learned, Shape, Sinusoidal
+from kerple.positions import Learned, Shape, Sinusoidal, TokenPositions
 
 SHAPE = Shape(12, 2, 10)
 
 
 def test_the_sinusoid_is_the_papers() -> None:
     positions = torch.tensor([0, 1, 7, 511, 40_000])
-    got = Sinusoidal(SHAPE).embed(torch.zeros(1, 5, 12), At(torch.arange(5), positions, contiguous=False))[0]
+    got = Sinusoidal(SHAPE).embed(torch.zeros(1, 5, 12), TokenPositions(torch.arange(5), positions, contiguous=False))[
+        0
+    ]
 
     for row, t in zip(got, positions.tolist(), strict=True):
         for i in range(6):
@@ -24,7 +26,7 @@ def test_the_sinusoid_is_the_papers() -> None:
 
 def test_it_is_added_to_the_embeddings_in_their_dtype() -> None:
     x = torch.randn(2, 3, 12)
-    where = At.line(3)
+    where = TokenPositions.line(3)
     added = Sinusoidal(SHAPE).embed(x, where)
 
     torch.testing.assert_close(added - x, Sinusoidal(SHAPE).embed(torch.zeros(2, 3, 12), where))
@@ -47,7 +49,7 @@ def test_only_the_first_layer_has_a_table() -> None:
 
 def embedded(learned: Learned, *positions: int) -> torch.Tensor:
     return learned.embed(
-        torch.zeros(1, len(positions), 12), At(torch.arange(len(positions)), torch.tensor(positions), False)
+        torch.zeros(1, len(positions), 12), TokenPositions(torch.arange(len(positions)), torch.tensor(positions), False)
     )[0].detach()
 
 

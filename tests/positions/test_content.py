@@ -5,17 +5,17 @@ import math
 import pytest
 import torch
 
-from kerple.positions import At, CoPE, FoX, Pairs, Shape
+from kerple.positions import CoPE, FoX, QueryKeyBlock, Shape, TokenPositions
 
 HEADS, HEAD_DIM, LENGTH = 3, 8, 40
 SHAPE = Shape(HEADS * HEAD_DIM, HEADS, 64)
 
 
-def pairs(queries: slice, keys: slice, memory: torch.Tensor | None = None, offset: int = 0) -> Pairs:
+def pairs(queries: slice, keys: slice, state: torch.Tensor | None = None, offset: int = 0) -> QueryKeyBlock:
     """A block of the first tokens; keys end where queries do."""
-    at = At.line(queries.stop, offset)
+    at = TokenPositions.line(queries.stop, offset)
     rows, columns = torch.arange(queries.stop)[queries], torch.arange(queries.stop)[keys]
-    return Pairs(at[queries], at[keys], rows[:, None] >= columns, memory)
+    return QueryKeyBlock(at[queries], at[keys], rows[:, None] >= columns, state)
 
 
 ALL = slice(0, LENGTH)
@@ -25,10 +25,10 @@ def random(*size: int) -> torch.Tensor:
     return torch.randn(*size, generator=torch.Generator().manual_seed(sum(size)))
 
 
-def added(ours: CoPE | FoX, q: torch.Tensor, k: torch.Tensor, where: Pairs) -> torch.Tensor:
+def added(ours: CoPE | FoX, q: torch.Tensor, k: torch.Tensor, where: QueryKeyBlock) -> torch.Tensor:
     """What a strategy adds to scores, themselves 0 where a key is not seen."""
     s = (q @ k.mT / math.sqrt(HEAD_DIM)).masked_fill(~where.seen, 0)
-    return ours.mix(s, q, k, where) - s
+    return ours.modify_scores(s, q, k, where) - s
 
 
 @pytest.mark.parametrize("rows", [4, 64])
@@ -71,7 +71,7 @@ def test_fox_is_x_transformers_data_dependent_alibi() -> None:
     q = k = torch.zeros(2, HEADS, LENGTH, HEAD_DIM)
 
     torch.testing.assert_close(
-        added(ours, q, k, pairs(ALL, ALL, ours.remember(x, At.line(LENGTH), None))).tril(),
+        added(ours, q, k, pairs(ALL, ALL, ours.token_state(x, TokenPositions.line(LENGTH), None))).tril(),
         theirs(x).tril(),
         atol=1e-4,
         rtol=1e-4,
@@ -82,8 +82,8 @@ def test_fox_of_a_block_is_a_loop_at_any_place() -> None:
     ours = FoX(SHAPE).double()
     x = random(1, 12, SHAPE.dim).double()
     q, k = (torch.zeros(1, HEADS, n, HEAD_DIM, dtype=torch.float64) for n in (4, 10))
-    memory = ours.remember(x, At.line(12, 1000), None)[:, :, 2:]
-    got = added(ours, q, k, pairs(slice(8, 12), slice(2, 12), memory, offset=1000))
+    state = ours.token_state(x, TokenPositions.line(12, 1000), None)[:, :, 2:]
+    got = added(ours, q, k, pairs(slice(8, 12), slice(2, 12), state, offset=1000))
 
     gate = torch.sigmoid(x[0] @ ours.gates.weight.T + ours.gates.bias)  # (T, H)
     for h in range(HEADS):
@@ -98,11 +98,11 @@ def test_fox_keeps_near_gates_precise_after_a_long_past() -> None:
     ours = FoX(SHAPE)
     x = random(1, 100_000, SHAPE.dim)
     q, k = torch.zeros(1, HEADS, 1, HEAD_DIM), torch.zeros(1, HEADS, 100_000, HEAD_DIM)
-    at = At.line(100_000)
+    at = TokenPositions.line(100_000)
     # in two pieces, as with a cache
-    first = ours.remember(x[:, :99_000], at[:99_000], None)
-    memory = torch.cat([first, ours.remember(x[:, 99_000:], at[99_000:], first)], 2)
-    got = added(ours, q, k, pairs(slice(99_999, 100_000), slice(0, 100_000), memory))
+    first = ours.token_state(x[:, :99_000], at[:99_000], None)
+    state = torch.cat([first, ours.token_state(x[:, 99_000:], at[99_000:], first)], 2)
+    got = added(ours, q, k, pairs(slice(99_999, 100_000), slice(0, 100_000), state))
 
     gates = torch.nn.functional.logsigmoid(ours.gates(x[0, -50:]).double()).T
     expected = gates.flip(-1).cumsum(-1).flip(-1)  # of keys 51 to 2 before the end

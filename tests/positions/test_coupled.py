@@ -10,7 +10,7 @@ from pytorch_lightning import LightningDataModule, Trainer
 from kerple.base.errors import UserError
 from kerple.model import Transformer
 from kerple.model.generation import fill_in
-from kerple.positions import FIRE, Abacus, At, Coupled, KerpleLog, NoPE, Position, Shape
+from kerple.positions import FIRE, Abacus, Coupled, KerpleLog, NoPE, Position, Shape, TokenPositions
 from kerple.tasks import Addition, Copy, TaskData
 from kerple.tasks.batches import collate
 from kerple.training.language_model import LanguageModel
@@ -20,9 +20,9 @@ SHAPE = Shape(8, 2, 16)
 PLACES = torch.tensor([[1, 2, 3, 0, 1, 2, 0, 0], [1, 2, 0, 2, 5, 0, 1, 0]])
 
 
-def at(places: torch.Tensor) -> At:
-    line = At.line(places.shape[1])
-    return At(line.rows, line.positions, places=places)
+def at(places: torch.Tensor) -> TokenPositions:
+    line = TokenPositions.line(places.shape[1])
+    return TokenPositions(line.rows, line.positions, places=places)
 
 
 def added(position: Position, places: torch.Tensor) -> torch.Tensor:
@@ -72,7 +72,7 @@ def test_the_strategy_beside_it_does_its_part() -> None:
     distance = torch.arange(5.0)
     assert torch.equal(position.bias(distance), position.position.bias(distance))
     assert not Abacus(SHAPE, NoPE).uses("bias")
-    assert Abacus(SHAPE, FIRE).uses("mix") == FIRE(SHAPE).uses("mix")
+    assert Abacus(SHAPE, FIRE).uses("modify_scores") == FIRE(SHAPE).uses("modify_scores")
 
 
 def test_a_row_starts_with_the_length_that_is_asked_for() -> None:

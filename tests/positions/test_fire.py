@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from kerple.positions import FIRE, At, Pairs, Shape
+from kerple.positions import FIRE, QueryKeyBlock, Shape, TokenPositions
 
 SHAPE = Shape(24, 3, 64)
 
@@ -22,9 +22,9 @@ def added(fire: FIRE, queries: int, keys: int, first: int = 0) -> torch.Tensor:
     """What is added to scores of 0; (1, 3, queries, keys)."""
     q = torch.zeros(1, 3, queries, 8, dtype=torch.float64)
     k = torch.zeros(1, 3, keys, 8, dtype=torch.float64)
-    at = At.line(keys, first)
+    at = TokenPositions.line(keys, first)
     seen = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
-    return fire.mix(q @ k.mT, q, k, Pairs(at[keys - queries :], at, seen))
+    return fire.modify_scores(q @ k.mT, q, k, QueryKeyBlock(at[keys - queries :], at, seen))
 
 
 @pytest.mark.parametrize("first", [0, 200])  # below the threshold the distance alone counts, above it m does too

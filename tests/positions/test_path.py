@@ -9,7 +9,6 @@ from torch.nn import functional as F
 
 from kerple.base.errors import UserError
 from kerple.positions import (
-    At,
     FoX,
     KerpleLog,
     KerpleWeight1,
@@ -20,6 +19,7 @@ from kerple.positions import (
     Sink,
     SSMax,
     Together,
+    TokenPositions,
     path,
 )
 from tests.positions.attended import HEAD_DIM, HEADS, LENGTH, SHAPE, ours_and_loops, random
@@ -79,10 +79,10 @@ def test_beside_forget_gates_each_remembers_its_own(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("pieces", [[1] * LENGTH, [4, 7, 3], [LENGTH - 1, 1]])
 def test_the_convolution_goes_on_where_the_cache_ends(pieces: list[int]) -> None:
     torch.manual_seed(0)
-    position, x, at = PaTH(SHAPE, convolution=4).double(), random(2, LENGTH, SHAPE.dim), At.line(LENGTH)
-    whole, past = position.remember(x, at, None), None
+    position, x, at = PaTH(SHAPE, convolution=4).double(), random(2, LENGTH, SHAPE.dim), TokenPositions.line(LENGTH)
+    whole, past = position.token_state(x, at, None), None
     for stop, size in zip(torch.tensor(pieces).cumsum(0).tolist(), pieces, strict=True):
-        new = position.remember(x[:, stop - size : stop], at[stop - size : stop], past)
+        new = position.token_state(x[:, stop - size : stop], at[stop - size : stop], past)
         past = new if past is None else torch.cat([past, new], 2)
 
     assert whole.shape == (2, HEADS, LENGTH, 2 * HEAD_DIM + 1)
@@ -105,8 +105,8 @@ RandomizedPaTH = partial(RandomizedPositions, position=PaTH)
         ((PaTH, KerpleLog), "got KerpleLog, whose bias"),
         ((KerpleWeight1, PaTH), "got KerpleWeight1, whose weight"),
         ((RandomizedPaTH, KerpleLog), "got KerpleLog, whose bias"),
-        ((FoX, PaTH), "got FoX, whose mix PaTH's scores would not have; put PaTH before it"),
-        ((PaTH, PaTH), "got PaTH, whose mix"),
+        ((FoX, PaTH), "got FoX, whose modify_scores PaTH's scores would not have; put PaTH before it"),
+        ((PaTH, PaTH), "got PaTH, whose modify_scores"),
     ],
 )
 def test_together_refuses_what_path_would_drop(parts: tuple, message: str) -> None:

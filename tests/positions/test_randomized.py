@@ -11,7 +11,6 @@ from torch import Tensor
 from kerple.base.errors import UserError
 from kerple.model.transformer import Transformer
 from kerple.positions import (
-    At,
     Layers,
     Learned,
     Position,
@@ -19,6 +18,7 @@ from kerple.positions import (
     Shape,
     SSMax,
     Temperature,
+    TokenPositions,
     names,
     strategies,
 )
@@ -34,7 +34,7 @@ def wrapped(name: str = "RoPE", **options: int) -> RandomizedPositions:
 
 
 def places(position: RandomizedPositions, length: int) -> list[int]:
-    return position.relocate(At.line(length, offset=7), torch.zeros(1, length)).positions.tolist()
+    return position.remap_positions(TokenPositions.line(length, offset=7), torch.zeros(1, length)).positions.tolist()
 
 
 @pytest.mark.parametrize("length", [5, 12])
@@ -114,7 +114,7 @@ class Apart(Wrapper):
         super().__init__(position)
         self.where = where
 
-    def relocate(self, at: At, tokens: Tensor) -> At:
+    def remap_positions(self, at: TokenPositions, tokens: Tensor) -> TokenPositions:
         return replace(at, positions=self.where[at.rows], contiguous=False)
 
 
@@ -127,13 +127,13 @@ def test_in_training_every_strategy_stands_where_was_drawn(name: str, tiny_netwo
     got = network(tokens)
     for i, position in enumerate(network.positions):
         network.positions[i] = Apart(position.position, drawn)
-    told = network(tokens)
+    expected = network(tokens)
     network.eval()
     for i, position in enumerate(network.positions):
         network.positions[i] = position.position
     plain = network(tokens)
 
-    torch.testing.assert_close(got, told, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
     if name in (
         "NoPE",
         "CoPE",

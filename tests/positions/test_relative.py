@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from kerple.attention.reference import attend_reference
-from kerple.positions import At, Pairs, Shape, Shaw, TransformerXL
+from kerple.positions import QueryKeyBlock, Shape, Shaw, TokenPositions, TransformerXL
 
 HEADS, HEAD_DIM, LENGTH = 3, 8, 20
 SHAPE = Shape(HEADS * HEAD_DIM, HEADS, 64)
 
 
-def pairs(rows: slice, columns: slice, seen: torch.Tensor, offset: int = 0, contiguous: bool = True) -> Pairs:
-    at = replace(At.line(LENGTH, offset), contiguous=contiguous)
-    return Pairs(at[rows], at[columns], seen)
+def pairs(rows: slice, columns: slice, seen: torch.Tensor, offset: int = 0, contiguous: bool = True) -> QueryKeyBlock:
+    at = replace(TokenPositions.line(LENGTH, offset), contiguous=contiguous)
+    return QueryKeyBlock(at[rows], at[columns], seen)
 
 
 def causal(rows: slice, columns: slice) -> torch.Tensor:
@@ -51,7 +51,7 @@ def test_shaws_key_term_is_that_of_wav2vec2_bert(clip: int) -> None:
     )
     _, expected = term(theirs, q, k)
 
-    ours = shaw.mix(torch.zeros(2, HEADS, LENGTH, LENGTH), q, k, pairs(ALL, ALL, causal(ALL, ALL)))
+    ours = shaw.modify_scores(torch.zeros(2, HEADS, LENGTH, LENGTH), q, k, pairs(ALL, ALL, causal(ALL, ALL)))
     torch.testing.assert_close(ours.tril(), expected.tril(), atol=1e-4, rtol=1e-4)
 
 
@@ -63,8 +63,8 @@ def test_shaw_is_a_double_loop_in_fp64(clip: int) -> None:
         q,
         k,
         v,
-        mix=lambda s, q, k, rows, columns, seen: shaw.mix(s, q, k, pairs(rows, columns, seen, offset=5)),
-        values=lambda p, v, rows, columns, seen: shaw.values(p, v, pairs(rows, columns, seen, offset=5)),
+        mix=lambda s, q, k, rows, columns, seen: shaw.modify_scores(s, q, k, pairs(rows, columns, seen, offset=5)),
+        values=lambda p, v, rows, columns, seen: shaw.add_to_output(p, v, pairs(rows, columns, seen, offset=5)),
     )
 
     for h in range(HEADS):
@@ -98,7 +98,7 @@ def test_transformer_xl_is_xlnets_relative_core() -> None:
     future = torch.ones(LENGTH, LENGTH).triu(1)[:, :, None, None]
     with torch.no_grad():
         expected = core.rel_attn_core(*(x.permute(2, 0, 1, 3) for x in (q, k, v)), projected, attn_mask=future)
-        got = attend_reference(q, k, v, mix=lambda s, q, k, *where: ours.mix(s, q, k, pairs(*where)))
+        got = attend_reference(q, k, v, mix=lambda s, q, k, *where: ours.modify_scores(s, q, k, pairs(*where)))
 
     torch.testing.assert_close(got, expected.permute(1, 2, 0, 3), atol=1e-4, rtol=1e-4)
 
@@ -111,7 +111,7 @@ def test_transformer_xl_of_any_block_is_a_loop(queries: slice, first: int) -> No
     keys = slice(first, queries.stop)
     # by shifting, and by the sum of angles, which is what random positions use
     got, factored = (
-        ours.mix(
+        ours.modify_scores(
             torch.zeros(1, HEADS, queries.stop - queries.start, keys.stop - keys.start, dtype=torch.float64),
             q[:, :, queries],
             k[:, :, keys],

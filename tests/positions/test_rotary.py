@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kerple.positions import At, RoPE, Shape, XPos
+from kerple.positions import RoPE, Shape, TokenPositions, XPos
 
 HEADS, HEAD_DIM = 3, 16
 SHAPE = Shape(HEADS * HEAD_DIM, HEADS, 64)
@@ -39,7 +39,10 @@ def test_the_half_layout_is_gpt_neoxs(share: float) -> None:
     q, k = qk(200)
     cos, sin = neox.GPTNeoXRotaryEmbedding(config)(q, torch.arange(200)[None])
 
-    close(RoPE(SHAPE, share=share).project(q, k, None, At.line(200)), neox.apply_rotary_pos_emb(q, k, cos, sin))
+    close(
+        RoPE(SHAPE, share=share).transform_qk(q, k, None, TokenPositions.line(200)),
+        neox.apply_rotary_pos_emb(q, k, cos, sin),
+    )
 
 
 def test_the_half_layout_is_llamas() -> None:
@@ -47,7 +50,10 @@ def test_the_half_layout_is_llamas() -> None:
     q, k = qk(200)
     cos, sin = llama.LlamaRotaryEmbedding(llama_config({"rope_type": "default"}))(q, torch.arange(200)[None])
 
-    close(RoPE(SHAPE, base=500.0).project(q, k, None, At.line(200)), llama.apply_rotary_pos_emb(q, k, cos, sin))
+    close(
+        RoPE(SHAPE, base=500.0).transform_qk(q, k, None, TokenPositions.line(200)),
+        llama.apply_rotary_pos_emb(q, k, cos, sin),
+    )
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5])
@@ -62,7 +68,7 @@ def test_the_interleaved_layout_is_gpt_js(share: float) -> None:
         out = gptj.apply_rotary_pos_emb(x[..., :turned], sin[None], cos[None])
         return torch.cat([out, x[..., turned:]], -1).transpose(1, 2)
 
-    ours = RoPE(SHAPE, share=share, layout="interleaved").project(q, k, None, At.line(200))
+    ours = RoPE(SHAPE, share=share, layout="interleaved").transform_qk(q, k, None, TokenPositions.line(200))
     close(ours, (theirs(q), theirs(k)))
 
 
@@ -98,7 +104,7 @@ def test_scalings_are_those_of_transformers(scaling: Any, factor: float, rope: d
     ramp = {"fast": rope["beta_fast"], "slow": rope["beta_slow"]} if "beta_fast" in rope else {}
     ours = RoPE(SHAPE, base=500.0, scaling=scaling, factor=factor, **ramp)
 
-    close(ours.project(q, k, None, At.line(length)), llama.apply_rotary_pos_emb(q, k, cos, sin))
+    close(ours.transform_qk(q, k, None, TokenPositions.line(length)), llama.apply_rotary_pos_emb(q, k, cos, sin))
 
 
 def test_ntk_is_that_of_x_transformers() -> None:
@@ -108,7 +114,7 @@ def test_ntk_is_that_of_x_transformers() -> None:
     ours = RoPE(SHAPE, scaling="ntk", factor=8.0, layout="interleaved")
 
     close(
-        ours.project(q, k, None, At.line(200)),
+        ours.transform_qk(q, k, None, TokenPositions.line(200)),
         (package.apply_rotary_pos_emb(q, freqs, scale), package.apply_rotary_pos_emb(k, freqs, scale)),
     )
 
@@ -121,7 +127,7 @@ def test_ntk_keeps_the_fastest_angle_and_divides_the_slowest() -> None:
 
 def test_yarn_multiplies_logits_by_the_square_of_its_factor() -> None:
     q, k = qk(1)
-    rotated_q, rotated_k = RoPE(SHAPE, scaling="yarn", factor=8.0).project(q, k, None, At.line(1))
+    rotated_q, rotated_k = RoPE(SHAPE, scaling="yarn", factor=8.0).transform_qk(q, k, None, TokenPositions.line(1))
 
     expected = (q * k).sum(-1) * (0.1 * math.log(8.0) + 1) ** 2
     torch.testing.assert_close((rotated_q * rotated_k).sum(-1), expected)
@@ -133,7 +139,7 @@ def test_the_mistake_is_what_torch_makes_of_bf16() -> None:
     angle = torch.outer(t, turns).double()  # rounded to bf16
     x = torch.randn(1, 1, 3000, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     wrong = RoPE(Shape(dim=16, heads=1, length=64), mistake="bf16")
-    found, _ = wrong.project(x, x, None, At.line(3000))
+    found, _ = wrong.transform_qk(x, x, None, TokenPositions.line(3000))
     a, b = x.chunk(2, -1)
     expected = torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
@@ -145,7 +151,7 @@ def test_angles_are_exact_far_out() -> None:
     # fp32 angles would be off by 0.004 here
     q, k = qk(1)
     where = torch.tensor([40_007])
-    got, _ = RoPE(SHAPE).project(q, k, None, At(torch.arange(1), where))
+    got, _ = RoPE(SHAPE).transform_qk(q, k, None, TokenPositions(torch.arange(1), where))
 
     for i in range(HEAD_DIM // 2):
         angle = 40_007 * 10000 ** (-2 * i / HEAD_DIM)
@@ -198,7 +204,7 @@ def test_xpos_is_torchscales(length: int) -> None:
     by_them = [theirs(x.flatten(0, 1), downscale=d).view_as(x) for x, d in ((q, False), (k, True))]
 
     # they count from the middle of the input, we do not: products are what can be compared
-    ours = scores(*XPos(SHAPE, decay=64).project(q, k, None, At.line(length)))
+    ours = scores(*XPos(SHAPE, decay=64).transform_qk(q, k, None, TokenPositions.line(length)))
     torch.testing.assert_close(ours, scores(*by_them), atol=1e-4, rtol=1e-4)
 
 
@@ -208,14 +214,19 @@ def test_xpos_is_x_transformers() -> None:
     freqs, scale = package.RotaryEmbedding(HEAD_DIM, use_xpos=True, scale_base=64)(torch.arange(300))
     expected = scores(package.apply_rotary_pos_emb(q, freqs, scale), package.apply_rotary_pos_emb(k, freqs, scale**-1))
     torch.testing.assert_close(
-        scores(*XPos(SHAPE, decay=64).project(q, k, None, At.line(300))), expected, atol=1e-4, rtol=1e-4
+        scores(*XPos(SHAPE, decay=64).transform_qk(q, k, None, TokenPositions.line(300))),
+        expected,
+        atol=1e-4,
+        rtol=1e-4,
     )
 
 
 @pytest.mark.parametrize("first", [0, 4095, 100_000])
 def test_xpos_decays_exactly_over_63_times_its_decay(first: int) -> None:
     q = k = torch.ones(1, 1, 1, 2).expand(1, 1, 4032, 2)
-    rotated_q, rotated_k = XPos(Shape(2, 1, 64), decay=64, base=1e30).project(q, k, None, At.line(4032, first))
+    rotated_q, rotated_k = XPos(Shape(2, 1, 64), decay=64, base=1e30).transform_qk(
+        q, k, None, TokenPositions.line(4032, first)
+    )
 
     for distance in (0, 1, 64, 500):
         product = (rotated_q[0, 0, -1] * rotated_k[0, 0, -1 - distance]).sum().item()
@@ -225,21 +236,21 @@ def test_xpos_decays_exactly_over_63_times_its_decay(first: int) -> None:
 
 @pytest.mark.parametrize("first", [0, 20, 4095])
 def test_xpos_counts_from_where_the_input_begins_also_after_a_cache(first: int) -> None:
-    position, at = XPos(SHAPE, decay=1), At.line(200, first)  # 63 times its decay is reached on the way
+    position, at = XPos(SHAPE, decay=1), TokenPositions.line(200, first)  # 63 times its decay is reached on the way
     q, k = qk(200)
     pieces = [slice(0, 40), slice(40, 100), slice(100, 101), slice(101, 200)]
-    parts = [position.project(q[:, :, part], k[:, :, part], None, at[part]) for part in pieces]
-    for whole, cut in zip(position.project(q, k, None, at), zip(*parts, strict=True), strict=True):
+    parts = [position.transform_qk(q[:, :, part], k[:, :, part], None, at[part]) for part in pieces]
+    for whole, cut in zip(position.transform_qk(q, k, None, at), zip(*parts, strict=True), strict=True):
         assert torch.equal(whole, torch.cat(cut, 2))
 
 
 def test_xpos_overflows_nothing_in_half_precision() -> None:
     q = k = torch.full((1, 1, 1, 2), 20.0, dtype=torch.float16).expand(1, 1, 8192, 2)
-    position, at = XPos(Shape(2, 1, 64), base=1e30), At.line(8192)
-    for x in position.project(q, k, None, at):
+    position, at = XPos(Shape(2, 1, 64), base=1e30), TokenPositions.line(8192)
+    for x in position.transform_qk(q, k, None, at):
         assert x.isfinite().all()
         assert x.abs().amax(-1).min() > 0
-    rotated_q, rotated_k = (x[0, 0].float() for x in position.project(q, k, None, at))
+    rotated_q, rotated_k = (x[0, 0].float() for x in position.transform_qk(q, k, None, at))
     product = (rotated_q[2559] * rotated_k[2559 - 500]).sum().item() / 400
     assert product == pytest.approx(2 * math.cos(500) * (0.4 / 1.4) ** (500 / 512), abs=0.01)  # within 5 · 512 tokens
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from kerple.attention import blocks
 from kerple.cli.main import main
-from kerple.positions import ALiBi, At, FoX, Pairs, Position, RandomizedPositions, Shape
+from kerple.positions import ALiBi, FoX, Position, QueryKeyBlock, RandomizedPositions, Shape, TokenPositions
 from kerple.positions.wrapper import Wrapper
 from kerple.testing import PROPERTIES, DoesNotApply, Outcome, Subject, check
 
@@ -93,7 +93,7 @@ class Neighbours(Sketch):
     Parameters: `0`.
     """
 
-    def mix(self, s: Tensor, q: Tensor, k: Tensor, pairs: Pairs) -> Tensor:
+    def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> Tensor:
         raw = q @ k.mT * 8**-0.5
         return s + F.pad(raw, (1, 0))[..., :-1]
 
@@ -104,7 +104,7 @@ class Mean(Sketch):
     Parameters: `0`.
     """
 
-    def mix(self, s: Tensor, q: Tensor, k: Tensor, pairs: Pairs) -> Tensor:
+    def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> Tensor:
         return s / (1 + s.abs().mean(-1, keepdim=True))
 
 
@@ -114,7 +114,7 @@ class Future(Sketch):
     Parameters: `0`.
     """
 
-    def embed(self, x: Tensor, at: At) -> Tensor:
+    def embed(self, x: Tensor, at: TokenPositions) -> Tensor:
         return x + x[:, -1:]
 
 
@@ -139,7 +139,7 @@ class Rounded(Sketch):
         super().__init__(shape)
         self.matrix = nn.Parameter(torch.eye(shape.head_dim))
 
-    def mix(self, s: Tensor, q: Tensor, k: Tensor, pairs: Pairs) -> Tensor:
+    def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> Tensor:
         return s + q.float() @ self.matrix @ k.float().mT * 8**-0.5
 
 
@@ -153,7 +153,7 @@ class Dropped(Wrapper):
         super().__init__(ALiBi(shape))
 
     def __getattribute__(self, name: str):  # as if the loop had left it out
-        if name == "sink":
+        if name == "sink_logit":
             return lambda q, at: None
         return super().__getattribute__(name)
 
@@ -164,7 +164,7 @@ class InPlace(Sketch):
     Parameters: `0`.
     """
 
-    def mix(self, s: Tensor, q: Tensor, k: Tensor, pairs: Pairs) -> Tensor:
+    def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> Tensor:
         flat = s.flatten(0, 1).clone()
         return flat.baddbmm_(q.float().flatten(0, 1), k.float().flatten(0, 1).mT).view_as(s)
 
@@ -186,7 +186,7 @@ class Ends(Sketch):
     Parameters: `0`.
     """
 
-    def embed(self, x: Tensor, at: At) -> Tensor:
+    def embed(self, x: Tensor, at: TokenPositions) -> Tensor:
         return x + torch.arange(x.shape[-1]) * len(at.rows)
 
 
@@ -216,8 +216,8 @@ class Gapless(Sketch):
     Parameters: `0`.
     """
 
-    def mix(self, s: Tensor, q: Tensor, k: Tensor, pairs: Pairs) -> Tensor:
-        return s - pairs.distance if pairs.keys.contiguous else s
+    def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> Tensor:
+        return s - block.distance if block.keys.contiguous else s
 
 
 class Filled(Sketch):

@@ -14,7 +14,7 @@ from torch import Tensor
 from kerple.analyses.instrument import uncompiled
 from kerple.attention.reference import attend_reference
 from kerple.model import Transformer
-from kerple.model.self_attention import SelfAttention, Told
+from kerple.model.self_attention import PositionContext, SelfAttention
 from kerple.positions import Position
 
 Visit = Callable[[int, Tensor], None]
@@ -39,8 +39,8 @@ def visit_probabilities(
     """
 
     def show(layer: int, attention: SelfAttention, arguments: tuple[Any, ...]) -> None:
-        x, position, told = arguments[:3]
-        visit(layer, _probabilities(attention, x, position, told))
+        x, position, context = arguments[:3]
+        visit(layer, _probabilities(attention, x, position, context))
 
     hooks = [b.attention.register_forward_pre_hook(partial(show, i)) for i, b in enumerate(network.blocks)]
     try:
@@ -63,9 +63,9 @@ def mean_distance(probabilities: Tensor) -> Tensor:
     return (probabilities * distance).sum(-1)
 
 
-def _probabilities(attention: SelfAttention, x: Tensor, position: Position, told: Told) -> Tensor:
+def _probabilities(attention: SelfAttention, x: Tensor, position: Position, context: PositionContext) -> Tensor:
     wide = torch.promote_types(torch.float32, attention.qkv.weight.dtype)
     with torch.autocast(x.device.type, enabled=False):
-        q, k, _, added = copy.deepcopy(attention).to(wide).prepare(x.to(wide), position, told)
+        q, k, _, added = copy.deepcopy(attention).to(wide).prepare(x.to(wide), position, context)
         one_hot = torch.eye(x.shape[1], device=x.device, dtype=wide).expand(*k.shape[:2], -1, -1)  # (B, G, T, T)
         return attend_reference(q, k, one_hot, **{**added, "values": None})

@@ -12,7 +12,7 @@ from torch.nn.functional import linear
 from kerple.base.errors import UserError
 from kerple.evaluation.results import strategy
 from kerple.model import Transformer
-from kerple.positions import At
+from kerple.positions import TokenPositions
 from kerple.positions.base import HOOKS
 
 TERMS = ("word-word", "word-position", "position-word", "position-position")
@@ -40,7 +40,7 @@ def four_terms(network: Transformer, tokens: Tensor) -> dict[str, Tensor]:
     if why := no_four_terms(network):
         raise UserError(f"position: {why}; use Learned or Sinusoidal, without model.qk_norm")
     position = network.positions[0]
-    block, at = network.blocks[0], At.line(tokens.shape[1], device=tokens.device)
+    block, at = network.blocks[0], TokenPositions.line(tokens.shape[1], device=tokens.device)
     attention = block.attention
     norm: Any = block.attention_norm  # LayerNorm or RMSNorm
     with torch.autocast(tokens.device.type, enabled=False):
@@ -74,7 +74,7 @@ def four_terms(network: Transformer, tokens: Tensor) -> dict[str, Tensor]:
 def no_four_terms(network: Transformer) -> str | None:
     """Why the first layer's scores are not the sum that `four_terms` returns, or None if they are."""
     position = network.positions[0]
-    hooks = {hook for hook in HOOKS if position.uses(hook)} - {"relocate"}
+    hooks = {hook for hook in HOOKS if position.uses(hook)} - {"remap_positions"}
     if "embed" not in hooks:
         return f"{strategy(network)} adds nothing to the embeddings, so there are no four terms"
     if more := ", ".join(sorted(hooks - {"embed"})):

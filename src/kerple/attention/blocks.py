@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from kerple.attention.reference import Mix, Values, for_query_heads
-from kerple.positions.pairs import Shares, table_block
 from kerple.positions.products import precise, product
+from kerple.positions.token_positions import AttentionWeights, table_block
 
 QUERIES_AT_ONCE = 128  # queries
 KEPT = 2**22  # scores of a call: the tensors of so many, of 16 MiB each, are kept for the backward pass
@@ -83,7 +83,7 @@ def attend_block(
         s = s + table_block(table, queries, keys)
     if mix is not None:
         mixed = mix(s, q, k, rows, columns, seen)
-        if isinstance(mixed, Shares):
+        if isinstance(mixed, AttentionWeights):
             return _output(mixed.p, v, rows, columns, seen, values)
         s, more = mixed if isinstance(mixed, tuple) else (mixed, None)
         if more is not None:

@@ -51,7 +51,7 @@ def attend(
             pass again. Its arguments are the scores s (B, H, rows, columns), with weight and table worked in; the
             queries and the keys that they may see, each key repeated for the query heads it serves; the slices of their
             row indices; and which keys each query sees, bool (rows, columns). It returns new scores, or those and a
-            sink (B, H, rows), or `kerple.positions.Shares`. There can be no ``sink`` beside `Shares`.
+            sink (B, H, rows), or `kerple.positions.AttentionWeights`, beside which there can be no ``sink``.
         values: Function ``values(p, v, rows, columns, seen)`` of the probabilities (B, H, rows, columns) of a block and
             the values of its keys. It returns what is added to the output, (B, H, rows, δ').
         way: ``auto``, or the way to take whatever `choice.choose` would say.

@@ -2,7 +2,7 @@
 
 Queries m in rows and keys n in columns have the distance d = m - n. With the *query order reversed* the distance is
 constant along anti-diagonals, so a block is a view with strides (1, 1) of one vector: a Hankel matrix, no memory.
-`kerple.positions.pairs.table_block` gives the same block as an explicit tensor.
+`kerple.positions.token_positions.table_block` gives the same block as an explicit tensor.
 """
 
 import math

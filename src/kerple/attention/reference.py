@@ -5,9 +5,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kerple.positions.pairs import Shares
+from kerple.positions.token_positions import AttentionWeights
 
-Mix = Callable[[Tensor, Tensor, Tensor, slice, slice, Tensor], Tensor | tuple[Tensor, Tensor] | Shares]
+Mix = Callable[[Tensor, Tensor, Tensor, slice, slice, Tensor], Tensor | tuple[Tensor, Tensor] | AttentionWeights]
 Values = Callable[[Tensor, Tensor, slice, slice, Tensor], Tensor]
 
 
@@ -48,7 +48,7 @@ def attend_reference(
     more = None
     if mix is not None:
         mixed = mix(s, q, k, rows, columns, seen)
-        if isinstance(mixed, Shares):
+        if isinstance(mixed, AttentionWeights):
             out = mixed.p.to(q.dtype) @ v
             return out if values is None else out + values(mixed.p, v, rows, columns, seen)
         s, more = mixed if isinstance(mixed, tuple) else (mixed, None)

@@ -51,7 +51,7 @@ class KerpleCache(DynamicCache):
         if self.own.tokens is not None:
             self.own.tokens = self.own.tokens[beam_idx]
         for layer in self.own.layers:
-            for name in ("keys", "values", "memory"):
+            for name in ("keys", "values", "state"):
                 if (kept := getattr(layer, name)) is not None:
                     setattr(layer, name, kept[beam_idx])
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from kerple.base.errors import UserError
 from kerple.model.cache import LayerCache
-from kerple.model.self_attention import SelfAttention, Told
+from kerple.model.self_attention import PositionContext, SelfAttention
 from kerple.positions import Position, Shape
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
@@ -100,9 +100,11 @@ class Block(nn.Module):
         down = self.mlp.down if isinstance(self.mlp, Gated) else self.mlp[-1]
         return self.attention.out, cast(nn.Linear, down)
 
-    def forward(self, x: Tensor, position: Position, told: Told, cache: LayerCache | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, position: Position, context: PositionContext, cache: LayerCache | None = None
+    ) -> Tensor:
         """(B, T, D) -> (B, T, D)."""
-        attended = self.dropout(self.attention(self.attention_norm(x), position, told, cache))
+        attended = self.dropout(self.attention(self.attention_norm(x), position, context, cache))
         if self.parallel:
             return x + attended + self.dropout(self.mlp(self.mlp_norm(x)))
         x = x + attended

@@ -14,23 +14,23 @@ class LayerCache:
         window: Number of last rows that are kept, because later queries may see them; None for all.
         keys: Projected keys (B, G, T, ·), None before the first call.
         values: Values (B, G, T, δ), None before the first call.
-        memory: What the strategy remembers of these tokens, (B, H, T, c), or None.
+        state: What the strategy remembers of these tokens, (B, H, T, c), or None.
     """
 
     window: int | None = None
     keys: Tensor | None = None
     values: Tensor | None = None
-    memory: Tensor | None = None
+    state: Tensor | None = None
 
-    def append(self, k: Tensor, v: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    def append(self, k: Tensor, v: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Append new rows, (B, ·, t, ·) each; return the rows kept before followed by them, (B, ·, T + t, ·)."""
         if self.keys is not None and self.values is not None:
             k, v = torch.cat([self.keys, k], 2), torch.cat([self.values, v], 2)
-            memory = memory if memory is None or self.memory is None else torch.cat([self.memory, memory], 2)
+            state = state if state is None or self.state is None else torch.cat([self.state, state], 2)
         kept = slice(0 if self.window is None else max(0, k.shape[2] - self.window), None)
         self.keys, self.values = k[:, :, kept], v[:, :, kept]
-        self.memory = None if memory is None else memory[:, :, kept]
-        return k, v, memory
+        self.state = None if state is None else state[:, :, kept]
+        return k, v, state
 
 
 @dataclass

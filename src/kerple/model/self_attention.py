@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from kerple.attention import Asked, attend
 from kerple.base.errors import UserError
 from kerple.model.cache import LayerCache
-from kerple.positions import At, Pairs, Position, Shape, Shares
+from kerple.positions import AttentionWeights, Position, QueryKeyBlock, Shape, TokenPositions
 
 
 @dataclass(frozen=True)
-class Told:
+class PositionContext:
     """What a strategy contributes to one forward pass. It is computed once and used by all layers of the strategy.
 
     Args:
@@ -24,7 +24,7 @@ class Told:
         masks: Masks of FlexAttention, see `kerple.attention.attend`; one dict for all strategies of a forward pass.
     """
 
-    at: At
+    at: TokenPositions
     table: Tensor | None
     weight: Tensor | None
     window: int | None
@@ -60,10 +60,12 @@ class SelfAttention(nn.Module):
             nn.Identity() if qk_eps is None else nn.RMSNorm(shape.head_dim, qk_eps) for _ in range(2)
         )
 
-    def forward(self, x: Tensor, position: Position, told: Told, cache: LayerCache | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, position: Position, context: PositionContext, cache: LayerCache | None = None
+    ) -> Tensor:
         """(B, T, D) -> (B, T, D)."""
-        q, k, v, added = self.prepare(x, position, told, cache)
-        mixed = attend(q, k, v, way=told.way, masks=told.masks, **added)  # (B, H, T, δ)
+        q, k, v, added = self.prepare(x, position, context, cache)
+        mixed = attend(q, k, v, way=context.way, masks=context.masks, **added)  # (B, H, T, δ)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -75,21 +77,27 @@ class SelfAttention(nn.Module):
         return q, k, v
 
     def prepare(
-        self, x: Tensor, position: Position, told: Told, cache: LayerCache | None = None
+        self, x: Tensor, position: Position, context: PositionContext, cache: LayerCache | None = None
     ) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
         """Arguments for `kerple.attention.attend`: q, k, v after the strategy's hooks, and its keyword arguments."""
         q, k, v = self.split(self.qkv(x))
         q, k = self.q_norm(q), self.k_norm(k)
-        at, scale = told.at[-x.shape[1] :], q.shape[-1] ** -0.5
-        memory = position.remember(x, at, None if cache is None else cache.memory)
-        q, k = position.project(q, k, memory, at)
-        sink = position.sink(q, at)
+        at, scale = context.at[-x.shape[1] :], q.shape[-1] ** -0.5
+        state = position.token_state(x, at, None if cache is None else cache.state)
+        q, k = position.transform_qk(q, k, state, at)
+        sink = position.sink_logit(q, at)
         if cache is not None:
-            k, v, memory = cache.append(k, v, memory)
-        hooks = Hooks(position, told.at[-k.shape[2] :], memory)
-        added = {"scale": scale, "table": told.table, "weight": told.weight, "window": told.window, "sink": sink}
+            k, v, state = cache.append(k, v, state)
+        hooks = Hooks(position, context.at[-k.shape[2] :], state)
+        added = {
+            "scale": scale,
+            "table": context.table,
+            "weight": context.weight,
+            "window": context.window,
+            "sink": sink,
+        }
         added["mix"] = hooks.mix if hooks.mixes else None
-        added["values"] = hooks.values if position.uses("values") else None
+        added["values"] = hooks.values if position.uses("add_to_output") else None
         return q, k, v, added
 
 
@@ -100,42 +108,44 @@ class Hooks:
     Args:
         position: The strategy.
         at: Positions of the keys.
-        memory: What the strategy remembers of the keys, (B, H, Tk, c), or None.
+        state: What the strategy remembers of the keys, (B, H, Tk, c), or None.
     """
 
     position: Position
-    at: At
-    memory: Tensor | None
+    at: TokenPositions
+    state: Tensor | None
 
     @property
     def mixes(self) -> bool:
         """Whether attention needs explicit scores: for the strategy's `mix`, or because positions have gaps."""
         apart = not self.at.contiguous and (self.position.uses("bias") or self.position.uses("weight"))
-        return apart or self.position.uses("mix")
+        return apart or self.position.uses("modify_scores")
 
-    def pairs(self, rows: slice, columns: slice, seen: Tensor) -> Pairs:
+    def block(self, rows: slice, columns: slice, seen: Tensor) -> QueryKeyBlock:
         """The block of the queries ``rows`` and keys ``columns``; ``seen`` (Tq, Tk) bool: the keys a query sees."""
-        memory = None if self.memory is None else self.memory[:, :, columns]
-        return Pairs(self.at[rows], self.at[columns], seen, memory)
+        state = None if self.state is None else self.state[:, :, columns]
+        return QueryKeyBlock(self.at[rows], self.at[columns], seen, state)
 
     def mix(
         self, s: Tensor, q: Tensor, k: Tensor, rows: slice, columns: slice, seen: Tensor
-    ) -> Tensor | tuple[Tensor, Tensor] | Shares:
-        """New scores of a block, as `Position.mix` returns them."""
-        position, pairs = self.position, self.pairs(rows, columns, seen)
+    ) -> Tensor | tuple[Tensor, Tensor] | AttentionWeights:
+        """New scores of a block, as `Position.modify_scores` returns them."""
+        position, block = self.position, self.block(rows, columns, seen)
         if not self.at.contiguous:  # else attention has applied their tables
             if position.uses("weight"):
-                s = s * pairs.read(position.weight)
+                s = s * block.evaluate(position.weight)
             if position.uses("bias"):
-                s = s + pairs.read(position.bias)
-        return position.mix(s.masked_fill_(~seen, 0), q, k, pairs) if position.uses("mix") else s
+                s = s + block.evaluate(position.bias)
+        return position.modify_scores(s.masked_fill_(~seen, 0), q, k, block) if position.uses("modify_scores") else s
 
     def values(self, p: Tensor, v: Tensor, rows: slice, columns: slice, seen: Tensor) -> Tensor:
-        """What is added to a block's output, as `Position.values` returns it."""
-        return self.position.values(p, v, self.pairs(rows, columns, seen))
+        """What is added to a block's output, as `Position.add_to_output` returns it."""
+        return self.position.add_to_output(p, v, self.block(rows, columns, seen))
 
 
-def tell(position: Position, at: At, tokens: Tensor, window: int | None, way: Asked = "auto") -> Told:
+def prepare_context(
+    position: Position, at: TokenPositions, tokens: Tensor, window: int | None, way: Asked = "auto"
+) -> PositionContext:
     """Compute what a strategy contributes to a forward pass.
 
     Args:
@@ -148,7 +158,7 @@ def tell(position: Position, at: At, tokens: Tensor, window: int | None, way: As
     Raises:
         UserError: If positions differ between sequences and the strategy does not support that.
     """
-    at = position.relocate(at, tokens)
+    at = position.remap_positions(at, tokens)
     if at.positions.ndim == 2 and not position.per_sequence:
         raise UserError(
             f"position: {type(position).__name__} has one position for all sequences of a batch, got "
@@ -157,6 +167,6 @@ def tell(position: Position, at: At, tokens: Tensor, window: int | None, way: As
     windows = [w for w in (position.window, window) if w is not None]
     at = replace(at, window=min(windows, default=None))
     if not at.contiguous:
-        return Told(at, None, None, at.window, way)
+        return PositionContext(at, None, None, at.window, way)
     distance = at.rows.float()
-    return Told(at, position.bias(distance), position.weight(distance), at.window, way)
+    return PositionContext(at, position.bias(distance), position.weight(distance), at.window, way)

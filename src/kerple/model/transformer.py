@@ -13,8 +13,8 @@ from kerple.base.errors import UserError
 from kerple.model.block import Block, Design
 from kerple.model.cache import Cache, LayerCache
 from kerple.model.head import row_losses, target_losses
-from kerple.model.self_attention import tell
-from kerple.positions import At, Position, Shape
+from kerple.model.self_attention import prepare_context
+from kerple.positions import Position, Shape, TokenPositions
 
 if TYPE_CHECKING:
     from kerple.positions.modules import Modules
@@ -117,7 +117,7 @@ class Transformer(nn.Module):
         strategies = _strategies(position, replace(shape, layers=layers), per_layer)
         self.positions = cast("Modules[Position]", nn.ModuleList(strategies))
         self.places: Callable[[Tensor], Tensor] | None = None
-        """Function from tokens (B, T) to the task's places (B, T) int64, or None; strategies see `At.places`."""
+        """Function from tokens (B, T) to the task's places (B, T) int64 of `TokenPositions.places`, or None."""
         self.register_load_state_dict_pre_hook(_leave_out_unread)
 
     def _initialise(self, std: float) -> None:
@@ -176,16 +176,16 @@ class Transformer(nn.Module):
                     f"max_length is {p.max_length}; read less, or with Learned choose beyond: clamp or interpolate"
                 )
         read = tokens if cache is None else cache.read(tokens)  # (B, known + T)
-        at = At.line(length, offset, tokens.device)
+        at = TokenPositions.line(length, offset, tokens.device)
         if self.places is not None:
             at = replace(at, places=self.places(read))
         masks: dict[Any, Any] = {}
-        told = [replace(tell(p, at, read, window, self.attention), masks=masks) for p in self.positions]
+        context = [replace(prepare_context(p, at, read, window, self.attention), masks=masks) for p in self.positions]
         x = self.embedding_norm(self.embedding(tokens))  # (B, T, D)
-        x = self.dropout(self.positions[0].embed(x, told[0].at[known:]))
+        x = self.dropout(self.positions[0].embed(x, context[0].at[known:]))
         for i, block in enumerate(self.blocks):
             own = min(i, len(self.positions) - 1)
-            x = block(x, self.positions[own], told[own], None if cache is None else cache.layers[i])
+            x = block(x, self.positions[own], context[own], None if cache is None else cache.layers[i])
         return self.norm(x)
 
     def losses(self, tokens: Tensor, offset: int = 0, window: int | None = None, last: int | None = None) -> Tensor:

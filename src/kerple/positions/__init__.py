@@ -10,9 +10,19 @@ from kerple.base.errors import UserError
 from kerple.positions import kernels
 from kerple.positions.base import Position, Shape
 from kerple.positions.kernels import Kernel
-from kerple.positions.pairs import At, Pairs, Shares
+from kerple.positions.token_positions import AttentionWeights, QueryKeyBlock, TokenPositions
 
-__all__ = ["At", "Pairs", "Position", "Shape", "Shares", "build", "names", "offered", "strategies"]
+__all__ = [
+    "AttentionWeights",
+    "Position",
+    "QueryKeyBlock",
+    "Shape",
+    "TokenPositions",
+    "build",
+    "names",
+    "offered",
+    "strategies",
+]
 
 
 def _found() -> dict[str, type[Position]]:

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from kerple.base.errors import UserError
 from kerple.positions.angles import angles, exact
 from kerple.positions.base import Position, Shape
-from kerple.positions.pairs import At, readable
 from kerple.positions.products import precise
+from kerple.positions.token_positions import TokenPositions, readable
 
 
 class NoPE(Position):
@@ -56,7 +56,7 @@ class Sinusoidal(Position):
             raise UserError(f"Sinusoidal: base: got {base}, expected a number above 1; the paper uses 10000")
         self.dim, self.base, self.gain = shape.dim, base, shape.dim**0.5 if scaled else 1.0
 
-    def embed(self, x: Tensor, at: At) -> Tensor:
+    def embed(self, x: Tensor, at: TokenPositions) -> Tensor:
         angle = angles(at.positions, self.dim, self.base)  # ((B,) T, D/2) fp64
         waves = torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)  # ((B,) T, D)
         return (precise(x) * self.gain + waves.to(precise(x).dtype)).to(x.dtype)
@@ -92,7 +92,7 @@ class Learned(Position):
         # only the first layer's strategy is asked to `embed`
         self.table = nn.Parameter(rows) if shape.layer == 0 else None
 
-    def embed(self, x: Tensor, at: At) -> Tensor:
+    def embed(self, x: Tensor, at: TokenPositions) -> Tensor:
         assert self.table is not None
         positions, last = at.positions, self.rows - 1
         if self.beyond == "interpolate":

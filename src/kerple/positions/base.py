@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kerple.base.errors import UserError
 from kerple.positions.constrained import Constrained
-from kerple.positions.pairs import At, Pairs, Shares
+from kerple.positions.token_positions import AttentionWeights, QueryKeyBlock, TokenPositions
 
 F = TypeVar("F", bound=Callable)
 
@@ -77,8 +77,8 @@ class Position(Constrained, ABC):
     line ``Parameters: `formula```, which the tests hold it to; the formula may use D, H, δ, L (training length) and
     the strategy's options.
 
-    `bias`, `project`, `sink` and `remember` cost next to nothing. `weight`, `mix` and `values` take attention to blocks
-    of explicit scores.
+    `bias`, `transform_qk`, `sink_logit` and `token_state` cost next to nothing. With `weight`, `modify_scores` or
+    `add_to_output`, attention computes its scores explicitly, in blocks of queries.
     """
 
     shift_invariant: bool | None = False
@@ -94,7 +94,7 @@ class Position(Constrained, ABC):
     """Whether the strategies of its layers are different ones, so that one for all layers is refused."""
 
     per_sequence: bool = True
-    """Whether `At.positions` may differ between the sequences of a batch, (B, T); if not, the model refuses them."""
+    """Whether positions may differ between the sequences of a batch, (B, T); if not, the model refuses them."""
 
     window: int | None = None
     """Keys that a query sees in this strategy's layers, its own included, unless the caller's window is smaller."""
@@ -121,12 +121,12 @@ class Position(Constrained, ABC):
     # once a forward
 
     @hook
-    def relocate(self, at: At, tokens: Tensor) -> At:
+    def remap_positions(self, at: TokenPositions, tokens: Tensor) -> TokenPositions:
         """Where the tokens (B, T) int64 stand instead, a causal function of them; those in a cache are among them."""
         return at
 
     @hook
-    def embed(self, x: Tensor, at: At) -> Tensor:
+    def embed(self, x: Tensor, at: TokenPositions) -> Tensor:
         """Token embeddings x (B, T, D) with their positions worked in; (B, T, D). Asked of the first layer's alone."""
         return x
 
@@ -143,23 +143,23 @@ class Position(Constrained, ABC):
         return None
 
     @hook
-    def project(self, q: Tensor, k: Tensor, memory: Tensor | None, at: At) -> tuple[Tensor, Tensor]:
+    def transform_qk(self, q: Tensor, k: Tensor, state: Tensor | None, at: TokenPositions) -> tuple[Tensor, Tensor]:
         """Queries (B, H, T, δ) and keys (B, G, T, δ) with their own positions worked in, in their dtype.
 
-        Their last dimension may change, for both alike; the scale of the scores stays 1/√δ. ``memory`` is what
-        `remember` made of these tokens.
+        Their last dimension may change, for both alike; the scale of the scores stays 1/√δ. ``state`` is what
+        `token_state` made of these tokens.
         """
         return q, k
 
     @hook
-    def sink(self, q: Tensor, at: At) -> Tensor | None:
+    def sink_logit(self, q: Tensor, at: TokenPositions) -> Tensor | None:
         """A logit beside those of the keys that has no value, for projected q; (H,) or (B, H, T) fp32, finite."""
         return None
 
     # what earlier tokens were, and functions of pairs of tokens
 
     @hook
-    def remember(self, x: Tensor, at: At, past: Tensor | None) -> Tensor | None:
+    def token_state(self, x: Tensor, at: TokenPositions, past: Tensor | None) -> Tensor | None:
         """Numbers per token that other hooks need, kept with the cached keys.
 
         Args:
@@ -173,23 +173,25 @@ class Position(Constrained, ABC):
         return None
 
     @hook
-    def mix(self, s: Tensor, q: Tensor, k: Tensor, pairs: Pairs) -> Tensor | tuple[Tensor, Tensor] | Shares:
+    def modify_scores(
+        self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock
+    ) -> Tensor | tuple[Tensor, Tensor] | AttentionWeights:
         """New scores of a block of queries, from those that weight and bias have been worked into.
 
         Args:
-            s: (B, H, Tq, Tk) fp32, scaled, 0 where `Pairs.seen` is false.
+            s: (B, H, Tq, Tk) fp32, scaled, 0 where `QueryKeyBlock.seen` is false.
             q: (B, H, Tq, δ'), projected.
             k: (B, H, Tk, δ'), projected, each repeated for the query heads it serves.
-            pairs: Where they stand, which keys are seen, what is remembered of them.
+            block: Where they stand, which keys are seen, what is remembered of them.
 
         Returns:
             (B, H, Tq, Tk) fp32, finite; what is not seen does not count. Or that and a sink (B, H, Tq) fp32.
-            Or `Shares`: probabilities that need no softmax.
+            Or `AttentionWeights`: probabilities that need no softmax.
         """
         raise AssertionError(f"{type(self).__name__} does not override mix; ask uses('mix') first")
 
     @hook
-    def values(self, p: Tensor, v: Tensor, pairs: Pairs) -> Tensor:
+    def add_to_output(self, p: Tensor, v: Tensor, block: QueryKeyBlock) -> Tensor:
         """What is added to the output: (B, H, Tq, δ) fp32 of probabilities (B, H, Tq, Tk) and values (B, H, Tk, δ)."""
         raise AssertionError(f"{type(self).__name__} does not override values; ask uses('values') first")
 

@@ -25,7 +25,7 @@ def check_combination(parts: Sequence[Position]) -> None:
         raise UserError("Together: parts: got none, expected at least one strategy")
     for i, part in enumerate(parts):
         if _holds(part, PaTH):  # it makes scores anew
-            _refuse_hook(parts[:i], "mix", "put PaTH before it")
+            _refuse_hook(parts[:i], "modify_scores", "put PaTH before it")
             _refuse_hook(parts, "bias", "leave one of them out")
             _refuse_hook(parts, "weight", "leave one of them out")
         if _holds(part, PoPE):

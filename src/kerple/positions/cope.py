@@ -5,8 +5,8 @@ from torch import Tensor, nn
 
 from kerple.base.errors import UserError
 from kerple.positions.base import Position, Shape
-from kerple.positions.pairs import Pairs
 from kerple.positions.products import product
+from kerple.positions.token_positions import QueryKeyBlock
 
 
 class CoPE(Position):
@@ -36,9 +36,9 @@ class CoPE(Position):
             raise UserError(f"CoPE: rows: got {rows}, expected 2 or more; the paper uses 64")
         self.vectors = nn.Parameter(torch.zeros(rows, shape.head_dim, dtype=torch.float32))
 
-    def mix(self, s: Tensor, q: Tensor, k: Tensor, pairs: Pairs) -> Tensor:
+    def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> Tensor:
         last = self.vectors.shape[0] - 1
-        gates = s.sigmoid() * pairs.seen  # (B, H, Tq, Tk)
+        gates = s.sigmoid() * block.seen  # (B, H, Tq, Tk)
         count = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=last)  # (B, H, Tq, Tk)
         products = product(q, self.vectors.T)  # (B, H, Tq, rows)
         below = count.detach().floor()

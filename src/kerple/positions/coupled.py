@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from kerple.base.errors import UserError
 from kerple.positions.absolute import NoPE
 from kerple.positions.base import Position, Shape
-from kerple.positions.pairs import At, readable
 from kerple.positions.products import precise
+from kerple.positions.token_positions import TokenPositions, readable
 from kerple.positions.wrapper import Drawing
 
 GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, are as evenly spread as any
@@ -24,8 +24,9 @@ class Placed(Drawing):
     shares of the sequences of a batch are spread evenly from a point that is drawn anew for each step; where a batch is
     divided, by devices or by accumulation, each part has the same shares.
 
-    `kerple.training.language_model` tells the network the task's places, and refuses data without them. A network that is used by itself has
-    none; the place of a token is then its position, modulo the table's rows. `Coupled` explains the options.
+    `kerple.training.language_model` gives the network the task's places, and refuses data without them. A network that
+    is used by itself has none; the place of a token is then its position, modulo the table's rows. `Coupled` explains
+    the options.
     """
 
     share: Tensor
@@ -60,7 +61,7 @@ class Placed(Drawing):
         self.register_buffer("share", torch.zeros((), dtype=torch.float64))
         self.draw_()
 
-    def embed(self, x: Tensor, at: At) -> Tensor:
+    def embed(self, x: Tensor, at: TokenPositions) -> Tensor:
         assert self.table is not None
         places = at.positions % (self.reach - 1) + 1 if at.places is None else at.places  # ((B,) T)
         largest = places.amax(-1, keepdim=True)

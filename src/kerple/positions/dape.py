@@ -10,8 +10,8 @@ from kerple.base.errors import UserError
 from kerple.positions.base import Position, Shape
 from kerple.positions.kerple.bias import KerpleLog
 from kerple.positions.pair_network import pair_network
-from kerple.positions.pairs import Pairs
 from kerple.positions.products import product
+from kerple.positions.token_positions import QueryKeyBlock
 
 
 class DAPE(Position):
@@ -44,7 +44,16 @@ class DAPE(Position):
         if hidden < 1:
             raise UserError(f"{name}: hidden: got {hidden}, expected a positive width; the paper uses 32")
         self.over = over(shape)
-        others = ("relocate", "embed", "weight", "project", "sink", "remember", "mix", "values")
+        others = (
+            "remap_positions",
+            "embed",
+            "weight",
+            "transform_qk",
+            "sink_logit",
+            "token_state",
+            "modify_scores",
+            "add_to_output",
+        )
         alone = self.over.window is None and not self.over.differs
         if not alone or not self.over.uses("bias") or any(self.over.uses(hook) for hook in others):
             raise UserError(
@@ -55,16 +64,16 @@ class DAPE(Position):
         # without a bias: softmax cancels what is added to all keys alike
         self.out = nn.Linear(hidden * self.taps, shape.heads, bias=False, dtype=torch.float32)
 
-    def mix(self, s: Tensor, q: Tensor, k: Tensor, pairs: Pairs) -> Tensor:
-        b = pairs.read(self._bias)  # (H, Tq, Tk) or (B, H, Tq, Tk)
-        return s + b + self._network(s, b, pairs)  # (B, H, Tq, Tk)
+    def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> Tensor:
+        b = block.evaluate(self._bias)  # (H, Tq, Tk) or (B, H, Tq, Tk)
+        return s + b + self._network(s, b, block)  # (B, H, Tq, Tk)
 
     def _bias(self, distance: Tensor) -> Tensor:
         b = self.over.bias(distance)
         assert b is not None
         return b
 
-    def _network(self, s: Tensor, b: Tensor, pairs: Pairs) -> Tensor:
+    def _network(self, s: Tensor, b: Tensor, block: QueryKeyBlock) -> Tensor:
         """(B, H, Tq, Tk) of scores of that shape and biases of that or (H, Tq, Tk)."""
         network = self.into.weight, self.into.bias, self.out.weight
         return pair_network(s.flatten(-2), b.flatten(-2), *network).unflatten(-1, s.shape[-2:])
@@ -91,16 +100,16 @@ class DAPEv2(DAPE):
 
     taps = 3
 
-    def _network(self, s: Tensor, b: Tensor, pairs: Pairs) -> Tensor:
+    def _network(self, s: Tensor, b: Tensor, block: QueryKeyBlock) -> Tensor:
         of_s, of_b = self.into.weight.unflatten(-1, (self.taps, -1)).chunk(2, -1)  # (hidden, taps, H) each
         # what the first layer makes of b is the same for the whole batch, and made once
-        hidden = self._layer(of_s, s, pairs) + self._layer(of_b, b, pairs) + self.into.bias[:, None, None]
+        hidden = self._layer(of_s, s, block) + self._layer(of_b, b, block) + self.into.bias[:, None, None]
         hidden = F.leaky_relu(hidden, inplace=True)  # (B, hidden, Tq, Tk)
-        return self._layer(self.out.weight.unflatten(-1, (self.taps, -1)), hidden, pairs)
+        return self._layer(self.out.weight.unflatten(-1, (self.taps, -1)), hidden, block)
 
-    def _layer(self, weight: Tensor, x: Tensor, pairs: Pairs) -> Tensor:
+    def _layer(self, weight: Tensor, x: Tensor, block: QueryKeyBlock) -> Tensor:
         """One layer without its bias, weight (n, 3, c) over the channels of x (…, c, Tq, Tk); (…, n, Tq, Tk)."""
-        x = F.pad(x.masked_fill(~pairs.seen, 0), (1, 1))  # (…, c, Tq, Tk + 2)
-        keys = pairs.seen.shape[-1]
+        x = F.pad(x.masked_fill(~block.seen, 0), (1, 1))  # (…, c, Tq, Tk + 2)
+        keys = block.seen.shape[-1]
         near = torch.cat([x[..., i : i + keys] for i in range(3)], -3)  # (…, 3c, Tq, Tk): key n - 1, n, n + 1
-        return product(weight.flatten(1), near.flatten(-2)).unflatten(-1, pairs.seen.shape)
+        return product(weight.flatten(1), near.flatten(-2)).unflatten(-1, block.seen.shape)

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from kerple.base.errors import UserError
 from kerple.positions.base import Position, Shape
-from kerple.positions.pairs import Pairs, heads_after_batch
 from kerple.positions.products import precise, product
+from kerple.positions.token_positions import QueryKeyBlock, heads_after_batch
 
 
 class FIRE(Position):
@@ -46,9 +46,9 @@ class FIRE(Position):
         first, second = nn.Linear(1, hidden, dtype=torch.float32), nn.Linear(hidden, shape.heads, dtype=torch.float32)
         self.mlp = nn.Sequential(first, nn.ReLU(), second)
 
-    def mix(self, s: Tensor, q: Tensor, k: Tensor, pairs: Pairs) -> Tensor:
-        distance = precise(pairs.distance.to(self.c.dtype))  # ((B,) Tq, Tk)
-        reach = torch.maximum(self.threshold_scale * self.threshold, pairs.queries.positions.to(self.c.dtype))
+    def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> Tensor:
+        distance = precise(block.distance.to(self.c.dtype))  # ((B,) Tq, Tk)
+        reach = torch.maximum(self.threshold_scale * self.threshold, block.queries.positions.to(self.c.dtype))
         x = torch.log1p(self.c * distance) / torch.log1p(self.c * reach)[..., None]  # ((B,) Tq, Tk) in [0, 1]
         slope, intercept, knots = self._pieces()
         piece = torch.bucketize(x.detach(), knots)  # ((B,) Tq, Tk)

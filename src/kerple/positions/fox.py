@@ -6,8 +6,8 @@ from torch.nn import functional as F
 
 from kerple.positions.angles import exact
 from kerple.positions.base import Position, Shape
-from kerple.positions.pairs import At, Pairs
 from kerple.positions.products import product
+from kerple.positions.token_positions import QueryKeyBlock, TokenPositions
 
 
 class FoX(Position):
@@ -32,14 +32,14 @@ class FoX(Position):
         nn.init.normal_(self.gates.weight, std=0.02)
         nn.init.constant_(self.gates.bias, start)
 
-    def remember(self, x: Tensor, at: At, past: Tensor | None) -> Tensor:
+    def token_state(self, x: Tensor, at: TokenPositions, past: Tensor | None) -> Tensor:
         gates = F.logsigmoid(product(x, self.gates.weight.T) + self.gates.bias).mT  # (B, H, T)
         sums = gates.to(exact(x.device)).cumsum(-1)[..., None]  # (B, H, T, 1) fp64: differences are what counts
         return sums if past is None else sums + past[:, :, -1:]
 
-    def mix(self, s: Tensor, q: Tensor, k: Tensor, pairs: Pairs) -> Tensor:
-        assert pairs.memory is not None, "FoX's scores are made of what it remembers"
-        sums, queries = pairs.memory[..., 0], len(pairs.queries.rows)  # (B, H, Tk)
+    def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> Tensor:
+        assert block.state is not None, "FoX's scores are made of what it remembers"
+        sums, queries = block.state[..., 0], len(block.queries.rows)  # (B, H, Tk)
         # counted from the first query, so that rounding to fp32 spares the near keys and meets those long forgotten
         sums = (sums - sums[..., -queries, None].detach()).to(s.dtype)
         # a minus of the keys alone: of all pairs, the backward pass would write one more (B, H, Tq, Tk)

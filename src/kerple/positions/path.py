@@ -8,8 +8,8 @@ from torch.nn import functional as F
 
 from kerple.base.errors import UserError
 from kerple.positions.base import Position, Shape
-from kerple.positions.pairs import At, Pairs
 from kerple.positions.products import precise, product
+from kerple.positions.token_positions import QueryKeyBlock, TokenPositions
 
 KEYS = 64  # number of keys whose reflections are joined into one matrix
 
@@ -51,13 +51,13 @@ class PaTH(Position):
         if convolution > 1:  # of each number on its own; the last tap is of the token itself
             self.taps = nn.Parameter(torch.randn(shape.dim, convolution, dtype=torch.float32) * convolution**-0.5)
 
-    def remember(self, x: Tensor, at: At, past: Tensor | None) -> Tensor:
+    def token_state(self, x: Tensor, at: TokenPositions, past: Tensor | None) -> Tensor:
         raw = product(product(x, self.down.weight.T), self.up.weight.T).unflatten(-1, (self.heads, -1)).transpose(1, 2)
         beta = 2 * torch.sigmoid(product(x, self.gate.weight.T) + self.gate.bias).mT[..., None]  # (B, H, T, 1)
         w = raw if self.taps is None else self._convolved(raw, at, past)
         return torch.cat([F.normalize(w, dim=-1), beta, *([] if self.taps is None else [raw])], -1)
 
-    def _convolved(self, raw: Tensor, at: At, past: Tensor | None) -> Tensor:
+    def _convolved(self, raw: Tensor, at: TokenPositions, past: Tensor | None) -> Tensor:
         assert self.taps is not None
         taps = self.taps.unflatten(0, (self.heads, 1, -1))  # (H, 1, δ, taps)
         reach = min(taps.shape[-1], at.window or taps.shape[-1])  # a cache keeps no more tokens than a window has
@@ -67,10 +67,10 @@ class PaTH(Position):
         parts = [known[:, :, first - i : known.shape[2] - i] * taps[..., -1 - i] for i in range(reach)]
         return F.silu(torch.stack(parts).sum(0))  # (B, H, T, δ)
 
-    def mix(self, s: Tensor, q: Tensor, k: Tensor, pairs: Pairs) -> Tensor:
-        assert pairs.memory is not None, "PaTH's scores are made of what it remembers"
+    def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> Tensor:
+        assert block.state is not None, "PaTH's scores are made of what it remembers"
         q, k, dim = precise(q), precise(k), q.shape[-1]
-        w, beta = pairs.memory[..., :dim], pairs.memory[..., dim : dim + 1]  # (B, H, Tk, δ), (B, H, Tk, 1)
+        w, beta = block.state[..., :dim], block.state[..., dim : dim + 1]  # (B, H, Tk, δ), (B, H, Tk, 1)
         old = k.shape[2] - q.shape[2]  # keys before the first query
         own_w, own_k = w[:, :, old:], k[:, :, old:]
         met = product(product(q, own_w.mT).tril(), _joined(own_w, beta[:, :, old:]))  # (B, H, Tq, Tq)

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 from kerple.base.errors import UserError
 from kerple.positions.angles import angles
 from kerple.positions.base import Position, Shape
-from kerple.positions.pairs import At
 from kerple.positions.products import precise
+from kerple.positions.token_positions import TokenPositions
 
 
 class PoPE(Position):
@@ -42,7 +42,7 @@ class PoPE(Position):
         turn = 2 * math.pi
         self.learn("phase", shape.dim, phase, between=(-turn, 0.0), minimum=-turn, maximum=0.0)
 
-    def project(self, q: Tensor, k: Tensor, memory: Tensor | None, at: At) -> tuple[Tensor, Tensor]:
+    def transform_qk(self, q: Tensor, k: Tensor, state: Tensor | None, at: TokenPositions) -> tuple[Tensor, Tensor]:
         turned = angles(at.positions, 2 * q.shape[-1], self.base)  # (T, δ) or (B, T, δ)
         turned = turned if turned.ndim == 2 else turned[:, None]
         phase = self.phase.unflatten(-1, (self.heads, 1, -1))  # (H, 1, δ)

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from kerple.base.errors import UserError
 from kerple.positions.base import Position, Shape
-from kerple.positions.pairs import At
 from kerple.positions.rotary import RoPE
+from kerple.positions.token_positions import TokenPositions
 from kerple.positions.wrapper import Drawing
 
 
@@ -62,11 +62,11 @@ class RandomizedPositions(Drawing):
         if not self.fixed.is_meta:
             self.fixed.copy_(self._permutation())
 
-    def relocate(self, at: At, tokens: Tensor) -> At:
+    def remap_positions(self, at: TokenPositions, tokens: Tensor) -> TokenPositions:
         length = at.rows.shape[0]
         drawn = self.drawn if self.training and length <= len(self.drawn) else self.fixed
         positions = drawn[:length].sort().values  # (T,)
-        return self.position.relocate(replace(at, positions=positions, contiguous=False), tokens)
+        return self.position.remap_positions(replace(at, positions=positions, contiguous=False), tokens)
 
     def draw_(self) -> None:
         if not self.drawn.is_meta:

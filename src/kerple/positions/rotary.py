@@ -7,9 +7,9 @@ from torch import Tensor
 
 from kerple.base.errors import UserError
 from kerple.positions.base import Position, Shape
-from kerple.positions.pairs import At
 from kerple.positions.products import precise
 from kerple.positions.rotary_scaling import Scaling, Turns
+from kerple.positions.token_positions import TokenPositions
 
 Layout = Literal["half", "interleaved"]
 
@@ -87,7 +87,7 @@ class RoPE(Position):
         self.prefix_consistent = scaling != "dynamic_ntk"
         self.shift_invariant = self.prefix_consistent and mistake is None
 
-    def project(self, q: Tensor, k: Tensor, memory: Tensor | None, at: At) -> tuple[Tensor, Tensor]:
+    def transform_qk(self, q: Tensor, k: Tensor, state: Tensor | None, at: TokenPositions) -> tuple[Tensor, Tensor]:
         positions, turns = at.positions[..., None], self.turns(at.positions)
         if self.mistake:
             positions, turns = rounded(positions.to(turns.dtype)), rounded(turns)

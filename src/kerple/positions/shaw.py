@@ -5,8 +5,8 @@ from torch import Tensor, nn
 
 from kerple.base.errors import UserError
 from kerple.positions.base import Position, Shape
-from kerple.positions.pairs import Pairs
 from kerple.positions.products import precise, product
+from kerple.positions.token_positions import QueryKeyBlock
 
 
 class Shaw(Position):
@@ -39,15 +39,15 @@ class Shaw(Position):
         nn.init.xavier_uniform_(self.key_vectors)
         nn.init.xavier_uniform_(self.value_vectors)
 
-    def mix(self, s: Tensor, q: Tensor, k: Tensor, pairs: Pairs) -> Tensor:
+    def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> Tensor:
         products = product(q, self.key_vectors.T) * self.key_vectors.shape[-1] ** -0.5  # (B, H, Tq, clip + 1)
-        return s + products.gather(-1, self._row(pairs).expand_as(s))  # (B, H, Tq, Tk)
+        return s + products.gather(-1, self._row(block).expand_as(s))  # (B, H, Tq, Tk)
 
-    def values(self, p: Tensor, v: Tensor, pairs: Pairs) -> Tensor:
+    def add_to_output(self, p: Tensor, v: Tensor, block: QueryKeyBlock) -> Tensor:
         shares = precise(p.new_zeros(*p.shape[:3], self.clip + 1))
-        shares = shares.scatter_add(-1, self._row(pairs).expand_as(p), precise(p))  # what each vector gets
+        shares = shares.scatter_add(-1, self._row(block).expand_as(p), precise(p))  # what each vector gets
         return product(shares, self.value_vectors)  # (B, H, Tq, δ)
 
-    def _row(self, pairs: Pairs) -> Tensor:
-        row = pairs.distance.clamp(max=self.clip)
+    def _row(self, block: QueryKeyBlock) -> Tensor:
+        row = block.distance.clamp(max=self.clip)
         return row if row.ndim == 2 else row[:, None]  # (Tq, Tk) or (B, 1, Tq, Tk)

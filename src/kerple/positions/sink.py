@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from kerple.base.errors import UserError
 from kerple.positions.base import Position, Shape
-from kerple.positions.pairs import At
+from kerple.positions.token_positions import TokenPositions
 
 
 class Sink(Position):
@@ -42,5 +42,5 @@ class Sink(Position):
         else:
             self.register_buffer("logits", logits, persistent=False)
 
-    def sink(self, q: Tensor, at: At) -> Tensor:
+    def sink_logit(self, q: Tensor, at: TokenPositions) -> Tensor:
         return self.logits  # (H,)

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kerple.positions.base import Position, Shape
-from kerple.positions.pairs import Pairs, Shares
+from kerple.positions.token_positions import AttentionWeights, QueryKeyBlock
 
 CACHED = 2**17  # scores that are worked on at once
 NEVER = -1e4  # a score whose σ is 0
@@ -33,9 +33,9 @@ class StickBreaking(Position):
         super().__init__()
         self.rest = rest
 
-    def mix(self, s: Tensor, q: Tensor, k: Tensor, pairs: Pairs) -> Shares:
-        own = pairs.queries.rows[:, None] == pairs.keys.rows  # (Tq, Tk)
-        return Shares(Stick.apply(s, pairs.seen & ~own, own if self.rest else None))
+    def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> AttentionWeights:
+        own = block.queries.rows[:, None] == block.keys.rows  # (Tq, Tk)
+        return AttentionWeights(Stick.apply(s, block.seen & ~own, own if self.rest else None))
 
 
 class Stick(torch.autograd.Function):

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from kerple.base.errors import UserError
 from kerple.positions.base import Position, Shape
-from kerple.positions.pairs import At
 from kerple.positions.products import precise
+from kerple.positions.token_positions import TokenPositions
 
 
 class SSMax(Position):
@@ -39,7 +39,7 @@ class SSMax(Position):
         usual = 1 / math.log(max(shape.length, 2))
         self.scale = nn.Parameter(torch.full((shape.heads,), usual if start is None else start, dtype=torch.float32))
 
-    def project(self, q: Tensor, k: Tensor, memory: Tensor | None, at: At) -> tuple[Tensor, Tensor]:
+    def transform_qk(self, q: Tensor, k: Tensor, state: Tensor | None, at: TokenPositions) -> tuple[Tensor, Tensor]:
         factor = self.scale[:, None, None] * at.visible.to(self.scale.dtype).log()[:, None]  # (H, T, 1)
         return (precise(q) * factor).to(q.dtype), k
 
@@ -69,7 +69,7 @@ class Temperature(Position):
         if not share > 0 or self.every < 1:
             raise UserError(f"Temperature: share, every: got {share}, {every}, expected positive numbers; 0.1 and 8192")
 
-    def project(self, q: Tensor, k: Tensor, memory: Tensor | None, at: At) -> tuple[Tensor, Tensor]:
+    def transform_qk(self, q: Tensor, k: Tensor, state: Tensor | None, at: TokenPositions) -> tuple[Tensor, Tensor]:
         steps = torch.div(at.rows + 1, self.every, rounding_mode="floor")  # (T,)
         factor = 1 + self.share * torch.log1p(steps.to(precise(q).dtype))[:, None]  # (T, 1)
         return (precise(q) * factor).to(q.dtype), k

@@ -12,8 +12,8 @@ from kerple.base.errors import UserError
 from kerple.positions.base import Position, Shape
 from kerple.positions.combination import check_combination
 from kerple.positions.kerple.bias import KerpleLog
-from kerple.positions.pairs import At, Pairs, Shares
 from kerple.positions.temperature import SSMax
+from kerple.positions.token_positions import AttentionWeights, QueryKeyBlock, TokenPositions
 
 if TYPE_CHECKING:
     from kerple.positions.modules import Modules
@@ -51,10 +51,10 @@ class Together(Position):
     def uses(self, hook: str) -> bool:
         return any(p.uses(hook) for p in self.parts)
 
-    def relocate(self, at: At, tokens: Tensor) -> At:
-        return reduce(lambda at, part: part.relocate(at, tokens), self.parts, at)
+    def remap_positions(self, at: TokenPositions, tokens: Tensor) -> TokenPositions:
+        return reduce(lambda at, part: part.remap_positions(at, tokens), self.parts, at)
 
-    def embed(self, x: Tensor, at: At) -> Tensor:
+    def embed(self, x: Tensor, at: TokenPositions) -> Tensor:
         return reduce(lambda x, part: part.embed(x, at), self.parts, x)
 
     def bias(self, distance: Tensor) -> Tensor | None:
@@ -63,16 +63,16 @@ class Together(Position):
     def weight(self, distance: Tensor) -> Tensor | None:
         return _joined(torch.mul, [p.weight(distance) for p in self.parts])
 
-    def project(self, q: Tensor, k: Tensor, memory: Tensor | None, at: At) -> tuple[Tensor, Tensor]:
-        for part, own in zip(self.parts, self._split(memory), strict=True):
-            q, k = part.project(q, k, own, at)
+    def transform_qk(self, q: Tensor, k: Tensor, state: Tensor | None, at: TokenPositions) -> tuple[Tensor, Tensor]:
+        for part, own in zip(self.parts, self._split(state), strict=True):
+            q, k = part.transform_qk(q, k, own, at)
         return q, k
 
-    def sink(self, q: Tensor, at: At) -> Tensor | None:
-        return _joined(torch.logaddexp, [_per_query(p.sink(q, at), q) for p in self.parts])
+    def sink_logit(self, q: Tensor, at: TokenPositions) -> Tensor | None:
+        return _joined(torch.logaddexp, [_per_query(p.sink_logit(q, at), q) for p in self.parts])
 
-    def remember(self, x: Tensor, at: At, past: Tensor | None) -> Tensor | None:
-        kept = [p.remember(x, at, own) for p, own in zip(self.parts, self._split(past), strict=True)]
+    def token_state(self, x: Tensor, at: TokenPositions, past: Tensor | None) -> Tensor | None:
+        kept = [p.token_state(x, at, own) for p, own in zip(self.parts, self._split(past), strict=True)]
         self._widths = [0 if c is None else c.shape[-1] for c in kept]
         some = [c for c in kept if c is not None]
         if not some:
@@ -80,34 +80,38 @@ class Together(Position):
         heads = max(c.shape[1] for c in some)
         return torch.cat([c.expand(-1, heads, -1, -1) for c in some], -1)  # (B, H, T, Σ c)
 
-    def mix(self, s: Tensor, q: Tensor, k: Tensor, pairs: Pairs) -> Tensor | tuple[Tensor, Tensor] | Shares:
+    def modify_scores(
+        self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock
+    ) -> Tensor | tuple[Tensor, Tensor] | AttentionWeights:
         sink: Tensor | None = None
-        mixed: Tensor | Shares = s
-        for part, own in zip(self.parts, self._split(pairs.memory), strict=True):
-            if part.uses("mix"):
-                if isinstance(mixed, Shares):
+        mixed: Tensor | AttentionWeights = s
+        for part, own in zip(self.parts, self._split(block.state), strict=True):
+            if part.uses("modify_scores"):
+                if isinstance(mixed, AttentionWeights):
                     raise UserError(
                         "Together: parts: got one that mixes scores after one that gives probabilities; turn them round"
                     )
-                made = part.mix(mixed.masked_fill(~pairs.seen, 0), q, k, replace(pairs, memory=own))
+                made = part.modify_scores(mixed.masked_fill(~block.seen, 0), q, k, replace(block, state=own))
                 mixed, more = made if isinstance(made, tuple) else (made, None)
                 if more is not None:
                     sink = more if sink is None else torch.logaddexp(sink, more)
         if isinstance(mixed, Tensor):
             return mixed if sink is None else (mixed, sink)
-        if sink is not None or self.uses("sink"):
+        if sink is not None or self.uses("sink_logit"):
             raise UserError("Together: parts: got a sink and a strategy that gives probabilities, expected one of them")
         return mixed
 
-    def values(self, p: Tensor, v: Tensor, pairs: Pairs) -> Tensor:
-        each = zip(self.parts, self._split(pairs.memory), strict=True)
-        added = [part.values(p, v, replace(pairs, memory=own)) for part, own in each if part.uses("values")]
+    def add_to_output(self, p: Tensor, v: Tensor, block: QueryKeyBlock) -> Tensor:
+        each = zip(self.parts, self._split(block.state), strict=True)
+        added = [
+            part.add_to_output(p, v, replace(block, state=own)) for part, own in each if part.uses("add_to_output")
+        ]
         return torch.stack(added).sum(0)  # (B, H, Tq, δ)
 
-    def _split(self, memory: Tensor | None) -> list[Tensor | None]:
-        if memory is None:
+    def _split(self, state: Tensor | None) -> list[Tensor | None]:
+        if state is None:
             return [None] * len(self.parts)
-        pieces = memory.split(self._widths, -1)
+        pieces = state.split(self._widths, -1)
         return [x if width else None for x, width in zip(pieces, self._widths, strict=True)]
 
 

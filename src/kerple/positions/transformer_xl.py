@@ -6,8 +6,8 @@ from torch import Tensor, nn
 from kerple.base.errors import UserError
 from kerple.positions.angles import angles
 from kerple.positions.base import Position, Shape
-from kerple.positions.pairs import Pairs
 from kerple.positions.products import precise, product
+from kerple.positions.token_positions import QueryKeyBlock
 
 
 class TransformerXL(Position):
@@ -41,13 +41,13 @@ class TransformerXL(Position):
         self.v = nn.Parameter(torch.empty(heads, head_dim, dtype=torch.float32).normal_(std=0.02))
         self.projection = nn.Parameter(torch.empty(heads, head_dim, shape.dim, dtype=torch.float32).normal_(std=0.02))
 
-    def mix(self, s: Tensor, q: Tensor, k: Tensor, pairs: Pairs) -> Tensor:
+    def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> Tensor:
         of_key = product(k, self.u[:, :, None]).mT  # (B, H, 1, Tk)
         by = precise(q) + self.v[:, None]  # (B, H, Tq, δ)
-        if pairs.keys.contiguous:
+        if block.keys.contiguous:
             of_distance = self._shifted(by, k.shape[2])
         else:
-            of_distance = self._factored(by, pairs.queries.positions, pairs.keys.positions)
+            of_distance = self._factored(by, block.queries.positions, block.keys.positions)
         return s + (of_key + of_distance) * self.u.shape[-1] ** -0.5  # (B, H, Tq, Tk)
 
     def _shifted(self, by: Tensor, keys: int) -> Tensor:

@@ -6,8 +6,8 @@ from torch import Tensor
 from kerple.base.errors import UserError
 from kerple.positions.angles import angles
 from kerple.positions.base import Position, Shape
-from kerple.positions.pairs import At
 from kerple.positions.rotary import Layout, turn, turned_dimensions
+from kerple.positions.token_positions import TokenPositions
 
 
 class XPos(Position):
@@ -40,7 +40,7 @@ class XPos(Position):
             raise UserError(f"XPos: decay: got {decay}, expected 1 or more tokens; the paper uses 512")
         self.base, self.decay, self.layout = base, decay, layout
 
-    def project(self, q: Tensor, k: Tensor, memory: Tensor | None, at: At) -> tuple[Tensor, Tensor]:
+    def transform_qk(self, q: Tensor, k: Tensor, state: Tensor | None, at: TokenPositions) -> tuple[Tensor, Tensor]:
         positions = at.positions
         angle = angles(positions, self.turned, self.base)  # ((B,) T, δ/2) fp64
         pair = torch.arange(0, self.turned, 2, dtype=angle.dtype, device=angle.device) / self.turned  # (δ/2,)

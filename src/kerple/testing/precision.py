@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kerple.attention import attend
 from kerple.attention.reference import attend_reference
-from kerple.positions import At, Pairs, Position, Shares
+from kerple.positions import AttentionWeights, Position, QueryKeyBlock, TokenPositions
 from kerple.positions.wrapper import Wrapper
 from kerple.testing.subject import Subject, attended, holds, same, tokens
 
@@ -81,7 +81,7 @@ def bf16_costs_no_more_precision_than_in_the_fused_way(subject: Subject) -> None
     """With bf16 input, the error against fp64 is about that of torch's fused kernel without the strategy.
 
     Scores have a standard deviation of 3. If they were rounded to bf16, the error would be two to four times as large.
-    Rounding probabilities after they are normalised, as in blocks, costs a quarter, and `values` as much again.
+    Rounding probabilities after they are normalised, as in blocks, costs a quarter, and `add_to_output` as much again.
     """
     position, length = subject.network(layers=1).positions[0], subject.reach(300)
     random = torch.Generator().manual_seed(0)
@@ -89,8 +89,8 @@ def bf16_costs_no_more_precision_than_in_the_fused_way(subject: Subject) -> None
     q, k, v = (x.bfloat16() for x in (q * 3**0.5, k * 3**0.5, v))
     x = torch.randn(2, length, 32, generator=random)
     # projections round to bf16 themselves, in every way alike
-    at = At.line(length)
-    there = *position.project(q, k, position.remember(x, at, None), at), v, x
+    at = TokenPositions.line(length)
+    there = *position.transform_qk(q, k, position.token_state(x, at, None), at), v, x
     wide = there[0].double(), there[1].double(), v.double(), x.double()
     projected = Projected(position)
     ours = _relative(
@@ -109,7 +109,7 @@ class Projected(Wrapper):
     def __init__(self, position: Position) -> None:
         super().__init__(position)
 
-    def project(self, q: Tensor, k: Tensor, memory: Tensor | None, at: At) -> tuple[Tensor, Tensor]:
+    def transform_qk(self, q: Tensor, k: Tensor, state: Tensor | None, at: TokenPositions) -> tuple[Tensor, Tensor]:
         return q, k
 
 
@@ -121,22 +121,24 @@ def made_by(position: Position) -> dict[str, Tensor]:
     """The results of all hooks for fp32 input, at positions above 256, which bf16 cannot tell apart."""
     torch.manual_seed(1)
     k, x = torch.randn(2, 4, 9, 8), torch.randn(2, 9, 32)
-    at = position.relocate(At.line(9, 300 if position.max_length is None else 0), torch.zeros(2, 9, dtype=torch.int64))
+    at = position.remap_positions(
+        TokenPositions.line(9, 300 if position.max_length is None else 0), torch.zeros(2, 9, dtype=torch.int64)
+    )
     distance = torch.arange(3000).float()
     made: dict[str, Tensor | None] = {
         "embed": position.embed(x, at),
         "bias": position.bias(distance),
         "weight": position.weight(distance),
     }
-    memory = made["memory"] = position.remember(x, at, None)
-    made["q"], made["k"] = q, projected = position.project(k, k.flip(0), memory, at)
+    state = made["state"] = position.token_state(x, at, None)
+    made["q"], made["k"] = q, projected = position.transform_qk(k, k.flip(0), state, at)
     q, s = q[:, :, -5:], torch.randn(2, 4, 5, 9).tril(4)
-    made["sink"] = position.sink(q, at[-5:])
-    pairs = Pairs(at[-5:], at, torch.ones(5, 9, dtype=torch.bool).tril(4), memory)
-    if position.uses("mix"):
-        mixed = position.mix(s, q, projected, pairs)
-        mixed = mixed.p if isinstance(mixed, Shares) else mixed
+    made["sink_logit"] = position.sink_logit(q, at[-5:])
+    block = QueryKeyBlock(at[-5:], at, torch.ones(5, 9, dtype=torch.bool).tril(4), state)
+    if position.uses("modify_scores"):
+        mixed = position.modify_scores(s, q, projected, block)
+        mixed = mixed.p if isinstance(mixed, AttentionWeights) else mixed
         made["scores"], made["sink of mix"] = mixed if isinstance(mixed, tuple) else (mixed, None)
-    if position.uses("values"):
-        made["values"] = position.values(torch.rand(2, 4, 5, 9), k, pairs)
+    if position.uses("add_to_output"):
+        made["add_to_output"] = position.add_to_output(torch.rand(2, 4, 5, 9), k, block)
     return {what: tensor for what, tensor in made.items() if tensor is not None}

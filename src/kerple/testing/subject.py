@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from kerple.model import Transformer
-from kerple.model.self_attention import Hooks, tell
-from kerple.positions import At, Position, Shape
+from kerple.model.self_attention import Hooks, prepare_context
+from kerple.positions import Position, Shape, TokenPositions
 from kerple.positions.wrapper import Wrapper
 
 LENGTH, VOCABULARY = 32, 50
@@ -93,26 +93,28 @@ def attended(
     Args:
         way: `kerple.attention.attend`, or a function with the same arguments.
         position: The strategy.
-        q: Queries (B, H, T, δ) before `Position.project`.
-        k: Keys (B, G, T, δ) before `Position.project`.
+        q: Queries (B, H, T, δ) before `Position.transform_qk`.
+        k: Keys (B, G, T, δ) before `Position.transform_qk`.
         v: Values (B, G, T, δ).
-        x: Input of `Position.remember`, (B, T, D).
+        x: Input of `Position.token_state`, (B, T, D).
         window: Number of keys that a query sees; None for all.
         offset: Added to every position.
     """
-    told = tell(position, At.line(q.shape[2], offset), x.new_zeros(x.shape[:2], dtype=torch.int64), window)
-    memory = position.remember(x, told.at, None)
-    q, k = position.project(q, k, memory, told.at)
-    hooks = Hooks(position, told.at, memory)
+    context = prepare_context(
+        position, TokenPositions.line(q.shape[2], offset), x.new_zeros(x.shape[:2], dtype=torch.int64), window
+    )
+    state = position.token_state(x, context.at, None)
+    q, k = position.transform_qk(q, k, state, context.at)
+    hooks = Hooks(position, context.at, state)
     return way(
         *(q, k, v),
         scale=v.shape[-1] ** -0.5,
-        table=told.table,
-        weight=told.weight,
-        window=told.window,
-        sink=position.sink(q, told.at),
+        table=context.table,
+        weight=context.weight,
+        window=context.window,
+        sink=position.sink_logit(q, context.at),
         mix=hooks.mix if hooks.mixes else None,
-        values=hooks.values if position.uses("values") else None,
+        values=hooks.values if position.uses("add_to_output") else None,
     )
 
 
@@ -123,9 +125,9 @@ class Moved(Wrapper):
         super().__init__(position)
         self.where = where
 
-    def relocate(self, at: At, tokens: Tensor) -> At:
+    def remap_positions(self, at: TokenPositions, tokens: Tensor) -> TokenPositions:
         at = replace(at, positions=self.where[..., at.rows], contiguous=False)
-        return self.position.relocate(at, tokens)
+        return self.position.remap_positions(at, tokens)
 
 
 def move(network: Transformer, where: Tensor) -> Transformer:

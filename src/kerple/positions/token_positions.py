@@ -1,4 +1,4 @@
-"""`At`, the positions of some tokens, and `Pairs`, a block of queries and keys.
+"""`TokenPositions`, the positions of some tokens, and `QueryKeyBlock`, a block of queries and keys.
 
 A *row* is where a token stands in the input: causality, windows and counts of keys belong to rows. A *position* is
 what a strategy is told of it: shifted by an offset, drawn at random, given by a task.
@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 
 @dataclass(frozen=True)
-class At:
+class TokenPositions:
     """Where some tokens stand.
 
     Args:
@@ -31,14 +31,14 @@ class At:
     window: int | None = None
 
     @classmethod
-    def line(cls, length: int, offset: int = 0, device: torch.device | None = None) -> "At":
+    def line(cls, length: int, offset: int = 0, device: torch.device | None = None) -> "TokenPositions":
         """Rows 0 to length - 1 at positions that are larger by ``offset``."""
         rows = torch.arange(length, device=device)
         return cls(rows, rows + offset)
 
-    def __getitem__(self, part: slice) -> "At":
+    def __getitem__(self, part: slice) -> "TokenPositions":
         places = None if self.places is None else self.places[:, part]
-        return At(self.rows[part], self.positions[..., part], self.contiguous, places, self.window)
+        return TokenPositions(self.rows[part], self.positions[..., part], self.contiguous, places, self.window)
 
     @property
     def visible(self) -> Tensor:
@@ -47,7 +47,7 @@ class At:
 
 
 @dataclass(frozen=True)
-class Pairs:
+class QueryKeyBlock:
     """A block of queries and the keys it may meet; the queries are the last Tq of the Tk keys.
 
     Args:
@@ -55,20 +55,20 @@ class Pairs:
         keys: Where the keys stand.
         seen: (Tq, Tk) bool, causal and within the window. What is not seen must not count: no result may depend on
             the size of a block.
-        memory: (B, H, Tk, c), what `Position.remember` said of the keys, or None.
+        state: (B, H, Tk, c), what `Position.token_state` said of the keys, or None.
     """
 
-    queries: At
-    keys: At
+    queries: TokenPositions
+    keys: TokenPositions
     seen: Tensor
-    memory: Tensor | None = None
+    state: Tensor | None = None
 
     @property
     def distance(self) -> Tensor:
         """(Tq, Tk) int64, or (B, Tq, Tk); 0 where the key comes later."""
         return (self.queries.positions[..., :, None] - self.keys.positions[..., None, :]).clamp(min=0)
 
-    def read(self, function: Callable[[Tensor], Tensor | None]) -> Tensor:
+    def evaluate(self, function: Callable[[Tensor], Tensor | None]) -> Tensor:
         """A function of distance, (N,) fp32 -> (H, N), at every pair; (H, Tq, Tk) or (B, H, Tq, Tk), differentiable."""
         queries, keys = self.seen.shape
         if self.keys.contiguous:
@@ -82,8 +82,8 @@ class Pairs:
 
 
 @dataclass(frozen=True)
-class Shares:
-    """What `Position.mix` may give in place of scores: the probabilities themselves, without a softmax.
+class AttentionWeights:
+    """What `Position.modify_scores` may give in place of scores: the probabilities themselves, without a softmax.
 
     Args:
         p: (B, H, Tq, Tk) fp32, 0 where a key is not seen.
@@ -95,7 +95,7 @@ class Shares:
 def readable(positions: Tensor, wait: bool = False) -> bool:
     """Whether positions can be compared with a limit here, to refuse those beyond it.
 
-    Asking a GPU stalls it, which ``wait`` has to allow; while a model is compiled, or its memory is counted with
+    Asking a GPU stalls it, which ``wait`` has to allow; while a model is compiled, or its state is counted with
     tensors that have no values, there is nothing to ask.
     """
     valued = not torch.compiler.is_compiling() and not isinstance(positions, FakeTensor)
