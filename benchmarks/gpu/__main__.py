@@ -27,6 +27,14 @@ from benchmarks.measure import RECORDS, Row, machine
 ROOT = Path(__file__).parents[2]
 LIMIT = 600  # seconds of a piece
 STRATEGIES = ("KerpleLog", "ALiBi", "RoPE", "T5", "NoPE")
+TOY = [  # sizes at which a CPU trains in seconds
+    "--model.layers=2", "--model.dim=32", "--model.heads=2", "--model.compile=false", "--data.corpus=stdlib",
+    "--data.vocabulary=512", "--data.length=32", "--data.batch_size=4", "--data.validation_segments=4",
+    "--trainer.accelerator=cpu", "--trainer.precision=32-true", "--trainer.val_check_interval=4",
+    "--trainer.log_every_n_steps=1",
+    '--trainer.callbacks=[{"class_path": "LastCheckpoint"}, {"class_path": "Throughput"}, {"class_path": "Extrapolation", '
+    '"init_args": {"lengths": [32, 64, 128], "blocks": 2, "validation_blocks": 0}}]',
+]  # fmt: skip
 Found = tuple[list[Row], dict[str, Any]]
 
 
@@ -62,7 +70,8 @@ def trained(steps: int, name: str, toy: bool, again: bool, out: Path) -> Found:
     folder = ROOT / "logs" / which / f"{steps}-steps" / name
     if again:
         shutil.rmtree(folder, ignore_errors=True)
-    flags = [f"--config=configs/{which}.yaml", f"--model.position={name}", f"--trainer.max_steps={steps}"]
+    flags = ["--config=configs/gpu.yaml", f"--model.position={name}", f"--trainer.max_steps={steps}"]
+    flags += TOY if toy else []
     _command(["fit", *flags, f"--run_dir={folder}", "--ckpt_path=last"])
     shutil.rmtree(folder / "test", ignore_errors=True)  # of a test that was cut off; another would go beside it
     _command(["test", f"--ckpt_path={folder / 'checkpoints' / 'last.ckpt'}", f"--run_dir={folder / 'test'}"])

@@ -7,7 +7,7 @@ import pytest
 from kerple.cli.main import main
 from kerple.cli.plan import NETWORK
 
-PAPER = ["plan", "--config", "configs/paper/arxiv.yaml"]
+PAPER = ["plan", "--config", "configs/paper.yaml"]
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, list[str]]:
