@@ -60,7 +60,7 @@ def parameters(config: Any) -> int:
 
 
 def test_every_configuration_parses() -> None:
-    """Each file is checked as it is read, so the overlays of a kind are laid over each other: one parse takes a second."""
+    """Each file is checked as it is read, and one parse takes a second: overlays are laid over each other."""
     for name in ALONE:
         parameters(parsed("--config", str(CONFIGS / f"{name}.yaml")))
     demo, tasks = str(CONFIGS / "demo.yaml"), str(CONFIGS / "tasks" / "base.yaml")
