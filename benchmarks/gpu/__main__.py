@@ -32,8 +32,8 @@ TOY = [  # sizes at which a CPU trains in seconds
     "--data.vocabulary=512", "--data.length=32", "--data.batch_size=4", "--data.validation_segments=4",
     "--trainer.accelerator=cpu", "--trainer.precision=32-true", "--trainer.val_check_interval=4",
     "--trainer.log_every_n_steps=1",
-    '--trainer.callbacks=[{"class_path": "LastCheckpoint"}, {"class_path": "Throughput"}, {"class_path": "Extrapolation",'
-    ' "init_args": {"lengths": [32, 64, 128], "blocks": 2, "validation_blocks": 0}}]',
+    '--trainer.callbacks=[{"class_path": "LastCheckpoint"}, {"class_path": "Throughput"}, '
+    '{"class_path": "Extrapolation", "init_args": {"lengths": [32, 64, 128], "blocks": 2, "validation_blocks": 0}}]',
 ]  # fmt: skip
 Found = tuple[list[Row], dict[str, Any]]
 
