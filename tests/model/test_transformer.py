@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from kerple.model import Transformer, transformer
+from kerple.model.architecture import Architecture
 from kerple.model.head import Pieces, target_losses
 from kerple.model.self_attention import SelfAttention, prepare_context
 from kerple.positions import KerpleLog, Layers, Learned, NoPE, Position, Shape, TokenPositions
@@ -105,7 +106,7 @@ def test_key_heads_that_do_not_divide_are_refused(kv_heads: int) -> None:
 
 @torch.no_grad()
 def test_queries_and_keys_are_normalised_head_by_head_before_the_scores() -> None:
-    attention = SelfAttention(Shape(8, 2, 4), kv_heads=1, bias=True, qk_eps=1e-3).double()
+    attention = SelfAttention(Shape(8, 2, 4), Architecture(kv_heads=1, qk_norm=True, eps=1e-3)).double()
     gains = [torch.rand(4, dtype=torch.float64) + 0.5 for _ in range(2)]
     for norm, gain in zip((attention.q_norm, attention.k_norm), gains, strict=True):
         norm.weight.copy_(gain)

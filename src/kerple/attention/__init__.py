@@ -4,7 +4,7 @@ A strategy can add a table of biases by distance (H, T), a weight by distance, a
 (mix) and vectors added to the values.
 """
 
-from kerple.attention.choice import Asked
+from kerple.attention.backend import AttentionOption
 from kerple.attention.dispatch import attend
 
-__all__ = ["Asked", "attend"]
+__all__ = ["AttentionOption", "attend"]

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from kerple.attention.choice import explained
+from kerple.attention.backend import explained
 
 MASK_BLOCK = 128  # of FlexAttention's masks
 Masks = dict[tuple[int, int | None], BlockMask]  # by padded length and window

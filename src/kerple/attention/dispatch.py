@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
 from kerple.attention.blocks import attend_blocks
-from kerple.attention.choice import SHORT, TINY, Asked, choose
+from kerple.attention.backend import SHORT, TINY, AttentionOption, choose
 from kerple.attention.cpu import table_attention
 from kerple.attention.reference import Mix, Values, attend_reference, for_query_heads
 
@@ -28,7 +28,7 @@ def attend(
     sink: Tensor | None = None,
     mix: Mix | None = None,
     values: Values | None = None,
-    way: Asked = "auto",
+    way: AttentionOption = "auto",
     masks: "Masks | None" = None,
 ) -> Tensor:
     """Causal attention, softmax(q·k/√δ + what the strategy adds)·v.
@@ -54,7 +54,7 @@ def attend(
             sink (B, H, rows), or `kerple.positions.AttentionWeights`, beside which there can be no ``sink``.
         values: Function ``values(p, v, rows, columns, seen)`` of the probabilities (B, H, rows, columns) of a block and
             the values of its keys. It returns what is added to the output, (B, H, rows, δ').
-        way: ``auto``, or the way to take whatever `choice.choose` would say.
+        way: ``auto``, or the way to take whatever `backend.choose` would say.
         masks: A dict that all layers of a forward are given: a compiled network makes each mask of a GPU once.
 
     Returns:

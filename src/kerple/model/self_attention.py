@@ -5,8 +5,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from kerple.attention import Asked, attend
+from kerple.attention import AttentionOption, attend
 from kerple.base.errors import UserError
+from kerple.model.architecture import Architecture
 from kerple.model.cache import LayerCache
 from kerple.positions import AttentionWeights, Position, QueryKeyBlock, Shape, TokenPositions
 
@@ -20,7 +21,7 @@ class PositionContext:
         table: `Position.bias` at all distances, (H, T) fp32, or None.
         weight: `Position.weight` at all distances, (H, T) fp32, or None.
         window: Number of keys that a query sees, its own included; None for all.
-        way: Implementation of attention, see `kerple.attention.choice`.
+        way: Implementation of attention, see `kerple.attention.backend`.
         masks: Masks of FlexAttention, see `kerple.attention.attend`; one dict for all strategies of a forward pass.
     """
 
@@ -28,7 +29,7 @@ class PositionContext:
     table: Tensor | None
     weight: Tensor | None
     window: int | None
-    way: Asked = "auto"
+    way: AttentionOption = "auto"
     masks: dict[Any, Any] = field(default_factory=dict)
 
 
@@ -37,27 +38,25 @@ class SelfAttention(nn.Module):
 
     Args:
         shape: Width D and number of heads H.
-        kv_heads: Number of key heads G, a divisor of H.
-        bias: Whether the two linear layers have biases.
-        qkv_bias: Whether the first of them has a bias; None for the value of ``bias``.
-        qk_eps: Epsilon of RMSNorms over each head's queries and keys; None for no such norms.
+        architecture: Options of the network; kv_heads is G.
 
     Raises:
         UserError: If G does not divide H.
     """
 
-    def __init__(
-        self, shape: Shape, kv_heads: int, bias: bool, qkv_bias: bool | None = None, qk_eps: float | None = None
-    ) -> None:
+    def __init__(self, shape: Shape, architecture: Architecture) -> None:
         super().__init__()
-        if kv_heads < 1 or shape.heads % kv_heads:
-            raise UserError(f"kv_heads: got {kv_heads}, expected a divisor of the {shape.heads} heads")
-        self.heads, self.kv_heads = shape.heads, kv_heads
-        self.widths = [shape.dim, kv_heads * shape.head_dim, kv_heads * shape.head_dim]
+        heads, kv_heads, head_dim = shape.heads, architecture.kv_heads, shape.head_dim
+        kv_heads = heads if kv_heads is None else kv_heads
+        if kv_heads < 1 or heads % kv_heads:
+            raise UserError(f"kv_heads: got {kv_heads}, expected a divisor of the {heads} heads")
+        bias, qkv_bias, eps = architecture.bias, architecture.qkv_bias, architecture.eps
+        self.heads, self.kv_heads = heads, kv_heads
+        self.widths = [shape.dim, kv_heads * head_dim, kv_heads * head_dim]
         self.qkv = nn.Linear(shape.dim, sum(self.widths), bias if qkv_bias is None else qkv_bias)
         self.out = nn.Linear(shape.dim, shape.dim, bias)
         self.q_norm, self.k_norm = (
-            nn.Identity() if qk_eps is None else nn.RMSNorm(shape.head_dim, qk_eps) for _ in range(2)
+            nn.RMSNorm(head_dim, eps) if architecture.qk_norm else nn.Identity() for _ in range(2)
         )
 
     def forward(
@@ -144,7 +143,7 @@ class Hooks:
 
 
 def prepare_context(
-    position: Position, at: TokenPositions, tokens: Tensor, window: int | None, way: Asked = "auto"
+    position: Position, at: TokenPositions, tokens: Tensor, window: int | None, way: AttentionOption = "auto"
 ) -> PositionContext:
     """Compute what a strategy contributes to a forward pass.
 

@@ -2,15 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from kerple.attention.choice import Asked, explained
+from kerple.attention.backend import explained
 from kerple.base.compatibility import unread
 from kerple.base.errors import UserError
-from kerple.model.block import Block, Design
+from kerple.model.architecture import Architecture
+from kerple.model.block import Block
 from kerple.model.cache import Cache, LayerCache
 from kerple.model.head import row_losses, target_losses
 from kerple.model.self_attention import prepare_context
@@ -23,11 +24,10 @@ GRAPHS = 64  # largest number of graphs of a compiled network: one for each leng
 
 
 class Transformer(nn.Module):
-    """Pre-norm decoder. By default it is that of GPT-2 and of the paper (Chi et al. 2022, arXiv 2205.09921, section 5).
+    """Pre-norm decoder with any positional strategy (Chi et al. 2022, arXiv 2205.09921, section 5).
 
-    Options make it the decoder of Llama, GPT-NeoX or BLOOM. Weights are drawn from N(0, init²), and those of layers
-    that write into the residual stream from N(0, init² / (2 · layers)). Biases start at 0. Strategies initialise their
-    own parameters.
+    Weights are drawn from N(0, init²), and those of layers that write into the residual stream from
+    N(0, init² / (2 · layers)). Biases start at 0. Strategies initialise their own parameters.
 
     Args:
         shape: Width D, number of heads H and training length.
@@ -35,86 +35,33 @@ class Transformer(nn.Module):
         vocabulary: Number of token ids V, including padding.
         position: Function that builds a strategy from the shape. It is called once if all layers share the strategy,
             else once per layer.
-        per_layer: Whether each layer has a strategy of its own; None for the way of the strategy's paper.
-        kv_heads: Number of heads of keys and values, a divisor of H; None for H.
-        hidden: Width of the hidden layer in each block's feed-forward network; None for 4·D.
-        bias: Whether linear layers and LayerNorms have biases. The head has none.
-        qkv_bias: Whether the layer that makes queries, keys and values has a bias; None for the value of ``bias``.
-        qk_norm: Whether each head's queries and keys go through an RMSNorm before the strategy sees them, which keeps
-            scores from growing without bound (Henry et al. 2020, arXiv 2010.04245; Dehghani et al. 2023, arXiv
-            2302.05442, section 2). Its gain has one number a dimension and is shared by the heads.
-        tied: Whether the head uses the embedding's matrix.
-        norm: Normalisation, ``layer`` or ``rms``.
-        eps: Epsilon of the norms.
-        init: Standard deviation of the initial weights. 0.02 suits widths near 768; a width of 64 learns faster from
-            1/√64.
-        activation: ``gelu``, ``gelu_tanh`` (GPT-2's approximation), ``relu`` or ``silu``.
-        gated: Whether the feed-forward network has a second layer that multiplies the activations, as SwiGLU does.
-        parallel: Whether attention and feed-forward network of a block have the same input, as in GPT-NeoX.
-        embedding_norm: Whether the token embeddings are normalised before positions are added, as in BLOOM.
-        dropout: Probability of dropping an entry of the embeddings and of each block's two outputs.
-        attention: Implementation of attention, see `kerple.attention.choice`.
+        **options: Options of `kerple.model.architecture.Architecture`.
 
     Raises:
         UserError: If a number is out of range.
     """
 
     def __init__(
-        self,
-        shape: Shape,
-        layers: int,
-        vocabulary: int,
-        position: Callable[[Shape], Position],
-        *,
-        per_layer: bool | None = None,
-        kv_heads: int | None = None,
-        hidden: int | None = None,
-        bias: bool = True,
-        qkv_bias: bool | None = None,
-        qk_norm: bool = False,
-        tied: bool = False,
-        norm: Literal["layer", "rms"] = "layer",
-        eps: float = 1e-5,
-        init: float = 0.02,
-        activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu",
-        gated: bool = False,
-        parallel: bool = False,
-        embedding_norm: bool = False,
-        dropout: float = 0.0,
-        attention: Asked = "auto",
+        self, shape: Shape, layers: int, vocabulary: int, position: Callable[[Shape], Position], **options: Any
     ) -> None:
         super().__init__()
         for name, number in (("layers", layers), ("vocabulary", vocabulary)):
             if number < 1:
                 raise UserError(f"{name}: got {number}, expected a positive number")
-        if init <= 0:
-            raise UserError(f"init: got {init}, expected a positive standard deviation such as 0.02")
-        design = Design(
-            shape.heads if kv_heads is None else kv_heads,
-            4 * shape.dim if hidden is None else hidden,
-            bias,
-            qkv_bias,
-            norm,
-            eps,
-            activation,
-            gated,
-            parallel,
-            dropout,
-            qk_norm,
-        )
+        architecture = Architecture(**options)
         self.shape = shape
-        self.attention = attention
+        self.attention = architecture.attention
         self.embedding = nn.Embedding(vocabulary, shape.dim)
-        self.dropout = nn.Dropout(dropout)
-        self.embedding_norm = design.make_norm(shape.dim) if embedding_norm else nn.Identity()
-        self.blocks = cast("Modules[Block]", nn.ModuleList(Block(shape, design) for _ in range(layers)))
-        self.norm = design.make_norm(shape.dim)
+        self.dropout = nn.Dropout(architecture.dropout)
+        self.embedding_norm = architecture.make_norm(shape.dim) if architecture.embedding_norm else nn.Identity()
+        self.blocks = cast("Modules[Block]", nn.ModuleList(Block(shape, architecture) for _ in range(layers)))
+        self.norm = architecture.make_norm(shape.dim)
         self.head = nn.Linear(shape.dim, vocabulary, bias=False)
         self.row_losses = row_losses
-        self._initialise(init)
-        if tied:
+        self._initialise(architecture.init)
+        if architecture.tied:
             self.head.weight = self.embedding.weight
-        strategies = _strategies(position, replace(shape, layers=layers), per_layer)
+        strategies = _strategies(position, replace(shape, layers=layers), architecture.per_layer)
         self.positions = cast("Modules[Position]", nn.ModuleList(strategies))
         self.places: Callable[[Tensor], Tensor] | None = None
         """Function from tokens (B, T) to the task's places (B, T) int64 of `TokenPositions.places`, or None."""

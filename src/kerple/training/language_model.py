@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torchmetrics import MeanMetric
 
-from kerple.attention import Asked
 from kerple.base.errors import UserError
 from kerple.model import Batch, Transformer
 from kerple.positions import Position, Shape
@@ -38,22 +37,6 @@ class LanguageModel(LightningModule):
         layers: Number of blocks.
         dim: Width D of the residual stream.
         heads: Number of attention heads H, a divisor of ``dim``.
-        kv_heads: Number of heads of keys and values, a divisor of H; null for H.
-        per_layer: Whether each layer has a positional strategy of its own instead of one for all; null for the way of
-            the strategy's paper.
-        hidden: Width of the hidden layer in each block's feed-forward network; null for 4·D.
-        bias: Whether linear layers and LayerNorms have biases.
-        qkv_bias: Whether the layer that makes queries, keys and values has a bias; null for the value of ``bias``.
-        qk_norm: Whether each head's queries and keys are normalised, which keeps attention from growing too sharp.
-        tied: Whether input and output embeddings are one matrix.
-        norm: Normalisation, ``layer`` or ``rms``.
-        eps: Epsilon of the norms.
-        init: Standard deviation of the initial weights.
-        activation: ``gelu``, ``gelu_tanh``, ``relu`` or ``silu``.
-        gated: Whether the feed-forward network has a second layer that multiplies the activations, as SwiGLU does.
-        parallel: Whether attention and feed-forward network of a block have the same input, as in GPT-NeoX.
-        embedding_norm: Whether the token embeddings are normalised, as in BLOOM.
-        dropout: Probability of dropping an entry of the embeddings and of each block's two outputs.
         pad_vocabulary_to: The number of rows of the embedding is rounded up to a multiple of this; 128 suits tensor
             cores.
         optimizer: ``adamw``, or ``muon`` for the matrices of the blocks and AdamW for the rest (`training.muon`).
@@ -63,10 +46,8 @@ class LanguageModel(LightningModule):
         weight_decay: Weight decay of matrices; other parameters have none.
         warmup: Share of ``trainer.max_steps`` in which the learning rate rises linearly. Afterwards it falls to 0 along
             a cosine.
-        compile: Whether network and loss are compiled by torch.compile.
-        attention: ``auto`` takes the fastest implementation that can do what the strategy needs, and logs which it is.
-            ``fused`` is an error if that would be attention in blocks of queries. ``blocks`` and ``reference`` force
-            these (`kerple.attention.choice`).
+        compile: Whether network and loss are compiled by torch.compile; a mapping holds options for it.
+        **options: Options of the network, see `kerple.model.architecture.Architecture`.
 
     Raises:
         UserError: If a number is out of range, or a strategy cannot be built.
@@ -80,21 +61,6 @@ class LanguageModel(LightningModule):
         layers: int = 12,
         dim: int = 768,
         heads: int = 12,
-        kv_heads: int | None = None,
-        per_layer: bool | None = None,
-        hidden: int | None = None,
-        bias: bool = True,
-        qkv_bias: bool | None = None,
-        qk_norm: bool = False,
-        tied: bool = False,
-        norm: Literal["layer", "rms"] = "layer",
-        eps: float = 1e-5,
-        init: float = 0.02,
-        activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu",
-        gated: bool = False,
-        parallel: bool = False,
-        embedding_norm: bool = False,
-        dropout: float = 0.0,
         pad_vocabulary_to: int = 1,
         optimizer: Literal["adamw", "muon"] = "adamw",
         lr: float = 6e-4,
@@ -102,8 +68,8 @@ class LanguageModel(LightningModule):
         adam_eps: float = 1e-8,
         weight_decay: float = 0.0,
         warmup: float = 0.01,
-        compile: bool = False,
-        attention: Asked = "auto",
+        compile: bool | dict[str, Any] = False,
+        **options: Any,
     ) -> None:
         super().__init__()
         if lr <= 0:
@@ -113,28 +79,8 @@ class LanguageModel(LightningModule):
         if pad_vocabulary_to < 1:
             raise UserError(f"pad_vocabulary_to: got {pad_vocabulary_to}, expected 1 (no padding) or more")
         self.save_hyperparameters()
-        self.network = Transformer(
-            Shape(dim, heads, length),
-            layers,
-            math.ceil(vocabulary / pad_vocabulary_to) * pad_vocabulary_to,
-            position,
-            kv_heads=kv_heads,
-            per_layer=per_layer,
-            hidden=hidden,
-            bias=bias,
-            qkv_bias=qkv_bias,
-            qk_norm=qk_norm,
-            tied=tied,
-            norm=norm,
-            eps=eps,
-            init=init,
-            activation=activation,
-            gated=gated,
-            parallel=parallel,
-            embedding_norm=embedding_norm,
-            dropout=dropout,
-            attention=attention,
-        )
+        rows = math.ceil(vocabulary / pad_vocabulary_to) * pad_vocabulary_to
+        self.network = Transformer(Shape(dim, heads, length), layers, rows, position, **options)
         self.vocabulary = vocabulary
         self.muon = optimizer == "muon"
         self.optimiser: dict[str, Any] = {"lr": lr, "betas": tuple(betas), "eps": adam_eps}

@@ -15,7 +15,7 @@ import psutil
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from kerple.attention.choice import forget, taken
+from kerple.attention.backend import forget, taken
 from kerple.base.errors import UserError
 from kerple.evaluation.analysis import log_directory
 from kerple.evaluation.typed import untyped

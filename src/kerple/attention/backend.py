@@ -11,7 +11,7 @@ import torch
 
 from kerple.base.errors import UserError
 
-Asked = Literal["auto", "fused", "blocks", "reference"]
+AttentionOption = Literal["auto", "fused", "blocks", "reference"]
 Way = Literal["sdpa", "tiles", "flex", "blocks", "reference"]
 
 SHORT = 256  # keys; up to here the backward pass in tiles is faster than that of torch's fused kernel on the CPU
@@ -45,7 +45,7 @@ def forget() -> None:
 
 
 def choose(
-    asked: Asked,
+    asked: AttentionOption,
     device: torch.device,
     dtype: torch.dtype,
     dims: tuple[int, int],
@@ -89,7 +89,7 @@ choose._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.com
 
 
 def _decide(
-    asked: Asked,
+    asked: AttentionOption,
     device: torch.device,
     dtype: torch.dtype,
     dims: tuple[int, int],

@@ -1,0 +1,84 @@
+"""`Architecture`: the options of a decoder, each said here once for Python, the command line and checkpoints."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+
+from kerple.attention import AttentionOption
+from kerple.base.errors import UserError
+
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "gelu": nn.GELU,
+    "gelu_tanh": lambda: nn.GELU("tanh"),
+    "relu": nn.ReLU,
+    "silu": nn.SiLU,
+}
+NORMS = ("layer", "rms")
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Options of a decoder. By default it is that of GPT-2; others make it that of Llama, GPT-NeoX or BLOOM.
+
+    Args:
+        kv_heads: Number of heads of keys and values, a divisor of H; null for H.
+        per_layer: Whether each layer has a positional strategy of its own instead of one for all; null for what the
+            strategy's paper does.
+        hidden: Width of the hidden layer in each block's feed-forward network; null for 4·D.
+        bias: Whether linear layers and LayerNorms have biases. The head has none.
+        qkv_bias: Whether the layer that makes queries, keys and values has a bias; null for the value of ``bias``.
+        qk_norm: Whether each head's queries and keys go through an RMSNorm before the strategy sees them, which keeps
+            scores from growing without bound (Henry et al. 2020, arXiv 2010.04245; Dehghani et al. 2023, arXiv
+            2302.05442, section 2). Its gain has one number a dimension and is shared by the heads.
+        tied: Whether input and output embeddings are one matrix.
+        norm: Normalisation, ``layer`` or ``rms``.
+        eps: Epsilon of the norms.
+        init: Standard deviation of the initial weights. 0.02 suits widths near 768; a width of 64 learns faster from
+            1/√64.
+        activation: ``gelu``, ``gelu_tanh`` (GPT-2's approximation), ``relu`` or ``silu``.
+        gated: Whether the feed-forward network has a second layer that multiplies the activations, as SwiGLU does.
+        parallel: Whether attention and feed-forward network of a block have the same input, as in GPT-NeoX.
+        embedding_norm: Whether the token embeddings are normalised before positions are added, as in BLOOM.
+        dropout: Probability of dropping an entry of the embeddings and of each block's two outputs.
+        attention: ``auto`` takes the fastest implementation that can do what the strategy needs, and logs which it is.
+            ``fused`` is an error if that would be attention in blocks of queries. ``blocks`` and ``reference`` force
+            these (`kerple.attention.backend`).
+
+    Raises:
+        UserError: If an option is unknown or out of range.
+    """
+
+    kv_heads: int | None = None
+    per_layer: bool | None = None
+    hidden: int | None = None
+    bias: bool = True
+    qkv_bias: bool | None = None
+    qk_norm: bool = False
+    tied: bool = False
+    norm: Literal["layer", "rms"] = "layer"
+    eps: float = 1e-5
+    init: float = 0.02
+    activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
+    gated: bool = False
+    parallel: bool = False
+    embedding_norm: bool = False
+    dropout: float = 0.0
+    attention: AttentionOption = "auto"
+
+    def __post_init__(self) -> None:
+        if self.hidden is not None and self.hidden < 1:
+            raise UserError(f"hidden: got {self.hidden}, expected a positive width")
+        if self.init <= 0:
+            raise UserError(f"init: got {self.init}, expected a positive standard deviation such as 0.02")
+        if not 0 <= self.dropout < 1:
+            raise UserError(f"dropout: got {self.dropout}, expected a probability in [0, 1)")
+        if self.activation not in ACTIVATIONS:
+            raise UserError(f"activation: got {self.activation!r}, expected one of {', '.join(ACTIVATIONS)}")
+        if self.norm not in NORMS:
+            raise UserError(f"norm: got {self.norm!r}, expected one of {', '.join(NORMS)}")
+
+    def make_norm(self, dim: int) -> nn.Module:
+        """LayerNorm, or RMSNorm (Zhang & Sennrich 2019, arXiv 1910.07467), over the last ``dim`` numbers."""
+        return nn.RMSNorm(dim, self.eps) if self.norm == "rms" else nn.LayerNorm(dim, self.eps, bias=self.bias)
