@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from kerple.attention import attend, blocks
+from kerple.attention.backend import TINY
 from kerple.attention.blocks import attend_blocks
-from kerple.attention.choice import TINY
 from kerple.attention.cpu import forward_block
 from kerple.attention.reference import attend_reference
 

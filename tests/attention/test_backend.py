@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from kerple.attention import attend, choice
+from kerple.attention import attend, backend
 from kerple.attention.reference import attend_reference
 from kerple.base.errors import UserError
 
@@ -23,10 +23,10 @@ CPU = {"device": torch.device("cpu")}
 
 @pytest.fixture(autouse=True)
 def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "taken", {})
+    monkeypatch.setattr(backend, "taken", {})
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "some chip")
-    monkeypatch.setattr(choice, "find_spec", lambda name: name)
+    monkeypatch.setattr(backend, "find_spec", lambda name: name)
 
 
 @pytest.mark.parametrize(
@@ -62,15 +62,15 @@ def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_the_way_of_each_case(case: dict[str, Any], way: str) -> None:
-    assert choice.choose(**CASE | case) == way
+    assert backend.choose(**CASE | case) == way
 
 
 def test_an_older_chip_and_a_system_without_triton_go_in_blocks(monkeypatch) -> None:
-    monkeypatch.setattr(choice, "find_spec", lambda name: None)
-    assert choice.choose(**CASE) == "blocks"
+    monkeypatch.setattr(backend, "find_spec", lambda name: None)
+    assert backend.choose(**CASE) == "blocks"
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    assert choice.choose(**CASE) == "blocks"
-    assert [c.reason for c in choice.taken] == [
+    assert backend.choose(**CASE) == "blocks"
+    assert [c.reason for c in backend.taken] == [
         "the fused kernels need Triton, which is not installed",
         "the fused kernels need capability 8.0, and some chip has (7, 5)",
     ]
@@ -78,20 +78,20 @@ def test_an_older_chip_and_a_system_without_triton_go_in_blocks(monkeypatch) -> 
 
 def test_fused_refuses_blocks_and_says_why() -> None:
     with pytest.raises(UserError, match=r"model\.attention: got 'fused', but the fused kernels take .* not float32"):
-        choice.choose(**CASE | {"asked": "fused", "dtype": torch.float32})
+        backend.choose(**CASE | {"asked": "fused", "dtype": torch.float32})
 
 
 def test_each_decision_is_logged_once_until_forgotten(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "kerple")
     for _ in range(3):
-        choice.choose(**CASE)
-        choice.choose(**CASE | {"dtype": torch.float32})
+        backend.choose(**CASE)
+        backend.choose(**CASE | {"dtype": torch.float32})
     assert [r.getMessage() for r in caplog.records] == [
         "attention: flex, because FlexAttention and the kernel of the table's gradient take it",
         "attention: blocks, because the fused kernels take bfloat16 and float16, not float32",
     ]
-    choice.forget()
-    choice.choose(**CASE)
+    backend.forget()
+    backend.choose(**CASE)
     assert len(caplog.records) == 3
 
 
@@ -103,9 +103,9 @@ def test_every_way_that_can_be_asked_for_is_the_same_sum(window: int | None) -> 
     right = attend_reference(*exact[:3], table=exact[3], window=window)
     wanted = torch.autograd.grad(right, exact, grad.double())
     for asked, way in (("auto", "tiles"), ("fused", "tiles"), ("blocks", "blocks"), ("reference", "reference")):
-        choice.forget()
+        backend.forget()
         out = attend(*inputs[:3], table=inputs[3], window=window, way=asked)
-        assert [c.way for c in choice.taken] == [way]
+        assert [c.way for c in backend.taken] == [way]
         for ours, theirs in zip((out, *torch.autograd.grad(out, inputs, grad)), (right, *wanted), strict=True):
             torch.testing.assert_close(ours, theirs.float(), rtol=1e-4, atol=1e-5)
 
@@ -118,7 +118,7 @@ def test_a_compiled_network_decides_as_it_is_traced_and_in_one_graph() -> None:
     table = torch.randn(2, 40)
     compiled = torch.compile(both, fullgraph=True, backend="eager")
     got = compiled(q, k, v, table)
-    assert {c.way for c in choice.taken} == {"tiles"}  # before anything ran uncompiled
+    assert {c.way for c in backend.taken} == {"tiles"}  # before anything ran uncompiled
     torch.testing.assert_close(got, both(q, k, v, table))
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from kerple.attention import attend, choice
+from kerple.attention import attend, backend
 from kerple.attention.reference import attend_reference
 
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 4e-3}  # of a norm; rounding is 4e-3 and 5e-4 an entry
@@ -14,11 +14,11 @@ HEADS = 3
 
 @pytest.fixture(autouse=True)
 def _new_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "taken", {})
+    monkeypatch.setattr(backend, "taken", {})
 
 
 def ways() -> list[str]:
-    return [c.way for c in choice.taken]
+    return [c.way for c in backend.taken]
 
 
 def fused(device: torch.device) -> list[str]:

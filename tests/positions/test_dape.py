@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kerple.attention.choice import TINY
+from kerple.attention.backend import TINY
 from kerple.base.errors import UserError
 from kerple.model import Transformer
 from kerple.positions import DAPE, ALiBi, DAPEv2, KerpleLog, Layers, NoPE, RoPE

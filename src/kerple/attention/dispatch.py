@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
-from kerple.attention.blocks import attend_blocks
 from kerple.attention.backend import SHORT, TINY, AttentionOption, choose
+from kerple.attention.blocks import attend_blocks
 from kerple.attention.cpu import table_attention
 from kerple.attention.reference import Mix, Values, attend_reference, for_query_heads
 

@@ -3,11 +3,11 @@
 An option that is newer than the run is no difference while it has its default value: the run did what it does.
 """
 
-import inspect
 from importlib import import_module
 from typing import Any
 
 from kerple.base.compatibility import options_as_today
+from kerple.base.signatures import parameters
 
 SECTIONS = {"model": "kerple.training.language_model.LanguageModel", "trainer": "pytorch_lightning.Trainer"}
 
@@ -37,10 +37,10 @@ def is_default(config: dict[str, Any], key: str) -> bool:
     if owner is None:
         return False
     module, _, attribute = owner.rpartition(".")
-    parameters = inspect.signature(getattr(import_module(module), attribute)).parameters
-    if name not in parameters:
+    known = parameters(getattr(import_module(module), attribute))
+    if name not in known:
         return False
-    default = parameters[name].default
+    default = known[name][1]
     return config[key] == (list(default) if isinstance(default, tuple) else default)
 
 

@@ -3,40 +3,32 @@
 import datetime
 import enum
 import inspect
+import logging
 import os
 from collections import abc
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin
+
+from jsonargparse._parameter_resolvers import get_signature_parameters
 
 ANYTHING = Any
 PLAIN = {int, float, bool, str, complex, type(None), Path, os.PathLike, datetime.timedelta}
 CONTAINERS = {list, tuple, dict, set, frozenset, abc.Sequence, abc.Iterable, abc.Mapping, abc.Collection}
 
 
-def options(owner: type) -> dict[str, Any]:
-    """Names and types of the options of a class; of its bases too, if its `__init__` passes further options on.
+def parameters(owner: type) -> dict[str, tuple[Any, Any]]:
+    """Type and default of each option of a class, also of those that its `__init__` passes on to another class."""
+    resolved = get_signature_parameters(owner, "__init__", logger=logging.getLogger("jsonargparse"))
+    return {
+        p.name: (ANYTHING if p.annotation is inspect.Parameter.empty else p.annotation, p.default) for p in resolved
+    }
 
-    An option without annotation has the type `ANYTHING`, one whose annotation cannot be resolved has `object`.
-    """
-    found: dict[str, Any] = {}
-    for kind in owner.__mro__:
-        if "__init__" not in vars(kind) or kind is object:
-            continue
-        own = vars(kind)["__init__"]
-        signature = inspect.signature(own)
-        try:
-            hints = get_type_hints(own)
-        except NameError:
-            hints = dict.fromkeys(signature.parameters, object)
-        named = list(signature.parameters.values())[1:]
-        for parameter in named:
-            if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-                found.setdefault(parameter.name, hints.get(parameter.name, ANYTHING))
-        if not any(parameter.kind == parameter.VAR_KEYWORD for parameter in named):
-            break
-    return found
+
+def options(owner: type) -> dict[str, Any]:
+    """Names and types of the options of a class; an option without annotation has the type `ANYTHING`."""
+    return {name: kind for name, (kind, _) in parameters(owner).items()}
 
 
 def base_in(kind: Any, bases: Iterable[type]) -> type | None:

@@ -68,7 +68,7 @@ class LanguageModel(LightningModule):
         adam_eps: float = 1e-8,
         weight_decay: float = 0.0,
         warmup: float = 0.01,
-        compile: bool | dict[str, Any] = False,
+        compile: bool | dict[str, bool | int | str] = False,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class LanguageModel(LightningModule):
         self.optimiser: dict[str, Any] = {"lr": lr, "betas": tuple(betas), "eps": adam_eps}
         self.weight_decay = weight_decay
         self.warmup = warmup
-        self.compile_network = compile
+        self.compile_options = compile
         # sums are fp64, and a loss that is not finite is not left out of the mean
         self.validation_loss = MeanMetric(nan_strategy="disable").set_dtype(torch.float64)
         # by name, because FSDP makes every parameter one-dimensional
@@ -107,8 +107,8 @@ class LanguageModel(LightningModule):
             raise UserError(
                 f"trainer.gradient_clip_val: got {clip}, expected a positive norm, or null or 0 for no clipping"
             )
-        if self.compile_network:
-            self.network.compile()
+        if self.compile_options:
+            self.network.compile(**(self.compile_options if isinstance(self.compile_options, dict) else {}))
 
     def attach(self, data: object) -> None:
         """Give the network the places of tokens that the data's task defines, if a strategy uses them.
