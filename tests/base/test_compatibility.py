@@ -39,12 +39,6 @@ heads: 2
             "{position: {class_path: kerple.positions.FoX, init_args: {start: 0.0, share_across_layers: true}}}",
             1,
         ),
-        (
-            "Kerple",
-            "{bias: {class_path: kerple.positions.kernels.Log, init_args: {learn_exponent: null}}, weight: "
-            "{class_path: kerple.positions.kernels.Gaussian}, share_across_layers: null}",
-            1,
-        ),
         ("Learned", "{beyond: clamp}", 1),
     ],
 )

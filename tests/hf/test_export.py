@@ -196,7 +196,7 @@ def test_the_trainer_trains_an_exported_model(place: Path, tmp_path: Path) -> No
         str(tmp_path), max_steps=4, per_device_train_batch_size=4, learning_rate=0.01, report_to=[], use_cpu=True
     )
     before = float(model.eval()(**{k: torch.stack([r[k] for r in rows]) for k in rows[0]}).loss)
-    strength = model.network.positions[0].additive.strength
+    strength = model.network.positions[0].r1
     with torch.no_grad():
         strength.fill_(-1.0)  # as an optimiser that knows no constraint might leave it
     hf.Trainer(model, arguments, train_dataset=rows).train()

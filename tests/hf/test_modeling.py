@@ -21,11 +21,11 @@ def made(position: Any = "KerpleLog") -> KerpleForCausalLM:
 
 def test_parameters_are_in_their_ranges_after_the_last_step_of_another_optimiser(tmp_path: Path) -> None:
     model = made().train()
-    rate = model.network.positions[0].additive.rate
+    rate = model.network.positions[0].r2
     with torch.no_grad():
         rate.fill_(-0.04)
     model.save_pretrained(tmp_path)
-    assert float(KerpleForCausalLM.from_pretrained(tmp_path).network.positions[0].additive.rate.detach().min()) > 0
+    assert float(KerpleForCausalLM.from_pretrained(tmp_path).network.positions[0].r2.detach().min()) > 0
     with torch.no_grad():
         rate.fill_(-0.04)
         assert model.eval()(text(1, 40)).logits.isfinite().all()

@@ -3,7 +3,6 @@
 import inspect
 import re
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -99,18 +98,6 @@ def test_the_name_is_a_class_of_the_package_with_a_source(name: str) -> None:
     source = inspect.getdoc(strategy) + (inspect.getdoc(inspect.getmodule(strategy)) or "")
     known = re.search(r"arXiv\s\d{4}\.\d{5}|GPT-2|Source: ours\.", source) or name == "Together"
     assert known, f"{name}: of which paper? Write arXiv and its number into the docstring, or 'Source: ours.'"
-
-
-def test_a_strategy_s_file_is_short() -> None:
-    files = {Path(inspect.getfile(strategy)) for strategy in strategies().values()}
-    assert {file.name: n for file in files if (n := len(file.read_text().splitlines())) > 120} == {}
-
-
-@pytest.mark.parametrize("name", [name for name in names() if name.startswith("Kerple")])
-def test_every_parameter_of_kerple_has_a_range(name: str) -> None:
-    position = subject(name).position()
-    ranged = [n for module in position.modules() for n in getattr(module, "ranges", {})]
-    assert len(ranged) == len(list(position.parameters())) > 0
 
 
 def test_the_product_of_a_strategy_is_full_under_any_setting() -> None:

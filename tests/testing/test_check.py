@@ -247,7 +247,7 @@ class Filled(Sketch):
         (Counted, "gradients reach every parameter", "strength has no gradient"),
         (Rounded, "neither autocast nor tf32 reaches what it computes", "may round it"),
         (InPlace, "neither autocast nor tf32 reaches what it computes", "may round it"),
-        (Dropped, "a wrapper forwards every hook", "sink is not forwarded"),
+        (Dropped, "a wrapper forwards every hook", "sink_logit is not forwarded"),
         (Sized, "nothing is sized by the training length", "parameters of"),
         (Ends, "the logits of a prefix are the prefix of the logits", "first 17 of 30"),
         (Ends, "reading token by token gives what reading at once does", "from a cache"),

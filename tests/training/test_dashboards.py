@@ -98,8 +98,8 @@ def test_the_custom_scalars_page_has_the_curves_of_a_test_and_the_course_of_a_fi
 
 def test_kernels_are_histograms_at_each_validation(folder: Path) -> None:
     found = events(folder / "fit")
-    assert set(found.Tags()["histograms"]) == {"kernels/additive.strength", "kernels/additive.rate"}
-    histograms = found.Histograms("kernels/additive.rate")
+    assert set(found.Tags()["histograms"]) == {"kernels/r1", "kernels/r2"}
+    histograms = found.Histograms("kernels/r2")
     assert [event.step for event in histograms] == [0, 2, 4]
     assert all(event.histogram_value.num == 2 for event in histograms)  # 2 heads
 

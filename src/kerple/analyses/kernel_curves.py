@@ -126,7 +126,7 @@ def per_head(position: Position, heads: int) -> Iterator[tuple[str, Tensor]]:
     learned = list(position.named_parameters())
     for name, values in learned or position.named_buffers():
         if values.shape == (heads,):
-            yield name.removeprefix("additive."), values.detach()
+            yield name, values.detach()
 
 
 def _of_layer(layer: str) -> str:

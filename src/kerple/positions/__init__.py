@@ -7,9 +7,7 @@ from pkgutil import walk_packages
 from typing import Any
 
 from kerple.base.errors import UserError
-from kerple.positions import kernels
 from kerple.positions.base import Position, Shape
-from kerple.positions.kernels import Kernel
 from kerple.positions.token_positions import AttentionWeights, QueryKeyBlock, TokenPositions
 
 __all__ = [
@@ -56,12 +54,8 @@ def strategies() -> dict[str, type[Position]]:
 
 
 def offered() -> dict[type, tuple[type, ...]]:
-    """What a file may name: all strategies, and the kernels that some of them are made of, by their base class."""
-    found = [value for value in vars(kernels).values() if inspect.isclass(value) and issubclass(value, Kernel)]
-    return {
-        Position: tuple(_BY_NAME.values()),
-        Kernel: tuple(value for value in found if not inspect.isabstract(value) and value is not Kernel),
-    }
+    """What a file may name, by its base class: all strategies."""
+    return {Position: tuple(_BY_NAME.values())}
 
 
 def build(name: str, *, dim: int, heads: int, length: int, **options: Any) -> Position:

@@ -8,7 +8,7 @@ distance from query m back to key n. A strategy overrides the hooks it uses and 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -102,14 +102,6 @@ class Position(Constrained, ABC):
     max_length: int | None = None
     """First position that cannot be represented; None where there is no such bound."""
 
-    def __new__(cls, *_: object, **__: object) -> Self:
-        if cls.__abstractmethods__:
-            raise UserError(
-                f"position: got {cls.__name__}, which leaves {', '.join(sorted(cls.__abstractmethods__))} to its "
-                "subclasses; expected one of them"
-            )
-        return super().__new__(cls)
-
     @abstractmethod  # keeps the class abstract: jsonargparse would accept a concrete base as a strategy
     def __init__(self) -> None:
         super().__init__()
@@ -117,6 +109,11 @@ class Position(Constrained, ABC):
     def uses(self, hook: str) -> bool:
         """Whether this strategy overrides ``hook``; may differ between training and evaluation, so ask each time."""
         return getattr(type(self), hook) is not getattr(Position, hook)
+
+    def require(self, ok: bool, option: str, value: object, expected: str) -> None:
+        """Raise a UserError in the strategy's name unless ``ok``, which says whether an option's value is allowed."""
+        if not ok:
+            raise UserError(f"{type(self).__name__}: {option}: got {value}, expected {expected}")
 
     # once a forward
 
@@ -198,6 +195,13 @@ class Position(Constrained, ABC):
 
 HOOKS = tuple(name for name, value in vars(Position).items() if getattr(value, "is_hook", False))
 """Names of everything a strategy may override beside `constrain_`."""
+
+
+def is_distance_bias(position: Position) -> bool:
+    """Whether a strategy is a bias by distance, the same in all layers, and nothing else."""
+    hooks = [hook for hook in HOOKS if position.uses(hook)]
+    return hooks == ["bias"] and position.window is None and not position.differs
+
 
 FLAGS = tuple(Position.__annotations__)
 """Names of what a strategy declares of itself."""

@@ -1,12 +1,15 @@
 """`Constrained`: a module whose parameters have ranges, and stay in fp32 in any precision."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from kerple.base.errors import UserError
+
+Start = float | list[float] | None
+"""Starting value of a parameter: one number for all heads, one per head, or None for a random start."""
 
 HUGE = 1e6
 """Upper end of a range without one: large enough not to matter, small enough that no table overflows fp32."""
@@ -27,7 +30,7 @@ class Constrained(nn.Module):
         self,
         name: str,
         size: int,
-        start: float | Sequence[float] | None = None,
+        start: Start = None,
         *,
         between: tuple[float, float] = (0.0, 1.0),
         minimum: float,
@@ -44,13 +47,16 @@ class Constrained(nn.Module):
             maximum: Largest value allowed.
 
         Raises:
-            UserError: If a starting value is outside [minimum, maximum], or there are neither 1 nor ``size`` of them.
+            UserError: If the range is empty, a starting value is outside it, or there are neither 1 nor ``size`` of
+                them.
         """
         parameter = torch.empty(size, dtype=torch.float32)
         if start is None:
+            if not between[0] < between[1]:
+                raise UserError(f"{name}: got a range from {between[0]:g} to {between[1]:g}, expected the larger last")
             parameter.uniform_(*between).clamp_(minimum, maximum)
         else:
-            values = [float(start)] * size if isinstance(start, int | float) else [float(v) for v in start]
+            values = [float(start)] * size if isinstance(start, int | float) else start
             if len(values) != size:
                 raise UserError(f"{name}: got {len(values)} starting values, expected 1 or {size} (one per head)")
             if not all(minimum <= v <= maximum for v in values):  # not: min(values) < minimum, which NaN passes

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kerple.base.errors import UserError
-from kerple.positions.base import Position, Shape
-from kerple.positions.kerple.bias import KerpleLog
+from kerple.positions.base import Position, Shape, is_distance_bias
+from kerple.positions.kerple import KerpleLog
 from kerple.positions.pair_network import pair_network
 from kerple.positions.products import product
 from kerple.positions.token_positions import QueryKeyBlock
@@ -44,18 +44,7 @@ class DAPE(Position):
         if hidden < 1:
             raise UserError(f"{name}: hidden: got {hidden}, expected a positive width; the paper uses 32")
         self.over = over(shape)
-        others = (
-            "remap_positions",
-            "embed",
-            "weight",
-            "transform_qk",
-            "sink_logit",
-            "token_state",
-            "modify_scores",
-            "add_to_output",
-        )
-        alone = self.over.window is None and not self.over.differs
-        if not alone or not self.over.uses("bias") or any(self.over.uses(hook) for hook in others):
+        if not is_distance_bias(self.over):
             raise UserError(
                 f"{name}: over: got {type(self.over).__name__}, expected a strategy that is a bias by distance and "
                 "nothing else, such as KerpleLog, ALiBi or T5"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from kerple.base.errors import UserError
 from kerple.positions.base import Position, Shape
 from kerple.positions.combination import check_combination
-from kerple.positions.kerple.bias import KerpleLog
+from kerple.positions.kerple import KerpleLog
 from kerple.positions.temperature import SSMax
 from kerple.positions.token_positions import AttentionWeights, QueryKeyBlock, TokenPositions
 

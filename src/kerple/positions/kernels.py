@@ -1,0 +1,115 @@
+"""Sums and multiples of kernels of distance, and the checks of what KERPLE's paper asks of a kernel.
+
+A kernel k(d), d = |m - n|, is conditionally positive definite (CPD) if Σ c_m c_n k(|m - n|) >= 0 whenever Σ c_m = 0.
+Sums and non-negative multiples of CPD kernels are CPD (Chi et al. 2022, arXiv 2205.09921, section 3).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor, nn
+
+from kerple.base.errors import UserError
+from kerple.positions.base import Position, Shape, is_distance_bias
+from kerple.positions.kerple import KerpleLog, KerplePower
+
+if TYPE_CHECKING:
+    from kerple.positions.modules import Modules
+
+Kernel = Callable[[Tensor], Tensor | None]
+"""Function of distances (N,) to (N,) or (H, N), such as `Position.bias` of a strategy."""
+
+
+class KernelSum(Position):
+    """Bias ``Σ_i factor_i · k_i(d)``, where each k_i is the bias of another strategy: again a kernel as KERPLE's are.
+
+    A weight by distance joins it in `Together`, which multiplies weights and adds biases.
+
+    Parameters: `0` of its own, those of the kernels; shared by all layers. Cost: one (H, T) table a forward for each.
+
+    Args:
+        shape: What the model hands to every strategy.
+        kernels: Builders of strategies that are a bias by distance and nothing else, such as KerpleLog or one of
+            your own.
+        factors: A number of 0 or more for each kernel; None is 1 for all.
+
+    Raises:
+        UserError: If a kernel is no bias by distance, a factor is negative, there are not as many factors as kernels,
+            or the sum is not conditionally positive definite at the distances 0 to 63 as it starts.
+    """
+
+    shift_invariant = True
+
+    def __init__(
+        self,
+        shape: Shape,
+        kernels: Sequence[Callable[[Shape], Position]] = (KerpleLog, KerplePower),
+        factors: list[float] | None = None,
+    ) -> None:
+        super().__init__()
+        self.kernels = cast("Modules[Position]", nn.ModuleList(build(shape) for build in kernels))
+        self.factors = [1.0] * len(self.kernels) if factors is None else factors
+        names = [type(kernel).__name__ for kernel in self.kernels]
+        if not names or not all(map(is_distance_bias, self.kernels)):
+            raise UserError(f"KernelSum: kernels: got {names}, expected biases by distance such as KerpleLog")
+        if len(self.factors) != len(names) or not all(factor >= 0 for factor in self.factors):
+            raise UserError(f"KernelSum: factors: got {factors}, expected {len(names)} numbers of 0 or more")
+        points = torch.arange(64.0)
+        if not points.is_meta and not is_conditionally_positive_definite(self.bias, points):
+            raise UserError(f"KernelSum: kernels: got {names}, expected conditionally positive definite ones")
+
+    def bias(self, distance: Tensor) -> Tensor:
+        tables = [cast(Tensor, kernel.bias(distance)) for kernel in self.kernels]
+        return torch.stack([f * table for f, table in zip(self.factors, tables, strict=True)]).sum(0)  # (H, N)
+
+
+def is_conditionally_positive_definite(kernel: Kernel, points: Tensor, tolerance: float = 1e-9) -> bool:
+    """Whether a kernel is CPD on these points: whether the doubly centred Gram matrix has no negative eigenvalue.
+
+    Args:
+        kernel: Is called with distances in fp64; all of its H heads must pass.
+        points: (N,) or (N, dimensions), computed in fp64.
+        tolerance: How far below zero an eigenvalue may be, relative to the largest magnitude in the matrices.
+    """
+    gram = _gram(kernel, points)  # (H, N, N)
+    centred = gram - gram.mean(-1, keepdim=True) - gram.mean(-2, keepdim=True) + gram.mean((-1, -2), keepdim=True)
+    eigenvalues = torch.linalg.eigvalsh(centred)  # (H, N)
+    largest = torch.maximum(eigenvalues.abs().amax(-1), gram.abs().amax((-1, -2)))  # (H,)
+    return bool((eigenvalues[:, 0] >= -tolerance * largest).all())
+
+
+def positive_definite_offset(kernel: Kernel, points: Tensor, tolerance: float = 1e-9) -> float:
+    """The first c of 1, 2, 4, … for which kernel + c is positive semi-definite on these points, for every head.
+
+    The paper's lemma (section 3) holds if no Σ c_m c_n k(m, n) with Σ c_m = 0 and c ≠ 0 vanishes: -d² is CPD, but has
+    such sums on three points of a line, and no offset. Softmax cancels the offset, so no strategy needs it.
+
+    Args:
+        kernel: As in `is_conditionally_positive_definite`.
+        points: (N,) or (N, dimensions), all different, computed in fp64.
+        tolerance: How far below zero an eigenvalue may be, relative to the largest entry of the kernel.
+
+    Raises:
+        UserError: If there is no such c before fp64 stops telling one from another: the kernel is not CPD, or -d².
+    """
+    gram = _gram(kernel, points)  # (H, N, N)
+    allowed = tolerance * gram.abs().amax((-1, -2)).clamp(min=1.0)  # (H,)
+    offset = 1.0
+    while offset * gram.shape[-1] * torch.finfo(gram.dtype).eps < allowed.min():
+        if (torch.linalg.eigvalsh(gram + offset)[:, 0] >= -allowed).all():
+            return offset
+        offset *= 2
+    raise UserError(
+        f"kernel: no offset up to {offset:g} makes it positive semi-definite on the {gram.shape[-1]} points, expected "
+        "a conditionally positive definite kernel; see is_conditionally_positive_definite"
+    )
+
+
+@torch.no_grad()
+def _gram(kernel: Kernel, points: Tensor) -> Tensor:
+    points = points.detach().double().reshape(len(points), -1)  # (N, dimensions)
+    distance = (points[:, None] - points).norm(dim=-1)  # (N, N)
+    table = kernel(distance.flatten())
+    assert table is not None, "a kernel gives a number for every distance"
+    return table.double().reshape(-1, *distance.shape)  # (H, N, N)

@@ -1,0 +1,271 @@
+"""KERPLE: the eight kernels of distance of its paper (Chi et al. 2022, arXiv 2205.09921), under the paper's names.
+
+Power and log are section 4, the others tables 5 and 6. A kernel is added to a score, or multiplied with it, after the
+division by √δ, as in the authors' code; their equation divides it too. The constant that makes a conditionally positive
+definite kernel positive definite is not here: softmax cancels it. Every parameter has one number per head, and all
+layers share it. Each starts at the value that is given, one for all heads or one per head, or else at random between
+``floor`` and the end of the paper's range; `constrain_` keeps it at ``floor`` or above, and exponents at 2 or below.
+"""
+
+import torch
+from torch import Tensor
+
+from kerple.positions.base import Position, Shape
+from kerple.positions.constrained import Start
+
+
+class KerpleLog(Position):
+    """Bias ``-r1_h · log(1 + r2_h · d)``, r1, r2 >= floor: the paper's best.
+
+    Parameters: `2 * H`, shared by all layers. Cost: one (H, T) table a forward.
+
+    Args:
+        shape: What the model hands to every strategy.
+        r1: Start of the strength; None draws from U(0, 2).
+        r2: Start of the rate; None draws from U(0, 1).
+        floor: Lower bound of both, positive.
+
+    Raises:
+        UserError: If a start is out of range, or there is neither one nor H of it.
+    """
+
+    shift_invariant = True
+    r1: Tensor
+    r2: Tensor
+
+    def __init__(self, shape: Shape, r1: Start = None, r2: Start = None, floor: float = 0.01) -> None:
+        super().__init__()
+        self.require(floor > 0, "floor", floor, "a positive number; the paper's code uses 0.01")
+        self.learn("r1", shape.heads, r1, between=(floor, 2.0), minimum=floor)
+        self.learn("r2", shape.heads, r2, between=(floor, 1.0), minimum=floor)
+
+    def bias(self, distance: Tensor) -> Tensor:
+        return -self.r1[:, None] * torch.log1p(self.r2[:, None] * distance)  # (H, N)
+
+
+class KerplePower(Position):
+    """Bias ``-r1_h · d^r2_h``, r1, r2 >= floor, r2 <= 2. ALiBi is r2 = 1.
+
+    Parameters: `2 * H`, shared by all layers. Cost: one (H, T) table a forward.
+
+    Args:
+        shape: What the model hands to every strategy.
+        r1: Start of the strength; None draws from U(0, 1).
+        r2: Start of the exponent; None draws from U(0, 2).
+        floor: Lower bound of both, positive.
+
+    Raises:
+        UserError: If a start is out of range, or there is neither one nor H of it.
+    """
+
+    shift_invariant = True
+    r1: Tensor
+    r2: Tensor
+
+    def __init__(self, shape: Shape, r1: Start = None, r2: Start = None, floor: float = 0.01) -> None:
+        super().__init__()
+        self.require(floor > 0, "floor", floor, "a positive number; the paper's code uses 0.01")
+        self.learn("r1", shape.heads, r1, between=(floor, 1.0), minimum=floor)
+        self.learn("r2", shape.heads, r2, between=(floor, 2.0), minimum=floor, maximum=2.0)
+
+    def bias(self, distance: Tensor) -> Tensor:
+        return -self.r1[:, None] * distance ** self.r2[:, None]  # (H, N)
+
+
+class KerpleLog3(Position):
+    """Bias ``-r1_h · log(1 + r2_h · d^r3_h)``, all >= floor, r3 <= 2 (the paper's 3-para-log).
+
+    Parameters: `3 * H`, shared by all layers. Cost: one (H, T) table a forward.
+
+    Args:
+        shape: What the model hands to every strategy.
+        r1: Start of the strength; None draws from U(0, 2).
+        r2: Start of the rate; None draws from U(0, 1).
+        r3: Start of the exponent; None draws from U(0, 2).
+        floor: Lower bound of all three, positive.
+
+    Raises:
+        UserError: If a start is out of range, or there is neither one nor H of it.
+    """
+
+    shift_invariant = True
+    r1: Tensor
+    r2: Tensor
+    r3: Tensor
+
+    def __init__(self, shape: Shape, r1: Start = None, r2: Start = None, r3: Start = None, floor: float = 0.01) -> None:
+        super().__init__()
+        self.require(floor > 0, "floor", floor, "a positive number; the paper's code uses 0.01")
+        self.learn("r1", shape.heads, r1, between=(floor, 2.0), minimum=floor)
+        self.learn("r2", shape.heads, r2, between=(floor, 1.0), minimum=floor)
+        self.learn("r3", shape.heads, r3, between=(floor, 2.0), minimum=floor, maximum=2.0)
+
+    def bias(self, distance: Tensor) -> Tensor:
+        grown = distance ** self.r3[:, None]  # (H, N)
+        return -self.r1[:, None] * torch.log1p(self.r2[:, None] * grown)  # (H, N)
+
+
+class KerpleBias2(Position):
+    """Bias ``r1_h · exp(-r2_h · d²)``, r1, r2 >= floor (the paper's 2-para-bias).
+
+    The bias fades to 0; in the paper, perplexity explodes beyond twice the training length.
+
+    Parameters: `2 * H`, shared by all layers. Cost: one (H, T) table a forward.
+
+    Args:
+        shape: What the model hands to every strategy.
+        r1: Start of the strength; None draws from U(0, 1).
+        r2: Start of the rate; None draws from U(0, 1).
+        floor: Lower bound of both, positive.
+
+    Raises:
+        UserError: If a start is out of range, or there is neither one nor H of it.
+    """
+
+    shift_invariant = True
+    r1: Tensor
+    r2: Tensor
+
+    def __init__(self, shape: Shape, r1: Start = None, r2: Start = None, floor: float = 0.01) -> None:
+        super().__init__()
+        self.require(floor > 0, "floor", floor, "a positive number; the paper's code uses 0.01")
+        self.learn("r2", shape.heads, r2, between=(floor, 1.0), minimum=floor)  # drawn before r1
+        self.learn("r1", shape.heads, r1, between=(floor, 1.0), minimum=floor)
+
+    def bias(self, distance: Tensor) -> Tensor:
+        return self.r1[:, None] * torch.exp(-self.r2[:, None] * distance**2)  # (H, N)
+
+
+class KerpleBias3(Position):
+    """Bias ``r1_h · exp(-r2_h · d^r3_h)``, all >= floor, r3 <= 2 (the paper's 3-para-bias).
+
+    The bias fades to 0; in the paper, perplexity explodes beyond twice the training length.
+
+    Parameters: `3 * H`, shared by all layers. Cost: one (H, T) table a forward.
+
+    Args:
+        shape: What the model hands to every strategy.
+        r1: Start of the strength; None draws from U(0, 1).
+        r2: Start of the rate; None draws from U(0, 1).
+        r3: Start of the exponent; None draws from U(0, 2).
+        floor: Lower bound of all three, positive.
+
+    Raises:
+        UserError: If a start is out of range, or there is neither one nor H of it.
+    """
+
+    shift_invariant = True
+    r1: Tensor
+    r2: Tensor
+    r3: Tensor
+
+    def __init__(self, shape: Shape, r1: Start = None, r2: Start = None, r3: Start = None, floor: float = 0.01) -> None:
+        super().__init__()
+        self.require(floor > 0, "floor", floor, "a positive number; the paper's code uses 0.01")
+        self.learn("r2", shape.heads, r2, between=(floor, 1.0), minimum=floor)  # drawn before r1
+        self.learn("r3", shape.heads, r3, between=(floor, 2.0), minimum=floor, maximum=2.0)
+        self.learn("r1", shape.heads, r1, between=(floor, 1.0), minimum=floor)
+
+    def bias(self, distance: Tensor) -> Tensor:
+        return self.r1[:, None] * torch.exp(-self.r2[:, None] * distance ** self.r3[:, None])  # (H, N)
+
+
+class KerpleWeight1(Position):
+    """Weight ``exp(-r1_h · d²)``, r1 >= floor (the paper's 1-para-wht).
+
+    Parameters: `1 * H`, shared by all layers. Cost: explicit scores, and one (H, T) table a forward.
+
+    Args:
+        shape: What the model hands to every strategy.
+        r1: Start of the rate; None draws from U(0, 1).
+        floor: Its lower bound, positive.
+
+    Raises:
+        UserError: If a start is out of range, or there is neither one nor H of it.
+    """
+
+    shift_invariant = True
+    r1: Tensor
+
+    def __init__(self, shape: Shape, r1: Start = None, floor: float = 0.01) -> None:
+        super().__init__()
+        self.require(floor > 0, "floor", floor, "a positive number; the paper's code uses 0.01")
+        self.learn("r1", shape.heads, r1, between=(floor, 1.0), minimum=floor)
+
+    def weight(self, distance: Tensor) -> Tensor:
+        return torch.exp(-self.r1[:, None] * distance**2)  # (H, N)
+
+
+class KerpleWeight2(Position):
+    """Weight ``exp(-r1_h · d^r2_h)``, r1, r2 >= floor, r2 <= 2 (the paper's 2-para-wht).
+
+    Parameters: `2 * H`, shared by all layers. Cost: explicit scores, and one (H, T) table a forward.
+
+    Args:
+        shape: What the model hands to every strategy.
+        r1: Start of the rate; None draws from U(0, 1).
+        r2: Start of the exponent; None draws from U(0, 2).
+        floor: Lower bound of both, positive.
+
+    Raises:
+        UserError: If a start is out of range, or there is neither one nor H of it.
+    """
+
+    shift_invariant = True
+    r1: Tensor
+    r2: Tensor
+
+    def __init__(self, shape: Shape, r1: Start = None, r2: Start = None, floor: float = 0.01) -> None:
+        super().__init__()
+        self.require(floor > 0, "floor", floor, "a positive number; the paper's code uses 0.01")
+        self.learn("r1", shape.heads, r1, between=(floor, 1.0), minimum=floor)
+        self.learn("r2", shape.heads, r2, between=(floor, 2.0), minimum=floor, maximum=2.0)
+
+    def weight(self, distance: Tensor) -> Tensor:
+        return torch.exp(-self.r1[:, None] * distance ** self.r2[:, None])  # (H, N)
+
+
+class KerpleBiasWeight(Position):
+    """Bias ``-r1_h · d^r2_h`` and weight ``exp(-r3_h · d^r4_h)``, all >= floor, r2, r4 <= 2 (the paper's bias+wht).
+
+    Parameters: `4 * H`, shared by all layers. Cost: explicit scores, and two (H, T) tables a forward.
+
+    Args:
+        shape: What the model hands to every strategy.
+        r1: Start of the bias's strength; None draws from U(0, 1).
+        r2: Start of the bias's exponent; None draws from U(0, 2).
+        r3: Start of the weight's rate; None draws from U(0, 1).
+        r4: Start of the weight's exponent; None draws from U(0, 2).
+        floor: Lower bound of all four, positive.
+
+    Raises:
+        UserError: If a start is out of range, or there is neither one nor H of it.
+    """
+
+    shift_invariant = True
+    r1: Tensor
+    r2: Tensor
+    r3: Tensor
+    r4: Tensor
+
+    def __init__(
+        self,
+        shape: Shape,
+        r1: Start = None,
+        r2: Start = None,
+        r3: Start = None,
+        r4: Start = None,
+        floor: float = 0.01,
+    ) -> None:
+        super().__init__()
+        self.require(floor > 0, "floor", floor, "a positive number; the paper's code uses 0.01")
+        self.learn("r1", shape.heads, r1, between=(floor, 1.0), minimum=floor)
+        self.learn("r2", shape.heads, r2, between=(floor, 2.0), minimum=floor, maximum=2.0)
+        self.learn("r3", shape.heads, r3, between=(floor, 1.0), minimum=floor)
+        self.learn("r4", shape.heads, r4, between=(floor, 2.0), minimum=floor, maximum=2.0)
+
+    def bias(self, distance: Tensor) -> Tensor:
+        return -self.r1[:, None] * distance ** self.r2[:, None]  # (H, N)
+
+    def weight(self, distance: Tensor) -> Tensor:
+        return torch.exp(-self.r3[:, None] * distance ** self.r4[:, None])  # (H, N)
