@@ -22,7 +22,7 @@ from kerple.evaluation.extrapolation import Extrapolation
 from kerple.model.block import Block
 from kerple.positions import KerpleLog
 from kerple.tasks import Addition, TaskData
-from kerple.tasks.task_accuracy import TaskAccuracy
+from kerple.tasks.accuracy import TaskAccuracy
 from kerple.training.language_model import LanguageModel
 from tests.toy import ToyData
 
@@ -191,7 +191,7 @@ def test_validation_is_the_mean_over_its_targets_whatever_the_fillers(tmp_path: 
     assert two["val/loss"] == pytest.approx(float(one["val/loss"]), rel=1e-7)
     for name in ("val/exact_match", "val/token_accuracy"):
         assert two[name] == one[name]
-    for example in data(1).validation_set():
+    for example in data(1).validation_problems:
         losses = network.losses(torch.tensor([example.tokens()]))[0]
         total += float(losses[torch.tensor(example.scored())].sum())
         targets += sum(example.scored())

@@ -18,8 +18,7 @@ from kerple.cli.main import main as run
 from kerple.cli.predict import load
 from kerple.model import Transformer
 from kerple.tasks import TaskData
-from kerple.tasks.batches import collate
-from kerple.tasks.sampling import distinct
+from kerple.tasks.sampling import collate
 
 ROWS = Path(__file__).with_name("tasks.csv")
 
@@ -47,11 +46,8 @@ def main() -> None:
 @torch.no_grad()
 def score(network: Transformer, data: TaskData) -> list[float]:
     """Shares of problems whose whole answer is right, at 1, 2 and 3 times the training length."""
-    shortest = data.train_length
-    return [
-        _exact(network, collate(distinct(data.task, "validation", 200, shortest, data.held_out, times * shortest)))
-        for times in (1, 2, 3)
-    ]
+    lengths = [times * data.train_length for times in (1, 2, 3)]
+    return [_exact(network, collate(data.sampler.distinct("validation", 200, length))) for length in lengths]
 
 
 def _exact(network: Transformer, batch: dict[str, Tensor]) -> float:

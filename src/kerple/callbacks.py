@@ -11,7 +11,7 @@ from kerple.analyses.terms import FourTerms
 from kerple.evaluation.analysis import Analysis
 from kerple.evaluation.extrapolation import Extrapolation
 from kerple.evaluation.progress_lines import ProgressLines
-from kerple.tasks.task_accuracy import TaskAccuracy
+from kerple.tasks.accuracy import TaskAccuracy
 from kerple.training.dashboards import Dashboards
 from kerple.training.health import Finite
 from kerple.training.last_checkpoint import LastCheckpoint

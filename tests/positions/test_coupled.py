@@ -12,7 +12,7 @@ from kerple.model import Transformer
 from kerple.model.generation import fill_in
 from kerple.positions import FIRE, Abacus, Coupled, KerpleLog, NoPE, Position, Shape, TokenPositions
 from kerple.tasks import Addition, Copy, TaskData
-from kerple.tasks.batches import collate
+from kerple.tasks.sampling import collate
 from kerple.training.language_model import LanguageModel
 from tests.toy import ToyData
 
@@ -137,7 +137,7 @@ def test_a_network_reads_the_places_in_one_go_and_token_by_token(strategy: objec
     module = model(strategy, data)
     module.attach(data)
     network: Transformer = module.network.eval()
-    batch = collate(data.test_sets()[0])
+    batch = collate(data.test_problems[0])
     whole = network(batch["tokens"][:, :-1])
     cache = network.new_cache()
     parts = [network(batch["tokens"][:, i : i + 1], cache=cache) for i in range(whole.shape[1])]

@@ -1,13 +1,30 @@
+"""Exact match and token accuracy: counted by hand, of networks that know the answers, and of trained ones."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
 import pytest
 import torch
+from pytorch_lightning import LightningDataModule, Trainer
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
 
 from kerple.model.generation import fill_in
+from kerple.positions import build
 from kerple.tasks import Addition, AssociativeRecall, Copy, ModularSum, Parity, Sort, Task, TaskData
-from kerple.tasks.accuracy import Accuracy, AnswerAccuracy, grouped
-from kerple.tasks.batches import collate
-from kerple.tasks.task_accuracy import result_rows
+from kerple.tasks.accuracy import MOST_TICKS, AnswerAccuracy, TaskAccuracy, answer_table, heat_map, result_rows
+from kerple.tasks.base import Example
+from kerple.tasks.sampling import collate
 from kerple.tasks.vocabulary import CHARACTERS
+from kerple.training.language_model import LanguageModel
+
+ROOT = Path(__file__).parents[2]
 
 
 class Oracle(nn.Module):
@@ -19,7 +36,6 @@ class Oracle(nn.Module):
         super().__init__()
         self.next = {tuple(s[:i]): s[i] for s in sequences for i in range(1, len(s))}
         self.mistakes = mistakes
-        self.positions = [type("Anywhere", (), {"max_length": None})()]
 
     def forward(self, tokens: Tensor, window: None = None, cache: None = None, last: int | None = None) -> Tensor:
         rows = [[self.after(tuple(row[: i + 1])) for i in range(len(row))] for row in tokens.tolist()]
@@ -31,39 +47,29 @@ class Oracle(nn.Module):
         return (right + 1) % len(CHARACTERS) if wrong else right
 
 
-def measured(network: nn.Module, data: TaskData, generate: bool) -> tuple[Tensor, Tensor]:
-    examples = [example for group in data.test_sets() for example in group]
-    count = AnswerAccuracy(len(examples))
+def measured(network: nn.Module, data: TaskData, generate: bool) -> Tensor:
+    count = AnswerAccuracy(sum(map(len, data.test_problems)))
     for batch in data.test_dataloader():
         tokens, scored = batch["tokens"], batch["scored"]
-        chosen = fill_in(network, tokens, scored)[:, 1:] if generate else network(tokens[:, :-1]).argmax(-1)
-        count.update(chosen, tokens[:, 1:], scored, batch["index"])
+        predictions = fill_in(network, tokens, scored)[:, 1:] if generate else network(tokens[:, :-1]).argmax(-1)
+        count.update(predictions, tokens[:, 1:], scored, batch["index"])
     return count.compute()
 
 
-def held_out(task: Task) -> TaskData:
-    return TaskData(task, 200, train_length=6, test_lengths=[3, 6, 7], test_examples=25)
-
-
-TASKS = [Copy(), Addition(), Sort(digits=2, scratchpad=True), AssociativeRecall()]
-
-
-@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
-def test_who_is_handed_the_answer_gets_everything_right(task: Task) -> None:
-    data = held_out(task)
-    network = Oracle([example.tokens() for group in data.test_sets() for example in group])
-    for generate in (False, True):
-        right, asked = measured(network, data, generate)
-        assert right.tolist() == asked.tolist()
-        assert asked.min() > 0
+TASKS = [Copy(), Addition(), Sort(digits=2), AssociativeRecall()]
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 def test_teacher_forced_and_generated_exact_match_agree(task: Task) -> None:
-    data = held_out(task)
-    network = Oracle([example.tokens() for group in data.test_sets() for example in group], mistakes=0.08)
+    data = TaskData(task, 200, train_length=6, test_lengths=[3, 6, 7], test_examples=25)
+    sequences = [example.tokens() for group in data.test_problems for example in group]
+    for generate in (False, True):
+        right, scored = measured(Oracle(sequences), data, generate)
+        assert right.tolist() == scored.tolist()
+        assert scored.min() > 0
+    network = Oracle(sequences, mistakes=0.08)
     forced, generated = (measured(network, data, generate) for generate in (False, True))
-    exact = [right == asked for right, asked in (forced, generated)]
+    exact = [right == scored for right, scored in (forced, generated)]
     assert exact[0].tolist() == exact[1].tolist()
     assert 0 < exact[0].sum() < len(exact[0])
     assert generated[0].sum() < forced[0].sum()  # after a mistake the oracle is lost: token accuracies differ
@@ -76,32 +82,135 @@ def test_shuffled_answers_are_near_chance(task: Task, chance: float) -> None:
     tokens, count = batch["tokens"], AnswerAccuracy(1500)
     shuffled = tokens[torch.randperm(1500, generator=torch.Generator().manual_seed(0))]
     count.update(shuffled[:, 1:], tokens[:, 1:], batch["scored"], batch["index"])
-    ((_, accuracy),) = grouped(*count.compute(), [()] * 1500).items()
-    assert accuracy.exact_match == pytest.approx(chance, abs=4 * (chance * (1 - chance) / 1500) ** 0.5)
-    assert accuracy.token_accuracy == pytest.approx((accuracy.exact_match + 1) / 2)  # the end token is always right
+    table = answer_table(data.test_problems[0], count.compute())
+    exact = table["exact"].mean()
+    assert exact == pytest.approx(chance, abs=4 * (chance * (1 - chance) / 1500) ** 0.5)
+    assert table["right"].sum() / table["scored"].sum() == pytest.approx((exact + 1) / 2)  # the end is always right
 
 
 def test_counting_by_hand() -> None:
     targets = torch.tensor([[1, 2, 3], [4, 5, 6], [7, 8, 9], [1, 1, 1]])
-    chosen = torch.tensor([[1, 2, 3], [4, 0, 6], [0, 8, 9], [1, 1, 1]])
+    predictions = torch.tensor([[1, 2, 3], [4, 0, 6], [0, 8, 9], [1, 1, 1]])
     scored = torch.tensor([[0, 1, 1], [1, 1, 1], [0, 1, 0], [1, 1, 1]]).bool()
     count = AnswerAccuracy(4)
-    count.update(chosen, targets, scored, torch.tensor([2, 0, 1, -1]))  # the last row is a filler
-    right, asked = count.compute()
-    assert right.tolist() == [2, 1, 2, 0]
-    assert asked.tolist() == [3, 1, 2, 0]
-    found = grouped(right, asked, [(5,), (5,), (7,), (8,)])
-    assert found == {(5,): Accuracy(0.5, 0.75, 2, 4), (7,): Accuracy(1.0, 1.0, 1, 2)}
+    count.update(predictions, targets, scored, torch.tensor([2, 0, 1, -1]))  # the last row is a filler
+    counts = count.compute()
+    assert counts.tolist() == [[2, 1, 2, 0], [3, 1, 2, 0]]
+    examples = [Example("", "", sizes) for sizes in [(5,), (5,), (7,), (8,)]]  # that of length 8 was not read
+    exact = {"metric": "exact_match", "protocol": "copy"}
+    tokens = {"metric": "token_accuracy", "protocol": "copy"}
+    assert result_rows("copy", answer_table(examples, counts)) == [
+        exact | {"length": 5, "value": 0.5, "sum": 1, "count": 2, "block_sum": [0, 1], "block_count": [1, 1]},
+        tokens | {"length": 5, "value": 0.75, "sum": 3, "count": 4, "block_sum": [2, 1], "block_count": [3, 1]},
+        exact | {"length": 7, "value": 1.0, "sum": 1, "count": 1, "block_sum": [1], "block_count": [1]},
+        tokens | {"length": 7, "value": 1.0, "sum": 2, "count": 2, "block_sum": [2], "block_count": [2]},
+    ]
 
 
 def test_padding_is_never_scored() -> None:
-    data = held_out(Addition())
-    batch = collate([example for group in data.test_sets() for example in group])
+    data = TaskData(Addition(), 200, train_length=6, test_lengths=[3, 6, 7], test_examples=25)
+    batch = collate([example for group in data.test_problems for example in group])
     assert not (batch["scored"] & (batch["tokens"][:, 1:] == 0)).any()
 
 
 def test_a_single_example_is_counted_too() -> None:
     metric = AnswerAccuracy(1)
     metric.update(torch.ones(1, 2).long(), torch.ones(1, 2).long(), torch.ones(1, 2).bool(), torch.zeros(1).long())
-    assert grouped(*metric.compute(), [(3,)])[(3,)].exact_match == 1
-    assert [row["block_sum"] for row in result_rows("copy", "tokens", *metric.compute(), [(3,)])] == [[1], [2]]
+    table = answer_table([Example("", "", (3,))], metric.compute())
+    assert [row["block_sum"] for row in result_rows("copy", table)] == [[1], [2]]
+
+
+def trained(data: TaskData, directory: Path, steps: int, position: str = "NoPE", **options: Any) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = LanguageModel(
+        lambda s: build(position, dim=s.dim, heads=s.heads, length=s.length),
+        data.vocabulary, data.length, layers=2, dim=32, heads=2, lr=1e-2, warmup=0.1,
+    )  # fmt: skip
+    trainer = Trainer(
+        max_steps=steps, callbacks=[TaskAccuracy(**options)], default_root_dir=directory, accelerator="cpu",
+        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False, gradient_clip_val=1.0,
+        check_val_every_n_epoch=None, val_check_interval=steps, num_sanity_val_steps=0,
+    )  # fmt: skip
+    trainer.fit(model, data)
+    trainer.test(model, data, verbose=False)
+    content = json.loads((Path(trainer.log_dir) / "accuracy.json").read_text())
+    return content | {"directory": Path(trainer.log_dir)}
+
+
+def by_length(content: dict[str, Any], metric: str, key: str = "rows") -> dict[int, dict[str, Any]]:
+    assert {row["protocol"] for row in content[key]} == {content["task"]}
+    return {row["length"]: row for row in content[key] if row["metric"] == metric}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_trained_model_is_reported_by_length_and_protocol(tmp_path: Path) -> None:
+    data = TaskData(Copy(repeated=True), 10, train_length=4, batch_size=32, test_examples=40, seed=0)
+    content = trained(data, tmp_path, 80, generate=True)
+    forced, generated = (by_length(content, "exact_match", key) for key in ("rows", "generated"))
+    assert list(forced) == list(generated) == [n for n in range(1, 9) if n not in content["skipped"]]
+    for n, row in forced.items():
+        assert row["block_sum"] == generated[n]["block_sum"]  # example by example
+        assert row["count"] == len(row["block_sum"]) == len(data.test_problems[n - 1])
+    every = [hit for row in forced.values() for hit in row["block_sum"]]
+    assert 0 < sum(every) < len(every)  # or agreement would say nothing
+    for n, row in by_length(content, "token_accuracy", "generated").items():
+        assert row["count"] == sum(row["block_count"]) == (n + 1) * forced[n]["count"]
+        assert row["value"] >= forced[n]["value"]
+    assert (content["task"], content["strategy"], content["train_length"]) == ("repeated copy", "NoPE", 4)
+
+    events = EventAccumulator(str(content["directory"]), {"images": 0, "scalars": 0}).Reload()
+    assert "analyses/accuracy" in events.Tags()["images"]
+    logged = events.Scalars("test/exact_match/teacher_forced/5")[0].value
+    assert logged == pytest.approx(forced[5]["value"])
+    assert {"val/exact_match", "val/token_accuracy"} <= set(events.Tags()["scalars"])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("lengths", "read"), [([1, 2, 8, 9], [1, 2]), ([8, 9], [])])
+def test_lengths_beyond_the_last_position_are_skipped(tmp_path: Path, lengths: list[int], read: list[int]) -> None:
+    data = TaskData(Addition(), 10, train_length=2, test_lengths=lengths, batch_size=8, test_examples=4)
+    content = trained(data, tmp_path, 2, position="Learned")
+    assert sorted({row["length"] for row in content["rows"]}) == read
+    assert content["skipped"] == [8, 9]
+    assert (content["directory"] / "accuracy_map.png").exists() == bool(read)
+
+
+def test_data_that_is_no_task_is_refused() -> None:
+    trainer = Trainer(logger=False, enable_checkpointing=False, accelerator="cpu")
+    trainer.datamodule = LightningDataModule()
+    with pytest.raises(ValueError, match=r"TaskAccuracy: got data \w+, expected a task"):
+        TaskAccuracy().setup(trainer, None, "test")
+
+
+def test_every_pair_of_sizes_has_its_cell_and_what_was_not_tested_is_empty() -> None:
+    nothing = float("nan")
+    cells = pd.DataFrame([[0.9, 0.8], [0.5, nothing], [nothing, 0.1]], index=[20, 40, 80], columns=[0, 9])
+    axes = heat_map(cells.rename_axis(index="length", columns="tenth"), 40, "a map").axes[0]
+    expected = [[90, 80], [50, nothing], [nothing, 10]]
+    np.testing.assert_allclose(axes.images[0].get_array().filled(nothing), expected)
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("tenth", "length")
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["20", "40", "80"]
+    (frame,) = axes.lines
+    assert max(frame.get_ydata()) == 1.5  # between lengths 40 and 80
+    many = pd.DataFrame({0: [1.0] * 100}, index=range(1, 101))
+    assert 2 < len(heat_map(many, 10, "").axes[0].get_yticks()) <= MOST_TICKS
+
+
+@pytest.mark.slow
+def test_the_command_line_reports_the_same_on_two_devices(tmp_path: Path) -> None:
+    """Through run.py, because a collective that one rank alone starts would hang there and nowhere else."""
+
+    def run(*arguments: str) -> None:
+        environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, ROOT / "run.py", *arguments, "--trainer.accelerator=cpu"]
+        subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=250)
+
+    configs = (f"--config={ROOT}/configs/tasks/base.yaml", f"--config={ROOT}/configs/tasks/addition.yaml")
+    run("fit", *configs, f"--run_dir={tmp_path}/run", "--trainer.max_steps=2", "--trainer.devices=2")
+    contents = []
+    for devices in (1, 2):
+        folder = tmp_path / str(devices)
+        test = (f"--ckpt_path={tmp_path}/run/checkpoints/last.ckpt", f"--run_dir={folder}", "--data.eval_batch_size=64")
+        run("test", *test, f"--trainer.devices={devices}")
+        contents.append(json.loads((folder / "accuracy.json").read_text()))
+    assert contents[0]["rows"] == contents[1]["rows"]

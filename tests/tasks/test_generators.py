@@ -28,22 +28,15 @@ TASKS = {
     "copy, one letter": Copy(repeated=True),
     "reverse": Reverse(),
     "sort": Sort(),
-    "sort, steps": Sort(scratchpad=True),
     "sort numbers": Sort(digits=4),
-    "sort numbers, steps": Sort(digits=2, scratchpad=True),
     "addition": Addition(),
     "addition, equal": Addition(equal=True),
-    "addition, steps": Addition(scratchpad=True),
     "multiplication": Multiplication(),
     "sum": ModularSum(),
-    "sum, steps": ModularSum(scratchpad=True),
     "parity": Parity(),
-    "parity, steps": Parity(scratchpad=True),
     "polynomial": Polynomial(),
-    "polynomial, steps": Polynomial(scratchpad=True),
     "chain": VariableChain(),
     "chain, in order": VariableChain(shuffled=False),
-    "chain, steps": VariableChain(scratchpad=True),
     "passkey": Passkey(),
     "passkey, letters": Passkey(digits=3, filler="letters"),
     "needle": Needle(),
@@ -56,16 +49,12 @@ def drawn(task: Task, lengths: range = range(1, 31), each: int = 20) -> list[tup
     return [(n, task.example(n, rng)) for n in lengths for _ in range(each)]
 
 
-def plain(task: Task) -> str:
-    return task.name.removesuffix(" with scratchpad")
-
-
 @pytest.mark.parametrize("name", TASKS)
 def test_answers_and_lengths_are_those_of_an_independent_solver(name: str) -> None:
     task = TASKS[name]
     for n, example in drawn(task):
-        assert example.answer == SOLVERS[plain(task)](example.prompt), example
-        assert example.sizes[0] == n == length(plain(task), example.prompt)
+        assert example.answer == SOLVERS[task.name](example.prompt), example
+        assert example.sizes[0] == n == length(task.name, example.prompt)
         assert len(example.sizes) == len(task.axes)
 
 
@@ -139,60 +128,14 @@ def test_recall_asks_for_values_by_their_keys() -> None:
             assert answer == [False, True] * len(asked)
 
 
-@pytest.mark.parametrize("name", [name for name in TASKS if name.endswith("steps")])
-def test_scratchpads_are_right(name: str) -> None:
-    task = TASKS[name]
-    for _, example in drawn(task, range(1, 13), 10):
-        prompt, steps = example.prompt, example.scratchpad
-        if isinstance(task, Addition):
-            terms = [re.fullmatch(r"(\d)\+(\d)\+(\d)=(\d+)", step).groups() for step in steps.split(";")[:-1]]
-            carries = [0] + [int(total) // 10 for *_, total in terms]
-            assert all(int(a) + int(b) + int(c) == int(total) for a, b, c, total in terms)
-            assert [int(c) for _, _, c, _ in terms] == carries[:-1]
-            digits = "".join(total[-1] for *_, total in terms)[::-1]
-            assert int(str(carries[-1]) + digits) == int(example.answer)
-            operands = ("".join(t[i] for t in terms)[::-1] for i in (0, 1))
-            assert [int(o) for o in operands] == [int(o) for o in prompt.split("+")]
-        elif isinstance(task, Sort):
-            left = prompt.split(",") if task.digits else list(prompt)
-            for step in steps.split(";")[:-1]:
-                smallest, rest = step.split(":")
-                assert smallest == min(left, key=int if task.digits else str)
-                left.remove(smallest)
-                assert rest == ("," if task.digits else "").join(left)
-            assert not left
-        elif isinstance(task, ModularSum):
-            digits = [int(d) for d in prompt.split("+")]
-            assert steps.split(",") == [str(sum(digits[: i + 1]) % 10) for i in range(len(digits))]
-        elif isinstance(task, Parity):
-            assert list(steps) == [SOLVERS["parity"](prompt[: i + 1]) for i in range(len(prompt))]
-        elif isinstance(task, Polynomial):
-            point, terms = prompt.split(":")
-            pieces = re.findall(r"[+-]?\d\*x\^\d", terms)
-            for i, step in enumerate(steps.split(";")[:-1]):
-                value, total = step.split(",")
-                assert int(value) == eval(pieces[i].replace("x", f"({point})").replace("^", "**"))
-                assert total == SOLVERS["polynomial"](f"{point}:{''.join(pieces[: i + 1])}")
-        else:
-            assert isinstance(task, VariableChain)
-            clauses, asked = prompt.split(";")
-            written = re.findall(r"(\w)([+-])", steps)
-            assert all(sign == SOLVERS["variable chain"](f"{clauses};{name}") for name, sign in written)
-            assert written[-1][0] == asked
-            assert len(written) == example.sizes[1]
-
-
 @pytest.mark.parametrize("name", TASKS)
 def test_sequences_are_made_of_the_characters_and_score_the_answer(name: str) -> None:
     for _, example in drawn(TASKS[name], range(1, 20), 5):
         tokens = example.tokens()
         assert tokens == encode(example.text)
         assert decode(tokens) == example.text
-        written = example.text.partition("=")[2] if not isinstance(TASKS[name], VariableChain) else None
         scored = "".join(c for c, s in zip(example.text[1:], example.scored(), strict=True) if s)
-        if written is not None:
-            assert scored == written
-        assert scored.endswith(example.answer + "»")
+        assert scored == example.answer + "»"
 
 
 def test_numbers_of_digits_are_equally_likely_and_have_no_leading_zero() -> None:
@@ -214,15 +157,8 @@ def test_the_same_state_gives_the_same_example() -> None:
     ("make", "message"),
     [
         (lambda: Copy(symbols=53), "symbols: got 53"),
-        (lambda: Reverse(symbols=1), "symbols: got 1"),
         (lambda: Sort(digits=19), "digits: got 19"),
-        (lambda: Addition(order="backwards"), "order: got 'backwards'"),
-        (lambda: Multiplication(order="backwards"), "order: got 'backwards'"),
         (lambda: Needle(keys=0), "keys: got 0"),
-        (lambda: Needle(digits=0), "digits: got 0"),
-        (lambda: Needle(filler="noise"), "filler: got 'noise'"),
-        (lambda: Passkey(digits=0), "digits: got 0"),
-        (lambda: Passkey(filler="noise"), "filler: got 'noise'"),
         (lambda: AssociativeRecall(queries=0), "queries: got 0"),
         (lambda: encode("ß"), "the character 'ß'"),
         (lambda: decode([len(CHARACTERS)]), f"got id {len(CHARACTERS)}"),

@@ -1,4 +1,4 @@
-"""Datasets of batches of text, and loaders that hand them to Lightning and can resume; for tasks: `tasks.batches`."""
+"""Datasets of batches of text, and loaders that hand them to Lightning and can resume; for tasks: `tasks.sampling`."""
 
 from collections.abc import Iterator, Sized
 from typing import Any

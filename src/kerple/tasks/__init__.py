@@ -2,9 +2,8 @@
 
 from kerple.tasks.arithmetic import Addition, ModularSum, Multiplication, Parity, Polynomial
 from kerple.tasks.base import Example, Task
-from kerple.tasks.chains import VariableChain
 from kerple.tasks.datamodule import TaskData
-from kerple.tasks.retrieval import AssociativeRecall, Needle, Passkey
+from kerple.tasks.retrieval import AssociativeRecall, Needle, Passkey, VariableChain
 from kerple.tasks.sequences import Copy, Reverse, Sort
 
 __all__ = [

@@ -1,27 +1,28 @@
-"""Exact match and token accuracy. Counts are kept for each example, so that those of any group are sums."""
+"""`TaskAccuracy`: exact match and token accuracy of a task at each problem length, its table and its figures."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import json
+from collections.abc import Mapping
+from typing import Any
 
+import pandas as pd
 import torch
+from matplotlib.figure import Figure
+from pytorch_lightning import Callback, LightningModule, Trainer
+from rich.console import Console
+from rich.table import Table
 from torch import Tensor
 from torchmetrics import Metric
 
+from kerple.base.errors import UserError
+from kerple.evaluation.analysis import log_directory, publish, strategy_name
+from kerple.evaluation.results import reach
+from kerple.evaluation.typed import data_of, network_of, refuse_shards
+from kerple.model.generation import fill_in
+from kerple.tasks.base import Example
+from kerple.tasks.datamodule import TaskData
 
-class Accuracy(NamedTuple):
-    """Accuracy on a group of examples.
-
-    Attributes:
-        exact_match: Share of examples with every scored token right.
-        token_accuracy: Share of scored tokens that are right.
-        examples: Number of examples.
-        targets: Number of scored tokens.
-    """
-
-    exact_match: float
-    token_accuracy: float
-    examples: int
-    targets: int
+TEACHER_FORCED, GENERATED = "teacher_forced", "generated"
+MOST_TICKS = 12  # of an axis of the heat map
 
 
 class AnswerAccuracy(Metric):
@@ -34,11 +35,11 @@ class AnswerAccuracy(Metric):
     full_state_update = False
     higher_is_better = True
     right: Tensor
-    asked: Tensor
+    scored: Tensor
 
     def __init__(self, examples: int) -> None:
         super().__init__()
-        for state in ("right", "asked"):
+        for state in ("right", "scored"):
             self.add_state(state, torch.zeros(examples, dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, predictions: Tensor, targets: Tensor, scored: Tensor, index: Tensor) -> None:
@@ -53,30 +54,211 @@ class AnswerAccuracy(Metric):
         real = index >= 0
         right = ((predictions == targets) & scored).sum(1)  # (B,)
         self.right.index_add_(0, index[real], right[real])
-        self.asked.index_add_(0, index[real], scored.sum(1)[real])
+        self.scored.index_add_(0, index[real], scored.sum(1)[real])
 
-    def compute(self) -> tuple[Tensor, Tensor]:
-        """Numbers of right and of scored tokens of each example, both (N,) int64; 0 for examples that were not seen."""
-        return self.right, self.asked
+    def compute(self) -> Tensor:
+        """Numbers of right and of scored tokens of each example, (2, N) int64; 0 for examples that were not seen."""
+        return torch.stack([self.right, self.scored])
 
 
-def grouped(right: Tensor, asked: Tensor, keys: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], Accuracy]:
-    """Accuracy of each group of examples.
+def answer_table(examples: list[Example], counts: Tensor) -> pd.DataFrame:
+    """Table of the examples that were measured.
 
     Args:
-        right: Number of right tokens of each example, (N,) int64.
-        asked: Number of scored tokens of each example, (N,) int64; an example with 0 is left out.
-        keys: N keys, one for each example; examples with equal keys are a group.
+        examples: N examples.
+        counts: What `AnswerAccuracy` counted, (2, N).
 
     Returns:
-        The accuracy of each key that has examples, in ascending order of the keys.
+        A row an example, with the columns ``length``, the last two of its sizes as ``row`` and ``column``, numbers of
+        ``right`` and of ``scored`` tokens, and ``exact``, which is 1 if all are right and else 0.
     """
-    right, asked = right.reshape(-1), asked.reshape(-1)  # torchmetrics returns a scalar for a single example
-    found = {}
-    for key in sorted(set(keys)):
-        members = torch.tensor([k == key for k in keys], device=asked.device) & (asked > 0)
-        examples, targets = int(members.sum()), int(asked[members].sum())
-        if examples:
-            exact = int((right == asked)[members].sum())
-            found[key] = Accuracy(exact / examples, int(right[members].sum()) / targets, examples, targets)
-    return found
+    table = pd.DataFrame(
+        {
+            "length": [example.sizes[0] for example in examples],
+            "row": [example.sizes[-2:][0] for example in examples],
+            "column": [example.sizes[-1] for example in examples],
+            "right": counts[0].tolist(),
+            "scored": counts[1].tolist(),
+        }
+    )
+    table["exact"] = (table["right"] == table["scored"]).astype(int)
+    return table[table["scored"] > 0]
+
+
+def result_rows(protocol: str, table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Rows of results, one for each metric and length.
+
+    Args:
+        protocol: Name of the protocol in the rows.
+        table: What `answer_table` returns.
+    """
+    rows = []
+    for length, group in table.groupby("length"):
+        for metric, sums, counts in (
+            ("exact_match", group["exact"], group["exact"] * 0 + 1),
+            ("token_accuracy", group["right"], group["scored"]),
+        ):
+            total, count = int(sums.sum()), int(counts.sum())
+            row = {"metric": metric, "protocol": protocol, "length": length, "value": total / count}
+            rows.append(row | {"sum": total, "count": count, "block_sum": list(sums), "block_count": list(counts)})
+    return rows
+
+
+class TaskAccuracy(Callback):
+    """Measures exact match and token accuracy at every test length, by one or two protocols.
+
+    ``teacher_forced`` takes the likeliest token at every scored position, given the right answer before it. It costs
+    one forward pass, and its exact match is that of greedy decoding, because the first mistake is one in both. (Under
+    a strategy whose logits depend on later tokens, such as RoPE with dynamic NTK, they differ: use ``generate``.)
+    ``generated`` lets the model write the answer greedily, through the cache.
+
+    Writes ``accuracy.json`` into the run's log directory. Its ``rows`` have metric, protocol (the task's name, so that
+    each task is a column of a report), length, value, sum, count and the parts of both for each example; ``generated``
+    has such rows for what the model wrote itself. Prints a table, and writes a figure against length, and a heat map if
+    the task has two sizes, also to TensorBoard. During `fit` it logs ``val/exact_match`` and ``val/token_accuracy``.
+
+    Args:
+        generate: Whether to measure ``generated`` too.
+
+    Raises:
+        UserError: If the data is not a task.
+    """
+
+    def __init__(self, generate: bool = False) -> None:
+        super().__init__()
+        self.generate = generate
+        self.examples: list[Example] = []
+        self.counts: dict[str, AnswerAccuracy] = {}
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        data = data_of(trainer)
+        if not isinstance(data, TaskData):
+            raise UserError(
+                f"TaskAccuracy: got data {type(data).__name__}, expected a task; use data TaskData, or drop this "
+                "callback"
+            )
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        refuse_shards(trainer, "TaskAccuracy", "leave it out of the fit")
+        self._start(pl_module, data_of(trainer).validation_problems, [TEACHER_FORCED])
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        examples = [example for group in data_of(trainer).test_problems for example in group]
+        self._start(pl_module, examples, [TEACHER_FORCED, GENERATED] if self.generate else [TEACHER_FORCED])
+
+    def _start(self, pl_module: LightningModule, examples: list[Example], protocols: list[str]) -> None:
+        self.examples = examples
+        self.counts = {protocol: AnswerAccuracy(len(examples)).to(pl_module.device) for protocol in protocols}
+
+    @torch.no_grad()
+    def on_test_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: dict[str, Tensor], *_: Any
+    ) -> None:
+        network, tokens, scored = network_of(pl_module), batch["tokens"], batch["scored"]  # (B, T + 1), (B, T)
+        bound = reach(network)
+        if bound is not None and scored.shape[1] > bound:  # the strategy cannot represent these examples
+            return
+        with trainer.precision_plugin.forward_context():
+            for protocol, count in self.counts.items():
+                if protocol == GENERATED:
+                    predictions = fill_in(network, tokens, scored)[:, 1:]  # (B, T)
+                else:
+                    predictions = network(tokens[:, :-1]).argmax(-1)  # (B, T)
+                count.update(predictions, tokens[:, 1:], scored, batch["index"])
+
+    on_validation_batch_end = on_test_batch_end
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        table = answer_table(self.examples, self.counts[TEACHER_FORCED].compute())
+        if len(table):
+            pl_module.log("val/exact_match", table["exact"].mean(), prog_bar=True, rank_zero_only=True)
+            token_accuracy = table["right"].sum() / table["scored"].sum()
+            pl_module.log("val/token_accuracy", token_accuracy, rank_zero_only=True)
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        data: TaskData = data_of(trainer)
+        task, strategy, training = data.task, strategy_name(pl_module), data.train_length
+        title, directory = f"{task.name}, {strategy}", log_directory(trainer)
+        tables = {name: answer_table(self.examples, count.compute()) for name, count in self.counts.items()}
+        rows = {name: result_rows(task.name, table) for name, table in tables.items()}
+        for name, of_protocol in rows.items():
+            values = {f"test/{row['metric']}/{name}/{row['length']}": row["value"] for row in of_protocol}
+            for logger in trainer.loggers:
+                logger.log_metrics(values, trainer.global_step)
+        answers = tables[TEACHER_FORCED]
+        skipped = sorted(set(data.test_lengths) - set(answers["length"]))
+        if trainer.is_global_zero:
+            about = {"task": task.name, "strategy": strategy, "train_length": training, "skipped": skipped}
+            about["precision"] = str(trainer.precision)
+            content = about | {"rows": rows[TEACHER_FORCED], "generated": rows.get(GENERATED, [])}
+            (directory / "accuracy.json").write_text(json.dumps(content) + "\n", encoding="utf-8")
+            if skipped:
+                print(f"not tested, no problems held out or beyond the strategy's last position: {skipped}")
+        if not len(answers):
+            return
+        if trainer.is_global_zero:
+            Console().print(range_table(title, tables, training))
+        curves = {name: table.groupby("length")["exact"].mean() for name, table in tables.items()}
+        publish(trainer, "accuracy", against_length(curves, training, title), [])
+        if len(task.axes) > 1:
+            cells = answers.pivot_table("exact", "row", "column").rename_axis(
+                index=task.axes[-2], columns=task.axes[-1]
+            )
+            publish(trainer, "accuracy_map", heat_map(cells, training, f"{title}: teacher-forced exact match"), [])
+
+
+def range_table(title: str, tables: Mapping[str, pd.DataFrame], train_length: int) -> Table:
+    """Table of the mean exact match over the training lengths, and over four ranges of longer lengths."""
+    printed = Table("length", title=title)
+    printed.add_column("problems", justify="right")
+    for protocol in tables:
+        printed.add_column(f"exact match (%), {protocol}", justify="right")
+    longest = max(table["length"].max() for table in tables.values())
+    width = max(1, -(-(longest - train_length) // 4))
+    ranges = [(1, train_length)] + [(a, a + width - 1) for a in range(train_length + 1, longest + 1, width)]
+    for first, last in ranges:
+        parts = [table[table["length"].between(first, last)] for table in tables.values()]
+        if len(parts[0]):
+            means = [f"{100 * part.groupby('length')['exact'].mean().mean():.1f}" for part in parts]
+            printed.add_row(f"{first}-{last}", str(len(parts[0])), *means)
+    return printed
+
+
+def against_length(curves: Mapping[str, "pd.Series[float]"], train_length: int, title: str) -> Figure:
+    """Draw exact match against length; the training lengths are shaded.
+
+    Args:
+        curves: Share of exact matches by length, for each protocol.
+        train_length: Largest length of training.
+        title: Title of the figure.
+    """
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.axvspan(0.5, train_length + 0.5, color="0.92", label="lengths of training")
+    for label, curve in curves.items():
+        axes.plot(curve.index, 100 * curve, marker=".", label=label)
+    axes.set(xlabel="length of the problem", ylabel="exact match (%)", ylim=(-3, 103), title=title)
+    axes.legend(fontsize="small")
+    return figure
+
+
+def heat_map(cells: pd.DataFrame, train_length: int, title: str) -> Figure:
+    """Draw exact match as a heat map over two sizes; a frame marks the training lengths.
+
+    Args:
+        cells: Share of exact matches by two sizes, whose names are those of its index and its columns. Cells without
+            test problems are NaN and stay white.
+        train_length: Largest length of training.
+        title: Title of the figure.
+    """
+    figure = Figure(figsize=(6, 5), layout="constrained")
+    axes = figure.subplots()
+    image = axes.imshow(100 * cells, origin="lower", vmin=0, vmax=100, cmap="viridis", aspect="auto")
+    for axis, sizes in ((axes.xaxis, cells.columns), (axes.yaxis, cells.index)):
+        ticks = range(0, len(sizes), -(-len(sizes) // MOST_TICKS))
+        axis.set_ticks(ticks, [str(sizes[i]) for i in ticks])
+    top, right = ((sizes <= train_length).sum() - 0.5 for sizes in (cells.index, cells.columns))
+    axes.plot([-0.5, right, right], [top, top, -0.5], color="red", linewidth=1)
+    axes.set(xlabel=cells.columns.name, ylabel=cells.index.name, title=title)
+    figure.colorbar(image, label="exact match (%)")
+    return figure

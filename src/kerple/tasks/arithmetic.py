@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kerple.base.errors import UserError
-from kerple.tasks.base import Example, Task, spelled
+from kerple.tasks.base import Example, Task, digits_text
 from kerple.tasks.places import DIGIT_IDS, in_step
 from kerple.tasks.vocabulary import IDS
 
@@ -21,33 +21,19 @@ class Addition(Task):
     The length of a problem is the number of digits of the longer operand; all pairs of sizes with that maximum are
     equally likely. ``a+b`` and ``b+a`` count as the same problem: both are trained on, or neither.
 
-    The scratchpad goes from the last digit to the first. Each step is ``a+b+carry=sum``, where a missing digit is 0:
-    ``36+7=6+7+0=13;3+0+1=4;>43``.
-
     Args:
         order: ``plain`` writes numbers with the first digit first. ``reversed`` writes operands and sum with the last
             digit first, so that carries go in the direction of writing (Lee et al. 2023, arXiv 2307.03381).
         padded: Whether operands are filled with zeros to the length, and the sum to one digit more (Zhou et al. 2024,
             arXiv 2402.09371).
         equal: Whether both operands have as many digits as the length.
-        scratchpad: Whether the steps are written before the answer.
-
-    Raises:
-        UserError: If the order is neither of the two.
     """
 
     axes: ClassVar[tuple[str, ...]] = ("length", "digits of the first operand", "digits of the second operand")
     numbers = True
 
-    def __init__(
-        self,
-        order: DigitOrder = "plain",
-        padded: bool = False,
-        equal: bool = False,
-        scratchpad: bool = False,
-    ) -> None:
-        _check_order(self, order)
-        self.order, self.padded, self.equal, self.scratchpad = order, padded, equal, scratchpad
+    def __init__(self, order: DigitOrder = "plain", padded: bool = False, equal: bool = False) -> None:
+        self.order, self.padded, self.equal = order, padded, equal
 
     def example(self, length: int, rng: np.random.Generator) -> Example:
         sizes = [length, length]
@@ -61,7 +47,7 @@ class Addition(Task):
             texts = [text[::-1] for text in texts]
         first, second, total = texts
         key = "+".join(sorted((a, b)))
-        return Example(f"{first}+{second}", total, (length, *sizes), self._steps(a, b), key=key)
+        return Example(f"{first}+{second}", total, (length, *sizes), key=key)
 
     def places(self, tokens: Tensor) -> Tensor:
         """Digits of one significance have one place, as in `kerple.tasks.places.in_step`.
@@ -71,19 +57,9 @@ class Addition(Task):
         the ``=``, they are to be told by the absence of one.
         """
         _check_coupled(self, self.order)
-        found = in_step(tokens, DIGIT_IDS)
-        behind = F.pad(found, (1, 0))[:, :-1] + 1
-        return behind.where(tokens == IDS["+"], found) if self.padded else found
-
-    def _steps(self, a: str, b: str) -> str:
-        if not self.scratchpad:
-            return ""
-        steps, carry, width = [], 0, max(len(a), len(b))
-        for x, y in zip(reversed(a.zfill(width)), reversed(b.zfill(width)), strict=True):
-            total = int(x) + int(y) + carry
-            steps.append(f"{x}+{y}+{carry}={total};")
-            carry = total // 10
-        return "".join(steps)
+        places = in_step(tokens, DIGIT_IDS)
+        behind = F.pad(places, (1, 0))[:, :-1] + 1
+        return behind.where(tokens == IDS["+"], places) if self.padded else places
 
 
 class Multiplication(Task):
@@ -92,16 +68,12 @@ class Multiplication(Task):
     Args:
         order: ``plain`` writes the first digit first; ``reversed`` writes number and product with the last digit first.
         padded: Whether the product is filled with zeros to one digit more than the number has.
-
-    Raises:
-        UserError: If the order is neither of the two.
     """
 
     axes: ClassVar[tuple[str, ...]] = ("length", "the digit")
     numbers = True
 
     def __init__(self, order: DigitOrder = "plain", padded: bool = False) -> None:
-        _check_order(self, order)
         self.order, self.padded = order, padded
 
     def example(self, length: int, rng: np.random.Generator) -> Example:
@@ -119,93 +91,55 @@ class Multiplication(Task):
         return in_step(tokens, DIGIT_IDS).where(~behind, 0)
 
 
-def _check_order(task: Task, order: str) -> None:
-    if order not in ("plain", "reversed"):
-        raise UserError(f"{type(task).__name__}: order: got {order!r}, expected 'plain' or 'reversed'")
-
-
 def _check_coupled(task: Task, order: str) -> None:
-    if order != "reversed" or task.scratchpad:
+    if order != "reversed":
         raise UserError(
-            f"{type(task).__name__}: got order: {order}{', scratchpad: true' * task.scratchpad}, which gives digits no "
-            "places, because how significant one is cannot be told before its number is over; for Coupled use order: "
-            "reversed and no scratchpad"
+            f"{type(task).__name__}: order: got {order}, which gives digits no places, because how significant one is "
+            "cannot be told before its number is over; expected order: reversed for Coupled"
         )
 
 
 def _number(digits: int, rng: np.random.Generator) -> str:
     """A random decimal number of so many digits, uniform; 0 is a number of one digit."""
-    drawn = rng.integers(10, size=digits)
+    number = rng.integers(10, size=digits)
     if digits > 1:
-        drawn[0] = rng.integers(1, 10)
-    return spelled(drawn)
+        number[0] = rng.integers(1, 10)
+    return digits_text(number)
 
 
 class ModularSum(Task):
-    """The sum of single digits modulo 10 (Kazemnejad et al. 2023, table 1: Summation): ``8+3+1=2``.
-
-    The scratchpad is the running sum: ``8+3+1=8,1,2>2``.
-
-    Args:
-        scratchpad: Write the steps before the answer.
-    """
+    """The sum of single digits modulo 10 (Kazemnejad et al. 2023, table 1: Summation): ``8+3+1=2``."""
 
     numbers = True
-
-    def __init__(self, scratchpad: bool = False) -> None:
-        self.scratchpad = scratchpad
 
     def example(self, length: int, rng: np.random.Generator) -> Example:
         digits = rng.integers(10, size=length)
-        running = np.cumsum(digits) % 10
-        steps = ",".join(map(str, running.tolist())) if self.scratchpad else ""
-        return Example("+".join(map(str, digits.tolist())), str(running[-1]), (length,), steps)
+        return Example("+".join(map(str, digits.tolist())), str(digits.sum() % 10), (length,))
 
 
 class Parity(Task):
-    """Whether the number of ones is even, 0, or odd, 1 (Kazemnejad et al. 2023, table 1): ``1101=1``.
-
-    The scratchpad is the running parity: ``1101=1001>1``.
-
-    Args:
-        scratchpad: Write the steps before the answer.
-    """
+    """Whether the number of ones is even, 0, or odd, 1 (Kazemnejad et al. 2023, table 1): ``1101=1``."""
 
     numbers = True
 
-    def __init__(self, scratchpad: bool = False) -> None:
-        self.scratchpad = scratchpad
-
     def example(self, length: int, rng: np.random.Generator) -> Example:
         bits = rng.integers(2, size=length)
-        running = np.cumsum(bits) % 2
-        return Example(spelled(bits), str(running[-1]), (length,), spelled(running) if self.scratchpad else "")
+        return Example(digits_text(bits), str(bits.sum() % 2), (length,))
 
 
 class Polynomial(Task):
     """The value of a polynomial modulo 10 (Kazemnejad et al. 2023, table 1): ``-2:3*x^2-1*x^3=0``.
 
     Its length is the number of terms; coefficients are -3 to 3, degrees 0 to 3, x is -2 to 2, and 0^0 = 1. The
-    remainder is 0 to 9 for negative values too. The scratchpad has, for each term, its value and the running sum
-    modulo 10: ``-2:3*x^2-1*x^3=12,2;8,0;>0``.
-
-    Args:
-        scratchpad: Write the steps before the answer.
+    remainder is 0 to 9 for negative values too.
     """
 
     numbers = True
-
-    def __init__(self, scratchpad: bool = False) -> None:
-        self.scratchpad = scratchpad
 
     def example(self, length: int, rng: np.random.Generator) -> Example:
         x = int(rng.integers(-2, 3))
         coefficients = rng.integers(-3, 4, size=length).tolist()
         degrees = rng.integers(4, size=length).tolist()
         terms = "".join(f"{c:+d}*x^{d}" for c, d in zip(coefficients, degrees, strict=True)).removeprefix("+")
-        total, steps = 0, []
-        for c, d in zip(coefficients, degrees, strict=True):
-            value = c * x**d
-            total = (total + value) % 10
-            steps.append(f"{value},{total};")
-        return Example(f"{x}:{terms}", str(total), (length,), "".join(steps) if self.scratchpad else "")
+        value = sum(c * x**d for c, d in zip(coefficients, degrees, strict=True))
+        return Example(f"{x}:{terms}", str(value % 10), (length,))

@@ -14,17 +14,15 @@ from kerple.tasks.vocabulary import BEGIN, END, LETTERS, encode
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One problem and its solution.
+    """One problem and its solution, written as ``« prompt = answer »``.
 
-    The sequence is ``« prompt = answer »`` or, with a scratchpad, ``« prompt = scratchpad > answer »``. Everything
-    after the ``=`` is scored, also the end token », but not the characters that `given` names.
+    The answer and the end token » are scored, but not the characters of the answer that `not_scored` names.
 
     Args:
         prompt: The text that the model reads.
         answer: The text that it has to write.
         sizes: The length, then the other sizes that the task's `axes` name.
-        scratchpad: The steps that it writes before the answer; empty if there are none.
-        given: Indices of the characters of ``answer`` that the model is given instead of asked for.
+        not_scored: Indices of the characters of ``answer`` that the model is given and does not have to write.
         key: Identity of the problem, equal for the same question in another order; the prompt if it is empty. It
             decides whether the problem is used in training, validation or test.
     """
@@ -32,8 +30,7 @@ class Example:
     prompt: str
     answer: str
     sizes: tuple[int, ...]
-    scratchpad: str = ""
-    given: frozenset[int] = frozenset()
+    not_scored: frozenset[int] = frozenset()
     key: str = ""
 
     @property
@@ -44,8 +41,7 @@ class Example:
     @property
     def text(self) -> str:
         """The whole sequence as text, from the begin token to the end token."""
-        written = f"{self.scratchpad}>{self.answer}" if self.scratchpad else self.answer
-        return f"{BEGIN}{self.prompt}={written}{END}"
+        return f"{BEGIN}{self.prompt}={self.answer}{END}"
 
     def tokens(self) -> list[int]:
         """The T + 1 token ids of the whole sequence: T inputs and, shifted by one, their T targets.
@@ -57,9 +53,8 @@ class Example:
 
     def scored(self) -> list[bool]:
         """Whether each of the T targets is scored."""
-        steps = len(self.scratchpad) + 1 if self.scratchpad else 0
-        asked = [i not in self.given for i in range(len(self.answer))]
-        return [False] * (len(self.prompt) + 1) + [True] * steps + [*asked, True]
+        answer = [i not in self.not_scored for i in range(len(self.answer))]
+        return [False] * (len(self.prompt) + 1) + [*answer, True]
 
 
 class Task(ABC):
@@ -74,9 +69,6 @@ class Task(ABC):
 
     longest: int | None = None
     """Largest length for which there are problems; None if there is no bound."""
-
-    scratchpad: bool = False
-    """Whether the model writes steps before the answer."""
 
     numbers: ClassVar[bool] = False
     """Whether consecutive digits are a number, so that `Abacus` can count them (`places.abacus`)."""
@@ -98,25 +90,35 @@ class Task(ABC):
             (B, T) int64, 0 for a token without a place.
 
         Raises:
-            UserError: If the task, or this way of writing its problems, has no places.
+            UserError: If the task, or this form of its problems, has no places.
         """
         raise UserError(
-            f"data.task: got {self.name!r}, which says nothing of places, expected a task that does, for "
-            "model.position Coupled; use one such as Addition with order: reversed, or another strategy"
+            f"data.task: got {self.name!r}, which defines no places, expected a task that does, for model.position "
+            "Coupled; use one such as Addition with order: reversed, or another strategy"
         )
 
     @property
     def name(self) -> str:
         """Name of the task in logs and reports, in lower case."""
-        words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(self).__name__).lower()
-        return f"{words} with scratchpad" if self.scratchpad else words
+        return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(self).__name__).lower()
 
 
-def spelled(digits: np.ndarray) -> str:
+def digits_text(digits: np.ndarray) -> str:
     """The digits of an integer array as text."""
     return "".join(map(str, digits.tolist()))
 
 
-def lettered(numbers: np.ndarray) -> str:
+def letters_text(numbers: np.ndarray) -> str:
     """The letters of an integer array, numbers of `LETTERS`, as text."""
     return "".join(map(LETTERS.__getitem__, numbers.tolist()))
+
+
+def check_option(task: Task, name: str, number: int, smallest: int, largest: int | None = None) -> None:
+    """Check that an option of a task is in its range.
+
+    Raises:
+        UserError: If it is not.
+    """
+    if number < smallest or (largest is not None and number > largest):
+        bound = "or more" if largest is None else f"to {largest}"
+        raise UserError(f"{type(task).__name__}: {name}: got {number}, expected {smallest} {bound}")

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from typing import Any
+from functools import cached_property
 
 import torch
 from pytorch_lightning import LightningDataModule
@@ -12,9 +12,8 @@ from torch import Tensor
 from kerple.base.errors import UserError
 from kerple.data.loader import BatchLoader, EvaluationLoader, rank_in
 from kerple.tasks.base import Example, Task
-from kerple.tasks.batches import HeldOutBatches, TrainBatches, collate
 from kerple.tasks.places import abacus
-from kerple.tasks.sampling import Split, distinct, draw
+from kerple.tasks.sampling import HeldOutProblems, Sampler, TrainingProblems, collate
 from kerple.tasks.vocabulary import BEGIN, CHARACTERS, END_ID, decode, encode
 
 
@@ -65,42 +64,36 @@ class TaskData(LightningDataModule):
         vocabulary: int = len(CHARACTERS),
     ) -> None:
         super().__init__()
-        numbers = {"length": length, "train_length": train_length, "batch_size": batch_size}
-        numbers |= {
-            "eval_batch_size": eval_batch_size,
-            "validation_examples": validation_examples,
-            "test_examples": test_examples,
-        }
-        for name, number in numbers.items():
-            if number < 1:
-                raise UserError(f"data.{name}: got {number}, expected a positive number")
-        if examples is not None and examples < 1:
-            raise UserError(f"data.examples: got {examples}, expected a positive number, or null for no repetition")
-        if not 0 < held_out < 0.5:
-            raise UserError(f"data.held_out: got {held_out}, expected a share between 0 and 0.5")
-        if vocabulary < len(CHARACTERS):
-            raise UserError(f"data.vocabulary: got {vocabulary}, expected at least the {len(CHARACTERS)} characters")
-        if seed is not None and not 0 <= seed < 2**64:
-            raise UserError(f"data.seed: got {seed}, expected 0 to 2^64 - 1")
-        if workers < 0:
-            raise UserError(f"data.workers: got {workers}, expected 0 (the training process itself) or more")
         self.task, self.length, self.train_length, self.vocabulary = task, length, train_length, vocabulary
         self.test_lengths = sorted(set(test_lengths)) if test_lengths else list(range(1, 2 * train_length + 1))
         self.batch_size, self.eval_batch_size, self.workers = batch_size, eval_batch_size, workers
         self.examples, self.validation_examples, self.test_examples = examples, validation_examples, test_examples
-        self.held_out = held_out
-        self._validation: list[Example] | None = None
-        self._tests: list[list[Example]] | None = None
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
-        for name, asked in (("train_length", train_length), ("test_lengths", self.test_lengths[-1])):
-            if task.longest is not None and asked > task.longest:
-                raise UserError(f"data.{name}: got {asked}, but {task.name} has problems up to length {task.longest}")
-        if self.test_lengths[0] < 1:
-            raise UserError(f"data.test_lengths: got {self.test_lengths[0]}, expected positive lengths")
-        self._check_length()  # here, before a run has a folder
+        self.sampler = Sampler(task, train_length, held_out)
+        self._check_options()
+        self._check_length()
+
+    def _check_options(self) -> None:
+        positive = ("length", "train_length", "batch_size", "eval_batch_size", "validation_examples", "test_examples")
+        for name in positive if self.examples is None else (*positive, "examples"):
+            if getattr(self, name) < 1:
+                raise UserError(f"data.{name}: got {getattr(self, name)}, expected a positive number")
+        if not 0 < self.sampler.held_out < 0.5:
+            raise UserError(f"data.held_out: got {self.sampler.held_out}, expected a share between 0 and 0.5")
+        if self.vocabulary < len(CHARACTERS):
+            raise UserError(f"data.vocabulary: got {self.vocabulary}, expected at least {len(CHARACTERS)} characters")
+        if not 0 <= self.seed < 2**64:
+            raise UserError(f"data.seed: got {self.seed}, expected 0 to 2^64 - 1")
+        longest = self.task.longest or float("inf")
+        for name, lengths in (("train_length", [self.train_length]), ("test_lengths", self.test_lengths)):
+            if lengths[0] < 1 or lengths[-1] > longest:
+                raise UserError(
+                    f"data.{name}: got lengths {lengths[0]} to {lengths[-1]}, but {self.task.name} has problems of "
+                    f"lengths 1 to {longest}"
+                )
 
     def _check_length(self) -> None:
-        samples = [self._draw("train", i, self.train_length) for i in range(100)]
+        samples = [self.sampler.training_problem(self.seed, i, self.train_length) for i in range(100)]
         try:
             needed = max(len(example.tokens()) - 1 for example in samples)
         except UserError as error:
@@ -113,16 +106,7 @@ class TaskData(LightningDataModule):
 
     def sample(self, index: int) -> Example:
         """Training problem number ``index``, whose length is uniform on 1..train_length."""
-        return self._draw("train", index)
-
-    def _draw(self, split: Split, index: int, length: int | None = None) -> Example:
-        example = draw(self.task, split, self.seed, index, self.train_length, self.held_out, length)
-        if example is None:
-            raise UserError(
-                f"data.held_out: got {self.held_out}, which leaves the task {self.task.name!r} no problem to train on "
-                "at some length; hold out less, or give the task more symbols"
-            )
-        return example
+        return self.sampler.training_problem(self.seed, index)
 
     def train_dataloader(self) -> BatchLoader:
         """Training batches of this rank, for the whole run if `trainer.max_steps` says how long it is.
@@ -131,72 +115,55 @@ class TaskData(LightningDataModule):
             UserError: Nothing says how long the run is, or there are fewer examples than in a batch.
         """
         rank, world = rank_in(self)
-        batches = None if self.examples is None else self.examples // self.batch_size
-        if self.trainer is not None:
-            batches = None if batches is None else batches // world
-            if self.trainer.max_steps > 0:
-                batches = self.trainer.max_steps * self.trainer.accumulate_grad_batches  # one epoch for the whole run
-        if batches is None:
+        samples = self.batch_size * world  # in a batch of all ranks
+        if self.trainer is not None and self.trainer.max_steps > 0:
+            batches = self.trainer.max_steps * self.trainer.accumulate_grad_batches  # one epoch for the whole run
+        elif self.examples is None:
             raise UserError(
                 "trainer.max_steps: got none, expected the number of steps, or data.examples to end an epoch"
             )
+        else:
+            batches = self.examples // samples
         if batches < 1:
-            raise UserError(
-                f"data.examples: got {self.examples}, fewer than the {self.batch_size * world} of one batch on every "
-                "device; ask for more, for smaller batches, or for a number of steps by trainer.max_steps"
-            )
-        dataset = TrainBatches(self.sample, self.batch_size, self.examples, self.seed, batches, rank, world)
-        loader = BatchLoader(dataset, self.batch_size * world, self.workers)
-        if self.trainer is not None and self.trainer.max_steps > 0 and self.trainer.global_step > 0:
-            # a checkpoint of an earlier version has no state of the loader; Lightning sets one that there is after this
-            done = self.trainer.global_step * self.trainer.accumulate_grad_batches * loader.samples
-            loader.load_state_dict({"samples_before_epoch": 0, "samples_in_epoch": done})
-        return loader
+            raise UserError(f"data.examples: got {self.examples}, expected at least a batch on every device, {samples}")
+        dataset = TrainingProblems(self.sampler, self.seed, self.batch_size, self.examples, batches, rank, world)
+        return BatchLoader(dataset, samples, self.workers)
 
     def val_dataloader(self) -> EvaluationLoader:
-        return self._held_out([self.validation_set()])
+        return self._held_out([self.validation_problems])
 
     def test_dataloader(self) -> EvaluationLoader:
-        groups = self.test_sets()
-        missing = [str(length) for length, group in zip(self.test_lengths, groups, strict=True) if not group]
-        if len(missing) == len(groups):
+        missing = [n for n, problems in zip(self.test_lengths, self.test_problems, strict=True) if not problems]
+        if missing == self.test_lengths:
             raise UserError(
-                f"data.test_lengths: got {', '.join(missing)}, but {self.task.name} has so few problems that short "
-                "that none is held out of training; test longer ones, or hold out more"
+                f"data.test_lengths: got {missing}, but {self.task.name} has so few problems that short that none is "
+                "held out of training; test longer ones, or hold out more"
             )
         if missing:
             rank_zero_warn(
-                f"{self.task.name} has so few problems of length {', '.join(missing)} that none is held out of "
-                "training; these lengths are not tested"
+                f"{self.task.name} has so few problems of lengths {missing} that none is held out of training; these "
+                "lengths are not tested"
             )
-        return self._held_out([group for group in groups if group])
+        return self._held_out(self.test_problems)
 
-    def validation_set(self) -> list[Example]:
+    @cached_property
+    def validation_problems(self) -> list[Example]:
         """The validation problems, of training lengths, shortest first; the same for every seed."""
-        if self._validation is None:
-            found = distinct(self.task, "validation", self.validation_examples, self.train_length, self.held_out)
-            if not found:
-                raise UserError(
-                    f"data.held_out: got {self.held_out}, which leaves the task {self.task.name!r} no validation "
-                    "problem; hold out more, or have the task draw more different problems"
-                )
-            self._validation = sorted(found, key=lambda example: len(example.text))
-        return self._validation
+        problems = self.sampler.distinct("validation", self.validation_examples)
+        if not problems:
+            raise UserError(
+                f"data.held_out: got {self.sampler.held_out}, which leaves the task {self.task.name!r} no validation "
+                "problem; hold out more, or have the task draw more different problems"
+            )
+        return sorted(problems, key=lambda example: len(example.text))
 
-    def test_sets(self) -> list[list[Example]]:
+    @cached_property
+    def test_problems(self) -> list[list[Example]]:
         """The test problems of each length, the same for every seed. A short length may have none that is held out."""
-        if self._tests is None:
-            self._tests = [
-                distinct(self.task, "test", self.test_examples, self.train_length, self.held_out, length)
-                for length in self.test_lengths
-            ]
-        return self._tests
+        return [self.sampler.distinct("test", self.test_examples, length) for length in self.test_lengths]
 
     def _held_out(self, groups: list[list[Example]]) -> EvaluationLoader:
-        return EvaluationLoader(HeldOutBatches(groups, self.eval_batch_size, *rank_in(self)))
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "trainer": None}  # a worker process makes examples, for which it needs no model
+        return EvaluationLoader(HeldOutProblems(groups, self.eval_batch_size, *rank_in(self)))
 
     def places(self, scheme: str) -> Callable[[Tensor], Tensor]:
         """The function from tokens (B, T) to their places that the network uses.
@@ -219,10 +186,10 @@ class TaskData(LightningDataModule):
 
     def _check_causal(self) -> None:
         """Raise an error, before the first step, where a later token changes places: such a model could not write."""
-        tokens = collate([self._draw("train", i, self.train_length) for i in range(8)])["tokens"]
-        whole = self.task.places(tokens)
+        tokens = collate([self.sampler.training_problem(self.seed, i, self.train_length) for i in range(8)])["tokens"]
+        places = self.task.places(tokens)
         for end in range(1, tokens.shape[1]):
-            if not torch.equal(self.task.places(tokens[:, :end]), whole[:, :end]):
+            if not torch.equal(self.task.places(tokens[:, :end]), places[:, :end]):
                 raise UserError(
                     f"data.task: got {self.task.name!r}, whose places are not causal: what follows the first {end} "
                     "tokens changes theirs; let the place of a token depend on it and on those before it alone"

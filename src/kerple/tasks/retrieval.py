@@ -1,15 +1,15 @@
-"""Tasks of retrieval from a long input: a passkey, a needle, and values by their keys."""
+"""Tasks of retrieval from a long input: a passkey, a needle, values by their keys, and chains of variables."""
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
-from kerple.base.errors import UserError
-from kerple.tasks.base import Example, Task, lettered, spelled
+from kerple.tasks.base import Example, Task, check_option, digits_text, letters_text
 from kerple.tasks.vocabulary import LETTERS
 
 FILLER = "the grass is green. the sky is blue. the sun is yellow. here we go. there and back again. "
 MOST_KEYS = 26 * 26  # pairs of small letters
+Filler = Literal["sentences", "letters"]
 
 
 class Passkey(Task):
@@ -23,17 +23,17 @@ class Passkey(Task):
         filler: ``sentences`` repeats the paper's five sentences from a random start; ``letters`` draws random letters.
 
     Raises:
-        UserError: If digits is not positive or the filler is neither.
+        UserError: If digits is not positive.
     """
 
     axes: ClassVar[tuple[str, ...]] = ("length", "tenth of the filler before the key")
 
-    def __init__(self, digits: int = 5, filler: str = "sentences") -> None:
-        _check(self, digits, filler)
+    def __init__(self, digits: int = 5, filler: Filler = "sentences") -> None:
+        check_option(self, "digits", digits, 1)
         self.digits, self.filler = digits, filler
 
     def example(self, length: int, rng: np.random.Generator) -> Example:
-        key = spelled(rng.integers(10, size=self.digits))
+        key = digits_text(rng.integers(10, size=self.digits))
         place = int(rng.integers(length + 1))
         filler = _filler(self.filler, length, rng)
         return Example(f"{filler[:place]}[{key}]{filler[place:]}", key, (length, 10 * place // (length + 1)))
@@ -52,49 +52,40 @@ class Needle(Task):
         filler: ``sentences`` or ``letters``, as for `Passkey`.
 
     Raises:
-        UserError: If a number is not positive, there are more keys than pairs of letters, or the filler is neither.
+        UserError: If a number is not positive, or there are more keys than pairs of letters.
     """
 
     axes: ClassVar[tuple[str, ...]] = ("length", "tenth of the filler before the needle")
 
-    def __init__(self, keys: int = 1, digits: int = 4, filler: str = "sentences") -> None:
-        _check(self, digits, filler)
-        if not 1 <= keys <= MOST_KEYS:
-            raise UserError(f"Needle: keys: got {keys}, expected 1 to {MOST_KEYS}")
+    def __init__(self, keys: int = 1, digits: int = 4, filler: Filler = "sentences") -> None:
+        check_option(self, "digits", digits, 1)
+        check_option(self, "keys", keys, 1, MOST_KEYS)
         self.keys, self.digits, self.filler = keys, digits, filler
 
     def example(self, length: int, rng: np.random.Generator) -> Example:
         pairs = rng.choice(MOST_KEYS, self.keys, replace=False).tolist()
         keys = [LETTERS[pair // 26] + LETTERS[pair % 26] for pair in pairs]
-        values = [spelled(rng.integers(10, size=self.digits)) for _ in keys]
+        values = [digits_text(rng.integers(10, size=self.digits)) for _ in keys]
         places = sorted(rng.integers(length + 1, size=self.keys).tolist())
         filler = _filler(self.filler, length, rng)
         text, before = "", 0
         for key, value, place in zip(keys, values, places, strict=True):
             text += f"{filler[before:place]}[{key}:{value}]"
             before = place
-        asked = int(rng.integers(self.keys))
-        prompt = f"{text}{filler[before:]};{keys[asked]}"
-        return Example(prompt, values[asked], (length, 10 * places[asked] // (length + 1)))
+        target = int(rng.integers(self.keys))  # number of the needle that the question is for
+        prompt = f"{text}{filler[before:]};{keys[target]}"
+        return Example(prompt, values[target], (length, 10 * places[target] // (length + 1)))
 
     @property
     def name(self) -> str:
         return "multi-key needle" if self.keys > 1 else super().name
 
 
-def _check(task: Task, digits: int, filler: str) -> None:
-    name = type(task).__name__
-    if digits < 1:
-        raise UserError(f"{name}: digits: got {digits}, expected at least 1")
-    if filler not in ("sentences", "letters"):
-        raise UserError(f"{name}: filler: got {filler!r}, expected 'sentences' or 'letters'")
-
-
-def _filler(kind: str, length: int, rng: np.random.Generator) -> str:
+def _filler(kind: Filler, length: int, rng: np.random.Generator) -> str:
     if kind == "sentences":
         start = int(rng.integers(len(FILLER)))
         return (FILLER * (length // len(FILLER) + 2))[start : start + length]
-    return lettered(rng.integers(26, size=length))
+    return letters_text(rng.integers(26, size=length))
 
 
 class AssociativeRecall(Task):
@@ -113,13 +104,44 @@ class AssociativeRecall(Task):
     longest = len(LETTERS)
 
     def __init__(self, queries: int | None = None) -> None:
-        if queries is not None and queries < 1:
-            raise UserError(f"AssociativeRecall: queries: got {queries}, expected at least 1, or none for all keys")
+        if queries is not None:
+            check_option(self, "queries", queries, 1)
         self.queries = queries
 
     def example(self, length: int, rng: np.random.Generator) -> Example:
         keys = [LETTERS[i] for i in rng.permutation(len(LETTERS))[:length].tolist()]
         pairs = [key + str(value) for key, value in zip(keys, rng.integers(10, size=length).tolist(), strict=True)]
-        asked = rng.permutation(length)[: self.queries or length].tolist()
-        answer = "".join(pairs[i] for i in asked)
-        return Example("".join(pairs), answer, (length,), given=frozenset(range(0, len(answer), 2)))
+        targets = rng.permutation(length)[: self.queries or length].tolist()
+        answer = "".join(pairs[i] for i in targets)
+        return Example("".join(pairs), answer, (length,), not_scored=frozenset(range(0, len(answer), 2)))
+
+
+class VariableChain(Task):
+    """Follow signs along a chain of variables, as LEGO asks (Zhang et al. 2022, arXiv 2206.04301): ``b=-a,a=+1;b=-``.
+
+    The length is the number of clauses, each of which defines one letter. One clause starts the chain with ``+1`` or
+    ``-1``; every other one gives a variable the sign of another or its opposite. The question is for a random variable,
+    whose depth is the number of clauses to follow.
+
+    Args:
+        shuffled: Whether the clauses are in random order; else they are in that of the chain.
+    """
+
+    axes: ClassVar[tuple[str, ...]] = ("length", "depth")
+    longest = len(LETTERS)
+
+    def __init__(self, shuffled: bool = True) -> None:
+        self.shuffled = shuffled
+
+    def example(self, length: int, rng: np.random.Generator) -> Example:
+        names = [LETTERS[i] for i in rng.permutation(len(LETTERS))[:length].tolist()]
+        flips = rng.integers(2, size=length)
+        clauses = [
+            f"{name}={'-' if flip else '+'}{source}"
+            for name, flip, source in zip(names, flips.tolist(), ["1", *names], strict=False)
+        ]
+        order = rng.permutation(length).tolist() if self.shuffled else range(length)
+        target = int(rng.integers(length))
+        sign = "-" if flips[: target + 1].sum() % 2 else "+"
+        prompt = ",".join(clauses[i] for i in order) + f";{names[target]}"
+        return Example(prompt, sign, (length, target + 1))

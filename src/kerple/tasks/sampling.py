@@ -1,6 +1,6 @@
-"""Random sampling of examples: sample k depends on seed, split and k alone, whatever ranks and workers there are.
+"""Random sampling of problems: sample k depends on seed, split and k alone, whatever ranks and workers there are.
 
-No test example occurs in training:
+No test problem occurs in training:
 
 - up to the training length, a hash of the problem assigns it to training, validation or test, and problems are drawn
   until one belongs to the split that is asked for;
@@ -9,77 +9,181 @@ No test example occurs in training:
 The hash does not depend on the seed, so all runs of a comparison hold out the same problems.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Literal, get_args
 
 import numpy as np
+import torch
+from torch.utils.data import Dataset
 
+from kerple.base.errors import UserError
+from kerple.model import Batch
 from kerple.tasks.base import Example, Task
+from kerple.tasks.vocabulary import PAD_ID
 
 Split = Literal["train", "validation", "test"]
 MOST_DRAWS = 1000  # draws after which a split counts as empty
 STALE = 200  # draws without a new problem after which a length counts as exhausted
 
 
-def belongs_to(example: Example, held_out: float) -> Split:
-    """The split of a problem no longer than the training length.
-
-    Args:
-        example: The problem.
-        held_out: Share of all problems that is kept for testing; the same share is kept for validation.
-    """
-    place = int.from_bytes(blake2b(example.identity.encode(), digest_size=8).digest(), "big") / 2**64
-    return "test" if place < held_out else "validation" if place < 2 * held_out else "train"
-
-
-def draw(
-    task: Task, split: Split, seed: int, index: int, train_length: int, held_out: float, length: int | None = None
-) -> Example | None:
-    """Draw sample number ``index`` of a split.
+@dataclass(frozen=True)
+class Sampler:
+    """Draws problems of a task.
 
     Args:
         task: The task.
-        split: ``train``, ``validation`` or ``test``.
-        seed: Chooses the samples, 0 to 2⁶⁴ - 1.
-        index: Number of the sample, from 0.
         train_length: Largest length of training problems.
-        held_out: Share of the problems that is kept for testing, see `belongs_to`.
-        length: Length of the problem; None for a random one, uniform on 1..train_length.
+        held_out: Share of the problems of training lengths that is kept for testing; the same share is kept for
+            validation.
+    """
+
+    task: Task
+    train_length: int
+    held_out: float
+
+    def split_of(self, example: Example) -> Split:
+        """The split of a problem no longer than the training length."""
+        number = int.from_bytes(blake2b(example.identity.encode(), digest_size=8).digest(), "big") / 2**64
+        return "test" if number < self.held_out else "validation" if number < 2 * self.held_out else "train"
+
+    def draw(self, split: Split, seed: int, index: int, length: int | None = None) -> Example | None:
+        """Draw sample number ``index`` of a split.
+
+        Args:
+            split: ``train``, ``validation`` or ``test``.
+            seed: Chooses the samples, 0 to 2⁶⁴ - 1.
+            index: Number of the sample, from 0.
+            length: Length of the problem; None for a random one, uniform on 1..train_length.
+
+        Returns:
+            The example, or None if the split has no, or hardly any, problems of that length.
+        """
+        stream = np.random.Philox(key=[seed, index], counter=[0, 0, length or 0, get_args(Split).index(split)])
+        rng = np.random.Generator(stream)
+        if length is None:
+            length = int(rng.integers(1, self.train_length + 1))
+        for _ in range(MOST_DRAWS):
+            example = self.task.example(length, rng)
+            if (split == "test" and length > self.train_length) or self.split_of(example) == split:
+                return example
+        return None
+
+    def training_problem(self, seed: int, index: int, length: int | None = None) -> Example:
+        """Training problem number ``index``, see `draw`.
+
+        Raises:
+            UserError: If no problem is left to train on.
+        """
+        example = self.draw("train", seed, index, length)
+        if example is None:
+            raise UserError(
+                f"data.held_out: got {self.held_out}, which leaves the task {self.task.name!r} no problem to train on "
+                "at some length; hold out less, or give the task more symbols"
+            )
+        return example
+
+    def distinct(self, split: Split, count: int, length: int | None = None) -> list[Example]:
+        """Draw up to ``count`` different problems of a split, or fewer if it has no more.
+
+        The seed is always 0, so that all runs are tested on the same problems.
+        """
+        examples: dict[str, Example] = {}
+        index = last = 0  # of this draw, and of the last one that was new
+        while len(examples) < count and index - last <= STALE:
+            example = self.draw(split, 0, index, length)
+            if example is None and length is not None:
+                break
+            if example is not None and example.prompt not in examples:
+                examples[example.prompt] = example
+                last = index
+            index += 1
+        return list(examples.values())
+
+
+def collate(examples: Sequence[Example]) -> Batch:
+    """Make a batch of examples, padded on the right.
 
     Returns:
-        The example, or None if the split has no, or hardly any, problems of that length.
+        ``tokens`` (B, T + 1) int64, ``scored`` (B, T) bool, ``sizes`` (B, axes) int64.
     """
-    stream = np.random.Philox(key=[seed, index], counter=[0, 0, length or 0, get_args(Split).index(split)])
-    rng = np.random.Generator(stream)
-    if length is None:
-        length = int(rng.integers(1, train_length + 1))
-    for _ in range(MOST_DRAWS):
-        example = task.example(length, rng)
-        if (split == "test" and length > train_length) or belongs_to(example, held_out) == split:
-            return example
-    return None
+    sequences = [example.tokens() for example in examples]
+    longest = max(map(len, sequences))
+    tokens = torch.full((len(examples), longest), PAD_ID)  # (B, T + 1)
+    scored = torch.zeros(len(examples), longest - 1, dtype=torch.bool)  # (B, T)
+    for row, (example, sequence) in enumerate(zip(examples, sequences, strict=True)):
+        tokens[row, : len(sequence)] = torch.tensor(sequence)
+        scored[row, : len(sequence) - 1] = torch.tensor(example.scored())
+    return {"tokens": tokens, "scored": scored, "sizes": torch.tensor([example.sizes for example in examples])}
 
 
-def distinct(
-    task: Task, split: Split, count: int, train_length: int, held_out: float, length: int | None = None
-) -> list[Example]:
-    """Draw up to ``count`` different examples, or fewer if the split has no more.
+class TrainingProblems(Dataset[Batch]):
+    """Dataset of training batches. Item b of rank r of W has the samples (b · W + r) · batch_size and those after it.
 
-    The other arguments are those of `draw`. The seed is always 0, so that all runs are tested on the same problems.
+    Args:
+        sampler: Draws the problems.
+        seed: Chooses the problems, and their order where they are repeated.
+        batch_size: Rows of a batch.
+        examples: Number of different samples, after which they are repeated in another order; None for no repetition.
+        batches: Batches of each rank in an epoch.
+        rank: Number of this process, r.
+        world: Number of processes, W.
     """
 
-    def fresh() -> Iterator[Example]:
-        seen: set[str] = set()
-        index = last = 0
-        while index - last <= STALE:
-            example = draw(task, split, 0, index, train_length, held_out, length)
-            if example is None and length is not None:
-                return
-            if example is not None and example.prompt not in seen:
-                seen.add(example.prompt)
-                last = index
-                yield example
-            index += 1
+    def __init__(
+        self, sampler: Sampler, seed: int, batch_size: int, examples: int | None, batches: int, rank: int, world: int
+    ) -> None:
+        self.sampler, self.seed, self.batch_size, self.examples = sampler, seed, batch_size, examples
+        self.batches, self.rank, self.world = batches, rank, world
+        self._epoch, self._order = -1, np.empty(0, dtype=np.int64)
 
-    return [example for example, _ in zip(fresh(), range(count), strict=False)]
+    def __len__(self) -> int:
+        return self.batches
+
+    def __getitem__(self, batch: int) -> Batch:
+        first = (batch * self.world + self.rank) * self.batch_size
+        numbers = range(first, first + self.batch_size)
+        return collate([self.sampler.training_problem(self.seed, self._problem(k)) for k in numbers])
+
+    def _problem(self, k: int) -> int:
+        """Number of the problem that is the k-th sample."""
+        if self.examples is None:
+            return k
+        epoch, i = divmod(k, self.examples)
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._order = np.random.Generator(np.random.PCG64([self.seed, epoch])).permutation(self.examples)
+        return int(self._order[i])
+
+
+class HeldOutProblems(Dataset[Batch]):
+    """Dataset of batches of fixed examples, each of one length. Every rank gets the same number of batches.
+
+    Beside the entries of `collate`, a batch has an ``index`` (B,) int64 with the numbers of its examples, counted over
+    all groups. If the batches do not suffice for all ranks, the last ones are fillers of one row, of index -1 and not
+    scored.
+
+    Args:
+        groups: Groups of examples of one length; no batch has examples of two groups.
+        batch_size: Rows of a batch.
+        rank: Number of this process, r.
+        world: Number of processes, W; item b of rank r is batch b · W + r.
+    """
+
+    def __init__(self, groups: Sequence[Sequence[Example]], batch_size: int, rank: int, world: int) -> None:
+        self.rank, self.world = rank, world
+        self.chunks = [group[i : i + batch_size] for group in groups for i in range(0, len(group), batch_size)]
+        self.starts = np.cumsum([0, *map(len, self.chunks)]).tolist()
+
+    def __len__(self) -> int:
+        return math.ceil(len(self.chunks) / self.world)
+
+    def __getitem__(self, item: int) -> Batch:
+        batch = item * self.world + self.rank
+        if batch >= len(self.chunks):
+            filler = collate(self.chunks[0][:1])
+            return filler | {"scored": filler["scored"] & False, "index": torch.tensor([-1])}
+        start, chunk = self.starts[batch], self.chunks[batch]
+        return collate(chunk) | {"index": torch.arange(start, start + len(chunk))}

@@ -5,15 +5,9 @@ from collections.abc import Callable
 import numpy as np
 from torch import Tensor
 
-from kerple.base.errors import UserError
-from kerple.tasks.base import Example, Task, lettered
+from kerple.tasks.base import Example, Task, check_option, letters_text
 from kerple.tasks.places import LETTER_IDS, in_step, mirrored
 from kerple.tasks.vocabulary import LETTERS
-
-
-def _check_symbols(name: str, symbols: int) -> None:
-    if not 2 <= symbols <= len(LETTERS):
-        raise UserError(f"{name}: symbols: got {symbols}, expected 2 to {len(LETTERS)}, the letters there are")
 
 
 class Copy(Task):
@@ -29,14 +23,14 @@ class Copy(Task):
     """
 
     def __init__(self, repeated: bool = False, symbols: int = 26) -> None:
-        _check_symbols("Copy", symbols)
+        check_option(self, "symbols", symbols, 2, len(LETTERS))
         self.repeated, self.symbols = repeated, symbols
 
     def example(self, length: int, rng: np.random.Generator) -> Example:
         if self.repeated:
             text = LETTERS[rng.integers(self.symbols)] * length
         else:
-            text = lettered(rng.integers(self.symbols, size=length))
+            text = letters_text(rng.integers(self.symbols, size=length))
         return Example(text, text, (length,))
 
     def places(self, tokens: Tensor) -> Tensor:
@@ -58,11 +52,11 @@ class Reverse(Task):
     """
 
     def __init__(self, symbols: int = 26) -> None:
-        _check_symbols("Reverse", symbols)
+        check_option(self, "symbols", symbols, 2, len(LETTERS))
         self.symbols = symbols
 
     def example(self, length: int, rng: np.random.Generator) -> Example:
-        text = lettered(rng.integers(self.symbols, size=length))
+        text = letters_text(rng.integers(self.symbols, size=length))
         return Example(text, text[::-1], (length,))
 
     def places(self, tokens: Tensor) -> Tensor:
@@ -72,41 +66,30 @@ class Reverse(Task):
 class Sort(Task):
     """The sequence in ascending order, repetitions kept (Kazemnejad et al. 2023, table 1): ``cabb=abbc``.
 
-    The scratchpad is selection sort; each step has the smallest symbol and the rest: ``cabb=a:cbb;b:cb;b:c;c:;>abbc``.
-
     Args:
         digits: With 0, the sequence consists of letters. With a larger number, it consists of decimal numbers of 1 to
             so many digits, separated by commas; each number of digits is equally likely: ``7,103,25=7,25,103``.
         symbols: Number of different letters if digits is 0, 2 to 52.
-        scratchpad: Whether the steps are written before the answer.
 
     Raises:
         UserError: If digits is not 0 to 18 or symbols is out of range.
     """
 
-    def __init__(self, digits: int = 0, symbols: int = 26, scratchpad: bool = False) -> None:
-        _check_symbols("Sort", symbols)
-        if not 0 <= digits <= 18:
-            raise UserError(f"Sort: digits: got {digits}, expected 0 (letters) to 18 (what int64 holds)")
-        self.digits, self.symbols, self.scratchpad = digits, symbols, scratchpad
+    def __init__(self, digits: int = 0, symbols: int = 26) -> None:
+        check_option(self, "symbols", symbols, 2, len(LETTERS))
+        check_option(self, "digits", digits, 0, 18)  # what int64 holds
+        self.digits, self.symbols = digits, symbols
 
     def example(self, length: int, rng: np.random.Generator) -> Example:
         write: Callable[[int], str]
         if self.digits:
             powers = 10 ** rng.integers(self.digits, size=length)  # smallest number of that many digits
             low = np.where(powers == 1, 0, powers)
-            values, write, joint = rng.integers(low, 10 * powers).tolist(), str, ","
+            values, write, separator = rng.integers(low, 10 * powers).tolist(), str, ","
         else:
-            values, write, joint = rng.integers(self.symbols, size=length).tolist(), LETTERS.__getitem__, ""
-        ordered = sorted(values)
-        prompt, answer = (joint.join(map(write, v)) for v in (values, ordered))
-        steps = []
-        if self.scratchpad:
-            left = list(values)
-            for smallest in ordered:
-                left.remove(smallest)
-                steps.append(f"{write(smallest)}:{joint.join(map(write, left))};")
-        return Example(prompt, answer, (length,), "".join(steps))
+            values, write, separator = rng.integers(self.symbols, size=length).tolist(), LETTERS.__getitem__, ""
+        prompt, answer = (separator.join(map(write, numbers)) for numbers in (values, sorted(values)))
+        return Example(prompt, answer, (length,))
 
     @property
     def name(self) -> str:
