@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
@@ -152,7 +153,13 @@ class TaskAccuracy(Callback):
 
     @torch.no_grad()
     def on_test_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: dict[str, Tensor], *_: Any
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: dict[str, Tensor],
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
         network, tokens, scored = network_of(pl_module), batch["tokens"], batch["scored"]  # (B, T + 1), (B, T)
         bound = reach(network)
@@ -257,7 +264,7 @@ def heat_map(cells: pd.DataFrame, train_length: int, title: str) -> Figure:
     for axis, sizes in ((axes.xaxis, cells.columns), (axes.yaxis, cells.index)):
         ticks = range(0, len(sizes), -(-len(sizes) // MOST_TICKS))
         axis.set_ticks(ticks, [str(sizes[i]) for i in ticks])
-    top, right = ((sizes <= train_length).sum() - 0.5 for sizes in (cells.index, cells.columns))
+    top, right = (np.sum(sizes.to_numpy() <= train_length) - 0.5 for sizes in (cells.index, cells.columns))
     axes.plot([-0.5, right, right], [top, top, -0.5], color="red", linewidth=1)
     axes.set(xlabel=cells.columns.name, ylabel=cells.index.name, title=title)
     figure.colorbar(image, label="exact match (%)")
