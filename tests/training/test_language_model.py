@@ -1,14 +1,26 @@
 """Loss, schedule and optimiser of the Lightning module."""
 
 import math
+import sys
+from dataclasses import fields
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 
 import pytest
 import torch
+from jsonargparse import ArgumentError
 from pytorch_lightning import Trainer
+from pytorch_lightning.callbacks import LearningRateMonitor
+from pytorch_lightning.cli import LightningArgumentParser
+from pytorch_lightning.loggers.logger import DummyLogger
+from torch.optim.lr_scheduler import LRScheduler
 
+from kerple.base.errors import UserError
 from kerple.model import Transformer
+from kerple.model.architecture import Architecture
 from kerple.positions import KerpleLog, KerplePower
 from kerple.training.language_model import LanguageModel
+from kerple.training.schedule import WarmupCosine
 from tests.toy import ToyData
 
 
@@ -16,39 +28,67 @@ def model(**options: object) -> LanguageModel:
     return LanguageModel(KerpleLog, 11, 8, layers=1, dim=16, heads=2, **options)
 
 
+def trainer(steps: int) -> Trainer:
+    return Trainer(
+        max_steps=steps, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, limit_val_batches=0,
+    )  # fmt: skip
+
+
 def fitted(steps: int, **options: object) -> tuple[LanguageModel, Trainer]:
-    trainer = Trainer(
-        max_steps=steps,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        limit_val_batches=0,
-    )
-    module = model(**options)
-    trainer.fit(module, datamodule=ToyData())
-    return module, trainer
+    module, its_trainer = model(**options), trainer(steps)
+    its_trainer.fit(module, datamodule=ToyData())
+    return module, its_trainer
+
+
+def rates_of(schedule: LRScheduler, steps: int) -> list[float]:
+    rates = []
+    for _ in range(steps):
+        rates.append(schedule.optimizer.param_groups[0]["lr"])
+        schedule.optimizer.step()
+        schedule.step()
+    return rates
+
+
+def optimizer() -> torch.optim.Optimizer:
+    return torch.optim.SGD([torch.zeros(1)], lr=8e-3)
 
 
 def test_the_rate_rises_linearly_then_falls_along_a_cosine_to_zero() -> None:
-    rates: list[float] = []
+    rise = [8e-4 * (1 + step) for step in range(10)]
+    fall = [4e-3 * (1 + math.cos(math.pi * step / 40)) for step in range(41)]
+    assert rates_of(WarmupCosine(optimizer(), 10, 50), 51) == pytest.approx(rise + fall, rel=1e-6, abs=1e-12)
 
-    class Recorded(LanguageModel):
-        def on_train_batch_start(self, batch: object, index: int) -> None:
-            rates.append(self.trainer.optimizers[0].param_groups[0]["lr"])
 
-    module = Recorded(KerpleLog, 11, 8, layers=1, dim=16, heads=2, lr=0.5, warmup=0.2)
-    trainer = Trainer(
-        max_steps=50, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, limit_val_batches=0,
-    )  # fmt: skip
-    trainer.fit(module, datamodule=ToyData())
+@pytest.mark.parametrize(("warmup", "end"), [(2, 3), (122, 2440), (500, 50_000)])
+def test_every_rate_is_that_of_lightning_bolts_to_the_last_bit(warmup: int, end: int) -> None:
+    pytest.importorskip("kerple.training.bolts", reason="lightning-bolts is an option", exc_type=UserError)
+    path = Path(sys.modules["pl_bolts"].__path__[0], "optimizers", "lr_scheduler.py")
+    spec = spec_from_file_location("bolts_schedule", path)
+    bolts = module_from_spec(spec)
+    spec.loader.exec_module(bolts)
+    theirs = bolts.LinearWarmupCosineAnnealingLR(optimizer(), warmup, end, warmup_start_lr=8e-3 / warmup)
+    assert rates_of(WarmupCosine(optimizer(), warmup, end), end) == rates_of(theirs, end)
 
-    warmup = [0.05 + 0.05 * t for t in range(10)]
-    cosine = [0.25 * (1 + math.cos(math.pi * (t - 10) / 40)) for t in range(10, 50)]
-    assert rates == pytest.approx(warmup + cosine, rel=1e-6)
-    assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0, abs=1e-9)  # after the last step
+
+def test_rates_of_tensorboard_have_the_names_of_the_parameters() -> None:
+    monitor = LearningRateMonitor()
+    its_trainer = trainer(1)
+    its_trainer.callbacks.append(monitor)
+    its_trainer.loggers = [DummyLogger()]
+    its_trainer.fit(model(optimizer="muon"), datamodule=ToyData())
+    assert list(monitor.lrs) == [f"train/lr/{name}" for name in ("qkv", "linear", "matrices", "vectors")]
+
+
+def test_every_option_is_a_hyper_parameter_where_the_command_line_builds_the_model() -> None:
+    parser = LightningArgumentParser(exit_on_error=False)
+    parser.add_lightning_class_args(LanguageModel, "model")
+    needed = ["--model.position=NoPE", "--model.vocabulary=9", "--model.length=8"]
+    config = parser.parse_args([*needed, "--model.tied=true"])
+    assert {field.name for field in fields(Architecture)} < set(config.model.keys())
+    assert config.model.tied is True
+    with pytest.raises(ArgumentError, match="tide"):
+        parser.parse_args([*needed, "--model.tide=true"])
 
 
 def test_training_learns_to_count() -> None:
@@ -69,11 +109,11 @@ def test_the_network_is_compiled_where_that_is_asked_for(monkeypatch) -> None:
 
 
 def test_decay_falls_on_matrices_only() -> None:
-    module, trainer = fitted(1, weight_decay=0.1, betas=(0.8, 0.9), adam_eps=1e-6)
-    groups = trainer.optimizers[0].param_groups
+    module, its_trainer = fitted(1, weight_decay=0.1, betas=(0.8, 0.9), adam_eps=1e-6)
+    groups = its_trainer.optimizers[0].param_groups
     assert all((tuple(g["betas"]), g["eps"]) == ((0.8, 0.9), 1e-6) for g in groups)
     assert {id(p) for g in groups for p in g["params"]} == {id(p) for p in module.parameters()}
-    matrices, vectors = trainer.optimizers[0].param_groups
+    matrices, vectors = its_trainer.optimizers[0].param_groups
     assert matrices["weight_decay"] == 0.1
     assert vectors["weight_decay"] == 0
     assert all(p.ndim >= 2 for p in matrices["params"])
@@ -83,7 +123,7 @@ def test_decay_falls_on_matrices_only() -> None:
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_step_ends_within_the_ranges(optimizer: str) -> None:
     module = LanguageModel(KerplePower, 11, 8, layers=1, dim=16, heads=2, lr=100.0, optimizer=optimizer)
-    module.trainer = Trainer(max_steps=9, accelerator="cpu", logger=False, enable_checkpointing=False)
+    module.trainer = trainer(9)
     optimiser, position = module.configure_optimizers()["optimizer"], module.network.positions[0]
     for sign, ends in ((1.0, (0.01, 0.01)), (-1.0, (None, 2.0))):
         for _ in range(6):
@@ -96,8 +136,8 @@ def test_a_step_ends_within_the_ranges(optimizer: str) -> None:
 
 def test_muon_moves_the_matrices_of_the_blocks_and_nothing_else() -> None:
     torch.manual_seed(0)
-    module, trainer = fitted(60, lr=0.02, optimizer="muon")
-    groups = trainer.optimizers[0].param_groups
+    module, its_trainer = fitted(60, lr=0.02, optimizer="muon")
+    groups = its_trainer.optimizers[0].param_groups
     block = module.network.blocks[0]
     assert [{id(p) for p in group["params"]} for group in groups if group["muon"] == 3] == [
         {id(block.attention.qkv.weight)}
@@ -113,13 +153,9 @@ def test_muon_moves_the_matrices_of_the_blocks_and_nothing_else() -> None:
     assert losses[0, 2:].mean() < 0.3  # from log(11) = 2.4
 
 
-def test_muon_trains_grouped_heads() -> None:
-    torch.manual_seed(0)
-    module, trainer = fitted(60, lr=0.02, optimizer="muon", kv_heads=1, norm="rms", gated=True, activation="silu")
-    assert [16, 8, 8] in [group["muon"] for group in trainer.optimizers[0].param_groups]
-    with torch.no_grad():
-        losses = module.network.losses(torch.arange(9)[None])
-    assert losses[0, 2:].mean() < 0.3
+def test_muon_cuts_grouped_heads_at_their_rows() -> None:
+    _, its_trainer = fitted(1, optimizer="muon", kv_heads=1, norm="rms", gated=True, activation="silu")
+    assert its_trainer.optimizers[0].param_groups[0]["muon"] == [16, 8, 8]
 
 
 def test_muon_is_refused_where_the_strategy_cuts_up_the_matrices() -> None:
@@ -131,9 +167,8 @@ def test_muon_is_refused_where_the_strategy_cuts_up_the_matrices() -> None:
 
 
 def test_a_model_for_other_data_is_refused() -> None:
-    trainer = Trainer(max_steps=1, accelerator="cpu", logger=False, enable_checkpointing=False)
     with pytest.raises(ValueError, match="vocabulary: got 13 token ids, expected the 11 that the model was"):
-        trainer.fit(model(), datamodule=ToyData(vocabulary=13))
+        trainer(1).fit(model(), datamodule=ToyData(vocabulary=13))
 
 
 @pytest.mark.parametrize(
@@ -151,7 +186,7 @@ def test_the_vocabulary_is_padded_to_a_multiple() -> None:
 
 def test_matrices_decay_also_where_fsdp_has_made_them_flat() -> None:
     module = model(weight_decay=0.1)
-    module.trainer = Trainer(max_steps=4, accelerator="cpu", logger=False, enable_checkpointing=False)
+    module.trainer = trainer(4)
     expected = [[p.numel() for p in g["params"]] for g in module.configure_optimizers()["optimizer"].param_groups]
     assert [len(sizes) > 0 for sizes in expected] == [True, True]
 

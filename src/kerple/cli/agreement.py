@@ -67,7 +67,7 @@ def agree(path: str | Path, content: dict[str, Any], model: LanguageModel, resum
 def _agree_on_steps(path: str | Path, schedules: Any, last: int, steps: int) -> None:
     """Check that the schedule of the learning rate in a checkpoint ends where that of so many steps does."""
     first = schedules[0] if isinstance(schedules, list) and schedules else None
-    known = first.get("max_epochs") if isinstance(first, dict) else None
+    known = first.get("end") if isinstance(first, dict) else None
     if isinstance(known, int) and known != last:
         raise UserError(
             f"trainer.max_steps: got {steps}, but the learning rate in {path} falls to 0 at step {known}; give that "

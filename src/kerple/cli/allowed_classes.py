@@ -11,7 +11,7 @@ from pytorch_lightning import callbacks as lightning
 import kerple.callbacks
 import kerple.positions
 import kerple.tasks
-import kerple.training.bolts
+from kerple.base.errors import UserError
 from kerple.base.trust import Offer
 from kerple.data.datamodule import TokenShards
 from kerple.tasks import Task, TaskData
@@ -28,7 +28,12 @@ LIGHTNINGS = (
     lightning.TQDMProgressBar,
     lightning.Timer,
 )
-BOLTS = (kerple.training.bolts.ModuleDataMonitor, kerple.training.bolts.TrainingDataMonitor)
+try:
+    from kerple.training.bolts import ModuleDataMonitor, TrainingDataMonitor
+
+    BOLTS: tuple[type[Callback], ...] = (ModuleDataMonitor, TrainingDataMonitor)
+except UserError:  # lightning-bolts is not installed
+    BOLTS = ()
 # old modules, which stored configurations and those of users may name; old options are in `kerple.base.compatibility`
 RENAMED = {
     "kerple.callbacks.attention": "kerple.callbacks",

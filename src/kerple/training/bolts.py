@@ -1,8 +1,8 @@
-"""The parts of lightning-bolts this project uses, made importable beside Lightning 2.
+"""The data monitors of lightning-bolts, made importable beside Lightning 2; an option, not a requirement.
 
 lightning-bolts 0.7.0, its last release, requires pytorch-lightning < 2, imports a module that Lightning 2 has moved,
-and its packages import torchvision. The modules used here need none of that. They are loaded with stand-ins for the
-packages that contain them, which have the right search path and run no code.
+and its packages import torchvision. The monitors need none of that. They are loaded with stand-ins for the packages
+that contain them, which have the right search path and run no code.
 """
 
 import sys
@@ -13,28 +13,26 @@ from types import ModuleType
 
 from lightning_utilities.core import apply_func
 
-__all__ = ["LinearWarmupCosineAnnealingLR", "ModuleDataMonitor", "TrainingDataMonitor"]
+from kerple.base.errors import UserError
 
+__all__ = ["ModuleDataMonitor", "TrainingDataMonitor"]
 
-def _stand_in_for_packages() -> None:
+if "pl_bolts" not in sys.modules:
     spec = find_spec("pl_bolts")  # finds the package without importing it
     if spec is None or spec.origin is None:
-        raise ImportError("lightning-bolts is missing; install it with `pip install --no-deps lightning-bolts==0.7.0`")
-    root = Path(spec.origin).parent
-    for package in ("pl_bolts", "pl_bolts.utils", "pl_bolts.callbacks", "pl_bolts.optimizers"):
+        raise UserError(
+            "trainer.callbacks: the data monitors need lightning-bolts, which is not installed; "
+            "`pip install --no-deps lightning-bolts==0.7.0`"
+        )
+    for package in ("pl_bolts", "pl_bolts.utils", "pl_bolts.callbacks"):
         module = ModuleType(package)
-        module.__path__ = [str(root.joinpath(*package.split(".")[1:]))]
+        module.__path__ = [str(Path(spec.origin).parent.joinpath(*package.split(".")[1:]))]
         sys.modules[package] = module
     vars(sys.modules["pl_bolts.utils"])["_WANDB_AVAILABLE"] = False
     sys.modules.setdefault("pytorch_lightning.utilities.apply_func", apply_func)
-
-
-if "pl_bolts" not in sys.modules:
-    _stand_in_for_packages()
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from pl_bolts.callbacks.data_monitor import ModuleDataMonitor, TrainingDataMonitor
-    from pl_bolts.optimizers.lr_scheduler import LinearWarmupCosineAnnealingLR
     from pl_bolts.utils.stability import UnderReviewWarning
 
 # each use warns that the package is under review; its review ended with its maintenance

@@ -16,8 +16,8 @@ from kerple.base.errors import UserError
 from kerple.model import Batch, Transformer
 from kerple.positions import Position, Shape
 from kerple.positions.coupled import Placed
-from kerple.training.bolts import LinearWarmupCosineAnnealingLR
 from kerple.training.muon import Muon
+from kerple.training.schedule import WarmupCosine
 
 WRAPPER = re.compile(r"_(fsdp|checkpoint)_wrapped_module\.")  # what sharding puts into the names of parameters
 
@@ -142,20 +142,21 @@ class LanguageModel(LightningModule):
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Scale the gradient to that of the mean over the targets of the global batch, and log that mean."""
-        # an epoch's last step may have fewer micro-batches, but Lightning always divides by the same number
-        shares = self.trainer.accumulate_grad_batches / len(self._sums)
-        sums = torch.stack(self._sums).sum(0)
+        micro_batches, sums = len(self._sums), torch.stack(self._sums).sum(0)
         self._sums = []
         if self.trainer.world_size > 1:  # not strategy.reduce: its barrier waits for the device
             torch.distributed.all_reduce(sums)
         total, targets = sums
         self.log("train/loss", (total / targets).float(), prog_bar=True)
-        scale: Tensor | float = shares
+        # an epoch's last step may have fewer micro-batches, but Lightning always divides by the same number
+        scale: Tensor | float = self.trainer.accumulate_grad_batches / micro_batches
         if self._partly_scored:
             # undo the division by the length, and the means over micro-batches and devices that Lightning and DDP take
             divided = self.network.shape.length * self.trainer.accumulate_grad_batches * self.trainer.world_size
             scale = divided / targets.clamp(min=1)
-        for parameter in self.parameters() if self._partly_scored or scale != 1 else ():
+        elif scale == 1:
+            return
+        for parameter in self.parameters():
             if parameter.grad is not None:
                 parameter.grad.mul_(scale)
 
@@ -169,16 +170,13 @@ class LanguageModel(LightningModule):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         groups = self._muon_groups() if self.muon else []
-        taken = {p for group in groups for p in group["params"]}
-        trained = [
-            (self._dimensions.get(WRAPPER.sub("", name), p.ndim) >= 2, p)
-            for name, p in self.named_parameters()
-            if p.requires_grad and p not in taken
-        ]
-        groups += [
-            {"params": [p for matrix, p in trained if matrix], "weight_decay": self.weight_decay},
-            {"params": [p for matrix, p in trained if not matrix], "weight_decay": 0.0},
-        ]
+        grouped = {p for group in groups for p in group["params"]}
+        matrices, vectors = [], []
+        for name, p in self.named_parameters():
+            if p.requires_grad and p not in grouped:
+                (matrices if self._dimensions.get(WRAPPER.sub("", name), p.ndim) >= 2 else vectors).append(p)
+        groups.append({"name": "matrices", "params": matrices, "weight_decay": self.weight_decay})
+        groups.append({"name": "vectors", "params": vectors, "weight_decay": 0.0})
         kind: Any = Muon if self.muon else torch.optim.AdamW
         # a fused optimiser unscales fp16's gradients inside its step, after they were clipped
         fused = self.trainer.precision != "16-mixed"
@@ -190,35 +188,30 @@ class LanguageModel(LightningModule):
             raise UserError(
                 f"trainer.max_steps: got {steps}, expected the number of steps: the schedule spans them all"
             )
-        warmup, last = self.schedule(steps)
-        schedule = LinearWarmupCosineAnnealingLR(optimiser, warmup, last, warmup_start_lr=self.optimiser["lr"] / warmup)
-        return {"optimizer": optimiser, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+        schedule = WarmupCosine(optimiser, *self.schedule(steps))
+        return {"optimizer": optimiser, "lr_scheduler": {"scheduler": schedule, "interval": "step", "name": "train/lr"}}
 
     def schedule(self, steps: int) -> tuple[int, int]:
         """The steps in which the learning rate of a training of so many steps rises, and the step at which it is 0."""
-        warmup = max(2, round(self.warmup * steps))  # the schedule divides by warmup - 1
+        warmup = max(2, round(self.warmup * steps))
         return warmup, max(steps, warmup + 1)
 
     def _muon_groups(self) -> list[dict[str, Any]]:
         """Muon's parameter groups: the weights of the blocks' linear layers; queries, keys and values are apart."""
         first = self.network.blocks[0].attention
         cuts = 3 if first.kv_heads == first.heads else list(first.widths)  # of different heights with grouped heads
-        threes = [block.attention.qkv for block in self.network.blocks]
-        singles = [m for m in self.network.blocks.modules() if isinstance(m, nn.Linear) and m not in threes]
+        qkv = [block.attention.qkv for block in self.network.blocks]
+        linear = [m for m in self.network.blocks.modules() if isinstance(m, nn.Linear) and m not in qkv]
         groups: list[dict[str, Any]] = [
-            {
-                "params": [m.weight for m in modules if m.weight.requires_grad],
-                "weight_decay": self.weight_decay,
-                "muon": matrices,
-            }
-            for modules, matrices in ((threes, cuts), (singles, 1))
+            {"name": "qkv", "params": [m.weight for m in qkv if m.weight.requires_grad], "muon": cuts},
+            {"name": "linear", "params": [m.weight for m in linear if m.weight.requires_grad], "muon": 1},
         ]
         if any(p.ndim != 2 for group in groups for p in group["params"]):
             raise UserError(
                 "model.optimizer: got muon, which needs whole matrices, but trainer.strategy cuts them up; "
                 "choose model.optimizer adamw, or a trainer.strategy such as ddp that keeps them whole"
             )
-        return groups
+        return [group | {"weight_decay": self.weight_decay} for group in groups]
 
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
@@ -230,9 +223,7 @@ class LanguageModel(LightningModule):
         if not gradient_clip_val:
             return
         if gradient_clip_algorithm not in (None, "norm"):
-            raise UserError(
-                f"trainer.gradient_clip_algorithm: got {gradient_clip_algorithm!r}, expected 'norm', the paper's way"
-            )
+            raise UserError(f"trainer.gradient_clip_algorithm: got {gradient_clip_algorithm!r}, expected 'norm'")
         wrapped = self.trainer.strategy.model
         if isinstance(wrapped, FullyShardedDataParallel):  # the norm is over shards that other devices hold
             norm = wrapped.clip_grad_norm_(gradient_clip_val)
