@@ -171,7 +171,8 @@ class LanguageModel(LightningModule):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         groups = self._muon_groups() if self.muon else []
         grouped = {p for group in groups for p in group["params"]}
-        matrices, vectors = [], []
+        matrices: list[nn.Parameter] = []
+        vectors: list[nn.Parameter] = []
         for name, p in self.named_parameters():
             if p.requires_grad and p not in grouped:
                 (matrices if self._dimensions.get(WRAPPER.sub("", name), p.ndim) >= 2 else vectors).append(p)

@@ -2,6 +2,7 @@
 
 import math
 
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -19,7 +20,7 @@ class WarmupCosine(LRScheduler):
         self.warmup, self.end = warmup, end
         super().__init__(optimizer)
 
-    def get_lr(self) -> list[float]:
+    def get_lr(self) -> list[float | Tensor]:
         """The rate of each parameter group at this step, from that of the step before."""
         step, rates = self.last_epoch, [group["lr"] for group in self.optimizer.param_groups]
         if step == 0:
