@@ -1,8 +1,9 @@
+import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +12,11 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from kerple.base.errors import UserError
 from kerple.compare.records import fingerprint
 from kerple.data import TokenShards
-from kerple.data.manifest import Manifest, read_manifest
+from kerple.data import loader as loading
+from kerple.data.manifest import Manifest
 from kerple.tasks import Copy, TaskData
 
 LENGTH = 16
@@ -84,19 +87,24 @@ def test_few_samples_come_again_in_every_epoch(module: Callable[..., TokenShards
     assert torch.equal(rows(loader), first)
 
 
-def test_a_comparison_knows_data_by_its_content(
-    module: Callable[..., TokenShards], prepared: Path, tmp_path: Path
+def test_the_checksum_of_data_is_that_of_what_is_read(
+    module: Callable[..., TokenShards],
+    prepared: Path,
+    json_lines: Path,
+    tmp_path: Path,
+    small_build: Callable[..., Manifest],
 ) -> None:
     data, copy = module(), shutil.copytree(prepared, tmp_path / "copy")
-    known, manifest = fingerprint(data), data.manifest
-    assert fingerprint(module(directory=str(copy))) == known
-    found = [fingerprint(module(mixture={str(prepared): 1.0, str(copy): 1.0}))]
-    for name, entry in manifest.splits.items():
-        for change in ({"checksums": ("0" * 64, *entry.checksums[1:])}, {"offsets": "0" * 64}):
-            data.manifest = replace(manifest, splits=manifest.splits | {name: replace(entry, **change)})
-            found.append(fingerprint(data))
-    data.manifest = replace(manifest, tokenizer="0" * 64)
-    assert len({known, fingerprint(data), *found}) == len(found) + 2
+    small_build(tmp_path / "other", json_lines, tokenizer=str(prepared), shares=(0.7, 0.2, 0.1), part=700)
+    small_build(tmp_path / "recut", json_lines, tokenizer=str(prepared), part=700)
+    same = {module(directory=str(folder)).checksum() for folder in (copy, tmp_path / "recut")}
+    assert same == {data.checksum(), fingerprint(data)}
+    mixture = {str(prepared): 1.0, str(copy): 1.0}
+    others = [module(directory=str(tmp_path / "other")).checksum(), module(mixture=mixture).checksum()]
+    manifest = json.loads((copy / "manifest.json").read_text()) | {"tokenizer": "0" * 64}
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    others.append(module(directory=str(copy)).checksum())
+    assert len({data.checksum(), *others}) == 4
     assert fingerprint(TaskData(Copy(), 42)) is None
 
 
@@ -150,12 +158,12 @@ def test_a_mixture_takes_from_each_folder(
         module(mixture={str(tmp_path / "third"): 1.0}).train_dataloader()
 
 
-def test_text_and_bytes(module: Callable[..., TokenShards], prepared: Path) -> None:
+def test_text_and_bytes(module: Callable[..., TokenShards]) -> None:
     data = module()
     assert data.decode(data.encode("grey wolves <|endoftext|>")) == "grey wolves <|endoftext|>"
     sizes = data.token_bytes()
     assert sizes.shape == (data.vocabulary,)
-    for name, split in read_manifest(prepared).splits.items():  # bytes were counted where the documents were read
+    for name, split in data.manifest.splits.items():  # bytes were counted where the documents were read
         stream = data.stream(name)
         assert int(sizes[torch.from_numpy(stream.read(0, len(stream)).astype("int64"))].sum()) == split.bytes > 0
 
@@ -164,6 +172,7 @@ def test_text_and_bytes(module: Callable[..., TokenShards], prepared: Path) -> N
     ("options", "message"),
     [
         ({"length": 0}, "length: got 0, expected 1 or more"),
+        ({"largest_loss": 1.5}, "largest_loss: got 1.5"),
         ({"vocabulary": 299}, r"vocabulary: got 299, expected at least 300"),
         ({"corpus": None, "directory": None}, "directory: got null, expected a folder"),
         ({"directory": "/nowhere"}, r"/nowhere/manifest\.json: cannot be read"),
@@ -227,24 +236,6 @@ def test_lightning_resumes_with_the_next_sample(prepared: Path, tmp_path: Path) 
     assert torch.equal(torch.cat([whole, longer]), fit(12))
 
 
-def test_what_the_demo_asks_for_is_prepared(
-    json_lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from kerple.cli import inspect, prepare
-
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(json_lines, "books.d")
-    config = (
-        "data: {class_path: TokenShards, init_args: {corpus: books.d, vocabulary: 300, prepare_workers: 1}}\nlogs: x\n"
-    )
-    Path("config.yaml").write_text(config)
-
-    prepare.main(["--config", "config.yaml"])
-    inspect.main(["data/books-bpe300", "--tokens", "5", "--seed", "1"])
-
-    assert "every checksum is right" in capsys.readouterr().out
-
-
 def test_a_mixture_with_more_training_text_than_the_folder_that_is_tested_is_refused(
     module: Callable[..., TokenShards],
     json_lines: Path,
@@ -269,7 +260,7 @@ def test_a_tokenizer_that_cuts_and_pads_cuts_and_pads_nothing_here(
     tokenizer.enable_padding(length=40)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     made = small_build(tmp_path / "out", json_lines, tokenizer=str(tmp_path / "tokenizer.json"))
-    assert made.splits == read_manifest(prepared).splits
+    assert made.splits == TokenShards(None, directory=str(prepared)).manifest.splits
     data = TokenShards(None, directory=str(tmp_path / "out"), vocabulary=300, length=LENGTH)
     assert data.encode("grey wolves sang") == whole
     again = small_build(tmp_path / "again", json_lines, tokenizer=str(tmp_path / "out/tokenizer.json"))
@@ -278,8 +269,7 @@ def test_a_tokenizer_that_cuts_and_pads_cuts_and_pads_nothing_here(
 
 def test_a_path_may_be_written_as_a_url(prepared: Path) -> None:
     data = TokenShards(None, directory=f"file://{prepared}", vocabulary=300, length=LENGTH)
-    data.setup()
-    assert data.place == str(prepared)
+    assert data.place == data.manifest.place == str(prepared)
 
 
 def test_a_checkpoint_knows_its_tokenizer_and_its_data(
@@ -309,6 +299,29 @@ def test_a_checkpoint_knows_its_tokenizer_and_its_data(
         trainer(3).fit(Watcher(), data(tmp_path / "text"), **resume)
     with pytest.raises(ValueError, match=r"directory: got .*tokens, whose tokenizer is not the one"):
         trainer(1).test(Watcher(), data(tmp_path / "tokens"), **resume)
-    given = data(prepared)
-    given.setup()
-    given.load_state_dict(["hostile"])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("state", [["hostile"], {"samples_before_epoch": [1], "samples_in_epoch": 2}, {}, None])
+def test_a_state_that_is_none_is_one_line(module: Callable[..., TokenShards], prepared: Path, state: Any) -> None:
+    data = TokenShards(None, directory=str(prepared), vocabulary=300)
+    data.load_state_dict(state)  # without checksums there is nothing to compare
+    with pytest.raises(UserError, match=r"ckpt_path: got .* as the state of the loader, expected two counts"):
+        module().train_dataloader().load_state_dict(state)
+
+
+def test_batches_located_together_are_those_of_one_at_a_time(
+    module: Callable[..., TokenShards], prepared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mixture = {str(prepared): 3.0, f"{prepared}/": 1.0}
+    options = {"mixture": mixture, "max_steps": 40, "shuffle_shards": 1}
+    together = [rows(module(rank, 3, **options).train_dataloader()) for rank in range(3)]
+    monkeypatch.setattr(loading, "LOCATED", 1)
+    assert all(torch.equal(rows(module(rank, 3, **options).train_dataloader()), together[rank]) for rank in range(3))
+
+
+def test_test_prepares_nothing(json_lines: Path, tmp_path: Path) -> None:
+    data = TokenShards(str(json_lines), directory=str(tmp_path / "none"), vocabulary=300)
+    data.reads_only = True
+    with pytest.raises(UserError, match=r"none/manifest\.json: cannot be read"):
+        data.prepare_data()
+    assert not (tmp_path / "none").exists()

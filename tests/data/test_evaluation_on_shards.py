@@ -3,13 +3,11 @@
 import json
 from pathlib import Path
 
-import fsspec
 import numpy as np
 import pytest
 from pytorch_lightning import Trainer
 
 from kerple.data import TokenShards
-from kerple.data.remote import Folder, RemoteFolder
 from kerple.evaluation.extrapolation import Extrapolation
 from kerple.positions import NoPE
 from kerple.training.language_model import LanguageModel
@@ -39,12 +37,3 @@ def test_extrapolation_scores_what_the_shards_hold(prepared: Path, tmp_path: Pat
         scored = tokens[1 : blocks * 32 + 1]
         text = data.decode([int(token) for token in scored if token != end_of_text])
         assert abs(result["rows"][0]["bytes"] - len(text.encode())) <= 2 * 3  # U+FFFD for a part of one at either end
-
-
-def test_a_remote_folder_knows_its_documents_too(prepared: Path, tmp_path: Path) -> None:
-    memory = fsspec.filesystem("memory")
-    memory.put(f"{prepared}/", "/documents-of-shards/", recursive=True)
-    remote, local = RemoteFolder("memory://documents-of-shards", tmp_path), Folder(str(prepared))
-    for _ in range(2):  # fetched, then from the cache
-        assert remote.documents("test").tolist() == local.documents("test").tolist()
-    assert len(local.documents("test")) > 1

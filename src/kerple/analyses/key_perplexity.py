@@ -114,7 +114,7 @@ class LongPerplexity(Analysis):
         source = locate(self.evaluator)
         about = {
             "evaluator": source_digest(source),
-            "text": list(data.manifest.splits["test"].checksums),
+            "text": data.manifest.splits["test"].sha256,
             "tokenizer": data.manifest.tokenizer,
             "block": self.lengths[-1],
             "blocks": self.blocks,

@@ -19,6 +19,7 @@ from kerple.compare import job as jobs
 from kerple.compare.collect import Run, read
 from kerple.compare.comparison import Job
 from kerple.compare.files import results_of, unpack
+from kerple.data.datamodule import TokenShards
 from kerple.evaluation.results import VERSION
 
 # options of how data is read, which change nothing in it
@@ -29,10 +30,7 @@ DATA_PLACES = {
     "data.init_args.directory",
     "data.init_args.prepare_workers",
     "data.init_args.prepare_engine",
-    "data.init_args.verify",
-    "data.init_args.on_fault",
     "data.init_args.cache",
-    "data.init_args.cache_bytes",
 }
 
 
@@ -51,15 +49,7 @@ def fingerprint(data: Any) -> str | None:
     Args:
         data: A data module that is set up.
     """
-    manifest = getattr(data, "manifest", None)
-    if manifest is None:
-        return None
-    folders = [manifest, *(folder.manifest for folder, _ in data._training_folders())]
-    content = [
-        [m.tokenizer, {name: [*split.checksums, split.offsets] for name, split in sorted(m.splits.items())}]
-        for m in folders
-    ]
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    return data.checksum() if isinstance(data, TokenShards) else None
 
 
 def keep(job: Job, config: dict[str, Any], data: str | None, path: Path) -> None:

@@ -1,12 +1,8 @@
-"""`TokenShards`: the data module that gives Lightning the batches of a language modelling run.
-
-The file has more than 300 lines because one class has all 23 options, each with its sentence and its check.
-"""
+"""`TokenShards`: the data module that gives Lightning the batches of a language modelling run."""
 
 import hashlib
 from functools import cached_property
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,19 +13,19 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from kerple.base.errors import UserError
-from kerple.data.files import is_remote
 from kerple.data.loader import BatchLoader, BlockBatches, Blocks, EvaluationLoader, TrainingBatches, rank_in
-from kerple.data.manifest import SPLITS, Manifest, read_manifest
+from kerple.data.manifest import SPLITS, Manifest
+from kerple.data.options import ShardOptions
 from kerple.data.order import Mixture, Order
-from kerple.data.prepare.build import LARGEST_LOSS, build, check_recipe
-from kerple.data.prepare.settings import Recipe, default_directory
-from kerple.data.remote import CACHE_BYTES, Folder, open_folder
-from kerple.data.shards import TokenStream
-from kerple.data.tokenizer import TRAINED_HERE, token_bytes, uncut
+from kerple.data.prepare.build import check_prepared, prepare
+from kerple.data.shards import Folder, TokenStream
+from kerple.data.tokenizer import encode, token_bytes
+
+STRETCH = 1 << 26  # tokens of a stretch of `shuffle_shards`
 
 
-class TokenShards(LightningDataModule):
-    """Language modelling data in token shards, which are prepared on first use.
+class TokenShards(ShardOptions, LightningDataModule):
+    """Language modelling data in token shards, which are prepared on first use; options: see `ShardOptions`.
 
     Documents are concatenated, each followed by an end-of-text token, which is a target like any other. Attention is
     not reset between documents, as in the paper. A training sample is `length` + 1 consecutive tokens, and the samples
@@ -38,128 +34,18 @@ class TokenShards(LightningDataModule):
 
     The training loader has one epoch, which lasts as long as the run: `trainer.max_steps` steps, or, without these, the
     training split once. With `samples`, an epoch has these samples, and every further one has them again.
-
-    Args:
-        corpus: What to train on: `stdlib` (the standard library of the running Python), `modules` (only the modules
-            at its top, in alphabetical order), `packages` (`stdlib` and the packages which this project requires), a
-            file, folder, glob pattern or URL of .jsonl, .jsonl.zst, .jsonl.gz, .tar of those, .parquet or text files,
-            or `hf:NAME[:CONFIG[:SPLIT]]`. With null, the shards in `directory` are used as they are.
-        tokenizer: `bpe` trains a byte-level BPE on the training split. Else a tokenizer.json, a folder with one, a name
-            on the Hugging Face hub such as gpt2, or `hf:` and a pretrained model's folder, GGUF file or name.
-        vocabulary: Number of entries of a tokenizer that is trained here, and of rows of the model's embedding. Any
-            other tokenizer may have at most so many entries.
-        directory: Folder of the shards, or the URL of a prepared one. With null, data/<corpus>-<tokenizer>.
-        length: Training length T in tokens; a sample has T targets.
-        batch_size: Samples per device and micro-batch.
-        seed: Chooses the order of the training samples.
-        samples: Number of different training samples, over all devices, which are repeated until `trainer.max_steps`.
-            With null, as many as `trainer.max_steps` needs, or without that the training split once.
-        shares: Shares of the documents in the training, validation and test split. A hash of the text decides.
-        text_field: Key of the text in JSON lines, or its column in Parquet files and datasets.
-        drop_duplicates: Whether only the first of several documents with exactly equal text is kept. Duplicates are
-            counted in both cases.
-        on_fault: What happens to a document that is broken, not Unicode, nested too deeply or too large: `skip` counts
-            it and goes on, `raise` stops.
-        largest_document: Largest size of a document or a line of JSON, in bytes.
-        largest_loss: Largest share of the corpus's bytes that may be left out because of faults.
-        validation_segments: Largest number of segments, of `length` targets each, for the validation loss.
-        shuffle_shards: Number of shards (of 64 Mi tokens) whose samples are shuffled together; the order of the shards
-            is shuffled too. With null, all samples of the corpus are shuffled together. Set it for shards at a URL of
-            which only a part fits into the cache.
-        cache: Folder for copies of shards from a URL.
-        cache_bytes: Largest size of those copies in bytes; they must hold one shard more than `shuffle_shards`.
-        mixture: Prepared folders and their weights in the training samples. Validation and test data stay those of
-            `directory`. With null, `directory` alone.
-        workers: Number of processes that load batches ahead; memory-mapped shards seldom need one.
-        prepare_workers: Number of processes that tokenise. With 0, one per core.
-        prepare_engine: Where they run: on this machine (`local`) or on a cluster by Ray (`ray`).
-        verify: Whether the checksum of each run of tokens is checked when it is first used; downloads always are.
-
-    Raises:
-        UserError: A setting is out of its range, or corpus and directory are both null.
     """
 
-    manifest: Manifest
     evaluation_length: int | None = None
     evaluation_blocks: int | None = None
     reads_only: bool = False
-    """Whether missing shards are an error; they are prepared otherwise. `test` and `predict` set it."""
-
-    def __init__(
-        self,
-        corpus: str | None = "stdlib",
-        tokenizer: str = TRAINED_HERE,
-        vocabulary: int = 2048,
-        directory: str | None = None,
-        length: int = 64,
-        batch_size: int = 128,
-        seed: int = 1235,
-        samples: int | None = None,
-        shares: tuple[float, float, float] = (0.9, 0.05, 0.05),
-        text_field: str = "text",
-        drop_duplicates: bool = False,
-        on_fault: Literal["skip", "raise"] = "skip",
-        largest_document: int = 1 << 26,
-        largest_loss: float = LARGEST_LOSS,
-        validation_segments: int = 512,
-        shuffle_shards: int | None = None,
-        cache: str = "data/.cache",
-        cache_bytes: int = CACHE_BYTES,
-        mixture: dict[str, float] | None = None,
-        workers: int = 0,
-        prepare_workers: int = 0,
-        prepare_engine: Literal["local", "ray"] = "local",
-        verify: bool = True,
-    ) -> None:
-        super().__init__()
-        if corpus is None and directory is None:
-            raise UserError("data.directory: got null, expected a folder of shards, because data.corpus is null")
-        for name, value, low in (
-            ("length", length, 1),
-            ("batch_size", batch_size, 1),
-            ("validation_segments", validation_segments, 1),
-            ("workers", workers, 0),
-            ("prepare_workers", prepare_workers, 0),
-            ("largest_document", largest_document, 1),
-            ("samples", 1 if samples is None else samples, 1),
-            ("shuffle_shards", 1 if shuffle_shards is None else shuffle_shards, 1),
-        ):
-            if value < low:
-                raise UserError(f"data.{name}: got {value}, expected {low} or more")
-        if not 0 <= largest_loss <= 1:
-            raise UserError(f"data.largest_loss: got {largest_loss}, expected a share of 0 to 1")
-        self.recipe = None
-        self.place = (directory or default_directory(corpus or "", tokenizer, vocabulary)).removeprefix("file://")
-        if corpus is not None and not is_remote(self.place):  # shards at a URL are already prepared
-            self.recipe = Recipe(
-                corpus,
-                tokenizer,
-                vocabulary,
-                (shares[0], shares[1], shares[2]),
-                text_field,
-                drop_duplicates,
-                largest_document,
-            )
-        self.shuffle_shards, self.cache, self.cache_bytes = shuffle_shards, cache, cache_bytes
-        self.vocabulary, self.length, self.batch_size, self.seed = vocabulary, length, batch_size, seed
-        self.samples, self.on_fault, self.validation_segments = samples, on_fault, validation_segments
-        self.mixture, self.workers, self.prepare_workers, self.verify = mixture, workers, prepare_workers, verify
-        self.prepare_engine, self.largest_loss = prepare_engine, largest_loss
-        self._tokenizer: Tokenizer | None = None
+    """Whether missing shards are an error and no new URL is read, instead of preparing and fetching them. `test` and
+    `predict` set it, because the options come from a checkpoint."""
 
     def prepare_data(self) -> None:
-        """Prepare the shards unless they are there; an interrupted preparation goes on where it stopped."""
-        if self.recipe is not None and self.reads_only:
-            check_recipe(read_manifest(Path(self.place)), self.recipe)
-        elif self.recipe is not None:
-            build(
-                Path(self.place),
-                self.recipe,
-                self.prepare_workers,
-                self.on_fault,
-                self.prepare_engine,
-                self.largest_loss,
-            )
+        """Prepare the shards unless they are there; a stopped preparation goes on where it stopped."""
+        if self.corpus is not None:
+            _ = check_prepared(self) if self.reads_only else prepare(self)
 
     def setup(self, stage: str | None = None) -> None:
         """Open the folder of the shards and read its manifest.
@@ -167,8 +53,28 @@ class TokenShards(LightningDataModule):
         Raises:
             UserError: The manifest cannot be used, or its vocabulary is larger than `vocabulary`.
         """
-        self.folder = self._open(self.place)
-        self.manifest = self.folder.manifest
+        _ = self.folder
+
+    @cached_property
+    def folder(self) -> Folder:
+        """The folder of the shards."""
+        return self._open(self.place)
+
+    @property
+    def manifest(self) -> Manifest:
+        """What the folder of the shards holds."""
+        return self.folder.manifest
+
+    def checksum(self) -> str:
+        """A sha256 of all data that is read: tokenizer and tokens of each split of `directory` and of all of `mixture`.
+
+        It is that of a line for each of these folders (`directory` first) and splits, "tokenizer split tokens", where
+        tokenizer and tokens are the checksums of the manifest. Equal text in the same tokens has the same, wherever it
+        lies and however it is cut into shards.
+        """
+        manifests = [self.manifest, *(folder.manifest for folder, _ in self._training_folders)]
+        lines = (f"{m.tokenizer} {name} {m.splits[name].sha256}\n" for m in manifests for name in SPLITS)
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
 
     def state_dict(self) -> dict[str, str]:
         """Checksums of the tokenizer and of the training data, which a checkpoint of a fit keeps."""
@@ -180,7 +86,7 @@ class TokenShards(LightningDataModule):
         Raises:
             UserError: The checksums in `state` are not those of these shards.
         """
-        state = state if isinstance(state, dict) else {}  # of a file that a stranger may have written
+        state = state if isinstance(state, dict) else {}  # a stranger may have written it
         if state.get("tokenizer", self.manifest.tokenizer) != self.manifest.tokenizer:
             raise UserError(
                 f"data.directory: got {self.place}, whose tokenizer is not the one that the checkpoint was trained "
@@ -201,7 +107,7 @@ class TokenShards(LightningDataModule):
             UserError: The corpus is too small for a batch, or the folders of `mixture` do not fit together.
         """
         streams, orders, weights = [], [], []
-        for number, (folder, weight) in enumerate(self._training_folders()):
+        for number, (folder, weight) in enumerate(self._training_folders):
             streams.append(folder.stream("train"))
             orders.append(self._order(folder, number))
             weights.append(weight)
@@ -250,7 +156,7 @@ class TokenShards(LightningDataModule):
 
     def stream(self, split: str) -> TokenStream:
         """The tokens of a split as one long array."""
-        return self._folder().stream(split)
+        return self.folder.stream(split)
 
     def documents(self, split: str) -> NDArray[np.int64]:
         """Index of the first token of each document of a split, (documents,) int64, ascending.
@@ -258,52 +164,51 @@ class TokenShards(LightningDataModule):
         Raises:
             UserError: The file that holds them is missing or differs from the manifest.
         """
-        return self._folder().documents(split)
+        return self.folder.documents(split)
 
     def token_bytes(self) -> Tensor:
         """Number of bytes of text of each token id, (vocabulary,) int64; 0 for end-of-text and for unused ids."""
         sizes = torch.zeros(self.vocabulary, dtype=torch.int64)
-        known = torch.tensor(token_bytes(self._load_tokenizer()))
+        known = torch.tensor(token_bytes(self._tokenizer))
         sizes[: len(known)] = known
         return sizes
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, without an end-of-text token."""
-        tokenizer = self._load_tokenizer()
-        tokenizer.encode_special_tokens = True
-        return tokenizer.encode(text, add_special_tokens=False).ids
+        return encode(self._tokenizer, text)
 
     def decode(self, tokens: Tensor | list[int]) -> str:
         """The text of token ids (n,); an end-of-text token becomes its name."""
         ids = tokens.tolist() if isinstance(tokens, Tensor) else tokens
-        return self._load_tokenizer().decode(ids, skip_special_tokens=False)
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
 
+    @cached_property  # every checkpoint asks for it, and a folder may be at a URL
     def _training_folders(self) -> list[tuple[Folder, float]]:
         if self.mixture is None:
-            return [(self._folder(), 1.0)]
+            return [(self.folder, 1.0)]
         if not self.mixture:
             raise UserError("data.mixture: got {}, expected prepared folders and their weights, or null for none")
         folders = [(self._open(place), float(weight)) for place, weight in self.mixture.items()]
         for folder, _ in folders:
-            if folder.manifest.tokenizer != self._folder().manifest.tokenizer:
+            if folder.manifest.tokenizer != self.manifest.tokenizer:
                 raise UserError(
                     f"data.mixture: got {folder.place}, which has another tokenizer than {self.place}; prepare it with "
                     f"data.tokenizer: {self.place}/tokenizer.json"
                 )
             # a hash of its text puts a document in a split, so that equal shares keep a text of both in the same one
-            share, own = _training_share(folder.manifest), _training_share(self.manifest)
-            if share is not None and own is not None and share > own:
+            share, tested = (manifest.settings.get("shares", [0])[0] for manifest in (folder.manifest, self.manifest))
+            if share > tested:
                 raise UserError(
                     f"data.mixture: got {folder.place}, whose training split has {share:g} of its documents, more than "
-                    f"the {own:g} of {self.place}, so that it may hold validation and test text of the latter; prepare "
-                    "it with the same data.shares"
+                    f"the {tested:g} of {self.place}, so that it may hold validation and test text of the latter; "
+                    "prepare it with the same data.shares"
                 )
         return folders
 
-    @cached_property  # every checkpoint asks for it, and a folder may be at a URL
+    @property
     def _training_checksum(self) -> str:
         """A sha256 of the training tokens of all folders, which does not read them."""
-        sums = [folder.manifest.splits["train"].checksums for folder, _ in self._training_folders()]
+        sums = [folder.manifest.splits["train"].sha256 for folder, _ in self._training_folders]
         return hashlib.sha256(repr(sums).encode()).hexdigest()
 
     def _batches(self, samples_in_corpus: int, together: int) -> int:
@@ -322,45 +227,23 @@ class TokenShards(LightningDataModule):
             )
         return batches
 
-    def _check_vocabulary(self, manifest: Manifest) -> None:
-        if manifest.vocabulary > self.vocabulary:
-            raise UserError(
-                f"data.vocabulary: got {self.vocabulary}, expected at least {manifest.vocabulary}, with which "
-                f"{manifest.place} was made; raise it, or prepare another folder"
-            )
-
-    def _folder(self) -> Folder:
-        if not hasattr(self, "folder"):
-            self.setup()
-        return self.folder
-
     def _open(self, place: str) -> Folder:
-        folder = open_folder(place, self.verify, self.cache, self.cache_bytes)
-        self._check_vocabulary(folder.manifest)
+        folder = Folder(place, self.cache, visited_only=self.reads_only)
+        if folder.manifest.vocabulary > self.vocabulary:
+            raise UserError(
+                f"data.vocabulary: got {self.vocabulary}, expected at least {folder.manifest.vocabulary}, with which "
+                f"{place} was made; raise it, or prepare another folder"
+            )
         return folder
 
     def _order(self, folder: Folder, number: int) -> Order:
-        split, layout = folder.manifest.splits["train"], folder.manifest.layout
-        at_once = self.shuffle_shards or layout.shards(split.tokens)
-        needed = (min(at_once, layout.shards(split.tokens)) + 1) * layout.shard_bytes(split.tokens, 0)
-        if is_remote(folder.place) and needed > self.cache_bytes:
-            raise UserError(
-                f"data.cache_bytes: got {self.cache_bytes}, expected at least {needed} for the {at_once} shards of "
-                f"{folder.place} that are shuffled together and one more; raise it or set a smaller shuffle_shards"
-            )
-        chunk = layout.run_tokens * layout.runs_per_shard if self.shuffle_shards else None
-        return Order(split.tokens, self.length, self.seed, number, chunk=chunk, together=at_once)
+        tokens = folder.manifest.splits["train"].tokens
+        chunk = STRETCH if self.shuffle_shards else None
+        return Order(tokens, self.length, self.seed, number, chunk=chunk, together=self.shuffle_shards or 1)
 
-    def _load_tokenizer(self) -> Tokenizer:
-        if self._tokenizer is None:
-            self._tokenizer = uncut(self._folder().tokenizer())
-        return self._tokenizer
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        return self.folder.tokenizer()
 
     def _pin_memory(self) -> bool:
         return self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
-
-
-def _training_share(manifest: Manifest) -> float | None:
-    """The share of documents in the training split, as a manifest has it; None if it does not."""
-    shares = manifest.settings.get("shares")
-    return shares[0] if isinstance(shares, list) and shares and isinstance(shares[0], int | float) else None

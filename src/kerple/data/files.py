@@ -1,238 +1,133 @@
-"""Files of a corpus, local or remote, read from front to back by fsspec; an interrupted connection is resumed.
+"""Files on this machine or at a URL, opened by fsspec and decompressed by the ending of their names."""
 
-Prepared shards at a URL are read by `remote`. fsspec's own HTTP files give up at the first error.
-"""
-
-import asyncio
 import contextlib
 import gzip
+import hashlib
 import io
-import random
-import time
-from collections.abc import Callable
-from typing import IO, Any, BinaryIO, TypeVar, cast
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, cast
 
 import fsspec
 import zstandard
+from filelock import FileLock
 
+from kerple.base.atomic import writing
 from kerple.base.errors import UserError
 
-ATTEMPTS = 8  # failures in a row, without a byte in between; the pauses add up to about a minute
-FIRST_PAUSE = 0.5  # seconds
-STALL = 30.0  # seconds without a byte before a connection counts as dead
-SAFE_PROTOCOLS = {"file", "local", "http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "memory", "hf"}
-TEMPORARY = (OSError, EOFError, asyncio.TimeoutError, TimeoutError)
-T = TypeVar("T")
+PROTOCOLS = {"file", "http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "memory", "hf"}
 
 
 def is_remote(path: str) -> bool:
-    """Whether a path is a URL that fsspec reads, not a file of this machine."""
+    """Whether a path is a URL, not a file of this machine."""
     return "://" in path and not path.startswith("file://")
 
 
 def bare(path: str) -> str:
-    """A path or URL whose end is that of its file's name, without what a web address asks the server beside it."""
+    """A path or URL whose end is that of its file's name, without the query and fragment of a web address."""
     return path.partition("?")[0].partition("#")[0] if path.startswith(("http://", "https://")) else path
-
-
-def check_protocol(path: str) -> None:
-    """Refuse a path that is more than a plain file: a chained URL, a shell pipe, a protocol that runs programs.
-
-    Raises:
-        UserError: The path is refused; the message names it.
-    """
-    protocol = path.partition("://")[0] if "://" in path else "file"
-    if protocol not in SAFE_PROTOCOLS or "::" in path or path.startswith("pipe:"):
-        raise UserError(f"{path}: expected a local path or a URL of {', '.join(sorted(SAFE_PROTOCOLS))}")
 
 
 def filesystem(path: str) -> tuple[Any, str]:
     """The fsspec file system that a path or URL belongs to, and the path within it.
 
     Raises:
-        UserError: The protocol is not a plain one, or its package is not installed.
+        UserError: The path is more than a plain file (a chained URL, a protocol that runs programs), or the package
+            that reads its protocol is not installed.
     """
-    check_protocol(path)
-    options: dict[str, Any] = {}
-    if path.startswith(("http://", "https://")):
-        import aiohttp
-
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=STALL, sock_read=STALL)
-        options = {"client_kwargs": {"timeout": timeout}}
+    protocol = path.partition("://")[0] if "://" in path else "file"
+    if protocol not in PROTOCOLS or "::" in path:
+        raise UserError(f"{path}: expected a local path or a URL of {', '.join(sorted(PROTOCOLS))}")
     try:
-        return fsspec.core.url_to_fs(path, **options)
+        return cast("tuple[Any, str]", fsspec.core.url_to_fs(path))
     except ImportError as error:
         raise UserError(f"{path}: {error}") from error
 
 
-def retry(attempt: Callable[[], T], what: str, attempts: int = ATTEMPTS, pause: float = FIRST_PAUSE) -> T:
-    """Call `attempt` until it succeeds, and return its value.
-
-    The pause doubles after each failure, and is random by half, so that many ranks do not come back at the same time.
-
-    Args:
-        attempt: What to call; a failure is an exception of the network or the file system.
-        what: What messages call it, a path or URL.
-        attempts: Largest number of calls.
-        pause: Seconds before the second call.
+@contextlib.contextmanager
+def open_bytes(path: str) -> Iterator[IO[bytes]]:
+    """Context with a local or remote file, opened for reading and not decompressed.
 
     Raises:
-        UserError: All attempts failed, or the file does not exist.
+        UserError: The file does not exist or cannot be read.
     """
-    for failures in range(attempts):
-        try:
-            return attempt()
-        except FileNotFoundError as error:
-            raise UserError(f"{what}: there is no such file") from error
-        except TEMPORARY + _client_errors() as error:
-            if failures + 1 == attempts:
-                raise UserError(f"{what}: {attempts} attempts failed, the last with {error!r}") from error
-            time.sleep(pause * 2**failures * (0.5 + random.random()))
-    raise AssertionError("unreachable")
-
-
-def _client_errors() -> tuple[type[BaseException], ...]:
+    system, inner = filesystem(path)
     try:
-        import aiohttp
-    except ImportError:
-        return ()
-    return (aiohttp.ClientError,)
-
-
-class ResumingStream(io.RawIOBase):
-    """A remote file read from front to back. After a failure it is opened again and read on from the same byte.
-
-    Args:
-        path: URL of the file.
-        size: Bytes of the file; a connection that closes earlier has failed. With None, the server is asked.
-        attempts: Number of failures in a row, without a byte in between, after which reading gives up.
-        pause: Seconds before the first new attempt; doubled before each further one.
-
-    Raises:
-        UserError: The file does not exist, or all attempts failed; also while reading.
-    """
-
-    def __init__(
-        self, path: str, size: int | None = None, attempts: int = ATTEMPTS, pause: float = FIRST_PAUSE
-    ) -> None:
-        self.path, self.attempts, self.pause = path, attempts, pause
-        self.position = 0
-        self.file: IO[bytes] | None = None
-        self.size = size if size is not None else retry(self._size, path, attempts, pause)
-
-    def _size(self) -> int | None:
-        system, path = filesystem(self.path)
-        return cast("int | None", system.info(path).get("size"))
-
-    def readable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self.position
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer)
-        count = retry(lambda: self._read(view), self.path, self.attempts, self.pause)
-        self.position += count
-        return count
-
-    def _read(self, view: memoryview) -> int:
-        if self.size is not None and self.position >= self.size:
-            return 0
-        try:
-            if self.file is None:
-                self.file = self._open()
-            chunk = self.file.read(len(view))
-            if not chunk and self.size is not None:
-                raise ConnectionError(f"ended after {self.position} of {self.size} bytes")
-        except BaseException:
-            self._drop()
-            raise
-        view[: len(chunk)] = chunk
-        return len(chunk)
-
-    def _open(self) -> IO[bytes]:
-        system, path = filesystem(self.path)
-        file = system.open(path, "rb", block_size=1 << 20, cache_type="readahead")
-        if self.position:
-            try:
-                file.seek(self.position)
-            except (OSError, ValueError, NotImplementedError):
-                # the server cannot start in the middle of a file: read up to the same byte
-                left = self.position
-                while left and (skipped := file.read(min(left, 1 << 20))):
-                    left -= len(skipped)
-        return cast("IO[bytes]", file)
-
-    def _drop(self) -> None:
-        if self.file is not None:
-            with contextlib.suppress(Exception):  # closing a broken connection may fail too
-                self.file.close()
-            self.file = None
-
-    def close(self) -> None:
-        self._drop()
-        super().close()
-
-
-def open_bytes(path: str) -> BinaryIO:
-    """Open a local or remote file for reading from front to back, without decompressing it.
-
-    Raises:
-        UserError: The file does not exist or cannot be reached.
-    """
-    check_protocol(path)
-    if is_remote(path):
-        return io.BufferedReader(ResumingStream(path), 1 << 20)
-    try:
-        return open(path.removeprefix("file://"), "rb")
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+        file = system.open(inner, "rb")
+    except Exception as error:  # each file system has errors of its own
+        raise UserError(f"{path}: cannot be read ({error!r})") from error
+    with file:
+        yield file
 
 
 def decompress(file: IO[bytes], name: str) -> IO[bytes]:
-    """Decompress a file by the ending of its name: .zst (all frames), .gz; any other file is returned as it is."""
+    """The content of a file whose name ends in .zst (any number of frames) or .gz; any other file is returned as it is.
+
+    Reading a file that breaks off or is damaged raises an error of the library that decompresses it.
+    """
     if bare(name).endswith(".zst"):
-        return cast("IO[bytes]", io.BufferedReader(ZstdFrames(file), 1 << 20))
-    if bare(name).endswith(".gz"):
+        return cast("IO[bytes]", io.BufferedReader(_ZstdFrames(file), 1 << 20))
+    if bare(name).endswith((".gz", ".tgz")):
         return cast("IO[bytes]", gzip.GzipFile(fileobj=file))
     return file
 
 
-class ZstdFrames(io.RawIOBase):
-    """Decompresses a file of zstd frames. A file that ends inside a frame is an error; zstandard's reader just stops.
+class _ZstdFrames(io.RawIOBase):
+    """The content of a file of zstd frames.
 
-    Args:
-        file: The compressed bytes.
-
-    Raises:
-        EOFError: While reading, if the file is cut off.
-        zstandard.ZstdError: While reading, if the file is damaged.
+    zstandard's own reader takes a file that ends inside a frame, such as half a download, for a whole one. Here it is
+    an EOFError.
     """
 
-    FEED = 1 << 12  # compressed bytes read at once; at zstd's largest ratio they become 128 MiB
-
     def __init__(self, file: IO[bytes]) -> None:
-        self.file, self.ready, self.left = file, memoryview(b""), b""
-        self.frame: zstandard.ZstdDecompressionObj | None = None
+        self.file, self.content, self.packed = file, b"", b""
+        self.frame: Any = None
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        while not self.ready:
-            fed = self.left or self.file.read(self.FEED)
-            self.left = b""
-            if not fed:
+        while not self.content:
+            self.packed = self.packed or self.file.read(1 << 16)
+            if not self.packed:
                 if self.frame is not None:
                     raise EOFError("the file ends inside a compressed frame")
                 return 0
-            if self.frame is None:
-                self.frame = zstandard.ZstdDecompressor().decompressobj()
-            self.ready = memoryview(self.frame.decompress(fed))
-            if self.frame.eof:
-                self.left, self.frame = self.frame.unused_data, None
-        part = self.ready[: len(buffer)]
-        buffer[: len(part)] = part
-        self.ready = self.ready[len(part) :]
-        return len(part)
+            self.frame = self.frame or zstandard.ZstdDecompressor().decompressobj()
+            self.content, self.packed = self.frame.decompress(self.packed), self.frame.unused_data
+            self.frame = None if self.frame.eof else self.frame
+        count = min(len(buffer), len(self.content))
+        buffer[:count], self.content = self.content[:count], self.content[count:]
+        return count
+
+
+def fetch(url: str, path: Path, sha256: str | None = None) -> None:
+    """Copy a file from a URL to ``path`` unless it is there; processes that need the same file wait for one of them.
+
+    Args:
+        url: Where it is.
+        path: Where the copy belongs. It gets this name when it is complete.
+        sha256: Checksum of the file; None for any content.
+
+    Raises:
+        UserError: The file cannot be read, has another checksum, or ``path`` cannot be written.
+    """
+    if path.exists():
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.with_name(f".lock-{path.name}")):
+            if path.exists():
+                return
+            with open_bytes(url) as remote, writing(path) as copy:
+                shutil.copyfileobj(remote, copy, 1 << 20)
+                copy.flush()
+                with open(copy.name, "rb") as written:
+                    if sha256 not in (None, hashlib.file_digest(written, "sha256").hexdigest()):
+                        raise UserError(f"{url}: its sha256 is not the manifest's; upload it, or download it, again")
+    except UserError:
+        raise
+    except Exception as error:  # each file system has errors of its own
+        raise UserError(f"{url}: cannot be copied to {os.fspath(path)} ({error!r}); start again to go on") from error

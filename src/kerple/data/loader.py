@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pytorch_lightning import LightningDataModule
 from torch.utils.data import DataLoader, Dataset
 
@@ -12,6 +13,8 @@ from kerple.base.errors import UserError
 from kerple.data.order import Mixture
 from kerple.data.shards import TokenStream
 from kerple.model import Batch
+
+LOCATED = 4096  # samples whose places are computed at once, which takes hardly longer than for one batch
 
 
 def rank_in(module: LightningDataModule) -> tuple[int, int]:
@@ -48,16 +51,22 @@ class TrainingBatches(Dataset[Batch]):
     ) -> None:
         self.streams, self.order, self.length = streams, order, length
         self.batch_size, self.batches, self.rank, self.ranks = batch_size, batches, rank, ranks
+        self.together = -(-LOCATED // batch_size)  # batches
+        self.located: tuple[int, NDArray[np.int64]] = -1, np.empty((0, 2, 0), np.int64)
 
     def __len__(self) -> int:
         return self.batches
 
     def __getitem__(self, index: int) -> Batch:
-        first = (index % self.batches * self.ranks + self.rank) * self.batch_size
-        streams, starts = self.order.locate(np.arange(first, first + self.batch_size))
+        group, number = divmod(index % self.batches, self.together)
+        if self.located[0] != group:
+            batches = np.arange(group * self.together, min((group + 1) * self.together, self.batches))  # (K,)
+            samples = (batches[:, None] * self.ranks + self.rank) * self.batch_size + np.arange(self.batch_size)
+            located = np.stack(self.order.locate(samples.ravel()))  # (2, K · B): stream and first token
+            self.located = group, located.reshape(2, len(batches), self.batch_size).swapaxes(0, 1)
         tokens = np.empty((self.batch_size, self.length + 1), np.int64)  # (B, T + 1)
-        for row, (stream, start) in enumerate(zip(streams, starts, strict=True)):
-            tokens[row] = self.streams[stream].read(int(start), self.length + 1)
+        for row, (stream, start) in enumerate(self.located[1][number].T.tolist()):
+            tokens[row] = self.streams[stream].read(start, self.length + 1)
         return {"tokens": torch.from_numpy(tokens)}
 
 
@@ -164,9 +173,10 @@ class BatchLoader:
         Raises:
             UserError: Their number is not a multiple of the samples in a batch.
         """
-        before, inside = state["samples_before_epoch"], state["samples_in_epoch"]
-        if not all(type(samples) is int and samples >= 0 for samples in (before, inside)):
-            raise UserError(f"ckpt_path: got {before!r} and {inside!r} samples that were read, expected counts")
+        try:
+            before, inside = int(state["samples_before_epoch"]), int(state["samples_in_epoch"])
+        except (TypeError, ValueError, LookupError) as error:
+            raise UserError(f"ckpt_path: got {state!r} as the state of the loader, expected two counts") from error
         if before % self.samples or inside % self.samples:
             raise UserError(
                 f"data.batch_size: got {self.samples} samples on all devices together, expected a divisor of the "

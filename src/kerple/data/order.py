@@ -4,6 +4,9 @@ Nothing here depends on ranks, workers or steps, and there is no state. A resume
 of the whole corpus are shuffled without memory, because the permutation is computed entry by entry (`Permutation`).
 """
 
+from functools import lru_cache
+from math import isqrt
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -31,7 +34,7 @@ class Permutation:
     def __init__(self, size: int, *key: int) -> None:
         assert size >= 1
         self.size = size
-        self.radix = np.uint64(int(np.ceil(np.sqrt(size))) + (int(np.ceil(np.sqrt(size))) ** 2 < size))
+        self.radix = np.uint64(isqrt(size - 1) + 1)  # the smallest whose square is at least the size
         self.round_keys = [np.uint64(hash_integers(*key, step)) for step in range(ROUNDS)]
 
     def __call__(self, indices: Indices) -> Indices:
@@ -166,6 +169,7 @@ def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return values ^ (values >> np.uint64(31))
 
 
+@lru_cache(maxsize=4096)  # the keys of the permutations of an epoch are asked for with every sample
 def hash_integers(*values: int) -> int:
     """A hash of integers of any size and sign, 0 .. 2⁶⁴ - 1, the same on every machine."""
     state = np.array([0x9E3779B97F4A7C15], dtype=np.uint64)

@@ -1,6 +1,5 @@
-"""Tokenizers: training a byte-level BPE, loading any Hugging Face tokenizer, and encoding long texts."""
+"""Tokenizers: training a byte-level BPE, loading any Hugging Face tokenizer, and encoding texts."""
 
-import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -15,7 +14,6 @@ TRAINED_HERE = "bpe"
 OF_A_MODEL = "hf:"
 BYTE = re.compile("<0x[0-9A-F]{2}>")  # how SentencePiece vocabularies write a single byte
 LONGEST_RUN = 256  # characters of a pre-token in training; no pre-token of the standard library is half as long
-PIECE = 1 << 18  # characters tokenised at once; the tokenizer takes about a hundred bytes of memory per token
 LONG = re.compile(rf"\S{{{LONGEST_RUN}}}|\s{{{LONGEST_RUN}}}")
 
 
@@ -75,7 +73,7 @@ def load_tokenizer(source: str) -> Tokenizer:
         path = path / "tokenizer.json"
     try:
         if path.is_file():
-            return Tokenizer.from_file(str(path))
+            return Tokenizer.from_str(path.read_text(encoding="utf-8"))
         if path.suffix == ".json" or path.is_absolute() or source.startswith("."):
             raise FileNotFoundError(f"there is no file {path}")
         return Tokenizer.from_pretrained(source)
@@ -137,42 +135,7 @@ def token_bytes(tokenizer: Tokenizer) -> list[int]:
     return sizes
 
 
-def encode(tokenizer: Tokenizer, texts: list[str]) -> Iterator[list[int]]:
-    """Yield the token ids of each text. A `<|endoftext|>` in a text is spelt by its letters, as ordinary tokens."""
+def encode(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Token ids of a text. A `<|endoftext|>` in it is spelt by its letters, as ordinary tokens."""
     uncut(tokenizer).encode_special_tokens = True
-    pieces = [list(split_text(text)) for text in texts]
-    encodings = iter(tokenizer.encode_batch_fast([p for ps in pieces for p in ps], add_special_tokens=False))
-    for own in pieces:
-        ids = next(encodings).ids
-        for _ in own[1:]:
-            ids += next(encodings).ids
-        yield ids
-
-
-def split_text(text: str, size: int = PIECE) -> Iterator[str]:
-    """Cut a long text into pieces of at most `size` characters whose tokens are those of the whole text.
-
-    GPT-2's pattern never joins a newline or a space to a character before it that is not whitespace. So a cut before
-    such a newline changes no token; if there is none in `size` characters, a cut before such a space does not either.
-    A text that has neither is cut after `size` characters, which may change tokens there.
-    """
-    start = 0
-    while len(text) - start > size:
-        cut = next(
-            (c for mark in "\n " if (c := last_break(text, mark, start + 1, start + size)) > start), start + size
-        )
-        yield text[start:cut]
-        start = cut
-    yield text[start:]
-
-
-def last_break(text: str, mark: str, start: int, end: int) -> int:
-    """Index of the last `mark` in text[start:end] that follows a character other than whitespace, or -1."""
-    while (end := text.rfind(mark, start, end)) > 0 and text[end - 1].isspace():
-        pass
-    return end
-
-
-def one_thread() -> None:
-    """Switch off the tokenizer's own threads, in a process that has one core to itself."""
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids

@@ -1,35 +1,30 @@
 import gzip
 import io
 import json
+import os
+import sys
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow
 import pytest
 import zstandard
 from pyarrow import parquet
 
-from kerple.data.prepare.corpora import sources
-from kerple.data.prepare.encode import parse
-from kerple.data.prepare.packages import standard_library, top_modules
-from kerple.data.prepare.record_tables import Parquet
-from kerple.data.prepare.sources import JsonLines, Source, Tar, lines
+from kerple.base.errors import UserError
+from kerple.data.files import decompress
+from kerple.data.prepare.corpora import find_corpus, installed_packages, library_modules, standard_library, text_files
+from kerple.data.prepare.readers import Document, Fault, read_lines
 
 TEXTS = [f"document {i} " * (i + 1) for i in range(25)]
 LINES = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode()
-LIMIT = 1 << 20
 
 
-def read(corpus: Path | str, limit: int = LIMIT) -> list[str]:
-    """All texts of a corpus; each also read again from its own place, as a resumed run would."""
-    texts = []
-    for source in sources(str(corpus)):
-        records = list(source.records((0, 0), limit))
-        for i, record in enumerate(records):
-            assert [r.raw for r in source.records(record.next, limit)] == [r.raw for r in records[i + 1 :]]
-            texts.append(parse(record.raw, record.json, "text")[0])
-    return texts
+def read(corpus: Path | str, text_field: str = "text") -> list[str]:
+    """The texts of a corpus, and the reasons of its faults."""
+    documents = find_corpus(str(corpus), text_field).documents()
+    return [document.text if isinstance(document, Document) else document.reason for document in documents]
 
 
 def test_json_lines_plain_and_compressed(tmp_path: Path) -> None:
@@ -47,218 +42,198 @@ def test_json_lines_plain_and_compressed(tmp_path: Path) -> None:
     assert read(f"file://{tmp_path}/a.jsonl") == TEXTS
 
 
-def test_a_tar_of_json_lines_passes_by_what_is_no_file(tmp_path: Path) -> None:
-    with tarfile.open(tmp_path / "all.tar", "w") as archive:
-        for name, content in (
+@pytest.mark.parametrize("size", [1, 7, 100_000])
+def test_zstd_is_decompressed_whatever_is_read_at_once(size: int) -> None:
+    content = os.urandom(300_000) + bytes(3_000_000) + LINES
+    stream = decompress(io.BytesIO(zstandard.compress(content[:999]) + zstandard.compress(content[999:])), "x.zst")
+    pieces = (
+        b"".join(stream.read(size) for _ in range(200))
+        if size < 1000
+        else b"".join(iter(lambda: stream.read(size), b""))
+    )
+    assert pieces == content[: len(pieces)]
+    assert len(pieces) == min(200 * size, len(content)) or size > 1000
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, zstandard.compress])
+def test_a_tar_of_json_lines_passes_by_what_is_no_file(tmp_path: Path, pack: object) -> None:
+    name = {bytes: "all.tar", gzip.compress: "all.tgz"}.get(pack, "all.tar.zst")  # type: ignore[call-overload]
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for member_name, content in (
             ("x/1.jsonl.zst", zstandard.compress(LINES)),
             ("x/2.jsonl", LINES),
             ("x/3.txt", b"plain"),
             ("../4.txt", b"outside"),  # a name only: nothing is ever extracted
         ):
-            member = tarfile.TarInfo(name)
+            member = tarfile.TarInfo(member_name)
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
         link = tarfile.TarInfo("x/link.txt")
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
         archive.addfile(link)
-    assert read(tmp_path / "all.tar") == [*TEXTS, *TEXTS, "plain", "outside"]
+    (tmp_path / name).write_bytes(pack(packed.getvalue()))  # type: ignore[operator]
+    assert read(tmp_path / name) == [*TEXTS, *TEXTS, "plain", "outside"]
+    (tmp_path / name).write_bytes(pack(packed.getvalue()[:2000]))  # type: ignore[operator]
+    with pytest.raises(UserError, match=rf"{name}: is not a tar file that can be read to its end"):
+        read(tmp_path / name)
 
 
 def test_a_folder_of_text_files(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
-    for name, text in (("b/2.txt", "two"), ("a.md", "one"), (".hidden", "no")):
+    (tmp_path / ".git").mkdir()
+    for name, text in (("b/2.txt", "two"), ("a.md", "one"), (".hidden", "no"), (".git/x", "no"), ("c", " \n")):
         (tmp_path / name).write_text(text)
-    assert read(tmp_path) == ["one", "two"]
+    (tmp_path / "d.txt.gz").write_bytes(gzip.compress(b"three"))
+    (tmp_path / "e.txt").write_bytes(b"caf\xe9")
+    assert read(tmp_path) == ["one", "two", "empty", "three", "not Unicode"]
 
 
-def test_parquet(tmp_path: Path) -> None:
-    table = pyarrow.table({"text": [*TEXTS, None], "n": list(range(26))})
-    parquet.write_table(table, tmp_path / "t.parquet", row_group_size=7)
-    assert read(tmp_path / "t.parquet") == [*TEXTS, ""]
-    with pytest.raises(ValueError, match=r"t\.parquet: has no column 'body'"):
-        list(sources(str(tmp_path), "body")[0].records((0, 0), LIMIT))
-    (tmp_path / "t.parquet").write_bytes(b"PAR1 nothing")
-    with pytest.raises(ValueError, match=r"t\.parquet"):
-        list(sources(str(tmp_path))[0].records((0, 0), LIMIT))
+def test_text_files_beside_tables_are_refused_and_not_left_out(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(LINES))
+    (tmp_path / "README.md").write_text("about it")
+    with pytest.raises(UserError, match=r"holds .*README\.md beside .*a\.jsonl\.gz; .* such as '.*/\*\.jsonl\.gz'"):
+        read(tmp_path)
+    assert read(tmp_path / "*.jsonl.gz") == TEXTS
 
 
-def test_a_huge_line_is_never_held(tmp_path: Path) -> None:
-    class Endless(io.RawIOBase):
-        """A line of 200 MB, then a good one; fails when asked for all of it at once."""
+def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "closed").mkdir()
+    (tmp_path / "open" / "a.txt").write_text("a")
+    scan = os.scandir
 
-        left = 200
+    def refuse(path: str) -> object:
+        if str(path).endswith("closed"):  # to root no folder is closed
+            raise PermissionError(13, "Permission denied", path)
+        return scan(path)
 
-        def read(self, size: int = -1) -> bytes:
-            assert 0 < size <= 1 << 20
-            self.left -= 1
-            return b"x" * size if self.left > 0 else b"\ngood\n" if self.left == 0 else b""
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(UserError, match=r"data\.corpus: .*closed cannot be read \(Permission denied\)"):
+        read(tmp_path)
 
-        def tell(self) -> int:
-            return 0
 
-    records = list(lines(Endless(), "huge", 0, 0, 1 << 21, Endless(), 0))
-    assert [(r.raw, r.fault) for r in records] == [(b"", "more than 2097152 bytes"), (b"good", None)]
+def test_a_link_is_read_and_a_broken_one_named(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_bytes(LINES)
+    (tmp_path / "snapshot").mkdir()
+    (tmp_path / "snapshot/a.jsonl").symlink_to("../cache")
+    assert read(tmp_path / "snapshot") == read(f"{tmp_path}/snapshot/*.jsonl") == TEXTS
+    (tmp_path / "snapshot/gone.jsonl").symlink_to("../nothing")
+    with pytest.raises(UserError, match=r"gone\.jsonl: cannot be read"):
+        read(tmp_path / "snapshot")
 
 
 @pytest.mark.parametrize("cut", [True, False])
-@pytest.mark.parametrize("ending", ["gz", "zst"])
+@pytest.mark.parametrize("ending", ["jsonl.gz", "jsonl.zst", "txt.gz", "txt.zst"])
 def test_a_damaged_file_is_one_fault_with_its_name(tmp_path: Path, ending: str, cut: bool) -> None:
-    packed = gzip.compress(LINES) if ending == "gz" else zstandard.compress(LINES)
-    path = tmp_path / f"broken.jsonl.{ending}"
+    packed = gzip.compress(LINES) if ending.endswith("gz") else zstandard.compress(LINES)
+    path = tmp_path / f"broken.{ending}"
     path.write_bytes(packed[:-20] if cut else b"\1" * 9 + packed)
-    *_, last = sources(str(path))[0].records((0, 0), LIMIT)
-    assert last.fault is not None
-    assert last.fault.startswith("damaged file")
+    *_, last = find_corpus(str(path)).documents()
+    assert isinstance(last, Fault)
+    assert last.reason == "damaged file"
     assert str(path) in last.name
+    assert last.bytes > 0
 
 
-def tar_of_five() -> bytes:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as archive:
-        for number in range(5):
-            member = tarfile.TarInfo(f"{number}.jsonl")
-            member.size = len(LINES)
-            archive.addfile(member, io.BytesIO(LINES))
-    return packed.getvalue()
+def test_what_a_line_of_json_may_be() -> None:
+    lines = [b'{"text": "a"}', b"", b'{"text": ""}', b"[1]", b"7", b'{"text": null}', b"{", b'{"text": "\\ud800"}']
+    lines += [b"\xff\xfe", b'{"text": "\xe9"}', b'{"text": "\xc3\xa9"}', b"[" * 200_000]
+    entries = list(read_lines(io.BytesIO(b"\n".join(lines)), "x", "text"))
+    found = [entry.text if isinstance(entry, Document) else entry.reason for entry in entries]
+    assert found == [
+        "a",
+        "empty",
+        "empty",
+        *["no text"] * 3,
+        "broken JSON",
+        "not Unicode",
+        *["broken JSON"] * 2,
+        "é",
+        "broken JSON",
+    ]
+    assert [entry.name for entry in entries] == [f"x:{number}" for number in range(1, len(lines) + 1)]
 
 
-def without_third_header(content: bytes) -> bytes:
-    place = content.index(b"2.jsonl")
-    return content[:place] + b"x" * 512 + content[place + 512 :]
+def test_parquet(tmp_path: Path) -> None:
+    broken = pyarrow.array([b"good", b"caf\xe9", b"better"], pyarrow.binary()).view(pyarrow.string())
+    parquet.write_table(pyarrow.table({"text": [*TEXTS, None], "n": list(range(26))}), tmp_path / "a.parquet")
+    parquet.write_table(pyarrow.table({"text": broken}), tmp_path / "b.parquet")
+    assert read(tmp_path) == [*TEXTS, "no text", "good", "not Unicode", "better"]
+    with pytest.raises(UserError, match=r"a\.parquet: .*'body'"):
+        read(tmp_path, "body")
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 nothing")
+    with pytest.raises(UserError, match=r"a\.parquet"):
+        read(tmp_path)
 
 
-def before_fourth_member(content: bytes) -> bytes:
-    return content[: content.index(b"3.jsonl")]
+def test_a_dataset_of_the_hub_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load_dataset(path: str, config: str | None, *, split: str, streaming: bool) -> list[dict[str, str]]:
+        assert (path, config, split, streaming) == ("org/name", "en", "train", True)
+        return [{"text": text} for text in TEXTS]
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))  # type: ignore[arg-type]
+    assert read("hf:org/name:en") == TEXTS
+    with pytest.raises(UserError, match=r"text_field: got 'body', hf:org/name:en has text"):
+        read("hf:org/name:en", "body")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UserError, match="pip install datasets"):
+        read("hf:org/name")
 
 
-@pytest.mark.parametrize("ending", ["tar", "tar.gz", "tgz", "tar.zst"])
-@pytest.mark.parametrize("damage", [without_third_header, before_fourth_member])
-def test_a_tar_that_lost_members_does_not_look_like_one_that_ended(
-    tmp_path: Path, ending: str, damage: Callable[[bytes], bytes]
-) -> None:
-    pack = {"tar": bytes, "tar.zst": zstandard.compress}.get(ending, gzip.compress)
-    path = tmp_path / f"broken.{ending}"
-    path.write_bytes(pack(tar_of_five()))
-    assert len(list(sources(str(path))[0].records((0, 0), LIMIT))) == 5 * LINES.count(b"\n")
-    path.write_bytes(pack(damage(tar_of_five())))
-    with pytest.raises(ValueError, match=rf"broken\.{ending}: is not a tar file that can be read to its end"):
-        list(sources(str(path))[0].records((0, 0), LIMIT))
-
-
-@pytest.mark.parametrize("ending", ["tar.gz", "tar.zst"])
-@pytest.mark.parametrize("damage", [lambda b: b[:-20], lambda b: b"\1" * 9 + b, lambda b: b[:40] + b"\7" * 9 + b[49:]])
-def test_a_damaged_tar_is_named(tmp_path: Path, ending: str, damage: Callable[[bytes], bytes]) -> None:
-    path = tmp_path / f"broken.{ending}"
-    path.write_bytes(damage((gzip.compress if ending == "tar.gz" else zstandard.compress)(tar_of_five())))
-    with pytest.raises(ValueError, match=r"broken\.tar\..*: is not a tar file that can be read to its end"):
-        list(sources(str(path))[0].records((0, 0), LIMIT))
-
-
-def test_a_damaged_text_file_is_one_fault_with_its_name(tmp_path: Path) -> None:
-    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"some text " * 99)[:-9])
-    (tmp_path / "b.txt.zst").write_bytes(b"no zstd at all")
-    (tmp_path / "c.txt").write_bytes(b"good")
-    records = list(sources(str(tmp_path))[0].records((0, 0), LIMIT))
-    assert [(Path(r.name).name, r.raw, (r.fault or "")[:12]) for r in records] == [
-        ("a.txt.gz", b"", "damaged file"), ("b.txt.zst", b"", "damaged file"), ("c.txt", b"good", ""),
-    ]  # fmt: skip
-
-
-def test_the_built_in_corpus_is_large_and_leaves_packages_out() -> None:
-    corpus = standard_library()
-    assert corpus.paths == standard_library().paths != sorted(corpus.paths)
-    assert len(corpus.paths) > 500
-    assert not any("site-packages" in path for path in corpus.paths)
-
-
-def test_the_modules_come_in_alphabetical_order_without_packages() -> None:
-    names = [Path(path).name for path in top_modules().paths]
+def test_the_built_in_corpora() -> None:
+    library, modules = standard_library(), library_modules()
+    assert library.files == standard_library().files != sorted(library.files)
+    assert len(library.files) > 500
+    assert not any("site-packages" in path for path in library.files)
+    names = [Path(path).name for path in modules.files]
     assert names == sorted(names)
     assert "argparse.py" in names
-    assert sources("modules")[0].paths == top_modules().paths
-    assert set(top_modules().paths) < set(standard_library().paths)
-    assert len({Path(path).parent for path in top_modules().paths}) == 1
+    assert set(modules.files) < set(library.files)
 
 
-@pytest.mark.parametrize("corpus", ["pipe:cat /etc/passwd", "zip://a::http://b/c.zip", "github://a:b@/c", "sh://x"])
-def test_what_is_no_plain_file_is_refused(corpus: str) -> None:
-    with pytest.raises(ValueError, match="expected a local path or a URL"):
-        sources(corpus)
+def install(site: Path, name: str, requires: list[str], files: dict[str, str]) -> None:
+    """What pip leaves of a package: its files, its metadata and a list of both."""
+    metadata = site / f"{name.replace('-', '_')}-1.0.dist-info" / "METADATA"
+    metadata.parent.mkdir(parents=True)
+    needs = "".join(f"Requires-Dist: {line}\n" for line in requires)
+    metadata.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{needs}")
+    for path, text in files.items():
+        (site / path).parent.mkdir(parents=True, exist_ok=True)
+        (site / path).write_text(text)
+    listed = [*files, f"{metadata.parent.name}/METADATA", f"{name}/gone.py"]
+    (metadata.parent / "RECORD").write_text("".join(f"{path},,\n" for path in listed))
 
 
-def test_nothing_there(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="holds no files"):
-        sources(str(tmp_path / "nowhere"))
-
-
-def test_a_missing_optional_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "datasets", None)
-    with pytest.raises(ValueError, match="pip install datasets"):
-        list(sources("hf:org/name")[0].records((0, 0), LIMIT))
-
-
-def test_a_hub_dataset_is_streamed_and_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Rows(list):  # type: ignore[type-arg]
-        def skip(self, count: int) -> "Rows":
-            return Rows(self[count:])
-
-    class Datasets:
-        @staticmethod
-        def load_dataset(path: str, config: str | None, *, split: str, streaming: bool) -> Rows:
-            assert (path, config, split, streaming) == ("org/name", "en", "train", True)
-            return Rows({"text": text} for text in TEXTS)
-
-    monkeypatch.setitem(__import__("sys").modules, "datasets", Datasets)
-    assert read("hf:org/name:en") == TEXTS
-    with pytest.raises(ValueError, match=r"corpus: hf:org/name:en: has no column 'body', but text"):
-        list(sources("hf:org/name:en", "body")[0].records((0, 0), LIMIT))
-
-
-def test_links_to_files_are_read(tmp_path: Path) -> None:
-    (tmp_path / "cache").mkdir()
-    (tmp_path / "cache/abc").write_bytes(LINES)
-    (tmp_path / "snapshot").mkdir()
-    (tmp_path / "snapshot/a.jsonl").symlink_to("../cache/abc")
-    (tmp_path / "snapshot/gone.jsonl").symlink_to("../cache/nothing")
-    assert read(tmp_path / "snapshot") == read(f"{tmp_path}/snapshot/*.jsonl") == TEXTS
-
-
-def test_a_name_with_the_marks_of_a_pattern_is_a_name_where_it_exists(tmp_path: Path) -> None:
-    (tmp_path / "[2020] x").mkdir()
-    (tmp_path / "[2020] x/a.jsonl").write_bytes(LINES)
-    assert read(tmp_path / "[2020] x") == TEXTS
+def test_packages_are_those_that_are_required_however_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs = ["near>=1", "absent", 'extra; extra == "more"', 'old; python_version < "3"']
+    install(tmp_path, "mine", needs, {"mine/a.py": "0"})
+    install(tmp_path, "near", ["Far_Away"], {"near/b.py": "1", "near/c.so": "2", "near/sub/d.py": "3"})
+    install(tmp_path, "far-away", ["near"], {"far.py": "4"})
+    for other in ("extra", "old", "stranger"):
+        install(tmp_path, other, [], {f"{other}.py": "5"})
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("kerple.data.prepare.corpora.standard_library", lambda: text_files([__file__]))
+    corpus = installed_packages("mine")
+    added = {
+        str(tmp_path / path): group
+        for path, group in (("near/b.py", "near"), ("near/sub/d.py", "near"), ("far.py", "far-away"))
+    }
+    groups = {document.name: document.group for document in corpus.documents() if isinstance(document, Document)}
+    assert groups == added | {__file__: "stdlib"}
+    with pytest.raises(UserError, match="nobody-has-this requires, which is not installed"):
+        installed_packages("nobody-has-this")
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("x.jsonl.gz?download=1", JsonLines), ("x.tar#part", Tar), ("x.parquet?a=b.tar", Parquet)]
+    "corpus", ["zip://a::http://b/c.zip", "github://a:b@/c", "sh://x", "http://127.0.0.1:9/folder"]
 )
-def test_what_a_web_address_asks_for_is_no_part_of_the_name(name: str, kind: type[Source]) -> None:
-    (source,) = sources(f"https://127.0.0.1:9/{name}")
-    assert type(source) is kind
+def test_what_cannot_be_read_is_one_line(corpus: str) -> None:
+    with pytest.raises(UserError, match=r"expected a local path or a URL|cannot be read|holds no files"):
+        find_corpus(corpus)
 
 
-def test_a_sparse_member_of_a_tar_is_a_fault_and_is_never_unpacked(tmp_path: Path) -> None:
-    hole = tarfile.TarInfo("hole.jsonl")
-    hole.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": str(1 << 50)}
-    hole.size = 512
-    with tarfile.open(tmp_path / "t.tar", "w", format=tarfile.PAX_FORMAT) as archive:
-        archive.addfile(hole, io.BytesIO(b"0\n".ljust(512, b"\0")))
-        member = tarfile.TarInfo("a.jsonl")
-        member.size = len(LINES)
-        archive.addfile(member, io.BytesIO(LINES))
-    records = list(sources(str(tmp_path / "t.tar"))[0].records((0, 0), LIMIT))
-    assert [(r.name.rpartition(" ")[2], r.lost, r.raw) for r in records if r.fault == "sparse file"] == [
-        ("hole.jsonl", 1 << 50, b"")
-    ]
-    assert [parse(r.raw, r.json, "text")[0] for r in records if not r.fault] == TEXTS
-
-
-def test_a_string_of_a_table_that_is_not_unicode_is_one_fault(tmp_path: Path) -> None:
-    broken = pyarrow.array([b"good", b"caf\xe9", b"better"], pyarrow.binary()).view(pyarrow.string())
-    parquet.write_table(pyarrow.table({"text": broken}), tmp_path / "t.parquet")
-    records = list(sources(str(tmp_path / "t.parquet"))[0].records((0, 0), LIMIT))
-    assert [(r.raw, r.fault, r.lost) for r in records] == [
-        (b"good", None, 0),
-        (b"", "not Unicode", 4),
-        (b"better", None, 0),
-    ]
+def test_nothing_there(tmp_path: Path) -> None:
+    for corpus in (tmp_path / "nowhere", tmp_path, "pipe:cat /etc/passwd"):
+        with pytest.raises(UserError, match="holds no files"):
+            find_corpus(str(corpus))

@@ -1,91 +1,149 @@
-"""Corpora by name: a corpus is a list of sources in a fixed order."""
+"""Corpora: where the documents of a corpus come from, and the built-in ones.
 
+A corpus is a function that yields documents, in an order that is the same on every call. A new built-in corpus is one
+more such function and its name in `CORPORA`.
+"""
+
+import hashlib
+import os
+import random
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
+
+from packaging.requirements import Requirement
 
 from kerple.base.errors import UserError
-from kerple.data.files import bare, check_protocol, filesystem, is_remote, retry
-from kerple.data.prepare.packages import (
-    LIBRARY_MODULES,
-    PACKAGES,
-    STANDARD_LIBRARY,
-    installed_packages,
-    standard_library,
-    top_modules,
-)
-from kerple.data.prepare.record_tables import HubDataset, Parquet
-from kerple.data.prepare.sources import LINE_ENDINGS, JsonLines, Source, Tar, TextFiles
+from kerple.data.files import is_remote
+from kerple.data.options import HUB
+from kerple.data.prepare.readers import Document, Fault, dataset, list_files, read_files, read_text
 
-HUB = "hf:"
-TAR_ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.zst")
-PARQUET_ENDINGS = (".parquet",)
-DATA_ENDINGS = LINE_ENDINGS + TAR_ENDINGS + PARQUET_ENDINGS
+FILE_ORDER = 0  # seed of the shuffle of files
+PACKED = (".zst", ".gz", ".tgz", ".parquet")
 
 
-def sources(corpus: str, text_field: str = "text") -> list[Source]:
-    """List the sources of a corpus in the order in which they are read.
+class Corpus(NamedTuple):
+    """A corpus.
 
     Args:
-        corpus: `stdlib`, `modules`, `packages`, `hf:NAME[:CONFIG[:SPLIT]]` (a Hugging Face dataset, which is streamed),
-            or a file, folder, glob pattern or URL. Files may be JSON lines (.jsonl, .jsonl.zst, .jsonl.gz), tar files
-            of those, or Parquet. If none of the files is of these kinds, each is one document.
-        text_field: Column of Parquet files and Hugging Face datasets that holds the text.
+        documents: Yields its documents, and a `Fault` in place of what cannot be read.
+        files: Paths of the files that it is read from, for `state`; empty if they are not on this machine.
+    """
+
+    documents: Callable[[], Iterator[Document | Fault]]
+    files: list[str]
+
+    def state(self) -> str | None:
+        """Number, bytes and a checksum of names and sizes of the files, by which a change of the corpus is noticed."""
+        if not self.files or is_remote(self.files[0]):
+            return None
+        sizes = [os.stat(path).st_size for path in self.files]
+        digest = hashlib.sha256()
+        for path, size in zip(self.files, sizes, strict=True):
+            digest.update(os.fsencode(f"{os.path.basename(path)}\0{size}\0"))
+        return f"{len(sizes)} files, {sum(sizes)} bytes, {digest.hexdigest()[:16]}"
+
+    def size(self) -> int | None:
+        """Bytes of text, for progress; None if nobody knows before it is read."""
+        if not self.files or any(is_remote(path) or path.endswith(PACKED) for path in self.files):
+            return None
+        return sum(os.stat(path).st_size for path in self.files)
+
+
+def text_files(paths: Iterable[str], group: Callable[[str], str] = lambda _: "") -> Corpus:
+    """A corpus of files of which each is one document, in this order."""
+    paths = list(paths)
+    return Corpus(lambda: (read_text(path, group(path)) for path in paths), paths)
+
+
+def standard_library() -> Corpus:
+    """The .py files of the running Python's standard library: about 30 MB of source code that every machine has.
+
+    They are sorted, then shuffled in the same way everywhere, so that files of one package are not neighbours in the
+    token stream.
+    """
+    root = Path(sysconfig.get_paths()["stdlib"])
+    beside = {"site-packages", "dist-packages", "__pycache__"}
+    paths = [p for p in sorted(root.rglob("*.py")) if p.is_file() and not beside & set(p.relative_to(root).parts)]
+    random.Random(FILE_ORDER).shuffle(paths)
+    return text_files(map(str, paths))
+
+
+def library_modules() -> Corpus:
+    """The modules at the top of the standard library (`argparse.py`) in alphabetical order, about 5 MB: a text whose
+    beginning does not depend on hashes or seeds."""
+    return text_files(str(path) for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")))
+
+
+def installed_packages(project: str = "kerple") -> Corpus:
+    """The .py files of the standard library and of all packages that a project requires, about 210 MB.
+
+    Other packages in the environment do not change the corpus, but the versions of the required ones do.
 
     Raises:
-        UserError: The corpus has no files.
+        UserError: The project is not installed, so that its requirements are unknown.
     """
-    if corpus == STANDARD_LIBRARY:
-        return [standard_library()]
-    if corpus == LIBRARY_MODULES:
-        return [top_modules()]
-    if corpus == PACKAGES:
-        return [installed_packages()]
-    if corpus.startswith(HUB):
-        return [HubDataset(corpus.removeprefix(HUB), text_field)]
-    files = _files(corpus)
+    groups = dict.fromkeys(standard_library().files, "stdlib")
+    packages = _required(project)
+    for name in sorted(packages.keys() - {project}):
+        files = sorted(Path(str(file.locate())) for file in packages[name].files or () if file.suffix == ".py")
+        groups |= {str(path): name for path in files if path.is_file()}
+    paths = list(groups)
+    random.Random(FILE_ORDER).shuffle(paths)
+    return text_files(paths, groups.__getitem__)
+
+
+def _required(project: str) -> dict[str, Distribution]:
+    """The installed packages that a project requires, directly or through others, and the project itself, by name.
+
+    Requirements of extras are left out, and so are packages that are not installed.
+    """
+    packages: dict[str, Distribution] = {}
+    wanted = [project]
+    while wanted:
+        try:
+            package = distribution(wanted.pop())
+        except PackageNotFoundError:
+            continue
+        if package.name not in packages:
+            packages[package.name] = package
+            needs = [Requirement(line) for line in package.requires or ()]
+            wanted += [need.name for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})]
+    if not packages:
+        raise UserError(
+            f"data.corpus: got 'packages', the packages that {project} requires, which is not installed; run "
+            "`pip install --no-deps -e .`, or choose the corpus stdlib"
+        )
+    return packages
+
+
+CORPORA: dict[str, Callable[[], Corpus]] = {
+    "stdlib": standard_library,
+    "modules": library_modules,
+    "packages": installed_packages,
+}
+
+
+def find_corpus(name: str, text_field: str = "text") -> Corpus:
+    """The corpus of a name, see `ShardOptions`.
+
+    Args:
+        name: One of `CORPORA`, `hf:NAME[:CONFIG[:SPLIT]]`, or a file, folder, glob pattern or URL.
+        text_field: Key or column of the text, where documents are rows of a table.
+
+    Raises:
+        UserError: There is nothing of this name, or a folder holds tables beside other files.
+    """
+    if name in CORPORA:
+        return CORPORA[name]()
+    if name.startswith(HUB):
+        return Corpus(lambda: dataset(name.removeprefix(HUB), text_field), [])
+    files = list_files(name)
     if not files:
         raise UserError(
-            f"data.corpus: got {corpus!r}, which holds no files; expected {STANDARD_LIBRARY!r}, {LIBRARY_MODULES!r}, "
-            f"{PACKAGES!r}, a file, a folder, a URL or hf:NAME"
+            f"data.corpus: got {name!r}, which holds no files; expected {', '.join(CORPORA)}, a file, a folder, a "
+            "pattern, a URL or hf:NAME"
         )
-    if not any(bare(path).endswith(DATA_ENDINGS) for path, _ in files):
-        return [TextFiles(corpus, [path for path, _ in files], [size or 0 for _, size in files])]
-    found: list[Source] = []
-    for path, size in files:
-        if bare(path).endswith(LINE_ENDINGS):
-            found.append(JsonLines(path, [path], size))
-        elif bare(path).endswith(TAR_ENDINGS):
-            found.append(Tar(path, [path], size))
-        elif bare(path).endswith(PARQUET_ENDINGS):
-            found.append(Parquet(path, size, text_field))
-    return found
-
-
-def _files(corpus: str) -> list[tuple[str, int | None]]:
-    """Paths and sizes of the files in a folder, of those that match a pattern, or of one file.
-
-    They are sorted; hidden files and links to folders are left out. A size is None if it is unknown.
-    """
-    check_protocol(corpus)
-    remote = is_remote(corpus)
-    if remote and not any(mark in bare(corpus) for mark in "*?[") and bare(corpus).endswith(DATA_ENDINGS):
-        return [(corpus, None)]  # web servers seldom list folders, so a single file is not looked for
-    system, root = filesystem(corpus)
-
-    def look() -> tuple[dict[str, Any], bool]:
-        """What is there, and whether the name is a pattern; a file or folder may have a bracket in its name."""
-        if system.isdir(root):
-            return system.find(root, detail=True), False
-        if system.exists(root):
-            return {root: system.info(root)}, False
-        return (system.glob(root, detail=True), True) if any(mark in root for mark in "*?[") else ({}, False)
-
-    found, pattern = retry(look, corpus) if remote else look()
-    result = []
-    for path in sorted(found):
-        below = Path(path).name if pattern else path.removeprefix(root).lstrip("/")
-        # of files of this machine, fsspec takes a link for something else than a file
-        is_file = found[path].get("type") == "file" if remote else Path(path).is_file()
-        if is_file and not any(part.startswith(".") for part in below.split("/")):
-            result.append((system.unstrip_protocol(path) if remote else path, found[path].get("size")))
-    return result
+    return Corpus(lambda: read_files(files, text_field), files)

@@ -1,0 +1,120 @@
+"""`ShardOptions`: the options of `TokenShards`, in a class that needs no torch, so that `prepare` starts at once."""
+
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+from kerple.base.errors import UserError
+from kerple.data.files import bare, is_remote
+from kerple.data.tokenizer import OF_A_MODEL, TRAINED_HERE
+
+HUB = "hf:"
+OF_THE_SHARDS = ("corpus", "tokenizer", "vocabulary", "shares", "text_field", "drop_duplicates")
+
+
+class ShardOptions:
+    """What to prepare, where, and how to read it."""
+
+    def __init__(
+        self,
+        corpus: str | None = "stdlib",
+        tokenizer: str = TRAINED_HERE,
+        vocabulary: int = 2048,
+        directory: str | None = None,
+        length: int = 64,
+        batch_size: int = 128,
+        seed: int = 1235,
+        samples: int | None = None,
+        shares: tuple[float, float, float] = (0.9, 0.05, 0.05),
+        text_field: str = "text",
+        drop_duplicates: bool = False,
+        largest_loss: float = 0.01,
+        validation_segments: int = 512,
+        shuffle_shards: int | None = None,
+        cache: str = "data/.cache",
+        mixture: dict[str, float] | None = None,
+        workers: int = 0,
+        prepare_workers: int = 0,
+        prepare_engine: Literal["local", "ray"] = "local",
+    ) -> None:
+        """Check the options.
+
+        Args:
+            corpus: What to train on: `stdlib` (the standard library of the running Python), `modules` (only the modules
+                at its top, in alphabetical order), `packages` (`stdlib` and the packages which this project requires),
+                a file, folder, glob pattern or URL of .jsonl, .jsonl.zst, .jsonl.gz, .tar of those, .parquet or text
+                files, or `hf:NAME[:CONFIG[:SPLIT]]`. With null, the shards in `directory` are used as they are.
+            tokenizer: `bpe` trains a byte-level BPE on the training split. Else a tokenizer.json, a folder with one, a
+                name on the Hugging Face hub such as gpt2, or `hf:` and a pretrained model's folder, GGUF file or name.
+            vocabulary: Number of entries of a tokenizer that is trained here, and of rows of the model's embedding. Any
+                other tokenizer may have at most so many entries.
+            directory: Folder of the shards, or the URL of a prepared one. With null, data/<corpus>-<tokenizer>.
+            length: Training length T in tokens; a sample has T targets.
+            batch_size: Samples per device and micro-batch.
+            seed: Chooses the order of the training samples.
+            samples: Number of different training samples, over all devices, which are repeated until
+                `trainer.max_steps`. With null, as many as `trainer.max_steps` needs, or without that the training split
+                once.
+            shares: Shares of the documents in the training, validation and test split. A hash of the text decides.
+            text_field: Key of the text in JSON lines, or its column in Parquet files and datasets.
+            drop_duplicates: Whether only the first of several documents with exactly equal text is kept. About 100
+                bytes of memory for each document.
+            largest_loss: Largest share of the corpus's bytes that may be left out because they are damaged, not
+                Unicode, or JSON without a text.
+            validation_segments: Largest number of segments, of `length` targets each, for the validation loss.
+            shuffle_shards: Number of stretches of 64 Mi tokens whose samples are shuffled together; the order of the
+                stretches is shuffled too. With null, all samples of the corpus are shuffled together. Set it for large
+                shards at a URL, of which a fit then fetches a few at a time.
+            cache: Folder for copies of shards from a URL.
+            mixture: Prepared folders and their weights in the training samples. Validation and test data stay those of
+                `directory`. With null, `directory` alone.
+            workers: Number of processes that load batches ahead; memory-mapped shards seldom need one.
+            prepare_workers: Number of processes that tokenise. With 0, one per core.
+            prepare_engine: Where they run: on this machine (`local`) or on a cluster by Ray (`ray`).
+
+        Raises:
+            UserError: An option is out of its range, or corpus and directory are both null.
+        """
+        super().__init__()
+        if corpus is None and directory is None:
+            raise UserError("data.directory: got null, expected a folder of shards, because data.corpus is null")
+        for name, value, low in (
+            ("length", length, 1),
+            ("batch_size", batch_size, 1),
+            ("validation_segments", validation_segments, 1),
+            ("workers", workers, 0),
+            ("prepare_workers", prepare_workers, 0),
+            ("samples", 1 if samples is None else samples, 1),
+            ("shuffle_shards", 1 if shuffle_shards is None else shuffle_shards, 1),
+        ):
+            if value < low:
+                raise UserError(f"data.{name}: got {value}, expected {low} or more")
+        if len(shares) != 3 or not all(0 <= share <= 1 for share in shares) or abs(sum(shares) - 1) > 1e-6:
+            raise UserError(f"data.shares: got {shares}, expected three numbers, for train, validation, test, of sum 1")
+        if not 0 <= largest_loss <= 1:
+            raise UserError(f"data.largest_loss: got {largest_loss}, expected a share of 0 to 1")
+        place = directory or default_directory(corpus or "", tokenizer, vocabulary)
+        self.place = place.removeprefix("file://")
+        self.corpus = None if is_remote(self.place) else corpus  # shards at a URL are already prepared
+        self.tokenizer, self.vocabulary, self.shares = tokenizer, vocabulary, shares
+        self.text_field, self.drop_duplicates, self.largest_loss = text_field, drop_duplicates, largest_loss
+        self.length, self.batch_size, self.seed, self.samples = length, batch_size, seed, samples
+        self.validation_segments, self.shuffle_shards, self.mixture = validation_segments, shuffle_shards, mixture
+        self.cache, self.workers = cache, workers
+        self.prepare_workers, self.prepare_engine = prepare_workers, prepare_engine
+
+    def of_the_shards(self) -> dict[str, Any]:
+        """The options that decide, with the corpus, what is in the shards; as JSON."""
+        return {name: getattr(self, name) for name in OF_THE_SHARDS} | {"shares": list(self.shares)}
+
+
+def default_directory(corpus: str, tokenizer: str, vocabulary: int) -> str:
+    """The folder data/<corpus>-<tokenizer>, made of the last part of each name without its endings and patterns."""
+
+    def name(path: str) -> str:
+        parts = (re.sub(r"[^\w+]+", "-", part.partition(".")[0]).strip("-") for part in re.split("[/:]", bare(path)))
+        return next(filter(None, reversed(list(parts))), "corpus")
+
+    trained = tokenizer == TRAINED_HERE
+    source = str(Path(tokenizer.removeprefix(OF_A_MODEL).removesuffix("/tokenizer.json")).with_suffix(""))
+    return f"data/{name(corpus.removeprefix(HUB))}-{f'{tokenizer}{vocabulary}' if trained else Path(source).name}"

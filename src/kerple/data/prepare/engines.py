@@ -1,0 +1,136 @@
+"""Tokenising of documents, in processes of this machine or on a Ray cluster."""
+
+import hashlib
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from kerple.base.cluster import cores, joined
+from kerple.base.errors import UserError
+from kerple.data.manifest import SPLITS
+from kerple.data.shards import Tokens
+from kerple.data.tokenizer import encode
+
+
+class Encoder(NamedTuple):
+    """What turns texts into tokens of the splits.
+
+    Args:
+        tokenizer: The content of a `tokenizer.json`.
+        end_of_text: Id that is appended to every document.
+        dtype: Dtype of the tokens, see `Manifest.dtype`.
+        shares: Shares of the documents in train, validation and test.
+    """
+
+    tokenizer: str
+    end_of_text: int
+    dtype: np.dtype[Any]
+    shares: tuple[float, float, float]
+
+
+class Encoded(NamedTuple):
+    """The tokens (n,) of the documents that belong to a split, their number, and their UTF-8 bytes."""
+
+    tokens: Tokens
+    documents: int
+    bytes: int
+
+
+def split_of(text: bytes, shares: tuple[float, float, float]) -> str:
+    """The split of a document, by a hash of its UTF-8 bytes: documents with equal texts are in the same split."""
+    place = int.from_bytes(hashlib.blake2b(text, digest_size=16).digest()[:8], "big") / 2**64
+    train, validation, _ = shares
+    return "train" if place < train else "validation" if place < train + validation else "test"
+
+
+def tokenise(encoder: Encoder, texts: list[str]) -> dict[str, Encoded]:
+    """The tokens of documents by their splits, in order.
+
+    Raises:
+        UserError: The end-of-text token of the tokenizer stands in a text.
+    """
+    tokenizer = _load(encoder.tokenizer)
+    tokens: dict[str, list[Tokens]] = {split: [] for split in SPLITS}
+    sizes = dict.fromkeys(SPLITS, 0)
+    for text in texts:
+        content, ids = text.encode(), encode(tokenizer, text)
+        if encoder.end_of_text in ids:
+            raise UserError("data.tokenizer: got one that makes its end-of-text token of a text, expected another")
+        split = split_of(content, encoder.shares)
+        tokens[split].append(np.array([*ids, encoder.end_of_text], encoder.dtype))
+        sizes[split] += len(content)
+    nothing = np.empty(0, encoder.dtype)
+    return {s: Encoded(np.concatenate([nothing, *tokens[s]]), len(tokens[s]), sizes[s]) for s in SPLITS}
+
+
+_load = lru_cache(maxsize=1)(Tokenizer.from_str)
+
+Submit = Callable[[Encoder, list[str]], Any]
+Engine = tuple[Submit, Callable[[Any], dict[str, Encoded]], int]
+
+
+@contextmanager
+def local(workers: int) -> Iterator[Engine]:
+    """Context with processes of this machine that tokenise; 0 means one per core, 1 means this process.
+
+    It gives a function that starts to tokenise, one that waits for the result, and the number of workers.
+
+    Raises:
+        UserError: A process died.
+    """
+    workers = workers or cores()
+    if workers == 1:
+        yield tokenise, lambda result: result, 0
+        return
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker)
+    try:
+        yield lambda *given: pool.submit(tokenise, *given), lambda future: future.result(), workers
+    except BrokenProcessPool as error:
+        raise UserError(
+            f"data.prepare_workers: got {workers}, of which one died, most likely for want of memory; start again with "
+            "fewer, what is done is kept"
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _start_worker() -> None:
+    """Leave Ctrl-C to the process that started this one, and end when that has ended or was killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent: Any = multiprocessing.parent_process()
+    parent.join()
+    os._exit(1)
+
+
+@contextmanager
+def ray(workers: int) -> Iterator[Engine]:
+    """As `local`, on a Ray cluster; 0 means one worker per CPU. Ray gives what a dead worker had to another one.
+
+    Raises:
+        UserError: Ray is not installed, its cluster does not answer, or work was lost too often.
+    """
+    with joined("data.prepare_engine", "data.prepare_engine: local") as cluster:
+        task = cluster.remote(num_cpus=1)(tokenise)
+        try:
+            yield task.remote, cluster.get, workers or int(cluster.cluster_resources().get("CPU", 1))
+        except cluster.exceptions.RayError as error:
+            raise UserError(
+                f"data.prepare_engine: got ray, and work was lost ({error}); start again to go on"
+            ) from error
+
+
+ENGINES = {"local": local, "ray": ray}

@@ -1,0 +1,254 @@
+"""Readers of documents: text files, JSON lines, tar files of both, Parquet files and Hugging Face datasets.
+
+A reader yields a `Document`, or a `Fault` where there should be one and what is there cannot be used. What cannot be
+read at all is a UserError.
+"""
+
+import glob
+import json
+import os
+import tarfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from kerple.base.errors import UserError
+from kerple.data.files import bare, decompress, filesystem, is_remote, open_bytes
+
+LINES = tuple(f".{kind}{packed}" for kind in ("jsonl", "ndjson") for packed in ("", ".zst", ".gz"))
+TARS = (".tar", ".tar.gz", ".tgz", ".tar.zst")
+PARQUET = (".parquet",)
+
+
+@dataclass(frozen=True)
+class Document:
+    """One document.
+
+    Args:
+        name: What messages call it, such as its file and line.
+        text: Its text.
+        group: What it belongs to with others, such as its package; empty if nothing.
+    """
+
+    name: str
+    text: str
+    group: str = ""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What stands in the place of a document and is none.
+
+    Args:
+        name: What messages call it.
+        reason: Why it is none; `empty` is no loss.
+        bytes: Number of bytes that are lost with it. A file that breaks off counts as a whole, because nobody knows how
+            much is missing.
+        details: More about this one.
+    """
+
+    name: str
+    reason: str
+    bytes: int
+    details: str = ""
+
+
+def list_files(corpus: str) -> list[str]:
+    """The files in a folder and below, those that match a pattern, or one file; local paths or URLs, sorted.
+
+    Files and folders whose names begin with a dot are left out.
+
+    Raises:
+        UserError: A folder cannot be read.
+    """
+    if not is_remote(corpus):
+        root = corpus.removeprefix("file://")
+        paths = list(_walk(root)) if os.path.isdir(root) else [root] if os.path.exists(root) else []
+        # a file or folder may have the marks of a pattern in its name
+        paths = paths or [path for path in glob.glob(root, recursive=True) if os.path.isfile(path)]
+        return sorted(paths)
+    system, inner = filesystem(corpus)
+    pattern = any(mark in bare(corpus) for mark in "*?[")
+    if not pattern and bare(corpus).endswith(LINES + TARS + PARQUET):
+        return [corpus]  # web servers seldom list folders, so a single file is not looked for
+    try:
+        paths = system.glob(inner) if pattern else system.find(inner)
+    except Exception as error:  # each file system has errors of its own
+        raise UserError(f"data.corpus: got {corpus!r}, which cannot be read ({error!r})") from error
+    below = len(inner.rpartition("/")[0]) if pattern else len(inner)
+    hidden = [path for path in paths if any(part.startswith(".") for part in path[below:].split("/"))]
+    return [system.unstrip_protocol(path) for path in sorted(set(paths) - set(hidden))]
+
+
+def _walk(root: str) -> Iterator[str]:
+    def refuse(error: OSError) -> None:
+        raise UserError(f"data.corpus: {error.filename} cannot be read ({error.strerror})") from error
+
+    for folder, below, names in os.walk(root, onerror=refuse):
+        below[:] = [name for name in below if not name.startswith(".")]
+        yield from (os.path.join(folder, name) for name in names if not name.startswith("."))
+
+
+def read_files(paths: list[str], text_field: str) -> Iterator[Document | Fault]:
+    """Yield the documents of files of JSON lines, tars of these or Parquet; or of text files, one of each.
+
+    Raises:
+        UserError: Some files are of the one kind and some of the other, or one cannot be read.
+    """
+    tables = [path for path in paths if bare(path).endswith(LINES + TARS + PARQUET)]
+    if tables and len(tables) < len(paths):
+        other = next(path for path in paths if path not in tables)
+        raise UserError(
+            f"data.corpus: holds {other} beside {tables[0]}; name the files to read by a pattern, such as "
+            f"'{os.path.dirname(tables[0])}/*{''.join(Path(bare(tables[0])).suffixes)}'"
+        )
+    if not tables:
+        yield from (read_text(path) for path in paths)
+    for path in tables:
+        if bare(path).endswith(PARQUET):
+            yield from read_parquet(path, text_field)
+        else:
+            with open_bytes(path) as file:
+                if bare(path).endswith(TARS):
+                    yield from read_tar(decompress(file, path), path, text_field)
+                else:
+                    yield from read_lines(decompress(file, path), path, text_field)
+
+
+def read_text(path: str, group: str = "") -> Document | Fault:
+    """The document that is a file, which may be compressed."""
+    with open_bytes(path) as file:
+        try:
+            return as_document(decompress(file, path).read(), path, group)
+        except Exception as error:  # gzip, zlib and zstandard each have errors of their own
+            return damaged(path, file.tell(), error)
+
+
+def damaged(name: str, size: int, error: Exception) -> Fault:
+    """The fault of a file that breaks off or cannot be decompressed after ``size`` bytes.
+
+    Raises:
+        UserError: The file is at a URL, so that the network may be at fault, and nothing may be left out.
+    """
+    if is_remote(name):
+        raise UserError(f"{name}: cannot be read to its end ({error!r}); start again to go on") from error
+    return Fault(name, "damaged file", max(size, 1), f"{error}")
+
+
+def as_document(content: bytes | Any, name: str, group: str = "") -> Document | Fault:
+    """The document of a UTF-8 text, or of a string; anything else is a fault."""
+    if not isinstance(content, bytes | str):
+        return Fault(name, "no text", 0)
+    try:
+        text = content.decode() if isinstance(content, bytes) else content
+        size = len(text.encode())  # a string may hold half a surrogate pair, which is no Unicode
+    except UnicodeError:
+        return Fault(name, "not Unicode", len(content))
+    return Document(name, text, group) if text.strip() else Fault(name, "empty", size)
+
+
+def read_lines(file: IO[bytes], name: str, text_field: str) -> Iterator[Document | Fault]:
+    """Yield the text of each JSON object in a file that has one a line.
+
+    A file that breaks off or is damaged ends with a fault.
+    """
+    number = size = 0
+    try:
+        for number, line in enumerate(file, 1):
+            size += len(line)
+            yield _from_json(line, f"{name}:{number}", text_field)
+    except Exception as error:  # gzip, zlib and zstandard each have errors of their own
+        yield damaged(f"{name}:{number + 1}", size, error)
+
+
+def _from_json(line: bytes, name: str, text_field: str) -> Document | Fault:
+    if not line.strip():
+        return Fault(name, "empty", 0)
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        return Fault(name, "broken JSON", len(line))
+    text = entry.get(text_field) if isinstance(entry, dict) else None
+    if not isinstance(text, str):
+        keys = f"the keys are {', '.join(entry)}" if isinstance(entry, dict) else "it is no object"
+        return Fault(name, "no text", len(line), f"{text_field!r} is no string, {keys[:200]}")
+    return as_document(text, name)
+
+
+def read_tar(file: IO[bytes], name: str, text_field: str) -> Iterator[Document | Fault]:
+    """Yield the documents of the files in a tar: JSON lines, which may be compressed, and text files.
+
+    Nothing is extracted. Members other than regular files are passed over.
+
+    Raises:
+        UserError: The tar cannot be read to its end.
+    """
+    try:
+        with tarfile.open(fileobj=file, mode="r|") as archive:
+            for member in archive:
+                content = archive.extractfile(member) if member.isreg() else None
+                if content is None:
+                    continue
+                if member.name.endswith(LINES):
+                    yield from read_lines(decompress(content, member.name), f"{name}: {member.name}", text_field)
+                else:
+                    yield as_document(content.read(), f"{name}: {member.name}")
+    except UserError:
+        raise
+    except Exception as error:  # tarfile and each kind of compression have errors of their own
+        raise UserError(f"{name}: is not a tar file that can be read to its end ({error})") from error
+
+
+def read_parquet(path: str, text_field: str) -> Iterator[Document | Fault]:
+    """Yield the documents in a column of a Parquet file.
+
+    Raises:
+        UserError: `pyarrow` is not installed, or the file cannot be read or has no such column.
+    """
+    try:
+        from pyarrow import parquet
+    except ImportError as error:
+        raise UserError(f"{path}: reading Parquet needs pyarrow; pip install pyarrow") from error
+    with open_bytes(path) as file:
+        try:
+            batches = parquet.ParquetFile(file).iter_batches(256, columns=[text_field])
+            texts = (value for batch in batches for value in batch.column(text_field))
+            yield from _rows(texts, path)
+        except (OSError, ValueError, LookupError) as error:  # pyarrow's are among them
+            raise UserError(f"{path}: cannot be read as Parquet with a column {text_field!r} ({error})") from error
+
+
+def _rows(values: Iterable[Any], name: str) -> Iterator[Document | Fault]:
+    for number, value in enumerate(values, 1):
+        try:
+            text = value.as_py()
+        except UnicodeError:
+            text = value.as_buffer().to_pybytes()
+        yield as_document(text, f"{name}:{number}")
+
+
+def dataset(name: str, text_field: str) -> Iterator[Document | Fault]:
+    """Yield the documents of a dataset of the Hugging Face hub, which is streamed. No loading script is run.
+
+    Args:
+        name: `NAME[:CONFIG[:SPLIT]]`. The dataset's split `train` is read unless another is named; like any corpus, it
+            is divided into train, validation and test by a hash of the text.
+        text_field: Name of the feature, which holds strings.
+
+    Raises:
+        UserError: `datasets` is not installed, or the dataset cannot be read or has no such feature.
+    """
+    try:
+        import datasets
+    except ImportError as error:
+        raise UserError(f"data.corpus: hf:{name} needs the package datasets; pip install datasets") from error
+    path, config, split = (*name.split(":"), "", "")[:3]
+    try:
+        rows = datasets.load_dataset(path, config or None, split=split or "train", streaming=True)
+        for number, row in enumerate(rows, 1):
+            if text_field not in row:
+                raise UserError(f"data.text_field: got {text_field!r}, hf:{name} has {', '.join(row)}")
+            yield as_document(row[text_field], f"hf:{name}:{number}")
+    except (OSError, RuntimeError, ValueError) as error:
+        raise error if isinstance(error, UserError) else UserError(f"data.corpus: hf:{name}: {error}") from error

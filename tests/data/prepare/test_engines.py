@@ -1,0 +1,121 @@
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import psutil
+import pytest
+
+import kerple
+from kerple.base.errors import UserError
+from kerple.data.manifest import Manifest
+from kerple.data.prepare import engines
+from tests.inline_ray import Inline
+
+ROOT = Path(__file__).parents[3]
+Build = Callable[..., Manifest]
+Contents = Callable[[Path], dict[str, bytes]]
+
+
+def test_two_processes_write_what_one_does(
+    json_lines: Path, prepared: Path, tmp_path: Path, small_build: Build, contents: Contents
+) -> None:
+    small_build(tmp_path, json_lines, prepare_workers=2)
+
+    assert contents(tmp_path) == contents(prepared)
+
+
+def die(*_: object) -> None:
+    os._exit(1)
+
+
+def test_a_process_that_dies_is_one_line_and_the_next_start_goes_on(
+    json_lines: Path, prepared: Path, tmp_path: Path, small_build: Build, contents: Contents
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engines, "tokenise", die)
+        with pytest.raises(UserError, match=r"data\.prepare_workers: got 2, of which one died"):
+            small_build(tmp_path, json_lines, prepare_workers=2)
+    small_build(tmp_path, json_lines)
+    assert contents(tmp_path) == contents(prepared)
+
+
+def test_processes_end_with_a_preparation_that_is_killed(json_lines: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from kerple.data.prepare import engines\n"
+        "if __name__ == '__main__':\n"
+        "    with engines.local(2) as (submit, result, _):\n"
+        "        submit(*'ab'); print('here', flush=True); time.sleep(60)"
+    )
+    (tmp_path / "main.py").write_text(code)
+    environment = {"PYTHONPATH": str(ROOT / "src")}
+    process = subprocess.Popen([sys.executable, tmp_path / "main.py"], env=environment, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    workers: list[psutil.Process] = []
+    while len(workers) < 2:  # one is Python's tracker of resources
+        workers = psutil.Process(process.pid).children(recursive=True)
+        time.sleep(0.1)
+    time.sleep(1)
+    process.kill()
+    process.wait()
+    assert not psutil.wait_procs(workers, timeout=10)[1]
+
+
+def test_ray_that_is_not_there_is_named(
+    json_lines: Path, tmp_path: Path, small_build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UserError, match=r"prepare_engine: got 'ray'"):
+        small_build(tmp_path, json_lines, prepare_engine="ray")
+
+
+def test_a_cluster_that_does_not_answer_is_named(
+    json_lines: Path, tmp_path: Path, small_build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Ray(ModuleType):
+        is_initialized = staticmethod(lambda: False)
+
+        @staticmethod
+        def init(address: str, **_: object) -> None:
+            raise ConnectionError(f"no {address}")
+
+    monkeypatch.setitem(sys.modules, "ray", Ray("ray"))
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    with pytest.raises(UserError, match=r"prepare_engine: .*no 10\.0\.0\.1:6379.*RAY_ADDRESS"):
+        small_build(tmp_path, json_lines, prepare_engine="ray")
+
+
+def test_what_a_cluster_tokenises_is_that_of_one_process(
+    json_lines: Path,
+    prepared: Path,
+    tmp_path: Path,
+    small_build: Build,
+    contents: Contents,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ray = Inline()
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    small_build(tmp_path, json_lines, prepare_workers=2, prepare_engine="ray")
+    assert ray.sent > 10
+    assert contents(tmp_path) == contents(prepared)
+
+
+@pytest.mark.slow
+def test_a_real_cluster_writes_what_one_process_does(
+    json_lines: Path, prepared: Path, tmp_path: Path, small_build: Build, contents: Contents
+) -> None:
+    ray = pytest.importorskip("ray")
+    small_build(tmp_path / "own", json_lines, prepare_workers=2, prepare_engine="ray")
+    assert not ray.is_initialized()
+    package = {"py_modules": [str(Path(kerple.__file__).parent)]}
+    ray.init(num_cpus=1, log_to_driver=False, include_dashboard=False, runtime_env=package)
+    try:
+        small_build(tmp_path / "joined", json_lines, prepare_engine="ray")
+        assert ray.is_initialized()
+    finally:
+        ray.shutdown()
+    assert contents(tmp_path / "own") == contents(tmp_path / "joined") == contents(prepared)
