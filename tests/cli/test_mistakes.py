@@ -312,4 +312,4 @@ def test_a_configuration_in_a_checkpoint_that_makes_no_model(
 def test_a_task_has_nothing_to_prepare(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     more = [] if options[0].startswith("--config") else ["--data.task=Copy", "--data.length=100"]
     line = complaint(capsys, "prepare", *options, *more)
-    assert "TaskData, a task, which has no shards to prepare" in line
+    assert "TaskData, which has no shards to prepare" in line
