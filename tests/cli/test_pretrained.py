@@ -138,22 +138,32 @@ def broken(here: Path, name: str, *, without: tuple[str, ...] = (), **config: ob
 
 
 def test_a_path_that_is_no_model(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "there is no './nothing'; expected a folder, a .gguf" in refused(capsys, here, "./nothing")
+    assert "there is no './nothing', expected a folder" in refused(capsys, here, "./nothing")
     (here / "empty").mkdir()
-    assert "the folder has no config.json and no .gguf" in refused(capsys, here, here / "empty")
-    (here / "notes.txt").write_text("words")
-    assert "notes.txt is no model; expected a folder" in refused(capsys, here, here / "notes.txt")
+    assert "has no config.json and 0 files .gguf" in refused(capsys, here, here / "empty")
     (here / "run.ckpt").write_text("words")
-    assert "a checkpoint of this project: test it with --ckpt_path" in refused(capsys, here, here / "run.ckpt")
+    assert "run.ckpt is no model, expected a folder" in refused(capsys, here, here / "run.ckpt")
     bare = broken(here, "bare", without=("model.safetensors",))
     assert "has a config.json and no weights; expected model.safetensors" in refused(capsys, here, bare)
+
+
+def test_an_index_of_safetensors_that_names_a_pickle(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """transformers would read the file that an index names by torch.load, whatever its name says."""
+    folder = broken(here, "indexed", without=("model.safetensors",))
+    state = tiny("llama", vocab_size=257).state_dict()
+    torch.save(state, folder / "weights.bin")
+    index = {"metadata": {}, "weight_map": dict.fromkeys(state, "weights.bin")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "are pickled, and a pickle can run anything when it is read" in refused(capsys, here, folder)
+    (folder / "model.safetensors.index.json").write_text("[")
+    assert "the weights of" in refused(capsys, here, folder)
 
 
 def test_a_name_that_no_hub_knows(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    assert "the name of one on a hub that can be reached from here" in refused(capsys, here, "nobody/nothing")
+    assert "a name on the Hugging Face hub that can be reached from here" in refused(capsys, here, "nobody/nothing")
 
 
 def test_an_encoder(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -271,7 +281,7 @@ def test_the_line_that_installs_the_group(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    assert refused(capsys, here, here / "llama").endswith('install it with: pip install "kerple[hf]"')
+    assert refused(capsys, here, here / "llama").endswith('install it with: pip install --editable ".[hf]"')
 
 
 def test_nothing_outside_imports_the_group_before_it_is_asked_for() -> None:

@@ -8,7 +8,7 @@ import torch
 
 from kerple.base.errors import UserError
 from kerple.hf.modeling import KerpleConfig, KerpleForCausalLM
-from tests.hf.tiny import VOCABULARY, text
+from tests.hf.tiny import VOCABULARY, hf, text
 
 DYNAMIC = {"class_path": "RoPE", "init_args": {"scaling": "dynamic_ntk", "factor": 2.0}}
 
@@ -19,23 +19,32 @@ def made(position: Any = "KerpleLog") -> KerpleForCausalLM:
     return KerpleForCausalLM(KerpleConfig(network | {"init": 0.3})).eval()
 
 
-def test_parameters_are_in_their_ranges_after_the_last_step_of_another_optimiser(tmp_path: Path) -> None:
+def test_parameters_are_in_their_ranges_after_each_step_of_any_optimiser() -> None:
     model = made().train()
-    rate = model.network.positions[0].r2
+    rate, other = model.network.positions[0].r2, made().train().network.positions[0].r2
     with torch.no_grad():
         rate.fill_(-0.04)
-    model.save_pretrained(tmp_path)
-    assert float(KerpleForCausalLM.from_pretrained(tmp_path).network.positions[0].r2.detach().min()) > 0
-    with torch.no_grad():
-        rate.fill_(-0.04)
-        assert model.eval()(text(1, 40)).logits.isfinite().all()
+        other.fill_(-0.04)
+    model(text(1, 12), labels=text(1, 12)).loss.backward()
+    torch.optim.Adagrad(model.parameters(), lr=1e-6).step()
     assert float(rate.detach().min()) > 0
+    assert float(other.detach().max()) < 0  # of a model that this optimiser does not train
 
 
-def test_evaluation_counts_no_step() -> None:
+def test_positions_are_drawn_once_a_step_and_not_once_a_forward(tmp_path: Path) -> None:
     model = made("RandomizedPositions").train()
-    model.eval().train()
-    assert int(model.network.positions[0].step) == 0
+    position = model.network.positions[0]
+    before, rows = position.drawn.clone(), [{"input_ids": row, "labels": row} for row in text(12, 12)]
+    model(text(2, 12), labels=text(2, 12)).loss.backward()
+    model.eval()(text(2, 12))
+    assert torch.equal(position.drawn, before)
+    arguments = hf.TrainingArguments(
+        str(tmp_path), max_steps=3, per_device_train_batch_size=2, gradient_accumulation_steps=2, report_to=[],
+        use_cpu=True, save_strategy="no",
+    )  # fmt: skip
+    hf.Trainer(model, arguments, train_dataset=rows).train()
+    assert int(position.step) == 3
+    assert not torch.equal(position.drawn, before)
 
 
 @torch.inference_mode()

@@ -31,7 +31,7 @@ for arguments in %r:
     else:
         raise AssertionError(arguments)
 """
-HF = 'install it with: pip install "kerple[hf]"'
+HF = 'install it with: pip install --editable ".[hf]"'
 COMMANDS = {
     "test": (["test", "--hf", "smollm2-135m", "--config", "configs/hf.yaml"], HF),
     "fit": (["fit", "--config", "configs/demo.yaml", "--weights", "folder", "--model.position", "NoPE"], HF),

@@ -8,7 +8,8 @@ from importlib.util import find_spec
 
 from kerple.base.errors import UserError
 
-INSTALL = 'pip install "kerple[hf]"'
+INSTALL = 'pip install --editable ".[hf]"'
+PRETRAINED = 'pip install --editable ".[pretrained]"'
 
 
 def need(package: str = "transformers", install: str = INSTALL) -> None:

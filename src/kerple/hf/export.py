@@ -6,10 +6,9 @@ from typing import Any
 
 import transformers
 from tokenizers import Tokenizer
-from torch import Tensor
 
 from kerple.base.errors import UserError
-from kerple.hf.families import StoredModel, Weights
+from kerple.hf.families import LLAMA, StoredModel, Weights, parameters
 from kerple.hf.modeling import KerpleConfig, KerpleForCausalLM
 from kerple.positions.coupled import Placed
 
@@ -46,10 +45,12 @@ def export(
     """
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"to: got {folder}, which is not empty; name a new folder")
-    why = _no_llama(read.model)
-    if stock and why:
-        raise UserError(f"stock: this run is no stock Llama: {why}; leave it out, and load it after `import kerple.hf`")
-    model = _kerple(read) if why or stock is False else _llama(read)
+    reason = _no_llama(read.model)
+    if stock and reason:
+        raise UserError(
+            f"stock: this run is no stock Llama: {reason}; leave it out, and load it after import kerple.hf"
+        )
+    model = _kerple(read) if reason or stock is False else _llama(read)
     if ending is not None:
         model.config.eos_token_id = model.generation_config.eos_token_id = ending
     model.save_pretrained(folder)
@@ -77,30 +78,30 @@ def _no_llama(model: Mapping[str, Any]) -> str | None:
 def _kerple(read: StoredModel) -> KerpleForCausalLM:
     rows = len(read.weights["embedding.weight"])
     options = {key: value for key, value in read.model.items() if key not in ("vocabulary", "attention", "dropout")}
-    made = KerpleForCausalLM(KerpleConfig({**options, "vocabulary": rows}))
-    for module in made.network.modules():
+    exported = KerpleForCausalLM(KerpleConfig({**options, "vocabulary": rows}))
+    for module in exported.network.modules():
         if isinstance(module, Placed):
             raise UserError(
                 f"position: got {type(module).__name__}, whose places a task gives; a model of transformers is given "
                 "tokens alone and would be another one; use `python run.py predict`"
             )
-    made.network.load_state_dict(read.weights)
-    return made.eval()
+    exported.network.load_state_dict(read.weights)
+    return exported.eval()
 
 
 def _llama(read: StoredModel) -> Any:
     model, weights = read.model, read.weights
     position = model["position"]
     rope = {} if isinstance(position, str) else position.get("init_args") or {}
-    qwen = bool(model.get("qkv_bias"))
     heads, dim = model["heads"], model["dim"]
-    config = (transformers.Qwen2Config if qwen else transformers.LlamaConfig)(
+    kv_heads = model.get("kv_heads") or heads
+    config = (transformers.Qwen2Config if model.get("qkv_bias") else transformers.LlamaConfig)(
         vocab_size=len(weights["embedding.weight"]),
         hidden_size=dim,
         intermediate_size=model.get("hidden") or 4 * dim,
         num_hidden_layers=model["layers"],
         num_attention_heads=heads,
-        num_key_value_heads=model.get("kv_heads") or heads,
+        num_key_value_heads=kv_heads,
         max_position_embeddings=model["length"],
         rms_norm_eps=model["eps"],
         tie_word_embeddings=bool(model.get("tied")),
@@ -108,31 +109,12 @@ def _llama(read: StoredModel) -> Any:
         bos_token_id=None,
         eos_token_id=None,
     )
-    made = transformers.AutoModelForCausalLM.from_config(config)
-    made.load_state_dict(_as_llama(weights, model, qwen))
-    return made.eval()
-
-
-def _as_llama(weights: Mapping[str, Tensor], model: Mapping[str, Any], biased: bool) -> Weights:
-    made: Weights = {
-        "model.embed_tokens.weight": weights["embedding.weight"],
-        "model.norm.weight": weights["norm.weight"],
-        "lm_head.weight": weights["head.weight"],
-    }
-    keys = (model.get("kv_heads") or model["heads"]) * (model["dim"] // model["heads"])
-    for i in range(model["layers"]):
-        ours, theirs = f"blocks.{i}", f"model.layers.{i}"
-        for kind in ("weight", "bias") if biased else ("weight",):
-            parts = weights[f"{ours}.attention.qkv.{kind}"].split([model["dim"], keys, keys])
-            for part, value in zip("qkv", parts, strict=True):
-                made[f"{theirs}.self_attn.{part}_proj.{kind}"] = value
-        for name, target in (
-            ("attention.out", "self_attn.o_proj"),
-            ("attention_norm", "input_layernorm"),
-            ("mlp_norm", "post_attention_layernorm"),
-            ("mlp.gate", "mlp.gate_proj"),
-            ("mlp.up", "mlp.up_proj"),
-            ("mlp.down", "mlp.down_proj"),
-        ):
-            made[f"{theirs}.{target}.weight"] = weights[f"{ours}.{name}.weight"]
-    return made
+    rows = [dim, kv_heads * dim // heads, kv_heads * dim // heads]  # of queries, keys and values
+    state: Weights = {}
+    for ours, theirs in parameters(LLAMA, model["layers"]):
+        if ours in weights:
+            parts = weights[ours].split(rows) if len(theirs) == 3 else [weights[ours]]
+            state |= zip(theirs, parts, strict=True)
+    llama = transformers.AutoModelForCausalLM.from_config(config)
+    llama.load_state_dict(state)
+    return llama.eval()

@@ -1,10 +1,12 @@
 """Our `Transformer` as a model of transformers, which `AutoModelForCausalLM` loads after `import kerple.hf`."""
 
-from typing import Any, Self, cast
+from typing import Any, cast
+from weakref import WeakSet
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -12,7 +14,8 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from kerple.base.errors import UserError
 from kerple.hf.weights import transformer
 from kerple.model.cache import Cache
-from kerple.positions.constrained import Constrained
+
+MODELS: WeakSet["KerpleForCausalLM"] = WeakSet()
 
 
 class KerpleConfig(PreTrainedConfig):
@@ -39,18 +42,18 @@ class KerpleConfig(PreTrainedConfig):
 class KerpleCache(DynamicCache):
     """Our cache in the form that `generate` of transformers expects."""
 
-    def __init__(self, own: Cache) -> None:
+    def __init__(self, cache: Cache) -> None:
         super().__init__()
-        self.own = own
+        self.cache = cache
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        return self.own.length
+        return self.cache.length
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Let row i continue row ``beam_idx[i]``, as beam search needs it."""
-        if self.own.tokens is not None:
-            self.own.tokens = self.own.tokens[beam_idx]
-        for layer in self.own.layers:
+        if self.cache.tokens is not None:
+            self.cache.tokens = self.cache.tokens[beam_idx]
+        for layer in self.cache.layers:
             for name in ("keys", "values", "state"):
                 if (kept := getattr(layer, name)) is not None:
                     setattr(layer, name, kept[beam_idx])
@@ -76,6 +79,7 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
         super().__init__(config)
         self.network = transformer(config.network)
         self.post_init()
+        MODELS.add(self)
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
@@ -109,22 +113,6 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
         resized = super().resize_token_embeddings(*args, **kwargs)
         self.config.network["vocabulary"] = self.config.vocab_size
         return resized
-
-    def train(self, mode: bool = True) -> Self:
-        if self.training and not mode:
-            self._clamp()
-        return super().train(mode)
-
-    def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
-        """Save the model as transformers does, its strategy's parameters within their ranges."""
-        self._clamp()
-        super().save_pretrained(*args, **kwargs)
-
-    def _clamp(self) -> None:
-        """Project parameters into their ranges, which the step of another optimiser does not, and count no step."""
-        for module in self.network.modules():
-            if isinstance(module, Constrained):
-                module.clamp_()
 
     def _prepare_cache_for_generation(  # type: ignore[override]
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
@@ -161,9 +149,6 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
             UserError: If tokens are padded on the left, or with a cache at all, if ``position_ids`` are not those of
                 one text, or the strategy cannot use a cache.
         """
-        if self.training:
-            with torch.no_grad():
-                self.network.constrain_()  # another optimiser does not project parameters into their ranges
         if past_key_values is None and use_cache and not self.training:
             if not self.network.prefix_consistent:
                 raise UserError(
@@ -171,16 +156,16 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
                     "in a cache do not follow; leave it out"
                 )
             past_key_values = KerpleCache(self.network.new_cache())
-        own = None if past_key_values is None else past_key_values.own
-        _check_mask(attention_mask, cached=own is not None)
-        if (asked := ignored.get("position_ids")) is not None:
-            known = 0 if own is None else own.length
-            if not bool((asked == torch.arange(known, known + input_ids.shape[1], device=asked.device)).all()):
+        cache = None if past_key_values is None else past_key_values.cache
+        _check_mask(attention_mask, cached=cache is not None)
+        if (positions := ignored.get("position_ids")) is not None:
+            first = 0 if cache is None else cache.length
+            if not bool((positions == torch.arange(first, first + input_ids.shape[1], device=positions.device)).all()):
                 raise UserError(
                     "position_ids: got others than those of one text from its first token on, which this model cannot "
                     "read; give each text a row of its own"
                 )
-        logits = self.network(input_ids, cache=own, last=logits_to_keep or None)  # (B, T or kept, V)
+        logits = self.network(input_ids, cache=cache, last=logits_to_keep or None)  # (B, T or kept, V)
         loss = None
         if labels is not None:
             targets = labels[:, 1:].flatten()
@@ -204,7 +189,20 @@ def _check_mask(attention_mask: Tensor | None, cached: bool) -> None:
         )
 
 
+def constrain_after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Hook of every optimiser: after a step, project the parameters of our models into their ranges.
+
+    Strategies with random positions or shifts draw new ones then, once a step, however many forwards it has.
+    """
+    updated = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    for model in MODELS:
+        if any(id(parameter) in updated for parameter in model.parameters()):
+            with torch.no_grad():
+                model.network.constrain_()
+
+
 def register() -> None:
-    """Register the model with transformers' Auto classes; it may be called several times."""
+    """Register the model with transformers' Auto classes, and its constraints with torch's optimisers; once."""
+    register_optimizer_step_post_hook(constrain_after_step)
     AutoConfig.register(KerpleConfig.model_type, KerpleConfig, exist_ok=True)
     AutoModelForCausalLM.register(KerpleConfig, KerpleForCausalLM, exist_ok=True)

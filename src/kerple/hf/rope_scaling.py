@@ -25,35 +25,29 @@ def scaled(config: Any, scaling: AnyScaling | None, factor: float | None, length
         UserError: If the model has no RoPE, has one that differs between layers, or the factor is missing.
     """
     config = deepcopy(config)
-    if scaling is None:
-        if factor is not None:
-            raise UserError(f"factor: got {factor} without a scaling; add scaling: pi, ntk, dynamic_ntk or yarn")
-        return config
-    if scaling not in STRATEGIES:
+    if (scaling in (None, "none")) != (factor is None) or (factor is not None and not factor >= 1):
         raise UserError(
-            f"scaling: got {scaling!r}, expected one of {', '.join(STRATEGIES)}, or null for the model's own"
+            f"factor: got {factor} with scaling {scaling}, expected 1 or more with pi, ntk, dynamic_ntk and yarn, and "
+            "none without a scaling"
         )
-    if (scaling == "none") != (factor is None) or (factor is not None and not factor >= 1):
-        raise UserError(f"factor: got {factor} with scaling {scaling}, expected a number of 1 or more, none for none")
+    if scaling is None:
+        return config
     rope = getattr(config, "rope_parameters", None)
     if not rope or "rope_theta" not in rope:
-        why = "has RoPE that differs between layers" if rope else "has no RoPE"
-        raise UserError(f"scaling: got {scaling}, but {config.model_type} {why}; leave scaling out")
-    kept = {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
-    heads = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    turned = int(heads * rope.get("partial_rotary_factor", 1.0))
-    times = 1.0 if factor is None else float(factor)
-    changed: dict[str, Any]
-    if scaling == "none":
-        changed = {"rope_type": "default"}
-    elif scaling == "pi":
-        changed = {"rope_type": "linear", "factor": times}
-    elif scaling == "ntk":
-        changed = {"rope_type": "default", "rope_theta": rope["rope_theta"] * times ** (turned / (turned - 2))}
-    elif scaling == "dynamic_ntk":
-        changed = {"rope_type": "dynamic", "factor": times}
+        reason = "has RoPE that differs between layers" if rope else "has no RoPE"
+        raise UserError(f"scaling: got {scaling}, but {config.model_type} {reason}; leave scaling out")
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    turned = int(head_dim * rope.get("partial_rotary_factor", 1.0))  # channels of a head
+    s = factor or 1.0
+    changes: dict[str, dict[str, Any]] = {
+        "none": {"rope_type": "default"},
+        "pi": {"rope_type": "linear", "factor": s},
+        "ntk": {"rope_type": "default", "rope_theta": rope["rope_theta"] * s ** (turned / (turned - 2))},
+        "dynamic_ntk": {"rope_type": "dynamic", "factor": s},
+        "yarn": {"rope_type": "yarn", "factor": s, "original_max_position_embeddings": length},
+    }
+    if scaling == "dynamic_ntk":
         config.max_position_embeddings = length  # transformers compares T with it
-    else:
-        changed = {"rope_type": "yarn", "factor": times, "original_max_position_embeddings": length}
-    config.rope_parameters = {**kept, **changed}
+    unscaled = {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
+    config.rope_parameters = unscaled | changes[scaling]
     return config

