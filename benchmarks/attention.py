@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.measure import Row, medians, peak_above, publish
-from kerple.attention import attend
+from kerple.attention import Modifiers, attend
 
 BATCH, HEADS, DIM = 4, 8, 64
 TARGETS = {
@@ -25,17 +25,17 @@ TARGETS = {
 }
 MEMORY = """
     import torch
-    from kerple.attention import attend
+    from kerple.attention import Modifiers, attend
     def tensors(length):
         q, k, v, grad = (torch.randn(4, 8, length, 64, requires_grad=True) for _ in range(4))
         return q, k, v, grad.detach(), torch.randn(8, length, requires_grad=True)
     q, k, v, grad, table = tensors(256)
-    torch.autograd.grad(attend(q, k, v, table=table), (q, k, v, table), grad)  # libraries and their caches
+    torch.autograd.grad(attend(q, k, v, Modifiers(table=table)), (q, k, v, table), grad)  # libraries and their caches
     q, k, v, grad, table = tensors(2048)
     results = [torch.ones_like(q) for _ in range(4)]  # what the output and three gradients will take
     def measured():
         results.clear()
-        return torch.autograd.grad(attend(q, k, v, table=table), (q, k, v, table), grad)
+        return torch.autograd.grad(attend(q, k, v, Modifiers(table=table)), (q, k, v, table), grad)
 """
 
 
@@ -50,7 +50,7 @@ def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def biased(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
-    return attend(q, k, v, table=table)
+    return attend(q, k, v, Modifiers(table=table))
 
 
 def both(way: Callable[..., Tensor], grad: Tensor, *inputs: Tensor) -> Callable[[], object]:
@@ -109,9 +109,9 @@ def main() -> None:
         name = "forward, table / is_causal, bfloat16, T 16384, B 1"
         times = medians(
             {
-                "table": partial(attend, q, k, v, table=table),
+                "table": partial(attend, q, k, v, Modifiers(table=table)),
                 "is_causal": partial(plain, q, k, v),
-                "window 512": partial(attend, q, k, v, table=table, window=512),
+                "window 512": partial(attend, q, k, v, Modifiers(table=table, window=512)),
             },
             repeats=7,
         )

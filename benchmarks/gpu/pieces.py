@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.attention import both, explicit, plain
 from benchmarks.measure import Row, medians
 from benchmarks.models import beside_nope, build, compiled_step
-from kerple.attention import attend
+from kerple.attention import Modifiers, attend
 from kerple.evaluation.protocols import full, windowed
 from kerple.model.cost import CHIPS, flops
 
@@ -81,7 +81,7 @@ def attention(scale: Scale, out: Path) -> tuple[list[Row], dict[str, Any]]:
 
 
 def _with_table(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
-    return attend(q, k, v, table=table)
+    return attend(q, k, v, Modifiers(table=table))
 
 
 def _without_table(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -72,9 +72,9 @@ def test_a_compiled_network_is_looked_into_and_stays_compiled(tiny_network) -> N
     expected = collect(network, tokens)
     network.compile(backend="eager")
     network(tokens)  # its graph is made before there is a hook
-    compiled = network.features
+    compiled = network.run_block
     actual = collect(network, tokens)
-    assert network.features is compiled
+    assert network.run_block is compiled
     for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b)
 

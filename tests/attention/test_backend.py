@@ -1,4 +1,4 @@
-"""Which implementation of attention `choose` takes, for each device, dtype and length, and what it refuses."""
+"""Which implementation of attention `select` takes, for each device, dtype and length, and what it refuses."""
 
 import json
 import logging
@@ -10,27 +10,27 @@ from typing import Any
 import pytest
 import torch
 
-from kerple.attention import attend, backend
+from kerple.attention import Modifiers, attend, backend
 from kerple.attention.reference import attend_reference
 from kerple.base.errors import UserError
 
 CASE = {
-    "asked": "auto", "device": torch.device("cuda"), "dtype": torch.bfloat16, "dims": (64, 64), "queries": "all",
-    "keys": "long", "table": True, "window": False, "content": False, "gradient": True,
+    "option": "auto", "device": torch.device("cuda"), "dtype": torch.bfloat16, "dims": (64, 64), "queries": "all",
+    "keys": "long", "table": True, "window": False, "explicit": False, "gradient": True,
 }  # fmt: skip
 CPU = {"device": torch.device("cpu")}
 
 
 @pytest.fixture(autouse=True)
 def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "taken", {})
+    monkeypatch.setattr(backend, "used", {})
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "some chip")
     monkeypatch.setattr(backend, "find_spec", lambda name: name)
 
 
 @pytest.mark.parametrize(
-    ("case", "way"),
+    ("case", "name"),
     [
         ({}, "flex"),
         ({"dtype": torch.float16, "dims": (16, 128)}, "flex"),
@@ -43,34 +43,37 @@ def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"queries": "last"}, "blocks"),
         ({"queries": "one"}, "blocks"),
         ({"keys": "tiny"}, "blocks"),
-        ({"content": True}, "blocks"),
+        ({"explicit": True}, "blocks"),
         ({"table": False}, "sdpa"),
         ({"table": False, "dtype": torch.float32, "dims": (8, 8), "queries": "one"}, "sdpa"),
         ({"table": False, "queries": "last"}, "blocks"),
         ({"device": torch.device("mps")}, "blocks"),
-        ({"asked": "blocks"}, "blocks"),
-        ({"asked": "reference"}, "reference"),
-        ({"asked": "fused"}, "flex"),
-        ({"asked": "fused", "queries": "one"}, "blocks"),  # writing with a cache has no fused way, and is not refused
+        ({"option": "blocks"}, "blocks"),
+        ({"option": "reference"}, "reference"),
+        ({"option": "fused"}, "flex"),
+        (
+            {"option": "fused", "queries": "one"},
+            "blocks",
+        ),  # with a cache there is no fused kernel, which is not refused
         (CPU, "tiles"),
         (CPU | {"dtype": torch.float32, "dims": (8, 8), "queries": "last"}, "tiles"),
         (CPU | {"table": False}, "sdpa"),
         (CPU | {"table": False, "keys": "short"}, "tiles"),
         (CPU | {"table": False, "keys": "short", "gradient": False}, "sdpa"),
         (CPU | {"table": False, "window": True}, "tiles"),
-        (CPU | {"content": True}, "blocks"),
+        (CPU | {"explicit": True}, "blocks"),
     ],
 )
-def test_the_way_of_each_case(case: dict[str, Any], way: str) -> None:
-    assert backend.choose(**CASE | case) == way
+def test_the_backend_of_each_case(case: dict[str, Any], name: str) -> None:
+    assert backend.select(**CASE | case) == name
 
 
 def test_an_older_chip_and_a_system_without_triton_go_in_blocks(monkeypatch) -> None:
     monkeypatch.setattr(backend, "find_spec", lambda name: None)
-    assert backend.choose(**CASE) == "blocks"
+    assert backend.select(**CASE) == "blocks"
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    assert backend.choose(**CASE) == "blocks"
-    assert [c.reason for c in backend.taken] == [
+    assert backend.select(**CASE) == "blocks"
+    assert [b.reason for b in backend.used] == [
         "the fused kernels need Triton, which is not installed",
         "the fused kernels need capability 8.0, and some chip has (7, 5)",
     ]
@@ -78,47 +81,46 @@ def test_an_older_chip_and_a_system_without_triton_go_in_blocks(monkeypatch) -> 
 
 def test_fused_refuses_blocks_and_says_why() -> None:
     with pytest.raises(UserError, match=r"model\.attention: got 'fused', but the fused kernels take .* not float32"):
-        backend.choose(**CASE | {"asked": "fused", "dtype": torch.float32})
+        backend.select(**CASE | {"option": "fused", "dtype": torch.float32})
 
 
 def test_each_decision_is_logged_once_until_forgotten(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "kerple")
     for _ in range(3):
-        backend.choose(**CASE)
-        backend.choose(**CASE | {"dtype": torch.float32})
+        backend.select(**CASE)
+        backend.select(**CASE | {"dtype": torch.float32})
     assert [r.getMessage() for r in caplog.records] == [
         "attention: flex, because FlexAttention and the kernel of the table's gradient take it",
         "attention: blocks, because the fused kernels take bfloat16 and float16, not float32",
     ]
     backend.forget()
-    backend.choose(**CASE)
+    backend.select(**CASE)
     assert len(caplog.records) == 3
 
 
 @pytest.mark.parametrize("window", [None, 20])
-def test_every_way_that_can_be_asked_for_is_the_same_sum(window: int | None) -> None:
+@pytest.mark.parametrize(("option", "name"), [("fused", "tiles"), ("blocks", "blocks"), ("reference", "reference")])
+def test_every_option_is_the_same_sum(option: str, name: str, window: int | None) -> None:
     q, k, v, grad = torch.randn(4, 2, 3, 150, 8)
     inputs = [x.requires_grad_() for x in (q, k, v, torch.randn(3, 150))]
     exact = [x.detach().double().requires_grad_() for x in inputs]
-    right = attend_reference(*exact[:3], table=exact[3], window=window)
+    right = attend_reference(*exact[:3], Modifiers(table=exact[3], window=window))
     wanted = torch.autograd.grad(right, exact, grad.double())
-    for asked, way in (("auto", "tiles"), ("fused", "tiles"), ("blocks", "blocks"), ("reference", "reference")):
-        backend.forget()
-        out = attend(*inputs[:3], table=inputs[3], window=window, way=asked)
-        assert [c.way for c in backend.taken] == [way]
-        for ours, theirs in zip((out, *torch.autograd.grad(out, inputs, grad)), (right, *wanted), strict=True):
-            torch.testing.assert_close(ours, theirs.float(), rtol=1e-4, atol=1e-5)
+    out = attend(*inputs[:3], Modifiers(table=inputs[3], window=window), option)
+    assert [b.name for b in backend.used] == [name]
+    for ours, theirs in zip((out, *torch.autograd.grad(out, inputs, grad)), (right, *wanted), strict=True):
+        torch.testing.assert_close(ours, theirs.float(), rtol=1e-4, atol=1e-5)
 
 
 def test_a_compiled_network_decides_as_it_is_traced_and_in_one_graph() -> None:
     def both(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-        return attend(q, k, v, table=table) + attend(q, k, v)
+        return attend(q, k, v, Modifiers(table=table)) + attend(q, k, v)
 
     q, k, v = torch.randn(3, 1, 2, 40, 8)
     table = torch.randn(2, 40)
     compiled = torch.compile(both, fullgraph=True, backend="eager")
     got = compiled(q, k, v, table)
-    assert {c.way for c in backend.taken} == {"tiles"}  # before anything ran uncompiled
+    assert {b.name for b in backend.used} == {"tiles"}  # before anything ran uncompiled
     torch.testing.assert_close(got, both(q, k, v, table))
 
 

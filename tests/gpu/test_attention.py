@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from kerple.attention import attend, backend
+from kerple.attention import Modifiers, attend, backend
 from kerple.attention.reference import attend_reference
 
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 4e-3}  # of a norm; rounding is 4e-3 and 5e-4 an entry
@@ -14,15 +14,15 @@ HEADS = 3
 
 @pytest.fixture(autouse=True)
 def _new_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "taken", {})
+    monkeypatch.setattr(backend, "used", {})
 
 
-def ways() -> list[str]:
-    return [c.way for c in backend.taken]
+def used() -> list[str]:
+    return [b.name for b in backend.used]
 
 
 def fused(device: torch.device) -> list[str]:
-    """The way that a learned table should take here."""
+    """The backend that a learned table should have here."""
     return ["flex"] if device.type == "cuda" else ["tiles"]
 
 
@@ -37,7 +37,7 @@ def tensors(length: int, dim: int, dtype: torch.dtype, view: bool, device: torch
 
 def forward_backward(inputs: list[Tensor], grad: Tensor, window: int | None = None) -> list[Tensor]:
     """Output and the gradients of q, k, v and the table."""
-    out = attend(*inputs[:3], table=inputs[3], window=window)
+    out = attend(*inputs[:3], Modifiers(table=inputs[3], window=window))
     return [out, *torch.autograd.grad(out, inputs, grad)]
 
 
@@ -49,9 +49,9 @@ def forward_backward(inputs: list[Tensor], grad: Tensor, window: int | None = No
 def test_out_dq_dk_dv_and_dtable_are_those_of_fp64(dtype, dim, length, window, view, device) -> None:
     inputs, grad = tensors(length, dim, dtype, view, device)
     got = forward_backward(inputs, grad, window)
-    assert ways() == fused(device)
+    assert used() == fused(device)
     exact = [x.detach().double().requires_grad_() for x in inputs]
-    right = attend_reference(*exact[:3], table=exact[3], window=window)
+    right = attend_reference(*exact[:3], Modifiers(table=exact[3], window=window))
     wanted = [right, *torch.autograd.grad(right, exact, grad.double())]
     for name, ours, theirs in zip(("out", "dq", "dk", "dv", "dtable"), got, wanted, strict=True):
         size = theirs.norm()
@@ -86,7 +86,7 @@ def test_query_heads_that_share_a_key_head_need_no_copies_of_it(groups: int, dev
 def test_inference_first_and_training_after(device) -> None:
     inputs, grad = tensors(300, 64, torch.bfloat16, True, device)
     with torch.inference_mode():
-        before = attend(*(x.detach() for x in inputs[:3]), table=inputs[3].detach())
+        before = attend(*(x.detach() for x in inputs[:3]), Modifiers(table=inputs[3].detach()))
     out, *gradients = forward_backward(inputs, grad)
     assert torch.equal(out, before)
     assert all(x.isfinite().all() for x in gradients)
@@ -96,17 +96,17 @@ def test_few_keys_are_done_in_fp32_under_autocast(device) -> None:
     q, k, v = (torch.randn(2, HEADS, 12, 64, device=device).bfloat16().float() for _ in range(3))
     table = torch.randn(HEADS, 12, device=device)
     with torch.autocast(device.type, torch.bfloat16):
-        out = attend(q, k, v, table=table)
-    right = attend_reference(q.double(), k.double(), v.double(), table=table.double())
+        out = attend(q, k, v, Modifiers(table=table))
+    right = attend_reference(q.double(), k.double(), v.double(), Modifiers(table=table.double()))
     assert (out != right.to(torch.bfloat16)).double().mean() < 0.02  # nearly all are the exact ones, rounded once
 
 
 def test_fp32_takes_the_fallback(device) -> None:
     inputs, grad = tensors(300, 64, torch.float32, True, device)
     got = forward_backward(inputs, grad)
-    assert ways() == (["blocks"] if device.type == "cuda" else ["tiles"])
+    assert used() == (["blocks"] if device.type == "cuda" else ["tiles"])
     exact = [x.detach().double().requires_grad_() for x in inputs]
-    right = attend_reference(*exact[:3], table=exact[3])
+    right = attend_reference(*exact[:3], Modifiers(table=exact[3]))
     for ours, theirs in zip(got, [right, *torch.autograd.grad(right, exact, grad.double())], strict=True):
         assert (ours.double() - theirs).norm() <= 1e-5 * theirs.norm()
 
@@ -154,7 +154,7 @@ def test_activation_checkpointing_changes_no_bit(device) -> None:
     inputs, grad = tensors(300, 64, torch.bfloat16, True, device)
 
     def run(*inputs: Tensor) -> Tensor:
-        return attend(*inputs[:3], table=inputs[3])
+        return attend(*inputs[:3], Modifiers(table=inputs[3]))
 
     again = checkpoint(run, *inputs, use_reentrant=False)
     for ours, theirs in zip(

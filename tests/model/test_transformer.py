@@ -6,7 +6,9 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._dynamo.testing import CompileCounter
 
+from kerple.analyses.instrument import uncompiled
 from kerple.model import Transformer, transformer
 from kerple.model.architecture import Architecture
 from kerple.model.head import Pieces, target_losses
@@ -163,15 +165,18 @@ def test_a_strategy_s_last_position_is_compared_without_asking_the_device(monkey
             network(tokens, **arguments)
 
 
-def test_a_compiled_network_never_goes_on_uncompiled_in_silence(tiny_network, monkeypatch) -> None:
+def test_blocks_share_a_graph_and_a_compiled_network_never_goes_on_uncompiled_in_silence(monkeypatch) -> None:
     monkeypatch.setattr(transformer, "GRAPHS", 2)
+    network, counter = Transformer(Shape(32, 4, 16), 3, 50, KerpleLog), CompileCounter()
     with torch._dynamo.config.patch(recompile_limit=1, fail_on_recompile_limit_hit=False, optimize_ddp=True):
-        network = tiny_network("KerpleLog")
-        network.compile(backend="eager")
-        assert not torch._dynamo.config.optimize_ddp
-        for length in (8, 9):
-            network.features(torch.zeros(1, length, dtype=torch.int64))
-        with pytest.raises(RuntimeError, match=r"T 10, .*fails with .*model\.compile false"):
+        network.compile(backend=counter)
+        for graphs, length in ((1, 8), (2, 9)):
+            tokens = torch.arange(2 * length).view(2, length)
+            compiled = network.features(tokens)
+            with uncompiled(network):
+                torch.testing.assert_close(compiled, network.features(tokens))
+            assert counter.frame_count == graphs
+        with pytest.raises(Exception, match="recompile_limit"):
             network.features(torch.zeros(1, 10, dtype=torch.int64))
     torch._dynamo.reset()
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from kerple.attention import Modifiers
 from kerple.attention.reference import attend_reference
 from kerple.model import Transformer
 from kerple.positions import ALiBi, KerpleLog, KerplePower, Shape, strategies
@@ -62,7 +63,7 @@ def test_bias_and_weight_are_the_papers_formulas_and_enter_the_scores_as_it_says
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, HEADS, 12, 8, dtype=torch.float64)
     bias, weight = tables
-    got = attend_reference(q, k, v, table=bias, weight=weight)
+    got = attend_reference(q, k, v, Modifiers(table=bias, weight=weight))
     for h in range(HEADS):
         for m in range(12):
             scores = []

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from kerple.attention import Modifiers
 from kerple.attention.reference import attend_reference
 from kerple.positions import QueryKeyBlock, Shape, Shaw, TokenPositions, TransformerXL
 
@@ -63,8 +64,10 @@ def test_shaw_is_a_double_loop_in_fp64(clip: int) -> None:
         q,
         k,
         v,
-        mix=lambda s, q, k, rows, columns, seen: shaw.modify_scores(s, q, k, pairs(rows, columns, seen, offset=5)),
-        values=lambda p, v, rows, columns, seen: shaw.add_to_output(p, v, pairs(rows, columns, seen, offset=5)),
+        Modifiers(
+            modify_scores=lambda s, q, k, *where: shaw.modify_scores(s, q, k, pairs(*where, offset=5)),
+            add_to_output=lambda p, v, *where: shaw.add_to_output(p, v, pairs(*where, offset=5)),
+        ),
     )
 
     for h in range(HEADS):
@@ -98,7 +101,9 @@ def test_transformer_xl_is_xlnets_relative_core() -> None:
     future = torch.ones(LENGTH, LENGTH).triu(1)[:, :, None, None]
     with torch.no_grad():
         expected = core.rel_attn_core(*(x.permute(2, 0, 1, 3) for x in (q, k, v)), projected, attn_mask=future)
-        got = attend_reference(q, k, v, mix=lambda s, q, k, *where: ours.modify_scores(s, q, k, pairs(*where)))
+        got = attend_reference(
+            q, k, v, Modifiers(modify_scores=lambda s, q, k, *where: ours.modify_scores(s, q, k, pairs(*where)))
+        )
 
     torch.testing.assert_close(got, expected.permute(1, 2, 0, 3), atol=1e-4, rtol=1e-4)
 

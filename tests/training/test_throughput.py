@@ -152,12 +152,12 @@ def test_the_way_attention_took_is_written_with_its_reason(tmp_path: Path) -> No
     class Attending(Model):
         def training_step(self, batch: dict[str, torch.Tensor], index: int) -> torch.Tensor:
             q = self.linear.weight.expand(1, 1, 20, 3)
-            attend(q, q, q, way="reference" if index else "auto")
+            attend(q, q, q, option="reference" if index else "auto")
             return super().training_step(batch, index)
 
-    attend(*torch.zeros(3, 1, 1, 4, 8), way="blocks")  # before the run
+    attend(*torch.zeros(3, 1, 1, 4, 8), option="blocks")  # before the run
     trainer(tmp_path, [Throughput()], 4).fit(Attending(), loader())
     assert json.loads((tmp_path / "cost.json").read_text())["attention"] == [
-        {"way": "tiles", "reason": "on a CPU torch's fused kernel takes the table as its mask"},
-        {"way": "reference", "reason": "it was asked for"},
+        {"name": "tiles", "reason": "on a CPU torch's fused kernel takes the table as its mask"},
+        {"name": "reference", "reason": "model.attention says so"},
     ]

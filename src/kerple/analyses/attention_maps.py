@@ -5,6 +5,7 @@ The callbacks `AttentionMaps` and `AttentionStatistics` (`kerple.analyses.heads`
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -66,6 +67,6 @@ def mean_distance(probabilities: Tensor) -> Tensor:
 def _probabilities(attention: SelfAttention, x: Tensor, position: Position, context: PositionContext) -> Tensor:
     wide = torch.promote_types(torch.float32, attention.qkv.weight.dtype)
     with torch.autocast(x.device.type, enabled=False):
-        q, k, _, added = copy.deepcopy(attention).to(wide).prepare(x.to(wide), position, context)
+        q, k, _, modifiers = copy.deepcopy(attention).to(wide).prepare(x.to(wide), position, context)
         one_hot = torch.eye(x.shape[1], device=x.device, dtype=wide).expand(*k.shape[:2], -1, -1)  # (B, G, T, T)
-        return attend_reference(q, k, one_hot, **{**added, "values": None})
+        return attend_reference(q, k, one_hot, replace(modifiers, add_to_output=None))

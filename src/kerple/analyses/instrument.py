@@ -4,14 +4,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kerple.model import Transformer
+from kerple.model.transformer import run_block
 
 
 @contextmanager
 def uncompiled(network: Transformer) -> Iterator[None]:
-    """Within this context the network runs without its compiled graph, which would not call hooks."""
-    compiled = network.__dict__.pop("features", None)
+    """Within this context the network runs without its compiled graphs, which would not call hooks."""
+    compiled, network.run_block = network.run_block, run_block
     try:
         yield
     finally:
-        if compiled is not None:
-            network.features = compiled  # type: ignore[method-assign]
+        network.run_block = compiled

@@ -1,10 +1,11 @@
-"""Causal attention with what a strategy adds: one function, `attend`, with several implementations.
+"""Causal attention with what a strategy changes: one function, `attend`, with several implementations.
 
 A strategy can add a table of biases by distance (H, T), a weight by distance, a window, a sink, a change of the scores
-(mix) and vectors added to the values.
+and vectors added to the output: `Modifiers`.
 """
 
 from kerple.attention.backend import AttentionOption
 from kerple.attention.dispatch import attend
+from kerple.attention.modifiers import Modifiers
 
-__all__ = ["AttentionOption", "attend"]
+__all__ = ["AttentionOption", "Modifiers", "attend"]

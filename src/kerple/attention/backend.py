@@ -1,4 +1,4 @@
-"""Choice of the implementation of attention, which is made here alone, and logged once with its reason."""
+"""Selection of the implementation of attention, which is made here alone, and logged once with its reason."""
 
 import logging
 from collections.abc import Iterator
@@ -12,18 +12,19 @@ import torch
 from kerple.base.errors import UserError
 
 AttentionOption = Literal["auto", "fused", "blocks", "reference"]
-Way = Literal["sdpa", "tiles", "flex", "blocks", "reference"]
+"""What a user may choose: see `kerple.model.architecture.Architecture`."""
 
 SHORT = 256  # keys; up to here the backward pass in tiles is faster than that of torch's fused kernel on the CPU
 TINY = 16  # keys; so few gain no time from bf16, and lose most precision
 DIMS = (16, 128)  # of a head; FlexAttention raises below, and above its kernels exceed the chip's shared memory
+PLAIN = "torch's fused kernel does causal attention without a table"
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Choice:
-    """An implementation, and why it was chosen.
+class AttentionBackend:
+    """An implementation, and the reason for it.
 
     - ``sdpa`` is torch's fused attention without a table.
     - ``tiles`` is torch's fused kernel on the CPU with the table as its mask, and a backward pass of our own (`cpu`).
@@ -32,20 +33,21 @@ class Choice:
     - ``reference`` is explicit scores of T × T.
     """
 
-    way: Way
+    name: Literal["sdpa", "tiles", "flex", "blocks", "reference"]
     reason: str
 
 
-taken: dict[Choice, None] = {}  # choices since `forget`, in the order of their first use
+used: dict[AttentionBackend, None] = {}
+"""The backends since `forget`, in the order of their first use."""
 
 
 def forget() -> None:
-    """Clear the record of choices, so that each is logged again at its first use."""
-    taken.clear()
+    """Clear `used`, so that each backend is logged again at its first use."""
+    used.clear()
 
 
-def choose(
-    asked: AttentionOption,
+def select(
+    option: AttentionOption,
     device: torch.device,
     dtype: torch.dtype,
     dims: tuple[int, int],
@@ -53,13 +55,13 @@ def choose(
     keys: Literal["tiny", "short", "long"],
     table: bool,
     window: bool,
-    content: bool,
+    explicit: bool,
     gradient: bool,
-) -> Way:
-    """Choose an implementation, and log a choice that is new. In a compiled network this runs while a call is traced.
+) -> str:
+    """Name of the backend of a call, which is logged if it is new. In a compiled network this runs during tracing.
 
     Args:
-        asked: ``auto`` for the fastest that is possible; ``fused`` is an error if training or evaluation would be done
+        option: ``auto`` for the fastest that is possible; ``fused`` is an error if training or evaluation would be done
             in blocks; ``blocks`` and ``reference`` force these.
         device: Device of the tensors.
         dtype: Dtype of q, k and v after autocast.
@@ -68,58 +70,40 @@ def choose(
         keys: Whether there are at most `TINY` keys, at most `SHORT`, or more.
         table: Whether a bias by distance is added.
         window: Whether a window hides some keys.
-        content: Whether the strategy needs what no fused kernel has: weights by distance, or its own scores or values.
+        explicit: Whether the strategy needs explicit scores: weights by distance, or its own scores or output.
         gradient: Whether a backward pass may follow.
 
     Raises:
-        UserError: If ``fused`` was asked for, and no fused implementation is possible.
+        UserError: If the option is ``fused``, and no fused implementation is possible.
     """
-    choice = _decide(asked, device, dtype, dims, queries, keys, table, window, content, gradient)
-    if asked == "fused" and choice.way == "blocks" and queries == "all" and keys != "tiny":
-        raise UserError(
-            f"model.attention: got 'fused', but {choice.reason}; take auto, which computes this in blocks of queries"
-        )
-    if choice not in taken:
-        taken[choice] = None
-        logger.info("attention: %s, because %s", choice.way, choice.reason)
-    return choice.way
-
-
-choose._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compiler.assume_constant_result, without importing the compiler here
-
-
-def _decide(
-    asked: AttentionOption,
-    device: torch.device,
-    dtype: torch.dtype,
-    dims: tuple[int, int],
-    queries: str,
-    keys: str,
-    table: bool,
-    window: bool,
-    content: bool,
-    gradient: bool,
-) -> Choice:
-    if asked in ("blocks", "reference"):
-        return Choice(asked, "it was asked for")
-    if content:
-        return Choice("blocks", "no fused kernel knows this strategy's weights, scores or values")
     # torch's causal mask takes the queries for the first rows instead of the last
     plain = not table and not window and queries in ("all", "one")
-    if device.type == "cpu":
-        # short sequences are faster by the table's backward pass than by torch's, even with a table of zeros
-        if plain and not (keys == "short" and gradient):
-            return Choice("sdpa", "torch's fused kernel does causal attention without a table")
-        return Choice("tiles", "on a CPU torch's fused kernel takes the table as its mask")
-    if plain:
-        return Choice("sdpa", "torch's fused kernel does causal attention without a table")
-    reason = _unfit(device, dtype, dims, queries, keys)
-    if reason is None:
-        return Choice("flex", "FlexAttention and the kernel of the table's gradient take it")
-    return Choice("blocks", reason)
+    if option in ("blocks", "reference"):
+        backend = AttentionBackend(option, "model.attention says so")
+    elif explicit:
+        backend = AttentionBackend("blocks", "no fused kernel has this strategy's weights, scores or output")
+    elif plain and not (device.type == "cpu" and keys == "short" and gradient):
+        backend = AttentionBackend("sdpa", PLAIN)
+    elif device.type == "cpu":
+        backend = AttentionBackend("tiles", "on a CPU torch's fused kernel takes the table as its mask")
+    elif (obstacle := _obstacle(device, dtype, dims, queries, keys)) is None:
+        backend = AttentionBackend("flex", "FlexAttention and the kernel of the table's gradient take it")
+    else:
+        backend = AttentionBackend("blocks", obstacle)
+    if option == "fused" and backend.name == "blocks" and queries == "all" and keys != "tiny":
+        raise UserError(
+            f"model.attention: got 'fused', but {backend.reason}; take auto, which computes this in blocks of queries"
+        )
+    if backend not in used:
+        used[backend] = None
+        logger.info("attention: %s, because %s", backend.name, backend.reason)
+    return backend.name
 
 
-def _unfit(device: torch.device, dtype: torch.dtype, dims: tuple[int, int], queries: str, keys: str) -> str | None:
+select._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compiler.assume_constant_result, without importing the compiler here
+
+
+def _obstacle(device: torch.device, dtype: torch.dtype, dims: tuple[int, int], queries: str, keys: str) -> str | None:
     """Why FlexAttention and the kernel of the table's gradient are not possible, or None if they are."""
     if device.type != "cuda":
         return f"there is no fused kernel with a table on {device.type}"
@@ -140,23 +124,10 @@ def _unfit(device: torch.device, dtype: torch.dtype, dims: tuple[int, int], quer
 
 
 @contextmanager
-def explained(what: str, device: torch.device, instead: str) -> Iterator[None]:
-    """Context that explains an error of the compiler or the chip: what was computed, and which option avoids it.
-
-    Args:
-        what: What is computed, for the message.
-        device: Device on which it is computed.
-        instead: The option that avoids it.
-
-    Raises:
-        RuntimeError: Dynamo, Inductor or Triton has failed; its error is the cause.
-    """
+def note_on_failure(note: str) -> Iterator[None]:
+    """Context in which an error of the compiler or of the chip gets a note, such as the option that avoids it."""
     try:
         yield
     except Exception as error:
-        if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor", "triton")):
-            raise
-        chip = torch.cuda.get_device_name(device) if device.type == "cuda" else device
-        raise RuntimeError(
-            f"{what} on {chip} fails with {type(error).__name__}, see above; {instead} does without it"
-        ) from error
+        error.add_note(note)
+        raise

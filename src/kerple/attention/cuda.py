@@ -14,15 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from kerple.attention.backend import explained
+from kerple.attention.backend import note_on_failure
 
 MASK_BLOCK = 128  # of FlexAttention's masks
-Masks = dict[tuple[int, int | None], BlockMask]  # by padded length and window
 RECOMPILATIONS = 64  # past its limit, 8 by default, torch runs FlexAttention uncompiled: T × T scores
 
 
 class AddTableGradient(torch.autograd.Function):
-    """Output and log-sum-exp as they are; on the way back, the gradient of the table they were computed with."""
+    """Output and log-sum-exp as they are; in the backward pass, the gradient of the table they were computed with."""
 
     @staticmethod
     def forward(
@@ -54,7 +53,6 @@ def attend_flex(
     window: int | None,
     scale: float | None = None,
     differentiable_lse: bool = False,
-    masks: Masks | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Causal attention of T queries and T keys with a bias by distance, and the log-sum-exp of its scores.
 
@@ -68,13 +66,9 @@ def attend_flex(
         window: Only keys at distance < window are seen.
         scale: Of q·k; 1/√δ if None.
         differentiable_lse: Whether a gradient may come back through the log-sum-exp.
-        masks: Those made so far in this forward; what is missing is added.
 
     Returns:
         (B, H, T, δv) in the dtype of q, and (B, H, T) fp32, natural logarithm.
-
-    Raises:
-        RuntimeError: A kernel does not compile or does not fit the chip: says which, and what to set instead.
     """
     length, scale = q.shape[2], q.shape[3] ** -0.5 if scale is None else scale
     padded = ladder(length)
@@ -86,16 +80,11 @@ def attend_flex(
     kernel_options = tiles(shared_memory(q.device), max(q.shape[3], v.shape[3]))
     with torch.autocast(q.device.type, enabled=False):  # its own autocast would round fp32 to bf16
         if torch.compiler.is_compiling():
-            masks = {} if masks is None else masks
-            if (padded, window) not in masks:
-                masks[padded, window] = build_mask(padded, window, q.device)
-            out, lse = flex(
-                rows[0], rows[1], rows[2], line, masks[padded, window], scale, differentiable_lse, kernel_options
-            )
+            mask = build_mask(padded, window, q.device)
+            out, lse = flex(rows[0], rows[1], rows[2], line, mask, scale, differentiable_lse, kernel_options)
         else:
             mask = causal_mask(padded, window, q.device)
-            what = f"fused attention with a table, {str(q.dtype)[6:]}, T {length}, δ {q.shape[3]},"
-            with explained(what, q.device, "--model.attention blocks"):
+            with note_on_failure("--model.attention blocks computes attention without this kernel"):
                 out, lse = compiled_by_itself()(*rows, line, mask, scale, differentiable_lse, kernel_options)
     out, lse = out[:, :, :length], lse[:, :, :length]
     if table is not None and table.requires_grad and torch.is_grad_enabled():

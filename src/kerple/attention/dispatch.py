@@ -1,92 +1,69 @@
-"""`attend`: checks its arguments, chooses the implementation that suits them and the device, and calls it."""
+"""`attend`: checks its arguments, selects the implementation that suits them and the device, and calls it."""
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
-from kerple.attention.backend import SHORT, TINY, AttentionOption, choose
+from kerple.attention.backend import SHORT, TINY, AttentionOption, select
 from kerple.attention.blocks import attend_blocks
 from kerple.attention.cpu import table_attention
-from kerple.attention.reference import Mix, Values, attend_reference, for_query_heads
-
-if TYPE_CHECKING:  # it imports the compiler
-    from kerple.attention.cuda import Masks
+from kerple.attention.modifiers import UNMODIFIED, Modifiers, for_query_heads, sink_of_queries
+from kerple.attention.reference import attend_reference
 
 
 def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    scale: float | None = None,
-    table: Tensor | None = None,
-    weight: Tensor | None = None,
-    window: int | None = None,
-    sink: Tensor | None = None,
-    mix: Mix | None = None,
-    values: Values | None = None,
-    way: AttentionOption = "auto",
-    masks: "Masks | None" = None,
+    q: Tensor, k: Tensor, v: Tensor, modifiers: Modifiers = UNMODIFIED, option: AttentionOption = "auto"
 ) -> Tensor:
     """Causal attention, softmax(q·k/√δ + what the strategy adds)·v.
 
     Distances are those of row indices: query row m, key row n, d = m - n. The queries are the last Tq of the Tk rows:
     all of them in training, the newest ones when keys come from a cache. Scores, softmax and the table's gradient are
-    fp32 (fp64 for fp64 input); gradients are the same bits in every run, but on CUDA where `mix` or `values` gather or
-    scatter. Under autocast q, k, v are cast to its dtype. From bf16 input no way rounds q·k before the softmax.
+    fp32 (fp64 for fp64 input); gradients are the same bits in every run, but on CUDA where functions of a strategy
+    gather or scatter. Under autocast q, k, v are cast to its dtype. From bf16 input no backend rounds q·k before the
+    softmax.
 
     Args:
         q: (B, H, Tq, δ), Tq <= Tk. Any strides.
         k: (B, G, Tk, δ) in the dtype of ``q``; head h of the queries meets head h // (H / G).
         v: (B, G, Tk, δ'), δ' <= δ.
-        scale: What q·k is multiplied by; 1/√δ if None.
-        table: (H, >= Tk), added to the scaled score at distance d. Never becomes a T × T tensor; its gradient neither.
-        weight: (H, >= Tk), multiplies the scaled score at distance d, before the table is added.
-        window: Only keys at distance d < window are seen; time and memory are then O(T · window).
-        sink: (H,) or (B, H, Tq), one more logit in the softmax, without a value.
-        mix: Function ``mix(s, q, k, rows, columns, seen)`` that is called for each block of queries, in the backward
-            pass again. Its arguments are the scores s (B, H, rows, columns), with weight and table worked in; the
-            queries and the keys that they may see, each key repeated for the query heads it serves; the slices of their
-            row indices; and which keys each query sees, bool (rows, columns). It returns new scores, or those and a
-            sink (B, H, rows), or `kerple.positions.AttentionWeights`, beside which there can be no ``sink``.
-        values: Function ``values(p, v, rows, columns, seen)`` of the probabilities (B, H, rows, columns) of a block and
-            the values of its keys. It returns what is added to the output, (B, H, rows, δ').
-        way: ``auto``, or the way to take whatever `backend.choose` would say.
-        masks: A dict that all layers of a forward are given: a compiled network makes each mask of a GPU once.
+        modifiers: What the strategy changes.
+        option: ``auto``, or the implementation to take; see `kerple.attention.backend.select`.
 
     Returns:
         (B, H, Tq, δ') in the dtype of ``q`` (of autocast, where that is on).
 
     Raises:
-        ValueError: If shapes or dtypes do not fit together, or ``window`` is not positive.
-        NotImplementedError: For forward-mode gradients, which the fused ways do not have.
+        ValueError: If shapes or dtypes do not fit together, or the window is not positive.
+        NotImplementedError: For forward-mode gradients, which the fused implementations do not have.
     """
-    check(q, k, v, table, weight, window, sink)
-    refuse_tangents(q, k, v, table, weight, sink)
+    check(q, k, v, modifiers)
+    refuse_tangents(q, k, v, modifiers.table, modifiers.weight, modifiers.sink)
     device = q.device.type
     if torch.is_autocast_enabled(device) and q.dtype != torch.float64:
         q, k, v = (x.to(torch.get_autocast_dtype(device)) for x in (q, k, v))
     queries, length, width = q.shape[2], k.shape[2], v.shape[3]
-    scale = q.shape[3] ** -0.5 if scale is None else scale
-    window = None if window is None or window >= length else window
-    taken = choose(
-        way,
+    scale = q.shape[3] ** -0.5 if modifiers.scale is None else modifiers.scale
+    window = None if modifiers.window is None or modifiers.window >= length else modifiers.window
+    explicit = (modifiers.weight, modifiers.modify_scores, modifiers.add_to_output)
+    backend = select(
+        option,
         q.device,
         q.dtype,
         (q.shape[3], width),
         "all" if queries == length else "one" if queries == 1 else "last",
         "tiny" if length <= TINY else "short" if length <= SHORT else "long",
-        table is not None or sink is not None,  # a sink needs the log-sum-exp, which torch's own attention keeps
+        # a sink needs the log-sum-exp, which torch's own attention does not return
+        modifiers.table is not None or modifiers.sink is not None,
         window is not None,
-        weight is not None or mix is not None or values is not None,
+        any(x is not None for x in explicit),
         torch.is_grad_enabled(),
     )
-    if taken in ("sdpa", "tiles") and width < q.shape[3]:  # torch's kernels want one width
+    if backend in ("sdpa", "tiles") and width < q.shape[3]:  # torch's kernels want one width
         v = F.pad(v, (0, q.shape[3] - width))
-    if taken == "sdpa":
+    if backend == "sdpa":
         grouped = k.shape[1] < q.shape[1]
         if grouped and device == "cuda" and q.dtype == torch.float32:
             # torch's kernels for groups are for half precision; for fp32 it would write T × T scores down
@@ -95,35 +72,36 @@ def attend(
         out = F.scaled_dot_product_attention(q, k, v, is_causal=queries > 1, scale=scale, enable_gqa=grouped)
         return out[..., :width]
     dtype, precise = q.dtype, torch.promote_types(q.dtype, torch.float32)
-    if length <= TINY or taken == "reference":
+    if length <= TINY or backend == "reference":
         q, k, v = (x.to(precise) for x in (q, k, v))
-    table, weight, sink = (None if x is None else x.to(precise) for x in (table, weight, sink))
-    added: dict[str, Any] = {"scale": scale, "table": table, "weight": weight, "window": window, "sink": sink}
-    if taken == "flex":
+    table, weight, sink = (
+        None if x is None else x.to(precise) for x in (modifiers.table, modifiers.weight, modifiers.sink)
+    )
+    modifiers = replace(modifiers, scale=scale, window=window, table=table, weight=weight, sink=sink)
+    if backend == "flex":
         from kerple.attention.cuda import attend_flex  # not on every machine, and slow to import
 
-        out, lse = attend_flex(q, k, v, table, window, scale, sink is not None, masks)
-        out = share(out, lse, sink)
-    elif taken == "tiles":
+        out, lse = attend_flex(q, k, v, table, window, scale, sink is not None)
+        out = with_sink(out, lse, sink)
+    elif backend == "tiles":
         k, v = for_query_heads(q, k, v)
         if table is None:
             table = q.new_zeros(q.shape[1], length, dtype=precise)
         out, lse = table_attention(q, k, v, table, window, table.requires_grad, scale)
-        out = share(out, lse, sink)
-    elif taken == "blocks":
-        out = attend_blocks(q, k, v, mix=mix, values=values, **added)
+        out = with_sink(out, lse, sink)
+    elif backend == "blocks":
+        out = attend_blocks(q, k, v, modifiers)
     else:
         with torch.autocast(device, enabled=False):
-            out = attend_reference(q, k, v, mix=mix, values=values, **added)
+            out = attend_reference(q, k, v, modifiers)
     return out[..., :width].to(dtype)
 
 
-def share(out: Tensor, lse: Tensor, sink: Tensor | None) -> Tensor:
-    """What is left of an output (B, H, Tq, δ) with log-sum-exp (B, H, Tq) once a sink has taken its share of it."""
+def with_sink(out: Tensor, lse: Tensor, sink: Tensor | None) -> Tensor:
+    """What is left of an output (B, H, Tq, δ) with log-sum-exp (B, H, Tq) once a sink has taken its part of it."""
     if sink is None:
         return out
-    sink = sink if sink.ndim == 3 else sink[:, None]
-    return (out * torch.sigmoid(lse - sink)[..., None]).to(out.dtype)  # (B, H, Tq, δ)
+    return (out * torch.sigmoid(lse - sink_of_queries(sink))[..., None]).to(out.dtype)  # (B, H, Tq, δ)
 
 
 def refuse_tangents(*tensors: Tensor | None) -> None:
@@ -137,15 +115,7 @@ def refuse_tangents(*tensors: Tensor | None) -> None:
         )
 
 
-def check(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    table: Tensor | None,
-    weight: Tensor | None,
-    window: int | None,
-    sink: Tensor | None = None,
-) -> None:
+def check(q: Tensor, k: Tensor, v: Tensor, modifiers: Modifiers) -> None:
     """Raise ValueError for what does not fit together."""
     if q.ndim != 4 or k.ndim != 4 or k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
         raise ValueError(
@@ -164,12 +134,13 @@ def check(
         )
     if not q.dtype == k.dtype == v.dtype:
         raise ValueError(f"q, k, v: got dtypes {q.dtype}, {k.dtype}, {v.dtype}, expected one; cast them alike")
-    for name, x in (("table", table), ("weight", weight)):
+    for name, x in (("table", modifiers.table), ("weight", modifiers.weight)):
         if x is not None and (x.ndim != 2 or x.shape[0] != q.shape[1] or x.shape[1] < k.shape[2]):
             raise ValueError(
                 f"{name}: got shape {tuple(x.shape)}, expected (H, >= Tk) = ({q.shape[1]}, >= {k.shape[2]}); "
                 "build it for the number of keys"
             )
+    sink, window = modifiers.sink, modifiers.window
     if sink is not None and sink.shape not in (q.shape[1:2], q.shape[:3]):
         raise ValueError(
             f"sink: got shape {tuple(sink.shape)}, expected (H,) = {tuple(q.shape[1:2])} or "

@@ -1,60 +1,42 @@
 """Explicit attention: the oracle of every test, and the only place where a T × T tensor exists."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
+from kerple.attention.modifiers import UNMODIFIED, Modifiers, for_query_heads, sink_of_queries, visible_keys
 from kerple.positions.token_positions import AttentionWeights
 
-Mix = Callable[[Tensor, Tensor, Tensor, slice, slice, Tensor], Tensor | tuple[Tensor, Tensor] | AttentionWeights]
-Values = Callable[[Tensor, Tensor, slice, slice, Tensor], Tensor]
 
+def attend_reference(q: Tensor, k: Tensor, v: Tensor, modifiers: Modifiers = UNMODIFIED) -> Tensor:
+    """Causal attention in the precision of its arguments, scores and probabilities written out.
 
-def for_query_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values (B, G, Tk, δ), each repeated for the query heads it serves; (B, H, Tk, δ)."""
-    repeats = q.shape[1] // k.shape[1]
-    return k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
-
-
-def attend_reference(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    scale: float | None = None,
-    table: Tensor | None = None,
-    weight: Tensor | None = None,
-    window: int | None = None,
-    sink: Tensor | None = None,
-    mix: Mix | None = None,
-    values: Values | None = None,
-) -> Tensor:
-    """Causal attention in the precision given, scores and probabilities written out.
-
-    The arguments and the result are those of `kerple.attention.attend`; nothing is checked and nothing is fused. In
-    fp64 it is what every other way is compared with. Memory is O(B·H·T²).
+    Arguments and result are those of `kerple.attention.attend`; nothing is checked and nothing is fused. In fp64 it is
+    what every other implementation is compared with. Memory is O(B·H·T²).
     """
     k, v = for_query_heads(q, k, v)
-    length, rows, columns = k.shape[2], slice(k.shape[2] - q.shape[2], k.shape[2]), slice(0, k.shape[2])
+    length = k.shape[2]
+    rows, columns = slice(length - q.shape[2], length), slice(0, length)
+    seen = visible_keys(rows, columns, modifiers.window, q.device)  # (Tq, Tk)
     index = torch.arange(length, device=q.device)
-    distance = index[rows, None] - index  # (Tq, Tk)
-    seen = distance >= 0 if window is None else (distance >= 0) & (distance < window)
-    s = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)  # (B, H, Tq, Tk)
-    if weight is not None:
-        s = s * weight[:, distance.clamp(min=0)]
-    if table is not None:
-        s = s + table[:, distance.clamp(min=0)]
-    more = None
-    if mix is not None:
-        mixed = mix(s, q, k, rows, columns, seen)
-        if isinstance(mixed, AttentionWeights):
-            out = mixed.p.to(q.dtype) @ v
-            return out if values is None else out + values(mixed.p, v, rows, columns, seen)
-        s, more = mixed if isinstance(mixed, tuple) else (mixed, None)
-    extra = [x if x.ndim == 3 else x[:, None].expand(s.shape[:3]) for x in (sink, more) if x is not None]
-    columns_of_sinks = torch.stack(extra, -1) if extra else s.new_empty(*s.shape[:3], 0)  # (B, H, Tq, sinks)
-    p = torch.cat([s.masked_fill(~seen, float("-inf")), columns_of_sinks.to(s)], -1).softmax(-1)
-    p = p[..., :length].to(q.dtype)
+    distance = (index[rows, None] - index).clamp(min=0)
+    s = q @ k.mT * (q.shape[-1] ** -0.5 if modifiers.scale is None else modifiers.scale)  # (B, H, Tq, Tk)
+    if modifiers.weight is not None:
+        s = s * modifiers.weight[:, distance]
+    if modifiers.table is not None:
+        s = s + modifiers.table[:, distance]
+    sinks = [] if modifiers.sink is None else [modifiers.sink]
+    weights = None
+    if modifiers.modify_scores is not None:
+        modified = modifiers.modify_scores(s, q, k, rows, columns, seen)
+        if isinstance(modified, AttentionWeights):
+            weights = modified.p
+        elif isinstance(modified, tuple):
+            s, sinks = modified[0], [*sinks, modified[1]]
+        else:
+            s = modified
+    if weights is None:
+        logits = [sink_of_queries(x).expand(s.shape[:3])[..., None].to(s) for x in sinks]
+        weights = torch.cat([s.masked_fill(~seen, float("-inf")), *logits], -1).softmax(-1)[..., :length]
+    p = weights.to(q.dtype)
     out = p @ v  # (B, H, Tq, δ)
-    return out if values is None else out + values(p, v, rows, columns, seen)
+    return out if modifiers.add_to_output is None else out + modifiers.add_to_output(p, v, rows, columns, seen)

@@ -1,15 +1,15 @@
 """Causal multi-head attention, which calls the hooks of any positional strategy."""
 
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
-from kerple.attention import AttentionOption, attend
+from kerple.attention import AttentionOption, Modifiers, attend
+from kerple.attention.modifiers import Modified
 from kerple.base.errors import UserError
 from kerple.model.architecture import Architecture
 from kerple.model.cache import LayerCache
-from kerple.positions import AttentionWeights, Position, QueryKeyBlock, Shape, TokenPositions
+from kerple.positions import Position, QueryKeyBlock, Shape, TokenPositions
 
 
 @dataclass(frozen=True)
@@ -20,17 +20,13 @@ class PositionContext:
         at: Positions of all tokens, including those in the cache; the queries are the last of them.
         table: `Position.bias` at all distances, (H, T) fp32, or None.
         weight: `Position.weight` at all distances, (H, T) fp32, or None.
-        window: Number of keys that a query sees, its own included; None for all.
-        way: Implementation of attention, see `kerple.attention.backend`.
-        masks: Masks of FlexAttention, see `kerple.attention.attend`; one dict for all strategies of a forward pass.
+        attention: Option for the implementation of attention, see `kerple.attention.backend`.
     """
 
     at: TokenPositions
     table: Tensor | None
     weight: Tensor | None
-    window: int | None
-    way: AttentionOption = "auto"
-    masks: dict[Any, Any] = field(default_factory=dict)
+    attention: AttentionOption = "auto"
 
 
 class SelfAttention(nn.Module):
@@ -63,8 +59,8 @@ class SelfAttention(nn.Module):
         self, x: Tensor, position: Position, context: PositionContext, cache: LayerCache | None = None
     ) -> Tensor:
         """(B, T, D) -> (B, T, D)."""
-        q, k, v, added = self.prepare(x, position, context, cache)
-        mixed = attend(q, k, v, way=context.way, masks=context.masks, **added)  # (B, H, T, δ)
+        q, k, v, modifiers = self.prepare(x, position, context, cache)
+        mixed = attend(q, k, v, modifiers, context.attention)  # (B, H, T, δ)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -77,73 +73,59 @@ class SelfAttention(nn.Module):
 
     def prepare(
         self, x: Tensor, position: Position, context: PositionContext, cache: LayerCache | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
-        """Arguments for `kerple.attention.attend`: q, k, v after the strategy's hooks, and its keyword arguments."""
+    ) -> tuple[Tensor, Tensor, Tensor, Modifiers]:
+        """Arguments of `kerple.attention.attend`: q, k, v after the strategy's hooks, and what it changes."""
         q, k, v = self.split(self.qkv(x))
         q, k = self.q_norm(q), self.k_norm(k)
-        at, scale = context.at[-x.shape[1] :], q.shape[-1] ** -0.5
+        at = context.at[-x.shape[1] :]
         state = position.token_state(x, at, None if cache is None else cache.state)
         q, k = position.transform_qk(q, k, state, at)
-        sink = position.sink_logit(q, at)
         if cache is not None:
             k, v, state = cache.append(k, v, state)
-        hooks = Hooks(position, context.at[-k.shape[2] :], state)
-        added = {
-            "scale": scale,
-            "table": context.table,
-            "weight": context.weight,
-            "window": context.window,
-            "sink": sink,
-        }
-        added["mix"] = hooks.mix if hooks.mixes else None
-        added["values"] = hooks.values if position.uses("add_to_output") else None
-        return q, k, v, added
+        return q, k, v, modifiers_of(position, context, q, v, state)
 
 
-@dataclass(frozen=True)
-class Hooks:
-    """A strategy's `mix` and `values` with the arguments that `attend` passes: slices of queries and keys.
+def modifiers_of(position: Position, context: PositionContext, q: Tensor, v: Tensor, state: Tensor | None) -> Modifiers:
+    """What a strategy changes in the attention of one layer.
 
     Args:
         position: The strategy.
-        at: Positions of the keys.
-        state: What the strategy remembers of the keys, (B, H, Tk, c), or None.
+        context: What it contributes to this forward pass.
+        q: Queries (B, H, Tq, δ') after `Position.transform_qk`.
+        v: Values (B, G, Tk, δ).
+        state: `Position.token_state` of the keys, (B, H, Tk, c), or None.
     """
+    keys = context.at[-v.shape[2] :]
 
-    position: Position
-    at: TokenPositions
-    state: Tensor | None
+    def block_of(rows: slice, columns: slice, seen: Tensor) -> QueryKeyBlock:
+        return QueryKeyBlock(keys[rows], keys[columns], seen, None if state is None else state[:, :, columns])
 
-    @property
-    def mixes(self) -> bool:
-        """Whether attention needs explicit scores: for the strategy's `mix`, or because positions have gaps."""
-        apart = not self.at.contiguous and (self.position.uses("bias") or self.position.uses("weight"))
-        return apart or self.position.uses("modify_scores")
-
-    def block(self, rows: slice, columns: slice, seen: Tensor) -> QueryKeyBlock:
-        """The block of the queries ``rows`` and keys ``columns``; ``seen`` (Tq, Tk) bool: the keys a query sees."""
-        state = None if self.state is None else self.state[:, :, columns]
-        return QueryKeyBlock(self.at[rows], self.at[columns], seen, state)
-
-    def mix(
-        self, s: Tensor, q: Tensor, k: Tensor, rows: slice, columns: slice, seen: Tensor
-    ) -> Tensor | tuple[Tensor, Tensor] | AttentionWeights:
-        """New scores of a block, as `Position.modify_scores` returns them."""
-        position, block = self.position, self.block(rows, columns, seen)
-        if not self.at.contiguous:  # else attention has applied their tables
+    def modify_scores(s: Tensor, q: Tensor, k: Tensor, rows: slice, columns: slice, seen: Tensor) -> Modified:
+        block = block_of(rows, columns, seen)
+        if not keys.contiguous:  # else attention has applied their tables
             if position.uses("weight"):
                 s = s * block.evaluate(position.weight)
             if position.uses("bias"):
                 s = s + block.evaluate(position.bias)
         return position.modify_scores(s.masked_fill_(~seen, 0), q, k, block) if position.uses("modify_scores") else s
 
-    def values(self, p: Tensor, v: Tensor, rows: slice, columns: slice, seen: Tensor) -> Tensor:
-        """What is added to a block's output, as `Position.add_to_output` returns it."""
-        return self.position.add_to_output(p, v, self.block(rows, columns, seen))
+    def add_to_output(p: Tensor, v: Tensor, rows: slice, columns: slice, seen: Tensor) -> Tensor:
+        return position.add_to_output(p, v, block_of(rows, columns, seen))
+
+    gathers = not keys.contiguous and (position.uses("bias") or position.uses("weight"))
+    return Modifiers(
+        v.shape[-1] ** -0.5,
+        context.table,
+        context.weight,
+        context.at.window,
+        position.sink_logit(q, context.at[-q.shape[2] :]),
+        modify_scores if gathers or position.uses("modify_scores") else None,
+        add_to_output if position.uses("add_to_output") else None,
+    )
 
 
 def prepare_context(
-    position: Position, at: TokenPositions, tokens: Tensor, window: int | None, way: AttentionOption = "auto"
+    position: Position, at: TokenPositions, tokens: Tensor, window: int | None, attention: AttentionOption = "auto"
 ) -> PositionContext:
     """Compute what a strategy contributes to a forward pass.
 
@@ -152,7 +134,7 @@ def prepare_context(
         at: Positions of all tokens.
         tokens: All tokens (B, T), including those in the cache.
         window: Number of keys that a query sees; None for all.
-        way: Implementation of attention.
+        attention: Option for the implementation of attention.
 
     Raises:
         UserError: If positions differ between sequences and the strategy does not support that.
@@ -166,6 +148,6 @@ def prepare_context(
     windows = [w for w in (position.window, window) if w is not None]
     at = replace(at, window=min(windows, default=None))
     if not at.contiguous:
-        return PositionContext(at, None, None, at.window, way)
+        return PositionContext(at, None, None, attention)
     distance = at.rows.float()
-    return PositionContext(at, position.bias(distance), position.weight(distance), at.window, way)
+    return PositionContext(at, position.bias(distance), position.weight(distance), attention)

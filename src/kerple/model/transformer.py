@@ -7,20 +7,19 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from kerple.attention.backend import explained
 from kerple.base.compatibility import unread
 from kerple.base.errors import UserError
 from kerple.model.architecture import Architecture
 from kerple.model.block import Block
 from kerple.model.cache import Cache, LayerCache
 from kerple.model.head import row_losses, target_losses
-from kerple.model.self_attention import prepare_context
+from kerple.model.self_attention import PositionContext, prepare_context
 from kerple.positions import Position, Shape, TokenPositions
 
 if TYPE_CHECKING:
     from kerple.positions.modules import Modules
 
-GRAPHS = 64  # largest number of graphs of a compiled network: one for each length, window and mode
+GRAPHS = 64  # largest number of graphs of a compiled block: one for each length, window and mode
 
 
 class Transformer(nn.Module):
@@ -57,7 +56,7 @@ class Transformer(nn.Module):
         self.blocks = cast("Modules[Block]", nn.ModuleList(Block(shape, architecture) for _ in range(layers)))
         self.norm = architecture.make_norm(shape.dim)
         self.head = nn.Linear(shape.dim, vocabulary, bias=False)
-        self.row_losses = row_losses
+        self.run_block, self.row_losses = run_block, row_losses  # `compile` replaces them
         self._initialise(architecture.init)
         if architecture.tied:
             self.head.weight = self.embedding.weight
@@ -100,10 +99,7 @@ class Transformer(nn.Module):
         Raises:
             UserError: If the window is not positive, or the strategy cannot reach a position.
         """
-        if cache is None:
-            x = self.features(tokens, offset, window)  # (B, T, D)
-        else:
-            x = Transformer.features(self, tokens, offset, window, cache)  # never compiled
+        x = self.features(tokens, offset, window, cache)  # (B, T, D)
         return self.head(x if last is None else x[:, -last:])
 
     def features(
@@ -114,25 +110,24 @@ class Transformer(nn.Module):
             raise UserError(f"window: got {window}, expected at least 1 key (the query's own), or none for all keys")
         if cache is not None and cache.window is not None and (window is None or window > cache.window):
             raise UserError(f"window: got {window}, but the cache keeps {cache.window} keys; make a cache for more")
-        known = 0 if cache is None else cache.length
-        length = known + tokens.shape[1]
+        length = tokens.shape[1] + (0 if cache is None else cache.length)
         for p in self.positions:
             if p.max_length is not None and offset + length > p.max_length:
                 raise UserError(
                     f"position: got {offset + length - 1}, but {type(p).__name__} ends at {p.max_length - 1}: its "
                     f"max_length is {p.max_length}; read less, or with Learned choose beyond: clamp or interpolate"
                 )
-        read = tokens if cache is None else cache.read(tokens)  # (B, known + T)
+        read = tokens if cache is None else cache.read(tokens)  # (B, length)
         at = TokenPositions.line(length, offset, tokens.device)
         if self.places is not None:
             at = replace(at, places=self.places(read))
-        masks: dict[Any, Any] = {}
-        context = [replace(prepare_context(p, at, read, window, self.attention), masks=masks) for p in self.positions]
+        contexts = [prepare_context(p, at, read, window, self.attention) for p in self.positions]
         x = self.embedding_norm(self.embedding(tokens))  # (B, T, D)
-        x = self.dropout(self.positions[0].embed(x, context[0].at[known:]))
+        x = self.dropout(self.positions[0].embed(x, contexts[0].at[length - tokens.shape[1] :]))
         for i, block in enumerate(self.blocks):
-            own = min(i, len(self.positions) - 1)
-            x = block(x, self.positions[own], context[own], None if cache is None else cache.layers[i])
+            strategy = min(i, len(self.positions) - 1)
+            run = self.run_block if cache is None else run_block  # compiled, every token would be another length
+            x = run(block, x, self.positions[strategy], contexts[strategy], None if cache is None else cache.layers[i])
         return self.norm(x)
 
     def losses(self, tokens: Tensor, offset: int = 0, window: int | None = None, last: int | None = None) -> Tensor:
@@ -154,9 +149,11 @@ class Transformer(nn.Module):
         return losses.unflatten(0, targets.shape)  # (B, T)
 
     def compile(self, **options: Any) -> None:
-        """Compile `features` and the loss of a chunk of rows, for each length that occurs.
+        """Compile the blocks and the loss of a chunk of rows, for each length that occurs.
 
-        Calls with a cache are not compiled, because every token would be another length.
+        All blocks of a kind share one graph. So compiling takes no longer for a deeper network, and gradients of a
+        block are sent to other devices while those of the blocks before it are computed. Calls with a cache are not
+        compiled, because every token would be another length.
 
         Args:
             **options: Options of torch.compile.
@@ -166,14 +163,8 @@ class Transformer(nn.Module):
         # default, torch would run without compiling, and not say so
         config.recompile_limit = max(config.recompile_limit, GRAPHS)
         config.fail_on_recompile_limit_hit = True
-        config.optimize_ddp = False  # it would cut the graph into buckets, and does not support FlexAttention
-        features = torch.compile(self.features, **{"dynamic": False, **options})
-
-        def explained_features(tokens: Tensor, offset: int = 0, window: int | None = None) -> Tensor:
-            with explained(f"the compiled network, T {tokens.shape[1]},", tokens.device, "--model.compile false"):
-                return features(tokens, offset, window)
-
-        self.features = explained_features  # type: ignore[method-assign, assignment]
+        config.optimize_ddp = False  # it would cut a block's graph into buckets, and does not support FlexAttention
+        self.run_block = torch.compile(run_block, **{"dynamic": False, **options})
         self.row_losses = torch.compile(row_losses, **options)
 
     @property
@@ -195,6 +186,13 @@ class Transformer(nn.Module):
         """Project the parameters of all strategies into their ranges, in place."""
         for position in self.positions:
             position.constrain_()
+
+
+def run_block(
+    block: Block, x: Tensor, position: Position, context: PositionContext, cache: LayerCache | None = None
+) -> Tensor:
+    """Run a block, (B, T, D) -> (B, T, D): what `Transformer.compile` compiles, with weights as arguments."""
+    return block(x, position, context, cache)
 
 
 def _leave_out_unread(network: nn.Module, stored: dict[str, Any], prefix: str, *_: Any) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from kerple.model import Transformer
-from kerple.model.self_attention import Hooks, prepare_context
+from kerple.model.self_attention import modifiers_of, prepare_context
 from kerple.positions import Position, Shape, TokenPositions
 from kerple.positions.wrapper import Wrapper
 
@@ -79,7 +79,7 @@ def same(got: Tensor, wanted: Tensor, what: str, atol: float = 1e-5, rtol: float
 
 
 def attended(
-    way: Callable[..., Tensor],
+    attention: Callable[..., Tensor],
     position: Position,
     q: Tensor,
     k: Tensor,
@@ -91,7 +91,7 @@ def attended(
     """Attention with a strategy, without the network around it.
 
     Args:
-        way: `kerple.attention.attend`, or a function with the same arguments.
+        attention: `kerple.attention.attend`, or a function with the same arguments.
         position: The strategy.
         q: Queries (B, H, T, δ) before `Position.transform_qk`.
         k: Keys (B, G, T, δ) before `Position.transform_qk`.
@@ -105,17 +105,7 @@ def attended(
     )
     state = position.token_state(x, context.at, None)
     q, k = position.transform_qk(q, k, state, context.at)
-    hooks = Hooks(position, context.at, state)
-    return way(
-        *(q, k, v),
-        scale=v.shape[-1] ** -0.5,
-        table=context.table,
-        weight=context.weight,
-        window=context.window,
-        sink=position.sink_logit(q, context.at),
-        mix=hooks.mix if hooks.mixes else None,
-        values=hooks.values if position.uses("add_to_output") else None,
-    )
+    return attention(q, k, v, modifiers_of(position, context, q, v, state))
 
 
 class Moved(Wrapper):

@@ -6,6 +6,7 @@ import platform
 import resource
 import sys
 import time
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -15,7 +16,7 @@ import psutil
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from kerple.attention.backend import forget, taken
+from kerple.attention.backend import forget, used
 from kerple.base.errors import UserError
 from kerple.evaluation.analysis import log_directory
 from kerple.evaluation.typed import untyped
@@ -95,7 +96,7 @@ class Throughput(Callback):
             "parameters": sum(p.numel() for p in pl_module.parameters()),
             "position_parameters": position_parameters(pl_module),
             "steps": trainer.global_step,
-            "attention": [{"way": choice.way, "reason": choice.reason} for choice in taken],
+            "attention": [asdict(backend) for backend in used],
             "environment": environment(trainer, pl_module.device),
         }
         path.write_text(json.dumps(cost, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""The CUDA way as far as a CPU can run it: its mask, its ladder, its kernel in Triton's interpreter."""
+"""The CUDA backend as far as a CPU can run it: its mask, its ladder, its kernel in Triton's interpreter."""
 
 import json
 import os

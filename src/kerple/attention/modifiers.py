@@ -1,0 +1,62 @@
+"""`Modifiers`: what a strategy changes in attention, the argument that all implementations share."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kerple.positions.token_positions import AttentionWeights
+
+Modified = Tensor | tuple[Tensor, Tensor] | AttentionWeights
+ModifyScores = Callable[[Tensor, Tensor, Tensor, slice, slice, Tensor], Modified]
+AddToOutput = Callable[[Tensor, Tensor, slice, slice, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Modifiers:
+    """What a strategy changes in attention; by default nothing.
+
+    Args:
+        scale: What q·k is multiplied by; 1/√δ if None.
+        table: (H, >= Tk), added to the scaled score at distance d. Never becomes a T × T tensor; its gradient neither.
+        weight: (H, >= Tk), multiplies the scaled score at distance d, before the table is added.
+        window: Only keys at distance d < window are seen; time and memory are then O(T · window).
+        sink: (H,) or (B, H, Tq), one more logit in the softmax, without a value.
+        modify_scores: Function ``f(s, q, k, rows, columns, seen)`` that is called for each block of queries, in the
+            backward pass again. Its arguments are the scores s (B, H, rows, columns), with weight and table worked in;
+            the queries and the keys that they may see, each key repeated for the query heads it serves; the slices of
+            their row indices; and which keys each query sees, bool (rows, columns). It returns new scores, or those and
+            a sink (B, H, rows), or `kerple.positions.AttentionWeights`, beside which there can be no ``sink``.
+        add_to_output: Function ``f(p, v, rows, columns, seen)`` of the probabilities (B, H, rows, columns) of a block
+            and the values of its keys. It returns what is added to the output, (B, H, rows, δ').
+    """
+
+    scale: float | None = None
+    table: Tensor | None = None
+    weight: Tensor | None = None
+    window: int | None = None
+    sink: Tensor | None = None
+    modify_scores: ModifyScores | None = None
+    add_to_output: AddToOutput | None = None
+
+
+UNMODIFIED = Modifiers()
+
+
+def visible_keys(rows: slice, columns: slice, window: int | None, device: torch.device) -> Tensor:
+    """Which keys each query sees, bool (rows, columns): those before it, itself included, within the window."""
+    queries = torch.arange(rows.start, rows.stop, device=device)
+    distance = queries[:, None] - torch.arange(columns.start, columns.stop, device=device)
+    return distance >= 0 if window is None else (distance >= 0) & (distance < window)
+
+
+def sink_of_queries(sink: Tensor) -> Tensor:
+    """A sink (H,) or (B, H, Tq) in a shape that broadcasts with (B, H, Tq)."""
+    return sink if sink.ndim == 3 else sink[:, None]
+
+
+def for_query_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values (B, G, Tk, δ), each repeated for the query heads it serves; (B, H, Tk, δ)."""
+    repeats = q.shape[1] // k.shape[1]
+    return k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
