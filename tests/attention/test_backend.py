@@ -54,7 +54,7 @@ def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
         (
             {"option": "fused", "queries": "one"},
             "blocks",
-        ),  # with a cache there is no fused kernel, which is not refused
+        ),  # a cache has no fused kernel, and is not refused
         (CPU, "tiles"),
         (CPU | {"dtype": torch.float32, "dims": (8, 8), "queries": "last"}, "tiles"),
         (CPU | {"table": False}, "sdpa"),

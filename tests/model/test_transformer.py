@@ -168,6 +168,7 @@ def test_a_strategy_s_last_position_is_compared_without_asking_the_device(monkey
 def test_blocks_share_a_graph_and_a_compiled_network_never_goes_on_uncompiled_in_silence(monkeypatch) -> None:
     monkeypatch.setattr(transformer, "GRAPHS", 2)
     network, counter = Transformer(Shape(32, 4, 16), 3, 50, KerpleLog), CompileCounter()
+    torch._dynamo.reset()
     with torch._dynamo.config.patch(recompile_limit=1, fail_on_recompile_limit_hit=False, optimize_ddp=True):
         network.compile(backend=counter)
         for graphs, length in ((1, 8), (2, 9)):
