@@ -140,7 +140,7 @@ def broken(here: Path, name: str, *, without: tuple[str, ...] = (), **config: ob
 def test_a_path_that_is_no_model(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "there is no './nothing', expected a folder" in refused(capsys, here, "./nothing")
     (here / "empty").mkdir()
-    assert "has no config.json and 0 files .gguf" in refused(capsys, here, here / "empty")
+    assert "has no config.json and no .gguf, expected" in refused(capsys, here, here / "empty")
     (here / "run.ckpt").write_text("words")
     assert "run.ckpt is no model, expected a folder" in refused(capsys, here, here / "run.ckpt")
     bare = broken(here, "bare", without=("model.safetensors",))

@@ -83,9 +83,8 @@ def _folder(name: str, folder: Path) -> ModelSource:
     if "config.json" not in files and len(ggufs) == 1:
         return ModelSource(name, str(folder), ggufs[0])
     if "config.json" not in files:
-        raise UserError(
-            f"hf: {name} has no config.json and {len(ggufs)} GGUF files ({', '.join(ggufs)}); name one file"
-        )
+        others = ", ".join(ggufs) or "no .gguf"
+        raise UserError(f"hf: {name} has no config.json and {others}, expected config.json and weights, or one .gguf")
     if any(file.endswith((".safetensors", INDEX)) for file in files):
         return ModelSource(name, str(folder))
     if any(file.endswith(PICKLES) for file in files):
