@@ -301,7 +301,15 @@ def test_a_checkpoint_knows_its_tokenizer_and_its_data(
         trainer(1).test(Watcher(), data(tmp_path / "tokens"), **resume)
 
 
-@pytest.mark.parametrize("state", [["hostile"], {"samples_before_epoch": [1], "samples_in_epoch": 2}, {}, None])
+@pytest.mark.parametrize(
+    "state",
+    [
+        ["hostile"],
+        {"samples_before_epoch": [1], "samples_in_epoch": 2},
+        {"samples_before_epoch": -8, "samples_in_epoch": 0},
+        None,
+    ],
+)
 def test_a_state_that_is_none_is_one_line(module: Callable[..., TokenShards], prepared: Path, state: Any) -> None:
     data = TokenShards(None, directory=str(prepared), vocabulary=300)
     data.load_state_dict(state)  # without checksums there is nothing to compare

@@ -37,7 +37,7 @@ COMMANDS = {
     "fit": (["fit", "--config", "configs/demo.yaml", "--weights", "folder", "--model.position", "NoPE"], HF),
     "export": (["export", "--ckpt_path", "none.ckpt", "--to", "folder"], HF),
     "compare": (["compare", "--config", "configs/compare/pretrained.yaml"], HF),
-    "prepare": (["prepare", "--config", "configs/data/stdlib.yaml", "--data.tokenizer", "hf:folder"], HF),
+    "prepare": (["prepare", "--data.tokenizer", "hf:folder"], HF),
     "lm_eval": (["lm_eval", "--tasks", "x"], "pip install --no-deps --target FOLDER -r requirements-lm-eval.txt"),
 }
 

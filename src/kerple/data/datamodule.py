@@ -159,18 +159,14 @@ class TokenShards(ShardOptions, LightningDataModule):
         return self.folder.stream(split)
 
     def documents(self, split: str) -> NDArray[np.int64]:
-        """Index of the first token of each document of a split, (documents,) int64, ascending.
-
-        Raises:
-            UserError: The file that holds them is missing or differs from the manifest.
-        """
+        """Index of the first token of each document of a split, (documents,) int64, ascending."""
         return self.folder.documents(split)
 
     def token_bytes(self) -> Tensor:
         """Number of bytes of text of each token id, (vocabulary,) int64; 0 for end-of-text and for unused ids."""
         sizes = torch.zeros(self.vocabulary, dtype=torch.int64)
-        known = torch.tensor(token_bytes(self._tokenizer))
-        sizes[: len(known)] = known
+        of_tokenizer = torch.tensor(token_bytes(self._tokenizer))
+        sizes[: len(of_tokenizer)] = of_tokenizer
         return sizes
 
     def encode(self, text: str) -> list[int]:

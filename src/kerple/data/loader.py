@@ -1,5 +1,6 @@
 """Datasets of batches of text, and loaders that hand them to Lightning and can resume; for tasks: `tasks.sampling`."""
 
+import operator
 from collections.abc import Iterator, Sized
 from typing import Any
 
@@ -174,7 +175,9 @@ class BatchLoader:
             UserError: Their number is not a multiple of the samples in a batch.
         """
         try:
-            before, inside = int(state["samples_before_epoch"]), int(state["samples_in_epoch"])
+            before, inside = (operator.index(state[f"samples_{when}_epoch"]) for when in ("before", "in"))
+            if min(before, inside) < 0:
+                raise ValueError("negative counts")
         except (TypeError, ValueError, LookupError) as error:
             raise UserError(f"ckpt_path: got {state!r} as the state of the loader, expected two counts") from error
         if before % self.samples or inside % self.samples:

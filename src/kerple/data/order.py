@@ -63,10 +63,10 @@ class Order:
         tokens: Length of the stream.
         length: Targets per sample, T.
         key: Integers that choose the order: the seed, and the number of the corpus in a mixture.
-        chunk: Tokens per shard, or None. With a number, the order of the shards is shuffled, and then the samples of
-            each `together` shards in that order; no sample crosses the end of a shard. So few shards are needed at a
-            time. With None, all samples of the stream are shuffled together.
-        together: Number of shards whose samples are shuffled together.
+        chunk: Tokens of a stretch of the stream, or None. With a number, the order of the stretches is shuffled, and
+            then the samples of each `together` stretches in that order; no sample crosses the end of a stretch. So few
+            shards are needed at a time. With None, all samples of the stream are shuffled together.
+        together: Number of stretches whose samples are shuffled together.
 
     Raises:
         UserError: The stream is too short to hold one sample at every phase.
@@ -103,9 +103,9 @@ class Order:
         group_size = self.together * self.per_chunk
         groups, inside = np.divmod(entries, group_size)
         for group in np.unique(groups):
-            own = groups == group
+            members = groups == group
             size = min(group_size, self.samples - int(group) * group_size)
-            inside[own] = Permutation(size, *self.key, epoch, 1 + int(group))(inside[own])
+            inside[members] = Permutation(size, *self.key, epoch, 1 + int(group))(inside[members])
         slots, samples = np.divmod(groups * group_size + inside, self.per_chunk)
         chunks = slots.copy()
         chunks[slots < self.full] = Permutation(self.full, *self.key, epoch, 0)(slots[slots < self.full])
@@ -154,11 +154,11 @@ class Mixture:
             inside = periods == period
             slots[inside] = Permutation(MIXTURE_PERIOD, self.seed, int(period))(slots[inside])
         streams = np.searchsorted(self.first, slots, side="right") - 1
-        own = periods * self.quota[streams] + slots - self.first[streams]  # number of the sample in its stream
+        numbers = periods * self.quota[streams] + slots - self.first[streams]  # of the sample in its stream
         starts = np.empty_like(samples)
         for stream in np.unique(streams):
             inside = streams == stream
-            starts[inside] = self.orders[stream].starts(own[inside])
+            starts[inside] = self.orders[stream].starts(numbers[inside])
         return streams, starts
 
 
