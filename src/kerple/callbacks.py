@@ -1,13 +1,13 @@
 """Lightning callbacks: they measure, save and watch a run. The command line knows those of the list below by name."""
 
-from kerple.analyses.heads import AttentionMaps, AttentionStatistics
-from kerple.analyses.kernel_curves import Kernels
-from kerple.analyses.key_perplexity import LongPerplexity
+from kerple.analyses.attention_maps import AttentionMaps, AttentionStatistics
+from kerple.analyses.four_terms import FourTerms
+from kerple.analyses.kernels import Kernels
+from kerple.analyses.long_perplexity import LongPerplexity
 from kerple.analyses.needle import Needle
 from kerple.analyses.position_wise import PositionWisePerplexity
 from kerple.analyses.receptive_field import ReceptiveField
 from kerple.analyses.shift import ShiftTest
-from kerple.analyses.terms import FourTerms
 from kerple.evaluation.analysis import Analysis
 from kerple.evaluation.extrapolation import Extrapolation
 from kerple.evaluation.progress_lines import ProgressLines

@@ -26,23 +26,7 @@ class Blocks(Dataset[dict[str, Tensor | int]]):
         return {"tokens": self.stream[i * self.length : (i + 1) * self.length + 1], "index": i}
 
 
-class Share(Dataset[dict[str, Tensor | int]]):
-    """Every ``ranks``-th block from ``rank`` on, filled up so that all ranks have equally many."""
-
-    def __init__(self, blocks: Blocks, rank: int, ranks: int) -> None:
-        self.blocks, self.rank, self.ranks = blocks, rank, ranks
-
-    def __len__(self) -> int:
-        return -(-len(self.blocks) // self.ranks)
-
-    def __getitem__(self, i: int) -> dict[str, Tensor | int]:
-        index = i * self.ranks + self.rank
-        if index < len(self.blocks):
-            return self.blocks[index]
-        return {"tokens": torch.zeros(self.blocks.length + 1, dtype=torch.int64), "index": -1}
-
-
-class Read:
+class Stream:
     """A stream as a data module gives it."""
 
     def __init__(self, tokens: Tensor) -> None:
@@ -63,8 +47,6 @@ class RandomText(LightningDataModule):
     ) -> None:
         super().__init__()
         self.vocabulary, self.length, self.batch_size, self.workers = vocabulary, length, batch_size, workers
-        self.evaluation_length: int | None = None
-        self.evaluation_blocks: int | None = None
         self.begins = [0]
         self.streams = {
             split: torch.randint(vocabulary, (tokens,), generator=torch.Generator().manual_seed(i))
@@ -74,8 +56,8 @@ class RandomText(LightningDataModule):
     def blocks(self, split: str, length: int, limit: int | None = None) -> Blocks:
         return Blocks(self.streams[split], length, limit)
 
-    def stream(self, split: str) -> Read:
-        return Read(self.streams[split])
+    def stream(self, split: str) -> Stream:
+        return Stream(self.streams[split])
 
     def documents(self, split: str) -> list[int]:
         return self.begins
@@ -90,6 +72,4 @@ class RandomText(LightningDataModule):
         return DataLoader(self.blocks("validation", self.length), self.batch_size, num_workers=self.workers)
 
     def test_dataloader(self) -> DataLoader:
-        blocks = self.blocks("test", self.evaluation_length or self.length, self.evaluation_blocks)
-        share = Share(blocks, self.trainer.global_rank, self.trainer.world_size)
-        return DataLoader(share, 1, num_workers=self.workers)
+        return DataLoader(self.blocks("test", self.length, 1), 1)

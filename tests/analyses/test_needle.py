@@ -5,11 +5,12 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from pytorch_lightning import LightningModule, Trainer
 
-from kerple.analyses.needle import Needle, continued
+from kerple.analyses.needle import ANSWER, Needle, continuation, draw, prompt, recall
 from kerple.data import TokenShards
 from kerple.model import Transformer
 from kerple.positions import Shape
@@ -110,7 +111,7 @@ def test_both_kinds_of_networks_write_greedily() -> None:
     from kerple.positions import KerpleLog
 
     own = Transformer(Shape(16, 2, 32), 2, 96, KerpleLog).eval()
-    assert len(continued(own, tokens, 6)) == 6
+    assert len(continuation(own, tokens, 6)) == 6
 
 
 @pytest.mark.parametrize(
@@ -118,10 +119,50 @@ def test_both_kinds_of_networks_write_greedily() -> None:
     [
         ({"lengths": []}, "at least one of each"),
         ({"kind": "niah"}, "expected one of niah_single_1"),
-        ({"depths": [1.5]}, "depth: got 1.5"),
-        ({"haystack": "hay"}, "expected noise, corpus"),
+        ({"depths": [1.5]}, r"depths in 0..1"),
     ],
 )
 def test_options_are_checked(options: dict, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         Needle(**options)
+
+
+def encode(text: str) -> list[int]:
+    return list(text.encode())
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentences", "sought"),
+    [("niah_single_1", 1, 1), ("niah_single_2", 1, 1), ("niah_multikey_1", 4, 1), ("niah_multivalue", 4, 4)],
+)
+@pytest.mark.parametrize("depth", [0.0, 0.3, 1.0])
+def test_the_needle_lies_at_its_depth_and_the_rest_is_haystack(kind, sentences, sought, depth) -> None:
+    problem = draw(kind, depth, np.random.default_rng(1))
+    tokens = prompt(problem, 900, [0] * 900, encode)
+    text = bytes(tokens).decode()
+    assert len(tokens) == 900 - ANSWER * sought
+    found = re.findall(r"One of the special magic numbers for ([a-z]+-[a-z]+) is: (\d{7})\.", text)
+    assert len(found) == sentences
+    key = re.search(r"special magic numbers? for (\S+) mentioned", text).group(1)
+    assert {value for k, value in found if k == key} == set(problem.values)
+    assert len(problem.values) == sought
+    room = text.count("\0")
+    place = text[: text.index(problem.needles[0][1])].count("\0")
+    assert place == round(depth * room)
+    assert text.endswith(problem.question)
+
+
+def test_problems_are_those_of_the_seed() -> None:
+    first, second, third = (draw("niah_multikey_1", 0.5, np.random.default_rng(seed)) for seed in (3, 3, 4))
+    assert first == second != third
+
+
+def test_recall_is_the_share_of_values_that_are_named() -> None:
+    assert recall(" 1234567, and 7654321.", ["1234567", "7654321"]) == 1
+    assert recall("1234567", ["1234567", "7654321", "1111111", "2222222"]) == 0.25
+    assert recall("123456", ["1234567"]) == 0
+
+
+def test_a_length_that_leaves_no_room_is_refused() -> None:
+    with pytest.raises(ValueError, match="lengths: got 100, of which needles, question and answer take"):
+        prompt(draw("niah_single_1", 0.5, np.random.default_rng(0)), 100, [0] * 100, encode)

@@ -36,12 +36,6 @@ def test_sums_are_fp64_and_counts_are_integers() -> None:
     assert float(small.nll) == 2.0**25 + 1  # lost in an fp32 sum
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_losses_of_low_precision_are_refused(dtype: torch.dtype) -> None:
-    with pytest.raises(ValueError, match="losses: got"):
-        TokenLoss().update(torch.ones(4, dtype=dtype), 0)
-
-
 def test_half_the_model_does_not_halve_the_sums() -> None:
     metric = TokenLoss().half().bfloat16()
     metric.update(torch.tensor([2.0**25]), 0)
@@ -65,8 +59,6 @@ def test_columns_are_groups_without_a_group() -> None:
     assert metric.nll.tolist() == [17.0, 21.0]
     assert metric.targets.tolist() == [5, 5]
     assert metric.bytes.tolist() == [160, 200]
-    with pytest.raises(ValueError, match="expected 2 columns"):
-        metric.update(torch.ones(4, 3))
 
 
 def test_states_of_devices_are_added() -> None:
@@ -83,10 +75,3 @@ def test_states_of_devices_are_added() -> None:
     assert here.targets.tolist() == [2, 1]
     assert here.bytes.tolist() == [0, 7]
     assert here.nll.dtype == torch.float64
-
-
-def test_mistakes_are_errors() -> None:
-    with pytest.raises(ValueError, match="groups: got 0"):
-        TokenLoss(groups=0)
-    with pytest.raises(ValueError, match=r"bytes: got \(2,\), expected \(3,\)"):
-        TokenLoss().update(torch.ones(3), 0, torch.ones(2, dtype=torch.int64))

@@ -5,8 +5,7 @@ import torch
 from torch import Tensor
 
 from kerple import positions
-from kerple.base.errors import UserError
-from kerple.evaluation.protocols import Protocol, full, last, per_position, sliding, windowed
+from kerple.evaluation.protocols import Protocol, full, sliding, windowed
 from kerple.model import Transformer
 from kerple.positions import Shape
 
@@ -82,19 +81,8 @@ def test_last_is_the_end_of_every_whole_segment(length: int, k: int) -> None:
     network, tokens = network_of(), tokens_of(48)
     ends = range(length, 49, length)
     expected = [loss_of_one(network, tokens[0], end - length, t) for end in ends for t in range(end - k, end)]
-    actual = last(network, tokens, length, k=k)
+    actual = Protocol("last", k=k)(network, tokens, length)
     torch.testing.assert_close(actual[0], torch.tensor(expected), rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("window", [None, 3])
-def test_per_position_is_the_loop_with_one_column_per_position(window: int | None) -> None:
-    network, tokens = network_of(), tokens_of(48, blocks=2)
-    expected = [
-        [[loss_of_one(network, row, start, start + i, window) for i in range(12)] for start in range(0, 48, 12)]
-        for row in tokens
-    ]
-    actual = per_position(network, tokens, 12, window=window)
-    torch.testing.assert_close(actual, torch.tensor(expected), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("protocol", [Protocol("full"), Protocol("windowed", window=3), Protocol("sliding", stride=3)])
@@ -139,11 +127,17 @@ def test_a_window_of_the_whole_segment_is_full(name: str) -> None:
     assert not torch.allclose(windowed(network, tokens, 16, window=2), expected)
 
 
-@pytest.mark.parametrize("name", ["KerpleLog", "Sinusoidal"])
-def test_a_stride_of_the_whole_length_is_full(name: str) -> None:
-    network, tokens = network_of(name, length=16), tokens_of(48)
-    torch.testing.assert_close(sliding(network, tokens, 16, stride=16), full(network, tokens, 16))
-    assert not torch.allclose(sliding(network, tokens, 16, stride=4), full(network, tokens, 16))
+@pytest.mark.parametrize("skip", [0, 16, 32])
+def test_a_stride_of_the_whole_length_is_full(skip: int) -> None:
+    network, tokens = network_of(length=16), tokens_of(48)
+    expected = full(network, tokens, 16)[:, skip:]
+    torch.testing.assert_close(sliding(network, tokens, 16, stride=16, skip=skip), expected)
+    protocol = Protocol("sliding", stride=16, skip=skip)
+    assert torch.equal(protocol(network, tokens, 16), expected)
+    assert protocol.part_of_full(16)
+    assert not protocol.part_of_full(32)
+    assert not Protocol("sliding", stride=16, skip=skip + 1).part_of_full(16)
+    assert not torch.allclose(sliding(network, tokens, 16, stride=4, skip=skip), expected)
 
 
 @pytest.mark.parametrize("tokens_per_forward", [1, 24, 100, 10**6])
@@ -184,29 +178,10 @@ def test_losses_are_fp32_when_the_network_computes_in_bf16() -> None:
     [
         (lambda n, t: full(n, t, 49), "length: got 49"),
         (lambda n, t: full(n, t, 0), "length: got 0"),
-        (lambda n, t: full(n, t[0], 8), "tokens: got"),
-        (lambda n, t: full(n, t.float(), 8), "tokens: got"),
-        (lambda n, t: windowed(n, t, 8, window=0), "window: got 0"),
-        (lambda n, t: sliding(n, t, 8, stride=9), "stride: got 9"),
-        (lambda n, t: sliding(n, t, 8, stride=0), "stride: got 0"),
-        (lambda n, t: sliding(n, t, 8, stride=8, skip=48), "skip: got 48"),
-        (lambda n, t: last(n, t, 8, k=9), "k: got 9"),
-        (lambda n, t: per_position(n, t, 20), "does not divide"),
-        (lambda n, t: Protocol("strided"), "protocol: got 'strided'"),
-        (lambda n, t: Protocol("windowed"), "window: got None"),
-        (lambda n, t: Protocol("full", window=8), "window: got 8"),
-        (lambda n, t: Protocol("sliding", stride=0), "stride: got 0"),
-        (lambda n, t: Protocol("full", skip=3), "skip: got 3"),
+        (lambda n, t: sliding(n, t, 8, stride=9), "stride 9"),
+        (lambda n, t: sliding(n, t, 8, stride=8, skip=48), "skip 48"),
     ],
 )
 def test_what_cannot_be_honoured_is_an_error(call, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call(Counter(), tokens_of(48))
-
-
-@pytest.mark.parametrize(("name", "option"), [("windowed", "window"), ("sliding", "stride"), ("last", "k")])
-def test_an_option_that_is_missing_or_another_protocols_is_named(name: str, option: str) -> None:
-    with pytest.raises(UserError, match=rf"protocol {name}: {option}: got None, but {name} needs it; give"):
-        Protocol(name)
-    with pytest.raises(UserError, match=rf"protocol full: {option}: got 3, but only {name} has it; .* drop"):
-        Protocol("full", **{option: 3})

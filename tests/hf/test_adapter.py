@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from kerple.analyses.gradient_distance import gradient_by_distance
+from kerple.analyses.receptive_field import gradient_by_distance
 from kerple.evaluation.protocols import Protocol
 from kerple.hf.adapter import HuggingFaceNetwork
 from kerple.hf.rope_scaling import scaled

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from kerple.analyses.haystack import ANSWER, NOISE, hidden, prompt, recall
+from kerple.analyses.needle import ANSWER, NOISE, draw, prompt, recall
 from kerple.cli.main import main
 from kerple.data import TokenShards
 from kerple.hf.adapter import HuggingFaceNetwork
@@ -83,7 +83,7 @@ def test_it_finds_needles(shards: str, tmp_path: Path, monkeypatch: pytest.Monke
     source = locate("smollm2-135m")
     model, wanted = read_model(source, read_model_config(source)), 0.0
     for number in range(2):
-        problem = hidden("niah_single_1", 0.5, np.random.default_rng([1235, 256, 500000, number]))
+        problem = draw("niah_single_1", 0.5, np.random.default_rng([1235, 256, 500000, number]))
         tokens = prompt(problem, 256, data.encode(NOISE) * 20, data.encode)
         for _ in range(ANSWER):  # greedily, whole logits, no cache
             with torch.inference_mode():

@@ -6,9 +6,9 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+from kerple.analyses.instrument import uncompiled
 from torch._dynamo.testing import CompileCounter
 
-from kerple.analyses.instrument import uncompiled
 from kerple.model import Transformer, transformer
 from kerple.model.architecture import Architecture
 from kerple.model.head import Pieces, target_losses

@@ -12,20 +12,14 @@ from kerple.training.health import Finite
 from tests.analyses.line import Line, fit
 
 
-# ToyData has batches of 4, so a step of 2 micro-batches takes 8 samples; sample 29 is in step 3, micro-batch 28 .. 31
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        ("loss", "step 3: the loss of samples 28, 29, 30, 31 is not finite"),
-        ("gradient", "step 3: the gradient of samples 24, 25, 26, 27, samples 28, 29, 30, 31 is not finite"),
-    ],
-)
-def test_a_run_stops_before_the_step_and_names_samples_and_checkpoint(kind: str, message: str, tmp_path: Path) -> None:
+# ToyData has batches of 4, so a step of 2 micro-batches takes 8 samples; sample 29 is in step 3
+@pytest.mark.parametrize("kind", ["loss", "gradient"])
+def test_a_run_stops_before_the_step_and_names_it_and_the_checkpoint(kind: str, tmp_path: Path) -> None:
     model = Line(29, kind)
     last = tmp_path / "checkpoints" / "last.ckpt"
     with pytest.raises(UserError) as raised:
         fit(tmp_path, model, Finite())
-    assert message in str(raised.value)
+    assert "step 3: the loss or a gradient is not finite" in str(raised.value)
     assert str(last) in str(raised.value)
     assert model.weight.item() == model.seen[-1]
     assert torch.load(last, weights_only=True)["global_step"] == 2
@@ -83,14 +77,9 @@ class OnOne(Line):
 
 
 def test_what_one_process_finds_stops_all(tmp_path: Path) -> None:
-    with pytest.raises(Exception, match=r"step 2: the \w+ of .* is not finite"):
+    with pytest.raises(Exception, match="step 2: the loss or a gradient is not finite"):
         fit(tmp_path, OnOne(-1, "loss"), Finite(), accumulate=1, devices=2, strategy="ddp_fork")
     assert torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 2
-
-
-def test_unknown_action() -> None:
-    with pytest.raises(ValueError, match="action: got 'ignore', expected 'stop' or 'skip'"):
-        Finite("ignore")  # type: ignore[arg-type]
 
 
 class Fused(Line):
@@ -102,7 +91,7 @@ class Fused(Line):
 @pytest.mark.parametrize("kind", ["loss", "gradient"])
 def test_while_nobody_looks_a_bad_step_and_those_after_it_leave_the_weights_alone(kind: str, tmp_path: Path) -> None:
     model = Fused(17, kind)
-    with pytest.raises(UserError, match=r"step 2: .* is not finite"):
+    with pytest.raises(UserError, match="step 2: the loss or a gradient"):
         fit(tmp_path, model, Finite(every_n_steps=5))
     assert len(model.seen) == 2 * 4  # micro-batches: two good steps, the bad one, and one before somebody looked
     assert len(set(model.seen[4:])) == 1
@@ -145,6 +134,7 @@ def test_a_number_is_asked_of_a_tensor_only_when_the_host_looks(every: int, look
     assert seen == looks
 
 
-def test_unknown_number_of_steps() -> None:
-    with pytest.raises(UserError, match="every_n_steps: got 0, expected 1 or more, or null"):
-        Finite(every_n_steps=0)
+@pytest.mark.parametrize("options", [{"action": "ignore"}, {"every_n_steps": 0}])
+def test_unknown_options(options: dict) -> None:
+    with pytest.raises(UserError, match="expected 'stop' or 'skip' and a positive number"):
+        Finite(**options)

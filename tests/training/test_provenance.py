@@ -1,6 +1,7 @@
 """Each start of a run says what made it."""
 
 import json
+import shutil
 from importlib.metadata import version
 from pathlib import Path
 
@@ -15,6 +16,9 @@ def test_provenance_of_each_start(tmp_path: Path) -> None:
     for _ in range(2):
         fit(tmp_path, Line(-1, "loss"), Provenance())
     assert sorted(p.name for p in (tmp_path / "provenance").iterdir()) == ["0", "1"]
+    shutil.rmtree(tmp_path / "provenance" / "0")  # a user tidies up
+    fit(tmp_path, Line(-1, "loss"), Provenance())
+    assert sorted(p.name for p in (tmp_path / "provenance").iterdir()) == ["1", "2"]
     run = json.loads((tmp_path / "provenance" / "1" / "run.json").read_text())
     assert run["command"][1:]
     assert run.keys() >= {"started", "devices", "resumed_from"}

@@ -1,16 +1,19 @@
-"""The four terms of a score under an absolute encoding: word-word, word-position, position-word, position-position.
+"""`FourTerms`: the scores of the first layer under an absolute encoding, as a sum of four terms.
 
-The callback `FourTerms` reports them.
+They are word-word, word-position, position-word and position-position (Ke et al. 2021, arXiv 2006.15595, equation 6).
 """
 
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
+from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from kerple.base.errors import UserError
-from kerple.evaluation.results import strategy
+from kerple.evaluation.analysis import Analysis, publish
+from kerple.evaluation.typed import network_of, strategy_name
 from kerple.model import Transformer
 from kerple.positions import TokenPositions
 from kerple.positions.base import HOOKS
@@ -22,9 +25,9 @@ TERMS = ("word-word", "word-position", "position-word", "position-position")
 def four_terms(network: Transformer, tokens: Tensor) -> dict[str, Tensor]:
     """Expand the first layer's scores ``(x_m + p_m) W_Q · (x_n + p_n) W_K / √δ`` into the products of their parts.
 
-    x is the word embedding, scaled if the strategy does so, and p the position's (Ke et al. 2021, arXiv 2006.15595,
-    equation 6). The expansion is exact: given the divisor σ of x + p, LayerNorm and RMSNorm are linear.
-    The contributions of the norm's shift and of the biases of W_Q and W_K belong to neither part and are a fifth term.
+    x is the word embedding, scaled if the strategy does so, and p the position's. The expansion is exact: with the
+    divisor σ of x + p fixed, LayerNorm and RMSNorm are linear. The contributions of the norm's shift and of the biases
+    of W_Q and W_K belong to neither part and are a fifth term.
 
     Args:
         network: A model whose strategy adds something to the embeddings and does not change the scores.
@@ -37,48 +40,44 @@ def four_terms(network: Transformer, tokens: Tensor) -> dict[str, Tensor]:
     Raises:
         UserError: If `no_four_terms` has a reason.
     """
-    if why := no_four_terms(network):
-        raise UserError(f"position: {why}; use Learned or Sinusoidal, without model.qk_norm")
-    position = network.positions[0]
-    block, at = network.blocks[0], TokenPositions.line(tokens.shape[1], device=tokens.device)
+    if reason := no_four_terms(network):
+        raise UserError(f"position: {reason}; use Learned or Sinusoidal, without model.qk_norm")
+    position, block = network.positions[0], network.blocks[0]
+    positions = TokenPositions.line(tokens.shape[1], device=tokens.device)
     attention = block.attention
     norm: Any = block.attention_norm  # LayerNorm or RMSNorm
+    wide = torch.promote_types(torch.float32, attention.qkv.weight.dtype)
     with torch.autocast(tokens.device.type, enabled=False):
-        wide = torch.promote_types(torch.float32, attention.qkv.weight.dtype)
         words = network.embedding_norm(network.embedding(tokens)).to(wide)  # (B, T, D)
-        both = position.embed(words, at)
-        alone = position.embed(torch.zeros_like(words), at)  # the difference, because the strategy may scale the words
+        both = position.embed(words, positions)
+        alone = position.embed(torch.zeros_like(words), positions)  # the strategy may scale the words
         centred = _centred if isinstance(norm, nn.LayerNorm) else lambda x: x  # RMSNorm takes no mean away
         gain = norm.weight.to(wide) / (centred(both).square().mean(-1, keepdim=True) + norm.eps).sqrt()
         parts = {"word": centred(both - alone) * gain, "position": centred(alone) * gain}
-        bias = getattr(norm, "bias", None)  # RMSNorm has none
-        shift = 0 if bias is None else bias.to(wide)
-        w_q, w_k, _ = attention.qkv.weight.to(wide).split(attention.widths)
-        b_q, b_k = (
-            (None, None) if attention.qkv.bias is None else attention.qkv.bias.to(wide).split(attention.widths)[:2]
-        )
+        shift = getattr(norm, "bias", None)  # RMSNorm has none
+        parts["whole"] = parts["word"] + parts["position"] + (0 if shift is None else shift.to(wide))
+        weights = attention.qkv.weight.to(wide).split(attention.widths)
+        biases = (None,) * 3 if attention.qkv.bias is None else attention.qkv.bias.to(wide).split(attention.widths)
+        size = both.shape[-1] // attention.heads
 
-        def heads(x: Tensor) -> Tensor:
-            x = x.unflatten(-1, (-1, both.shape[-1] // attention.heads)).transpose(1, 2)  # (B, H or G, T, δ)
+        def heads(name: str, i: int) -> Tensor:
+            x = linear(parts[name], weights[i], biases[i] if name == "whole" else None)
+            x = x.unflatten(-1, (-1, size)).transpose(1, 2)  # (B, H or G, T, δ)
             return x.repeat_interleave(attention.heads // x.shape[1], 1)  # (B, H, T, δ)
 
-        scale = (both.shape[-1] // attention.heads) ** -0.5
-        q = {name: heads(linear(part, w_q)) for name, part in parts.items()}
-        k = {name: heads(linear(part, w_k)) for name, part in parts.items()}
-        terms = {f"{a}-{b}": q[a] @ k[b].transpose(-1, -2) * scale for a in q for b in k}
-        normed = parts["word"] + parts["position"] + shift
-        whole = heads(linear(normed, w_q, b_q)) @ heads(linear(normed, w_k, b_k)).transpose(-1, -2) * scale
-        return terms | {"rest": whole - sum(terms.values())}
+        q, k = ({name: heads(name, i) for name in parts} for i in (0, 1))
+        scores = {f"{a}-{b}": q[a] @ k[b].mT * size**-0.5 for a, b in (term.split("-") for term in TERMS)}
+        return scores | {"rest": q["whole"] @ k["whole"].mT * size**-0.5 - sum(scores.values())}
 
 
 def no_four_terms(network: Transformer) -> str | None:
     """Why the first layer's scores are not the sum that `four_terms` returns, or None if they are."""
     position = network.positions[0]
-    hooks = {hook for hook in HOOKS if position.uses(hook)} - {"remap_positions"}
+    name, hooks = type(position).__name__, {hook for hook in HOOKS if position.uses(hook)} - {"remap_positions"}
     if "embed" not in hooks:
-        return f"{strategy(network)} adds nothing to the embeddings, so there are no four terms"
+        return f"{name} adds nothing to the embeddings, so there are no four terms"
     if more := ", ".join(sorted(hooks - {"embed"})):
-        return f"{strategy(network)} also has {more}, so its scores are more than four terms"
+        return f"{name} also has {more}, so its scores are more than four terms"
     if not isinstance(network.blocks[0].attention.q_norm, nn.Identity):
         return "qk_norm normalises queries and keys, so their scores are no sum of four terms"
     return None
@@ -89,11 +88,63 @@ def spread(term: Tensor) -> Tensor:
 
     The mean of each query is subtracted first, because a constant per query does not change the softmax.
     """
-    seen = torch.ones(term.shape[-2:], dtype=torch.bool, device=term.device).tril()
-    values = term.double().masked_fill(~seen, 0)
-    centred = (values - (values.sum(-1) / seen.sum(-1))[..., None]).masked_fill(~seen, 0)
-    return (centred.square().sum((0, 2, 3)) / (len(term) * seen.sum())).sqrt()
+    visible = torch.ones(term.shape[-2:], dtype=torch.bool, device=term.device).tril()
+    values = term.double().masked_fill(~visible, 0)
+    centred = (values - (values.sum(-1) / visible.sum(-1))[..., None]).masked_fill(~visible, 0)
+    return (centred.square().sum((0, 2, 3)) / (len(term) * visible.sum())).sqrt()
+
+
+class FourTerms(Analysis):
+    """Splits the first layer's scores into word-word, word-position, position-word and position-position terms.
+
+    It draws the four matrices as means over heads and texts, and writes ``four_terms.csv``: head, term, and the term's
+    standard deviation over the keys that a query sees, which says how much the term matters in the softmax. Strategies
+    that add nothing to the embeddings, or do more, are skipped with a message, and so is a model with ``qk_norm``.
+
+    Args:
+        length: Tokens of a text, at most 512; None for the training length.
+        blocks: Number of texts.
+    """
+
+    name = "four_terms"
+    max_length = 512  # several tensors of H · T² scores
+
+    def skip_reason(self, pl_module: LightningModule) -> str | None:
+        return no_four_terms(network_of(pl_module)) or super().skip_reason(pl_module)
+
+    def analyse(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        network, names, device = network_of(pl_module), (*TERMS, "rest"), pl_module.device
+        length, heads = self.targets(pl_module), network.shape.heads
+        variance = torch.zeros(len(names), heads, dtype=torch.float64, device=device)
+        mean = torch.zeros(len(TERMS), length, length, dtype=torch.float64, device=device)  # over heads and texts
+        for _, tokens in self.read(trainer, pl_module):
+            terms = four_terms(network, tokens[:, :-1])
+            variance += torch.stack([spread(terms[name]).square() for name in names]) / self.blocks
+            mean += torch.stack([terms[name][0].double().mean(0) for name in TERMS]) / self.blocks
+        variance = trainer.strategy.reduce(variance, reduce_op="sum").cpu()
+        mean = trainer.strategy.reduce(mean, reduce_op="sum").cpu()
+        rows = [
+            {"head": head, "term": name, "standard_deviation": float(variance[i, head].sqrt())}
+            for head in range(heads)
+            for i, name in enumerate(names)
+        ]
+        title = f"{strategy_name(pl_module)}, first layer: terms of the scaled scores, mean of {self.blocks} texts"
+        publish(trainer, self.name, _figure(mean, variance.mean(1).sqrt(), title), rows)
 
 
 def _centred(x: Tensor) -> Tensor:
     return x - x.mean(-1, keepdim=True)
+
+
+def _figure(matrices: Tensor, deviations: Tensor, title: str) -> Figure:
+    figure = Figure(figsize=(8.4, 7.6), layout="constrained")
+    panels = figure.subplots(2, 2, sharex=True, sharey=True).flat
+    for axes, matrix, name, deviation in zip(panels, matrices, TERMS, deviations, strict=False):
+        visible = matrix.masked_fill(torch.ones_like(matrix).triu(1).bool(), float("nan"))
+        limit = float(visible.abs().nan_to_num(0).quantile(0.99)) or 1.0  # one outlier must not hide the structure
+        image = axes.imshow(visible.numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
+        figure.colorbar(image, ax=axes, shrink=0.85, label="score (nats)")
+        axes.set_title(f"{name}: standard deviation {float(deviation):.2g}", fontsize=10)
+        axes.set(xlabel="key position n", ylabel="query position m")
+    figure.suptitle(title)
+    return figure

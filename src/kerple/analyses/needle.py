@@ -1,9 +1,12 @@
-"""`Needle`: whether a model finds a number that is hidden in a long text, by depth and length."""
+"""`Needle`: whether a model finds a number that is hidden in a long text, by depth and length.
 
-import json
-from collections.abc import Sequence
+The problems are named and defined as in RULER (Hsieh et al. 2024, arXiv 2404.06654, section 3.1).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import product
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -11,20 +14,104 @@ from matplotlib.figure import Figure
 from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor
 
-from kerple.analyses.haystack import ANSWER, NOISE, Kind, hidden, prompt, recall
 from kerple.base.errors import UserError
-from kerple.evaluation.analysis import Analysis, log_directory, publish, strategy_name
-from kerple.evaluation.results import reach
-from kerple.evaluation.typed import data_of, network_of
+from kerple.evaluation import results
+from kerple.evaluation.analysis import Analysis, log_directory, publish
+from kerple.evaluation.progress_lines import with_progress
+from kerple.evaluation.results import Row
+from kerple.evaluation.typed import data_of, max_positions, network_of, strategy_name
 from kerple.model.generation import generate
+
+Kind = Literal["niah_single_1", "niah_single_2", "niah_multikey_1", "niah_multivalue"]
+NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.\n"
+ADJECTIVES = ("ancient", "bitter", "clever", "distant", "eager", "famous", "gentle", "hollow", "jolly", "lively")
+NOUNS = ("anchor", "basket", "candle", "desert", "engine", "forest", "garden", "hammer", "island", "kettle")
+NEEDLES = 4  # number of keys in niah_multikey_1, of values in niah_multivalue
+ANSWER = 16  # number of tokens that the model may write for each value
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A problem: sentences to hide in a haystack, and a question about them.
+
+    Args:
+        needles: For each sentence, the share of the haystack that comes before it, 0..1, and the sentence.
+        question: Text that follows the haystack, which the model has to continue.
+        values: The numbers that the answer has to contain.
+    """
+
+    needles: tuple[tuple[float, str], ...]
+    question: str
+    values: tuple[str, ...]
+
+
+def draw(kind: Kind, depth: float, rng: np.random.Generator) -> Problem:
+    """Draw a problem whose first needle is at a given depth; further needles are at random depths.
+
+    ``niah_single_1`` and ``niah_single_2`` hide one number under one key (in noise and in text). ``niah_multikey_1``
+    hides three more under other keys, and asks for the first. ``niah_multivalue`` hides three more under the same key,
+    and asks for all.
+
+    Args:
+        kind: One of these names.
+        depth: Share of the haystack before the first needle, 0..1.
+        rng: Draws the keys, the numbers of seven digits and the other depths.
+    """
+    count = 1 if kind.startswith("niah_single") else NEEDLES
+    pairs = rng.choice(len(ADJECTIVES) * len(NOUNS), count, replace=False)
+    keys = [f"{ADJECTIVES[pair % len(ADJECTIVES)]}-{NOUNS[pair // len(ADJECTIVES)]}" for pair in pairs]
+    values = [str(number) for number in rng.choice(9 * 10**6, count, replace=False) + 10**6]
+    depths = [depth, *rng.random(count - 1)]
+    many = kind == "niah_multivalue"
+    if many:
+        keys = keys[:1] * count
+    sentences = [f"One of the special magic numbers for {k} is: {v}." for k, v in zip(keys, values, strict=True)]
+    what = "are all the special magic numbers" if many else "is the special magic number"
+    answer = "special magic numbers" if many else "special magic number"
+    be = "are" if many else "is"
+    question = (
+        f"What {what} for {keys[0]} mentioned in the provided text? "
+        f"The {answer} for {keys[0]} mentioned in the provided text {be}"
+    )
+    return Problem(tuple(zip(depths, sentences, strict=True)), question, tuple(values if many else values[:1]))
+
+
+def prompt(problem: Problem, length: int, haystack: Sequence[int], encode: Callable[[str], list[int]]) -> list[int]:
+    """The tokens of the haystack, the needles and the question, which together with the answer are ``length``.
+
+    Args:
+        problem: A problem of `draw`.
+        length: Number of tokens in all, including `ANSWER` for each value.
+        haystack: At least ``length`` tokens of noise or text.
+        encode: Function from a text to its tokens.
+
+    Raises:
+        UserError: If the length leaves no room for the haystack.
+    """
+    sentences = sorted((depth, encode(f"\n{sentence}\n")) for depth, sentence in problem.needles)
+    question = encode(f"\n{problem.question}")
+    room = length - len(question) - sum(len(s) for _, s in sentences) - ANSWER * len(problem.values)
+    if room < 1:
+        raise UserError(f"lengths: got {length}, of which needles, question and answer take {length - room}; read more")
+    tokens: list[int] = []
+    before = 0
+    for depth, sentence in sentences:
+        cut = round(depth * room)
+        tokens += [*haystack[before:cut], *sentence]
+        before = cut
+    return [*tokens, *haystack[before:room], *question]
+
+
+def recall(answer: str, values: Sequence[str]) -> float:
+    """Share of the values that occur in the answer (RULER's ``string_match_all``)."""
+    return sum(value in answer for value in values) / len(values)
 
 
 class Needle(Analysis):
     """Measures the share of hidden values that the model names when it generates greedily, at each depth and length.
 
-    The problems and the score, ``string_match_all``, are those of RULER (Hsieh et al. 2024, arXiv 2404.06654). Writes
-    ``<kind>.csv`` (length, depth, problems, found), a heat map ``<kind>.png``, and ``<kind>.json``, which has a row of
-    metric ``accuracy`` for each length, for `compare`. The data must be text, that is `TokenShards`.
+    The score is RULER's, ``string_match_all``. Writes ``<kind>.csv`` (length, depth, problems, found), a heat map
+    ``<kind>.png``, and a result of metric ``accuracy`` for each length. The data must be text, that is `TokenShards`.
 
     Args:
         kind: ``niah_single_1``, ``niah_single_2``, ``niah_multikey_1`` or ``niah_multivalue``.
@@ -39,8 +126,6 @@ class Needle(Analysis):
         UserError: If an option is out of range, or the data is not text.
     """
 
-    name = "needle"
-
     def __init__(
         self,
         kind: Kind = "niah_single_1",
@@ -50,38 +135,28 @@ class Needle(Analysis):
         haystack: Literal["noise", "corpus"] | None = None,
         seed: int = 1235,
     ) -> None:
-        if not lengths or min(lengths) < 1 or problems < 1 or not depths:
+        if kind not in get_args(Kind):
+            raise UserError(f"Needle: kind: got {kind!r}, expected one of {', '.join(get_args(Kind))}")
+        if min(lengths, default=0) < 1 or problems < 1 or not depths or not all(0 <= depth <= 1 for depth in depths):
             raise UserError(
                 f"Needle: got lengths {list(lengths)}, depths {list(depths)}, problems {problems}; expected positive "
-                "numbers, and at least one of each"
+                "numbers, depths in 0..1, and at least one of each"
             )
         super().__init__(max(lengths), blocks=1)
-        for depth in depths:
-            hidden(kind, depth, np.random.default_rng(0))
-        if haystack not in (None, "noise", "corpus"):
-            raise UserError(f"Needle: haystack: got {haystack!r}, expected noise, corpus, or null for RULER's choice")
         self.kind = self.name = kind
         self.lengths, self.depths = sorted(set(lengths)), sorted(set(depths))
         self.problems, self.seed = problems, seed
         self.haystack = haystack or ("noise" if kind == "niah_single_1" else "corpus")
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        super().setup(trainer, pl_module, stage)
-        if not hasattr(data_of(trainer), "encode") or not hasattr(data_of(trainer), "stream"):
-            raise UserError(
-                f"Needle: got data {type(data_of(trainer)).__name__}, expected text; use data TokenShards, or drop "
-                "this callback"
-            )
-
-    def impossible(self, pl_module: LightningModule) -> str | None:
-        return None  # `analyse` leaves out the lengths that are too long
+    def skip_reason(self, pl_module: LightningModule) -> str | None:
+        return None  # lengths that are too long are left out
 
     def analyse(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        bound = reach(network_of(pl_module))
-        lengths = [length for length in self.lengths if bound is None or length <= bound]
+        limit = max_positions(network_of(pl_module))
+        lengths = [length for length in self.lengths if limit is None or length <= limit]
         cells = list(product(range(len(lengths)), range(len(self.depths)), range(self.problems)))
         found = torch.zeros(len(lengths), len(self.depths), dtype=torch.float64, device=pl_module.device)
-        for i, d, number in cells[trainer.global_rank :: trainer.world_size]:
+        for i, d, number in with_progress(trainer, cells[trainer.global_rank :: trainer.world_size]):
             with trainer.precision_plugin.forward_context():
                 found[i, d] += self._try(data_of(trainer), pl_module, lengths[i], self.depths[d], number)
         found = trainer.strategy.reduce(found, reduce_op="sum").cpu()
@@ -90,28 +165,23 @@ class Needle(Analysis):
             for i, length in enumerate(lengths)
             for d, depth in enumerate(self.depths)
         ]
-        figure = self._figure(found / self.problems, lengths, pl_module) if lengths else None
+        figure = self._figure(found / self.problems, lengths, strategy_name(pl_module)) if lengths else None
         publish(trainer, self.kind, figure, rows)
-        directory = log_directory(trainer)
+        directory, count = log_directory(trainer), self.problems * len(self.depths)
         if trainer.is_global_zero:
-            count = self.problems * len(self.depths)
-            about = {"protocol": self.kind, "metric": "accuracy", "count": count}
-            summed = [
-                {**about, "length": n, "sum": float(f.sum()), "value": float(f.sum()) / count}
-                for n, f in zip(lengths, found, strict=True)
-            ]
+            sums = zip(lengths, found.sum(1).tolist(), strict=True)
             skipped = [
-                {"protocol": self.kind, "length": length, "reason": f"the strategy has only {bound} positions"}
+                {"protocol": self.kind, "length": length, "reason": f"the strategy has only {limit} positions"}
                 for length in self.lengths
                 if length not in lengths
             ]
-            content = {"haystack": self.haystack, "rows": summed, "skipped": skipped}
-            (directory / f"{self.kind}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+            accuracies = [Row("accuracy", self.kind, length, None, None, total, count) for length, total in sums]
+            results.write(directory, self.kind, accuracies, {"haystack": self.haystack, "skipped": skipped})
 
     def _try(self, data: Any, pl_module: LightningModule, length: int, depth: float, number: int) -> float:
         # seeded by the cell, so that what is hidden does not depend on the order or the number of devices
         rng = np.random.default_rng([self.seed, length, round(depth * 10**6), number])
-        problem = hidden(self.kind, depth, rng)
+        problem = draw(self.kind, depth, rng)
         if self.haystack == "noise":
             sentence = data.encode(NOISE)
             haystack = sentence * -(-length // len(sentence))
@@ -119,24 +189,24 @@ class Needle(Analysis):
             stream = data.stream("test")
             haystack = stream.read(int(rng.integers(len(stream) - length)), length).tolist()
         tokens = torch.tensor([prompt(problem, length, haystack, data.encode)], device=pl_module.device)
-        written = continued(network_of(pl_module), tokens, ANSWER * len(problem.values))
+        written = continuation(network_of(pl_module), tokens, ANSWER * len(problem.values))
         return recall(data.decode(written), problem.values)
 
-    def _figure(self, share: Tensor, lengths: Sequence[int], pl_module: LightningModule) -> Figure:
-        drawn = Figure(figsize=(1.6 + 0.9 * len(lengths), 1.6 + 0.5 * len(self.depths)), layout="constrained")
-        axes = drawn.add_subplot()
+    def _figure(self, share: Tensor, lengths: Sequence[int], strategy: str) -> Figure:
+        figure = Figure(figsize=(1.6 + 0.9 * len(lengths), 1.6 + 0.5 * len(self.depths)), layout="constrained")
+        axes = figure.add_subplot()
         image = axes.imshow(share.T.numpy(), cmap="RdYlGn", vmin=0, vmax=1, aspect="auto")
         axes.set_xticks(range(len(lengths)), [f"{n:,}" for n in lengths])
         axes.set_yticks(range(len(self.depths)), [f"{d:.0%}" for d in self.depths])
         for i, d in product(range(len(lengths)), range(len(self.depths))):
             axes.text(i, d, f"{float(share[i, d]):.0%}", ha="center", va="center", fontsize=8)
         axes.set(xlabel="length (tokens)", ylabel="depth of the needle")
-        drawn.suptitle(f"{strategy_name(pl_module)}: {self.kind} in {self.haystack}", fontsize=10)
-        drawn.colorbar(image, label="values found")
-        return drawn
+        figure.suptitle(f"{strategy}: {self.kind} in {self.haystack}", fontsize=10)
+        figure.colorbar(image, label="values found")
+        return figure
 
 
-def continued(network: Any, tokens: Tensor, steps: int) -> list[int]:
+def continuation(network: Any, tokens: Tensor, steps: int) -> list[int]:
     """The ``steps`` tokens that a network generates greedily after the tokens (1, T) int64."""
     if hasattr(network, "continued"):  # a pretrained model generates by its own code, with its own cache
         return network.continued(tokens, steps)

@@ -1,18 +1,14 @@
 """`PositionWisePerplexity`: perplexity at each position, with the whole context and with the last keys only."""
 
-import math
-
 import torch
 from matplotlib.figure import Figure
 from pytorch_lightning import LightningModule, Trainer
-from torch import Tensor
 
 from kerple.base.errors import UserError
-from kerple.evaluation.analysis import Analysis, publish, strategy_name, synchronise
+from kerple.evaluation.analysis import Analysis, publish, synchronise
 from kerple.evaluation.metrics import TokenLoss
-from kerple.evaluation.protocols import per_position
-from kerple.evaluation.results import finite
-from kerple.evaluation.typed import network_of
+from kerple.evaluation.protocols import full, windowed
+from kerple.evaluation.typed import network_of, strategy_name
 
 
 class PositionWisePerplexity(Analysis):
@@ -30,67 +26,67 @@ class PositionWisePerplexity(Analysis):
         bins: Number of points of the curves in the figure.
 
     Raises:
-        UserError: If a number is not positive, or the window is longer than the segment.
+        UserError: If a number is not positive. In `setup`, if the window is longer than the segment.
     """
 
     name = "position_wise"
 
     def __init__(self, length: int, window: int | None = None, blocks: int = 64, bins: int = 32) -> None:
         super().__init__(length, blocks)
-        if bins < 1 or (window is not None and not 1 <= window <= length):
-            raise UserError(
-                f"PositionWisePerplexity: got window {window} and bins {bins}, expected a window in 1..{length} and at "
-                "least one bin"
-            )
+        if bins < 1 or (window is not None and window < 1):
+            raise UserError(f"PositionWisePerplexity: got window {window}, bins {bins}, expected positive numbers")
         self.window = window
         self.bins = bins
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
-        window = self.window or network_of(pl_module).shape.length
-        if stage == "test" and window > self._length(pl_module):
+        length, window = self.targets(pl_module), self._keys(pl_module)
+        if stage == "test" and window > length:
             raise UserError(
-                f"PositionWisePerplexity: length: got {self._length(pl_module)}, expected at least {window}, the "
-                "window, by default the training length: no target would lose any context; change one of them"
+                f"PositionWisePerplexity: length: got {length}, expected at least {window}, the window, by default the "
+                "training length: no target would lose any context; change one of them"
             )
 
     def analyse(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        network, length = network_of(pl_module), self._length(pl_module)
-        window = self.window or network.shape.length
-        full, windowed = (TokenLoss(length).to(pl_module.device) for _ in range(2))
+        network, length, window = network_of(pl_module), self.targets(pl_module), self._keys(pl_module)
+        in_full, in_window = (TokenLoss(length).to(pl_module.device) for _ in range(2))
         for _, tokens in self.read(trainer, pl_module):
             with trainer.precision_plugin.forward_context():
-                full.update(per_position(network, tokens, length))
-                windowed.update(per_position(network, tokens, length, window=window))
-        synchronise(full, windowed)
+                in_full.update(full(network, tokens, length))
+                in_window.update(windowed(network, tokens, length, window=window))
+        synchronise(in_full, in_window)
+        targets = in_full.targets[0]  # of each position
+        columns = {
+            "nll_full": in_full.nll,
+            "nll_windowed": in_window.nll,
+            "ppl_full": (in_full.nll / targets).exp(),
+            "ppl_windowed": (in_window.nll / targets).exp(),
+            "context_gain": (in_window.nll - in_full.nll) / targets,
+        }
         rows = [
-            {
-                "position": i,
-                "window": window,
-                "targets": int(full.targets[i]),
-                "nll_full": float(full.nll[i]),
-                "nll_windowed": float(windowed.nll[i]),
-                "ppl_full": finite((full.nll[i] / full.targets[i]).exp()),
-                "ppl_windowed": finite((windowed.nll[i] / windowed.targets[i]).exp()),
-                "context_gain": float((windowed.nll[i] - full.nll[i]) / full.targets[i]),
-            }
-            for i in range(length)
+            {"position": i, "window": window, "targets": int(targets)} | dict(zip(columns, values, strict=True))
+            for i, values in enumerate(torch.stack(list(columns.values()), 1).tolist())
         ]
-        publish(trainer, self.name, self._figure(full, windowed, window, pl_module), rows)
+        publish(trainer, self.name, self._figure(in_full, in_window, pl_module), rows)
 
-    def _figure(self, full: TokenLoss, windowed: TokenLoss, window: int, pl_module: LightningModule) -> Figure:
-        trained, width = network_of(pl_module).shape.length, -(-len(full.nll) // self.bins)
-        middles = torch.arange(len(full.nll), dtype=torch.float64).split(width)
+    def _keys(self, pl_module: LightningModule) -> int:
+        return self.window or network_of(pl_module).shape.length
+
+    def _figure(self, in_full: TokenLoss, in_window: TokenLoss, pl_module: LightningModule) -> Figure:
+        trained, width = network_of(pl_module).shape.length, -(-len(in_full.nll) // self.bins)
+        middles = torch.arange(len(in_full.nll), dtype=torch.float64).split(width)
         at = [float(m.mean()) for m in middles]
-        counts = _binned(full.targets, width)
-        loss, loss_windowed = _binned(full.nll, width) / counts, _binned(windowed.nll, width) / counts
-        drawn = Figure(figsize=(6.4, 6), layout="constrained")
-        above, below = drawn.subplots(2, sharex=True, height_ratios=(3, 2))
+        loss, loss_windowed = (
+            torch.stack([part.mean() for part in (x.nll / x.targets).cpu().split(width)]) for x in (in_full, in_window)
+        )
+        figure = Figure(figsize=(6.4, 6), layout="constrained")
+        above, below = figure.subplots(2, sharex=True, height_ratios=(3, 2))
         above.plot(at, loss.exp().tolist(), label="full", linewidth=2.5)
-        above.plot(at, loss_windowed.exp().tolist(), "--", label=f"windowed: the last {window:,} keys of every layer")
+        label = f"windowed: the last {self._keys(pl_module):,} keys of every layer"
+        above.plot(at, loss_windowed.exp().tolist(), "--", label=label)
         above.set(
             ylabel=f"perplexity (mean of {width} positions)" if width > 1 else "perplexity",
-            title=f"{strategy_name(pl_module)}: perplexity by position, {int(full.targets[0])} segments",
+            title=f"{strategy_name(pl_module)}: perplexity by position, {int(in_full.targets[0])} segments",
         )
         below.axhline(0, color="black", linewidth=0.8)
         below.plot(at, (loss_windowed - loss).tolist(), color="C2", label="context gain")
@@ -100,12 +96,7 @@ class PositionWisePerplexity(Analysis):
             axes.grid(alpha=0.3)
             axes.legend()
         # without the first bin, whose positions have hardly any context: its large values would flatten the rest
-        tops = torch.cat([loss[1:], loss_windowed[1:]]).exp() if len(loss) > 2 else loss.exp()
-        low, high = float(tops.min()), float(tops.max())
-        if math.isfinite(low) and math.isfinite(high):
-            above.set_ylim(low - 0.05 * (high - low), high + 0.15 * (high - low) + 1e-6)
-        return drawn
-
-
-def _binned(values: Tensor, width: int) -> Tensor:
-    return torch.stack([part.sum() for part in values.cpu().split(width)])
+        values = torch.cat([loss[1:], loss_windowed[1:]]).exp() if len(loss) > 2 else loss.exp()
+        low, high = float(values.min()), float(values.max())
+        above.set_ylim(low - 0.05 * (high - low), high + 0.15 * (high - low) + 1e-6)
+        return figure

@@ -1,21 +1,81 @@
-"""`ReceptiveField`: how far back a model uses its context, by gradients and by the smallest sufficient window."""
+"""`ReceptiveField`: how far back a model uses its context, by gradients and by the smallest sufficient window.
 
-from collections.abc import Sequence
+Both measures are those of Chi et al. 2023 (arXiv 2212.10356, section 3).
+"""
+
+from collections.abc import Mapping, Sequence
 
 import torch
 from matplotlib.figure import Figure
 from pytorch_lightning import LightningModule, Trainer
-from torch import Tensor
+from torch import Tensor, nn
 
-from kerple.analyses.gradient_distance import distance_covering, gradient_by_distance, smallest_sufficient
+from kerple.analyses.attention_maps import uncompiled
 from kerple.base.errors import UserError
-from kerple.evaluation.analysis import Analysis, publish, skip, strategy_name, synchronise
+from kerple.evaluation.analysis import Analysis, publish, synchronise
 from kerple.evaluation.metrics import TokenLoss
-from kerple.evaluation.typed import network_of
+from kerple.evaluation.typed import network_of, strategy_name
+from kerple.model import Transformer
+
+
+def gradient_by_distance(network: Transformer, tokens: Tensor) -> Tensor:
+    """Share of each input in the gradient of the last position's loss.
+
+    ``s_d = ‖∂ loss of the last target / ∂ embedding of the input at distance d‖₂``, divided by its sum over d.
+
+    Args:
+        network: The model, in evaluation mode. It runs in the precision of its weights, without autocast.
+        tokens: (B, L+1) int64.
+
+    Returns:
+        (B, L) fp64. Entry d is the share of the input that is d tokens before the last one; rows add up to 1.
+    """
+    embedded: list[Tensor] = []
+
+    def replace_by_leaf(_: nn.Module, __: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        embedded.append(output.detach().requires_grad_())
+        return embedded[0]
+
+    hook = network.embedding.register_forward_hook(replace_by_leaf)
+    try:
+        # a backward pass cannot use tensors of inference mode, so they are copied outside of it
+        with (
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            uncompiled(network),
+            torch.autocast(tokens.device.type, enabled=False),
+        ):
+            loss = network.losses(tokens.clone(), last=1).sum()
+            (gradient,) = torch.autograd.grad(loss, embedded)  # (B, L, D)
+    finally:
+        hook.remove()
+    norms = gradient.double().norm(dim=-1).flip(1)  # (B, L), entry d at distance d
+    return norms / norms.sum(1, keepdim=True)
+
+
+def distance_covering(cumulative: Tensor, part: float) -> int:
+    """Smallest distance at which the cumulative shares (L,) of the distances reach ``part``, in 0..1."""
+    return min(int((cumulative < part * (1 - 1e-12)).sum()), len(cumulative) - 1)
+
+
+def smallest_sufficient(perplexities: Mapping[int, float], full: float, tolerance: float = 0.01) -> int | None:
+    """Smallest window that is sufficient, as are all larger ones, or None if the largest is not.
+
+    Args:
+        perplexities: Perplexity with each window.
+        full: Perplexity without a window.
+        tolerance: A window is sufficient if its perplexity exceeds ``full`` by at most this share.
+    """
+    sufficient = None
+    for window in sorted(perplexities, reverse=True):
+        if perplexities[window] > full * (1 + tolerance):
+            break
+        sufficient = window
+    return sufficient
 
 
 class ReceptiveField(Analysis):
-    """Measures how far back a model uses its context in two ways (Chi et al. 2023, arXiv 2212.10356).
+    """Measures how far back a model uses its context in two ways.
 
     The first is the norm of the gradient of the last position's loss at each input, as a cumulative share over
     distance. The second is the smallest window whose perplexity is within ``tolerance`` of the full one. They need not
@@ -52,19 +112,9 @@ class ReceptiveField(Analysis):
         self.windows = windows
         self.tolerance = tolerance
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        super().setup(trainer, pl_module, stage)
-        length = self._length(pl_module)
-        if stage == "test" and self.windows and max(self.windows) > length:
-            raise UserError(
-                f"ReceptiveField: windows: got {max(self.windows)}, expected at most {length}, the length of a "
-                "segment; choose shorter windows or a longer length"
-            )
-
     def analyse(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        network, length = network_of(pl_module), self._length(pl_module)
-        given = self.windows or [2**i for i in range(length.bit_length())]
-        windows = sorted(set(given) - {length})
+        network, length = network_of(pl_module), self.targets(pl_module)
+        windows = sorted({w for w in self.windows or [2**i for i in range(length.bit_length())] if w < length})
         losses = {w: TokenLoss().to(pl_module.device) for w in (*windows, length)}
         shares = torch.zeros(length, dtype=torch.float64, device=pl_module.device)
         for _, tokens in self.read(trainer, pl_module):
@@ -75,48 +125,35 @@ class ReceptiveField(Analysis):
         shares = trainer.strategy.reduce(shares, reduce_op="sum").cpu()
         synchronise(*losses.values())
         perplexities = {w: float(loss.perplexity()) for w, loss in losses.items()}
-        enough = smallest_sufficient(perplexities, perplexities[length], self.tolerance)
-        if enough is None:  # a number is within any tolerance of itself
-            skip(trainer, self.name, f"ReceptiveField: skipped: the loss of {strategy_name(pl_module)} is no number")
-            return
-        cumulative = shares.cumsum(0)
-        publish(
-            trainer,
-            self.name,
-            self._figure(cumulative, perplexities, enough, pl_module),
-            [
-                {"distance": d, "share": float(shares[d]), "cumulative": float(cumulative[d])}
-                for d in range(len(shares))
-            ],
-        )
-        publish(
-            trainer,
-            "receptive_window",
-            None,
-            [
-                {
-                    "window": window,
-                    "nll_sum": float(loss.nll.sum()),
-                    "targets": int(loss.targets.sum()),
-                    "ppl": perplexities[window],
-                    "ratio_to_full": perplexities[window] / perplexities[length],
-                    "smallest_sufficient": window == enough,
-                }
-                for window, loss in losses.items()
-            ],
-        )
+        full, cumulative = perplexities[length], shares.cumsum(0)
+        sufficient = smallest_sufficient(perplexities, full, self.tolerance)
+        assert sufficient is not None, "a number is within any tolerance of itself"
+        gradients = zip(shares.tolist(), cumulative.tolist(), strict=True)
+        rows = [{"distance": d, "share": s, "cumulative": c} for d, (s, c) in enumerate(gradients)]
+        publish(trainer, self.name, self._figure(cumulative, perplexities, sufficient, pl_module), rows)
+        rows = [
+            {
+                "window": window,
+                "nll_sum": float(loss.nll),
+                "targets": int(loss.targets),
+                "ppl": perplexities[window],
+                "ratio_to_full": perplexities[window] / full,
+                "smallest_sufficient": window == sufficient,
+            }
+            for window, loss in losses.items()
+        ]
+        publish(trainer, "receptive_window", None, rows)
 
     def _figure(
-        self, cumulative: Tensor, perplexities: dict[int, float], enough: int, pl_module: LightningModule
+        self, cumulative: Tensor, perplexities: dict[int, float], sufficient: int, pl_module: LightningModule
     ) -> Figure:
         trained, length = network_of(pl_module).shape.length, len(cumulative)
-        drawn = Figure(figsize=(10.4, 4.2), layout="constrained")
-        left, right = drawn.subplots(1, 2)
+        figure = Figure(figsize=(10.4, 4.2), layout="constrained")
+        left, right = figure.subplots(1, 2)
         left.plot(range(1, length + 1), cumulative.tolist(), label="cumulative share")
-        shares = cumulative.diff(prepend=torch.zeros(1, dtype=cumulative.dtype))
         for part, style in ((0.5, ":"), (0.9, "-."), (0.99, "--")):
-            reached = distance_covering(shares, part) + 1
-            left.axvline(reached, color="C1", linestyle=style, linewidth=1, label=f"{part:.0%} in the last {reached:,}")
+            last = distance_covering(cumulative, part) + 1
+            left.axvline(last, color="C1", linestyle=style, linewidth=1, label=f"{part:.0%} in the last {last:,}")
         left.set(
             xlabel="last inputs (tokens)",
             ylabel="cumulative share of the gradient's norm",
@@ -124,11 +161,9 @@ class ReceptiveField(Analysis):
             ylim=(0, 1.02),
         )
         right.plot(list(perplexities), list(perplexities.values()), marker="o", markersize=4, label="windowed")
-        full = perplexities[length]
-        right.axhspan(
-            full, full * (1 + self.tolerance), color="C2", alpha=0.25, label=f"within {self.tolerance:.0%} of full"
-        )
-        right.axvline(enough, color="C1", linestyle="--", linewidth=1, label=f"smallest sufficient: {enough:,}")
+        full, label = perplexities[length], f"within {self.tolerance:.0%} of full"
+        right.axhspan(full, full * (1 + self.tolerance), color="C2", alpha=0.25, label=label)
+        right.axvline(sufficient, color="C1", linestyle="--", linewidth=1, label=f"smallest sufficient: {sufficient:,}")
         right.set(xlabel="window (keys in each layer)", ylabel="perplexity", title="perplexity by window")
         for axes in (left, right):
             axes.axvline(trained, color="0.6", linewidth=1, label=f"training length {trained:,}")
@@ -136,5 +171,5 @@ class ReceptiveField(Analysis):
             axes.xaxis.set_major_formatter("{x:,.0f}")
             axes.grid(alpha=0.3)
             axes.legend(fontsize=8)
-        drawn.suptitle(f"{strategy_name(pl_module)}: receptive field in {self.blocks} segments of {length:,} tokens")
-        return drawn
+        figure.suptitle(f"{strategy_name(pl_module)}: receptive field in {self.blocks} segments of {length:,} tokens")
+        return figure

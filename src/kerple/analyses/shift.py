@@ -7,10 +7,9 @@ from matplotlib.figure import Figure
 from pytorch_lightning import LightningModule, Trainer
 
 from kerple.base.errors import UserError
-from kerple.evaluation.analysis import Analysis, publish, strategy_name, synchronise
+from kerple.evaluation.analysis import Analysis, publish, synchronise
 from kerple.evaluation.metrics import TokenLoss
-from kerple.evaluation.results import finite, reach
-from kerple.evaluation.typed import network_of
+from kerple.evaluation.typed import max_positions, network_of, strategy_name
 
 
 class ShiftTest(Analysis):
@@ -40,46 +39,41 @@ class ShiftTest(Analysis):
         self.shifts = sorted(set(shifts))
 
     def analyse(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        network, length = network_of(pl_module), self._length(pl_module)
-        bound = reach(network)
-        within = [s for s in self.shifts if bound is None or s + length <= bound]
-        sums = {shift: TokenLoss().to(pl_module.device) for shift in within}
+        network, length, limit = network_of(pl_module), self.targets(pl_module), max_positions(network_of(pl_module))
+        possible = [shift for shift in self.shifts if limit is None or shift + length <= limit]
+        losses = {shift: TokenLoss().to(pl_module.device) for shift in possible}
         for _, tokens in self.read(trainer, pl_module):
-            for shift, loss in sums.items():
+            for shift, loss in losses.items():
                 with trainer.precision_plugin.forward_context():
                     loss.update(network.losses(tokens, offset=shift), 0)
-        synchronise(*sums.values())
+        synchronise(*losses.values())
         rows: list[dict[str, Any]] = []
         for shift in self.shifts:
-            found = sums.get(shift)
-            rows.append(
-                {
-                    "shift": shift,
-                    "length": length,
-                    "nll_sum": None if found is None else float(found.nll.sum()),
-                    "targets": 0 if found is None else int(found.targets.sum()),
-                    "ppl": None if found is None else finite(found.perplexity()),
-                    "skipped": None if found is not None else f"the strategy has only {bound} positions",
-                }
-            )
-        publish(trainer, self.name, _figure(rows, pl_module), rows)
+            row = {"shift": shift, "length": length}
+            if shift in losses:
+                nats, targets = float(losses[shift].nll), int(losses[shift].targets)
+                ppl = float(losses[shift].perplexity())
+                rows.append(row | {"nll_sum": nats, "targets": targets, "ppl": ppl, "skipped": None})
+            else:
+                reason = f"the strategy has only {limit} positions"
+                rows.append(row | {"nll_sum": None, "targets": 0, "ppl": None, "skipped": reason})
+        publish(trainer, self.name, _figure(rows, strategy_name(pl_module)), rows)
 
 
-def _figure(rows: Sequence[dict[str, Any]], pl_module: LightningModule) -> Figure:
-    drawn = Figure(figsize=(6.4, 4), layout="constrained")
-    axes = drawn.add_subplot()
-    points = [(r["shift"], r["ppl"]) for r in rows if r["ppl"] is not None]
-    axes.plot([s for s, _ in points], [p for _, p in points], marker="o", label=strategy_name(pl_module))
-    for i, row in enumerate(r for r in rows if r["skipped"] is not None):
+def _figure(rows: Sequence[dict[str, Any]], strategy: str) -> Figure:
+    figure = Figure(figsize=(6.4, 4), layout="constrained")
+    axes = figure.add_subplot()
+    shifts, values = zip(*((row["shift"], row["ppl"]) for row in rows if row["ppl"] is not None), strict=True)
+    axes.plot(shifts, values, marker="o", label=strategy)
+    for i, row in enumerate(row for row in rows if row["skipped"] is not None):
         axes.axvline(row["shift"], color="0.7", linestyle=":", label=None if i else f"skipped: {row['skipped']}")
-    if points:  # at least 1% on both sides, so that rounding errors do not look like an effect
-        (_, base), values = points[0], [p for _, p in points]
-        axes.set_ylim(min(*values, base * 0.99) * 0.99, max(*values, base * 1.01) * 1.01)
+    # at least 1% on both sides, so that rounding errors do not look like an effect
+    axes.set_ylim(min(*values, values[0] * 0.99) * 0.99, max(*values, values[0] * 1.01) * 1.01)
     axes.set(
         xlabel="position of the first token",
         ylabel="perplexity",
-        title=f"{strategy_name(pl_module)}: the same {rows[0]['length']}-token segments, shifted",
+        title=f"{strategy}: the same {rows[0]['length']}-token segments, shifted",
     )
     axes.grid(alpha=0.3)
     axes.legend()
-    return drawn
+    return figure

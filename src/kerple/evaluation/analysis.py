@@ -15,8 +15,8 @@ from torch import Tensor
 
 from kerple.base.errors import UserError
 from kerple.evaluation.metrics import TokenLoss
-from kerple.evaluation.results import OWN_TABLES, reach, strategy
-from kerple.evaluation.typed import data_of, network_of, untyped
+from kerple.evaluation.progress_lines import with_progress
+from kerple.evaluation.typed import data_of, max_positions, network_of, strategy_name, untyped
 
 
 class Analysis(Callback):
@@ -28,96 +28,99 @@ class Analysis(Callback):
 
     Args:
         length: Targets in a block; None for the training length.
-        blocks: Number of blocks to read.
+        blocks: Number of blocks to read; None for all.
 
     Raises:
-        UserError: If a number is not positive. In `setup`, if the test split has fewer blocks than asked for, or two
-            analyses would write the same files.
+        UserError: If a number is not positive. In `setup`, if the data is no text, the test split has fewer blocks, the
+            length is above `max_length`, or two analyses would write the same files.
     """
 
     name: str
     """Name of the files, and of the figure in TensorBoard."""
+    max_length: int | None = None
+    """Largest number of targets in a block, for analyses whose memory grows with its square."""
 
-    def __init__(self, length: int | None = None, blocks: int = 16) -> None:
+    def __init__(self, length: int | None = None, blocks: int | None = 16) -> None:
         super().__init__()
         for name, number in (("length", length), ("blocks", blocks)):
             if number is not None and number < 1:
                 raise UserError(f"{type(self).__name__}: {name}: got {number}, expected a positive number")
         self.length = length
-        self.blocks = blocks
+        self.blocks: Any = blocks
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        datamodule = text_of(trainer, self)
-        if sum(isinstance(c, Analysis) and c.name == self.name for c in untyped(trainer).callbacks) > 1:
+        data = data_of(trainer)
+        if not hasattr(data, "blocks"):
             raise UserError(
-                f"trainer.callbacks: got more than one {type(self).__name__} that writes {self.name}.csv, expected "
-                "one; test once for each, with another --run_dir"
+                f"{type(self).__name__}: got data {type(data).__name__}, expected text in blocks; use data "
+                "TokenShards, or drop this callback"
             )
-        if self.name in OWN_TABLES:
+        if sum(getattr(callback, "name", None) == self.name for callback in untyped(trainer).callbacks) > 1:
             raise UserError(
-                f"{type(self).__name__}: name: got {self.name!r}, which a report needs for a table of its own; choose "
-                "another"
+                f"trainer.callbacks: got more than one {type(self).__name__} that writes {self.name}, expected one; "
+                "test once for each, with another --run_dir"
             )
-        if stage == "test":
-            found = len(datamodule.blocks("test", self._length(pl_module), self.blocks))
-            if found < self.blocks:
-                raise UserError(
-                    f"{type(self).__name__}: blocks: got {self.blocks}, but the test split has only {found} of "
-                    f"{self._length(pl_module)} targets; lower blocks or length, or use a larger split"
-                )
+        length, most = self.targets(pl_module), self.max_length
+        if most is not None and length > most:
+            raise UserError(
+                f"{type(self).__name__}: length: got {length}, expected at most {most}; set a shorter length"
+            )
+        data.evaluation_blocks = 1  # analyses read the text themselves, test batches are not used
+        if stage == "test":  # raise now, not after hours, if there is too little text
+            self.text(trainer, length)
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if why := self.impossible(pl_module):
-            skip(trainer, self.name, f"{type(self).__name__}: skipped: {why}")
+        if reason := self.skip_reason(pl_module):
+            skip(trainer, self.name, f"{type(self).__name__}: skipped: {reason}")
         else:
             self.analyse(trainer, pl_module)
 
-    def impossible(self, pl_module: LightningModule) -> str | None:
+    def skip_reason(self, pl_module: LightningModule) -> str | None:
         """Why this analysis cannot be made of this model, or None. The reason is written in place of the results."""
-        length, bound = self._length(pl_module), reach(network_of(pl_module))
-        if bound is not None and length > bound:
-            return f"{strategy_name(pl_module)} has no position past {bound - 1}, the segments have {length} tokens"
+        length, limit = self.targets(pl_module), max_positions(network_of(pl_module))
+        if limit is not None and length > limit:
+            return f"{strategy_name(pl_module)} has only {limit} positions, the segments have {length} tokens"
         return None
 
     @abstractmethod
     def analyse(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Measure, and `publish` the results. Called on every rank, in evaluation mode, without gradients."""
 
-    def read(self, trainer: Trainer, pl_module: LightningModule) -> Iterator[tuple[int, Tensor]]:
-        """Yield this device's share of the blocks: (index, tokens (1, length + 1) int64 on the device)."""
-        blocks = data_of(trainer).blocks("test", self._length(pl_module), self.blocks)
-        for i in range(trainer.global_rank, len(blocks), trainer.world_size):
-            yield i, blocks[i]["tokens"].to(pl_module.device)[None]
-
-    def _length(self, pl_module: LightningModule) -> int:
+    def targets(self, pl_module: LightningModule) -> int:
+        """Targets in a block: the option ``length``, or the training length."""
         return self.length or network_of(pl_module).shape.length
 
+    def text(self, trainer: Trainer, length: int) -> Any:
+        """The blocks of ``length`` targets that all devices together read, a sequence of {"tokens": (length + 1,)}."""
+        blocks = data_of(trainer).blocks("test", length, self.blocks)
+        if len(blocks) < (self.blocks or 1):
+            raise UserError(
+                f"{type(self).__name__}: blocks: got {self.blocks}, but the test split has only {len(blocks)} of "
+                f"{length} targets; lower blocks or length, or use a larger split"
+            )
+        return blocks
 
-def text_of(trainer: Trainer, callback: Callback) -> Any:
-    """The data module of a run on text, which has ``blocks(split, length)``.
-
-    Raises:
-        UserError: If the run has other data, or none.
-    """
-    data = data_of(trainer)
-    if not hasattr(data, "blocks"):
-        given = "none" if data is None else type(data).__name__
-        raise UserError(
-            f"{type(callback).__name__}: got data {given}, expected text in blocks; use data TokenShards, or drop "
-            "this callback"
-        )
-    return data
+    def read(self, trainer: Trainer, pl_module: LightningModule) -> Iterator[tuple[int, Tensor]]:
+        """Yield this device's share of the blocks: (index, tokens (1, length + 1) int64 on the device)."""
+        yield from share(trainer, pl_module, self.text(trainer, self.targets(pl_module)))
 
 
-def strategy_name(pl_module: LightningModule) -> str:
-    """Class name of the model's strategy, as titles have it."""
-    return strategy(network_of(pl_module))
+def share(trainer: Trainer, pl_module: LightningModule, blocks: Any) -> Iterator[tuple[int, Tensor]]:
+    """Yield this device's share of the blocks: (index, tokens (1, length + 1) int64 on the device)."""
+    for i in with_progress(trainer, range(trainer.global_rank, len(blocks), trainer.world_size)):
+        yield i, blocks[i]["tokens"].to(pl_module.device)[None]
 
 
 def synchronise(*losses: TokenLoss) -> None:
-    """Replace each device's sums by those of all devices."""
+    """Replace each device's sums by those of all devices.
+
+    Raises:
+        UserError: If a sum is no finite number.
+    """
     for loss in losses:
         loss.sync()
+        if not loss.nll.isfinite().all():
+            raise UserError("a loss of the test text is no finite number; are the weights? Test another checkpoint")
 
 
 def publish(trainer: Trainer, name: str, figure: Figure | None, rows: Sequence[dict[str, Any]]) -> None:

@@ -1,48 +1,42 @@
-"""`Extrapolation`: perplexity at several evaluation lengths, in `test` and, on a few blocks, after each validation.
-
-The file has more than 300 lines because one class has all the options, each with its sentence and its check.
-"""
+"""`Extrapolation`: perplexity at several evaluation lengths, in `test` and, on a few blocks, after each validation."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal
 
-from pytorch_lightning import Callback, LightningModule, Trainer
-from pytorch_lightning.loggers import TensorBoardLogger
+from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.trainer.states import RunningStage, TrainerFn
 from rich.console import Console
-from torch import Tensor
+from torch.utils.data import Subset
 
 from kerple.base.errors import UserError
 from kerple.evaluation import results
-from kerple.evaluation.analysis import log_directory, publish, text_of
+from kerple.evaluation.analysis import Analysis, log_directory, publish, share, synchronise
 from kerple.evaluation.context_gain import ContextGain
-from kerple.evaluation.options import checked_lengths, chosen_protocols
-from kerple.evaluation.progress_lines import with_progress, within
-from kerple.evaluation.protocols import TOKENS_PER_FORWARD, Name, Protocol
-from kerple.evaluation.results import Measurement
+from kerple.evaluation.extrapolation_figures import figure, table
+from kerple.evaluation.measurement import Measurement, measure, plan
+from kerple.evaluation.protocols import TOKENS_PER_FORWARD, Name, Protocol, choose_protocols, ordered_lengths
 from kerple.evaluation.segments import DocumentBlocks, shuffled
-from kerple.evaluation.typed import data_of, network_of, refuse_shards, untyped
+from kerple.evaluation.typed import data_of, max_positions, network_of, refuse_shards, strategy_name
 
 
-class Extrapolation(Callback):
+class Extrapolation(Analysis):
     """Measures perplexity by several protocols and at several lengths, on the same targets.
 
-    A test batch is one block of ``block_length`` targets. For each length the block is cut into segments, so that every
-    target is scored exactly once at every length. Writes ``extrapolation.json`` and a figure into the run's log
-    directory, prints a table, and logs ``test/ppl/<protocol>/<length>`` and ``test/bits_per_byte/<protocol>/<length>``.
-    The latter divides by the bytes of the scored targets, which the data module's ``token_bytes`` gives. Lengths that
-    the strategy cannot represent are reported as skipped. Where the protocols have ``full`` and then ``windowed``,
+    Blocks of ``block_length`` targets are read. For each length a block is cut into segments, so that every target is
+    scored exactly once at every length. Writes the sums of the losses and a figure into the run's log directory, prints
+    a table, and logs ``test/ppl/<protocol>/<length>`` and ``test/bits_per_byte/<protocol>/<length>``. The latter
+    divides by the bytes of the scored targets, which the data module's ``token_bytes`` gives. Lengths that the strategy
+    cannot represent are reported as skipped. Where the protocols have ``full`` and then ``windowed``,
     ``context_gain.csv`` says what text beyond the window is worth, by position in segments of the longest length.
 
     After each validation of `fit`, ``val/ppl/full/<length>`` is measured on the first blocks of the validation split.
 
     Args:
         lengths: Evaluation lengths in tokens; each must divide the longest.
+        protocols: Any of full, windowed, sliding, last, per_position.
         block_length: Targets in a block, a multiple of the longest length; None for the longest length itself.
         blocks: Number of blocks of the test split that all devices together score, counted from its beginning; None for
-            all. It replaces `limit_test_batches`, which counts for each device: results would depend on their number.
-        protocols: Any of full, windowed, sliding, last, per_position.
+            all.
         window: Number of keys that a query sees in windowed; None for the training length.
         stride: Number of new targets in each step of sliding; at most the shortest length.
         skip: Number of targets at the start of a block that sliding uses as context only, so that all scored targets
@@ -54,15 +48,17 @@ class Extrapolation(Callback):
         segments: Number of segments at each length with ``sampling: paper``.
         seed: Chooses the shuffle of ``sampling: paper``.
         documents: Whether only blocks inside one document are scored, cut from its first token on. Documents shorter
-            than a block are left out. It needs a data module with ``stream`` and ``documents``. The file then says
-            which blocks are of one document, because reports take documents as independent of each other, not blocks.
+            than a block are left out. It needs a data module with ``stream`` and ``documents``. Reports take documents
+            as independent of each other, not blocks.
         validation_blocks: Largest number of blocks that are scored after each validation; 0 for none.
         tokens_per_forward: Largest number of tokens in one forward pass; a longer segment runs alone.
 
     Raises:
-        UserError: If an option is out of range or two contradict each other. In `setup`, also if the trainer has two of
-            these callbacks or limits the batches of several devices, or a split has too few blocks or segments.
+        UserError: If an option is out of range or two contradict each other. In `setup`, if the data is no text or too
+            little. In `test`, if a loss is not finite.
     """
+
+    name = "extrapolation"
 
     def __init__(
         self,
@@ -81,250 +77,145 @@ class Extrapolation(Callback):
         validation_blocks: int = 4,
         tokens_per_forward: int = TOKENS_PER_FORWARD,
     ) -> None:
-        super().__init__()
-        self.lengths = checked_lengths(lengths)
+        self.lengths = ordered_lengths(lengths)
         self.block = self.lengths[-1] if block_length is None else block_length
-        if self.block < 1 or self.block % self.lengths[-1]:
+        super().__init__(self.block, blocks)
+        if self.block % self.lengths[-1]:
+            raise UserError(f"block_length: got {block_length}, expected a multiple of {self.lengths[-1]}, the longest")
+        if min(segments, validation_blocks + 1, tokens_per_forward) < 1:
             raise UserError(
-                f"block_length: got {block_length}, expected a multiple of {self.lengths[-1]}, the longest length"
+                f"Extrapolation: got segments {segments}, validation_blocks {validation_blocks} and tokens_per_forward "
+                f"{tokens_per_forward}, expected positive numbers; validation_blocks may be 0"
+            )
+        if sampling == "paper" and (documents or blocks is not None or "sliding" in protocols):
+            raise UserError(
+                "sampling: got 'paper', which takes the option segments in place of blocks, ignores documents and has "
+                "no text before its segments for sliding; use sampling: blocks, or drop these"
             )
         self.names = tuple(protocols)
         self.options: dict[str, Any] = {"window": window, "stride": stride, "skip": skip, "k": k}
-        self.protocols = chosen_protocols(self.names, self.lengths, block=self.block, **self.options)
-        for name, number, least in (
-            ("blocks", 1 if blocks is None else blocks, 1),
-            ("segments", segments, 1),
-            ("validation_blocks", validation_blocks, 0),
-            ("tokens_per_forward", tokens_per_forward, 1),
-        ):
-            if number < least:
-                raise UserError(f"{name}: got {number}, expected at least {least}")
-        if sampling not in ("blocks", "paper"):
-            raise UserError(f"sampling: got {sampling!r}, expected 'blocks' or 'paper'")
-        if sampling == "paper" and (documents or "sliding" in protocols):
-            raise UserError(
-                "sampling: got 'paper', whose segments ignore documents and have no text before them for sliding; "
-                "use sampling: blocks, or neither documents nor sliding"
-            )
-        if sampling == "paper" and blocks is not None:
-            raise UserError(
-                f"blocks: got {blocks}, expected null with sampling: paper; use segments, or sampling: blocks"
-            )
+        choose_protocols(self.names, self.lengths, self.block, **self.options)  # an error now, not in `setup`
         self.sampling, self.segments, self.seed = sampling, segments, seed
-        self.blocks, self.documents = blocks, documents
+        self.documents = documents
         self.validation_blocks = validation_blocks
         self.tokens_per_forward = tokens_per_forward
         self.measurements: list[Measurement] = []
-        self.token_bytes: Tensor | None = None
-        self.gain: ContextGain | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        datamodule = text_of(trainer, self)
-        if self.documents and not (getattr(datamodule, "documents", None) and getattr(datamodule, "stream", None)):
-            raise UserError(
-                f"Extrapolation: documents: got true, but {type(datamodule).__name__} does not know where documents "
-                "begin; use TokenShards, or documents: false"
-            )
-        if sum(isinstance(callback, Extrapolation) for callback in untyped(trainer).callbacks) > 1:
-            raise UserError(
-                "trainer.callbacks: got more than one Extrapolation, expected one, as they would share the test "
-                "batches and their file; test once for each, with another --run_dir"
-            )
-        datamodule.evaluation_length, datamodule.evaluation_blocks = self.block, self.blocks
-        self.protocols = chosen_protocols(
-            self.names,
-            self.lengths,
-            **self.options,
-            block=self.block,
-            training_length=network_of(pl_module).shape.length,
-        )
-        # raise now, not after hours of tests, if there is too little text
+        super().setup(trainer, pl_module, stage)
         if stage == "test":
-            if trainer.world_size > 1 and _limited(trainer):
+            if trainer.limit_test_batches != 1:
                 raise UserError(
-                    f"trainer.limit_test_batches: got {trainer.limit_test_batches} for each of {trainer.world_size} "
-                    "devices, so that their number would decide what is scored; use the option blocks of Extrapolation"
+                    f"trainer.limit_test_batches: got {trainer.limit_test_batches}, but Extrapolation reads blocks, no "
+                    "batches; use its option blocks, or segments with sampling: paper"
                 )
-            if _limited(trainer) and (self.documents or self.sampling == "paper"):
-                instead = "segments" if self.sampling == "paper" else "blocks"
-                raise UserError(
-                    f"trainer.limit_test_batches: got {trainer.limit_test_batches}, but with "
-                    f"{'documents: true' if self.documents else 'sampling: paper'} Extrapolation reads no test "
-                    f"batches; use its option {instead}"
-                )
-            for length in self.lengths if self.sampling == "paper" else [self.block]:
-                self._text(trainer, length)
+            for length in self.lengths if self.sampling == "paper" else []:
+                self.text(trainer, length)
         elif stage == "fit" and self.validation_blocks:
             refuse_shards(trainer, "Extrapolation", "set its validation_blocks to 0")
-            _blocks(trainer, "validation", self.block)
+            self._validation_text(trainer)
 
-    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        groups = self.segments if self.sampling == "paper" else len(self._text(trainer, self.block)[1])
-        self.measurements = self._plan(pl_module, self.protocols, groups)
-        self.gain = _gain(self.measurements, self.lengths[-1], pl_module) if self.sampling == "blocks" else None
-        if hasattr(data_of(trainer), "token_bytes"):
-            self.token_bytes = data_of(trainer).token_bytes().to(pl_module.device)
+    def skip_reason(self, pl_module: LightningModule) -> str | None:
+        return None  # lengths that are too long are left out, the others are measured
 
-    def on_test_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: dict[str, Any],
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        if self.sampling == "blocks" and not self.documents:
-            self._measure(trainer, pl_module, batch, self.measurements, self.gain)
+    def text(self, trainer: Trainer, length: int) -> Any:
+        if self.documents:
+            data = data_of(trainer)
+            if not (getattr(data, "documents", None) and getattr(data, "stream", None)):
+                raise UserError(
+                    f"Extrapolation: documents: got true, but {type(data).__name__} does not know where documents "
+                    "begin; use TokenShards, or documents: false"
+                )
+            return DocumentBlocks(data.stream("test"), data.documents("test"), length, self.blocks)
+        blocks = super().text(trainer, length)
+        return Subset(blocks, shuffled(len(blocks), self.segments, self.seed)) if self.sampling == "paper" else blocks
 
-    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.sampling == "paper":
-            for length in self.lengths:
-                at_length = [m for m in self.measurements if m.length == length]
-                self._measure_all(trainer, pl_module, *self._text(trainer, length), at_length)
-        elif self.documents:
-            self._measure_all(trainer, pl_module, *self._text(trainer, self.block), self.measurements, self.gain)
-        _synchronise(self.measurements)
-        rows: list[dict[str, Any]] = [] if self.gain is None else self.gain.compute()  # of all devices
-        partly = self.sampling == "blocks" and not self.documents and _limited(trainer)
+    def analyse(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        training_length, data = network_of(pl_module).shape.length, data_of(trainer)
+        protocols = choose_protocols(
+            self.names, self.lengths, self.block, **self.options, training_length=training_length
+        )
+        token_bytes = data.token_bytes().to(pl_module.device) if hasattr(data, "token_bytes") else None
+        gain = self._context_gain(protocols, pl_module)
+        self.measurements, about = [], {}
+        for length in self.lengths if self.sampling == "paper" else [self.block]:
+            text, lengths = self.text(trainer, length), [length] if self.sampling == "paper" else self.lengths
+            self.measurements += self._measure(trainer, pl_module, text, protocols, lengths, token_bytes, gain)
+            if self.documents:
+                about["block_document"] = text.documents.tolist()
+        synchronise(*(m.loss for m in self.measurements))
         for m in self.measurements:
-            results.check_counts(m, m.length if self.sampling == "paper" else self.block, partly)
             if m.skipped is None and m.protocol.name != "per_position":
                 name = f"{m.protocol.label}/{m.length}"
                 pl_module.log(f"test/ppl/{name}", m.loss.perplexity(), sync_dist=True)
-                if self.token_bytes is not None:
+                if token_bytes is not None:
                     pl_module.log(f"test/bits_per_byte/{name}", m.loss.bits_per_byte(), sync_dist=True)
-        directory = log_directory(trainer)
+        strategy, directory = strategy_name(pl_module), log_directory(trainer)
         if trainer.is_global_zero:
-            self._report(trainer, pl_module, directory)
-        publish(trainer, "context_gain", None, rows)
+            about |= {
+                "strategy": strategy,
+                "training_length": training_length,
+                "split": "test",
+                "block": self.block,
+                "skip": self.options["skip"],
+                "sampling": self.sampling,
+                "documents": self.documents,
+                "precision": str(trainer.precision),
+                "skipped": [
+                    {"protocol": m.protocol.label, "length": m.length, "reason": m.skipped}
+                    for m in self.measurements
+                    if m.skipped is not None
+                ],
+            }
+            rows = [row for m in self.measurements if m.skipped is None for row in m.rows()]
+            results.write(directory, self.name, rows, about)
+            Console().print(table(self.measurements, training_length))
+        title = f"{strategy}: perplexity by evaluation length"
+        publish(trainer, self.name, figure(self.measurements, training_length, title), [])
+        publish(trainer, "context_gain", None, gain.compute() if gain is not None else [])
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not self.validation_blocks or trainer.state.fn != TrainerFn.FITTING:
+        fitting = trainer.state.fn == TrainerFn.FITTING and trainer.state.stage != RunningStage.SANITY_CHECKING
+        if not self.validation_blocks or not fitting:
             return
-        if trainer.state.stage == RunningStage.SANITY_CHECKING:
-            return
-        blocks = _blocks(trainer, "validation", self.block, self.validation_blocks)
-        measurements = self._plan(pl_module, [Protocol("full")], len(blocks))
-        self._measure_all(trainer, pl_module, blocks, range(len(blocks)), measurements)
-        _synchronise(measurements)
-        for m in measurements:
-            results.check_counts(m, self.block, partly=False)
+        text = self._validation_text(trainer)
+        for m in self._measure(trainer, pl_module, text, [Protocol("full")], self.lengths):
+            m.loss.sync()
             if m.skipped is None:
                 pl_module.log(f"val/ppl/full/{m.length}", m.loss.perplexity(), sync_dist=True)
-
-    def _plan(self, pl_module: LightningModule, protocols: Sequence[Protocol], groups: int) -> list[Measurement]:
-        return results.plan(
-            protocols,
-            self.lengths,
-            groups=groups,
-            reach=results.reach(network_of(pl_module)),
-            device=pl_module.device,
-        )
 
     def _measure(
         self,
         trainer: Trainer,
         pl_module: LightningModule,
-        batch: dict[str, Any],
-        measurements: Sequence[Measurement],
-        gain: ContextGain | None = None,
-    ) -> None:
-        index = int(batch["index"])
-        if index < 0:  # a filler, because another rank has one block more
-            return
-        with trainer.precision_plugin.forward_context():
-            results.measure(
-                network_of(pl_module),
-                batch["tokens"],
-                index,
-                within(trainer, measurements),
-                self.tokens_per_forward,
-                self.token_bytes,
-                gain,
-            )
-
-    def _measure_all(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        blocks: Any,
-        order: Sequence[int],
-        measurements: Sequence[Measurement],
-        gain: ContextGain | None = None,
-    ) -> None:
-        for i in with_progress(trainer, range(trainer.global_rank, len(order), trainer.world_size)):
-            tokens = blocks[order[i]]["tokens"].to(pl_module.device)[None]
-            self._measure(trainer, pl_module, {"tokens": tokens, "index": i}, measurements, gain)
-
-    def _text(self, trainer: Trainer, length: int) -> tuple[Any, Sequence[int]]:
-        """The blocks that `test` reads at a length, and the indices of those it scores, in order."""
-        if self.documents:
-            blocks = DocumentBlocks(data_of(trainer).stream("test"), data_of(trainer).documents("test"), length)
-        else:
-            blocks = _blocks(trainer, "test", length)
-        if self.sampling == "paper":
-            return blocks, shuffled(len(blocks), self.segments, self.seed).tolist()
-        if self.blocks is not None and len(blocks) < self.blocks:
-            raise UserError(
-                f"blocks: got {self.blocks}, but the test split has only {len(blocks)} of {length} targets; lower it, "
-                "or use a larger split"
-            )
-        return blocks, range(len(blocks) if self.blocks is None else self.blocks)
-
-    def _report(self, trainer: Trainer, pl_module: LightningModule, directory: Path) -> None:
+        text: Any,
+        protocols: Sequence[Protocol],
+        lengths: Sequence[int],
+        *context: Any,
+    ) -> list[Measurement]:
+        """Sums of this device's share of the text; ``context`` are the last arguments of `measure`."""
         network = network_of(pl_module)
-        strategy = results.strategy(network)
-        about: dict[str, Any] = {}
-        if self.documents:
-            blocks, order = self._text(trainer, self.block)
-            about["block_document"] = blocks.documents[list(order)].tolist()
-        results.write(
-            directory / "extrapolation.json",
-            self.measurements,
-            strategy=strategy,
-            training_length=network.shape.length,
-            split="test",
-            block=self.block,
-            sampling=self.sampling,
-            documents=self.documents,
-            precision=str(trainer.precision),
-            **about,
-        )
-        drawn = results.figure(self.measurements, network.shape.length, f"{strategy}: perplexity by evaluation length")
-        drawn.savefig(directory / "extrapolation.png", dpi=150)
-        for logger in trainer.loggers:
-            if isinstance(logger, TensorBoardLogger):
-                logger.experiment.add_figure("test/extrapolation", drawn, global_step=trainer.global_step)
-        Console().print(results.table(self.measurements, network.shape.length))
+        measurements = plan(protocols, lengths, len(text), max_positions(network_of(pl_module)), pl_module.device)
+        for i, tokens in share(trainer, pl_module, text):
+            with trainer.precision_plugin.forward_context():
+                measure(network, tokens, i, measurements, self.tokens_per_forward, *context)
+        return measurements
 
+    def _validation_text(self, trainer: Trainer) -> Any:
+        blocks = data_of(trainer).blocks("validation", self.block, self.validation_blocks)
+        if not len(blocks):
+            raise UserError(
+                f"lengths: got {self.block}, but the validation split has no block of that many targets; use a larger "
+                "split, shorter lengths, or validation_blocks: 0"
+            )
+        return blocks
 
-def _limited(trainer: Trainer) -> bool:
-    # to Lightning, 1.0 means all batches and 1 means one
-    return trainer.limit_test_batches != 1 or isinstance(trainer.limit_test_batches, int)
-
-
-def _blocks(trainer: Trainer, split: str, length: int, limit: int | None = None) -> Any:
-    blocks = data_of(trainer).blocks(split, length, limit)
-    if not len(blocks):
-        raise UserError(
-            f"lengths: got {length}, but the {split} split has no block of that many targets; use a larger split or "
-            "shorter lengths"
-        )
-    return blocks
-
-
-def _gain(measurements: Sequence[Measurement], length: int, pl_module: LightningModule) -> ContextGain | None:
-    """For the length, if it is measured in full and then with a window that takes something away."""
-    names = [m.protocol.name for m in measurements if m.length == length and m.skipped is None]
-    window = max((m.protocol.window or 0 for m in measurements), default=0)
-    if "windowed" not in names or "full" not in names[: names.index("windowed")] or window >= length:
-        return None
-    return ContextGain(length, window).to(pl_module.device)
-
-
-def _synchronise(measurements: Sequence[Measurement]) -> None:
-    for m in measurements:
-        m.loss.sync()
-        if m.by_position is not None:
-            m.by_position.sync()
+    def _context_gain(self, protocols: Sequence[Protocol], pl_module: LightningModule) -> ContextGain | None:
+        """For the longest length, if it is measured in full and then with a window that takes something away."""
+        length, limit = self.lengths[-1], max_positions(network_of(pl_module))
+        names = [protocol.name for protocol in protocols]
+        window = next((protocol.window for protocol in protocols if protocol.window is not None), length)
+        possible = window < length and (limit is None or length <= limit) and self.sampling == "blocks"
+        if not possible or "full" not in names[: names.index("windowed")]:
+            return None
+        return ContextGain(length, window).to(pl_module.device)

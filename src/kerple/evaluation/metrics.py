@@ -16,9 +16,6 @@ class TokenLoss(Metric):
 
     Args:
         groups: Number of groups G.
-
-    Raises:
-        ValueError: If there is no group.
     """
 
     full_state_update = False
@@ -30,8 +27,6 @@ class TokenLoss(Metric):
 
     def __init__(self, groups: int = 1) -> None:
         super().__init__()
-        if groups < 1:
-            raise ValueError(f"groups: got {groups}, expected at least one")
         self.add_state("nll", torch.zeros(groups, dtype=torch.float64), dist_reduce_fx="sum")
         for counted in ("targets", "bytes"):
             self.add_state(counted, torch.zeros(groups, dtype=torch.int64), dist_reduce_fx="sum")
@@ -43,14 +38,8 @@ class TokenLoss(Metric):
             losses: Losses of any shape that all belong to ``group``; or (…, G), a column per group, if it is None.
             group: Number of the group, 0..G-1, or None.
             bytes: Number of bytes of text of each target, int64, shaped as the losses. Only `bits_per_byte` needs it.
-
-        Raises:
-            ValueError: If the losses have a lower precision than fp32 or not G columns, or the bytes another shape.
         """
-        if losses.dtype not in (torch.float32, torch.float64):
-            raise ValueError(f"losses: got {losses.dtype}, expected float32 or float64; take log-softmax in fp32")
-        if bytes is not None and bytes.shape != losses.shape:
-            raise ValueError(f"bytes: got {tuple(bytes.shape)}, expected {tuple(losses.shape)}, one for each loss")
+        assert losses.dtype in (torch.float32, torch.float64), f"losses came in {losses.dtype}"
         values = losses.detach().double()
         # sums are deterministic on CUDA, index_add is not
         if group is not None:
@@ -58,13 +47,11 @@ class TokenLoss(Metric):
             self.targets[group] += values.numel()
             self.bytes[group] += 0 if bytes is None else bytes.sum()
             return
-        if values.dim() == 0 or values.shape[-1] != len(self.nll):
-            raise ValueError(f"losses: got {tuple(values.shape)}, expected {len(self.nll)} columns, one per group")
+        assert values.shape[-1] == len(self.nll), "there is a column for each group"
         rows = values.reshape(-1, len(self.nll))  # (n, G)
         self.nll += rows.sum(0)
         self.targets += len(rows)
-        if bytes is not None:
-            self.bytes += bytes.reshape(rows.shape).sum(0)
+        self.bytes += 0 if bytes is None else bytes.reshape(rows.shape).sum(0)
 
     def compute(self) -> Tensor:
         """Perplexity over all groups and devices; () fp64, NaN without targets."""

@@ -1,4 +1,4 @@
-"""Evaluation protocols: pure functions of a network and a block of tokens that return the loss of each target.
+"""Evaluation protocols: how a block of tokens is read to get the loss of each target.
 
 B blocks, N targets in a block (N + 1 tokens), L evaluation length. For length L a block is cut into N / L segments, so
 the targets are the same at every length, and curves differ only by context. Target t is token t + 1 of the block,
@@ -8,9 +8,10 @@ Losses are negative log-likelihoods in nats, fp32, in the order of the targets; 
 the attention mask (`windowed`); a *stride* is the number of tokens by which the text that is read moves (`sliding`).
 """
 
+import typing
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
-from typing import Protocol as Interface
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ Name = Literal["full", "windowed", "sliding", "last", "per_position"]
 TOKENS_PER_FORWARD = 16_384
 
 
-class Network(Interface):
+class Network(typing.Protocol):
     """What the protocols need of a model, such as `kerple.model.transformer.Transformer`."""
 
     def losses(self, tokens: Tensor, offset: int = 0, window: int | None = None, last: int | None = None) -> Tensor:
@@ -44,7 +45,7 @@ def full(network: Network, tokens: Tensor, length: int, *, tokens_per_forward: i
         (B, N) fp32 losses in nats.
 
     Raises:
-        ValueError: If ``length`` is not in 1..N, or the tokens are not (B, N+1) int64.
+        ValueError: If ``length`` is not in 1..N.
     """
     return windowed(network, tokens, length, window=None, tokens_per_forward=tokens_per_forward)
 
@@ -59,7 +60,8 @@ def windowed(
 ) -> Tensor:
     """Score as `full`, but limit attention in every layer to the last ``window`` keys, the query's own included.
 
-    Positions and segments are those of `full`, so the difference of the two is the gain from farther tokens.
+    Positions and segments are those of `full`, so the difference of the two is the gain from farther tokens. The other
+    arguments and the result are those of `full`, too.
 
     Args:
         network: The model.
@@ -67,21 +69,15 @@ def windowed(
         length: Targets in a segment, 1..N.
         window: Number of keys; None for all, which is `full`.
         tokens_per_forward: Largest number of tokens in one forward pass.
-
-    Returns:
-        (B, N) fp32 losses in nats.
-
-    Raises:
-        ValueError: If ``window`` is not positive; else as `full`.
     """
     block = _targets(tokens, length)
-    if window is not None and window < 1:
-        raise ValueError(f"window: got {window}, expected at least 1 key, the query's own")
-    whole = block // length * length
-    parts = [_run(network, _segments(tokens[:, : whole + 1], length, length), tokens_per_forward, window=window)]
-    if whole < block:
-        parts.append(_run(network, tokens[:, None, whole:], tokens_per_forward, window=window))
-    return torch.cat(parts, dim=1)  # (B, N)
+    whole = block // length * length  # targets in segments that are not shorter
+    segments = tokens[:, : whole + 1].unfold(1, length + 1, length)  # (B, S, L+1), a view
+    losses = _losses(network, segments, tokens_per_forward, window=window)
+    if whole == block:
+        return losses
+    rest = _losses(network, tokens[:, None, whole:], tokens_per_forward, window=window)
+    return torch.cat([losses, rest], dim=1)  # (B, N)
 
 
 def sliding(
@@ -103,7 +99,7 @@ def sliding(
         tokens: (B, N+1) int64.
         length: Number of tokens of context, 1..N.
         stride: Number of new targets in each step, 1..length.
-        skip: Number of targets at the start of a block that serve as context only. At every ``length <= skip +
+        skip: Number of targets at the start of a block that serve as context only, 0..N-1. At every ``length <= skip +
             stride``, the same targets are scored, and each has at least ``length - stride`` tokens before it.
         tokens_per_forward: Largest number of tokens in one forward pass.
 
@@ -111,78 +107,34 @@ def sliding(
         (B, N - skip) fp32 losses in nats.
 
     Raises:
-        ValueError: If ``stride`` is not in 1..length or ``skip`` not in 0..N-1; else as `full`.
+        ValueError: If a number is out of range.
     """
     block = _targets(tokens, length)
-    if not 1 <= stride <= length:
-        raise ValueError(f"stride: got {stride}, expected 1..{length}, the length; a larger one would skip targets")
-    if not 0 <= skip < block:
-        raise ValueError(f"skip: got {skip}, expected 0..{block - 1}, the block has {block} targets")
-    end = max(length, min(skip + stride, block))
-    parts = [_run(network, tokens[:, None, end - length : end + 1], tokens_per_forward, last=end - skip)]
+    if not (1 <= stride <= length and 0 <= skip < block):
+        raise ValueError(
+            f"sliding: got stride {stride} and skip {skip}, expected 1..{length}, the length, and 0..{block - 1}"
+        )
+    end = max(length, min(skip + stride, block))  # of the first step
+    parts = [_losses(network, tokens[:, None, end - length : end + 1], tokens_per_forward, last=end - skip)]
     steps, rest = divmod(block - end, stride)
     if steps:
-        moved = _segments(tokens[:, end + stride - length : end + steps * stride + 1], length, stride)
-        parts.append(_run(network, moved, tokens_per_forward, last=stride))
+        moved = tokens[:, end + stride - length : end + steps * stride + 1].unfold(1, length + 1, stride)
+        parts.append(_losses(network, moved, tokens_per_forward, last=stride))
     if rest:
-        parts.append(_run(network, tokens[:, None, block - length :], tokens_per_forward, last=rest))
+        parts.append(_losses(network, tokens[:, None, block - length :], tokens_per_forward, last=rest))
     return torch.cat(parts, dim=1)  # (B, N - skip)
-
-
-def last(
-    network: Network, tokens: Tensor, length: int, *, k: int, tokens_per_forward: int = TOKENS_PER_FORWARD
-) -> Tensor:
-    """Score as `full`, but only the last ``k`` targets of each segment, which follow at least ``length - k`` tokens.
-
-    Returns:
-        (B, N // length * k) fp32 losses in nats, segment by segment. A shorter last segment is left out.
-
-    Raises:
-        ValueError: If ``k`` is not in 1..length; else as `full`.
-    """
-    block = _targets(tokens, length)
-    if not 1 <= k <= length:
-        raise ValueError(f"k: got {k}, expected 1..{length}, the length; a segment has no more targets")
-    whole = block // length * length
-    return _run(network, _segments(tokens[:, : whole + 1], length, length), tokens_per_forward, last=k)
-
-
-def per_position(
-    network: Network,
-    tokens: Tensor,
-    length: int,
-    *,
-    window: int | None = None,
-    tokens_per_forward: int = TOKENS_PER_FORWARD,
-) -> Tensor:
-    """Score as `full`, or `windowed`, and arrange the losses by segment and position in it.
-
-    Returns:
-        (B, N / length, length) fp32 losses in nats.
-
-    Raises:
-        ValueError: If ``length`` does not divide N; else as `windowed`.
-    """
-    block = _targets(tokens, length)
-    if block % length:
-        raise ValueError(f"length: got {length}, which does not divide the block of {block} targets")
-    losses = windowed(network, tokens, length, window=window, tokens_per_forward=tokens_per_forward)
-    return losses.unflatten(1, (-1, length))  # (B, N / L, L)
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """A protocol with its options; a row of results belongs to one.
+    """A protocol with its options.
 
     Args:
         name: One of full, windowed, sliding, last, per_position.
-        window: Number of keys that a query sees; for windowed, which requires it.
-        stride: Number of new targets in each step; for sliding, which requires it.
-        skip: Number of targets of a block that are context only; for sliding.
-        k: Number of targets scored at the end of a segment; for last, which requires it.
-
-    Raises:
-        UserError: If the name is unknown, or an option is missing, out of range or not the protocol's own.
+        window: Number of keys that a query sees; of windowed alone.
+        stride: Number of new targets in each step; of sliding alone.
+        skip: Number of targets of a block that are context only; of sliding alone.
+        k: Number of targets scored at the end of a segment; of last alone.
     """
 
     name: Name
@@ -191,48 +143,31 @@ class Protocol:
     skip: int = 0
     k: int | None = None
 
-    def __post_init__(self) -> None:
-        if self.name not in get_args(Name):
-            raise UserError(f"protocol: got {self.name!r}, expected one of {', '.join(get_args(Name))}")
-        for option, owner in (("window", "windowed"), ("stride", "sliding"), ("k", "last")):
-            value = getattr(self, option)
-            if (value is None) == (self.name == owner):
-                told = f"{owner} needs it" if value is None else f"only {owner} has it"
-                raise UserError(f"protocol {self.name}: {option}: got {value}, but {told}; give or drop {option}")
-            if value is not None and value < 1:
-                raise UserError(f"protocol {self.name}: {option}: got {value}, expected a positive number")
-        if self.skip < 0 or (self.skip and self.name != "sliding"):
-            raise UserError(
-                f"protocol {self.name}: skip: got {self.skip}; only sliding has one, and it is not negative"
-            )
-
     @property
     def label(self) -> str:
         """The name with its option, as logs have it: full, windowed512, sliding64, last128, per_position."""
         return f"{self.name}{self.window or self.stride or self.k or ''}"
 
+    def part_of_full(self, length: int) -> bool:
+        """Whether the losses at ``length`` are those of `full`, all or some of them."""
+        if self.window is not None:
+            return self.window >= length
+        if self.stride is not None:
+            return self.stride == length and self.skip % length == 0
+        return True
+
     def __call__(
         self, network: Network, tokens: Tensor, length: int, tokens_per_forward: int = TOKENS_PER_FORWARD
     ) -> Tensor:
         """Losses (B, n) fp32, in nats, of the n targets of tokens (B, N+1) that `scored` names at ``length``."""
-        match self.name:
-            case "windowed":
-                return windowed(network, tokens, length, window=self.window, tokens_per_forward=tokens_per_forward)
-            case "sliding":
-                assert self.stride is not None
-                return sliding(
-                    network,
-                    tokens,
-                    length,
-                    stride=self.stride,
-                    skip=self.skip,
-                    tokens_per_forward=tokens_per_forward,
-                )
-            case "last":
-                assert self.k is not None
-                return last(network, tokens, length, k=self.k, tokens_per_forward=tokens_per_forward)
-            case _:
-                return full(network, tokens, length, tokens_per_forward=tokens_per_forward)
+        if self.part_of_full(length):
+            losses = full(network, tokens, length, tokens_per_forward=tokens_per_forward)
+            return losses[:, self.scored(length, losses.shape[1])]
+        if self.stride is None:
+            return windowed(network, tokens, length, window=self.window, tokens_per_forward=tokens_per_forward)
+        return sliding(
+            network, tokens, length, stride=self.stride, skip=self.skip, tokens_per_forward=tokens_per_forward
+        )
 
     def scored(self, length: int, block: int) -> Tensor:
         """Indices (n,) int64 of the targets of a block of ``block`` that are scored at ``length``, in order."""
@@ -242,30 +177,89 @@ class Protocol:
         return targets[: block // length * length].unflatten(0, (-1, length))[:, -self.k :].flatten()
 
 
+def ordered_lengths(lengths: Sequence[int]) -> list[int]:
+    """The lengths in ascending order, each once.
+
+    Raises:
+        UserError: If there is none, one is not positive, or one does not divide the longest, so that a block of that
+            many targets could not be cut into equal segments.
+    """
+    ordered = sorted(set(lengths))
+    if not ordered or ordered[0] < 1 or any(ordered[-1] % length for length in ordered):
+        raise UserError(
+            f"lengths: got {list(lengths)}, expected positive numbers that all divide the longest, such as powers of 2 "
+            "times the shortest"
+        )
+    return ordered
+
+
+def choose_protocols(
+    names: Sequence[Name],
+    lengths: Sequence[int],
+    block: int,
+    *,
+    window: int | None,
+    stride: int | None,
+    skip: int,
+    k: int | None,
+    training_length: int = 1,
+) -> list[Protocol]:
+    """The named protocols with their options, each once.
+
+    Args:
+        names: Names of protocols.
+        lengths: Evaluation lengths in ascending order.
+        block: Number of targets in a block.
+        window: Option of windowed; None for the training length.
+        stride: Option of sliding, at most the shortest length.
+        skip: Option of sliding: 0, or at least the longest length minus the stride, and less than ``block``. Then every
+            scored target has a full window at every length.
+        k: Option of last, at most the shortest length.
+        training_length: Training length in tokens.
+
+    Raises:
+        UserError: If a name is unknown, an option is missing or out of range, or belongs to a protocol not named.
+    """
+    if not names or not set(names) <= set(typing.get_args(Name)):
+        raise UserError(f"protocols: got {list(names)}, expected some of {', '.join(typing.get_args(Name))}")
+    options = {"windowed": ("window", window), "sliding": ("stride", stride), "last": ("k", k)}
+    for name, (option, value) in options.items():
+        if name not in names and value is not None:
+            raise UserError(f"{option}: got {value}, expected {name} among protocols; add it or drop {option}")
+        missing = value is None and name != "windowed"
+        out_of_range = value is not None and (value < 1 or (name != "windowed" and value > lengths[0]))
+        if name in names and (missing or out_of_range):
+            most = "" if name == "windowed" else f", at most {lengths[0]}, the shortest length"
+            raise UserError(f"{option}: got {value}, expected a positive number{most}, for the protocol {name}")
+    least = lengths[-1] - (stride or 0)
+    if skip and ("sliding" not in names or not least <= skip < block):
+        raise UserError(
+            f"skip: got {skip}, expected 0, or, with sliding among protocols, at least {least}, the longest length "
+            f"less the stride, and less than {block}, the length of a block; a longer block_length leaves more targets"
+        )
+    of_name = {
+        "windowed": Protocol("windowed", window=window or training_length),
+        "sliding": Protocol("sliding", stride=stride, skip=skip),
+        "last": Protocol("last", k=k),
+    }
+    return [of_name.get(name, Protocol(name)) for name in dict.fromkeys(names)]
+
+
 def _targets(tokens: Tensor, length: int) -> int:
-    if tokens.dim() != 2 or tokens.dtype != torch.int64:
-        raise ValueError(f"tokens: got {tokens.dtype} {tuple(tokens.shape)}, expected int64 (B, N+1)")
     block = tokens.shape[1] - 1
     if not 1 <= length <= block:
         raise ValueError(f"length: got {length}, expected 1..{block}: a block has {block} targets")
     return block
 
 
-def _segments(tokens: Tensor, length: int, stride: int) -> Tensor:
-    return tokens.unfold(1, length + 1, stride)  # (B, S, L+1), a view
-
-
-def _run(
+def _losses(
     network: Network,
     segments: Tensor,  # (B, S, L+1)
     tokens_per_forward: int,
     window: int | None = None,
     last: int | None = None,
 ) -> Tensor:
-    rows, length = segments.shape[0] * segments.shape[1], segments.shape[2] - 1
-    at_once = max(1, tokens_per_forward // length)
-    flat = segments.flatten(0, 1)  # (B·S, L+1)
-    parts = [network.losses(flat[i : i + at_once], window=window, last=last) for i in range(0, rows, at_once)]
-    losses = torch.cat(parts)  # (B·S, L) or (B·S, last)
-    assert losses.dtype in (torch.float32, torch.float64), f"losses came in {losses.dtype}"
-    return losses.reshape(segments.shape[0], -1)
+    rows = segments.flatten(0, 1)  # (B·S, L+1)
+    at_once = max(1, tokens_per_forward // (rows.shape[1] - 1))
+    parts = [network.losses(some, window=window, last=last) for some in rows.split(at_once)]
+    return torch.cat(parts).reshape(len(segments), -1)  # (B, S·L) or (B, S·last)

@@ -23,52 +23,55 @@ class Stream(Protocol):
 class DocumentBlocks(Dataset[dict[str, Any]]):
     """Dataset of blocks of ``length`` targets, each inside one document and cut from its first token on.
 
-    Documents of ``length`` tokens or fewer are left out. An item is {"tokens": (length + 1,) int64, "index": i}, as
-    those of a data module's ``blocks``.
+    Documents of ``length`` tokens or fewer are left out. An item is {"tokens": (length + 1,) int64}.
 
     Args:
         stream: The tokens of a split.
         begins: Index of the first token of each document, ascending; the last document ends with the stream.
         length: Targets in a block.
+        limit: Number of blocks, the first of the split; None for all.
 
     Attributes:
         documents: Which document each block is of, (blocks,) int64, ascending.
 
     Raises:
-        UserError: If no document is long enough for a block.
+        UserError: If there are fewer blocks than ``limit``, or none.
     """
 
-    def __init__(self, stream: Stream, begins: ArrayLike, length: int) -> None:
+    def __init__(self, stream: Stream, begins: ArrayLike, length: int, limit: int | None = None) -> None:
         self.stream, self.length = stream, length
         begin = torch.as_tensor(begins, dtype=torch.int64)
         sizes = torch.diff(begin, append=torch.tensor([len(stream)]))
         counts = ((sizes - 1) // length).clamp(min=0)  # blocks in each document
-        if not int(counts.sum()):
-            longest = int(sizes.max()) if len(sizes) else 0
+        documents = torch.repeat_interleave(torch.arange(len(counts)), counts)
+        if len(documents) < (limit or 1):
             raise UserError(
-                f"documents: got true, but no document has the {length + 1} tokens of a block, the longest has "
-                f"{longest}; use shorter lengths, a split with longer documents, or documents: false"
+                f"documents: got true, expected at least {limit or 1} blocks of {length + 1} tokens in one document "
+                f"each, there are {len(documents)}, and the longest document has {int(sizes.max())} tokens; use "
+                "shorter lengths, fewer blocks, a split with longer documents, or documents: false"
             )
-        self.documents = torch.repeat_interleave(torch.arange(len(counts)), counts)
-        within = torch.arange(len(self.documents)) - (counts.cumsum(0) - counts)[self.documents]
-        self.starts = begin[self.documents] + within * length
+        within = torch.arange(len(documents)) - (counts.cumsum(0) - counts)[documents]  # number within the document
+        self.documents = documents[:limit]
+        self.starts = (begin[documents] + within * length)[:limit]
 
     def __len__(self) -> int:
         return len(self.starts)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        if not 0 <= index < len(self.starts):
+        if index >= len(self.starts):
             raise IndexError(index)
         tokens = self.stream.read(int(self.starts[index]), self.length + 1)
-        return {"tokens": torch.as_tensor(tokens.astype("int64")), "index": index}
+        return {"tokens": torch.as_tensor(tokens.astype("int64"))}
 
 
-def shuffled(count: int, chosen: int, seed: int) -> Tensor:
-    """The first ``chosen`` entries of a permutation of 0..count-1 that the seed determines; (chosen,) int64.
+def shuffled(count: int, chosen: int, seed: int) -> list[int]:
+    """The first ``chosen`` entries of a permutation of 0..count-1 that the seed determines.
 
     Raises:
         UserError: If ``chosen`` is larger than ``count``.
     """
     if chosen > count:
         raise UserError(f"segments: got {chosen}, but there are only {count}; lower segments or use a larger split")
-    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:chosen]
+    generator = torch.Generator().manual_seed(seed)
+    order: Tensor = torch.randperm(count, generator=generator)
+    return order[:chosen].tolist()

@@ -18,6 +18,18 @@ def network_of(pl_module: LightningModule) -> Transformer:
     return cast(Transformer, pl_module.network)
 
 
+def strategy_name(pl_module: LightningModule) -> str:
+    """Name of the model's strategy: its class, or for a pretrained network the name that it gives."""
+    network: Any = pl_module.network
+    return network.strategy if hasattr(network, "strategy") else type(network.positions[0]).__name__
+
+
+def max_positions(network: Any) -> int | None:
+    """Number of positions that the network's strategy can represent, or None if there is no limit."""
+    limits = [p.max_length for p in getattr(network, "positions", [network]) if getattr(p, "max_length", None)]
+    return min(limits, default=None)
+
+
 def data_of(trainer: Trainer) -> Any:
     """The data module of a run."""
     return untyped(trainer).datamodule

@@ -15,9 +15,8 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from kerple.base.errors import UserError
-from kerple.evaluation.analysis import log_directory, publish, strategy_name
-from kerple.evaluation.results import reach
-from kerple.evaluation.typed import data_of, network_of, refuse_shards
+from kerple.evaluation.analysis import log_directory, publish
+from kerple.evaluation.typed import data_of, max_positions, network_of, refuse_shards, strategy_name
 from kerple.model.generation import fill_in
 from kerple.tasks.base import Example
 from kerple.tasks.datamodule import TaskData
@@ -162,7 +161,7 @@ class TaskAccuracy(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         network, tokens, scored = network_of(pl_module), batch["tokens"], batch["scored"]  # (B, T + 1), (B, T)
-        bound = reach(network)
+        bound = max_positions(network)
         if bound is not None and scored.shape[1] > bound:  # the strategy cannot represent these examples
             return
         with trainer.precision_plugin.forward_context():

@@ -1,7 +1,7 @@
 """`Dashboards`: the layout of TensorBoard's pages."""
 
+import re
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
@@ -12,6 +12,7 @@ from kerple.positions import Position
 from kerple.training.throughput import position_parameters
 
 AGAINST_LENGTH = "against_length"
+CURVE = re.compile(r"test/([^/]+)/([^/]+)/(\d+)")  # metric, protocol, length
 TRAINING_CHARTS = {
     "loss": ["Multiline", ["train/loss", "val/loss"]],
     "validation perplexity at each length, by step": ["Multiline", ["val/ppl/full/.*"]],
@@ -45,9 +46,8 @@ class Dashboards(Callback):
         self._hyperparameters(trainer, pl_module, ("train/", "val/"))
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        curves = {
-            tuple(name.split("/")[1:]): float(v) for name, v in trainer.callback_metrics.items() if _is_curve(name)
-        }
+        names = {name: CURVE.fullmatch(name) for name in trainer.callback_metrics}
+        curves = {match.groups(): float(trainer.callback_metrics[name]) for name, match in names.items() if match}
         # a tag is a regular expression, and a chart shows it for all runs that are selected
         charts = {
             f"{metric} against length": ["Multiline", [f"{AGAINST_LENGTH}/{metric}/.*"]]
@@ -70,17 +70,13 @@ class Dashboards(Callback):
         settings = {
             key: value for key, value in pl_module.hparams.items() if isinstance(value, bool | int | float | str)
         }
-        settings |= {"strategy": _strategy(pl_module), "position_parameters": position_parameters(pl_module)}
-        settings["max_steps"] = trainer.max_steps
+        strategy = next((type(m).__name__ for m in pl_module.modules() if isinstance(m, Position)), "none")
+        parameters = position_parameters(pl_module)
+        settings |= {"strategy": strategy, "position_parameters": parameters, "max_steps": trainer.max_steps}
         metrics = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith(prefixes)}
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger) and metrics:
                 logger.log_hyperparams(settings, metrics, step=trainer.global_step)
-
-
-def _is_curve(name: str) -> bool:
-    stage, *rest = name.split("/")
-    return stage == "test" and len(rest) == 3 and rest[-1].isdigit()
 
 
 def _writers(trainer: Trainer) -> Iterator[SummaryWriter]:
@@ -95,7 +91,3 @@ def _parameters(pl_module: LightningModule) -> Iterator[tuple[str, torch.Tensor]
     for i, strategy in enumerate(strategies):
         for name, parameter in strategy.named_parameters():
             yield (name if len(strategies) == 1 else f"{i}/{name}"), parameter
-
-
-def _strategy(pl_module: LightningModule) -> Any:
-    return next((type(m).__name__ for m in pl_module.modules() if isinstance(m, Position)), "none")

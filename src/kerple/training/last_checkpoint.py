@@ -37,11 +37,12 @@ class LastCheckpoint(Checkpoint):
 
     def __init__(self, every_n_train_steps: int | None = None, every_minutes: float | None = 10.0) -> None:
         super().__init__()
-        for name, number in (("every_n_train_steps", every_n_train_steps), ("every_minutes", every_minutes)):
-            if number is not None and not number > 0:
-                raise UserError(f"{name}: got {number}, expected a positive number, or null")
-        if every_n_train_steps is None and every_minutes is None:
-            raise UserError("every_n_train_steps, every_minutes: got null for both, expected one of them")
+        numbers = [number for number in (every_n_train_steps, every_minutes) if number is not None]
+        if not numbers or not min(numbers) > 0:
+            raise UserError(
+                f"LastCheckpoint: got every_n_train_steps {every_n_train_steps} and every_minutes {every_minutes}, "
+                "expected positive numbers; one of them may be null"
+            )
         self.every_n_train_steps, self.every_minutes = every_n_train_steps, every_minutes
         self._saved_at = 0.0  # seconds on the monotonic clock
         self.path: Path | None = None

@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
@@ -29,27 +28,26 @@ class Provenance(Callback):
         if stage != "fit" or not trainer.is_global_zero:
             return
         root = directory / "provenance"
-        folder = root / str(len(list(root.iterdir())) if root.is_dir() else 0)
+        starts = [int(path.name) for path in root.glob("*") if path.name.isdigit()]
+        folder = root / str(max(starts, default=-1) + 1)
         folder.mkdir(parents=True)
         changes = git("diff", "HEAD")
         added = git("ls-files", "--others", "--exclude-standard", "--full-name", ":/").splitlines()
-        described = _described(trainer) | {"changed": bool(changes or added), "added": added}
-        (folder / "run.json").write_text(json.dumps(described, indent=1) + "\n")
-        (folder / "lock.txt").write_text("".join(f"{line}\n" for line in _lock()))
+        start = {
+            "started": datetime.now(UTC).isoformat(timespec="seconds"),
+            "command": [sys.executable, *sys.argv],
+            "folder": os.getcwd(),
+            "revision": git("rev-parse", "HEAD").strip() or None,
+            "resumed_from": str(trainer.ckpt_path) if trainer.ckpt_path else None,
+            "devices": trainer.world_size,
+            "job": os.environ.get("SLURM_JOB_ID"),
+            "changed": bool(changes or added),
+            "added": added,
+        }
+        (folder / "run.json").write_text(json.dumps(start, indent=1) + "\n", encoding="utf-8")
+        (folder / "lock.txt").write_text("".join(f"{line}\n" for line in _lock()), encoding="utf-8")
         if changes:
-            (folder / "changes.patch").write_text(changes)
-
-
-def _described(trainer: Trainer) -> dict[str, Any]:
-    return {
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": [sys.executable, *sys.argv],
-        "folder": os.getcwd(),
-        "revision": git("rev-parse", "HEAD").strip() or None,
-        "resumed_from": str(trainer.ckpt_path) if trainer.ckpt_path else None,
-        "devices": trainer.world_size,
-        "job": os.environ.get("SLURM_JOB_ID"),
-    }
+            (folder / "changes.patch").write_text(changes, encoding="utf-8")
 
 
 @cache  # a process keeps its packages, and reading the metadata of a hundred takes a sixth of a tiny run
@@ -60,7 +58,9 @@ def _lock() -> list[str]:
 def git(*arguments: str) -> str:
     """What a git command prints in the folder of this code; the empty string outside a repository."""
     try:
-        done = subprocess.run([*GIT, *arguments], capture_output=True, text=True, errors="replace", timeout=30)
+        process = subprocess.run(
+            [*GIT, *arguments], capture_output=True, encoding="utf-8", errors="replace", timeout=30
+        )
     except (OSError, subprocess.SubprocessError):
         return ""
-    return done.stdout if done.returncode == 0 else ""
+    return process.stdout if process.returncode == 0 else ""

@@ -28,14 +28,13 @@ class RandomState(Callback):
         rank = trainer.global_rank
         if self._stored is not None and rank < len(self._stored):
             self._state = self._stored[rank]
-        elif rank or self._stored is not None:
-            # so far all ranks have the same seed, which gives equal weights; from here on they have to differ
-            words = np.random.SeedSequence([torch.initial_seed(), rank, trainer.global_step]).generate_state(3)
-            torch.manual_seed(int(words[0]))
-            random.seed(int(words[1]))
-            np.random.seed(int(words[2]))  # noqa: NPY002 (the global generator is the one libraries draw from)
-            self._state = capture(pl_module.device)
         else:
+            if rank or self._stored is not None:
+                # so far all ranks have the same seed, which gives equal weights; from here on they have to differ
+                words = np.random.SeedSequence([torch.initial_seed(), rank, trainer.global_step]).generate_state(3)
+                torch.manual_seed(int(words[0]))
+                random.seed(int(words[1]))
+                np.random.seed(int(words[2]))  # noqa: NPY002 (the global generator is the one libraries draw from)
             self._state = capture(pl_module.device)
         self._stored = None
 
@@ -58,11 +57,6 @@ class RandomState(Callback):
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self._stored = checkpoint.get(KEY)
-        if self._stored is not None:  # found out now, not in the first step, whether they are states
-            before = capture(pl_module.device)
-            for state in self._stored:
-                restore(state, pl_module.device)
-            restore(before, pl_module.device)
 
 
 def capture(device: torch.device) -> State:

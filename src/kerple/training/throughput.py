@@ -27,10 +27,10 @@ from kerple.training.provenance import git
 class Throughput(Callback):
     """Logs ``train/tokens_per_second`` and ``train/peak_memory_mib``, and writes ``cost.json`` at the end of `fit`.
 
-    A rate counts the targets of all devices in ``trainer.log_every_n_steps`` steps. Its time includes waiting for data
-    but not validation. ``cost.json`` has the median rate, which a busy moment of the machine does not change, the peak
-    memory, the numbers of parameters, and the environment. Memory is the largest size of all tensors on a CUDA device,
-    or the largest resident size of the process on a CPU. Checkpoints hold the rates and the memory.
+    A rate counts the targets of all devices in ``trainer.log_every_n_steps`` optimiser steps. Its time includes waiting
+    for data but not validation. ``cost.json`` has the median rate, which a busy moment of the machine does not change,
+    the peak memory, the numbers of parameters, and the environment. Memory is the largest size of all tensors on a CUDA
+    device, or the largest resident size of the process on a CPU. Checkpoints hold the rates and the memory.
 
     Args:
         skip: Number of intervals left out at the start, because the first step allocates, compiles and warms caches.
@@ -46,50 +46,48 @@ class Throughput(Callback):
         self.skip = skip
         self.rates: list[float] = []
         self.peak = 0
-        self._trained = False
-        self._left_out = self._tokens = self._steps = 0
-        self._since = self._paused = 0.0
+        self._to_skip: int | None = None  # intervals; None before training
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._trained = True
-        self._left_out = 0
+        self._to_skip = self.skip
         forget()
         if pl_module.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(pl_module.device)
-        self._restart(pl_module)
+        self._restart(trainer, pl_module)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._paused = self._now(pl_module)
+        self._paused = _now(pl_module)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._since += self._now(pl_module) - self._paused
+        if self._to_skip is not None:  # not the sanity check
+            self._since += _now(pl_module) - self._paused
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: dict[str, Any], batch_idx: int
     ) -> None:
+        assert self._to_skip is not None
         rows, columns = batch["tokens"].shape
         self._tokens += rows * (columns - 1) * trainer.world_size  # targets, of which a row has one fewer than tokens
-        self._steps += 1
-        if self._steps < untyped(trainer).log_every_n_steps:
+        if trainer.global_step - self._step < untyped(trainer).log_every_n_steps:  # a step may be many batches
             return
-        rate = self._tokens / (self._now(pl_module) - self._since)
-        if self._left_out < self.skip:
-            self._left_out += 1
+        rate = self._tokens / (_now(pl_module) - self._since)
+        if self._to_skip:
+            self._to_skip -= 1
         else:
             self.rates.append(rate)
+        self._update_peak(pl_module)
         pl_module.log("train/tokens_per_second", rate, prog_bar=True)
-        self._see_memory(pl_module)
         pl_module.log("train/peak_memory_mib", self.peak / 2**20)
-        self._restart(pl_module)
+        self._restart(trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._see_memory(pl_module)  # before the last checkpoint, which is written after this
+        self._update_peak(pl_module)  # before the last checkpoint, which is written after this
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         path = log_directory(trainer) / "cost.json"
-        if not trainer.is_global_zero or (path.exists() and not self._trained):
+        if not trainer.is_global_zero or (path.exists() and self._to_skip is None):
             return  # the latter: a finished run was resumed, and this process has not trained
-        self._see_memory(pl_module)
+        self._update_peak(pl_module)
         cost = {
             "tokens_per_second": median(self.rates) if self.rates else None,
             "peak_memory_bytes": self.peak,
@@ -99,26 +97,19 @@ class Throughput(Callback):
             "attention": [asdict(backend) for backend in used],
             "environment": environment(trainer, pl_module.device),
         }
-        path.write_text(json.dumps(cost, indent=1) + "\n")
+        path.write_text(json.dumps(cost, indent=1) + "\n", encoding="utf-8")
 
     def state_dict(self) -> dict[str, Any]:
         return {"rates": self.rates, "peak": self.peak}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.rates = list(state_dict["rates"])
-        self.peak = state_dict.get("peak", 0)  # not in older checkpoints
+        self.rates, self.peak = list(state_dict["rates"]), state_dict["peak"]
 
-    def _see_memory(self, pl_module: LightningModule) -> None:
+    def _update_peak(self, pl_module: LightningModule) -> None:
         self.peak = max(self.peak, peak_memory(pl_module.device))
 
-    def _restart(self, pl_module: LightningModule) -> None:
-        self._tokens = self._steps = 0
-        self._since = self._now(pl_module)
-
-    def _now(self, pl_module: LightningModule) -> float:
-        if pl_module.device.type == "cuda":
-            torch.cuda.synchronize(pl_module.device)
-        return time.perf_counter()
+    def _restart(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._tokens, self._step, self._since = 0, trainer.global_step, _now(pl_module)
 
 
 def position_parameters(module: torch.nn.Module) -> int:
@@ -137,8 +128,7 @@ def peak_memory(device: torch.device) -> int:
 
 def environment(trainer: Trainer, device: torch.device) -> dict[str, str]:
     """Versions, commit, machine, devices and precision, as a report states them; what is unknown is left out."""
-    cuda = device.type == "cuda"
-    described = {
+    facts = {
         "python": platform.python_version(),
         **{name: version(name) for name in ("torch", "pytorch-lightning", "torchmetrics")},
         "commit": git("describe", "--always", "--abbrev=12", "--dirty=+").strip(),  # with a + if files were changed
@@ -146,16 +136,21 @@ def environment(trainer: Trainer, device: torch.device) -> dict[str, str]:
         "processor": _processor(),
         "cores": f"{os.cpu_count()}, {torch.get_num_threads()} threads",
         "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
-        "accelerator": torch.cuda.get_device_name(device) if cuda else "none",
+        "accelerator": torch.cuda.get_device_name(device) if device.type == "cuda" else "none",
         "devices": str(trainer.world_size),
         "precision": str(trainer.precision),
     }
-    return {key: value for key, value in described.items() if value}
+    return {key: value for key, value in facts.items() if value}
 
 
 def _processor() -> str:
-    information = Path("/proc/cpuinfo")
-    lines = information.read_text().splitlines() if information.exists() else []
-    return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
-    )
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def _now(pl_module: LightningModule) -> float:
+    if pl_module.device.type == "cuda":
+        torch.cuda.synchronize(pl_module.device)
+    return time.perf_counter()

@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from tokenizers import Tokenizer
 
-from kerple.analyses.key_perplexity import _row
-from kerple.analyses.key_tokens import Criterion, key_targets, spelling
+from kerple.analyses.long_perplexity import LongPerplexity, byte_spans, carry_over, key_targets, spelling
 from kerple.cli.main import main
 from kerple.data import TokenShards
-from kerple.data.tokenizer import load_tokenizer
-from kerple.evaluation.metrics import TokenLoss
+from kerple.data.tokenizer import load_tokenizer, train_tokenizer
 from kerple.hf.adapter import HuggingFaceNetwork
 from tests.hf.tiny import saved
 
@@ -83,13 +82,8 @@ def test_another_tokenizer_is_told_through_the_bytes(place: Path, monkeypatch: p
     merged = TokenShards("corpus", vocabulary=300, directory="merged", shares=(0.3, 0.2, 0.5), length=16)
     merged.prepare_data()
     merged.setup()
-    from kerple.analyses.key_perplexity import LongPerplexity
-
-    class Trainer:
-        datamodule = merged
-
     callback = LongPerplexity(**LONG | {"evaluator": "evaluator", "keys": "kept"})
-    keys = callback._keys(Trainer())
+    keys = callback._keys(merged)
     assert sum(map(len, keys)) > 0
 
     import transformers as hf
@@ -104,20 +98,14 @@ def test_another_tokenizer_is_told_through_the_bytes(place: Path, monkeypatch: p
         ids = reader(text, add_special_tokens=False)["input_ids"]
         assert len(ids) == len(of_byte)
         with torch.inference_mode():
-            judged = key_targets(evaluator, torch.tensor(ids)[None], Criterion(8, 4, 0.2, -50.0))[0].tolist()
+            judged = key_targets(evaluator, torch.tensor(ids)[None], short=8, stride=4, gain=0.2, likely=-50.0)[
+                0
+            ].tolist()
         # a character is key if one of its bytes is
         key = {of_byte[t + 1] for t, is_key in enumerate(judged) if is_key}
         ends = [0, *accumulate(map(len, own))]
         assert found == [j - 1 for j in range(1, len(own)) if key & set(of_byte[ends[j] : ends[j + 1]])]
-
-    (path,) = Path("kept").glob("keys-*.json")
-    assert callback._keys(Trainer()) == keys
-    path.write_text(path.read_text().replace('"gain": 0.2', '"gain": 0.3'))
-    with pytest.raises(ValueError, match="does not fit its name; remove it"):
-        callback._keys(Trainer())
-    path.write_text("{")
-    with pytest.raises(ValueError, match="is no file of key tokens"):
-        callback._keys(Trainer())
+    assert callback._keys(merged) == keys  # read from the file
 
 
 def test_an_evaluator_is_not_read_past_its_training_length(
@@ -130,8 +118,70 @@ def test_an_evaluator_is_not_read_past_its_training_length(
     assert "got 48 tokens, which are 48 of the evaluator, expected at most 32" in capsys.readouterr().err
 
 
-def test_an_infinite_loss_is_strict_json() -> None:
-    loss = TokenLoss(2)
-    loss.nll, loss.targets = torch.tensor([float("inf"), 1.0], dtype=torch.float64), torch.tensor([3, 2])
-    row = json.loads(json.dumps(_row(64, loss), allow_nan=False))
-    assert (row["nll_sum"], row["ppl"], row["block_nll"]) == (None, None, [None, 1.0])
+BLOCK, SHORT, STRIDE = 24, 8, 3
+
+
+class Copier:
+    """Finds a token likely if it was among its inputs so far: a network for which far context matters."""
+
+    def losses(self, tokens, offset=0, window=None, last=None):
+        inputs, targets = tokens[:, :-1], tokens[:, 1:]
+        seen = torch.stack([(inputs[:, : t + 1] == targets[:, t, None]).any(1) for t in range(targets.shape[1])], 1)
+        losses = torch.where(seen, 0.5, 6.0) + 0.01 * targets
+        return losses if last is None else losses[:, -last:]
+
+
+def test_keys_are_what_the_formula_says() -> None:
+    tokens = torch.randint(30, (3, BLOCK + 1), generator=torch.Generator().manual_seed(0))
+    options = {"short": SHORT, "stride": STRIDE}
+    keys, network = key_targets(Copier(), tokens, **options, gain=2.0, likely=-0.705), Copier()
+    expected = torch.zeros(3, BLOCK, dtype=torch.bool)
+    for row in range(3):
+        for t in range(SHORT, BLOCK):
+            end = SHORT
+            while end <= t:
+                end += STRIDE
+            end = min(end, BLOCK)  # the short context whose step scores t
+            long = -float(network.losses(tokens[row : row + 1, : t + 2])[0, -1])
+            short = -float(network.losses(tokens[row : row + 1, end - SHORT : t + 2])[0, -1])
+            expected[row, t] = long - short > 2.0 and long > -0.705
+    assert torch.equal(keys, expected)
+    assert keys.any()
+    assert not key_targets(Copier(), tokens, **options, likely=-0.4).any()
+    # the targets of the first short context are never key: both contexts are the same for them
+    assert not key_targets(Copier(), tokens, **options, gain=-1.0, likely=-9.0)[:, :SHORT].any()
+
+
+@pytest.mark.parametrize("options", [{"stride": 9}, {"stride": 0}, {"short": 48}])
+def test_settings_that_make_no_sense_are_refused(options: dict) -> None:
+    with pytest.raises(ValueError, match="1 <= stride <= short < 48, the longest length"):
+        LongPerplexity(**LONG | options)
+
+
+def test_keys_of_one_tokenisation_are_those_that_share_a_byte_in_another() -> None:
+    #          ab   c    é      d
+    spans = [(0, 2), (2, 3), (3, 5), (5, 6)]
+    sizes = [1, 2, 0, 1, 2]  # a, bc, nothing, the first byte of é, the second and d
+    assert carry_over(sizes, spans, [False, False, True, False]) == [False, False, False, True, True]
+    assert carry_over(sizes, spans, [True, False, False, False]) == [True, True, False, False, False]
+    assert carry_over(sizes, spans, [False] * 4) == [False] * 5
+
+
+def test_tokens_are_spelt_in_the_bytes_they_were_made_of() -> None:
+    text = "def ünï(x):\n\treturn 'čau 🙂' # \x00\x7f\xad"
+    tokenizer = train_tokenizer([text], 300)
+    ids = tokenizer.encode(text).ids
+    ending = tokenizer.token_to_id("<|endoftext|>")
+    spell = spelling(tokenizer, ending)
+    assert b"".join(map(spell, ids)) == text.encode()
+    assert spell(ending) == b""
+    words = Tokenizer.from_str(tokenizer.to_str())
+    words.add_tokens(["two words"])
+    with pytest.raises(ValueError, match=r"\('two words'\) is not spelt in bytes"):
+        spelling(words, ending)(words.token_to_id("two words"))
+
+
+def test_spans_of_characters_are_spans_of_bytes_also_where_a_block_cuts_one() -> None:
+    text = "aéb🙂".encode()[:-2].decode("utf-8", "surrogateescape")
+    assert len(text) == 5
+    assert byte_spans(text, [(0, 1), (1, 2), (2, 3), (3, 5)]) == [(0, 1), (1, 3), (3, 4), (4, 6)]

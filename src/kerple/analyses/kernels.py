@@ -1,0 +1,177 @@
+"""`Kernels`: each head's bias against distance, after training and in the course of it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from pytorch_lightning import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from kerple.base.errors import UserError
+from kerple.evaluation.analysis import publish, skip
+from kerple.evaluation.typed import network_of, strategy_name
+from kerple.positions import Position
+
+MAX_RECORDS = 400  # in the course of a training
+
+
+class Kernels(Callback):
+    """Draws each head's bias, and its weight if the strategy has one, against distance.
+
+    At the end of `test` it writes ``kernels.csv`` (layer, head, distance, bias, weight) and a figure. During `fit` it
+    records the strategy's parameters and the bias at a few distances; at the end of `fit` it writes them as
+    ``kernels_trajectory.csv`` (step, layer, head, name, value) and a figure. Checkpoints hold the records, at most
+    `MAX_RECORDS`: when there are more, every second one goes, and the steps between two of them double. Strategies
+    whose bias is no function of the distance are skipped with a message.
+
+    Args:
+        length: Number of distances, 0..length-1; None for 32 × the training length.
+        every: Steps between two records during `fit`, at first.
+        distances: Distances at which the bias is recorded during `fit`.
+
+    Raises:
+        UserError: If a number is not positive.
+    """
+
+    name = "kernels"
+
+    def __init__(
+        self, length: int | None = None, every: int = 10, distances: tuple[int, ...] = (1, 10, 100, 1000)
+    ) -> None:
+        super().__init__()
+        if every < 1 or (length is not None and length < 2) or min(distances, default=0) < 0:
+            raise UserError(
+                f"Kernels: got length {length}, every {every}, distances {list(distances)}; expected a length of at "
+                "least 2, a positive number of steps and distances of at least 0"
+            )
+        self.length, self.every, self.distances = length, every, tuple(distances)
+        self.steps: list[int] = []
+        self.records: list[Tensor] = []  # at each of these steps, (curves, H)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not self.steps:
+            self._record(0, pl_module)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        step = trainer.global_step
+        if self.steps and step % self.every == 0 and self.steps[-1] != step:
+            self._record(step, pl_module)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not self.steps:
+            return
+        curves, values = list(self._curves(pl_module)), torch.stack(self.records)  # (steps, curves, H)
+        rows = [
+            {"step": step, "layer": layer, "head": head, "name": name, "value": value}
+            for step, of_step in zip(self.steps, values.tolist(), strict=True)
+            for (layer, name), of_heads in zip(curves, of_step, strict=True)
+            for head, value in enumerate(of_heads)
+        ]
+        figure = _trajectory_figure(self.steps, curves, values, strategy_name(pl_module))
+        publish(trainer, "kernels_trajectory", figure, rows)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"every": self.every, "steps": self.steps, "records": self.records}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.every, self.steps, self.records = (state_dict[key] for key in ("every", "steps", "records"))
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        heads, trained = network_of(pl_module).shape.heads, network_of(pl_module).shape.length
+        length = self.length or 32 * trained
+        tables = list(_tables(pl_module, length))
+        if not tables:
+            skip(trainer, self.name, f"Kernels: skipped: {strategy_name(pl_module)} has no bias by distance")
+            return
+        spaced = torch.logspace(0, torch.log10(torch.tensor(float(length - 1))), 200).round().long()
+        distances = sorted({0, *spaced.clamp(max=length - 1).tolist()})
+        rows = [
+            {"layer": layer, "head": head, "distance": d}
+            | {kind: None if table is None else float(table[head, d]) for kind, table in of_layer.items()}
+            for layer, _, of_layer in tables
+            for head in range(heads)
+            for d in distances
+        ]
+        publish(trainer, self.name, _figure(tables, distances, trained, strategy_name(pl_module)), rows)
+
+    def _record(self, step: int, pl_module: LightningModule) -> None:
+        curves = self._curves(pl_module)
+        if not curves:
+            return
+        self.steps.append(step)
+        self.records.append(torch.stack(list(curves.values())).float().cpu())
+        if len(self.steps) > MAX_RECORDS:
+            self.steps, self.records, self.every = self.steps[::2], self.records[::2], 2 * self.every
+
+    def _curves(self, pl_module: LightningModule) -> dict[tuple[str, str], Tensor]:
+        """What is recorded: (H,) by layer and name."""
+        curves: dict[tuple[str, str], Tensor] = {}
+        for layer, position, tables in _tables(pl_module, max(self.distances, default=0) + 1):
+            curves |= {(layer, name): values for name, values in _per_head(position, pl_module)}
+            for kind, table in tables.items():
+                if table is not None:
+                    curves |= {(layer, f"{kind} at {d}"): table[:, d] for d in self.distances}
+        return curves
+
+
+@torch.no_grad()
+def _tables(pl_module: LightningModule, length: int) -> Iterator[tuple[str, Position, dict[str, Tensor | None]]]:
+    """Yield (layer, strategy, bias and weight) for each strategy that has a bias or a weight.
+
+    The layer is "all" if one strategy serves all layers. Bias and weight are (H, length) fp32, or None if the strategy
+    does not have the one or the other.
+    """
+    positions = network_of(pl_module).positions
+    for layer, position in enumerate(positions):
+        if position.uses("bias") or position.uses("weight"):
+            distance = torch.arange(length, dtype=torch.float32, device=pl_module.device)
+            tables = {"bias": position.bias(distance), "weight": position.weight(distance)}
+            yield "all" if len(positions) == 1 else str(layer), position, tables
+
+
+def _per_head(position: Position, pl_module: LightningModule) -> Iterator[tuple[str, Tensor]]:
+    """Yield the names and values (H,) of parameters with one number per head; of buffers if nothing is learned."""
+    for name, values in list(position.named_parameters()) or position.named_buffers():
+        if values.shape == (network_of(pl_module).shape.heads,):
+            yield name, values.detach()
+
+
+def _figure(
+    tables: list[tuple[str, Position, dict[str, Tensor | None]]], distances: list[int], trained: int, strategy: str
+) -> Figure:
+    few = tables if len(tables) <= 4 else [tables[0], tables[len(tables) // 2], tables[-1]]
+    labels = {"bias": "bias added to the scaled score (nats)", "weight": "weight times the score"}
+    panels = [(layer, kind, t) for layer, _, kinds in few for kind, t in kinds.items() if t is not None]
+    figure = Figure(figsize=(7.6, 3.8 * len(panels)), layout="constrained")
+    for axes, (layer, kind, table) in zip(figure.subplots(len(panels), squeeze=False)[:, 0], panels, strict=True):
+        for head, curve in enumerate(table.cpu()):
+            axes.plot(distances, curve[distances].tolist(), label=f"head {head}", color=f"C{head % 10}")
+        axes.axvline(trained, color="0.6", linestyle="--", linewidth=1, label=f"training length {trained:,}")
+        axes.set_xscale("symlog", linthresh=1)
+        axes.set_xlim(0, distances[-1])
+        title = f"{strategy}: {kind} of each head, layer {layer}"
+        axes.set(xlabel="distance to the key (tokens)", ylabel=labels[kind], title=title)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+    return figure
+
+
+def _trajectory_figure(steps: list[int], curves: list[tuple[str, str]], values: Tensor, strategy: str) -> Figure:
+    first = [i for i, (layer, _) in enumerate(curves) if layer == curves[0][0]]  # curves of the first layer
+    columns = min(3, len(first))
+    rows = -(-len(first) // columns)
+    figure = Figure(figsize=(4.2 * columns, 3.2 * rows), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False).flatten()
+    for axes, i in zip(panels, first, strict=False):
+        for head, curve in enumerate(values[:, i].T.tolist()):
+            axes.plot(steps, curve, label=f"head {head}", color=f"C{head % 10}")
+        axes.set(xlabel="optimiser step", ylabel=curves[i][1])
+        axes.grid(alpha=0.3)
+    for axes in panels[len(first) :]:
+        axes.set_visible(False)
+    panels[0].legend(fontsize=7)
+    figure.suptitle(f"{strategy}: bias and parameters over training, layer {curves[0][0]}")
+    return figure

@@ -1,0 +1,238 @@
+"""`LongPerplexity`: perplexity of the tokens for which far context matters (Fang et al. 2024, arXiv 2410.23771)."""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock
+from pytorch_lightning import LightningModule, Trainer
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from kerple.base.atomic import write
+from kerple.base.errors import UserError
+from kerple.data.tokenizer import load_tokenizer, uncut
+from kerple.evaluation import results
+from kerple.evaluation.analysis import Analysis, log_directory, synchronise
+from kerple.evaluation.metrics import TokenLoss
+from kerple.evaluation.protocols import Network, full, ordered_lengths, sliding
+from kerple.evaluation.results import Row
+from kerple.evaluation.typed import data_of, max_positions, network_of
+
+
+def key_targets(
+    evaluator: Network, tokens: Tensor, *, short: int, stride: int, gain: float = 2.0, likely: float = -2.0
+) -> Tensor:
+    """Whether each target of tokens (B, N+1) int64 is a key token for the evaluator; (B, N) bool.
+
+    The first ``short`` targets have the same context in both readings and are never key tokens.
+
+    Args:
+        evaluator: The model that judges.
+        tokens: (B, N+1) int64.
+        short: Number of tokens in the short context, less than N.
+        stride: Number of tokens by which the short context moves. It then holds at least short - stride tokens.
+        gain: The whole context must raise a key token's log-probability by more than this, in nats.
+        likely: With the whole context, the log-probability must be above this, in nats.
+    """
+    with_all = full(evaluator, tokens, tokens.shape[1] - 1)
+    with_short = sliding(evaluator, tokens, short, stride=stride)
+    is_key = (with_short - with_all > gain) & (-with_all > likely)
+    is_key[:, :short] = False  # their contexts are equal, so a difference is rounding
+    return is_key
+
+
+def carry_over(sizes: Sequence[int], spans: Sequence[tuple[int, int]], is_key: Sequence[bool]) -> list[bool]:
+    """Carry key tokens over to another tokenisation of the same text: a token that overlaps with one becomes one.
+
+    Args:
+        sizes: Number of bytes of each token of the model that is scored.
+        spans: The bytes first..last - 1 of each of the evaluator's tokens, in ascending order.
+        is_key: Whether each of the evaluator's tokens is a key token.
+
+    Returns:
+        Whether each token of the model that is scored is a key token.
+    """
+    key_bytes = torch.zeros(sum(sizes) + 1, dtype=torch.int64)
+    for (first, last), key in zip(spans, is_key, strict=True):
+        key_bytes[first:last] = int(key)
+    before = torch.cat([torch.zeros(1, dtype=torch.int64), key_bytes.cumsum(0)])  # key bytes before each byte
+    end = torch.tensor([0, *sizes]).cumsum(0)
+    return (before[end[1:]] > before[end[:-1]]).tolist()
+
+
+def spelling(tokenizer: Tokenizer, end_of_text: int) -> Callable[[int], bytes]:
+    """A function from a token id of a byte-level tokenizer to its bytes; ``end_of_text`` has none.
+
+    Raises:
+        UserError: If a token is not spelt in bytes; raised by the function.
+    """
+    # the alphabet of byte-level BPE (Radford et al. 2019): printable Latin-1 letters are themselves, others come after
+    printed = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printed]
+    letters = {chr(byte): byte for byte in printed} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+    @cache
+    def spell(token: int) -> bytes:
+        if token == end_of_text:
+            return b""
+        text = tokenizer.id_to_token(token) or ""
+        if not text or not letters.keys() >= set(text):
+            raise UserError(f"tokenizer: token {token} ({text!r}) is not spelt in bytes; use the evaluator's tokenizer")
+        return bytes(letters[letter] for letter in text)
+
+    return spell
+
+
+def byte_spans(text: str, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Convert spans of a text's characters to spans of its bytes. A lone surrogate stands for one byte."""
+    ends = torch.tensor([0, *(len(c.encode("utf-8", "surrogateescape")) for c in text)]).cumsum(0).tolist()
+    return [(ends[first], ends[last]) for first, last in spans]
+
+
+class LongPerplexity(Analysis):
+    """Measures LongPPL: perplexity of the key tokens, which need far context.
+
+    A fixed pretrained model, the evaluator, chooses them. It reads each block once as a whole and once with a short
+    context. A target is a key token if the far context raises its log-probability by more than ``gain``, to more than
+    ``likely``. The choice depends on the text and the evaluator alone, and is kept in ``keys`` as
+    ``keys-<hash>.json``, so that every model is scored on the same targets. If the model has another tokenizer than the
+    evaluator, its key tokens are those that share a byte with one of the evaluator's.
+
+    Writes results of the protocol ``longppl`` for each length.
+
+    Args:
+        lengths: Evaluation lengths in tokens; each must divide the longest, which the evaluator reads as a block.
+        short: Tokens in the evaluator's short context; the paper takes 4,096 for texts of 32,768.
+        stride: Tokens by which the short context moves; the paper takes 1,024.
+        blocks: Number of blocks of the test split.
+        evaluator: A pretrained model: a folder, a GGUF file or a name; ``smollm2-135m`` is the name of a packaged one.
+        gain: Least rise of a key token's log-probability, in nats.
+        likely: Least log-probability of a key token with the whole context, in nats.
+        keys: Folder in which the choice is kept. A checkpoint does not choose it.
+
+    Raises:
+        UserError: If an option is out of range, or the evaluator cannot be loaded or cannot read such long blocks.
+    """
+
+    name = "longppl"
+
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        short: int,
+        stride: int,
+        blocks: int = 4,
+        evaluator: str = "smollm2-135m",
+        gain: float = 2.0,
+        likely: float = -2.0,
+        keys: str = "data/.keys",
+    ) -> None:
+        self.lengths = ordered_lengths(lengths)
+        super().__init__(self.lengths[-1], blocks)
+        if not 1 <= stride <= short < self.lengths[-1]:
+            raise UserError(
+                f"LongPerplexity: got stride {stride} and short {short}, expected 1 <= stride <= short < "
+                f"{self.lengths[-1]}, the longest length"
+            )
+        self.criterion = {"short": short, "stride": stride, "gain": gain, "likely": likely}
+        self.evaluator, self.keys = evaluator, keys
+
+    def skip_reason(self, pl_module: LightningModule) -> str | None:
+        return None  # lengths that are too long are left out
+
+    def analyse(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        keys = self._keys(data_of(trainer))
+        network = network_of(pl_module)
+        limit = max_positions(network)
+        possible = [length for length in self.lengths if limit is None or length <= limit]
+        losses = {length: TokenLoss(len(keys)).to(pl_module.device) for length in possible}
+        for i, tokens in self.read(trainer, pl_module):
+            for length, loss in losses.items():
+                with trainer.precision_plugin.forward_context():
+                    loss.update(full(network, tokens, length)[0, keys[i]], i)
+        synchronise(*losses.values())
+        directory = log_directory(trainer)
+        if trainer.is_global_zero:
+            rows = [
+                Row("ppl", self.name, length, None, block, nats, targets)
+                for length, loss in losses.items()
+                for block, (nats, targets) in enumerate(zip(loss.nll.tolist(), loss.targets.tolist(), strict=True))
+                if targets  # a block may have no key token
+            ]
+            skipped = [
+                {"protocol": self.name, "length": length, "reason": f"the strategy has only {limit} positions"}
+                for length in self.lengths
+                if length not in losses
+            ]
+            about = {"split": "test", "block": self.length, "evaluator": self.evaluator, "skipped": skipped}
+            results.write(directory, self.name, rows, about | self.criterion)
+            for length, loss in losses.items():
+                ppl, targets = float(loss.perplexity()), int(loss.targets.sum())
+                print(f"longppl at {length:,}: {ppl:.3f} over {targets:,} key tokens")
+
+    def _keys(self, data: Any) -> list[list[int]]:
+        """Indices of the key targets in each block, from the file of an earlier test, or chosen and written to it."""
+        from kerple.hf.source import locate, source_digest  # needs optional packages
+
+        source = locate(self.evaluator)
+        about = {
+            "evaluator": source_digest(source),
+            "text": data.manifest.splits["test"].sha256,
+            "tokenizer": data.manifest.tokenizer,
+            "block": self.length,
+            "blocks": self.blocks,
+            **self.criterion,
+        }
+        digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+        path = Path(self.keys) / f"keys-{digest[:16]}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.with_suffix(".lock")):
+            if not path.exists():
+                write(path, json.dumps({"about": about, "keys": self._choose(data, source)}))
+        keys = json.loads(path.read_text(encoding="utf-8"))["keys"]
+        if not any(keys):
+            raise UserError(
+                f"LongPerplexity: blocks: got {self.blocks} of {self.length} tokens, in which {self.evaluator} finds "
+                "no key token; read more, or a shorter short context"
+            )
+        return keys
+
+    def _choose(self, data: Any, source: Any) -> list[list[int]]:
+        from kerple.hf.adapter import HuggingFaceNetwork
+        from kerple.hf.source import digest, read_model, read_model_config, read_tokenizer
+
+        network = HuggingFaceNetwork(read_model(source, read_model_config(source)))
+        tokenizer = read_tokenizer(source)
+        same = digest(tokenizer) == data.manifest.tokenizer
+        keys = []
+        blocks = data.blocks("test", self.length, self.blocks)
+        for i in range(len(blocks)):
+            tokens = blocks[i]["tokens"]
+            is_key = self._judge(network, tokens) if same else self._judge_text(network, tokenizer, data, tokens)
+            keys.append([target for target, key in enumerate(is_key) if key])
+        return keys
+
+    def _judge_text(self, network: Any, tokenizer: Any, data: Any, tokens: Tensor) -> list[bool]:
+        """Whether each target of tokens (N + 1,) of the data's tokenizer is key for an evaluator with another one."""
+        spell = spelling(load_tokenizer(str(data.folder.directory)), data.manifest.end_of_text)
+        spelt = [spell(token) for token in tokens.tolist()]
+        text = b"".join(spelt).decode("utf-8", "surrogateescape")
+        readable = text.encode("utf-8", "replace").decode()  # "?" for each byte that is not text, as many characters
+        whole = uncut(Tokenizer.from_str(tokenizer.to_str()))  # a copy: this one is known by its JSON
+        encoding = whole.encode(readable, add_special_tokens=False)
+        is_key = [False, *self._judge(network, torch.tensor(encoding.ids))]  # of each token; the first is no target
+        return carry_over([len(token) for token in spelt], byte_spans(text, encoding.offsets), is_key)[1:]
+
+    @torch.inference_mode()
+    def _judge(self, network: Any, tokens: Tensor) -> list[bool]:
+        if network.shape.length < len(tokens) - 1:
+            raise UserError(
+                f"LongPerplexity: lengths: got {self.length} tokens, which are {len(tokens) - 1} of the evaluator, "
+                f"expected at most {network.shape.length}, its training length; choose shorter ones"
+            )
+        return key_targets(network, tokens[None], **self.criterion)[0].tolist()  # type: ignore[arg-type]

@@ -1,0 +1,56 @@
+"""The table and the figure of `Extrapolation`: perplexity by evaluation length."""
+
+from collections.abc import Sequence
+
+from matplotlib.figure import Figure
+from rich.table import Table
+
+from kerple.evaluation.measurement import Measurement
+
+
+def table(measurements: Sequence[Measurement], training_length: int) -> Table:
+    """Table of perplexity and bits per byte: a row per length, a column per protocol, notes on skipped lengths."""
+    result = Table(title="Perplexity (bits per byte) by evaluation length", caption_justify="left")
+    labels = dict.fromkeys(m.protocol.label for m in measurements)
+    for heading in ("length", "×", *labels):
+        result.add_column(heading, justify="right")
+    cells = {(m.protocol.label, m.length): _cell(m) for m in measurements}
+    for length in dict.fromkeys(m.length for m in measurements):
+        ratio = f"{length / training_length:g}"
+        result.add_row(f"{length:,}", ratio, *(cells[label, length] for label in labels))
+    counts = sorted({f"{m.protocol.label} {int(m.loss.targets.sum()):,}" for m in measurements if m.skipped is None})
+    notes = [f"{m.protocol.label} at {m.length:,}: skipped, {m.skipped}" for m in measurements if m.skipped is not None]
+    result.caption = "\n".join([*(f"targets scored: {count}" for count in counts), *notes])
+    return result
+
+
+def figure(measurements: Sequence[Measurement], training_length: int, title: str) -> Figure:
+    """Figure of perplexity against length, a line per protocol, with a mark at the training length."""
+    result = Figure(figsize=(6.4, 4.2), layout="constrained")
+    axes = result.add_subplot()
+    measured = [m for m in measurements if m.skipped is None]
+    perplexities = [float(m.loss.perplexity()) for m in measured]
+    for protocol in dict.fromkeys(m.protocol for m in measured):
+        points = [(m.length, ppl) for m, ppl in zip(measured, perplexities, strict=True) if m.protocol == protocol]
+        note = f" (targets from {protocol.skip:,} on)" if protocol.skip else ""
+        axes.plot(*zip(*points, strict=True), marker="o", markersize=4, label=protocol.label + note)
+    axes.axvline(
+        training_length, color="0.6", linestyle="--", linewidth=1, label=f"training length {training_length:,}"
+    )
+    axes.set_xscale("log", base=2)
+    ticks = list(dict.fromkeys(m.length for m in measurements))
+    axes.set_xticks(ticks, [f"{t:,}" for t in ticks], rotation=30 if len(ticks) > 6 else 0)
+    axes.minorticks_off()
+    if perplexities and max(perplexities) > 4 * min(perplexities):
+        axes.set_yscale("log")
+    axes.set(xlabel="evaluation length (tokens)", ylabel="perplexity (per token)", title=title)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return result
+
+
+def _cell(m: Measurement) -> str:
+    if m.skipped is not None:
+        return "skipped"
+    ppl = f"{float(m.loss.perplexity()):,.2f}"
+    return f"{ppl} ({float(m.loss.bits_per_byte()):.3f})" if m.loss.bytes.any() else ppl

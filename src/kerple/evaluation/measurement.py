@@ -1,0 +1,106 @@
+"""`Measurement`: the sums of the losses of one protocol at one length, and how a block of text is added to many."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kerple.evaluation.context_gain import ContextGain
+from kerple.evaluation.metrics import TokenLoss
+from kerple.evaluation.protocols import TOKENS_PER_FORWARD, Network, Protocol, full
+from kerple.evaluation.results import Row
+
+
+@dataclass
+class Measurement:
+    """The sums of losses of one protocol at one length.
+
+    Args:
+        protocol: The protocol.
+        length: Evaluation length L in tokens.
+        loss: Sums for each block of text; with the protocol ``per_position``, for each position in the segment.
+        skipped: Why the length cannot be measured, or None.
+    """
+
+    protocol: Protocol
+    length: int
+    loss: TokenLoss
+    skipped: str | None = None
+
+    def rows(self) -> Iterator[Row]:
+        """The sums as rows of the results: nats of each block or position, and bits of all text together."""
+        by_position, label = self.protocol.name == "per_position", self.protocol.label
+        for i, (nats, targets) in enumerate(zip(self.loss.nll.tolist(), self.loss.targets.tolist(), strict=True)):
+            position, block = (i, None) if by_position else (None, i)
+            yield Row("ppl", label, self.length, position, block, nats, targets)
+        if self.loss.bytes.any() and not by_position:
+            bits = float(self.loss.nll.sum()) / math.log(2)
+            yield Row("bits_per_byte", label, self.length, None, None, bits, int(self.loss.bytes.sum()))
+
+
+def plan(
+    protocols: Iterable[Protocol], lengths: Sequence[int], blocks: int, limit: int | None, device: torch.device
+) -> list[Measurement]:
+    """Empty measurements, one for each protocol and length.
+
+    Args:
+        protocols: The protocols.
+        lengths: Evaluation lengths in tokens.
+        blocks: Number of blocks of text.
+        limit: Number of positions of the strategy; measurements of longer lengths are marked as skipped. None for any.
+        device: Where the sums are kept.
+    """
+    return [
+        Measurement(
+            protocol,
+            length,
+            TokenLoss(length if protocol.name == "per_position" else blocks).to(device),
+            None if limit is None or length <= limit else f"the strategy has only {limit} positions",
+        )
+        for protocol in protocols
+        for length in lengths
+    ]
+
+
+def measure(
+    network: Network,
+    tokens: Tensor,
+    block: int,
+    measurements: Iterable[Measurement],
+    tokens_per_forward: int = TOKENS_PER_FORWARD,
+    token_bytes: Tensor | None = None,
+    gain: ContextGain | None = None,
+) -> None:
+    """Add the losses of one block to every measurement that is not skipped.
+
+    What `full` has computed is not computed again.
+
+    Args:
+        network: The model.
+        tokens: (1, N+1) int64.
+        block: Number of the block.
+        measurements: The measurements.
+        tokens_per_forward: Largest number of tokens in one forward pass.
+        token_bytes: Number of bytes of text of each token id, (V,) int64; None leaves bits per byte out.
+        gain: Is given the losses of its length in full and with its window; None for no context gain.
+    """
+    in_full: dict[int, Tensor] = {}  # losses (1, N) at each length
+    targets = tokens[:, 1:]  # (1, N)
+    for m in measurements:
+        if m.skipped is not None:
+            continue
+        scored = m.protocol.scored(m.length, targets.shape[1]).to(tokens.device)
+        if m.protocol.part_of_full(m.length):
+            if m.length not in in_full:
+                in_full[m.length] = full(network, tokens, m.length, tokens_per_forward=tokens_per_forward)
+            losses = in_full[m.length][:, scored]  # (1, n)
+        else:
+            losses = m.protocol(network, tokens, m.length, tokens_per_forward)
+        if gain is not None and m.protocol.window == gain.window and m.length == gain.length:
+            gain.update(*(x.unflatten(1, (-1, m.length)) for x in (in_full[m.length], losses)))
+        if m.protocol.name == "per_position":
+            m.loss.update(losses.unflatten(1, (-1, m.length)))  # (1, N / L, L)
+        else:
+            m.loss.update(losses, block, None if token_bytes is None else token_bytes[targets[:, scored]])
