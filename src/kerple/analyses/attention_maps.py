@@ -1,8 +1,7 @@
 """`AttentionStatistics` and `AttentionMaps`: where the heads of a network look, as numbers and as pictures."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -51,22 +50,13 @@ def visit_probabilities(
         visit(layer, _probabilities(attention, x, position, context))
 
     hooks = [b.attention.register_forward_pre_hook(partial(show, i)) for i, b in enumerate(network.blocks)]
+    compiled, network.run_block = network.run_block, run_block  # a compiled graph would not call hooks
     try:
-        with uncompiled(network):
-            network.features(tokens, offset=offset, window=window)
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-@contextmanager
-def uncompiled(network: Transformer) -> Iterator[None]:
-    """Within this context the network runs without its compiled graphs, which would not call hooks."""
-    compiled, network.run_block = network.run_block, run_block
-    try:
-        yield
+        network.features(tokens, offset=offset, window=window)
     finally:
         network.run_block = compiled
+        for hook in hooks:
+            hook.remove()
 
 
 def entropy(probabilities: Tensor) -> Tensor:

@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor, nn
 
-from kerple.analyses.attention_maps import uncompiled
 from kerple.base.errors import UserError
 from kerple.evaluation.analysis import Analysis, publish, synchronise
 from kerple.evaluation.metrics import TokenLoss
@@ -42,7 +41,6 @@ def gradient_by_distance(network: Transformer, tokens: Tensor) -> Tensor:
         with (
             torch.inference_mode(False),
             torch.enable_grad(),
-            uncompiled(network),
             torch.autocast(tokens.device.type, enabled=False),
         ):
             loss = network.losses(tokens.clone(), last=1).sum()
