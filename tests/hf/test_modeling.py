@@ -102,12 +102,3 @@ def test_positions_of_several_texts_in_one_row_are_refused() -> None:
 def test_a_cache_for_angles_that_depend_on_the_length_is_refused() -> None:
     with pytest.raises(UserError, match="use_cache: got true, but the strategy's positions depend on the length"):
         made(DYNAMIC)(text(1, 6), use_cache=True)
-
-
-@torch.inference_mode()
-def test_a_vocabulary_that_was_resized_is_saved_and_loaded(tmp_path: Path) -> None:
-    model = made()
-    model.resize_token_embeddings(VOCABULARY + 3)
-    model.save_pretrained(tmp_path)
-    tokens = text(1, 6)
-    assert torch.equal(KerpleForCausalLM.from_pretrained(tmp_path).eval()(tokens).logits, model(tokens).logits)

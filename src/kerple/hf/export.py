@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 from kerple.base.errors import UserError
 from kerple.hf.families import LLAMA, StoredModel, Weights, parameters
 from kerple.hf.modeling import KerpleConfig, KerpleForCausalLM
+from kerple.model.architecture import Architecture
 from kerple.positions.coupled import Placed
 
 AS_LLAMA: dict[str, Any] = {
@@ -62,8 +63,9 @@ def export(
 
 def _no_llama(model: Mapping[str, Any]) -> str | None:
     """Why a network cannot be a stock Llama or Qwen2, or None if it can."""
-    odd = [f"{key} is {model[key]}" for key, value in AS_LLAMA.items() if model.get(key, not value) != value]
-    if model.get("qk_norm"):
+    model = vars(Architecture()) | dict(model)
+    odd = [f"{key} is {model[key]}" for key, value in AS_LLAMA.items() if model[key] != value]
+    if model["qk_norm"]:
         odd.append("its queries and keys are normalised")
     position = model["position"]
     path = position if isinstance(position, str) else position["class_path"]

@@ -1,6 +1,6 @@
 """Our `Transformer` as a model of transformers, which `AutoModelForCausalLM` loads after `import kerple.hf`."""
 
-from typing import Any, cast
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -99,20 +99,8 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
     def get_input_embeddings(self) -> nn.Module:
         return self.network.embedding
 
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.network.embedding = cast(nn.Embedding, value)
-
     def get_output_embeddings(self) -> nn.Module:
         return self.network.head
-
-    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
-        self.network.head = cast(nn.Linear, new_embeddings)
-
-    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
-        """Resize embedding and head as transformers does, also for the model that is loaded from what is saved."""
-        resized = super().resize_token_embeddings(*args, **kwargs)
-        self.config.network["vocabulary"] = self.config.vocab_size
-        return resized
 
     def _prepare_cache_for_generation(  # type: ignore[override]
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any

@@ -6,12 +6,13 @@ only if the user asks for it.
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -24,7 +25,6 @@ PICKLES = (".bin", ".pt", ".pth", ".pkl")
 INDEX = "model.safetensors.index.json"
 TOKENIZERS = {"tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json"}
 EXPECTED = "a folder with config.json and model.safetensors, a .gguf file or a name on the Hugging Face hub"
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -100,23 +100,19 @@ def _pickle(name: str, folder: Path | str) -> UserError:
     )
 
 
-def guarded(source: ModelSource, what: str, read: Callable[[], T]) -> T:
-    """Call ``read``, and turn any error of the libraries into a message of one line.
-
-    Args:
-        source: The model.
-        what: What is read, for the message.
-        read: Function that reads it.
+@contextmanager
+def reading(source: ModelSource, part: str) -> Iterator[None]:
+    """Context of reading a part of a model, which turns any error of the libraries into a message of one line.
 
     Raises:
-        UserError: If ``read`` fails.
+        UserError: If it cannot be read.
     """
     try:
-        return read()
+        yield
     except Exception as error:  # the libraries raise many kinds of errors for damaged files
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason given")
         raise UserError(
-            f"hf: the {what} of {source.name} could not be read ({type(error).__name__}: {reason[:300]}); expected "
+            f"hf: the {part} of {source.name} could not be read ({type(error).__name__}: {reason[:300]}); expected "
             f"{EXPECTED} that can be reached from here"
         ) from error
 
@@ -131,11 +127,8 @@ def read_model_config(source: ModelSource, trust_remote_code: bool = False) -> A
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    config = guarded(
-        source,
-        "configuration",
-        lambda: AutoConfig.from_pretrained(source.place, trust_remote_code=trust_remote_code, **source.files),
-    )
+    with reading(source, "configuration"):
+        config = AutoConfig.from_pretrained(source.place, trust_remote_code=trust_remote_code, **source.files)
     architectures = list(config.architectures or [])
     remote = trust_remote_code and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
     causal = getattr(MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None), "__name__", None)
@@ -164,15 +157,15 @@ def read_model(
     if source.gguf is not None:
         need("gguf")
         need("accelerate")
-    elif any(not name.endswith(".safetensors") for name in guarded(source, "weights", lambda: _indexed_files(source))):
-        raise _pickle(source.name, source.place)  # transformers unpickles what an index of safetensors names
     from transformers import AutoModelForCausalLM
 
     load: Callable[..., Any] = AutoModelForCausalLM.from_pretrained
-    model, info = guarded(
-        source,
-        "weights",
-        lambda: load(
+    with reading(source, "weights"):
+        indexed = set() if source.gguf else _indexed_files(source)
+    if not all(name.endswith(".safetensors") for name in indexed):
+        raise _pickle(source.name, source.place)  # transformers would unpickle what an index of safetensors names
+    with reading(source, "weights"):
+        model, info = load(
             source.place,
             config=config,
             dtype=dtype,
@@ -180,8 +173,7 @@ def read_model(
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
             **source.files,
-        ),
-    )
+        )
     for fault in ("missing_keys", "mismatched_keys", "unexpected_keys"):
         if keys := sorted(map(str, info.get(fault) or ())):
             raise UserError(
@@ -216,11 +208,8 @@ def read_tokenizer(source: ModelSource) -> Tokenizer:
         )
     from transformers import AutoTokenizer
 
-    wrapper = guarded(
-        source,
-        "tokenizer",
-        lambda: AutoTokenizer.from_pretrained(source.place, use_fast=True, trust_remote_code=False, **source.files),
-    )
+    with reading(source, "tokenizer"):
+        wrapper = AutoTokenizer.from_pretrained(source.place, use_fast=True, trust_remote_code=False, **source.files)
     tokenizer = getattr(wrapper, "backend_tokenizer", None)
     if not isinstance(tokenizer, Tokenizer):
         raise UserError(f"tokenizer: that of {source.name} ({type(wrapper).__name__}) has no tokenizer.json; make one")
