@@ -273,7 +273,7 @@ def test_the_custom_operators_keep_torchs_contract() -> None:
         ({name: torch.zeros(0, 2, 6, 4) for name in "qkv"}, "q, k, v"),
         ({"window": 0}, "window"),
         ({"sink": torch.zeros(3)}, "sink"),
-        ({"v": torch.zeros(1, 2, 6, 5)}, "v"),
+        ({"v": torch.zeros(1, 2, 6, 5)}, "q, k, v"),
         ({"q": torch.zeros(1, 3, 6, 4)}, "q, k, v"),
     ],
 )

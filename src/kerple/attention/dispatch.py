@@ -104,47 +104,38 @@ def with_sink(out: Tensor, lse: Tensor, sink: Tensor | None) -> Tensor:
     return (out * torch.sigmoid(lse - sink_of_queries(sink))[..., None]).to(out.dtype)  # (B, H, Tq, δ)
 
 
+def check(q: Tensor, k: Tensor, v: Tensor, modifiers: Modifiers) -> None:
+    """Check that shapes, dtypes and modes fit together, as `attend` says."""
+    heads, queries, length = q.shape[1], q.shape[2], k.shape[2]
+    shapes = f"shapes {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
+    alike = q.ndim == 4 and k.shape[:3] == v.shape[:3] and q.shape[0] == k.shape[0] and q.shape[3] == k.shape[3]
+    _expect(alike and v.shape[3] <= q.shape[3], "q, k, v", shapes, "(B, H, Tq, δ), (B, G, Tk, δ), (B, G, Tk, δ' <= δ)")
+    # torch's fused kernel would divide by 0
+    _expect(0 not in (*q.shape, k.shape[1]), "q, k, v", shapes, "at least 1 sequence, head, row and dimension")
+    _expect(heads % k.shape[1] == 0, "q, k, v", f"{heads} heads of q", f"a multiple of the {k.shape[1]} of k")
+    _expect(queries <= length, "q", f"{queries} queries for {length} keys", "no more than keys: the last rows")
+    _expect(q.dtype == k.dtype == v.dtype, "q, k, v", f"dtypes {q.dtype}, {k.dtype}, {v.dtype}", "one; cast them alike")
+    for name, x in (("table", modifiers.table), ("weight", modifiers.weight)):
+        if x is not None:
+            fits = x.ndim == 2 and x.shape[0] == heads and x.shape[1] >= length
+            _expect(fits, name, f"shape {tuple(x.shape)}", f"(H, >= Tk) = ({heads}, >= {length})")
+    if modifiers.sink is not None:
+        shape = tuple(modifiers.sink.shape)
+        fits = shape in (q.shape[1:2], q.shape[:3])
+        _expect(fits, "sink", f"shape {shape}", f"(H,) or (B, H, Tq) of q {tuple(q.shape)}")
+    if modifiers.window is not None:
+        _expect(modifiers.window >= 1, "window", modifiers.window, "a positive number of keys, or None for all")
+
+
+def _expect(fits: bool, name: str, value: object, expected: str) -> None:
+    if not fits:
+        raise ValueError(f"{name}: got {value}, expected {expected}")
+
+
 def refuse_tangents(*tensors: Tensor | None) -> None:
-    """Raise where forward-mode gradients are asked for: torch's custom operators would give 0 in silence."""
-    if torch.compiler.is_compiling():  # torch.compile has no forward mode either
-        return
-    if any(x is not None and unpack_dual(x).tangent is not None for x in tensors):
+    """Raise where forward-mode gradients are wanted: torch's custom operators would give 0 in silence."""
+    if not torch.compiler.is_compiling() and any(x is not None and unpack_dual(x).tangent is not None for x in tensors):
         raise NotImplementedError(
             "attend: got a forward-mode tangent, but only reverse mode is implemented; take gradients with "
             "torch.autograd.grad or torch.func.vjp, or use kerple.attention.reference.attend_reference"
         )
-
-
-def check(q: Tensor, k: Tensor, v: Tensor, modifiers: Modifiers) -> None:
-    """Raise ValueError for what does not fit together."""
-    if q.ndim != 4 or k.ndim != 4 or k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
-        raise ValueError(
-            f"q, k, v: got shapes {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}, "
-            "expected (B, H, Tq, δ), (B, G, Tk, δ), (B, G, Tk, δ')"
-        )
-    if 0 in (q.shape[0], q.shape[1], q.shape[3], k.shape[1]):  # torch's fused kernel would divide by it
-        raise ValueError(f"q, k, v: got shape {tuple(q.shape)}, expected at least 1 sequence, head and dimension")
-    if q.shape[1] % k.shape[1]:
-        raise ValueError(f"q, k, v: got {q.shape[1]} heads for {k.shape[1]} of the keys, expected a multiple of those")
-    if v.shape[3] > q.shape[3]:
-        raise ValueError(f"v: got a width of {v.shape[3]}, expected that of q and k, {q.shape[3]}, or less")
-    if not 0 < q.shape[2] <= k.shape[2]:
-        raise ValueError(
-            f"q: got {q.shape[2]} queries for {k.shape[2]} keys, expected 1 to {k.shape[2]}: the last rows"
-        )
-    if not q.dtype == k.dtype == v.dtype:
-        raise ValueError(f"q, k, v: got dtypes {q.dtype}, {k.dtype}, {v.dtype}, expected one; cast them alike")
-    for name, x in (("table", modifiers.table), ("weight", modifiers.weight)):
-        if x is not None and (x.ndim != 2 or x.shape[0] != q.shape[1] or x.shape[1] < k.shape[2]):
-            raise ValueError(
-                f"{name}: got shape {tuple(x.shape)}, expected (H, >= Tk) = ({q.shape[1]}, >= {k.shape[2]}); "
-                "build it for the number of keys"
-            )
-    sink, window = modifiers.sink, modifiers.window
-    if sink is not None and sink.shape not in (q.shape[1:2], q.shape[:3]):
-        raise ValueError(
-            f"sink: got shape {tuple(sink.shape)}, expected (H,) = {tuple(q.shape[1:2])} or "
-            f"(B, H, Tq) = {tuple(q.shape[:3])}"
-        )
-    if window is not None and window < 1:
-        raise ValueError(f"window: got {window}, expected a positive number of keys; leave it out for all of them")

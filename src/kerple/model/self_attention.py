@@ -17,13 +17,15 @@ class PositionContext:
     """What a strategy contributes to one forward pass. It is computed once and used by all layers of the strategy.
 
     Args:
-        at: Positions of all tokens, including those in the cache; the queries are the last of them.
+        at: Positions of all tokens, including those in the cache.
+        queries: Positions of the queries, the last of them.
         table: `Position.bias` at all distances, (H, T) fp32, or None.
         weight: `Position.weight` at all distances, (H, T) fp32, or None.
         attention: Option for the implementation of attention, see `kerple.attention.backend`.
     """
 
     at: TokenPositions
+    queries: TokenPositions
     table: Tensor | None
     weight: Tensor | None
     attention: AttentionOption = "auto"
@@ -77,7 +79,7 @@ class SelfAttention(nn.Module):
         """Arguments of `kerple.attention.attend`: q, k, v after the strategy's hooks, and what it changes."""
         q, k, v = self.split(self.qkv(x))
         q, k = self.q_norm(q), self.k_norm(k)
-        at = context.at[-x.shape[1] :]
+        at = context.queries
         state = position.token_state(x, at, None if cache is None else cache.state)
         q, k = position.transform_qk(q, k, state, at)
         if cache is not None:
@@ -118,14 +120,19 @@ def modifiers_of(position: Position, context: PositionContext, q: Tensor, v: Ten
         context.table,
         context.weight,
         context.at.window,
-        position.sink_logit(q, context.at[-q.shape[2] :]),
+        position.sink_logit(q, context.queries),
         modify_scores if gathers or position.uses("modify_scores") else None,
         add_to_output if position.uses("add_to_output") else None,
     )
 
 
 def prepare_context(
-    position: Position, at: TokenPositions, tokens: Tensor, window: int | None, attention: AttentionOption = "auto"
+    position: Position,
+    at: TokenPositions,
+    tokens: Tensor,
+    window: int | None,
+    attention: AttentionOption = "auto",
+    cached: int = 0,
 ) -> PositionContext:
     """Compute what a strategy contributes to a forward pass.
 
@@ -135,6 +142,7 @@ def prepare_context(
         tokens: All tokens (B, T), including those in the cache.
         window: Number of keys that a query sees; None for all.
         attention: Option for the implementation of attention.
+        cached: Number of tokens in the cache, which are no queries.
 
     Raises:
         UserError: If positions differ between sequences and the strategy does not support that.
@@ -148,6 +156,6 @@ def prepare_context(
     windows = [w for w in (position.window, window) if w is not None]
     at = replace(at, window=min(windows, default=None))
     if not at.contiguous:
-        return PositionContext(at, None, None, attention)
+        return PositionContext(at, at[cached:], None, None, attention)
     distance = at.rows.float()
-    return PositionContext(at, position.bias(distance), position.weight(distance), attention)
+    return PositionContext(at, at[cached:], position.bias(distance), position.weight(distance), attention)

@@ -110,7 +110,8 @@ class Transformer(nn.Module):
             raise UserError(f"window: got {window}, expected at least 1 key (the query's own), or none for all keys")
         if cache is not None and cache.window is not None and (window is None or window > cache.window):
             raise UserError(f"window: got {window}, but the cache keeps {cache.window} keys; make a cache for more")
-        length = tokens.shape[1] + (0 if cache is None else cache.length)
+        cached = 0 if cache is None else cache.length
+        length = cached + tokens.shape[1]
         for p in self.positions:
             if p.max_length is not None and offset + length > p.max_length:
                 raise UserError(
@@ -121,9 +122,9 @@ class Transformer(nn.Module):
         at = TokenPositions.line(length, offset, tokens.device)
         if self.places is not None:
             at = replace(at, places=self.places(read))
-        contexts = [prepare_context(p, at, read, window, self.attention) for p in self.positions]
+        contexts = [prepare_context(p, at, read, window, self.attention, cached) for p in self.positions]
         x = self.embedding_norm(self.embedding(tokens))  # (B, T, D)
-        x = self.dropout(self.positions[0].embed(x, contexts[0].at[length - tokens.shape[1] :]))
+        x = self.dropout(self.positions[0].embed(x, contexts[0].queries))
         for i, block in enumerate(self.blocks):
             strategy = min(i, len(self.positions) - 1)
             run = self.run_block if cache is None else run_block  # compiled, every token would be another length

@@ -88,13 +88,17 @@ class RoPE(Position):
         self.shift_invariant = self.prefix_consistent and mistake is None
 
     def transform_qk(self, q: Tensor, k: Tensor, state: Tensor | None, at: TokenPositions) -> tuple[Tensor, Tensor]:
+        cos, sin = at.once(self.waves)
+        return turn(q, cos, sin, self.layout), turn(k, cos, sin, self.layout)
+
+    def waves(self, at: TokenPositions) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of the angles by which q and k are turned, ((B,) T, r/2) fp64 each."""
         positions, turns = at.positions[..., None], self.turns(at.positions)
         if self.mistake:
             positions, turns = rounded(positions.to(turns.dtype)), rounded(turns)
-        angle = positions * turns  # ((B,) T, r/2) fp64
+        angle = positions * turns
         angle = rounded(angle) if self.mistake else angle
-        cos, sin = self.turns.size * angle.cos(), self.turns.size * angle.sin()
-        return turn(q, cos, sin, self.layout), turn(k, cos, sin, self.layout)
+        return self.turns.size * angle.cos(), self.turns.size * angle.sin()
 
 
 def rounded(x: Tensor) -> Tensor:

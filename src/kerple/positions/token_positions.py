@@ -5,11 +5,14 @@ what a strategy is told of it: shifted by an offset, drawn at random, given by a
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -29,12 +32,21 @@ class TokenPositions:
     contiguous: bool = True
     places: Tensor | None = None
     window: int | None = None
+    _results: dict[Callable, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     @classmethod
     def line(cls, length: int, offset: int = 0, device: torch.device | None = None) -> "TokenPositions":
         """Rows 0 to length - 1 at positions that are larger by ``offset``."""
         rows = torch.arange(length, device=device)
         return cls(rows, rows + offset)
+
+    def once(self, function: Callable[["TokenPositions"], Result]) -> Result:
+        """``function(self)``, which all layers of a forward share; it must depend on nothing else that may change."""
+        if torch.compiler.is_compiling():
+            return function(self)
+        if function not in self._results:
+            self._results[function] = function(self)
+        return self._results[function]
 
     def __getitem__(self, part: slice) -> "TokenPositions":
         places = None if self.places is None else self.places[:, part]

@@ -41,14 +41,18 @@ class XPos(Position):
         self.base, self.decay, self.layout = base, decay, layout
 
     def transform_qk(self, q: Tensor, k: Tensor, state: Tensor | None, at: TokenPositions) -> tuple[Tensor, Tensor]:
+        cos, sin, log_size = at.once(self.waves)
+        end = 7 if k.dtype == torch.float16 else 80
+        size = log_size.clamp(-end, end)
+        grown, shrunk = (-size).exp(), size.exp()
+        return turn(q, cos * shrunk, sin * shrunk, self.layout), turn(k, cos * grown, sin * grown, self.layout)
+
+    def waves(self, at: TokenPositions) -> tuple[Tensor, Tensor, Tensor]:
+        """Cosine and sine of the angles, and the logarithm of the queries' sizes, ((B,) T, δ/2) fp64 each."""
         positions = at.positions
-        angle = angles(positions, self.turned, self.base)  # ((B,) T, δ/2) fp64
+        angle = angles(positions, self.turned, self.base)
         pair = torch.arange(0, self.turned, 2, dtype=angle.dtype, device=angle.device) / self.turned  # (δ/2,)
         # the same for every token of the input: keys in a cache were counted from it, too
         origin = positions[..., :1] - at.rows[:1] if at.contiguous else 0
         place = positions - origin  # ((B,) T)
-        end = 7 if k.dtype == torch.float16 else 80
-        size = (place[..., None] / self.decay * ((pair + 0.4) / 1.4).log()).clamp(-end, end)  # ((B,) T, δ/2)
-        cos, sin = angle.cos(), angle.sin()
-        grown, shrunk = (-size).exp(), size.exp()
-        return turn(q, cos * shrunk, sin * shrunk, self.layout), turn(k, cos * grown, sin * grown, self.layout)
+        return angle.cos(), angle.sin(), place[..., None] / self.decay * ((pair + 0.4) / 1.4).log()

@@ -102,11 +102,6 @@ class LanguageModel(LightningModule):
                 "for; use the data it was trained on, or train a model for this data"
             )
         self.attach(data)
-        clip = self.trainer.gradient_clip_val
-        if clip is not None and not clip >= 0:
-            raise UserError(
-                f"trainer.gradient_clip_val: got {clip}, expected a positive norm, or null or 0 for no clipping"
-            )
         if self.compile_options:
             self.network.compile(**(self.compile_options if isinstance(self.compile_options, dict) else {}))
 
@@ -200,12 +195,11 @@ class LanguageModel(LightningModule):
     def _muon_groups(self) -> list[dict[str, Any]]:
         """Muon's parameter groups: the weights of the blocks' linear layers; queries, keys and values are apart."""
         first = self.network.blocks[0].attention
-        cuts = 3 if first.kv_heads == first.heads else list(first.widths)  # of different heights with grouped heads
         qkv = [block.attention.qkv for block in self.network.blocks]
         linear = [m for m in self.network.blocks.modules() if isinstance(m, nn.Linear) and m not in qkv]
         groups: list[dict[str, Any]] = [
-            {"name": "qkv", "params": [m.weight for m in qkv if m.weight.requires_grad], "muon": cuts},
-            {"name": "linear", "params": [m.weight for m in linear if m.weight.requires_grad], "muon": 1},
+            {"name": "qkv", "params": [m.weight for m in qkv if m.weight.requires_grad], "muon": first.widths},
+            {"name": "linear", "params": [m.weight for m in linear if m.weight.requires_grad], "muon": []},
         ]
         if any(p.ndim != 2 for group in groups for p in group["params"]):
             raise UserError(

@@ -15,9 +15,9 @@ COEFFICIENTS, STEPS = (3.4445, -4.7750, 2.0315), 5  # of the quintic Newton-Schu
 class Muon(torch.optim.AdamW):
     """AdamW whose parameter groups with ``"muon"`` are updated by Muon instead.
 
-    The parameters of such a group are matrices, which are cut along dimension 0. ``"muon"`` is the number of parts (3
-    for queries, keys and values in one matrix), or a list of their numbers of rows (keys and values have fewer with
-    grouped heads). Each part is updated as a matrix of its own.
+    The parameters of such a group are matrices. ``"muon"`` is a list of numbers of rows by which they are cut, such as
+    those of queries, keys and values in one matrix; each part is updated as a matrix of its own. An empty list leaves
+    them whole.
 
     Learning rate and weight decay mean the same for both: an update by Muon is scaled to the root mean square that an
     update by AdamW usually has (Liu et al. 2025, arXiv 2502.16982, section 2.2). `torch.optim.Muon` is the same rule,
@@ -29,7 +29,7 @@ class Muon(torch.optim.AdamW):
     """
 
     def __init__(self, groups: list[dict[str, Any]], **options: Any) -> None:
-        super().__init__([{"muon": 0, **group} for group in groups], **options)
+        super().__init__([{"muon": None, **group} for group in groups], **options)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -39,22 +39,21 @@ class Muon(torch.optim.AdamW):
                 loss = closure()
         groups = self.param_groups
         for group in groups:
-            if group["muon"]:
+            if group["muon"] is not None:
                 self._move(group)
-        self.param_groups = [group for group in groups if not group["muon"]]
+        self.param_groups = [group for group in groups if group["muon"] is None]
         # not `super().step()`: what torch makes of it when a first AdamW is built would call our hooks once more
         inspect.unwrap(torch.optim.AdamW.step, stop=lambda step: not getattr(step, "hooked", False))(self)
         self.param_groups = groups
         return loss
 
     def _move(self, group: dict[str, Any]) -> None:
-        cuts = group["muon"]
         # parts of parameters and their momenta by shape, because the iteration is faster on many matrices at once
         alike: dict[torch.Size, list[tuple[Tensor, Tensor]]] = defaultdict(list)
         for p in group["params"]:
             if p.grad is not None:
                 p.mul_(1 - group["lr"] * group["weight_decay"])
-                rows = [len(p) // cuts] * cuts if isinstance(cuts, int) else cuts
+                rows = group["muon"] or [len(p)]
                 for part, momentum in zip(p.split(rows), self._momentum(p).split(rows), strict=True):
                     alike[part.shape].append((part, momentum))
         for shape, parts in alike.items():
