@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import kerple.attention.blocks
-from kerple.model.self_attention import SelfAttention, prepare_context
+from kerple.model.self_attention import SelfAttention, modifiers_of, prepare_context
 from kerple.positions import Position, Shape, TokenPositions
 
 HEADS, HEAD_DIM, LENGTH = 2, 6, 14
@@ -62,3 +62,33 @@ def ours_and_loops(
         strict=True,
     ):
         torch.testing.assert_close(a, e, atol=1e-11, rtol=1e-11)
+
+
+def attended(
+    attention: Callable[..., Tensor],
+    position: Position,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    x: Tensor,
+    window: int | None = None,
+    offset: int = 0,
+) -> Tensor:
+    """Attention with a strategy, without the network around it.
+
+    Args:
+        attention: `kerple.attention.attend`, or a function with the same arguments.
+        position: The strategy.
+        q: Queries (B, H, T, δ) before `Position.transform_qk`.
+        k: Keys (B, G, T, δ) before `Position.transform_qk`.
+        v: Values (B, G, T, δ).
+        x: Input of `Position.token_state`, (B, T, D).
+        window: Number of keys that a query sees; None for all.
+        offset: Added to every position.
+    """
+    context = prepare_context(
+        position, TokenPositions.line(q.shape[2], offset), x.new_zeros(x.shape[:2], dtype=torch.int64), window
+    )
+    state = position.token_state(x, context.at, None)
+    q, k = position.transform_qk(q, k, state, context.at)
+    return attention(q, k, v, modifiers_of(position, context, q, v, state))

@@ -11,7 +11,7 @@ from kerple.attention import attend
 from kerple.attention.blocks import attend_blocks
 from kerple.positions import FoX, KerpleLog, Position, Shape, Sink, SSMax, StickBreaking, Temperature, Together
 from kerple.positions.coupled import Placed
-from kerple.testing.subject import attended
+from tests.positions.attended import attended
 
 HEADS, HEAD_DIM, LENGTH = 2, 4, 40
 SHAPE = Shape(HEADS * HEAD_DIM, HEADS, 16)

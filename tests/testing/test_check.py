@@ -3,6 +3,7 @@
 import importlib
 import re
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,11 @@ from torch import Tensor, nn
 
 from kerple.attention import blocks
 from kerple.cli.main import main
-from kerple.positions import ALiBi, FoX, Position, QueryKeyBlock, RandomizedPositions, Shape, TokenPositions
-from kerple.positions.wrapper import Wrapper
-from kerple.testing import PROPERTIES, DoesNotApply, Outcome, Subject, check
+from kerple.positions import ALiBi, AttentionWeights, FoX, Position, QueryKeyBlock, Shape, TokenPositions
+from kerple.testing import PROPERTIES, DoesNotApply, Subject, check
 
 PAGE = Path(__file__).parents[2] / "docs/how-to/own-strategy.md"
+FEW = ("nothing is sized by the training length", "the docstring counts the parameters")
 
 
 @pytest.fixture
@@ -26,42 +27,54 @@ def my_file(tmp_path: Path, monkeypatch) -> Path:
     assert code
     (tmp_path / "my_file.py").write_text(code[1])
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    yield tmp_path
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    yield tmp_path / "my_file.py"
     sys.modules.pop("my_file", None)
 
 
-def test_a_strategy_from_a_file_of_ones_own_holds_to_everything(my_file: Path) -> None:
-    sys.path.insert(0, str(my_file))
-    found = check(importlib.import_module("my_file").Root, start=0.3)
-
-    assert [o.name for o in found] == list(PROPERTIES)
-    assert [o for o in found if not o.holds] == [Outcome("a wrapper forwards every hook", None, "it is no Wrapper")]
-
-
-def test_the_command_prints_what_holds(my_file: Path, capsys, monkeypatch) -> None:
-    two = ("a wrapper forwards every hook", "the docstring counts the parameters")
-    kept = {name: PROPERTIES[name] for name in two}
+@pytest.fixture
+def few(monkeypatch) -> None:
+    """Two properties only, for what does not depend on which there are."""
+    kept = {name: PROPERTIES[name] for name in FEW}
     monkeypatch.setattr("kerple.testing.PROPERTIES", kept)
     monkeypatch.setattr("kerple.cli.check.PROPERTIES", kept)
-    main(["check", "--model.position", "my_file.Root", "--model.position.start", "0.3"])
 
-    told = capsys.readouterr().out.splitlines()
-    assert [line.split("  ", 1)[1].strip().split(":")[0] for line in told] == list(two)
-    assert [line.split("  ")[0] for line in told] == ["does not apply", "holds"]
+
+@pytest.mark.usefixtures("my_file")
+def test_a_strategy_from_a_file_of_ones_own_holds_to_everything() -> None:
+    outcomes = check(importlib.import_module("my_file").Root, start=0.3)
+
+    assert [o.name for o in outcomes] == list(PROPERTIES)
+    assert all(o.holds for o in outcomes)
+    assert {o.lengths for o in outcomes} == {(), (30, 90, 300)}
 
 
 @pytest.mark.usefixtures("few")
-def test_the_command_ends_with_status_1_where_something_fails(my_file: Path, capsys) -> None:
-    text = (my_file / "my_file.py").read_text().replace("Parameters: `H`", "Parameters: `2 * H`")
-    (my_file / "my_file.py").write_text(text)
+def test_the_command_prints_what_holds_and_ends_with_status_1_where_something_fails(my_file: Path, capsys) -> None:
+    main(["check", "--model.position", "my_file.Root", "--model.position.start", "0.3"])
+    assert capsys.readouterr().out.splitlines() == [f"holds           {name}" for name in FEW]
+
+    sys.modules.pop("my_file")
+    my_file.write_text(my_file.read_text().replace("Parameters: `H`", "Parameters: `2 * H`"))
     with pytest.raises(SystemExit) as ended:
         main(["check", "--model.position", "my_file.Root"])
-
     assert ended.value.code == 1
-    told = capsys.readouterr()
-    assert "FAILS           the docstring counts the parameters: 4 parameters, the docstring says 2 * H = 8" in told.out
-    assert told.err == "1 of 2 properties do not hold\n"
+    printed = capsys.readouterr()
+    assert (
+        "FAILS           the docstring counts the parameters: 4 parameters, the docstring says 2 * H = 8" in printed.out
+    )
+    assert printed.err == "1 of 2 properties do not hold\n"
+
+
+def test_the_longest_reading_is_beyond_every_whole_number_of_the_strategy() -> None:
+    class Nested(Sketch):
+        def __init__(self, shape: Shape, far: int = 700) -> None:
+            super().__init__(shape)
+            self.window, self.inner = 400, FarAway(shape, 500)
+
+    assert Subject(ALiBi).lengths == (30, 90, 300)
+    assert Subject(partial(FarAway, far=620)).lengths[-1] == 670
+    assert Subject(Nested).lengths[-1] == 750
 
 
 class Sketch(Position):
@@ -76,6 +89,78 @@ class Sketch(Position):
         super().__init__()
 
 
+class FarAway(Sketch):
+    """Scores of pairs that are far apart read later queries of the block."""
+
+    def __init__(self, shape: Shape, far: int = 32) -> None:
+        super().__init__(shape)
+        self.far = far
+
+    def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> Tensor:
+        return torch.where(block.distance >= self.far, s + 0.01 * s.sum(-2, keepdim=True), s)
+
+
+class SecondBlock(Sketch):
+    """Is right in the first block of queries of the usual size alone."""
+
+    def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> Tensor:
+        return s * 1.5 if block.queries.rows[0] >= 128 else s
+
+
+class AfterTheFirstBlock(Sketch):
+    """Leaves out the keys before the block, which there are from the second block on."""
+
+    def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> AttentionWeights:
+        own = block.keys.rows >= block.queries.rows[0]
+        return AttentionWeights(s.masked_fill(~(block.seen & own), -1e9).softmax(-1))
+
+
+class Cached(Sketch):
+    """Forgets its running sum where there is a cache."""
+
+    def token_state(self, x: Tensor, at: TokenPositions, past: Tensor | None) -> Tensor:
+        return x[..., 0].cumsum(-1)[:, None, :, None].expand(-1, 4, -1, -1)
+
+    def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> Tensor:
+        assert block.state is not None
+        return s + block.state.mT
+
+
+class LongCached(Sketch):
+    """Sees another key where more than 100 are cached."""
+
+    def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> Tensor:
+        return s.roll(1, -1) if len(block.queries.rows) == 1 and len(block.keys.rows) > 100 else s
+
+
+class SecondSequence(Sketch):
+    """The second sequence of a batch reads the first."""
+
+    def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> Tensor:
+        return torch.cat([s[:1], s[1:] + 0.1 * s[:-1]])
+
+
+class SecondSequencesFuture(Sketch):
+    """The second sequence of a batch reads its own last token."""
+
+    def embed(self, x: Tensor, at: TokenPositions) -> Tensor:
+        return torch.cat([x[:1], x[1:] + x[1:, -1:]])
+
+
+class After64(Sketch):
+    """Every token from the 65th on reads the last one."""
+
+    def embed(self, x: Tensor, at: TokenPositions) -> Tensor:
+        return x + torch.where(at.rows[:, None] >= 64, x[:, -1:], 0)
+
+
+class After64Moved(Sketch):
+    """Its bias depends on the position of the query from the 65th token on."""
+
+    def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> Tensor:
+        return torch.where(block.queries.rows[:, None] >= 64, s * (1 + block.queries.positions[:, None] / 300), s)
+
+
 class Undocumented(Sketch):
     pass
 
@@ -88,10 +173,7 @@ class Slip(Sketch):
 
 
 class Neighbours(Sketch):
-    """Scores and those of the key before, also where no query may see it: beyond the window, or out of the block.
-
-    Parameters: `0`.
-    """
+    """Scores and those of the key before, also where no query may see it: beyond the window, or out of the block."""
 
     def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> Tensor:
         raw = q @ k.mT * 8**-0.5
@@ -99,20 +181,14 @@ class Neighbours(Sketch):
 
 
 class Mean(Sketch):
-    """Scores against the mean of the block's: one of another size has another.
-
-    Parameters: `0`.
-    """
+    """Scores against the mean of the block's: one of another size has another."""
 
     def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> Tensor:
         return s / (1 + s.abs().mean(-1, keepdim=True))
 
 
 class Future(Sketch):
-    """Every token is told of the last one.
-
-    Parameters: `0`.
-    """
+    """Every token is told of the last one."""
 
     def embed(self, x: Tensor, at: TokenPositions) -> Tensor:
         return x + x[:, -1:]
@@ -130,10 +206,7 @@ class Counted(Sketch):
 
 
 class Rounded(Sketch):
-    """A product that TF32 may round.
-
-    Parameters: `δ * δ`.
-    """
+    """A product that TF32 may round."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)
@@ -143,26 +216,8 @@ class Rounded(Sketch):
         return s + q.float() @ self.matrix @ k.float().mT * 8**-0.5
 
 
-class Dropped(Wrapper):
-    """Forgets a hook of what it wraps.
-
-    Parameters: `0`. Cost: that of ALiBi.
-    """
-
-    def __init__(self, shape: Shape) -> None:
-        super().__init__(ALiBi(shape))
-
-    def __getattribute__(self, name: str):  # as if the loop had left it out
-        if name == "sink_logit":
-            return lambda q, at: None
-        return super().__getattribute__(name)
-
-
 class InPlace(Sketch):
-    """A product written into the scores.
-
-    Parameters: `0`.
-    """
+    """A product written into the scores."""
 
     def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> Tensor:
         flat = s.flatten(0, 1).clone()
@@ -181,50 +236,35 @@ class Sized(Sketch):
 
 
 class Ends(Sketch):
-    """Knows how long the input is.
-
-    Parameters: `0`.
-    """
+    """Knows how long the input is."""
 
     def embed(self, x: Tensor, at: TokenPositions) -> Tensor:
         return x + torch.arange(x.shape[-1]) * len(at.rows)
 
 
 class Explodes(Sketch):
-    """Its bias overflows far out.
-
-    Parameters: `0`.
-    """
+    """Its bias overflows far out."""
 
     def bias(self, distance: Tensor) -> Tensor:
         return (2.0**distance).expand(4, -1)
 
 
 class Halved(Sketch):
-    """Its bias is of half precision.
-
-    Parameters: `0`.
-    """
+    """Its bias is of half precision."""
 
     def bias(self, distance: Tensor) -> Tensor:
         return (-distance).bfloat16().expand(4, -1)
 
 
 class Gapless(Sketch):
-    """Adds its bias only where positions have no gaps.
-
-    Parameters: `0`.
-    """
+    """Adds its bias only where positions have no gaps."""
 
     def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> Tensor:
         return s - block.distance if block.keys.contiguous else s
 
 
 class Filled(Sketch):
-    """Makes a number of a parameter that is none.
-
-    Parameters: `H`.
-    """
+    """Makes a number of a parameter that is none."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)
@@ -234,81 +274,80 @@ class Filled(Sketch):
         self.rate.data.nan_to_num_(0.01)
 
 
+GRADIENT = "the past has no gradient from the future"
+LATER = "what comes later changes nothing"
+BLOCK = "the size of a block changes nothing"
+CACHE = "reading in pieces with a cache gives what reading at once does"
+ALONE = "a sequence is read alike alone and in a batch"
+OFFSET = "an offset changes nothing exactly where the strategy says so"
+
+
 @pytest.mark.parametrize(
-    ("wrong", "name", "said"),
+    ("wrong", "name", "message"),
     [
+        (FarAway, GRADIENT, "from a later one, in 90 tokens"),
+        (FarAway, LATER, "before a changed token 60 of 90"),
+        (partial(FarAway, far=200), LATER, "before a changed token"),
+        (partial(FarAway, far=400), GRADIENT, "from a later one, in 450 tokens"),
+        (partial(FarAway, far=400), BLOCK, "450 tokens"),
+        (SecondBlock, BLOCK, "in blocks of 42, window None, 300 tokens"),
+        (AfterTheFirstBlock, BLOCK, "in blocks of"),
+        (Cached, CACHE, "logits from a cache"),
+        (LongCached, CACHE, "logits from a cache, 300 tokens"),
+        (SecondSequence, ALONE, "logits of 30 tokens in a batch"),
+        (SecondSequencesFuture, GRADIENT, "from a later one"),
+        (SecondSequencesFuture, LATER, "before a changed token"),
+        (After64, GRADIENT, "from a later one, in 90 tokens"),
+        (After64, LATER, "before a changed token 70 of 90"),
+        (After64Moved, OFFSET, "shift_invariant, but an offset of 500 moves logits of 90 tokens"),
         (Neighbours, "a window hides what is before it and nothing else", "out of reach of a changed token"),
-        (Neighbours, "the size of a block changes nothing", "in blocks of"),
-        (Mean, "the size of a block changes nothing", "in blocks of"),
-        (Future, "the past has no gradient from the future", "gradient from a later one"),
-        (Future, "what comes later changes nothing", "before a changed token"),
+        (Neighbours, BLOCK, "in blocks of"),
+        (Mean, BLOCK, "in blocks of"),
+        (Future, GRADIENT, "gradient from a later one"),
+        (Future, LATER, "before a changed token"),
         (Counted, "the docstring counts the parameters", "4 parameters"),
-        (Counted, "ddp finds no unused parameter", "finished reduction"),
         (Counted, "gradients reach every parameter", "strength has no gradient"),
         (Rounded, "neither autocast nor tf32 reaches what it computes", "may round it"),
         (InPlace, "neither autocast nor tf32 reaches what it computes", "may round it"),
-        (Dropped, "a wrapper forwards every hook", "sink_logit is not forwarded"),
         (Sized, "nothing is sized by the training length", "parameters of"),
         (Ends, "the logits of a prefix are the prefix of the logits", "first 17 of 30"),
-        (Ends, "reading token by token gives what reading at once does", "from a cache"),
+        (Ends, CACHE, "from a cache"),
         (Explodes, "logits are finite at 64 times the training length or it is refused", "not finite"),
         (Halved, "bf16 weights and autocast leave positions in fp32", r"bias is torch\.bfloat16"),
         (Gapless, "positions read pair by pair are those read in line", "said to have gaps"),
         (Filled, "what is not a number stays so", "makes a number of NaN"),
     ],
 )
-def test_what_is_wrong_is_found(wrong: type[Position], name: str, said: str) -> None:
-    with pytest.raises((AssertionError, RuntimeError), match=said):  # DDP raises the latter
+def test_what_is_wrong_is_caught(wrong, name: str, message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
         PROPERTIES[name](Subject(wrong))
 
 
-@pytest.fixture
-def few(monkeypatch) -> None:
-    """Two properties only, for what does not depend on which there are."""
-    kept = {name: PROPERTIES[name] for name in ("ddp finds no unused parameter", "the docstring counts the parameters")}
-    monkeypatch.setattr("kerple.testing.PROPERTIES", kept)
-    monkeypatch.setattr("kerple.cli.check.PROPERTIES", kept)
-
-
+@pytest.mark.usefixtures("few")
 @pytest.mark.parametrize(
-    ("strategy", "said"),
+    ("strategy", "message"),
     [
         (Undocumented, "the docstring of Undocumented has no line 'Parameters: `formula`'"),
         (Slip, "the docstring says 'Parameters: `2H`', expected a Python expression in D, H, δ, L and the options"),
+        (Counted, "4 parameters, the docstring says 0 = 0"),
     ],
 )
-@pytest.mark.usefixtures("few")
-def test_a_docstring_that_counts_nothing_is_quoted(strategy: type[Position], said: str) -> None:
-    with pytest.raises(AssertionError) as told:
+def test_a_docstring_that_is_wrong_is_quoted_in_one_line(strategy: type[Position], message: str) -> None:
+    with pytest.raises(AssertionError) as error:
         check(strategy)
-    assert str(told.value).startswith(f"the docstring counts the parameters: {said}")
+    assert str(error.value).startswith(f"the docstring counts the parameters: {message}")
+    assert len(str(error.value).splitlines()) == 1
 
 
-@pytest.mark.usefixtures("few")
-def test_what_fails_is_told_one_line_each() -> None:
-    with pytest.raises(AssertionError) as told:
-        check(Counted)
-    first, second = str(told.value).splitlines()
-    assert first.startswith("ddp finds no unused parameter: RuntimeError: Expected to have finished reduction")
-    assert second == "the docstring counts the parameters: 4 parameters, the docstring says 0 = 0"
-
-
-def test_an_attention_that_rounds_scores_is_found(monkeypatch) -> None:
+def test_an_attention_that_rounds_scores_is_caught(monkeypatch) -> None:
     """As blocks of queries did: q·k in bf16, then cast."""
-    name = "bf16 costs no more precision than in the fused way"
+    name = "bf16 costs no more precision than in fused attention"
     PROPERTIES[name](Subject(FoX))
     products = blocks._products
-    monkeypatch.setattr(blocks, "_products", lambda *given: products(*given).bfloat16().float())
+    monkeypatch.setattr(blocks, "_products", lambda *args: products(*args).bfloat16().float())
 
-    with pytest.raises(AssertionError, match=r"relative error in bf16 0.00\d+, of the fused way 0.00\d+"):
+    with pytest.raises(AssertionError, match=r"relative error in bf16 0.00\d+, of fused attention 0.00\d+"):
         PROPERTIES[name](Subject(FoX))
-
-
-def test_a_hook_that_is_not_marked_is_found(monkeypatch) -> None:
-    monkeypatch.setattr(Position, "later", lambda self, x: x, raising=False)
-
-    with pytest.raises(AssertionError, match=r"hooks that are not marked: \{'later'\}"):
-        PROPERTIES["a wrapper forwards every hook"](Subject(RandomizedPositions))
 
 
 def test_positions_for_each_sequence_are_refused_where_the_strategy_says_so() -> None:

@@ -42,8 +42,9 @@ def main(arguments: list[str]) -> None:
     build(Shape(32, 4, 32))  # raises for a mistake in an option, which would else be reported with each property
     failed = 0
     for outcome in outcomes(build):
+        lengths = f" ({', '.join(map(str, outcome.lengths))} tokens)" if outcome.lengths else ""
         why = f": {outcome.why}" if outcome.why else ""
-        print(f"{WORDS[outcome.holds]:14}  {outcome.name}{why}", flush=True)
+        print(f"{WORDS[outcome.holds]:14}  {outcome.name}{lengths}{why}", flush=True)
         failed += outcome.holds is False
     if failed:
         print(f"{failed} of {len(PROPERTIES)} properties do not hold", file=sys.stderr)

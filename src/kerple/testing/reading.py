@@ -1,107 +1,203 @@
-"""Properties of equal results, for any size of blocks, with gaps, by sequence, with grouped heads, compiled."""
+"""Properties of reading: on which tokens logits may depend, and what may not change them.
+
+Most are read at several lengths, `Subject.lengths`.
+"""
 
 import inspect
 import re
-from functools import partial
 
 import torch
+from torch import Tensor, nn
 
 from kerple.attention import blocks
 from kerple.base.errors import UserError
-from kerple.positions.base import HOOKS, Position
-from kerple.positions.wrapper import Wrapper
-from kerple.testing.subject import DoesNotApply, Subject, holds, move, same, tokens
+from kerple.positions.base import Position
+from kerple.testing.subject import SHORT, VOCABULARY, DoesNotApply, Subject, holds, holds_at_lengths, move, same, tokens
 
 
-@holds
+def cuts(length: int) -> tuple[int, int]:
+    """Where readings are cut in two: inside blocks of attention's queries, and close to the end."""
+    return 2 * length // 3, length - 20
+
+
+@holds_at_lengths
+def the_past_has_no_gradient_from_the_future(subject: Subject, length: int) -> None:
+    """By autograd, the logits before a cut depend on their own and earlier embeddings alone."""
+    network = subject.network(length)
+    embedded: list[Tensor] = []
+
+    def keep(module: nn.Module, arguments: tuple, x: Tensor) -> Tensor:
+        embedded.append(x.detach().requires_grad_())
+        return embedded[0]
+
+    network.embedding.register_forward_hook(keep)
+    logits = network(tokens(2, length))
+    weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(0))
+    for cut in cuts(length):
+        (gradient,) = torch.autograd.grad((logits * weights)[:, :cut].sum(), embedded[0], retain_graph=True)
+        largest = gradient.abs().amax(-1)  # (2, T)
+        assert (largest[:, cut:] == 0).all(), f"a token has a gradient from a later one, in {length} tokens"
+        assert (largest[:, :cut] > 0).all(), f"a token has no gradient from itself or a later one, in {length} tokens"
+
+
+@holds_at_lengths
 @torch.no_grad()
-def the_size_of_a_block_changes_nothing(subject: Subject) -> None:
-    """Attention in blocks of 8 and 3 queries is the same as at once, with and without a window."""
-    network, given, usual = subject.network(), tokens(2, 30), blocks.QUERIES_AT_ONCE
-    for window in (None, 7):
-        whole = network(given, window=window)
+def what_comes_later_changes_nothing(subject: Subject, length: int) -> None:
+    """Later tokens change no logit; autograd cannot show this for positions that depend on tokens."""
+    network, ids = subject.network(length), tokens(2, length)
+    before = network(ids)
+    for cut in cuts(length):
+        changed = ids.clone()
+        changed[:, cut:] = (ids[:, cut:] + 1) % VOCABULARY
+        after = network(changed)
+        same(after[:, :cut], before[:, :cut], f"logits before a changed token {cut} of {length}")
+        assert (after[:, cut:] - before[:, cut:]).abs().max() > 1e-3, "a changed token changes nothing"
+
+
+@holds_at_lengths
+@torch.no_grad()
+def a_sequence_is_read_alike_alone_and_in_a_batch(subject: Subject, length: int) -> None:
+    """The logits of each of three sequences are the same without the others."""
+    network, ids = subject.network(length), tokens(3, length)
+    alone = torch.cat([network(row[None]) for row in ids])
+    same(network(ids), alone, f"logits of {length} tokens in a batch")
+
+
+@holds_at_lengths
+@torch.no_grad()
+def an_offset_changes_nothing_exactly_where_the_strategy_says_so(subject: Subject, length: int) -> None:
+    """Logits of tokens moved by 500 positions are equal if ``shift_invariant`` is True, differ if it is False."""
+    network = subject.network(length)
+    position = network.positions[0]
+    if position.shift_invariant is None:
+        raise DoesNotApply("shift_invariant is None")
+    offset = 500 if position.max_length is None else min(500, position.max_length - length)
+    ids = tokens(2, length)
+    if offset < 1:
+        return
+    moved = float((network(ids, offset=offset) - network(ids)).abs().max())
+    result = f"an offset of {offset} moves logits of {length} tokens by {moved:.3g}"
+    assert not position.shift_invariant or moved < 1e-4, f"shift_invariant, but {result}"
+    assert position.shift_invariant or moved > 1e-3, f"not shift_invariant, but {result} only"
+
+
+@holds_at_lengths
+@torch.no_grad()
+def the_logits_of_a_prefix_are_the_prefix_of_the_logits(subject: Subject, length: int) -> None:
+    """The logits of a prefix are the first logits of the whole input."""
+    network, ids = subject.network(length), tokens(2, length)
+    if not network.prefix_consistent:
+        raise DoesNotApply("it is not prefix_consistent")
+    whole = network(ids)
+    for cut in (17, *cuts(length)):
+        same(whole[:, :cut], network(ids[:, :cut]), f"logits of the first {cut} of {length} tokens")
+
+
+@holds_at_lengths
+@torch.no_grad()
+def a_window_hides_what_is_before_it_and_nothing_else(subject: Subject, length: int) -> None:
+    """In two layers with a window of w keys, a change affects only the next 2w - 2 tokens."""
+    network, ids = subject.network(length), tokens(1, length)
+    window, changed = 3 + length // 20, ids.clone()
+    first, last = length // 3, length // 3 + 2 * window - 2  # the first token unchanged, the first that is not affected
+    changed[:, :first] = (ids[:, :first] + 1) % VOCABULARY
+    if all(p.window is None for p in network.positions):
+        same(network(ids, window=length), network(ids), "logits with a window of all keys")
+    before, after = network(ids, window=window), network(changed, window=window)
+
+    same(before[:, last:], after[:, last:], f"logits out of reach of a changed token, window {window}")
+    assert (before[:, first:last] - after[:, first:last]).abs().max() > 1e-4, "a changed token changes nothing"
+    # far from the start, or in an input of another length, the same tokens at other rows may be another matter
+    if length == SHORT and network.positions[0].shift_invariant and network.prefix_consistent:
+        beyond = network(ids[:, first:], offset=first, window=window)
+        skip = 2 * window - 2
+        same(beyond[:, skip:], before[:, last:], "logits without the tokens that no window reaches", atol=1e-4)
+
+
+@holds_at_lengths
+@torch.no_grad()
+def reading_in_pieces_with_a_cache_gives_what_reading_at_once_does(subject: Subject, length: int) -> None:
+    """Some tokens at once, then one by one, then some again; with and without a window, with half the key heads too."""
+    for kv_heads, window in ((None, None), (2, None), (None, length // 4)):
+        network, ids = subject.network(length, kv_heads), tokens(2, length)
+        if not network.prefix_consistent:
+            raise DoesNotApply("it is not prefix_consistent")
+        cache = network.new_cache(window)
+        sizes = [length // 2, *[1] * 6, 4, length - length // 2 - 12, 1, 1]
+        pieces = [network(piece, window=window, cache=cache) for piece in ids.split(sizes, 1)]
+        same(torch.cat(pieces, 1), network(ids, window=window), f"logits from a cache, {length} tokens")
+        for layer in cache.layers:
+            size = 0 if layer.keys is None else layer.keys.shape[2]
+            assert size <= (window or length), f"a cache for a window of {window} keys keeps {size}"
+
+
+@holds_at_lengths
+@torch.no_grad()
+def the_size_of_a_block_changes_nothing(subject: Subject, length: int) -> None:
+    """Attention in blocks of the usual size, which training has too, and of two others gives the same logits."""
+    network, ids, usual = subject.network(length), tokens(2, length), blocks.QUERIES_AT_ONCE
+    for window in (None, length // 4):
+        expected = network(ids, window=window)
         try:
-            for blocks.QUERIES_AT_ONCE in (8, 3):
-                same(
-                    network(given, window=window),
-                    whole,
-                    f"logits in blocks of {blocks.QUERIES_AT_ONCE}, window {window}",
-                )
+            for blocks.QUERIES_AT_ONCE in (max(3, length // 7), length):
+                got = network(ids, window=window)
+                same(got, expected, f"logits in blocks of {blocks.QUERIES_AT_ONCE}, window {window}, {length} tokens")
         finally:
             blocks.QUERIES_AT_ONCE = usual
 
 
-@holds
+@holds_at_lengths
 @torch.no_grad()
-def positions_read_pair_by_pair_are_those_read_in_line(subject: Subject) -> None:
+def positions_read_pair_by_pair_are_those_read_in_line(subject: Subject, length: int) -> None:
     """Positions 0, 1, 2, … announced as having gaps, so that no table of biases serves, give the same logits."""
-    given, positions = tokens(2, 30), torch.arange(30)
-    network = subject.network()
-    line = [network(given), network(given, window=7)]
-    pairs = [move(network, positions)(given), network(given, window=7)]
-    for got, wanted in zip(pairs, line, strict=True):
-        same(got, wanted, "logits with positions said to have gaps")
+    ids, network = tokens(2, length), subject.network(length)
+    windows = (None, length // 4)
+    in_line = [network(ids, window=window) for window in windows]
+    move(network, torch.arange(length))
+    for window, expected in zip(windows, in_line, strict=True):
+        same(network(ids, window=window), expected, f"logits of {length} tokens with positions said to have gaps")
 
 
-@holds
+@holds_at_lengths
 @torch.no_grad()
-def sequences_may_have_positions_of_their_own(subject: Subject) -> None:
+def sequences_may_have_positions_of_their_own(subject: Subject, length: int) -> None:
     """Each sequence of a batch may have its own positions, unless ``per_sequence`` is False."""
-    network, given = subject.network(), tokens(3, 15)
-    where = torch.stack([torch.arange(15), 3 + torch.arange(15), torch.arange(0, 30, 2)])  # (3, 15)
-    able = all(p.per_sequence for p in network.positions)
+    network, ids, line = subject.network(2 * length), tokens(3, length), torch.arange(length)
+    where = torch.stack([line, 3 + line, 2 * line])  # (3, T)
+    supported = all(p.per_sequence for p in network.positions)
     try:
-        together = move(network, where)(given)
+        together = move(network, where)(ids)
     except UserError:
-        assert not able, "per_sequence, but positions (B, T) are refused"
+        assert not supported, "per_sequence, but positions (B, T) are refused"
         raise DoesNotApply("per_sequence is False, and positions (B, T) are refused") from None
-    assert able, "per_sequence is False, but positions (B, T) are not refused"
-    apart = [move(subject.network(), own)(row[None]) for own, row in zip(where, given, strict=True)]
-    same(together, torch.cat(apart), "logits of sequences with positions of their own")
+    assert supported, "per_sequence is False, but positions (B, T) are not refused"
+    alone = [move(subject.network(2 * length), row)(ids[i : i + 1]) for i, row in enumerate(where)]
+    same(together, torch.cat(alone), f"logits of {length} tokens with positions of their own")
 
 
-@holds
+@holds_at_lengths
 @torch.no_grad()
-def grouped_heads_are_heads_that_share_keys(subject: Subject) -> None:
+def grouped_heads_are_heads_that_share_keys(subject: Subject, length: int) -> None:
     """Two key heads for four heads equal four whose weights repeat those of the two."""
-    grouped, full, given = subject.network(kv_heads=2), subject.network(), tokens(2, 30)
+    grouped, full, ids = subject.network(length, kv_heads=2), subject.network(length), tokens(2, length)
     weights = grouped.state_dict()
     for name in [name for name in weights if ".qkv." in name]:
         q, *kv = weights[name].split([32, 16, 16])
         weights[name] = torch.cat([q, *(x.unflatten(0, (2, 8)).repeat_interleave(2, 0).flatten(0, 1) for x in kv)])
     full.load_state_dict(weights)
-    for window in (None, 7):
-        same(grouped(given, window=window), full(given, window=window), "logits with 2 key heads for 4 heads")
+    for window in (None, length // 4):
+        same(grouped(ids, window=window), full(ids, window=window), "logits with 2 key heads for 4 heads")
 
 
 @holds
 @torch.no_grad()
 def a_compiled_network_computes_the_same(subject: Subject, backend: str = "eager") -> None:
-    """``network.compile`` changes no logit by more than 1e-4."""
-    network, given = subject.network(layers=1), tokens(2, 20)
-    expected = network(given)
+    """``network.compile`` changes no logit by more than 1e-4; 150 tokens, which are two blocks of queries."""
+    network, ids = subject.network(150), tokens(2, 150)
+    expected = network(ids)
     torch.compiler.reset()
     network.compile(backend=backend)
-    same(network(given), expected, f"logits compiled by {backend}", atol=1e-4)
-
-
-@holds
-def a_wrapper_forwards_every_hook(subject: Subject) -> None:
-    """A wrapper that does not override a hook hands all of its arguments on."""
-    position = subject.position()
-    if not isinstance(position, Wrapper):
-        raise DoesNotApply("it is no Wrapper")
-    inner, asked = position.position, []
-    public = {n for n, f in vars(Position).items() if inspect.isfunction(f) and not n.startswith("_")}
-    assert public - {"uses"} == set(HOOKS), f"hooks that are not marked: {public - {'uses'} - set(HOOKS)}"
-    for hook in HOOKS:
-        if getattr(type(position), hook) is not getattr(Wrapper, hook):
-            continue  # the wrapper overrides it
-        count = len(inspect.signature(getattr(Position, hook)).parameters) - 1
-        setattr(inner, hook, partial(lambda hook, *given: asked.append((hook, len(given))), hook))
-        getattr(position, hook)(*[None] * count)
-        assert asked[-1:] == [(hook, count)], f"{hook} is not forwarded"
-        delattr(inner, hook)
+    same(network(ids), expected, f"logits compiled by {backend}", atol=1e-4)
 
 
 @holds
@@ -112,18 +208,17 @@ def the_docstring_counts_the_parameters(subject: Subject) -> None:
     formula = re.search(r"Parameters: `([^`]+)`", docstring)
     name = type(position).__name__
     assert formula, f"the docstring of {name} has no line 'Parameters: `formula`' in D, H, δ, L and the options"
-    settings = getattr(subject.build, "keywords", {})
-    defaults = {k: p.default for k, p in inspect.signature(type(position)).parameters.items()}
-    known = defaults | settings | {"D": 32, "H": 4, "δ": 8, "L": 32}
-    try:
-        expected = eval(formula[1], {"__builtins__": {}}, known)  # the author's own docstring
+    options = {k: p.default for k, p in inspect.signature(type(position)).parameters.items()}
+    options |= getattr(subject.build, "keywords", {})
+    try:  # the formula is the author's own
+        expected = eval(formula[1], {"__builtins__": {}}, options | {"D": 32, "H": 4, "δ": 8, "L": 32})
     except Exception as error:
         raise AssertionError(
             f"the docstring says '{formula[0]}', expected a Python expression in D, H, δ, L and the options, such as "
             f"2 * H ({error})"
         ) from error
-    parts = [m for m in position.modules() if isinstance(m, Position) and m is not position]
-    others = {p for part in parts for p in part.parameters()}  # strategies inside have docstrings of their own
+    inner = [m for m in position.modules() if isinstance(m, Position) and m is not position]
+    theirs = {p for strategy in inner for p in strategy.parameters()}  # counted in docstrings of their own
     count = sum(p.numel() for p in position.parameters())
-    own = count - sum(p.numel() for p in others)
-    assert expected in (count, own), f"{count} parameters, the docstring says {formula[1]} = {expected}"
+    ours = count - sum(p.numel() for p in theirs)
+    assert expected in (count, ours), f"{count} parameters, the docstring says {formula[1]} = {expected}"

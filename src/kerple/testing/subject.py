@@ -1,17 +1,20 @@
 """`Subject`: a strategy in a small network, on which properties are checked; and functions for these checks."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property, wraps
 
 import torch
 from torch import Tensor, nn
 
 from kerple.model import Transformer
-from kerple.model.self_attention import modifiers_of, prepare_context
 from kerple.positions import Position, Shape, TokenPositions
 from kerple.positions.wrapper import Wrapper
 
 LENGTH, VOCABULARY = 32, 50
+SHORT, MEDIUM, LONG = 30, 90, 300
+LARGEST = 1000  # whole numbers up to here among a strategy's options make the long reading longer
 
 
 class DoesNotApply(Exception):
@@ -29,17 +32,20 @@ class Subject:
     build: Callable[[Shape], Position]
 
     def position(self, length: int = LENGTH) -> Position:
-        """An instance of the strategy in evaluation mode, with width 32 and 4 heads."""
+        """An instance of the strategy in evaluation mode, with width 32, 4 heads and this training length."""
         torch.manual_seed(0)
         return self.build(Shape(32, 4, length)).eval()
 
-    def network(self, length: int = LENGTH, kv_heads: int | None = None, layers: int = 2) -> Transformer:
-        """A network of width 32 with 4 heads in evaluation mode, whose strategy has other than its initial parameters.
+    def network(self, length: int = 0, kv_heads: int | None = None, trained: int = LENGTH) -> Transformer:
+        """A network of two layers of width 32 with 4 heads, whose strategy has other than its initial parameters.
 
+        The training length is ``trained``, or ``length`` if the strategy cannot represent so many positions else.
         Weights are so large that attention is not uniform; else the strategy would have hardly any effect.
         """
+        most = self.position().max_length
         torch.manual_seed(0)
-        network = Transformer(Shape(32, 4, length), layers, VOCABULARY, self.build, kv_heads=kv_heads)
+        shape = Shape(32, 4, trained if most is None or most >= length else length)
+        network = Transformer(shape, 2, VOCABULARY, self.build, kv_heads=kv_heads)
         with torch.no_grad():
             for position in network.positions:
                 for parameter in position.parameters():
@@ -49,10 +55,22 @@ class Subject:
                 nn.init.normal_(block.attention.qkv.weight, std=0.3)
         return network.eval()
 
-    def reach(self, wanted: int) -> int:
-        """The number of positions, or the largest that the strategy has if that is less."""
-        most = self.position().max_length
-        return wanted if most is None else min(wanted, most)
+    @cached_property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of the readings: 30, 90, and 300 or more.
+
+        The longest spans several blocks of queries, and ends 50 tokens beyond the largest whole number up to
+        1,000 among the strategy's options, attributes and sizes of parameters.
+        """
+        positions, numbers = self.network().positions, [0]
+        options = getattr(self.build, "keywords", {})
+        for module in positions.modules():
+            defaults = inspect.signature(type(module)).parameters
+            numbers += [options.get(name, option.default) for name, option in defaults.items()]
+            numbers += vars(module).values()
+        numbers += [size for tensor in (*positions.parameters(), *positions.buffers()) for size in tensor.shape]
+        largest = max(number for number in numbers if type(number) is int and number <= LARGEST)
+        return SHORT, MEDIUM, max(LONG, largest + 50)
 
 
 Property = Callable[[Subject], None]
@@ -66,46 +84,27 @@ def holds(function: Property) -> Property:
     return function
 
 
+def holds_at_lengths(function: Callable[[Subject, int], None]) -> Property:
+    """Register a property that is read at each of `Subject.lengths`, the number of tokens."""
+
+    @wraps(function)
+    def at_lengths(subject: Subject) -> None:
+        for length in subject.lengths:
+            function(subject, length)
+
+    return holds(at_lengths)
+
+
 def tokens(batch: int, length: int) -> Tensor:
     """Random tokens (batch, length) int64, the same in every run."""
     return torch.randint(0, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(length))
 
 
-def same(got: Tensor, wanted: Tensor, what: str, atol: float = 1e-5, rtol: float = 1e-4) -> None:
+def same(got: Tensor, expected: Tensor, what: str, atol: float = 1e-5, rtol: float = 1e-4) -> None:
     """Check that numbers are close; the AssertionError is one line."""
-    assert got.shape == wanted.shape, f"{what}: shape {tuple(got.shape)}, expected {tuple(wanted.shape)}"
-    off = (got - wanted).detach().abs()  # NaN if one of them is NaN
-    assert (off <= atol + rtol * wanted.abs()).all(), f"{what}: differs by up to {float(off.max()):.3g}"
-
-
-def attended(
-    attention: Callable[..., Tensor],
-    position: Position,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    x: Tensor,
-    window: int | None = None,
-    offset: int = 0,
-) -> Tensor:
-    """Attention with a strategy, without the network around it.
-
-    Args:
-        attention: `kerple.attention.attend`, or a function with the same arguments.
-        position: The strategy.
-        q: Queries (B, H, T, δ) before `Position.transform_qk`.
-        k: Keys (B, G, T, δ) before `Position.transform_qk`.
-        v: Values (B, G, T, δ).
-        x: Input of `Position.token_state`, (B, T, D).
-        window: Number of keys that a query sees; None for all.
-        offset: Added to every position.
-    """
-    context = prepare_context(
-        position, TokenPositions.line(q.shape[2], offset), x.new_zeros(x.shape[:2], dtype=torch.int64), window
-    )
-    state = position.token_state(x, context.at, None)
-    q, k = position.transform_qk(q, k, state, context.at)
-    return attention(q, k, v, modifiers_of(position, context, q, v, state))
+    assert got.shape == expected.shape, f"{what}: shape {tuple(got.shape)}, expected {tuple(expected.shape)}"
+    off = (got - expected).detach().abs()  # NaN if one of them is NaN
+    assert (off <= atol + rtol * expected.abs()).all(), f"{what}: differs by up to {float(off.max()):.3g}"
 
 
 class Moved(Wrapper):

@@ -1,24 +1,19 @@
-"""Properties of training: gradients, ranges of parameters, several devices."""
+"""Properties of training: gradients, ranges of parameters, sizes."""
 
 import re
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import torch
-from torch import distributed
 
 from kerple.base.errors import UserError
 from kerple.positions.constrained import Constrained
-from kerple.testing.subject import LENGTH, DoesNotApply, Subject, holds, tokens
+from kerple.testing.subject import DoesNotApply, Subject, holds, holds_at_lengths, tokens
 
 
-@holds
-def gradients_reach_every_parameter(subject: Subject) -> None:
+@holds_at_lengths
+def gradients_reach_every_parameter(subject: Subject, length: int) -> None:
     """After one backward pass every parameter of the network has a gradient, finite and not all 0."""
-    network = subject.network().train()
-    network.losses(tokens(4, LENGTH + 1)).mean().backward()
+    network = subject.network(length).train()
+    network.losses(tokens(4, length + 1)).mean().backward()
     for name, parameter in network.named_parameters():
         assert parameter.grad is not None, f"{name} has no gradient"
         assert parameter.grad.abs().sum() > 0, f"the gradient of {name} is 0"
@@ -47,31 +42,23 @@ def ranges_survive_a_huge_learning_rate_and_the_checkpoint(subject: Subject) -> 
 @holds
 def what_is_not_a_number_stays_so(subject: Subject) -> None:
     """`constrain_` keeps NaN, at which a run stops; a range that replaced it would hide where it arose."""
-    position, ranged = subject.position(), []
-    for module in position.modules():
-        for name in module.ranges if isinstance(module, Constrained) else ():
-            ranged.append(getattr(module, name))
-            ranged[-1].data.fill_(float("nan"))
+    position = subject.position()
+    ranged = [
+        getattr(module, name)
+        for module in position.modules()
+        for name in (module.ranges if isinstance(module, Constrained) else ())
+    ]
+    for parameter in ranged:
+        parameter.data.fill_(float("nan"))
     position.constrain_()
     assert all(parameter.isnan().all() for parameter in ranged), "constrain_ makes a number of NaN"
-
-
-@holds
-def ddp_finds_no_unused_parameter(subject: Subject) -> None:
-    """DistributedDataParallel, which raises an error if a parameter had no gradient, runs twice."""
-    with _one_process():
-        network = subject.network().train()
-        parallel = torch.nn.parallel.DistributedDataParallel(network)
-        for _ in range(2):  # the second forward complains of what the first left without a gradient
-            parallel(tokens(2, 25)).logsumexp(-1).mean().backward()
-            network.constrain_()
 
 
 @holds
 @torch.no_grad()
 def logits_are_finite_at_64_times_the_training_length_or_it_is_refused(subject: Subject) -> None:
     """Logits of 1,024 tokens are finite with a training length of 16, or ``max_length`` makes it a UserError."""
-    network = subject.network(length=16)
+    network = subject.network(trained=16)
     try:
         logits = network(tokens(1, 64 * 16))
     except UserError:
@@ -88,22 +75,3 @@ def nothing_is_sized_by_the_training_length(subject: Subject) -> None:
         raise DoesNotApply("it has a table of positions")
     sizes = [[p.shape for p in subject.position(length).parameters()] for length in (16, 64)]
     assert sizes[0] == sizes[1], f"parameters of {sizes[0]} at 16 tokens, {sizes[1]} at 64"
-
-
-_KEPT: list[object] = []  # the last process group
-
-
-@contextmanager
-def _one_process() -> Iterator[None]:
-    if distributed.is_initialized():
-        yield
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        distributed.init_process_group("gloo", init_method=(Path(folder) / "store").as_uri(), rank=0, world_size=1)
-        try:
-            yield
-        finally:
-            # it ends with the next one, not with the network: its end would wait, with the interpreter's lock held, for
-            # a thread of its own that may still be waiting for that lock
-            _KEPT[:] = [distributed.group.WORLD]
-            distributed.destroy_process_group()
