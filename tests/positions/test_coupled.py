@@ -25,8 +25,9 @@ def at(places: torch.Tensor) -> TokenPositions:
     return TokenPositions(line.rows, line.positions, places=places)
 
 
-def added(position: Position, places: torch.Tensor) -> torch.Tensor:
-    return position.embed(torch.zeros(*places.shape, 8), at(places))
+def added(position: Position, places: torch.Tensor, tokens: torch.Tensor | None = None) -> torch.Tensor:
+    tokens = torch.arange(1, 1 + places.numel()).view(places.shape) if tokens is None else tokens
+    return position.embed(torch.zeros(*places.shape, 8), position.remap_positions(at(places), tokens))
 
 
 def test_each_token_is_given_the_row_of_its_place_and_nothing_without_one() -> None:
@@ -50,6 +51,20 @@ def test_in_training_every_row_is_reached_by_shifts_that_keep_equal_places_equal
             seen[i].add(shift)
         position.constrain_()
     assert seen == {0: set(range(6)), 1: set(range(4))}  # 9 - 3 and 9 - 5: as far as the table goes
+
+
+@pytest.mark.parametrize("strategy", [Coupled, Abacus])
+def test_a_shift_does_not_depend_on_how_a_batch_is_divided_or_padded(strategy: type[Position]) -> None:
+    position, data = strategy(SHAPE, reach=60), TaskData(Addition(order="reversed"), 30, 6)
+    places = data.places(position.scheme)
+    examples = [data.sample(i) for i in range(32)]
+    whole = collate(examples)["tokens"]
+    expected = added(position, places(whole), whole)
+    for one, row in zip(examples, expected, strict=True):
+        tokens = collate([one])["tokens"]  # as on a device of its own, without padding
+        torch.testing.assert_close(added(position, places(tokens), tokens)[0], row[: tokens.shape[1]], rtol=0, atol=0)
+    first = added(position, torch.ones(32, 1, dtype=torch.int64), whole[:, :1] + torch.arange(32)[:, None])
+    assert len({tuple(row) for row in first[:, 0].tolist()}) > 25  # or all would have one shift
 
 
 def test_shifts_are_a_function_of_the_seed_and_the_steps_taken() -> None:
@@ -100,14 +115,14 @@ def test_what_cannot_be_is_told_in_one_line() -> None:
     for size in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(UserError, match=f"Coupled: size: got {size}, expected a positive length"):
             Coupled(SHAPE, size=size)
-    with pytest.raises(UserError, match="Abacus: reach: got 5, but a token has place 5; train with a reach of 6"):
+    with pytest.raises(UserError, match="Abacus: reach: got 5, expected 6 or more, as a token has place 5"):
         added(Abacus(SHAPE, reach=5).eval(), PLACES)
 
 
 def test_in_evaluation_a_gpu_is_asked_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it reads beyond a table would end the process; in training a question at each step would stall it."""
     monkeypatch.setattr("kerple.positions.coupled.readable", lambda places, wait: wait)
-    with pytest.raises(UserError, match="reach: got 5, but a token has place 5"):
+    with pytest.raises(UserError, match="reach: got 5, expected 6 or more"):
         added(Abacus(SHAPE, reach=5).eval(), PLACES)
     with pytest.raises(IndexError):
         added(Abacus(SHAPE, reach=5), PLACES)

@@ -10,7 +10,6 @@ from torch import Tensor
 from kerple.attention import attend
 from kerple.attention.blocks import attend_blocks
 from kerple.positions import FoX, KerpleLog, Position, Shape, Sink, SSMax, StickBreaking, Temperature, Together
-from kerple.positions.coupled import Placed
 from tests.positions.attended import attended
 
 HEADS, HEAD_DIM, LENGTH = 2, 4, 40
@@ -133,8 +132,6 @@ def test_plain_softmax_at_the_training_length_is_where_ssmax_starts() -> None:
         (lambda: Sink(SHAPE, start=float("inf")), "Sink: start: got inf, expected a finite logit"),
         (lambda: Sink(SHAPE, start=float("nan")), "Sink: start: got nan"),
         (lambda: Together(SHAPE, []), "Together: parts: got none"),
-        (lambda: Together(SHAPE, [Position]), "position: got Position, which leaves __init__ to its subclasses"),
-        (lambda: Together(SHAPE, [Placed]), "position: got Placed, which leaves scheme to its subclasses"),
     ],
 )
 def test_options_out_of_range_are_refused(make: Callable[[], Position], message: str) -> None:

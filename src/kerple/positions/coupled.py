@@ -2,11 +2,11 @@
 
 from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from kerple.base.errors import UserError
 from kerple.positions.absolute import NoPE
 from kerple.positions.base import Position, Shape
 from kerple.positions.products import precise
@@ -20,9 +20,9 @@ class Placed(Drawing):
     """Adds a learned vector for the place that the task gives a token, and nothing to a token without one.
 
     In training all places of a sequence are shifted together, by a share of the rows that the table has behind the
-    largest place, so that every row is trained however short the problems are. In evaluation they start at 1. The
-    shares of the sequences of a batch are spread evenly from a point that is drawn anew for each step; where a batch is
-    divided, by devices or by accumulation, each part has the same shares.
+    largest place, so that every row is trained however short the problems are. In evaluation they start at 1. The share
+    is a function of the seed, the number of steps taken and the sequence's own tokens: how a batch is divided between
+    devices, or by accumulation, does not change it.
 
     `kerple.training.language_model` gives the network the task's places, and refuses data without them. A network that
     is used by itself has none; the place of a token is then its position, modulo the table's rows. `Coupled` explains
@@ -45,12 +45,9 @@ class Placed(Drawing):
         size: float = 3.0,
         learned: bool = True,
     ) -> None:
-        name = type(self).__name__
-        if reach < 2:
-            raise UserError(f"{name}: reach: got {reach}, expected at least 2 rows; row 0 is of tokens without a place")
-        if not 0 < size < float("inf"):
-            raise UserError(f"{name}: size: got {size}, expected a positive length such as 3")
         super().__init__(position(shape), seed)
+        self.require(reach >= 2, "reach", reach, "at least 2 rows; row 0 is of tokens without a place")
+        self.require(0 < size < float("inf"), "size", size, "a positive length such as 3")
         self.shift_invariant = False
         self.reach = reach
         rows = torch.empty(reach, shape.dim, dtype=torch.float32)
@@ -61,23 +58,30 @@ class Placed(Drawing):
         self.register_buffer("share", torch.zeros((), dtype=torch.float64))
         self.draw_()
 
-    def embed(self, x: Tensor, at: TokenPositions) -> Tensor:
-        assert self.table is not None
+    def remap_positions(self, at: TokenPositions, tokens: Tensor) -> TokenPositions:
+        at = self.position.remap_positions(at, tokens)
         places = at.positions % (self.reach - 1) + 1 if at.places is None else at.places  # ((B,) T)
         largest = places.amax(-1, keepdim=True)
         # a test may go farther than training, and a GPU that reads beyond a table takes the process with it
-        if readable(places, wait=not self.training) and int(largest.max()) >= self.reach:
-            raise UserError(
-                f"{type(self).__name__}: reach: got {self.reach}, but a token has place {int(largest.max())}; train "
-                f"with a reach of {int(largest.max()) + 1} or more, or read less"
+        if readable(places, wait=not self.training):
+            self.require(
+                int(largest.max()) < self.reach,
+                "reach",
+                self.reach,
+                f"{int(largest.max()) + 1} or more, as a token has place {int(largest.max())}; or read less",
             )
-        given = places > 0
         if self.training:
-            # all rows of the table at each step: drawn for the step alone, some would go without for dozens of steps
-            sequences = torch.arange(largest.numel(), device=places.device, dtype=torch.float64)
-            shares = (self.share + sequences * GOLDEN).frac().view_as(largest)  # (B, 1) or (1,)
-            places = places + (shares * (self.reach - largest)).long()
-        rows = torch.where(given[..., None], self.table[places.where(given, 0)], 0)  # ((B,) T, D)
+            # tokens without a place are left out, padding among them, whose number depends on the batch
+            tokens = tokens * (places > 0)  # (B, T)
+            number = (tokens * torch.arange(1, tokens.shape[1] + 1, device=tokens.device)).sum(-1, keepdim=True)
+            share = (self.share + number * GOLDEN).frac()  # (B, 1) fp64
+            places = torch.where(places > 0, places + (share * (self.reach - largest)).long(), 0)  # (B, T)
+        return replace(at, places=places)
+
+    def embed(self, x: Tensor, at: TokenPositions) -> Tensor:
+        assert self.table is not None
+        assert at.places is not None
+        rows = torch.where(at.places[..., None] > 0, self.table[at.places], 0)  # ((B,) T, D)
         x = self.position.embed(x, at)
         return (precise(x) + rows).to(x.dtype)
 

@@ -49,7 +49,7 @@ class TokenPositions:
         return self._results[function]
 
     def __getitem__(self, part: slice) -> "TokenPositions":
-        places = None if self.places is None else self.places[:, part]
+        places = None if self.places is None else self.places[..., part]
         return TokenPositions(self.rows[part], self.positions[..., part], self.contiguous, places, self.window)
 
     @property
