@@ -6,7 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import kerple.positions as positions
 from kerple.model import Transformer
-from kerple.model.cost import flops, kept, memory, parameters
+from kerple.model.cost import flops, memory, parameters, stored_for_backward
 from kerple.positions import Position, Shape
 
 
@@ -64,8 +64,11 @@ def test_memory_is_what_a_real_step_keeps(name: str, precision: torch.dtype | No
     made = network(name)
     tokens = torch.randint(50, (2, 25))
     optimiser = torch.optim.AdamW(made.parameters(), fused=True)
-    known = {p.untyped_storage()._cdata for p in made.parameters()}
-    with torch.autocast("cpu", precision, enabled=precision is not None), kept(known) as found:
+    counted_storages = {p.untyped_storage()._cdata for p in made.parameters()}
+    with (
+        torch.autocast("cpu", precision, enabled=precision is not None),
+        stored_for_backward(counted_storages) as sizes,
+    ):
         losses = made.losses(tokens)
     losses.mean().backward()
     optimiser.step()
@@ -77,7 +80,7 @@ def test_memory_is_what_a_real_step_keeps(name: str, precision: torch.dtype | No
     assert counted.gradients == size(p.grad for p in made.parameters())
     state = [x for s in optimiser.state.values() for key, x in s.items() if key != "step"]
     assert counted.optimiser == size(state)
-    assert counted.activations + counted.logits == pytest.approx(sum(found.values()), rel=0.02)
+    assert counted.activations + counted.logits == pytest.approx(sum(sizes.values()), rel=0.02)
     assert counted.total == sum(
         (counted.weights, counted.gradients, counted.optimiser, counted.activations, counted.logits)
     )

@@ -6,12 +6,11 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from kerple.analyses.instrument import uncompiled
 from torch._dynamo.testing import CompileCounter
 
 from kerple.model import Transformer, transformer
 from kerple.model.architecture import Architecture
-from kerple.model.head import Pieces, target_losses
+from kerple.model.head import ChunkSizes, target_losses
 from kerple.model.self_attention import SelfAttention, prepare_context
 from kerple.positions import KerpleLog, Layers, Learned, NoPE, Position, Shape, TokenPositions
 
@@ -174,8 +173,9 @@ def test_blocks_share_a_graph_and_a_compiled_network_never_goes_on_uncompiled_in
         for graphs, length in ((1, 8), (2, 9)):
             tokens = torch.arange(2 * length).view(2, length)
             compiled = network.features(tokens)
-            with uncompiled(network):
-                torch.testing.assert_close(compiled, network.features(tokens))
+            run, network.run_block = network.run_block, transformer.run_block
+            torch.testing.assert_close(compiled, network.features(tokens))
+            network.run_block = run
             assert counter.frame_count == graphs
         with pytest.raises(Exception, match="recompile_limit"):
             network.features(torch.zeros(1, 10, dtype=torch.int64))
@@ -193,8 +193,8 @@ def test_losses_are_the_cross_entropy_of_the_logits(tiny_network) -> None:
     torch.testing.assert_close(network.losses(tokens, last=5), expected[:, -5:])
 
 
-@pytest.mark.parametrize("kept", [0, 10**6])
-def test_losses_in_chunks_have_the_values_and_gradients_of_one_piece(kept: int) -> None:
+@pytest.mark.parametrize("stored", [0, 10**6])
+def test_losses_in_chunks_have_the_values_and_gradients_of_one_piece(stored: int) -> None:
     head = torch.nn.Linear(8, 11, bias=False).double()
     features = torch.randn(29, 8, dtype=torch.double, requires_grad=True)
     targets = torch.randint(0, 11, (29,))
@@ -202,7 +202,7 @@ def test_losses_in_chunks_have_the_values_and_gradients_of_one_piece(kept: int) 
     expected = torch.autograd.grad(whole.sum(), (features, head.weight))
 
     # the chunked path computes in fp32, so fp64 inputs measure its rounding
-    chunked = target_losses(head, features, targets, pieces=Pieces(4 * 11, kept))
+    chunked = target_losses(head, features, targets, sizes=ChunkSizes(4 * 11, stored, rows=1))
     actual = torch.autograd.grad(chunked.sum(), (features, head.weight))
 
     torch.testing.assert_close(chunked.double(), whole, atol=1e-6, rtol=1e-6)
@@ -211,10 +211,10 @@ def test_losses_in_chunks_have_the_values_and_gradients_of_one_piece(kept: int) 
 
 
 def test_a_gpu_s_chunks_of_logits_are_few_and_kept_at_the_paper_s_size() -> None:
-    pieces = Pieces.choose(torch.device("cuda"))
-    assert 32 * 512 * 50304 / pieces.chunk < 4
-    assert pieces.kept >= 32 * 512 * 50304
-    assert pieces.chunk * 4 <= 2**30  # bytes of a chunk in fp32
+    sizes = ChunkSizes.of_device(torch.device("cuda"))
+    assert 32 * 512 * 50304 / sizes.logits < 4
+    assert sizes.stored >= 32 * 512 * 50304
+    assert sizes.logits * 4 <= 2**30  # bytes of a chunk in fp32
 
 
 def test_losses_are_fp32_under_autocast(tiny_network) -> None:

@@ -36,9 +36,9 @@ def tiling(capability: tuple[int, int], dim: int) -> Tiling:
 
     From ahead-of-time compilations (`benchmarks.gpu.kernels`), not from timings.
     """
-    if capability[0] == 9:  # wgmma wants 64 rows a warp group
-        return Tiling(64, 8, 2) if dim <= 64 else Tiling(64, 8, 1)
-    return Tiling(64, 4, 3) if dim <= 64 else Tiling(32, 4, 2)
+    if dim <= 64:
+        return Tiling(64, 4, 3)
+    return Tiling(64, 8, 1) if capability[0] == 9 else Tiling(32, 4, 2)
 
 
 @triton.jit

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 
-from kerple.model.head import Pieces, target_losses
+from kerple.model.head import ChunkSizes, target_losses
 from kerple.model.transformer import Transformer
 from kerple.positions import Position
 
@@ -59,8 +59,8 @@ class Flops:
 
 def flops(network: Transformer, length: int) -> Flops:
     """FLOPs per token in segments of ``length`` tokens, without those of the positional strategy."""
-    own = {m for p in network.positions for m in p.modules()}
-    weights = sum(m.weight.numel() for m in network.modules() if isinstance(m, nn.Linear) and m not in own)
+    of_strategies = {m for p in network.positions for m in p.modules()}
+    weights = sum(m.weight.numel() for m in network.modules() if isinstance(m, nn.Linear) and m not in of_strategies)
     return Flops(2 * weights, len(network.blocks) * 2 * network.shape.dim * length)
 
 
@@ -121,30 +121,32 @@ def memory(
         network.to_empty(device="cpu")  # a fake CPU
         if tied:
             network.head.weight = network.embedding.weight
-        own = sum(p.numel() * p.element_size() for p in network.parameters())
-        known = {p.untyped_storage()._cdata for p in network.parameters()}
+        weights = sum(p.numel() * p.element_size() for p in network.parameters())
+        counted = {p.untyped_storage()._cdata for p in network.parameters()}
         tokens = torch.zeros(batch, length, dtype=torch.int64)
         with torch.autocast("cpu", precision, enabled=precision is not None):
-            with kept(known) as activations:
+            with stored_for_backward(counted) as activations:
                 features = network.features(tokens).flatten(0, 1)
-            with kept(known) as logits:
-                target_losses(network.head, features, tokens.flatten(), pieces=Pieces.choose(torch.device("cuda")))
-    return Memory(own, own, int(moments * own), sum(activations.values()), sum(logits.values()))
+            with stored_for_backward(counted) as logits:
+                target_losses(
+                    network.head, features, tokens.flatten(), sizes=ChunkSizes.of_device(torch.device("cuda"))
+                )
+    return Memory(weights, weights, int(moments * weights), sum(activations.values()), sum(logits.values()))
 
 
 @contextmanager
-def kept(known: set[int]) -> Iterator[dict[int, int]]:
-    """Context that records the bytes of each storage that autograd keeps, except ``known`` ones, which it extends."""
-    found: dict[int, int] = {}
+def stored_for_backward(counted: set[int]) -> Iterator[dict[int, int]]:
+    """Context that records the bytes of each storage that autograd keeps, except ``counted`` ones, which it extends."""
+    sizes: dict[int, int] = {}
     alive: list[Any] = []  # keeps storages alive, so that no address is used twice
 
     def pack(x: Tensor) -> Tensor:
         storage = x.untyped_storage()
-        if storage._cdata not in known:
-            known.add(storage._cdata)
-            found[storage._cdata] = storage.nbytes()
+        if storage._cdata not in counted:
+            counted.add(storage._cdata)
+            sizes[storage._cdata] = storage.nbytes()
             alive.append(storage)
         return x
 
     with saved_tensors_hooks(pack, lambda x: x):
-        yield found
+        yield sizes

@@ -1,5 +1,6 @@
 """The loss of each target, computed in chunks, so that the logits of a long segment are never in memory at once."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,24 +11,26 @@ from torch.utils.checkpoint import checkpoint
 
 
 @dataclass(frozen=True)
-class Pieces:
+class ChunkSizes:
     """Sizes of the chunks of logits.
 
     Args:
-        chunk: Number of logits that are computed at once.
-        kept: Number of logits that may be kept for the backward pass. If there are more, they are computed again.
+        logits: Number of logits that are computed at once.
+        stored: Number of logits that may be stored for the backward pass. If there are more, they are computed again.
+        rows: Smallest number of rows of a chunk: the product of fewer with a large vocabulary's weights is slow.
     """
 
-    chunk: int
-    kept: int
+    logits: int
+    stored: int
+    rows: int = 256
 
     @classmethod
-    def choose(cls, device: torch.device) -> "Pieces":
+    def of_device(cls, device: torch.device) -> "ChunkSizes":
         """Sizes for a device.
 
         On the CPU, chunks of 8 MiB of fp32 logits stay in the cache; at the demo's size they take half the time of a
         single chunk. On a GPU, each chunk costs some launches, so chunks have 5,336 rows of 50,304 logits, and 2 GiB of
-        bf16 logits are kept, because computing them again takes a seventh of a step's operations.
+        bf16 logits are stored, because computing them again takes a seventh of a step's operations.
         """
         return cls(2**21, 2**26) if device.type == "cpu" else cls(2**28, 2**30)
 
@@ -36,7 +39,11 @@ RowLosses = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def target_losses(
-    head: nn.Linear, features: Tensor, targets: Tensor, of_rows: RowLosses | None = None, pieces: Pieces | None = None
+    head: nn.Linear,
+    features: Tensor,
+    targets: Tensor,
+    of_rows: RowLosses | None = None,
+    sizes: ChunkSizes | None = None,
 ) -> Tensor:
     """Negative log-likelihood of each target, in nats.
 
@@ -50,18 +57,19 @@ def target_losses(
         features: (N, D).
         targets: (N,) int64, below V.
         of_rows: `row_losses`, or a compiled version of it.
-        pieces: Sizes of the chunks; None for those that suit the device.
+        sizes: Sizes of the chunks; None for those that suit the device.
 
     Returns:
         (N,) fp32.
     """
-    pieces, of_rows = pieces or Pieces.choose(features.device), of_rows or row_losses
-    rows = max(1, pieces.chunk // head.out_features)
-    again = torch.is_grad_enabled() and len(targets) * head.out_features > pieces.kept
+    sizes, of_rows = sizes or ChunkSizes.of_device(features.device), of_rows or row_losses
+    # even chunks, for which a compiled loss has one graph
+    chunks = max(1, math.ceil(len(targets) / max(sizes.rows, sizes.logits // head.out_features)))
+    again = torch.is_grad_enabled() and len(targets) * head.out_features > sizes.stored
     return torch.cat(
         [
             checkpoint(of_rows, x, head.weight, y, use_reentrant=False) if again else of_rows(x, head.weight, y)
-            for x, y in zip(features.split(rows), targets.split(rows), strict=True)
+            for x, y in zip(features.chunk(chunks), targets.chunk(chunks), strict=True)
         ]
     )
 
