@@ -1,15 +1,11 @@
-"""Interleaved medians, memory above a baseline, the machine's description, verdicts and records."""
+"""Interleaved timings, memory above a baseline, and the machine's description for a record."""
 
-import json
 import os
 import platform
-import resource
-import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,49 +14,18 @@ import torch
 from kerple.base.cluster import cores
 
 RECORDS = Path(__file__).parent / "records"
-REPEATS = 9
 
 
-@dataclass(frozen=True)
-class Row:
-    """One line of a table: ``value`` should lie on the right side of ``limit``; value None is "not measured"."""
-
-    name: str
-    value: float | None
-    limit: float
-    unit: str = "×"
-    at_least: bool = False
-    detail: str = ""
-
-    @property
-    def verdict(self) -> str:
-        if self.value is None:
-            return "not measured"
-        return "holds" if (self.value >= self.limit if self.at_least else self.value <= self.limit) else "misses"
-
-
-def medians(ways: Mapping[str, Callable[[], object]], repeats: int = REPEATS, warm_up: int = 2) -> dict[str, float]:
-    """Median seconds of each way, run `in_turn`."""
-    return {name: statistics.median(t) for name, t in in_turn(ways, repeats, warm_up).items()}
-
-
-def in_turn(ways: Mapping[str, Callable[[], object]], repeats: int, warm_up: int = 2) -> dict[str, list[float]]:
-    """Seconds of each repeat of each way; one run of each in turn, so that a slow moment of the machine hits all."""
-    times: dict[str, list[float]] = {name: [] for name in ways}
+def in_turn(runs: Mapping[str, Callable[[], object]], repeats: int, warm_up: int = 2) -> dict[str, list[float]]:
+    """Seconds of each repeat of each run; one repeat of each in turn, so that a slow moment of the machine hits all."""
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(-warm_up, repeats):
-        for name, way in ways.items():
-            synchronise()
+        for name, run in runs.items():
             start = time.perf_counter()
-            way()
-            synchronise()
+            run()
             if turn >= 0:
-                times[name].append(time.perf_counter() - start)
-    return times
-
-
-def synchronise() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+                seconds[name].append(time.perf_counter() - start)
+    return seconds
 
 
 def peak_above(script: str) -> float:
@@ -81,42 +46,22 @@ def peak_above(script: str) -> float:
 
 def machine() -> dict[str, object]:
     """What the figures depend on."""
-    cpu = next(
-        (line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")),
-        platform.processor(),
-    )
-    flags = next((line.split() for line in _lines("/proc/cpuinfo") if line.startswith("flags")), [])
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
     return {
-        "cpu": cpu,
+        "cpu": fields.get("model name", platform.processor()),
         "cores": cores(),
         "threads": torch.get_num_threads(),
-        "amx": "amx_bf16" in flags,
-        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none: CUDA figures were not measured",
+        "vectors": [flag for flag in ("avx2", "avx512f", "amx_bf16") if flag in fields.get("flags", "").split()],
+        "load": os.getloadavg()[0],
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "system": platform.platform(),
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
 
 
-def _lines(path: str) -> list[str]:
-    return Path(path).read_text().splitlines() if Path(path).exists() else []
-
-
-def publish(name: str, rows: list[Row], details: Mapping[str, object]) -> None:
-    """Print the rows with their verdicts and write ``records/<name>-<device>.json``."""
-    width = max(len(row.name) for row in rows)
-    for row in rows:
-        value = "—" if row.value is None else f"{row.value:.3g}{'' if row.unit == '×' else ' ' + row.unit}"
-        bound = f"{'>=' if row.at_least else '<='} {row.limit:g}"
-        print(f"{row.name:{width}}  {value:>10}  {bound:>8}  {row.verdict:12}  {row.detail}")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    record = {
-        "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine(),
-        "rows": [asdict(row) | {"verdict": row.verdict} for row in rows],
-        "peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        **details,
-    }
-    RECORDS.mkdir(exist_ok=True)
-    (RECORDS / f"{name}-{device}.json").write_text(json.dumps(record, indent=2) + "\n")
+def record() -> dict[str, object]:
+    """The head of a record: when and on what it was measured."""
+    return {"when": datetime.now(UTC).isoformat(timespec="seconds"), "machine": machine()}

@@ -1,7 +1,8 @@
-"""What a GPU has to show, in pieces of at most ten minutes: ``python -m benchmarks.gpu [PIECE ...]``, or ``make gpu``.
+"""What a GPU has to show: ``python -m benchmarks.gpu [PREFIX ...]``, or ``make gpu``.
 
-A piece whose record is there is not run again, so an interrupted run goes on with the same command; ``--again`` does it
-anew. ``--toy`` runs the same pieces on the CPU at a toy size. The report tells what is missing.
+Each measurement is a line of OUT/rows.jsonl as soon as it is made, and is not made again: an interrupted run goes on
+with the same command, and loses what was being measured alone. ``--resume`` reads the lines of earlier runs first.
+``--toy`` makes the same measurements on the CPU at a toy size. The report says what is missing.
 """
 
 import argparse
@@ -14,18 +15,16 @@ import sys
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
-from dataclasses import asdict
-from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.gpu import pieces
-from benchmarks.measure import RECORDS, Row, machine
+from benchmarks.measure import record
 
 ROOT = Path(__file__).parents[2]
-LIMIT = 600  # seconds of a piece
 STRATEGIES = ("KerpleLog", "ALiBi", "RoPE", "T5", "NoPE")
 TOY = [  # sizes at which a CPU trains in seconds
     "--model.layers=2", "--model.dim=32", "--model.heads=2", "--model.compile=false", "--data.corpus=stdlib",
@@ -35,171 +34,159 @@ TOY = [  # sizes at which a CPU trains in seconds
     '--trainer.callbacks=[{"class_path": "LastCheckpoint"}, {"class_path": "Throughput"}, '
     '{"class_path": "Extrapolation", "init_args": {"lengths": [32, 64, 128], "blocks": 2, "validation_blocks": 0}}]',
 ]  # fmt: skip
-Found = tuple[list[Row], dict[str, Any]]
+GOALS = (  # what, the measurement and its number, those that it is divided by, the bound, whether it is a lower one
+    ("table / no table, δ 64, T 2048", ("attention-64-2048", "table"), ("attention-64-2048", "no table"), 1.35, False),
+    ("table / causal, δ 64, T 2048", ("attention-64-2048", "table"), ("attention-64-2048", "causal"), 2.5, False),
+    ("mask / table, δ 64, T 2048", ("attention-64-2048", "mask"), ("attention-64-2048", "table"), 5, True),
+    ("a step: KerpleLog / NoPE", ("step-KerpleLog", "milliseconds"), ("step-NoPE", "milliseconds"), 1.03, False),
+    ("a step: share of the chip's peak (MFU)", ("step-KerpleLog", "MFU"), None, 0.4, True),
+    ("reading 16,384 tokens: MiB", ("evaluation-KerpleLog", "MiB"), None, 8192, False),
+)
 
 
-def parity(dtype: str, toy: bool, out: Path) -> Found:
-    """The tests marked ``gpu``: 252 cases of one dtype, or (``other``) everything else."""
+def parity(dtype: str, toy: bool, out: Path) -> dict[str, Any]:
+    """The tests marked ``gpu``: 252 cases of one dtype, or (``other``) everything else. How many passed and failed."""
     chosen = f"{dtype} and those_of_fp64" if dtype != "other" else "not those_of_fp64"
     if toy:
         chosen = f"{chosen} and 32-129" if dtype != "other" else "fallback or tiny or inference or bit or few"
     path = out / f"parity-{dtype}.xml"
-    environment = {**os.environ, "KERPLE_DRY": "1" if toy else "0"}
-    spread = ["-n", "8"] if not toy and dtype != "other" and _there("xdist") else []
     command = [sys.executable, "-m", "pytest", "tests/gpu", "-q", "-m", "gpu", "-k", chosen, f"--junit-xml={path}"]
-    subprocess.run([*command, *spread, "-p", "no:cacheprovider"], cwd=ROOT, env=environment)
+    environment = os.environ | {"KERPLE_DRY": "1" if toy else "0"}
+    subprocess.run([*command, "-p", "no:cacheprovider"], cwd=ROOT, env=environment)
     suite = next(ET.parse(path).getroot().iter("testsuite"))
-    count = {key: int(suite.get(key, 0)) for key in ("tests", "failures", "errors", "skipped")}
-    failed = [case.get("name") for case in suite.iter("testcase") if case.find("failure") is not None]
     path.unlink()
-    passed = count["tests"] - count["failures"] - count["errors"] - count["skipped"]
-    rows = [
-        Row(f"tests of {dtype} that fail", count["tests"] - count["skipped"] - passed, 0, unit=""),
-        Row(f"tests of {dtype} that pass", passed, 1, unit="", at_least=True),  # none, where all were skipped
+    total, skipped = int(suite.get("tests", 0)), int(suite.get("skipped", 0))
+    failed = [
+        case.get("name") for case in suite.iter("testcase") if {child.tag for child in case} & {"failure", "error"}
     ]
-    return rows, {
-        "passed": passed,
-        **count,
-        "failed": failed,
-    }
+    if total == skipped:
+        raise RuntimeError("every test was skipped")
+    return {"passed": total - skipped - len(failed), "failed": failed}
 
 
-def trained(steps: int, name: str, toy: bool, again: bool, out: Path) -> Found:
-    """Fit and test one strategy as `run.py compare` does, on the largest built-in corpus; perplexity by length."""
-    which = "gpu-toy" if toy else "gpu"
-    folder = ROOT / "logs" / which / f"{steps}-steps" / name
-    if again:
-        shutil.rmtree(folder, ignore_errors=True)
+def trained(steps: int, name: str, toy: bool) -> dict[str, Any]:
+    """Fit and test one strategy as `run.py compare` does, on the largest built-in corpus; perplexity by length.
+
+    A fit that was cut off goes on from its last checkpoint.
+    """
+    folder = ROOT / "logs" / ("gpu-toy" if toy else "gpu") / f"{steps}-steps" / name
     flags = ["--config=configs/gpu.yaml", f"--model.position={name}", f"--trainer.max_steps={steps}"]
-    flags += TOY if toy else []
-    _command(["fit", *flags, f"--run_dir={folder}", "--ckpt_path=last"])
+    _command("fit", *flags, *(TOY if toy else []), f"--run_dir={folder}", "--ckpt_path=last")
     shutil.rmtree(folder / "test", ignore_errors=True)  # of a test that was cut off; another would go beside it
-    _command(["test", f"--ckpt_path={folder / 'checkpoints' / 'last.ckpt'}", f"--run_dir={folder / 'test'}"])
-    result = json.loads((folder / "test" / "extrapolation.json").read_text())
+    _command("test", f"--ckpt_path={folder / 'checkpoints' / 'last.ckpt'}", f"--run_dir={folder / 'test'}")
     cost = json.loads((folder / "cost.json").read_text())
-    return [], {
-        "strategy": name, "steps": steps, "tokens_per_second": cost["tokens_per_second"],
-        "attention": cost.get("attention"), "perplexities": result["rows"],
-    }  # fmt: skip
+    rows = json.loads((folder / "test" / "extrapolation.json").read_text())["rows"]
+    perplexity = {row["length"]: row["ppl"] for row in rows if row["protocol"] == "full"}
+    return {"tokens per second": cost["tokens_per_second"], "perplexity": perplexity}
 
 
-def _command(arguments: list[str]) -> None:
+def _command(*arguments: str) -> None:
     subprocess.run([sys.executable, "run.py", *arguments], cwd=ROOT, check=True)
 
 
-def _there(package: str) -> bool:
-    return subprocess.run([sys.executable, "-c", f"import {package}"], capture_output=True).returncode == 0
-
-
-def all_pieces(toy: bool, again: bool = False) -> dict[str, Callable[[Path], Found]]:
+def measurements(toy: bool, out: Path) -> dict[str, Callable[[], dict[str, Any]]]:
     """By name, in the order in which they are worth a minute of a GPU."""
-    scale = pieces.TOY if toy else pieces.GPU
-    found: dict[str, Callable[[Path], Found]] = {
-        "parity-other": lambda out: parity("other", toy, out),
-        "attention": lambda out: pieces.attention(scale, out),
-        "step": lambda out: pieces.step(scale, out),
-        "evaluation": lambda out: pieces.evaluation(scale, out),
-        "parity-bf16": lambda out: parity("bf16", toy, out),
-        "parity-fp16": lambda out: parity("fp16", toy, out),
-    }
-    for steps in (4,) if toy else (300, 2000):
+    size = pieces.TOY if toy else pieces.GPU
+    lengths = sorted(size.lengths, key=lambda length: abs(length - 2048))  # the goals are at 2,048
+    calls: dict[str, Callable[[], dict[str, Any]]] = {"parity-other": partial(parity, "other", toy, out)}
+    for length in lengths:
+        calls[f"attention-64-{length}"] = partial(pieces.attention, size, 64, length)
+    for name in ("KerpleLog", "NoPE", "RoPE", "ALiBi"):
+        calls[f"step-{name}"] = partial(pieces.step, size, name)
+    for name in ("KerpleLog", "NoPE"):
+        calls[f"evaluation-{name}"] = partial(pieces.evaluation, size, name)
+    for name in STRATEGIES:
+        calls[f"trained-300-{name}"] = partial(trained, 4 if toy else 300, name, toy)
+    for dtype in ("bf16", "fp16"):
+        calls[f"parity-{dtype}"] = partial(parity, dtype, toy, out)
+    for length in lengths:
+        calls[f"attention-128-{length}"] = partial(pieces.attention, size, 128, length)
+    if not toy:
         for name in STRATEGIES:
-            found[f"trained-{steps}-{name}"] = lambda out, s=steps, n=name: trained(s, n, toy, again, out)  # type: ignore[misc]
-    return found
+            calls[f"trained-2000-{name}"] = partial(trained, 2000, name, toy)
+    return calls
 
 
-def run(name: str, piece: Callable[[Path], Found], out: Path, limit: int = LIMIT) -> None:
-    """Do one piece and add its record to the records; a piece that fails leaves its error there."""
-    start, error = time.monotonic(), None
-    rows: list[Row] = []
-    details: dict[str, Any] = {}
-
-    def late(*_: object) -> None:
-        raise TimeoutError(f"cut off after {limit} s")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(limit)
-    try:
-        rows, details = piece(out)
-    except Exception as failure:  # one piece's fault is no reason to lose the next piece's minutes
-        error = f"{type(failure).__name__}: {failure}"
-        print(f"{name}: {error}", file=sys.stderr)
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
-    commit = subprocess.run(["git", "describe", "--always", "--dirty=+"], cwd=ROOT, capture_output=True, text=True)
-    record = {
-        "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit.stdout.strip(),
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-        "machine": machine(),
-        "seconds": time.monotonic() - start,
-        "error": error,
-        "rows": [asdict(row) | {"verdict": row.verdict} for row in rows],
-        **details,
-    }
-    kind = name.partition("-")[0]  # few files travel: all of a kind are in one
-    path = out / f"{kind}.json"
-    known = json.loads(path.read_text()) if path.exists() else {}
-    pieces.write(path, known | {name: record})
-
-
-def records(out: Path) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
-    for path in sorted(out.glob("*.json")):
-        found |= json.loads(path.read_text())
-    return found
-
-
-def report(out: Path, names: list[str]) -> str:
-    """A table in Markdown of every goal, and what is missing."""
-    known = records(out)
-    lines = ["| piece | what | device | value | goal | verdict |", "|---|---|---|---|---|---|"]
-    missing = []
-    for name in names:
-        record = known.get(name)
-        if record is None or record["error"]:
-            missing.append(f"{name}: {record['error'] if record else 'not run'}")
+def read(paths: list[Path]) -> dict[str, dict[str, Any]]:
+    """The lines of earlier runs by the name of their measurement; later ones win, and half a line is none."""
+    rows = {}
+    for line in (line for path in paths if path.exists() for line in path.read_text().splitlines()):
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:  # of a run that was cut off while it wrote
             continue
-        for row in record["rows"]:
-            value = "not measured" if row["value"] is None else f"{row['value']:.3g} {row['unit']}".strip()
-            goal = f"{'≥' if row['at_least'] else '≤'} {row['limit']:g}"
-            # a toy on a CPU says that the piece runs, and nothing about the goal
-            verdict = row["verdict"] if record["device"] != "cpu" or name.startswith("parity") else "dry run"
-            lines.append(f"| {name} | {row['name']} | {record['device']} | {value} | {goal} | {verdict} |")
-        if "perplexities" in record:
-            full = [r for r in record["perplexities"] if r["protocol"] == "full"]
-            text = ", ".join(f"{r['length']}: {r['ppl']:.4g}" for r in full)
-            lines.append(f"| {name} | perplexity by length | {record['device']} | {text} | | |")
-    gone = "\n".join(f"- {line}" for line in missing) or "Nothing."
-    return "\n".join(lines) + f"\n\nMissing:\n\n{gone}\n"
+        rows[row["name"]] = row
+    return rows
+
+
+def report(rows: dict[str, dict[str, Any]], names: list[str]) -> str:
+    """Every goal with its verdict, every measurement, and what is missing, in Markdown."""
+    lines = ["| goal | value | bound | verdict |", "|---|---|---|---|"]
+    for text, over, under, bound, at_least in GOALS:
+        values = [rows.get(where[0], {}).get("result", {}).get(where[1]) for where in (over, under) if where]
+        limit = f"{'≥' if at_least else '≤'} {bound:g}"
+        if None in values:
+            lines.append(f"| {text} | not measured | {limit} | |")
+            continue
+        value = values[0] / values[1] if len(values) == 2 else values[0]
+        verdict = "holds" if (value >= bound if at_least else value <= bound) else "misses"
+        lines.append(f"| {text} | {value:.3g} | {limit} | {verdict if rows[over[0]]['gpu'] else 'dry run'} |")
+    lines += ["", "| measurement | on | result |", "|---|---|---|"]
+    for name in names:
+        if name in rows and not rows[name]["error"]:
+            result = {key: value for key, value in rows[name]["result"].items() if key != "kernels"}
+            lines.append(f"| {name} | {rows[name]['gpu'] or 'the CPU'} | {json.dumps(result, ensure_ascii=False)} |")
+    missing = [
+        f"- {n}: {rows[n]['error'] if n in rows else 'not run'}" for n in names if rows.get(n, {"error": 1})["error"]
+    ]
+    return "\n".join([*lines, "", "Missing:", "", *(missing or ["Nothing."]), ""])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("pieces", nargs="*", help="names; all if none is given, `report` for none")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("prefixes", nargs="*", default=[""], help="of names: attention, step-NoPE; all without")
     parser.add_argument("--toy", action="store_true", help="on the CPU, at a toy size")
-    parser.add_argument("--again", action="store_true", help="run what has a record too")
-    parser.add_argument("--limit", type=int, default=LIMIT, help="seconds after which a piece is cut off")
-    parser.add_argument("--out", type=Path, help="folder of the records")
-    given = parser.parse_args()
-    if given.toy:
+    parser.add_argument("--out", type=Path, help="folder of rows.jsonl and report.md")
+    parser.add_argument("--resume", type=Path, nargs="*", default=[], help="rows.jsonl of earlier runs")
+    parser.add_argument("--deadline", type=int, default=0, help="seconds after which to stop")
+    options = parser.parse_args()
+    if options.toy:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    out = given.out or (ROOT / "logs" / "gpu-toy" / "records" if given.toy else RECORDS / "gpu")
+    elif not torch.cuda.is_available():
+        parser.error("there is no CUDA device here; --toy makes the measurements on the CPU")
+    out = options.out or ROOT / "logs" / ("gpu-toy" if options.toy else "gpu") / "records"
     out.mkdir(parents=True, exist_ok=True)
-    known = all_pieces(given.toy, given.again)
-    if unknown := [name for name in given.pieces if name not in (*known, "report")]:
-        parser.error(f"got {unknown[0]!r}, expected some of {', '.join(known)}, report")
-    if not given.toy and not torch.cuda.is_available() and given.pieces != ["report"]:
-        parser.error("there is no CUDA device here; --toy runs the pieces on the CPU")
-    done = records(out)
-    for name in [name for name in known if name in given.pieces or not given.pieces]:
-        if given.again or name not in done or done[name]["error"]:
-            print(f"== {name}", flush=True)
-            run(name, known[name], out, given.limit)
-    text = report(out, list(known))
+    calls = measurements(options.toy, out)
+    rows = read([*options.resume, out / "rows.jsonl"])
+    signal.signal(signal.SIGALRM, partial(_stop, out, rows, list(calls)))
+    signal.alarm(options.deadline)
+    for name, call in calls.items():
+        if not name.startswith(tuple(options.prefixes)) or (name in rows and not rows[name]["error"]):
+            continue
+        print(f"== {name}", flush=True)
+        start, result, error = time.monotonic(), {}, None
+        try:
+            result = call()
+        except Exception as failure:  # one measurement's fault is no reason to lose the next one's minutes
+            error = f"{type(failure).__name__}: {failure}"
+            print(f"{name}: {error}", file=sys.stderr)
+        seconds, head = time.monotonic() - start, record()
+        gpu = head["machine"]["gpu"]  # type: ignore[index]
+        rows[name] = {"name": name, "gpu": gpu, "seconds": seconds, "error": error, "result": result, **head}
+        with (out / "rows.jsonl").open("a") as file:
+            file.write(json.dumps(rows[name]) + "\n")
+    _finish(out, rows, list(calls))
+
+
+def _finish(out: Path, rows: dict[str, dict[str, Any]], names: list[str]) -> None:
+    text = report(rows, names)
     (out / "report.md").write_text(text)
     print(text)
+
+
+def _stop(out: Path, rows: dict[str, dict[str, Any]], names: list[str], *_: object) -> None:
+    _finish(out, rows, names)
+    sys.exit("stopped at the deadline; the same command goes on")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,7 @@
 """The kernel of the table's gradient, compiled ahead of time for chips that are not here: ``python -m
-benchmarks.gpu.kernels``. No GPU is needed; the record tells registers, spills, shared memory and tensor cores.
+benchmarks.gpu.kernels`` prints registers, spills, shared memory and tensor cores of each. No GPU is needed.
 """
 
-import argparse
-import json
 import re
 import subprocess
 import tempfile
@@ -17,7 +15,6 @@ from triton.compiler import ASTSource
 
 from kerple.attention.diagonals import Tiling, diagonal_kernel, tiling, width
 
-RECORD = Path(__file__).parents[1] / "records" / "kernels-ahead-of-time.json"
 NVIDIA = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 SHARED = {(8, 0): 166_912, (8, 6): 101_376, (8, 9): 101_376, (9, 0): 232_448}  # bytes a block of threads may have
 DIMS = (16, 32, 64, 80, 96, 128)
@@ -112,19 +109,10 @@ def grid() -> list[tuple[tuple[int, int], torch.dtype, int, int]]:
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__).parse_args()
-    rows = []
     for capability, dtype, dim, v_dim in grid():
-        found = compile_ahead(capability, dtype, dim, v_dim)
-        cut = tiling(capability, max(dim, v_dim))
-        row = {
-            "chip": f"sm_{capability[0]}{capability[1]}", "dtype": str(dtype)[6:], "dims": [dim, v_dim],
-            "tiling": asdict(cut), **asdict(found), "faults": found.faults(capability),
-        }  # fmt: skip
-        rows.append(row)
-        print(row, flush=True)
-    record = {"kernel": "diagonal_kernel", "triton": triton.__version__, "rows": rows}
-    RECORD.write_text(json.dumps(record, indent=1) + "\n")
+        taken = compile_ahead(capability, dtype, dim, v_dim)
+        faults = ", ".join(taken.faults(capability)) or "fits"
+        print(f"sm_{capability[0]}{capability[1]} {dtype} δ {dim}, {v_dim}: {taken}: {faults}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
-"""The measurements themselves: attention, a training step, evaluation; each returns rows and details for its record."""
+"""The measurements themselves: attention, a training step, evaluation. Times are milliseconds."""
 
-import gzip
-import json
-import shutil
+import gc
+import statistics
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,147 +13,131 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.attention import both, explicit, plain
-from benchmarks.measure import Row, medians
-from benchmarks.models import beside_nope, build, compiled_step
+from benchmarks.models import build, training_step
 from kerple.attention import Modifiers, attend
+from kerple.attention.cuda import attend_flex
 from kerple.evaluation.protocols import full, windowed
 from kerple.model.cost import CHIPS, flops
 
 
 @dataclass(frozen=True)
-class Scale:
-    """How large the pieces are: for a GPU, or for a dry run on the CPU."""
+class Size:
+    """How large the measurements are: for a GPU, or for a dry run on the CPU."""
 
     model: str
     tokens: int  # of a step, and of attention
     lengths: tuple[int, ...]
     training: int  # length
     evaluation: int  # length
-    repeats: int
 
 
-GPU = Scale("162M", 16384, (512, 1024, 2048, 4096, 8192, 16384), 512, 16384, 15)
-TOY = Scale("demo", 512, (64, 128), 64, 256, 2)
-EXPLICIT = 4096  # longest with scores written down: 12 heads of T × T and their gradient
-NAMES = ("KerpleLog", "NoPE", "RoPE", "ALiBi")
+GPU = Size("162M", 16384, (512, 1024, 2048, 4096, 8192, 16384), 512, 16384)
+TOY = Size("demo", 512, (64, 128), 64, 256)
+LONGEST_MASK = 4096  # 12 heads of T × T scores and their gradient have to fit
 
 
 def device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def chip() -> Any:
-    """The data sheet of this GPU, or None."""
-    name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-    return next((c for c in CHIPS if c.name in name), None)
+def milliseconds(run: Callable[[], object], at_least: int = 300) -> float:
+    """Median of as many runs as take so long, without the time that Python needs to start them."""
+    if torch.cuda.is_available():
+        from triton.testing import do_bench
+
+        return do_bench(run, warmup=100, rep=at_least, return_mode="median")
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        run()
+        times.append(1000 * (time.perf_counter() - start))
+    return statistics.median(times)
 
 
-def attention(scale: Scale, out: Path) -> tuple[list[Row], dict[str, Any]]:
+def attention(size: Size, dim: int, length: int) -> dict[str, Any]:
     """Forward and backward in bf16: a learned table, causal attention, FlexAttention without a table, a T × T mask."""
-    seconds: dict[str, dict[str, float]] = {}
-    for dim in (64, 128):
-        for length in scale.lengths:
-            heads = 768 // dim
-            shape = (scale.tokens // length, heads, length, dim)
-            q, k, v, grad = (torch.randn(shape, dtype=torch.bfloat16, device=device()) for _ in range(4))
-            inputs = [x.requires_grad_() for x in (q, k, v)]
-            table = torch.randn(heads, length, device=device(), requires_grad=True)
-            ways: dict[str, Callable[[], object]] = {
-                "table": both(_with_table, grad, *inputs, table),
-                "causal": both(plain, grad, *inputs),
-                "no table": both(_without_table, grad, *inputs),
-            }
-            if length <= EXPLICIT:
-                ways["explicit mask"] = both(explicit, grad, *inputs, table)
-            torch._dynamo.reset()
-            seconds[f"δ {dim}, T {length}"] = medians(ways, scale.repeats)
-    wanted = f"δ 64, T {2048 if 2048 in scale.lengths else scale.lengths[-1]}"
-    at = seconds[wanted]
-    limit = 1.8 if chip() is not None and chip().name == "A100" else 2.5
-    rows = [
-        Row(f"table / FlexAttention without a table, {wanted}", at["table"] / at["no table"], 1.35),
-        Row(f"table / causal attention, {wanted}", at["table"] / at["causal"], limit),
-        Row(f"explicit mask / table, {wanted}", at["explicit mask"] / at["table"], 5, at_least=True),
-    ]
-    return rows, {"medians": seconds}
+    torch._dynamo.reset()
+    heads = 768 // dim
+    shape = (size.tokens // length, heads, length, dim)
+    q, k, v, grad = (torch.randn(shape, dtype=torch.bfloat16, device=device()) for _ in range(4))
+    table = torch.randn(heads, length, device=device())
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    with_table = [*inputs, table.requires_grad_()]
+    # FlexAttention does not train on a CPU
+    without = (lambda *qkv: attend_flex(*qkv, None, None)[0]) if device() == "cuda" else _causal
+    calls: dict[str, tuple[Callable[..., Tensor], list[Tensor]]] = {
+        "table": (lambda q, k, v, table: attend(q, k, v, Modifiers(table=table)), with_table),
+        "causal": (_causal, inputs),
+        "no table": (without, inputs),
+    }
+    if length <= LONGEST_MASK:
+        calls["mask"] = (_masked, with_table)
+    result = {}
+    for name, (call, arguments) in calls.items():
+        result[f"{name}, forward"] = milliseconds(partial(torch.no_grad()(call), *arguments))
+        result[name] = milliseconds(
+            lambda call=call, arguments=arguments: torch.autograd.grad(call(*arguments), arguments, grad)
+        )
+    return result
 
 
-def _with_table(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
-    return attend(q, k, v, Modifiers(table=table))
+def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
-def _without_table(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    if not q.is_cuda:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True)  # FlexAttention does not train on a CPU
-    from kerple.attention.cuda import attend_flex
-
-    return attend_flex(q, k, v, None, None)[0]
-
-
-def step(scale: Scale, out: Path) -> tuple[list[Row], dict[str, Any]]:
-    """A compiled training step at the paper's size: tokens a second, share of the peak (MFU), memory, one profile."""
-    batch = scale.tokens // scale.training
-    found = {name: _step_with(name, scale, batch, out) for name in NAMES}
-    ratio = beside_nope(scale.model, batch, scale.training, device(), scale.repeats)
-    size = f"{batch} × {scale.training}"
-    rows = [
-        Row(f"{scale.model}, a step of {size}: KerpleLog / NoPE", ratio, 1.03),
-        Row(f"{scale.model}, a step of {size}: MFU", found["KerpleLog"]["MFU"], 0.4, unit="", at_least=True),
-    ]
-    return rows, {"strategies": found}
+def _masked(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
+    """What is done without this package: a mask (H, T, T) that needs a gradient."""
+    index = torch.arange(q.shape[2], device=q.device)
+    distance = index[:, None] - index  # (T, T)
+    mask = table[:, distance.clamp(min=0)].masked_fill(distance < 0, float("-inf")).to(q.dtype)  # (H, T, T)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask[None].expand(q.shape[0], -1, -1, -1))
 
 
-def _step_with(name: str, scale: Scale, batch: int, out: Path) -> dict[str, Any]:
-    """Speed and memory of a strategy's step; its network is gone when this returns."""
-    network, run = compiled_step(scale.model, name, batch, scale.training, device())
+def step(size: Size, name: str) -> dict[str, Any]:
+    """A compiled training step: time, tokens a second, share of the peak (MFU), memory, the 30 dearest kernels."""
+    torch._dynamo.reset()
+    gc.collect()  # a compiled network refers to itself, and keeps its memory until then
+    batch = size.tokens // size.training
+    network = build(size.model, name, size.training, device())
+    network.compile()
+    run = training_step(network, batch, size.training)
+    start = time.monotonic()
+    run()
+    compilation = time.monotonic() - start
     if device() == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    speed = batch * scale.training / medians({name: run}, scale.repeats)[name]
-    used = speed * flops(network, scale.training).training
-    if name == "KerpleLog":
-        _profile(run, out)
+    time_ = milliseconds(run, at_least=2000)
+    speed = 1000 * size.tokens / time_
+    gpu = torch.cuda.get_device_name() if device() == "cuda" else ""
+    chip = next((chip for chip in CHIPS if chip.name in gpu), None)
+    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if gpu else [])]) as trace:
+        run()
+    sort = "self_cuda_time_total" if gpu else "self_cpu_time_total"
     return {
+        "milliseconds": time_,
+        "compilation, seconds": compilation,
         "tokens per second": speed,
-        "MFU": used / chip().flops if chip() else None,
-        "peak bytes": torch.cuda.max_memory_allocated() if device() == "cuda" else None,
+        "MFU": speed * flops(network, size.training).training / chip.flops if chip else None,
+        "MiB": torch.cuda.max_memory_allocated() / 2**20 if gpu else None,
+        "kernels": trace.key_averages().table(sort_by=sort, row_limit=30, max_name_column_width=60),
     }
 
 
-def _profile(run: Callable[[], object], out: Path) -> None:
-    """One step's trace, for chrome://tracing; small enough to travel."""
-    kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device() == "cuda" else [])]
-    with profile(activities=kinds) as trace:
-        run()
-    plain_file = out / "step-trace.json"
-    trace.export_chrome_trace(str(plain_file))
-    with plain_file.open("rb") as source, gzip.open(out / "step-trace.json.gz", "wb") as target:
-        shutil.copyfileobj(source, target)
-    plain_file.unlink()
-
-
 @torch.no_grad()
-def evaluation(scale: Scale, out: Path) -> tuple[list[Row], dict[str, Any]]:
-    """Reading one long segment, every strategy of the step's: seconds and memory."""
-    found, rows = {}, []
-    for name in NAMES:
-        torch._dynamo.reset()
-        network = build(scale.model, name, scale.training, device()).eval()
-        tokens = torch.randint(network.embedding.num_embeddings, (1, scale.evaluation + 1), device=device())
+def evaluation(size: Size, name: str) -> dict[str, Any]:
+    """Reading one long text, in full and with the training length as a window: time and memory."""
+    torch._dynamo.reset()
+    network = build(size.model, name, size.training, device()).eval()
+    tokens = torch.randint(network.embedding.num_embeddings, (1, size.evaluation + 1), device=device())
 
-        def read(protocol: Callable[..., Tensor], network: Any = network, tokens: Tensor = tokens) -> None:
-            with torch.autocast(device(), torch.bfloat16):
-                protocol(network, tokens, scale.evaluation)
+    def read(protocol: Callable[..., Tensor]) -> None:
+        with torch.autocast(device(), torch.bfloat16):
+            protocol(network, tokens, size.evaluation)
 
-        ways = {"full": partial(read, full), "windowed": partial(read, partial(windowed, window=scale.training))}
-        if device() == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-        found[name] = medians(ways, 3)
-        memory = torch.cuda.max_memory_allocated() / 2**20 if device() == "cuda" else None
-        rows.append(Row(f"{scale.model}, 1 × {scale.evaluation}, {name}: memory", memory, 8192, unit="MiB"))
-    return rows, {"medians": found}
-
-
-def write(path: Path, record: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n")
+    if device() == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    result: dict[str, Any] = {
+        "full": milliseconds(lambda: read(full), at_least=2000),
+        "windowed": milliseconds(lambda: read(partial(windowed, window=size.training)), at_least=2000),
+    }
+    return result | {"MiB": torch.cuda.max_memory_allocated() / 2**20 if device() == "cuda" else None}

@@ -1,15 +1,10 @@
 """GPU kernels compiled ahead of time, without a GPU: they fit the chips, and use tensor cores."""
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="Triton has no wheel for this system")
-from benchmarks.gpu import flex
 from benchmarks.gpu.kernels import SHARED, compile_ahead, grid
-from kerple.attention import cuda
 from kerple.attention.diagonals import PROGRAMS, TILES, Tiling, shares
 
 BF16 = torch.bfloat16
@@ -46,26 +41,3 @@ def test_partial_sums_of_the_table_s_gradient_stay_small_and_short_inputs_keep_t
         each = shares(blocks * 12, batch * blocks)
         assert each * 12 * blocks * side**2 * 4 <= 48 * 2**20
         assert each * 12 * blocks >= min(PROGRAMS, 12 * blocks * batch * blocks // TILES) / 2
-
-
-def test_the_record_of_flex_attention_s_kernels_is_of_the_tiles_that_are_asked_for_now() -> None:
-    """Torch's own choice does not launch on an H100; what is asked for instead was compiled for every chip and case."""
-    record = json.loads(flex.RECORD.read_text())
-    assert (
-        f"torch=={record['torch'].partition('+')[0]}\n" in (Path(__file__).parents[2] / "requirements.txt").read_text()
-    )
-    cases = {(row["chip"], row["pass"], *(row[key] for key in flex.KEYS)): row for row in record["rows"]}
-    assert len(cases) == len(record["rows"])
-    for capability in flex.CHIPS:
-        for case in flex.CASES:
-            for which, prefix in (("forward", "fwd"), ("backward", "bwd")):
-                row = cases.pop((f"sm_{capability[0]}{capability[1]}", which, *case))
-                asked = cuda.tiles(SHARED[capability], max(case[1:3]))
-                assert {f"{prefix}_{key}": size for key, size in row["launch"].items()}.items() <= asked.items()
-                assert len(row["launch"]) == (4 if which == "forward" else 6)
-                assert row["shared"] <= SHARED[capability]
-                assert row["tensor_core"] > 0
-                assert row["atomics"] == 0
-                grouped = case[-1] < 4
-                assert row["spilled"] <= (2000 if grouped and which == "backward" else 24), row
-    assert not cases

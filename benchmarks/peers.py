@@ -1,0 +1,231 @@
+"""A training step of this project beside hand-written blocks and other libraries: ``python -m benchmarks.peers``.
+
+The network is the same on both sides: 4 layers of width 128 with 4 heads and 2,048 token ids, 1,048,576 weights in
+matrix products, fp32, AdamW. Each contestant is a process of its own on one thread, and two of them make steps in turn,
+so that a slow moment of the machine hits both. What is counted is processor time, which other programs lengthen far
+less than the time of day. A ratio is ours over theirs: the median over the turns, with the quartiles.
+
+A column is BATCHxLENGTH, a training step, or ``read`` and a length: the losses of one text, without gradients.
+Peers that are not installed are skipped.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.measure import RECORDS, record
+from benchmarks.models import SIZES, build
+
+WIDTH, HEADS, LAYERS, VOCABULARY = SIZES["demo"]
+COLUMNS = ("8x128", "16x64", "8x512", "2x2048", "read4096")
+
+
+class PlainBlock(nn.Module):
+    """A pre-norm block as one writes it by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention_norm, self.mlp_norm = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x (B, T, D); the bias (H, T, T) holds -inf above the diagonal, None is plain causal attention."""
+        qkv = self.qkv(self.attention_norm(x)).unflatten(-1, (3, HEADS, -1))  # (B, T, 3, H, δ)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, H, T, δ) each
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=bias is None)
+        x = x + self.out(y.transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.mlp_norm(x))))
+
+
+class PlainTransformer(nn.Module):
+    """Hand-written blocks without positions, or with KERPLE-log's bias as one tensor (H, T, T) a forward."""
+
+    def __init__(self, kerple: bool) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.ModuleList([PlainBlock() for _ in range(LAYERS)])
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.r1, self.r2 = (nn.Parameter(torch.ones(HEADS, 1, 1)) for _ in range(2)) if kerple else (None, None)
+
+    def bias(self, length: int) -> Tensor:
+        position = torch.arange(length)
+        distance = position[:, None] - position  # (T, T)
+        bias = -self.r1 * torch.log1p(self.r2 * distance.clamp(min=0))  # (H, T, T)
+        return bias.masked_fill(distance < 0, float("-inf"))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits (B, T, V) of tokens (B, T)."""
+        bias = None if self.r1 is None else self.bias(tokens.shape[1])
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x, bias)
+        return self.head(self.norm(x))
+
+
+def x_transformers(length: int, **options: bool) -> nn.Module:
+    from x_transformers import Decoder, TransformerWrapper
+
+    layers = Decoder(dim=WIDTH, depth=LAYERS, heads=HEADS, attn_dim_head=WIDTH // HEADS, **options)
+    return TransformerWrapper(
+        num_tokens=VOCABULARY, max_seq_len=length, use_abs_pos_emb=False, tie_embedding=False, attn_layers=layers
+    )
+
+
+def gpt_neox(length: int) -> nn.Module:
+    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+    class Logits(GPTNeoXForCausalLM):
+        def forward(self, tokens: Tensor) -> Tensor:
+            return super().forward(tokens, use_cache=False).logits
+
+    config = GPTNeoXConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=WIDTH,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        intermediate_size=4 * WIDTH,
+        rotary_pct=1.0,
+        max_position_embeddings=length,
+    )
+    config._attn_implementation = "sdpa"
+    return Logits(config)
+
+
+class Row(NamedTuple):
+    """A strategy of ours, the peer's name, the package it needs, and how it is built for a length."""
+
+    strategy: str
+    peer: str
+    package: str
+    build: Callable[[int], nn.Module]
+
+
+ROWS = [
+    Row("KerpleLog", "plain block, (H, T, T) bias in SDPA", "torch", lambda _: PlainTransformer(kerple=True)),
+    Row(
+        "ALiBi",
+        "x-transformers, flash",
+        "x_transformers",
+        lambda length: x_transformers(length, alibi_pos_bias=True, attn_flash=True),
+    ),
+    Row("RoPE", "GPT-NeoX of transformers, SDPA", "transformers", gpt_neox),
+    Row("NoPE", "plain block, is_causal", "torch", lambda _: PlainTransformer(kerple=False)),
+    Row("T5", "x-transformers", "x_transformers", lambda length: x_transformers(length, rel_pos_bias=True)),
+]
+
+
+def contestant(row: Row, side: str, column: str) -> Callable[[], None]:
+    """One step, or one reading, of either side of a row."""
+    reads = column.startswith("read")
+    batch, length = (1, int(column[4:])) if reads else map(int, column.split("x"))
+    torch.manual_seed(0)
+    network = build("demo", row.strategy, length) if side == "ours" else row.build(length)
+    network.train(not reads)
+    tokens = torch.randint(VOCABULARY, (batch, length + 1))
+
+    def loss() -> Tensor:
+        if side == "ours":
+            return network.losses(tokens).mean()
+        return F.cross_entropy(network(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+    if reads:
+        return torch.inference_mode()(loss)  # type: ignore[return-value]
+    optimiser = torch.optim.AdamW(network.parameters(), lr=1e-3, fused=True)
+
+    def step() -> None:
+        loss().backward()
+        optimiser.step()
+        if side == "ours":
+            network.constrain_()
+        optimiser.zero_grad()
+
+    return step
+
+
+def work(strategy: str, side: str, column: str) -> None:
+    """Run the contestant once for each line of the input, and print the seconds of processor time that it took."""
+    torch.set_num_threads(1)
+    row = next(row for row in ROWS if row.strategy == strategy)
+    run = contestant(row, side, column)
+    for _ in sys.stdin:
+        start = time.process_time()
+        run()
+        print(time.process_time() - start, flush=True)
+
+
+@contextmanager
+def process(strategy: str, side: str, column: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "benchmarks.peers", "--worker", strategy, side, column]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, text=True, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+        try:
+            yield worker
+        finally:
+            worker.communicate()
+
+
+def once(worker: subprocess.Popen[str]) -> float:
+    """Seconds of one more run of a worker."""
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    worker.stdin.write("\n")
+    worker.stdin.flush()
+    return float(worker.stdout.readline())
+
+
+def measure(strategy: str, column: str, repeats: int) -> dict[str, object]:
+    """Ratios of one cell: median and quartiles over the turns, and the median seconds of both sides."""
+    with process(strategy, "ours", column) as ours, process(strategy, "theirs", column) as theirs:
+        turns = [(once(ours), once(theirs)) for _ in range(repeats + 2)][2:]  # two to warm up
+    ratios = [our / their for our, their in turns]
+    low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    seconds = [statistics.median(side) for side in zip(*turns, strict=True)]
+    return {"ratio": middle, "quartiles": [low, high], "seconds": seconds, "turns": repeats}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--strategies", nargs="*", default=[row.strategy for row in ROWS])
+    parser.add_argument("--columns", nargs="*", default=COLUMNS, help="such as 8x128 and read4096")
+    parser.add_argument("--repeats", type=int, default=25, help="turns of each cell")
+    parser.add_argument("--name", help="of the record in benchmarks/records: peers-NAME.json; none is written without")
+    parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        work(*options.worker)
+        return
+    cells: dict[str, dict[str, object]] = {}
+    print(f"| ours / theirs | {' | '.join(options.columns)} |\n|---|{'---|' * len(options.columns)}")
+    for row in ROWS:
+        if row.strategy not in options.strategies:
+            continue
+        name = f"{row.strategy} / {row.peer}"
+        if find_spec(row.package) is None:
+            print(f"| {name} | {row.package} is not installed |")
+            continue
+        print(f"| {name} |", end="", flush=True)
+        for column in options.columns:
+            cell = cells.setdefault(name, {})[column] = measure(row.strategy, column, options.repeats)
+            low, high = cell["quartiles"]
+            print(f" {cell['ratio']:.2f} [{low:.2f}, {high:.2f}] |", end="", flush=True)
+        print()
+    if options.name:
+        path = RECORDS / f"peers-{options.name}.json"
+        path.write_text(json.dumps(record() | {"cells": cells}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
