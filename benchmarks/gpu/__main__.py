@@ -147,7 +147,7 @@ def main() -> None:
     parser.add_argument("prefixes", nargs="*", default=[""], help="of names: attention, step-NoPE; all without")
     parser.add_argument("--toy", action="store_true", help="on the CPU, at a toy size")
     parser.add_argument("--out", type=Path, help="folder of rows.jsonl and report.md")
-    parser.add_argument("--resume", type=Path, nargs="*", default=[], help="rows.jsonl of earlier runs")
+    parser.add_argument("--resume", type=Path, action="append", default=[], help="rows.jsonl of an earlier run")
     parser.add_argument("--deadline", type=int, default=0, help="seconds after which to stop")
     options = parser.parse_args()
     if options.toy:
