@@ -5,7 +5,7 @@ benchmarks.gpu.kernels`` prints registers, spills, shared memory and tensor core
 import re
 import subprocess
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
