@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -58,18 +58,21 @@ class PlainTransformer(nn.Module):
         self.embedding = nn.Embedding(VOCABULARY, WIDTH)
         self.blocks = nn.ModuleList([PlainBlock() for _ in range(LAYERS)])
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
-        self.r1, self.r2 = (nn.Parameter(torch.ones(HEADS, 1, 1)) for _ in range(2)) if kerple else (None, None)
+        # r1 and r2 of the kernel
+        self.kerple = nn.Parameter(torch.ones(2, HEADS, 1, 1)) if kerple else None
 
-    def bias(self, length: int) -> Tensor:
+    def bias(self, length: int) -> Tensor | None:
+        if self.kerple is None:
+            return None
+        r1, r2 = self.kerple
         position = torch.arange(length)
         distance = position[:, None] - position  # (T, T)
-        bias = -self.r1 * torch.log1p(self.r2 * distance.clamp(min=0))  # (H, T, T)
+        bias = -r1 * torch.log1p(r2 * distance.clamp(min=0))  # (H, T, T)
         return bias.masked_fill(distance < 0, float("-inf"))
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits (B, T, V) of tokens (B, T)."""
-        bias = None if self.r1 is None else self.bias(tokens.shape[1])
-        x = self.embedding(tokens)
+        x, bias = self.embedding(tokens), self.bias(tokens.shape[1])
         for block in self.blocks:
             x = block(x, bias)
         return self.head(self.norm(x))
@@ -97,7 +100,7 @@ def gpt_neox(length: int) -> nn.Module:
         num_hidden_layers=LAYERS,
         num_attention_heads=HEADS,
         intermediate_size=4 * WIDTH,
-        rotary_pct=1.0,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
         max_position_embeddings=length,
     )
     config._attn_implementation = "sdpa"
@@ -127,12 +130,12 @@ ROWS = [
 ]
 
 
-def contestant(row: Row, side: str, column: str) -> Callable[[], None]:
+def contestant(row: Row, side: str, column: str) -> Callable[[], object]:
     """One step, or one reading, of either side of a row."""
     reads = column.startswith("read")
     batch, length = (1, int(column[4:])) if reads else map(int, column.split("x"))
     torch.manual_seed(0)
-    network = build("demo", row.strategy, length) if side == "ours" else row.build(length)
+    network: Any = build("demo", row.strategy, length) if side == "ours" else row.build(length)
     network.train(not reads)
     tokens = torch.randint(VOCABULARY, (batch, length + 1))
 
@@ -142,7 +145,7 @@ def contestant(row: Row, side: str, column: str) -> Callable[[], None]:
         return F.cross_entropy(network(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
     if reads:
-        return torch.inference_mode()(loss)  # type: ignore[return-value]
+        return torch.inference_mode()(loss)
     optimiser = torch.optim.AdamW(network.parameters(), lr=1e-3, fused=True)
 
     def step() -> None:
@@ -186,7 +189,7 @@ def once(worker: subprocess.Popen[str]) -> float:
     return float(worker.stdout.readline())
 
 
-def measure(strategy: str, column: str, repeats: int) -> dict[str, object]:
+def measure(strategy: str, column: str, repeats: int) -> dict[str, Any]:
     """Ratios of one cell: median and quartiles over the turns, and the median seconds of both sides."""
     with process(strategy, "ours", column) as ours, process(strategy, "theirs", column) as theirs:
         turns = [(once(ours), once(theirs)) for _ in range(repeats + 2)][2:]  # two to warm up
@@ -207,7 +210,7 @@ def main() -> None:
     if options.worker:
         work(*options.worker)
         return
-    cells: dict[str, dict[str, object]] = {}
+    cells: dict[str, dict[str, dict[str, Any]]] = {}
     print(f"| ours / theirs | {' | '.join(options.columns)} |\n|---|{'---|' * len(options.columns)}")
     for row in ROWS:
         if row.strategy not in options.strategies:

@@ -64,7 +64,7 @@ def attention(size: Size, dim: int, length: int) -> dict[str, Any]:
     inputs = [x.requires_grad_() for x in (q, k, v)]
     with_table = [*inputs, table.requires_grad_()]
     # FlexAttention does not train on a CPU
-    without = (lambda *qkv: attend_flex(*qkv, None, None)[0]) if device() == "cuda" else _causal
+    without = _flex if device() == "cuda" else _causal
     calls: dict[str, tuple[Callable[..., Tensor], list[Tensor]]] = {
         "table": (lambda q, k, v, table: attend(q, k, v, Modifiers(table=table)), with_table),
         "causal": (_causal, inputs),
@@ -75,14 +75,20 @@ def attention(size: Size, dim: int, length: int) -> dict[str, Any]:
     result = {}
     for name, (call, arguments) in calls.items():
         result[f"{name}, forward"] = milliseconds(partial(torch.no_grad()(call), *arguments))
-        result[name] = milliseconds(
-            lambda call=call, arguments=arguments: torch.autograd.grad(call(*arguments), arguments, grad)
-        )
+        result[name] = milliseconds(partial(_forward_and_backward, call, arguments, grad))
     return result
+
+
+def _forward_and_backward(call: Callable[..., Tensor], arguments: list[Tensor], grad: Tensor) -> object:
+    return torch.autograd.grad(call(*arguments), arguments, grad)
 
 
 def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def _flex(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return attend_flex(q, k, v, None, None)[0]
 
 
 def _masked(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
