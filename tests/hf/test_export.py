@@ -187,24 +187,6 @@ def test_a_rope_with_a_mistake_is_no_llama(options: dict, name: str, tmp_path: P
     assert export(model, tmp_path / "made", None, None) == f"{name}ForCausalLM"
 
 
-@pytest.mark.slow
-def test_the_trainer_trains_an_exported_model(place: Path, tmp_path: Path) -> None:
-    path = fit(place, "KerpleLog", "--model.position=KerpleLog")
-    model = hf.AutoModelForCausalLM.from_pretrained(exported(place, "KerpleLog", path, "--stock=false"))
-    rows = [{"input_ids": row, "labels": row} for row in text(8, 12)]
-    arguments = hf.TrainingArguments(
-        str(tmp_path), max_steps=4, per_device_train_batch_size=4, learning_rate=0.01, report_to=[], use_cpu=True
-    )
-    before = float(model.eval()(**{k: torch.stack([r[k] for r in rows]) for k in rows[0]}).loss)
-    strength = model.network.positions[0].r1
-    with torch.no_grad():
-        strength.fill_(-1.0)  # as an optimiser that knows no constraint might leave it
-    hf.Trainer(model, arguments, train_dataset=rows).train()
-    after = float(model.eval()(**{k: torch.stack([r[k] for r in rows]) for k in rows[0]}).loss)
-    assert after < before
-    assert float(strength.detach().min()) > -0.1
-
-
 def test_the_trainer_takes_the_mean_over_accumulated_batches(tmp_path: Path) -> None:
     rows = [{"input_ids": row, "labels": row} for row in text(4, 12)]
     network = {"dim": 16, "heads": 2, "length": 12, "layers": 1, "vocabulary": VOCABULARY, "position": "NoPE"}

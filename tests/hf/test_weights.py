@@ -32,16 +32,10 @@ def test_the_sizes_are_those_of_the_checkpoint(tmp_path: Path) -> None:
     "content",
     [
         {},
-        {"state_dict": WHOLE["state_dict"]},
-        {"hyper_parameters": WHOLE["hyper_parameters"]},
         WHOLE | {"state_dict": {}},
         WHOLE | {"state_dict": [1]},
-        WHOLE | {"state_dict": {1: torch.zeros(2)}},
         WHOLE | {"state_dict": WHOLE["state_dict"] | {"network.norm.weight": "x"}},
-        WHOLE | {"state_dict": {"network.embedding.weight": torch.tensor(1)}},
         WHOLE | {"hyper_parameters": {"length": "x"}},
-        WHOLE | {"hyper_parameters": {"length": float("inf")}},
-        WHOLE | {"hyper_parameters": [16]},
     ],
 )
 def test_a_checkpoint_without_a_model_is_none(content: dict[str, Any], tmp_path: Path) -> None:

@@ -72,15 +72,3 @@ def test_the_package_imports_and_each_command_names_the_line_that_installs(packa
     assert len(errors) == len(COMMANDS)
     for (name, (_, told)), error in zip(COMMANDS.items(), errors, strict=True):
         assert told in error, name
-
-
-@pytest.mark.slow
-def test_tests_that_need_the_group_are_skipped(packages: Path) -> None:
-    named = [
-        p for p in (ROOT / "tests").rglob("test_*.py") if "tests.hf" in (text := p.read_text()) or GROUP[0] in text
-    ]
-    assert len(named) > 8
-    collected = python(
-        packages, ROOT, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *map(str, named)
-    )
-    assert collected.returncode == 0, collected.stdout[-3000:]

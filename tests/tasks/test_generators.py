@@ -21,7 +21,7 @@ from kerple.tasks import (
     VariableChain,
 )
 from kerple.tasks.vocabulary import CHARACTERS, decode, encode
-from tests.tasks.checkers import SOLVERS, add_reversed_padded, length
+from tests.tasks.checkers import CHECKERS, add_reversed_padded
 
 TASKS = {
     "copy": Copy(),
@@ -53,8 +53,9 @@ def drawn(task: Task, lengths: range = range(1, 31), each: int = 20) -> list[tup
 def test_answers_and_lengths_are_those_of_an_independent_solver(name: str) -> None:
     task = TASKS[name]
     for n, example in drawn(task):
-        assert example.answer == SOLVERS[task.name](example.prompt), example
-        assert example.sizes[0] == n == length(task.name, example.prompt)
+        solve, measure = CHECKERS[task.name]
+        assert example.answer == solve(example.prompt), example
+        assert example.sizes[0] == n == measure(example.prompt)
         assert len(example.sizes) == len(task.axes)
 
 

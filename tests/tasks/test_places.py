@@ -8,7 +8,6 @@ from kerple.base.errors import UserError
 from kerple.tasks import Addition, Copy, ModularSum, Multiplication, Parity, Polynomial, Reverse, Sort, Task, TaskData
 from kerple.tasks.places import abacus
 from kerple.tasks.vocabulary import CHARACTERS, PAD_ID, encode
-from tests.tasks.test_generators import TASKS
 
 PLACED: dict[str, Task] = {
     "addition": Addition(order="reversed", equal=True),
@@ -103,14 +102,3 @@ def test_places_that_a_later_token_changes_are_refused() -> None:
         UserError, match=r"got 'from the right', whose places are not causal: what follows the first \d+ tokens"
     ):
         TaskData(FromTheRight(), 64).places("coupled")
-
-
-def test_the_tasks_with_places_are_known() -> None:
-    found = set()
-    for task in [*TASKS.values(), *PLACED.values()]:
-        try:
-            task.places(torch.tensor([encode("«")]))
-        except UserError:
-            continue
-        found.add(type(task))
-    assert found == {type(task) for task in PLACED.values()}
