@@ -1,44 +1,13 @@
-"""Lightning callbacks: they measure, save and watch a run. The command line knows those of the list below by name."""
+"""Callbacks, which measure, save and watch a run: importing this module imports every module that may define one.
 
-from kerple.analyses.attention_maps import AttentionMaps, AttentionStatistics
-from kerple.analyses.four_terms import FourTerms
-from kerple.analyses.kernels import Kernels
-from kerple.analyses.long_perplexity import LongPerplexity
-from kerple.analyses.needle import Needle
-from kerple.analyses.position_wise import PositionWisePerplexity
-from kerple.analyses.receptive_field import ReceptiveField
-from kerple.analyses.shift import ShiftTest
-from kerple.evaluation.analysis import Analysis
-from kerple.evaluation.extrapolation import Extrapolation
-from kerple.evaluation.progress_lines import ProgressLines
-from kerple.tasks.accuracy import TaskAccuracy
-from kerple.training.dashboards import Dashboards
-from kerple.training.health import Finite
-from kerple.training.last_checkpoint import LastCheckpoint
-from kerple.training.progress_bar import SteadyProgress
-from kerple.training.provenance import Provenance
-from kerple.training.random_state import RandomState
-from kerple.training.throughput import Throughput
+A callback has a name on the command line once its module is imported, so a new one needs a file and nothing else.
+"""
 
-__all__ = [
-    "Analysis",
-    "AttentionMaps",
-    "AttentionStatistics",
-    "Dashboards",
-    "Extrapolation",
-    "Finite",
-    "FourTerms",
-    "Kernels",
-    "LastCheckpoint",
-    "LongPerplexity",
-    "Needle",
-    "PositionWisePerplexity",
-    "ProgressLines",
-    "Provenance",
-    "RandomState",
-    "ReceptiveField",
-    "ShiftTest",
-    "SteadyProgress",
-    "TaskAccuracy",
-    "Throughput",
-]
+from importlib import import_module
+from pkgutil import iter_modules
+
+from kerple import analyses, evaluation, tasks, training
+
+for package in (analyses, evaluation, tasks, training):
+    for module in iter_modules(package.__path__, f"{package.__name__}."):
+        import_module(module.name)

@@ -6,8 +6,7 @@ An option that is newer than the run is no difference while it has its default v
 from importlib import import_module
 from typing import Any
 
-from kerple.base.compatibility import options_as_today
-from kerple.base.signatures import parameters
+from jsonargparse._parameter_resolvers import get_signature_parameters
 
 SECTIONS = {"model": "kerple.training.language_model.LanguageModel", "trainer": "pytorch_lightning.Trainer"}
 
@@ -19,16 +18,16 @@ def differences(written: dict[str, Any], asked: dict[str, Any]) -> list[str]:
         written: Flat configuration with which the run was made, by this version or an older one.
         asked: Flat configuration of now.
     """
-    missing, written = object(), options_as_today(written)
-    found = []
+    missing = object()
+    changes = []
     for key in written | asked:
         before, now = written.get(key, missing), asked.get(key, missing)
         if before is missing and is_default(asked, key):
             continue
         if before != now:
             shown = ["(not there)" if value is missing else repr(value) for value in (before, now)]
-            found.append(f"{key}: {shown[0]} -> {shown[1]}")
-    return found
+            changes.append(f"{key}: {shown[0]} -> {shown[1]}")
+    return changes
 
 
 def is_default(config: dict[str, Any], key: str) -> bool:
@@ -37,17 +36,17 @@ def is_default(config: dict[str, Any], key: str) -> bool:
     if owner is None:
         return False
     module, _, attribute = owner.rpartition(".")
-    known = parameters(getattr(import_module(module), attribute))
-    if name not in known:
+    options = {option.name: option for option in get_signature_parameters(getattr(import_module(module), attribute))}
+    if name not in options:
         return False
-    default = known[name][1]
+    default = options[name].default
     return config[key] == (list(default) if isinstance(default, tuple) else default)
 
 
 def _owner(config: dict[str, Any], key: str) -> tuple[str | None, str]:
     """Import path of the class to which an option belongs, or None, and the option's name in its signature."""
-    before, found, name = key.rpartition(".init_args.")
-    if found:
+    before, separator, name = key.rpartition(".init_args.")
+    if separator:
         return config.get(f"{before}.class_path"), name
     section, _, name = key.partition(".")
     return SECTIONS.get(section), name

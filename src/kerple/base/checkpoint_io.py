@@ -1,4 +1,4 @@
-"""Lightning's plugin that writes checkpoints atomically and with a checksum, and reads and removes them safely."""
+"""Lightning's plugin that writes checkpoints atomically, and reads and removes them safely."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,6 @@ from lightning_fabric.plugins import TorchCheckpointIO
 
 from kerple.base.atomic import writing
 from kerple.base.errors import NO_ROOM, UserError
-from kerple.base.seal import SEAL, seal
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -25,7 +24,6 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             UserError: There is no room for it. This ends the run, because `ModelCheckpoint` would otherwise remove
                 another checkpoint for one that does not exist. Earlier checkpoints are intact.
         """
-        checkpoint = {**checkpoint, SEAL: seal(checkpoint)}
         if "://" in str(path):  # object stores write a file as a whole
             super().save_checkpoint(checkpoint, path, storage_options)
             self._folders.add(str(path).rpartition("/")[0])

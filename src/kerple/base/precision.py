@@ -10,7 +10,6 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from kerple.base.errors import UserError
-from kerple.base.training_state import Resumption
 
 FAST, SAFE = "bf16-mixed", "32-true"
 AMPERE = (8, 0)  # the first CUDA compute capability whose tensor cores multiply bf16
@@ -22,7 +21,7 @@ EMULATED = "this processor emulates bf16, and a step takes 2 to 20 times as long
 
 
 class AutoTrainer(Trainer):
-    """Lightning's Trainer with the precision ``auto``, which restores by `Resumption`, and takes no Apple GPU.
+    """Lightning's Trainer with the precision ``auto``, and no Apple GPU.
 
     An Apple GPU has no fp64, in which losses are summed: ``accelerator: auto`` leaves it out.
 
@@ -41,7 +40,6 @@ class AutoTrainer(Trainer):
             kwargs["accelerator"] = "cpu" if asked == "auto" else asked
         chosen = choose(kwargs.get("accelerator", "auto"))[0] if precision == "auto" else precision
         super().__init__(*args, precision=cast("_PRECISION_INPUT | None", chosen), **kwargs)
-        self._checkpoint_connector = Resumption(self)
 
 
 def choose(accelerator: Any = "auto") -> tuple[str, str]:

@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 from jsonargparse import ArgumentParser
 
-from kerple.cli import ranges
 from kerple.cli.reading import read
 from kerple.positions import Position, Shape
 from kerple.testing import PROPERTIES, outcomes
@@ -37,7 +36,6 @@ def main(arguments: list[str]) -> None:
     parser = ArgumentParser(prog="run.py check", description=__doc__, exit_on_error=False)
     parser.add_class_arguments(Model, "model")
     config = read(parser, arguments)
-    ranges.check(config, "check")
     build = parser.instantiate_classes(config).model.build
     build(Shape(32, 4, 32))  # raises for a mistake in an option, which would else be reported with each property
     failed = 0

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser
 
-from kerple.cli.allowed_classes import offer
+from kerple.cli.classes import classes
 from kerple.cli.predict import end_of_text, load
 from kerple.cli.reading import read
 from kerple.data import TokenShards
@@ -31,13 +31,15 @@ def main(arguments: list[str]) -> None:
         default=None,
         help="true: a stock Llama or nothing; false: our class, which `import kerple.hf` registers; null: what it can",
     )
+    parser.add_argument("--trust", default="", help="packages whose classes the checkpoint may name: a,b,c")
     given = read(parser, arguments)
     need()
     from kerple.hf import weights
     from kerple.hf.export import export
 
-    _, data = load(given.ckpt_path)
+    _, data = load(given.ckpt_path, given.trust)
     tokenizer = load_tokenizer(str(data.folder.directory)) if isinstance(data, TokenShards) else None
-    made = export(weights.read(given.ckpt_path, offer()), Path(given.to), tokenizer, end_of_text(data), given.stock)
-    needs = "import kerple.hf first" if made.startswith("Kerple") else "nothing of ours is needed"
-    print(f"{given.to}: {made}; AutoModelForCausalLM.from_pretrained loads it ({needs})")
+    model = weights.read(given.ckpt_path, classes(given.trust))
+    name = export(model, Path(given.to), tokenizer, end_of_text(data), given.stock)
+    needs = "import kerple.hf first" if name.startswith("Kerple") else "nothing of ours is needed"
+    print(f"{given.to}: {name}; AutoModelForCausalLM.from_pretrained loads it ({needs})")

@@ -15,7 +15,6 @@ COMMANDS = {
     "validate": "the validation loss of a checkpoint",
     "compare": "strategies × seeds with everything else equal, and one report",
     "export": "a run as a model of transformers, a stock Llama where it can be",
-    "lm_eval": "lm-evaluation-harness on a checkpoint",
     "predict": "continue a prompt with a trained model",
     "plan": "what a fit will take: parameters, FLOPs, memory, hours, before anything runs",
     "inspect": "statistics, a decoded sample and checksums of token shards",
@@ -69,7 +68,7 @@ def main(arguments: list[str] | None = None) -> None:
 def _call(arguments: list[str]) -> None:
     command = arguments[0] if arguments else "nothing"
     if command in LIGHTNING:
-        import_module("kerple.cli.lightning").run(arguments, HELP.split("\n")[2])
+        import_module("kerple.cli.fit").run(arguments, HELP.split("\n")[2])
     elif command in COMMANDS:
         import_module(f"kerple.cli.{command}").main(arguments[1:])
     else:

@@ -1,12 +1,15 @@
 """The options of a run, as functions that add them to a parser; `fit`, `predict`, `plan` and `compare` use them."""
 
+import argparse
+import traceback
+from typing import Any
+
 from pytorch_lightning import LightningDataModule
 from pytorch_lightning.cli import LightningArgumentParser
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
-import kerple.callbacks
+import kerple.callbacks  # noqa: F401 (classes have names on the command line once they are imported)
 import kerple.data.datamodule
-import kerple.tasks  # noqa: F401 (classes have short names on the command line once they are imported)
 from kerple.base.errors import UserError
 from kerple.base.precision import AutoTrainer
 from kerple.training.language_model import LanguageModel
@@ -51,7 +54,7 @@ def add_run_arguments(parser: LightningArgumentParser) -> None:
     parser.add_argument(
         "--trust",
         default="",
-        help="Packages whose classes a checkpoint may name, beside this project's and some of Lightning's: a,b,c.",
+        help="Packages whose classes a checkpoint may name beside this project's, and URLs that it may read: a,b,c.",
     )
     parser.add_argument(
         "--weights",
@@ -74,18 +77,22 @@ def add_folder_arguments(parser: LightningArgumentParser, experiment: str, run_d
     parser.add_argument("--run_dir", type=str | None, default=None, help=run_dir)
 
 
+def peek(arguments: list[str], *names: str) -> tuple[argparse.Namespace, list[str]]:
+    """The values of some options before the arguments are parsed, None for those not there, and the other arguments."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name in names:
+        parser.add_argument(f"--{name}")
+    return parser.parse_known_args(arguments)
+
+
 def mistake_in(error: BaseException) -> UserError | None:
     """What a class of ours or of Lightning's said of its options, under whatever the parser made of it."""
-    waiting = [error]
-    for met in waiting:
-        if isinstance(met, UserError | MisconfigurationException):
-            return met if isinstance(met, UserError) else UserError(f"trainer: {met}")
-        trace = met.__traceback__
-        while trace is not None and trace.tb_next is not None:
-            trace = trace.tb_next
-        # where one of several types is asked for, the parser keeps to itself what each of them said
-        tried = trace.tb_frame.f_locals.get("exceptions", []) if trace else []
-        waiting += [
-            e for e in (met.__cause__, met.__context__, *tried) if isinstance(e, Exception) and e not in waiting
-        ]
-    return None
+    if isinstance(error, UserError):
+        return error
+    if isinstance(error, MisconfigurationException):
+        return UserError(f"trainer: {error}")
+    inner: list[Any] = [error.__cause__]
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        # where one of several types is expected, the parser keeps what each of them said in this variable
+        inner += frame.f_locals.get("exceptions", [])
+    return next((mistake for e in inner if isinstance(e, Exception) and (mistake := mistake_in(e))), None)

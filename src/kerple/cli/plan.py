@@ -9,8 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kerple.base.errors import UserError
-from kerple.cli import ranges
-from kerple.cli.lightning import checkpoint_first
+from kerple.cli.fit import checkpoint_first
 from kerple.cli.parser import fit_parser
 from kerple.cli.reading import read
 from kerple.model.cost import CHIPS, Chip, Memory, flops, memory, parameters
@@ -40,7 +39,6 @@ def main(arguments: list[str]) -> None:
     )
     _, *arguments = checkpoint_first(["fit", *arguments])  # the architecture of --weights
     given = read(parser, arguments)
-    ranges.check(given, "plan", LanguageModel)
     if not 0 < given.efficiency <= 1:
         raise UserError(f"efficiency: got {given.efficiency}, expected a share of the peak in (0, 1]")
     chips = {chip.name: chip for chip in CHIPS}

@@ -10,13 +10,12 @@ from jsonargparse import ArgumentError, ArgumentParser
 from pytorch_lightning.cli import LightningArgumentParser
 
 from kerple.base.errors import UserError
-from kerple.base.trust import check, read_config
-from kerple.cli.agreement import agree
-from kerple.cli.allowed_classes import offer
-from kerple.cli.lightning import settle_torch
+from kerple.base.trust import load as load_checkpoint
+from kerple.cli.agreement import check_weights
+from kerple.cli.classes import classes
 from kerple.cli.parser import add_model_and_data, mistake_in
-from kerple.cli.ranges import COUNT
 from kerple.cli.reading import read
+from kerple.cli.torch_settings import settle_torch
 from kerple.data import TokenShards
 from kerple.model.generation import generate
 from kerple.tasks import TaskData
@@ -62,8 +61,8 @@ def main(arguments: list[str]) -> None:
     )
     given = read(parser, arguments)
     settle_torch()
-    if not 1 <= given.tokens <= COUNT:
-        raise UserError(f"tokens: got {given.tokens}, expected a number from 1 to {COUNT}")
+    if given.tokens < 1:
+        raise UserError(f"tokens: got {given.tokens}, expected 1 or more")
     if given.seed is not None and not 0 <= given.seed < 2**63:
         raise UserError(f"seed: got {given.seed}, expected 0 to 2^63 - 1")
     try:
@@ -72,7 +71,7 @@ def main(arguments: list[str]) -> None:
         reason = str(error).splitlines()[0]
         raise UserError(f"device: got {given.device!r}, expected one torch has here, such as cpu: {reason}") from error
 
-    model, data = load(given.ckpt_path, tuple(given.trust.split(",")), given.device)
+    model, data = load(given.ckpt_path, given.trust, given.device)
     random = torch.Generator(given.device)
     random.seed() if given.seed is None else random.manual_seed(given.seed)
     temperature = given.temperature
@@ -104,18 +103,18 @@ def main(arguments: list[str]) -> None:
         sys.stdout.write("\n")
 
 
-def load(path: str, trust: tuple[str, ...] | None = None, device: str = "cpu") -> tuple[LanguageModel, Text]:
+def load(path: str, trust: str = "", device: str = "cpu") -> tuple[LanguageModel, Text]:
     """Load the model of a checkpoint, in evaluation mode, and its data module, which can encode and decode.
 
     Args:
         path: Path of a checkpoint that `fit` has written.
-        trust: Packages, beside this one and parts of Lightning, whose classes it may name; None: see `offer`.
+        trust: Packages, beside this one, whose classes it may name, separated by commas.
         device: Device of the model.
 
     Raises:
         UserError: If there is no such checkpoint, or its data is missing.
     """
-    config = read_config(path, offer(trust))
+    config = classes(trust).config(path)
     parser = LightningArgumentParser(exit_on_error=False)
     add_model_and_data(parser)
     try:
@@ -125,8 +124,8 @@ def load(path: str, trust: tuple[str, ...] | None = None, device: str = "cpu") -
     if not isinstance(made.data, Text):  # a user's own data module
         raise UserError(f"ckpt_path: {path} was trained on {type(made.data).__name__}, which cannot encode a prompt")
     made.data.setup("predict")
-    content = check(path, sealed=False)  # `read_config` has checked all of it
-    agree(path, content, made.model)
+    content = load_checkpoint(path)
+    check_weights(path, content, made.model)
     if (state := content.get(type(made.data).__qualname__)) is not None:
         made.data.load_state_dict(state)
     made.model.load_state_dict(content["state_dict"])

@@ -4,31 +4,17 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pytorch_lightning import LightningDataModule, LightningModule, Trainer
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
-from pytorch_lightning.loggers import TensorBoardLogger
 
 from kerple.base.directories import test_directory
 from kerple.base.errors import UserError
-from kerple.base.precision import AutoTrainer
-from kerple.cli.lightning import CLI, StoreConfig
-from kerple.cli.parser import SEED, add_folder_arguments
+from kerple.cli.lightning import CLI
+from kerple.cli.parser import add_folder_arguments, peek
 from kerple.compare.collect import model_name
 from kerple.data.tokenizer import OF_A_MODEL, vocabulary_size
 from kerple.hf import need
 from kerple.hf.adapter import training_length
 from kerple.hf.source import locate, read_model_config, read_tokenizer
-
-
-class StoreRunConfig(StoreConfig):
-    """Writes the configuration beside the results, and into the folder above, where a report expects that of a run."""
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        super().setup(trainer, pl_module, stage)
-        above = Path(trainer.log_dir or trainer.default_root_dir).parent / "config.yaml"
-        in_a_run = above.parent.resolve() != Path.cwd()  # not where a folder in the working folder was asked for
-        if trainer.is_global_zero and in_a_run and not above.exists():
-            above.write_text(self._text)
 
 
 class PretrainedCLI(CLI):
@@ -51,9 +37,20 @@ class PretrainedCLI(CLI):
         label = model_name(model.path) + (f"-{model.scaling}{model.factor or ''}" if model.scaling else "")
         run = Path(config.logs) / config.experiment / label
         directory = test_directory(config.run_dir, str(run / "checkpoints" / "none"), "test")
-        config.trainer.default_root_dir = str(directory)
-        if config.trainer.logger in (None, True):
-            self._logger = TensorBoardLogger(str(directory), name="", version="", default_hp_metric=False)
+        self.write_to(directory)
+        if config.run_dir is None and not (run / "config.yaml").exists():  # a report expects that of a run there
+            text = self._parser("test").dump(config, skip_none=False)
+            (run / "config.yaml").write_text(text, encoding="utf-8")
+
+
+class Parsed(PretrainedCLI):
+    """The command line, which stops before data, model and trainer are built."""
+
+    def before_instantiate_classes(self) -> None: ...
+
+    def instantiate_classes(self) -> None: ...
+
+    def _run_subcommand(self, subcommand: str) -> None: ...
 
 
 def main(arguments: list[str]) -> None:
@@ -78,32 +75,14 @@ def configuration(arguments: list[str]) -> str:
     return cli._parser("test").dump(cli.config.test, skip_none=False)
 
 
-class Parsed(PretrainedCLI):
-    """The command line, which stops before data, model and trainer are built."""
-
-    def before_instantiate_classes(self) -> None: ...
-
-    def instantiate_classes(self) -> None: ...
-
-    def _run_subcommand(self, subcommand: str) -> None: ...
-
-
 def _call(cli: type[PretrainedCLI], arguments: list[str]) -> PretrainedCLI:
     need()
     from kerple.hf.pretrained import Pretrained
 
-    path, rest = _take(arguments[1:], "--hf")
-    return cli(
-        Pretrained,
-        LightningDataModule,
-        trainer_class=AutoTrainer,
-        subclass_mode_data=True,
-        save_config_callback=StoreRunConfig,
-        seed_everything_default=SEED,
-        parser_kwargs={"description": __doc__, "exit_on_error": False},
-        auto_configure_optimizers=False,
-        args=["test", "--config", yaml.safe_dump(_defaults(path)), *rest],
-    )
+    given, rest = peek(arguments[1:], "hf")
+    if not given.hf:
+        raise UserError("hf: got nothing, expected a folder, a .gguf file or a name on the hub")
+    return cli(Pretrained, ["test", "--config", yaml.safe_dump(_defaults(given.hf)), *rest], __doc__ or "")
 
 
 def _defaults(path: str) -> dict[str, Any]:
@@ -117,14 +96,3 @@ def _defaults(path: str) -> dict[str, Any]:
     if length is not None:
         data["length"] = length
     return {"model": {"path": source.name}, "data": {"class_path": "kerple.data.TokenShards", "init_args": data}}
-
-
-def _take(arguments: list[str], name: str) -> tuple[str, list[str]]:
-    """The value of an option, and the arguments without it."""
-    for i, argument in enumerate(arguments):
-        given, equals, value = argument.partition("=")
-        if given == name and equals:
-            return value, arguments[:i] + arguments[i + 1 :]
-        if given == name and i + 1 < len(arguments):
-            return arguments[i + 1], arguments[:i] + arguments[i + 2 :]
-    raise UserError(f"{name.lstrip('-')}: got nothing, expected a folder, a .gguf file or a name on the hub")

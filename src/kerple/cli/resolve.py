@@ -10,12 +10,10 @@ from pytorch_lightning.cli import LightningArgumentParser
 
 from kerple.base.errors import UserError
 from kerple.base.shipped_configs import with_shipped_configs
-from kerple.cli import ranges
-from kerple.cli.lightning import checkpoint_first
+from kerple.cli.fit import checkpoint_first
 from kerple.cli.parser import fit_parser, mistake_in
 from kerple.cli.reading import read
 from kerple.compare.comparison import Job
-from kerple.training.language_model import LanguageModel
 
 PLACES = ("run_dir", "ckpt_path", "config", "logs", "experiment", "trust", "auto_precision")  # where a run is
 
@@ -34,7 +32,6 @@ def resolve(job: Job) -> dict[str, Any]:
         else:
             _, *arguments = checkpoint_first(["fit", *job.fit])
             config = read(_parser(), arguments)
-            ranges.check(config, "fit", LanguageModel)
             text = _parser().dump(config, skip_none=False)
     except (ArgumentError, UserError) as error:
         raise UserError(f"compare: {job.name}: {error}") from error

@@ -15,7 +15,6 @@ import yaml
 import kerple
 from kerple.base.atomic import write
 from kerple.base.changes import differences
-from kerple.base.compatibility import as_today
 from kerple.base.errors import UserError
 from kerple.base.shipped_configs import found
 from kerple.compare.child import Child, Failed
@@ -188,7 +187,7 @@ def objections(job: Job, config: dict[str, Any]) -> list[str]:
     path = job.directory / "config.yaml"
     if not path.is_file() or not job.checkpoint.is_file():
         return ["has no config.yaml and checkpoints/last.ckpt"]
-    written = flat(as_today(read_yaml(path)))
+    written = flat(read_yaml(path))
     asked = {key: value for key, value in config.items() if value != "auto" and key != FILLED_IN}
     # a fit writes more options than a comparison resolves, but no more callbacks
     known = {key: value for key, value in written.items() if key in asked or key.startswith(CALLBACKS)}

@@ -3,14 +3,15 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from zipfile import is_zipfile
 
 import torch
 from jsonargparse import ArgumentParser
 from torch import Tensor
 
 from kerple import positions
-from kerple.base import trust
 from kerple.base.errors import UserError
+from kerple.base.trust import Classes, foreign, load
 from kerple.hf.families import StoredModel, Weights, read_family
 from kerple.hf.source import locate, read_model, read_model_config
 from kerple.model import Transformer
@@ -21,19 +22,19 @@ TRAINING_OPTIONS = ("optimizer", "lr", "betas", "adam_eps", "weight_decay", "war
 """Options of `kerple.training.language_model.LanguageModel` that belong to training and not to the network."""
 
 
-def read(path: str, offer: trust.Offer | None = None) -> StoredModel:
+def read(path: str, classes: Classes | None = None) -> StoredModel:
     """Read a model as our options and weights.
 
     Args:
         path: A name for `locate`, or a checkpoint that `fit` has written.
-        offer: The classes that a checkpoint may name; without it, no checkpoint is read.
+        classes: The classes that a checkpoint may name; without them, no checkpoint is read.
 
     Raises:
         UserError: If there is no such model, it has no counterpart here, or the checkpoint holds no model.
     """
-    if offer is not None and path.endswith(".ckpt"):
-        model = trust.read_config(path, offer)["model"]
-        content = torch.load(path, map_location="cpu", weights_only=True)
+    if classes is not None and is_zipfile(path):  # as torch.save writes it; safetensors and GGUF are none
+        model = classes.config(path)["model"]
+        content = load(path)
         try:
             state = content["state_dict"].items()
             weights = {n.removeprefix("network."): w for n, w in state if n.startswith("network.")}
@@ -41,7 +42,7 @@ def read(path: str, offer: trust.Offer | None = None) -> StoredModel:
                 raise TypeError(f"{odd[0]} is no tensor")
             length, rows = int(content["hyper_parameters"]["length"]), len(weights["embedding.weight"])
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise trust.no_checkpoint(path, error) from error
+            raise foreign(path, error) from error
         options = {key: value for key, value in model.items() if key not in TRAINING_OPTIONS}
         return StoredModel({**options, "length": length, "vocabulary": rows}, weights)
     source = locate(path)
@@ -66,7 +67,7 @@ def strategy(config: Mapping[str, Any] | str) -> Callable[[Shape], Position]:
     Raises:
         UserError: If the class is not a strategy of this project.
     """
-    safe = trust.named(config, Position, trust.Offer(positions.offered()), "position")
+    safe = Classes([c for kinds in positions.offered().values() for c in kinds]).instance(config, "position")
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--position", type=Callable[[Shape], Position])
     return parser.instantiate_classes(parser.parse_object({"position": safe})).position

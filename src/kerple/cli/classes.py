@@ -1,0 +1,30 @@
+"""The classes that a checkpoint may name when a command builds its model and data."""
+
+from collections.abc import Iterator
+
+from pytorch_lightning import Callback, LightningDataModule
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+import kerple.callbacks  # noqa: F401 (the classes below are those that are imported)
+from kerple.base.trust import Classes
+from kerple.positions import offered
+from kerple.tasks import Task
+from kerple.training.language_model import LanguageModel
+
+
+def classes(trust: str = "") -> Classes:
+    """Strategies, tasks, data and callbacks of this project, and torch's optimisers and schedules.
+
+    Args:
+        trust: Packages and URLs that the user trusts too, separated by commas.
+    """
+    bases = (*offered(), Task, LightningDataModule, Callback, Optimizer, LRScheduler)
+    ours = [kind for base in bases for kind in _subclasses(base) if kind.__module__.startswith(("kerple.", "torch."))]
+    return Classes(ours, tuple(filter(None, trust.split(","))), LanguageModel)
+
+
+def _subclasses(base: type) -> Iterator[type]:
+    for kind in base.__subclasses__():
+        yield kind
+        yield from _subclasses(kind)

@@ -1,0 +1,59 @@
+"""`python run.py fit`, `validate` and `test`."""
+
+import warnings
+
+import yaml
+
+from kerple.base.errors import UserError
+from kerple.cli.classes import classes
+from kerple.cli.lightning import CLI
+from kerple.cli.parser import peek
+from kerple.cli.torch_settings import settle_torch
+from kerple.training.language_model import LanguageModel
+
+
+def run(arguments: list[str], description: str) -> None:
+    """Fit, validate or test.
+
+    Args:
+        arguments: The command and its arguments.
+        description: Description of the program, for its help.
+
+    Raises:
+        UserError: If the model, its data or its trainer cannot be built as asked.
+    """
+    settle_torch()
+    command = arguments[0]
+    if command != "fit":  # it has callbacks of its own
+        warnings.filterwarnings("ignore", "Be aware that when using `ckpt_path`")
+    if command == "test" and peek(arguments, "hf")[0].hf is not None:
+        from kerple.cli.pretrained import main  # needs optional packages
+
+        main(arguments)
+        return
+    CLI(LanguageModel, checkpoint_first(arguments), description)
+
+
+def checkpoint_first(arguments: list[str]) -> list[str]:
+    """Insert the configuration of a checkpoint before the arguments, so that the arguments win.
+
+    For `test` and `validate` it is that of ``--ckpt_path``; for `fit` the architecture of ``--weights``.
+
+    Raises:
+        UserError: There is no checkpoint, or it cannot be read.
+    """
+    command, *rest = arguments
+    given, _ = peek(rest, "ckpt_path", "weights", "trust")
+    if command == "fit" and given.weights is not None:
+        from kerple.cli.weights import architecture_first  # needs optional packages
+
+        return [command, *architecture_first(rest, given.weights, given.trust)]
+    if command == "fit" or {"-h", "--help"} & set(rest):
+        return arguments
+    if given.ckpt_path is None:
+        raise UserError(f"ckpt_path: got nothing, expected a checkpoint to {command}; add --ckpt_path FILE")
+    # without devices and strategy, which belong to the machine that trained
+    config = classes(given.trust or "").config(given.ckpt_path)
+    if config.get("auto_precision"):
+        config["trainer"]["precision"] = "auto"
+    return [command, "--config", yaml.safe_dump(config), *rest]

@@ -1,0 +1,40 @@
+"""Settings of torch, warnings and log messages for all commands that compute."""
+
+import logging
+import os
+import warnings
+
+import torch
+from pytorch_lightning.utilities.rank_zero import rank_zero_only
+
+# warnings of every run that no user has to act on
+HARMLESS = (
+    "The dirpath has changed",  # a test writes into a folder of its own
+    r"`isinstance\(treespec, LeafSpec\)`",
+    ".*does not have many workers",  # memory-mapped shards need none
+    ".*is not supported by the model summary",  # about an estimate of megabytes that is not used
+)
+
+
+def settle_torch() -> None:
+    """TF32 on a GPU, reproducible products on a CPU, fewer warnings, log messages on the first process only.
+
+    Resumption bit for bit needs matrix products with the same bits each time. MKL gives them only in its reproducible
+    mode, and only if it does not choose the number of threads.
+    """
+    if torch.cuda.is_available():  # TF32; on the CPU "high" is a slower path, four times at width 64
+        torch.set_float32_matmul_precision("high")
+    os.environ.setdefault("MKL_CBWR", "AUTO")  # read at the first product
+    torch.set_num_threads(torch.get_num_threads())  # switches MKL's own choice off
+    # what it advertises is not for this run
+    logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(
+        lambda record: "Tip:" not in record.getMessage()
+    )
+    # at every checkpoint: that it holds more than weights
+    logging.getLogger("pytorch_lightning.trainer.connectors.checkpoint_connector").setLevel(logging.WARNING)
+    for message in HARMLESS:
+        warnings.filterwarnings("ignore", message)
+    logger = logging.getLogger("kerple")
+    logger.setLevel(logging.WARNING if getattr(rank_zero_only, "rank", 0) else logging.INFO)
+    if not logger.handlers:
+        logger.addHandler(logging.StreamHandler())
