@@ -3,10 +3,10 @@
 import pytest
 from jsonargparse import capture_parser
 
-from kerple.cli import lightning
+from kerple.cli import fit
 from tests.parsers import build_parsers_once
 
 build_parsers_once(pytest.MonkeyPatch())
 with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(lightning, "settle_torch", lambda: None)  # its threads would not outlive a fork
-    capture_parser(lambda: lightning.run(["fit"], ""))
+    patch.setattr(fit, "settle_torch", lambda: None)  # its threads would not outlive a fork
+    capture_parser(lambda: fit.run(["fit"], ""))

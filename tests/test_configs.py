@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 import torch
 from jsonargparse import ArgumentParser
-from pytorch_lightning import LightningDataModule
 from pytorch_lightning.strategies import Strategy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
-from kerple.base.precision import AutoTrainer
-from kerple.cli.lightning import CLI, StoreConfig
+from kerple.base.errors import UserError
+from kerple.cli.lightning import CLI
 from kerple.training.language_model import LanguageModel
 from tests.parsers import build_parsers_once
 
@@ -38,16 +37,7 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def parsed(*arguments: str) -> Any:
-    cli = Parsed(
-        LanguageModel,
-        LightningDataModule,
-        trainer_class=AutoTrainer,
-        subclass_mode_data=True,
-        save_config_callback=StoreConfig,
-        auto_configure_optimizers=False,
-        args=["fit", *arguments],
-    )
-    return cli.config.fit
+    return Parsed(LanguageModel, ["fit", *arguments], "").config.fit
 
 
 def parameters(config: Any) -> int:
@@ -78,7 +68,7 @@ def test_every_combination_of_strategies_builds_a_model() -> None:
 def test_a_wrong_name_in_a_configuration_below_others_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "wrong.yaml").write_text("model: { layer: 3 }")
     demo = str(CONFIGS / "demo.yaml")
-    with pytest.raises(SystemExit):
+    with pytest.raises(UserError):
         parsed("--config", demo, "--config", "wrong.yaml", "--config", demo)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import yaml
 
+import kerple.cli.fit  # noqa: F401 (its parser is then built once for all tests)
 from kerple.cli.main import main
 
 TINY: dict[str, Any] = {

@@ -27,10 +27,6 @@ def test_numbers_are_asked_for_every_few_steps(tmp_path: Path) -> None:
     assert 4 <= bar.asked <= 6  # of 20 steps; at the end of an epoch once more
 
 
-def test_every_fit_has_it_but_one_without_a_bar_or_with_its_own() -> None:
-    def bars(given: list, shown: bool | None) -> list[str]:
-        return [type(c).__name__ for c in _with_bar(given, shown) if isinstance(c, SteadyProgress)]
-
-    assert bars([], None) == bars([], True) == ["SteadyProgress"]
-    assert bars([], False) == []
-    assert len(bars([SteadyProgress()], True)) == 1
+def test_every_fit_has_it_but_one_with_its_own() -> None:
+    assert [type(callback) for callback in _with_bar([])] == [SteadyProgress]
+    assert len(_with_bar([SteadyProgress()])) == 1

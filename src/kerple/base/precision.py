@@ -39,6 +39,8 @@ class AutoTrainer(Trainer):
                 raise UserError(f"trainer.accelerator: got {asked}, an Apple GPU, which has no fp64; expected cpu")
             kwargs["accelerator"] = "cpu" if asked == "auto" else asked
         chosen = choose(kwargs.get("accelerator", "auto"))[0] if precision == "auto" else precision
+        if kwargs.get("overfit_batches"):  # Lightning would take the order of the data away
+            raise UserError("trainer.overfit_batches: got a number, expected 0; give data.samples to fit few samples")
         super().__init__(*args, precision=cast("_PRECISION_INPUT | None", chosen), **kwargs)
 
 

@@ -13,6 +13,7 @@ texts that look like files there. Therefore it gets a copy of the configuration,
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cache
 from importlib import import_module
 from inspect import isclass
 from os import PathLike
@@ -160,7 +161,7 @@ class Classes:
         """The options of a class, without those that say where files are written."""
         if not isinstance(node, dict):
             raise UserError(f"{option}: got {node!r:.100}, expected options by name")
-        types = {parameter.name: parameter.annotation for parameter in get_signature_parameters(owner)}
+        types = _types(owner)
         if unknown := [name for name in node if name not in types]:
             raise UserError(f"{option}: got {unknown[0]!s:.100}, which is no option of {owner.__name__}")
         return {
@@ -171,21 +172,25 @@ class Classes:
 
     def value(self, node: Any, annotation: Any, option: str) -> Any:
         """A number, a text, an offered class, or a list or mapping of these, for an option of this type."""
-        if isinstance(node, dict) and "class_path" in node:
-            return self.instance(node, option)
-        if isinstance(node, dict):
-            return {self.value(k, annotation, option): self.value(v, annotation, option) for k, v in node.items()}
+        plain = all(leaf in PLAIN for leaf in _leaves(annotation))
         if isinstance(node, list | tuple):
             return [self.value(item, annotation, option) for item in node]
-        if isinstance(node, str):
-            if not all(leaf in PLAIN for leaf in _leaves(annotation)):
-                raise UserError(f"{option}: got {node!r:.100}, a text that could be imported or opened")
-            remote = "://" in node.removeprefix("file://")
-            if remote and not any("://" in url and node.startswith(url) for url in self.trusted):
-                raise UserError(f"{option}: names {node!r:.200}; if you trust that address, add --trust {node:.200}")
-        elif type(node) not in (bool, int, float, type(None)):
+        if isinstance(node, dict) and plain and "class_path" not in node:
+            return {self.value(k, str, option): self.value(v, annotation, option) for k, v in node.items()}
+        if isinstance(node, dict) or (isinstance(node, str) and not plain):  # the parser could import or open a text
+            return self.instance(node, option)
+        remote = isinstance(node, str) and "://" in node.removeprefix("file://")
+        if remote and not any("://" in url and node.startswith(url) for url in self.trusted):
+            raise UserError(f"{option}: names {node!r:.200}; if you trust that address, add --trust {node:.200}")
+        if type(node) not in (bool, int, float, str, type(None)):
             raise UserError(f"{option}: got a {type(node).__name__}, expected a number or a text")
         return node
+
+
+@cache  # reads the source of the class, which takes milliseconds
+def _types(owner: type) -> dict[str, Any]:
+    """Names and types of the options of a class, also of those that its `__init__` passes on to another class."""
+    return {option.name: option.annotation for option in get_signature_parameters(owner)}
 
 
 def _package(module: str) -> str:

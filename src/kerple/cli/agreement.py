@@ -13,9 +13,13 @@ from kerple.compare.flat import flat
 SAMPLES_PER_STEP = "samples_per_step"  # key in a checkpoint: samples of all devices and micro-batches of a step
 FREE = ("model.compile", "model.attention")  # how the same numbers are computed
 # what changes the order of the training samples, or the learning rates that the state in the checkpoint has
-SAME = ("seed_everything", "model.", "trainer.max_steps", "data.class_path", "data.init_args.task") + tuple(
-    f"data.init_args.{name}"
-    for name in ("seed", "length", "samples", "examples", "mixture", "shuffle_shards", "train_length", "held_out")
+DATA = ("seed", "length", "samples", "examples", "mixture", "shuffle_shards", "train_length", "held_out", "task")
+SAME = (
+    "seed_everything",
+    "model.",
+    "trainer.max_steps",
+    "data.class_path",
+    *(f"data.init_args.{name}" for name in DATA),
 )
 ELSEWHERE = ("run_dir", "logs", "experiment", "ckpt_path", "config", "trust", "weights", "auto_precision")
 OF_A_START = (*ELSEWHERE, "weights_only", "trainer.default_root_dir", "trainer.callbacks")

@@ -6,7 +6,6 @@ from pytorch_lightning import Callback, LightningDataModule
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-import kerple.callbacks  # noqa: F401 (the classes below are those that are imported)
 from kerple.base.trust import Classes
 from kerple.positions import offered
 from kerple.tasks import Task
@@ -19,7 +18,7 @@ def classes(trust: str = "") -> Classes:
     Args:
         trust: Packages and URLs that the user trusts too, separated by commas.
     """
-    bases = (*offered(), Task, LightningDataModule, Callback, Optimizer, LRScheduler)
+    bases: tuple[type, ...] = (*offered(), Task, LightningDataModule, Callback, Optimizer, LRScheduler)
     ours = [kind for base in bases for kind in _subclasses(base) if kind.__module__.startswith(("kerple.", "torch."))]
     return Classes(ours, tuple(filter(None, trust.split(","))), LanguageModel)
 

@@ -8,8 +8,8 @@ from pytorch_lightning import LightningDataModule
 from pytorch_lightning.cli import LightningArgumentParser
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
-import kerple.callbacks  # noqa: F401 (classes have names on the command line once they are imported)
-import kerple.data.datamodule
+import kerple.callbacks
+import kerple.data.datamodule  # noqa: F401
 from kerple.base.errors import UserError
 from kerple.base.precision import AutoTrainer
 from kerple.training.language_model import LanguageModel

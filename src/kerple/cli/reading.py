@@ -1,6 +1,7 @@
 """Parsing of a command line, whose mistakes are told in the parser's own words."""
 
 from argparse import ArgumentError
+from importlib import import_module
 
 from jsonargparse import ArgumentParser, Namespace
 
@@ -20,4 +21,7 @@ def read(parser: ArgumentParser, arguments: list[str]) -> Namespace:
     try:
         return parser.parse_args(arguments)
     except (ArgumentError, TypeError, ValueError) as error:
-        raise UserError(str(error)) from error
+        names = ""
+        if 'key "model.position"' in str(error):  # the parser does not say which names there are
+            names = f"; strategies: {', '.join(import_module('kerple.positions').names())}"
+        raise UserError(f"{error}{names}") from error
