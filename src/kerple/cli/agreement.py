@@ -87,4 +87,14 @@ def check_resumption(path: str | Path, content: dict[str, Any], config: dict[str
 
 
 def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    return [change for change in differences(flat(before), flat(now)) if not change.startswith((*FREE, *OF_A_START))]
+    changes = differences(flat(_with_options(before, now)), flat(now))
+    return [change for change in changes if not change.startswith((*FREE, *OF_A_START))]
+
+
+def _with_options(before: Any, now: Any) -> Any:
+    """The configuration, with the default options of classes that are only named, as a parser writes defaults once."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        return {key: _with_options(value, now.get(key)) for key, value in before.items()}
+    if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        return [_with_options(*pair) for pair in zip(before, now, strict=True)]
+    return now if isinstance(now, dict) and before is not None and now.get("class_path") == before else before

@@ -1,11 +1,14 @@
 """The classes that a checkpoint may name when a command builds its model and data."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from pytorch_lightning import Callback, LightningDataModule
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+import kerple.callbacks
+import kerple.data.datamodule  # noqa: F401
 from kerple.base.trust import Classes
 from kerple.positions import offered
 from kerple.tasks import Task
@@ -23,7 +26,8 @@ def classes(trust: str = "") -> Classes:
     return Classes(ours, tuple(filter(None, trust.split(","))), LanguageModel)
 
 
-def _subclasses(base: type) -> Iterator[type]:
+def _subclasses(base: type[Any]) -> Iterator[type]:
+    kind: type[Any]
     for kind in base.__subclasses__():
         yield kind
         yield from _subclasses(kind)

@@ -179,8 +179,9 @@ class CLI(LightningCLI):
         if self.subcommand == "fit":
             callbacks = _with_safety(callbacks, given["enable_checkpointing"])
         shown = given["enable_progress_bar"]
-        if VARIABLE in os.environ or (shown is not False and not sys.stdout.isatty()):
-            options["enable_progress_bar"] = False  # a file cannot show a bar
+        # a file cannot show a bar, and analyses read text that Lightning's bar does not count
+        if VARIABLE in os.environ or (shown is not False and (self.subcommand == "test" or not sys.stdout.isatty())):
+            options["enable_progress_bar"] = False
             callbacks = [*(c for c in callbacks if not isinstance(c, ProgressBar)), ProgressLines()]
         elif self.subcommand == "fit" and shown is not False:
             callbacks = _with_bar(callbacks)

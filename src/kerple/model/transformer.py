@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from kerple.base.compatibility import unread
 from kerple.base.errors import UserError
 from kerple.model.architecture import Architecture
 from kerple.model.block import Block
@@ -64,7 +63,6 @@ class Transformer(nn.Module):
         self.positions = cast("Modules[Position]", nn.ModuleList(strategies))
         self.places: Callable[[Tensor], Tensor] | None = None
         """Function from tokens (B, T) to the task's places (B, T) int64 of `TokenPositions.places`, or None."""
-        self.register_load_state_dict_pre_hook(_leave_out_unread)
 
     def _initialise(self, std: float) -> None:
         for module in self.modules():
@@ -194,12 +192,6 @@ def run_block(
 ) -> Tensor:
     """Run a block, (B, T, D) -> (B, T, D): what `Transformer.compile` compiles, with weights as arguments."""
     return block(x, position, context, cache)
-
-
-def _leave_out_unread(network: nn.Module, stored: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Take weights that only older versions had out of what is loaded."""
-    for name in unread([n.removeprefix(prefix) for n in stored if n.startswith(prefix)], network.state_dict()):
-        del stored[prefix + name]
 
 
 def _strategies(build: Callable[[Shape], Position], shape: Shape, per_layer: bool | None) -> list[Position]:
