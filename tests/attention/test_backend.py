@@ -16,7 +16,7 @@ from kerple.base.errors import UserError
 
 CASE = {
     "option": "auto", "device": torch.device("cuda"), "dtype": torch.bfloat16, "dims": (64, 64), "queries": "all",
-    "keys": "long", "table": True, "window": False, "explicit": False, "gradient": True,
+    "tiny": False, "table": True, "window": False, "explicit": False,
 }  # fmt: skip
 CPU = {"device": torch.device("cpu")}
 
@@ -42,7 +42,7 @@ def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"dims": (64, 160)}, "blocks"),
         ({"queries": "last"}, "blocks"),
         ({"queries": "one"}, "blocks"),
-        ({"keys": "tiny"}, "blocks"),
+        ({"tiny": True}, "blocks"),
         ({"explicit": True}, "blocks"),
         ({"table": False}, "sdpa"),
         ({"table": False, "dtype": torch.float32, "dims": (8, 8), "queries": "one"}, "sdpa"),
@@ -58,8 +58,6 @@ def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
         (CPU, "tiles"),
         (CPU | {"dtype": torch.float32, "dims": (8, 8), "queries": "last"}, "tiles"),
         (CPU | {"table": False}, "sdpa"),
-        (CPU | {"table": False, "keys": "short"}, "tiles"),
-        (CPU | {"table": False, "keys": "short", "gradient": False}, "sdpa"),
         (CPU | {"table": False, "window": True}, "tiles"),
         (CPU | {"explicit": True}, "blocks"),
     ],
@@ -120,7 +118,7 @@ def test_a_compiled_network_decides_as_it_is_traced_and_in_one_graph() -> None:
     table = torch.randn(2, 40)
     compiled = torch.compile(both, fullgraph=True, backend="eager")
     got = compiled(q, k, v, table)
-    assert {b.name for b in backend.used} == {"tiles"}  # before anything ran uncompiled
+    assert [b.name for b in backend.used] == ["tiles", "sdpa"]  # before anything ran uncompiled
     torch.testing.assert_close(got, both(q, k, v, table))
 
 

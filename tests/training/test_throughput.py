@@ -152,7 +152,7 @@ def test_a_negative_skip_is_refused() -> None:
         Throughput(skip=-1)
 
 
-def test_the_way_attention_took_is_written_with_its_reason(tmp_path: Path) -> None:
+def test_the_backend_of_attention_is_written_with_its_reason(tmp_path: Path) -> None:
     class Attending(Model):
         def training_step(self, batch: dict[str, torch.Tensor], index: int) -> torch.Tensor:
             q = self.linear.weight.expand(1, 1, 20, 3)
@@ -162,6 +162,6 @@ def test_the_way_attention_took_is_written_with_its_reason(tmp_path: Path) -> No
     attend(*torch.zeros(3, 1, 1, 4, 8), option="blocks")  # before the run
     trainer(tmp_path, [Throughput()], 4).fit(Attending(), loader())
     assert json.loads((tmp_path / "cost.json").read_text())["attention"] == [
-        {"name": "tiles", "reason": "on a CPU torch's fused kernel takes the table as its mask"},
+        {"name": "sdpa", "reason": "torch's fused kernel does causal attention without a table"},
         {"name": "reference", "reason": "model.attention says so"},
     ]

@@ -14,10 +14,8 @@ from kerple.base.errors import UserError
 AttentionOption = Literal["auto", "fused", "blocks", "reference"]
 """What a user may choose: see `kerple.model.architecture.Architecture`."""
 
-SHORT = 256  # keys; up to here the backward pass in tiles is faster than that of torch's fused kernel on the CPU
 TINY = 16  # keys; so few gain no time from bf16, and lose most precision
 DIMS = (16, 128)  # of a head; FlexAttention raises below, and above its kernels exceed the chip's shared memory
-PLAIN = "torch's fused kernel does causal attention without a table"
 
 logger = logging.getLogger(__name__)
 
@@ -52,11 +50,10 @@ def select(
     dtype: torch.dtype,
     dims: tuple[int, int],
     queries: Literal["all", "one", "last"],
-    keys: Literal["tiny", "short", "long"],
+    tiny: bool,
     table: bool,
     window: bool,
     explicit: bool,
-    gradient: bool,
 ) -> str:
     """Name of the backend of a call, which is logged if it is new. In a compiled network this runs during tracing.
 
@@ -67,11 +64,10 @@ def select(
         dtype: Dtype of q, k and v after autocast.
         dims: Dimensions δ of q and k, and δ' of v.
         queries: Whether the queries are all rows, one row, or some of the last rows.
-        keys: Whether there are at most `TINY` keys, at most `SHORT`, or more.
+        tiny: Whether there are at most `TINY` keys.
         table: Whether a bias by distance is added.
         window: Whether a window hides some keys.
         explicit: Whether the strategy needs explicit scores: weights by distance, or its own scores or output.
-        gradient: Whether a backward pass may follow.
 
     Raises:
         UserError: If the option is ``fused``, and no fused implementation is possible.
@@ -82,15 +78,15 @@ def select(
         backend = AttentionBackend(option, "model.attention says so")
     elif explicit:
         backend = AttentionBackend("blocks", "no fused kernel has this strategy's weights, scores or output")
-    elif plain and not (device.type == "cpu" and keys == "short" and gradient):
-        backend = AttentionBackend("sdpa", PLAIN)
+    elif plain:
+        backend = AttentionBackend("sdpa", "torch's fused kernel does causal attention without a table")
     elif device.type == "cpu":
         backend = AttentionBackend("tiles", "on a CPU torch's fused kernel takes the table as its mask")
-    elif (obstacle := _obstacle(device, dtype, dims, queries, keys)) is None:
+    elif (obstacle := _obstacle(device, dtype, dims, queries, tiny)) is None:
         backend = AttentionBackend("flex", "FlexAttention and the kernel of the table's gradient take it")
     else:
         backend = AttentionBackend("blocks", obstacle)
-    if option == "fused" and backend.name == "blocks" and queries == "all" and keys != "tiny":
+    if option == "fused" and backend.name == "blocks" and queries == "all" and not tiny:
         raise UserError(
             f"model.attention: got 'fused', but {backend.reason}; take auto, which computes this in blocks of queries"
         )
@@ -103,11 +99,11 @@ def select(
 select._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compiler.assume_constant_result, without importing the compiler here
 
 
-def _obstacle(device: torch.device, dtype: torch.dtype, dims: tuple[int, int], queries: str, keys: str) -> str | None:
+def _obstacle(device: torch.device, dtype: torch.dtype, dims: tuple[int, int], queries: str, tiny: bool) -> str | None:
     """Why FlexAttention and the kernel of the table's gradient are not possible, or None if they are."""
     if device.type != "cuda":
         return f"there is no fused kernel with a table on {device.type}"
-    if keys == "tiny":
+    if tiny:
         return f"{TINY} keys and fewer are done in fp32, without a fused kernel"
     if queries != "all":
         return "some of the last rows, against keys from a cache, have no fused kernel with a table"

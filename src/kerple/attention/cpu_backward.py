@@ -12,6 +12,8 @@ from torch import Tensor
 
 from kerple.attention.hankel import hankel_line
 
+LEAST_EXPONENT = -80  # exp is many times slower where it comes close to underflow, and e^-80 adds to no sum
+
 
 @dataclass(frozen=True)
 class CpuTiling:
@@ -98,15 +100,12 @@ def table_gradients(
                     kt, vt = k[b, h, seen].flatten(0, 1), v[b, h, seen].flatten(0, 1)  # (g, w, δ)
                     p, ds = p_buffer[: g * n * w].view(g, n, w), ds_buffer[: g * n * w].view(g, n, w)
                     p4, ds4 = p.view(n_batch, n_heads, n, w), ds.view(n_batch, n_heads, n, w)
-                    if half_buffer is None:
-                        torch.sub(bias, lse[b, h, here], out=p4)
-                        p.baddbmm_(qt, kt.mT, alpha=scale).exp_()
-                    else:
+                    if half_buffer is not None:
                         qt, gt, kt, vt = (x.contiguous() for x in (qt, gt, kt, vt))  # or each product copies its own
                         half = half_buffer[: g * n * w].view(g, n, w)
-                        torch.sub(bias, lse[b, h, here], out=p4)
-                        p.baddbmm_(qt.to(precise), kt.to(precise).mT, alpha=scale).exp_()
-                    # zeros after exp, not -inf before it: exp is several times slower where it underflows
+                    torch.sub(bias, lse[b, h, here], out=p4)
+                    p.baddbmm_(qt.to(precise), kt.to(precise).mT, alpha=scale).clamp_(min=LEAST_EXPONENT).exp_()
+                    # zeros after exp, not -inf before it
                     if above < w - 1:
                         p.tril_(above)
                     if window is not None and above + n > window:

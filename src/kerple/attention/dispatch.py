@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
-from kerple.attention.backend import SHORT, TINY, AttentionOption, select
+from kerple.attention.backend import TINY, AttentionOption, select
 from kerple.attention.blocks import attend_blocks
 from kerple.attention.cpu import table_attention
 from kerple.attention.modifiers import UNMODIFIED, Modifiers, for_query_heads, sink_of_queries
@@ -54,12 +54,11 @@ def attend(
         q.dtype,
         (q.shape[3], width),
         "all" if queries == length else "one" if queries == 1 else "last",
-        "tiny" if length <= TINY else "short" if length <= SHORT else "long",
+        length <= TINY,
         # a sink needs the log-sum-exp, which torch's own attention does not return
         modifiers.table is not None or modifiers.sink is not None,
         window is not None,
         any(x is not None for x in explicit),
-        torch.is_grad_enabled(),
     )
     if backend in ("sdpa", "tiles") and width < q.shape[3]:  # torch's kernels want one width
         v = F.pad(v, (0, q.shape[3] - width))
