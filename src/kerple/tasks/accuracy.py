@@ -1,7 +1,7 @@
 """`TaskAccuracy`: exact match and token accuracy of a task at each problem length, its table and its figures."""
 
 import json
-from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -9,8 +9,6 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 from pytorch_lightning import Callback, LightningModule, Trainer
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 from torchmetrics import Metric
 
@@ -202,9 +200,9 @@ class TaskAccuracy(Callback):
                 print(f"not tested, no problems held out or beyond the strategy's last position: {skipped}")
         if not len(answers):
             return
+        curves = pd.DataFrame({name: 100 * table.groupby("length")["exact"].mean() for name, table in tables.items()})
         if trainer.is_global_zero:
-            Console().print(range_table(title, tables, training))
-        curves = {name: table.groupby("length")["exact"].mean() for name, table in tables.items()}
+            print(f"{title}: exact match (%)\n{range_table(curves, training)}")
         publish(trainer, "accuracy", against_length(curves, training, title), [])
         if len(task.axes) > 1:
             cells = answers.pivot_table("exact", "row", "column").rename_axis(
@@ -213,28 +211,20 @@ class TaskAccuracy(Callback):
             publish(trainer, "accuracy_map", heat_map(cells, training, f"{title}: teacher-forced exact match"), [])
 
 
-def range_table(title: str, tables: Mapping[str, pd.DataFrame], train_length: int) -> Table:
-    """Table of the mean exact match over the training lengths, and over four ranges of longer lengths."""
-    printed = Table("length", title=title)
-    printed.add_column("problems", justify="right")
-    for protocol in tables:
-        printed.add_column(f"exact match (%), {protocol}", justify="right")
-    longest = max(table["length"].max() for table in tables.values())
+def range_table(curves: pd.DataFrame, train_length: int) -> pd.DataFrame:
+    """Table of the mean over the training lengths, and over four ranges of longer lengths, of the columns of curves."""
+    longest = int(curves.index.max())
     width = max(1, -(-(longest - train_length) // 4))
-    ranges = [(1, train_length)] + [(a, a + width - 1) for a in range(train_length + 1, longest + 1, width)]
-    for first, last in ranges:
-        parts = [table[table["length"].between(first, last)] for table in tables.values()]
-        if len(parts[0]):
-            means = [f"{100 * part.groupby('length')['exact'].mean().mean():.1f}" for part in parts]
-            printed.add_row(f"{first}-{last}", str(len(parts[0])), *means)
-    return printed
+    edges = [0, train_length, *range(train_length + width, longest + width, width)]
+    ranges = pd.cut(curves.index.to_series(), edges, labels=[f"{a + 1}-{b}" for a, b in pairwise(edges)])
+    return curves.groupby(ranges, observed=True).mean().round(1).rename_axis("length")
 
 
-def against_length(curves: Mapping[str, "pd.Series[float]"], train_length: int, title: str) -> Figure:
+def against_length(curves: pd.DataFrame, train_length: int, title: str) -> Figure:
     """Draw exact match against length; the training lengths are shaded.
 
     Args:
-        curves: Share of exact matches by length, for each protocol.
+        curves: Exact matches in per cent by length, a column for each protocol.
         train_length: Largest length of training.
         title: Title of the figure.
     """
@@ -242,7 +232,7 @@ def against_length(curves: Mapping[str, "pd.Series[float]"], train_length: int, 
     axes = figure.subplots()
     axes.axvspan(0.5, train_length + 0.5, color="0.92", label="lengths of training")
     for label, curve in curves.items():
-        axes.plot(curve.index, 100 * curve, marker=".", label=label)
+        axes.plot(curve.index, curve, marker=".", label=label)
     axes.set(xlabel="length of the problem", ylabel="exact match (%)", ylim=(-3, 103), title=title)
     axes.legend(fontsize="small")
     return figure
