@@ -36,8 +36,6 @@ class TokenShards(ShardOptions, LightningDataModule):
     training split once. With `samples`, an epoch has these samples, and every further one has them again.
     """
 
-    evaluation_length: int | None = None
-    evaluation_blocks: int | None = None
     reads_only: bool = False
     """Whether missing shards are an error and no new URL is read, instead of preparing and fetching them. `test` and
     `predict` set it, because the options come from a checkpoint."""
@@ -125,17 +123,16 @@ class TokenShards(ShardOptions, LightningDataModule):
         the last batch.
         """
         blocks = self.blocks("validation", self.length, self.validation_segments)
-        batches = BlockBatches(blocks, min(self.batch_size, max(len(blocks), 1)), *rank_in(self), scored=True)
+        batches = BlockBatches(blocks, min(self.batch_size, max(len(blocks), 1)), *rank_in(self))
         return EvaluationLoader(batches, self._pin_memory())
 
     def test_dataloader(self) -> EvaluationLoader:
-        """The first `evaluation_blocks` blocks of the test split, of `evaluation_length` targets each, one per batch.
+        """One batch of one block of the test split for each rank, because Lightning tests nothing without a batch.
 
-        Unset, they mean all blocks, and `length`. A batch is {"tokens": (1, length + 1), "index": (1,)}. Every rank
-        gets the same number of batches; some are fillers of index -1.
+        What measures on text reads it by `blocks` or `stream`, at lengths and in an order of its own.
         """
-        blocks = self.blocks("test", self.evaluation_length or self.length, self.evaluation_blocks)
-        return EvaluationLoader(BlockBatches(blocks, 1, *rank_in(self)), self._pin_memory())
+        rank, ranks = rank_in(self)
+        return EvaluationLoader(BlockBatches(self.blocks("test", self.length, ranks), 1, rank, ranks))
 
     def blocks(self, split: str, length: int, limit: int | None = None) -> Blocks:
         """Disjoint blocks of `length` targets of a split, at most `limit`, as a map-style dataset.

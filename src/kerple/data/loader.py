@@ -99,7 +99,7 @@ class Blocks(Dataset[dict[str, Any]]):
 
 
 class BlockBatches(Dataset[Batch]):
-    """Dataset of batches of blocks. Item i is {"tokens": (B, T + 1) int64, "index": (B,)}, and "scored" if asked for.
+    """Dataset of batches of blocks. Item i is {"tokens": (B, T + 1) int64, "index": (B,), "scored": (B, T) bool}.
 
     The ranks take batches in turn, and every rank gets the same number of them. If the blocks do not suffice, the last
     rows are fillers, of index -1 and not scored. No block is repeated, so sums over ranks are those of one process.
@@ -109,11 +109,10 @@ class BlockBatches(Dataset[Batch]):
         batch_size: Rows of a batch, B.
         rank: Number of this process.
         ranks: Number of processes.
-        scored: Whether to add {"scored": (B, T) bool}, which is False in fillers.
     """
 
-    def __init__(self, blocks: Blocks, batch_size: int, rank: int, ranks: int, scored: bool = False) -> None:
-        self.blocks, self.batch_size, self.rank, self.ranks, self.scored = blocks, batch_size, rank, ranks, scored
+    def __init__(self, blocks: Blocks, batch_size: int, rank: int, ranks: int) -> None:
+        self.blocks, self.batch_size, self.rank, self.ranks = blocks, batch_size, rank, ranks
 
     def __len__(self) -> int:
         return -(-len(self.blocks) // (self.batch_size * self.ranks))
@@ -124,10 +123,8 @@ class BlockBatches(Dataset[Batch]):
         numbers = torch.full((self.batch_size,), -1)
         for row, block in enumerate(range(first, min(first + self.batch_size, len(self.blocks)))):
             tokens[row], numbers[row] = self.blocks[block]["tokens"], block
-        batch: Batch = {"tokens": tokens, "index": numbers}
-        if self.scored:
-            batch["scored"] = (numbers >= 0)[:, None].expand(-1, self.blocks.length)  # (B, T)
-        return batch
+        scored = (numbers >= 0)[:, None].expand(-1, self.blocks.length)  # (B, T)
+        return {"tokens": tokens, "index": numbers, "scored": scored}
 
 
 class BatchLoader:

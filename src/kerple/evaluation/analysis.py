@@ -65,7 +65,6 @@ class Analysis(Callback):
             raise UserError(
                 f"{type(self).__name__}: length: got {length}, expected at most {most}; set a shorter length"
             )
-        data.evaluation_blocks = 1  # analyses read the text themselves, test batches are not used
         if stage == "test":  # raise now, not after hours, if there is too little text
             self.text(trainer, length)
 
