@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from kerple import positions
+from kerple.evaluation import protocols
 from kerple.evaluation.protocols import Protocol, full, sliding, windowed
 from kerple.model import Transformer
 from kerple.positions import Shape
@@ -89,7 +90,7 @@ def test_last_is_the_end_of_every_whole_segment(length: int, k: int) -> None:
 @pytest.mark.parametrize("length", [4, 7, 16, 31, 32])
 def test_every_target_is_scored_exactly_once_at_every_length(protocol: Protocol, length: int) -> None:
     tokens = torch.arange(33)[None]
-    scored = protocol(Counter(), tokens, length, tokens_per_forward=40)
+    scored = protocol(Counter(), tokens, length)
     assert scored[0].tolist() == list(range(1, 33))
     assert protocol.scored(length, 32).tolist() == list(range(32))
 
@@ -140,19 +141,22 @@ def test_a_stride_of_the_whole_length_is_full(skip: int) -> None:
     assert not torch.allclose(sliding(network, tokens, 16, stride=4, skip=skip), expected)
 
 
-@pytest.mark.parametrize("tokens_per_forward", [1, 24, 100, 10**6])
-def test_losses_do_not_depend_on_how_many_segments_run_at_once(tokens_per_forward: int) -> None:
+@pytest.mark.parametrize("budget", [1, 24, 100])
+def test_losses_do_not_depend_on_how_many_segments_run_at_once(budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
     network, tokens = network_of(), tokens_of(48, blocks=2)
     for protocol in (Protocol("full"), Protocol("windowed", window=3), Protocol("sliding", stride=3)):
         expected = protocol(network, tokens, 8)
-        torch.testing.assert_close(protocol(network, tokens, 8, tokens_per_forward), expected, rtol=1e-6, atol=1e-6)
+        with monkeypatch.context() as patch:
+            patch.setattr(protocols, "TOKENS_PER_FORWARD", budget)
+            torch.testing.assert_close(protocol(network, tokens, 8), expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(("length", "budget"), [(4, 16), (8, 16), (16, 16), (32, 16), (8, 20)])
-def test_tokens_of_a_forward_are_bounded(length: int, budget: int) -> None:
+def test_tokens_of_a_forward_are_bounded(length: int, budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocols, "TOKENS_PER_FORWARD", budget)
     for protocol in (Protocol("full"), Protocol("sliding", stride=3), Protocol("last", k=2)):
         counter = Counter()
-        protocol(counter, torch.arange(65)[None].repeat(3, 1), length, tokens_per_forward=budget)
+        protocol(counter, torch.arange(65)[None].repeat(3, 1), length)
         assert all(rows * size <= max(budget, length) for rows, size in counter.forwards)
         if protocol.name == "full":  # and used
             assert max(rows for rows, _ in counter.forwards) == max(1, budget // length)

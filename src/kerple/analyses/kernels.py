@@ -53,9 +53,7 @@ class Kernels(Callback):
         if not self.steps:
             self._record(0, pl_module)
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         step = trainer.global_step
         if self.steps and step % self.every == 0 and self.steps[-1] != step:
             self._record(step, pl_module)

@@ -14,7 +14,7 @@ from kerple.evaluation.analysis import Analysis, log_directory, publish, share, 
 from kerple.evaluation.context_gain import ContextGain
 from kerple.evaluation.extrapolation_figures import figure, table
 from kerple.evaluation.measurement import Measurement, measure, plan
-from kerple.evaluation.protocols import TOKENS_PER_FORWARD, Name, Protocol, choose_protocols, ordered_lengths
+from kerple.evaluation.protocols import Name, Protocol, choose_protocols, ordered_lengths
 from kerple.evaluation.segments import DocumentBlocks, shuffled
 from kerple.evaluation.typed import data_of, max_positions, network_of, refuse_shards, strategy_name
 
@@ -51,7 +51,6 @@ class Extrapolation(Analysis):
             than a block are left out. It needs a data module with ``stream`` and ``documents``. Reports take documents
             as independent of each other, not blocks.
         validation_blocks: Largest number of blocks that are scored after each validation; 0 for none.
-        tokens_per_forward: Largest number of tokens in one forward pass; a longer segment runs alone.
 
     Raises:
         UserError: If an option is out of range or two contradict each other. In `setup`, if the data is no text or too
@@ -75,17 +74,15 @@ class Extrapolation(Analysis):
         seed: int = 0,
         documents: bool = False,
         validation_blocks: int = 4,
-        tokens_per_forward: int = TOKENS_PER_FORWARD,
     ) -> None:
         self.lengths = ordered_lengths(lengths)
         self.block = self.lengths[-1] if block_length is None else block_length
         super().__init__(self.block, blocks)
         if self.block % self.lengths[-1]:
             raise UserError(f"block_length: got {block_length}, expected a multiple of {self.lengths[-1]}, the longest")
-        if min(segments, validation_blocks + 1, tokens_per_forward) < 1:
+        if segments < 1 or validation_blocks < 0:
             raise UserError(
-                f"Extrapolation: got segments {segments}, validation_blocks {validation_blocks} and tokens_per_forward "
-                f"{tokens_per_forward}, expected positive numbers; validation_blocks may be 0"
+                f"Extrapolation: got segments {segments}, validation_blocks {validation_blocks}, expected at least 1, 0"
             )
         if sampling == "paper" and (documents or blocks is not None or "sliding" in protocols):
             raise UserError(
@@ -98,7 +95,6 @@ class Extrapolation(Analysis):
         self.sampling, self.segments, self.seed = sampling, segments, seed
         self.documents = documents
         self.validation_blocks = validation_blocks
-        self.tokens_per_forward = tokens_per_forward
         self.measurements: list[Measurement] = []
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -198,7 +194,7 @@ class Extrapolation(Analysis):
         measurements = plan(protocols, lengths, len(text), max_positions(network_of(pl_module)), pl_module.device)
         for i, tokens in share(trainer, pl_module, text):
             with trainer.precision_plugin.forward_context():
-                measure(network, tokens, i, measurements, self.tokens_per_forward, *context)
+                measure(network, tokens, i, measurements, *context)
         return measurements
 
     def _validation_text(self, trainer: Trainer) -> Any:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kerple.evaluation.context_gain import ContextGain
 from kerple.evaluation.metrics import TokenLoss
-from kerple.evaluation.protocols import TOKENS_PER_FORWARD, Network, Protocol, full
+from kerple.evaluation.protocols import Network, Protocol, full
 from kerple.evaluation.results import Row
 
 
@@ -69,7 +69,6 @@ def measure(
     tokens: Tensor,
     block: int,
     measurements: Iterable[Measurement],
-    tokens_per_forward: int = TOKENS_PER_FORWARD,
     token_bytes: Tensor | None = None,
     gain: ContextGain | None = None,
 ) -> None:
@@ -82,7 +81,6 @@ def measure(
         tokens: (1, N+1) int64.
         block: Number of the block.
         measurements: The measurements.
-        tokens_per_forward: Largest number of tokens in one forward pass.
         token_bytes: Number of bytes of text of each token id, (V,) int64; None leaves bits per byte out.
         gain: Is given the losses of its length in full and with its window; None for no context gain.
     """
@@ -94,10 +92,10 @@ def measure(
         scored = m.protocol.scored(m.length, targets.shape[1]).to(tokens.device)
         if m.protocol.part_of_full(m.length):
             if m.length not in in_full:
-                in_full[m.length] = full(network, tokens, m.length, tokens_per_forward=tokens_per_forward)
+                in_full[m.length] = full(network, tokens, m.length)
             losses = in_full[m.length][:, scored]  # (1, n)
         else:
-            losses = m.protocol(network, tokens, m.length, tokens_per_forward)
+            losses = m.protocol(network, tokens, m.length)
         if gain is not None and m.protocol.window == gain.window and m.length == gain.length:
             gain.update(*(x.unflatten(1, (-1, m.length)) for x in (in_full[m.length], losses)))
         if m.protocol.name == "per_position":

@@ -46,13 +46,7 @@ class ProgressLines(Callback):
         self.begin("testing", sum(int(n) for n in trainer.num_test_batches if n != float("inf")))
 
     def on_test_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, *_: Any
     ) -> None:
         self.advance(trainer, batch_idx + 1)
 

@@ -20,6 +20,7 @@ from kerple.base.errors import UserError
 
 Name = Literal["full", "windowed", "sliding", "last", "per_position"]
 TOKENS_PER_FORWARD = 16_384
+"""Largest number of tokens in one forward pass; a longer segment runs alone."""
 
 
 class Network(typing.Protocol):
@@ -30,7 +31,7 @@ class Network(typing.Protocol):
         ...
 
 
-def full(network: Network, tokens: Tensor, length: int, *, tokens_per_forward: int = TOKENS_PER_FORWARD) -> Tensor:
+def full(network: Network, tokens: Tensor, length: int) -> Tensor:
     """Score every target in non-overlapping segments of ``length``, with full attention.
 
     This is the protocol of the paper (Chi et al. 2022, section 5).
@@ -39,7 +40,6 @@ def full(network: Network, tokens: Tensor, length: int, *, tokens_per_forward: i
         network: The model.
         tokens: (B, N+1) int64.
         length: Targets in a segment, 1..N. If it does not divide N, the last segment is shorter.
-        tokens_per_forward: Largest number of tokens in one forward pass. A longer segment runs alone.
 
     Returns:
         (B, N) fp32 losses in nats.
@@ -47,17 +47,10 @@ def full(network: Network, tokens: Tensor, length: int, *, tokens_per_forward: i
     Raises:
         ValueError: If ``length`` is not in 1..N.
     """
-    return windowed(network, tokens, length, window=None, tokens_per_forward=tokens_per_forward)
+    return windowed(network, tokens, length, window=None)
 
 
-def windowed(
-    network: Network,
-    tokens: Tensor,
-    length: int,
-    *,
-    window: int | None,
-    tokens_per_forward: int = TOKENS_PER_FORWARD,
-) -> Tensor:
+def windowed(network: Network, tokens: Tensor, length: int, *, window: int | None) -> Tensor:
     """Score as `full`, but limit attention in every layer to the last ``window`` keys, the query's own included.
 
     Positions and segments are those of `full`, so the difference of the two is the gain from farther tokens. The other
@@ -68,27 +61,18 @@ def windowed(
         tokens: (B, N+1) int64.
         length: Targets in a segment, 1..N.
         window: Number of keys; None for all, which is `full`.
-        tokens_per_forward: Largest number of tokens in one forward pass.
     """
     block = _targets(tokens, length)
     whole = block // length * length  # targets in segments that are not shorter
     segments = tokens[:, : whole + 1].unfold(1, length + 1, length)  # (B, S, L+1), a view
-    losses = _losses(network, segments, tokens_per_forward, window=window)
+    losses = _losses(network, segments, window=window)
     if whole == block:
         return losses
-    rest = _losses(network, tokens[:, None, whole:], tokens_per_forward, window=window)
+    rest = _losses(network, tokens[:, None, whole:], window=window)
     return torch.cat([losses, rest], dim=1)  # (B, N)
 
 
-def sliding(
-    network: Network,
-    tokens: Tensor,
-    length: int,
-    *,
-    stride: int,
-    skip: int = 0,
-    tokens_per_forward: int = TOKENS_PER_FORWARD,
-) -> Tensor:
+def sliding(network: Network, tokens: Tensor, length: int, *, stride: int, skip: int = 0) -> Tensor:
     """Score only the new targets of a context of ``length`` tokens that moves by ``stride`` (Press et al. 2022).
 
     The text is cut, not the attention mask: positions start at 0 in every step. The first step scores all its targets,
@@ -101,7 +85,6 @@ def sliding(
         stride: Number of new targets in each step, 1..length.
         skip: Number of targets at the start of a block that serve as context only, 0..N-1. At every ``length <= skip +
             stride``, the same targets are scored, and each has at least ``length - stride`` tokens before it.
-        tokens_per_forward: Largest number of tokens in one forward pass.
 
     Returns:
         (B, N - skip) fp32 losses in nats.
@@ -115,13 +98,13 @@ def sliding(
             f"sliding: got stride {stride} and skip {skip}, expected 1..{length}, the length, and 0..{block - 1}"
         )
     end = max(length, min(skip + stride, block))  # of the first step
-    parts = [_losses(network, tokens[:, None, end - length : end + 1], tokens_per_forward, last=end - skip)]
+    parts = [_losses(network, tokens[:, None, end - length : end + 1], last=end - skip)]
     steps, rest = divmod(block - end, stride)
     if steps:
         moved = tokens[:, end + stride - length : end + steps * stride + 1].unfold(1, length + 1, stride)
-        parts.append(_losses(network, moved, tokens_per_forward, last=stride))
+        parts.append(_losses(network, moved, last=stride))
     if rest:
-        parts.append(_losses(network, tokens[:, None, block - length :], tokens_per_forward, last=rest))
+        parts.append(_losses(network, tokens[:, None, block - length :], last=rest))
     return torch.cat(parts, dim=1)  # (B, N - skip)
 
 
@@ -156,18 +139,14 @@ class Protocol:
             return self.stride == length and self.skip % length == 0
         return True
 
-    def __call__(
-        self, network: Network, tokens: Tensor, length: int, tokens_per_forward: int = TOKENS_PER_FORWARD
-    ) -> Tensor:
+    def __call__(self, network: Network, tokens: Tensor, length: int) -> Tensor:
         """Losses (B, n) fp32, in nats, of the n targets of tokens (B, N+1) that `scored` names at ``length``."""
         if self.part_of_full(length):
-            losses = full(network, tokens, length, tokens_per_forward=tokens_per_forward)
+            losses = full(network, tokens, length)
             return losses[:, self.scored(length, losses.shape[1])]
         if self.stride is None:
-            return windowed(network, tokens, length, window=self.window, tokens_per_forward=tokens_per_forward)
-        return sliding(
-            network, tokens, length, stride=self.stride, skip=self.skip, tokens_per_forward=tokens_per_forward
-        )
+            return windowed(network, tokens, length, window=self.window)
+        return sliding(network, tokens, length, stride=self.stride, skip=self.skip)
 
     def scored(self, length: int, block: int) -> Tensor:
         """Indices (n,) int64 of the targets of a block of ``block`` that are scored at ``length``, in order."""
@@ -252,14 +231,9 @@ def _targets(tokens: Tensor, length: int) -> int:
     return block
 
 
-def _losses(
-    network: Network,
-    segments: Tensor,  # (B, S, L+1)
-    tokens_per_forward: int,
-    window: int | None = None,
-    last: int | None = None,
-) -> Tensor:
+def _losses(network: Network, segments: Tensor, window: int | None = None, last: int | None = None) -> Tensor:
+    """Losses (B, S·L), or (B, S·last), of the segments (B, S, L+1)."""
     rows = segments.flatten(0, 1)  # (B·S, L+1)
-    at_once = max(1, tokens_per_forward // (rows.shape[1] - 1))
+    at_once = max(1, TOKENS_PER_FORWARD // (rows.shape[1] - 1))
     parts = [network.losses(some, window=window, last=last) for some in rows.split(at_once)]
-    return torch.cat(parts).reshape(len(segments), -1)  # (B, S·L) or (B, S·last)
+    return torch.cat(parts).reshape(len(segments), -1)

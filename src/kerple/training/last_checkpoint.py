@@ -1,5 +1,6 @@
 """`LastCheckpoint`: the checkpoint from which a stopped run resumes."""
 
+import signal
 import time
 from pathlib import Path
 from typing import Any, NoReturn
@@ -10,7 +11,7 @@ from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities.rank_zero import rank_zero_info
 
 from kerple.base.errors import UserError
-from kerple.base.signals import STOPPING, Signals, requeue
+from kerple.base.signals import Signals, requeue
 from kerple.evaluation.typed import untyped
 
 ACCUMULATION = "accumulate_grad_batches"
@@ -63,13 +64,11 @@ class LastCheckpoint(Checkpoint):
         self._signals.install()
         self._signals.connect(trainer)
         if number := self._signals.agreed(trainer)[0]:
-            rank_zero_info(f"{_name(number)} before the first step: there is nothing to save")
+            rank_zero_info(f"{signal.Signals(number).name} before the first step: there is nothing to save")
             self._leave(trainer, number)
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        if not _between_steps(trainer) or _last_step_done(trainer):
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        if not _between_steps(trainer):
             return
         due = self._obey_signals(trainer)
         every = self.every_n_train_steps
@@ -77,17 +76,9 @@ class LastCheckpoint(Checkpoint):
         if due and trainer.global_step != self._saved_step:
             self.save(trainer)
 
-    def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def on_validation_batch_end(self, trainer: Trainer, *_: Any) -> None:
         fitting = trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
-        if fitting and _between_steps(trainer) and not _last_step_done(trainer):
+        if fitting and _between_steps(trainer):
             self._interrupts_validation = True
             self._obey_signals(trainer)
             self._interrupts_validation = False
@@ -127,16 +118,17 @@ class LastCheckpoint(Checkpoint):
         number, due = self._signals.agreed(trainer, late and trainer.is_global_zero)
         if not number:
             return due
-        rank_zero_info(f"{_name(number)} at step {trainer.global_step}: saving {self.path}")
+        rank_zero_info(f"{signal.Signals(number).name} at step {trainer.global_step}: saving {self.path}")
         self.save(trainer)
         self._leave(trainer, number)
 
     def _leave(self, trainer: Trainer, number: int) -> NoReturn:
-        if _name(number) == "SIGUSR1" and trainer.is_global_zero:
+        if number == signal.SIGUSR1 and trainer.is_global_zero:
             requeue()
         # Lightning's launcher kills the first process if another one that it started ends with a code other than 0
-        launched = not trainer.is_global_zero and not _started_from_outside(trainer)
-        raise SystemExit(0 if launched else 128 + number)
+        environment = getattr(trainer.strategy, "cluster_environment", None)
+        by_launcher = environment is not None and not environment.creates_processes_externally
+        raise SystemExit(0 if by_launcher and not trainer.is_global_zero else 128 + number)
 
     def _validation_ahead(self, trainer: Trainer) -> bool:
         """Whether a checkpoint that is written now precedes the end of a validation that is due after this batch."""
@@ -162,17 +154,6 @@ def _expect_validation(loops: dict[str, Any]) -> None:
 
 
 def _between_steps(trainer: Trainer) -> bool:
-    return not trainer.fit_loop._should_accumulate()
-
-
-def _last_step_done(trainer: Trainer) -> bool:
-    return 0 < trainer.max_steps <= trainer.global_step
-
-
-def _started_from_outside(trainer: Trainer) -> bool:
-    environment = getattr(trainer.strategy, "cluster_environment", None)
-    return environment is None or environment.creates_processes_externally
-
-
-def _name(number: int) -> str:
-    return next(s.name for s in STOPPING if s == number)
+    """Whether there are no accumulated gradients, and another step comes: after the last the run saves by itself."""
+    last = 0 < trainer.max_steps <= trainer.global_step
+    return not last and not trainer.fit_loop._should_accumulate()
