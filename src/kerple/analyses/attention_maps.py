@@ -4,7 +4,6 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import product
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor
 from kerple.attention.reference import attend_reference
 from kerple.base.errors import UserError
 from kerple.evaluation.analysis import Analysis, publish
+from kerple.evaluation.figures import heat_map
 from kerple.evaluation.typed import network_of, strategy_name
 from kerple.model import Transformer
 from kerple.model.self_attention import PositionContext, SelfAttention
@@ -154,15 +154,9 @@ def _statistics_figure(means: Tensor, title: str) -> Figure:
     figure = Figure(figsize=(2.4 + 0.9 * heads, 1.8 + 1.0 * layers), layout="constrained")
     labels = ("entropy of the attention (nats)", "mean attended distance (tokens)")
     for axes, values, label in zip(figure.subplots(1, 2, sharey=True), means, labels, strict=True):
-        image = axes.imshow(values.numpy(), aspect="auto", cmap="viridis")
-        middle = float(values.min() + values.max()) / 2
-        for layer, head in product(range(layers), range(heads)):
-            value = float(values[layer, head])
-            colour = "white" if value < middle else "black"
-            axes.text(head, layer, f"{value:.3g}", ha="center", va="center", color=colour, fontsize=8)
+        figure.colorbar(heat_map(axes, values, ".3g", cmap="viridis"), ax=axes)
         axes.set(xlabel="head", ylabel="layer", xticks=range(heads), yticks=range(layers))
         axes.set_title(label, fontsize=9)
-        figure.colorbar(image, ax=axes)
     figure.suptitle(title, fontsize=10)
     return figure
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kerple.base.errors import UserError
 from kerple.evaluation.analysis import publish, skip
+from kerple.evaluation.figures import finish
 from kerple.evaluation.typed import network_of, strategy_name
 from kerple.positions import Position
 
@@ -147,13 +148,10 @@ def _figure(
     for axes, (layer, kind, table) in zip(figure.subplots(len(panels), squeeze=False)[:, 0], panels, strict=True):
         for head, curve in enumerate(table.cpu()):
             axes.plot(distances, curve[distances].tolist(), label=f"head {head}", color=f"C{head % 10}")
-        axes.axvline(trained, color="0.6", linestyle="--", linewidth=1, label=f"training length {trained:,}")
         axes.set_xscale("symlog", linthresh=1)
         axes.set_xlim(0, distances[-1])
         title = f"{strategy}: {kind} of each head, layer {layer}"
-        axes.set(xlabel="distance to the key (tokens)", ylabel=labels[kind], title=title)
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+        finish(axes, trained, xlabel="distance to the key (tokens)", ylabel=labels[kind], title=title)
     return figure
 
 
@@ -166,10 +164,8 @@ def _trajectory_figure(steps: list[int], curves: list[tuple[str, str]], values: 
     for axes, i in zip(panels, first, strict=False):
         for head, curve in enumerate(values[:, i].T.tolist()):
             axes.plot(steps, curve, label=f"head {head}", color=f"C{head % 10}")
-        axes.set(xlabel="optimiser step", ylabel=curves[i][1])
-        axes.grid(alpha=0.3)
+        finish(axes, xlabel="optimiser step", ylabel=curves[i][1])
     for axes in panels[len(first) :]:
         axes.set_visible(False)
-    panels[0].legend(fontsize=7)
     figure.suptitle(f"{strategy}: bias and parameters over training, layer {curves[0][0]}")
     return figure

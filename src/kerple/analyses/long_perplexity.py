@@ -21,7 +21,7 @@ from kerple.evaluation.analysis import Analysis, log_directory, synchronise
 from kerple.evaluation.metrics import TokenLoss
 from kerple.evaluation.protocols import Network, full, ordered_lengths, sliding
 from kerple.evaluation.results import Row
-from kerple.evaluation.typed import data_of, max_positions, network_of
+from kerple.evaluation.typed import data_of, network_of
 
 
 def key_targets(
@@ -148,8 +148,7 @@ class LongPerplexity(Analysis):
     def analyse(self, trainer: Trainer, pl_module: LightningModule) -> None:
         keys = self._keys(data_of(trainer))
         network = network_of(pl_module)
-        limit = max_positions(network)
-        possible = [length for length in self.lengths if limit is None or length <= limit]
+        possible, skipped = self.possible(self.lengths, pl_module)
         losses = {length: TokenLoss(len(keys)).to(pl_module.device) for length in possible}
         for i, tokens in self.read(trainer, pl_module):
             for length, loss in losses.items():
@@ -163,11 +162,6 @@ class LongPerplexity(Analysis):
                 for length, loss in losses.items()
                 for block, (nats, targets) in enumerate(zip(loss.nll.tolist(), loss.targets.tolist(), strict=True))
                 if targets  # a block may have no key token
-            ]
-            skipped = [
-                {"protocol": self.name, "length": length, "reason": f"the strategy has only {limit} positions"}
-                for length in self.lengths
-                if length not in losses
             ]
             about = {"split": "test", "block": self.length, "evaluator": self.evaluator, "skipped": skipped}
             results.write(directory, self.name, rows, about | self.criterion)

@@ -17,9 +17,10 @@ from torch import Tensor
 from kerple.base.errors import UserError
 from kerple.evaluation import results
 from kerple.evaluation.analysis import Analysis, log_directory, publish
+from kerple.evaluation.figures import heat_map
 from kerple.evaluation.progress_lines import with_progress
 from kerple.evaluation.results import Row
-from kerple.evaluation.typed import data_of, max_positions, network_of, strategy_name
+from kerple.evaluation.typed import data_of, network_of, strategy_name
 from kerple.model.generation import generate
 
 Kind = Literal["niah_single_1", "niah_single_2", "niah_multikey_1", "niah_multivalue"]
@@ -66,13 +67,9 @@ def draw(kind: Kind, depth: float, rng: np.random.Generator) -> Problem:
     if many:
         keys = keys[:1] * count
     sentences = [f"One of the special magic numbers for {k} is: {v}." for k, v in zip(keys, values, strict=True)]
-    what = "are all the special magic numbers" if many else "is the special magic number"
-    answer = "special magic numbers" if many else "special magic number"
-    be = "are" if many else "is"
-    question = (
-        f"What {what} for {keys[0]} mentioned in the provided text? "
-        f"The {answer} for {keys[0]} mentioned in the provided text {be}"
-    )
+    be, every, number = ("are", "all the", "numbers") if many else ("is", "the", "number")
+    subject = f"special magic {number} for {keys[0]} mentioned in the provided text"
+    question = f"What {be} {every} {subject}? The {subject} {be}"
     return Problem(tuple(zip(depths, sentences, strict=True)), question, tuple(values if many else values[:1]))
 
 
@@ -152,8 +149,7 @@ class Needle(Analysis):
         return None  # lengths that are too long are left out
 
     def analyse(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        limit = max_positions(network_of(pl_module))
-        lengths = [length for length in self.lengths if limit is None or length <= limit]
+        lengths, skipped = self.possible(self.lengths, pl_module)
         cells = list(product(range(len(lengths)), range(len(self.depths)), range(self.problems)))
         found = torch.zeros(len(lengths), len(self.depths), dtype=torch.float64, device=pl_module.device)
         for i, d, number in with_progress(trainer, cells[trainer.global_rank :: trainer.world_size]):
@@ -170,11 +166,6 @@ class Needle(Analysis):
         directory, count = log_directory(trainer), self.problems * len(self.depths)
         if trainer.is_global_zero:
             sums = zip(lengths, found.sum(1).tolist(), strict=True)
-            skipped = [
-                {"protocol": self.kind, "length": length, "reason": f"the strategy has only {limit} positions"}
-                for length in self.lengths
-                if length not in lengths
-            ]
             accuracies = [Row("accuracy", self.kind, length, None, None, total, count) for length, total in sums]
             results.write(directory, self.kind, accuracies, {"haystack": self.haystack, "skipped": skipped})
 
@@ -195,14 +186,11 @@ class Needle(Analysis):
     def _figure(self, share: Tensor, lengths: Sequence[int], strategy: str) -> Figure:
         figure = Figure(figsize=(1.6 + 0.9 * len(lengths), 1.6 + 0.5 * len(self.depths)), layout="constrained")
         axes = figure.add_subplot()
-        image = axes.imshow(share.T.numpy(), cmap="RdYlGn", vmin=0, vmax=1, aspect="auto")
+        figure.colorbar(heat_map(axes, share.T, ".0%", cmap="RdYlGn", vmin=0, vmax=1), label="values found")
         axes.set_xticks(range(len(lengths)), [f"{n:,}" for n in lengths])
         axes.set_yticks(range(len(self.depths)), [f"{d:.0%}" for d in self.depths])
-        for i, d in product(range(len(lengths)), range(len(self.depths))):
-            axes.text(i, d, f"{float(share[i, d]):.0%}", ha="center", va="center", fontsize=8)
         axes.set(xlabel="length (tokens)", ylabel="depth of the needle")
         figure.suptitle(f"{strategy}: {self.kind} in {self.haystack}", fontsize=10)
-        figure.colorbar(image, label="values found")
         return figure
 
 

@@ -6,6 +6,7 @@ from pytorch_lightning import LightningModule, Trainer
 
 from kerple.base.errors import UserError
 from kerple.evaluation.analysis import Analysis, publish, synchronise
+from kerple.evaluation.figures import finish
 from kerple.evaluation.metrics import TokenLoss
 from kerple.evaluation.protocols import full, windowed
 from kerple.evaluation.typed import network_of, strategy_name
@@ -84,17 +85,12 @@ class PositionWisePerplexity(Analysis):
         above.plot(at, loss.exp().tolist(), label="full", linewidth=2.5)
         label = f"windowed: the last {self._keys(pl_module):,} keys of every layer"
         above.plot(at, loss_windowed.exp().tolist(), "--", label=label)
-        above.set(
-            ylabel=f"perplexity (mean of {width} positions)" if width > 1 else "perplexity",
-            title=f"{strategy_name(pl_module)}: perplexity by position, {int(in_full.targets[0])} segments",
-        )
         below.axhline(0, color="black", linewidth=0.8)
         below.plot(at, (loss_windowed - loss).tolist(), color="C2", label="context gain")
-        below.set(xlabel="position in the segment (tokens)", ylabel="windowed - full (nats per token)")
-        for axes in (above, below):
-            axes.axvline(trained, color="0.6", linestyle="--", linewidth=1, label=f"training length {trained:,}")
-            axes.grid(alpha=0.3)
-            axes.legend()
+        title = f"{strategy_name(pl_module)}: perplexity by position, {int(in_full.targets[0])} segments"
+        finish(above, trained, ylabel=f"perplexity (mean of {width} positions)", title=title)
+        gain = "windowed - full (nats per token)"
+        finish(below, trained, xlabel="position in the segment (tokens)", ylabel=gain)
         # without the first bin, whose positions have hardly any context: its large values would flatten the rest
         values = torch.cat([loss[1:], loss_windowed[1:]]).exp() if len(loss) > 2 else loss.exp()
         low, high = float(values.min()), float(values.max())

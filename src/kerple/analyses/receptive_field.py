@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from kerple.base.errors import UserError
 from kerple.evaluation.analysis import Analysis, publish, synchronise
+from kerple.evaluation.figures import finish
 from kerple.evaluation.metrics import TokenLoss
 from kerple.evaluation.typed import network_of, strategy_name
 from kerple.model import Transformer
@@ -95,18 +96,11 @@ class ReceptiveField(Analysis):
     name = "receptive_field"
 
     def __init__(
-        self,
-        length: int | None = None,
-        blocks: int = 32,
-        windows: Sequence[int] | None = None,
-        tolerance: float = 0.01,
+        self, length: int | None = None, blocks: int = 32, windows: Sequence[int] | None = None, tolerance: float = 0.01
     ) -> None:
         super().__init__(length, blocks)
-        if tolerance < 0 or (windows is not None and (not windows or min(windows) < 1)):
-            raise UserError(
-                f"ReceptiveField: got windows {windows} and tolerance {tolerance}, expected positive windows and a "
-                "tolerance of at least 0"
-            )
+        if tolerance < 0 or (windows is not None and min(windows, default=0) < 1):
+            raise UserError(f"ReceptiveField: got windows {windows}, tolerance {tolerance}, expected positive numbers")
         self.windows = windows
         self.tolerance = tolerance
 
@@ -130,14 +124,8 @@ class ReceptiveField(Analysis):
         rows = [{"distance": d, "share": s, "cumulative": c} for d, (s, c) in enumerate(gradients)]
         publish(trainer, self.name, self._figure(cumulative, perplexities, sufficient, pl_module), rows)
         rows = [
-            {
-                "window": window,
-                "nll_sum": float(loss.nll),
-                "targets": int(loss.targets),
-                "ppl": perplexities[window],
-                "ratio_to_full": perplexities[window] / full,
-                "smallest_sufficient": window == sufficient,
-            }
+            {"window": window, "nll_sum": float(loss.nll), "targets": int(loss.targets), "ppl": perplexities[window]}
+            | {"ratio_to_full": perplexities[window] / full, "smallest_sufficient": window == sufficient}
             for window, loss in losses.items()
         ]
         publish(trainer, "receptive_window", None, rows)
@@ -152,22 +140,15 @@ class ReceptiveField(Analysis):
         for part, style in ((0.5, ":"), (0.9, "-."), (0.99, "--")):
             last = distance_covering(cumulative, part) + 1
             left.axvline(last, color="C1", linestyle=style, linewidth=1, label=f"{part:.0%} in the last {last:,}")
-        left.set(
-            xlabel="last inputs (tokens)",
-            ylabel="cumulative share of the gradient's norm",
-            title="gradient of the last position's loss",
-            ylim=(0, 1.02),
-        )
         right.plot(list(perplexities), list(perplexities.values()), marker="o", markersize=4, label="windowed")
         full, label = perplexities[length], f"within {self.tolerance:.0%} of full"
         right.axhspan(full, full * (1 + self.tolerance), color="C2", alpha=0.25, label=label)
         right.axvline(sufficient, color="C1", linestyle="--", linewidth=1, label=f"smallest sufficient: {sufficient:,}")
-        right.set(xlabel="window (keys in each layer)", ylabel="perplexity", title="perplexity by window")
         for axes in (left, right):
-            axes.axvline(trained, color="0.6", linewidth=1, label=f"training length {trained:,}")
             axes.set_xscale("log", base=2)
             axes.xaxis.set_major_formatter("{x:,.0f}")
-            axes.grid(alpha=0.3)
-            axes.legend(fontsize=8)
+        share = "cumulative share of the norm of the last loss's gradient"
+        finish(left, trained, xlabel="last inputs (tokens)", ylabel=share, ylim=(0, 1.02))
+        finish(right, trained, xlabel="window (keys in each layer)", ylabel="perplexity")
         figure.suptitle(f"{strategy_name(pl_module)}: receptive field in {self.blocks} segments of {length:,} tokens")
         return figure

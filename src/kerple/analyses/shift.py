@@ -8,6 +8,7 @@ from pytorch_lightning import LightningModule, Trainer
 
 from kerple.base.errors import UserError
 from kerple.evaluation.analysis import Analysis, publish, synchronise
+from kerple.evaluation.figures import finish
 from kerple.evaluation.metrics import TokenLoss
 from kerple.evaluation.typed import max_positions, network_of, strategy_name
 
@@ -69,11 +70,6 @@ def _figure(rows: Sequence[dict[str, Any]], strategy: str) -> Figure:
         axes.axvline(row["shift"], color="0.7", linestyle=":", label=None if i else f"skipped: {row['skipped']}")
     # at least 1% on both sides, so that rounding errors do not look like an effect
     axes.set_ylim(min(*values, values[0] * 0.99) * 0.99, max(*values, values[0] * 1.01) * 1.01)
-    axes.set(
-        xlabel="position of the first token",
-        ylabel="perplexity",
-        title=f"{strategy}: the same {rows[0]['length']}-token segments, shifted",
-    )
-    axes.grid(alpha=0.3)
-    axes.legend()
+    title = f"{strategy}: the same {rows[0]['length']}-token segments, shifted"
+    finish(axes, xlabel="position of the first token", ylabel="perplexity", title=title)
     return figure

@@ -99,6 +99,14 @@ class Analysis(Callback):
             )
         return blocks
 
+    def possible(self, lengths: Sequence[int], pl_module: LightningModule) -> tuple[list[int], list[dict[str, Any]]]:
+        """The lengths that the strategy can represent, and for each of the others what the results say of it."""
+        limit = max_positions(network_of(pl_module))
+        possible = [length for length in lengths if limit is None or length <= limit]
+        reason = f"the strategy has only {limit} positions"
+        others = [length for length in lengths if length not in possible]
+        return possible, [{"protocol": self.name, "length": length, "reason": reason} for length in others]
+
     def read(self, trainer: Trainer, pl_module: LightningModule) -> Iterator[tuple[int, Tensor]]:
         """Yield this device's share of the blocks: (index, tokens (1, length + 1) int64 on the device)."""
         yield from share(trainer, pl_module, self.text(trainer, self.targets(pl_module)))

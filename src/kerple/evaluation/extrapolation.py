@@ -1,6 +1,7 @@
 """`Extrapolation`: perplexity at several evaluation lengths, in `test` and, on a few blocks, after each validation."""
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any, Literal
 
 from pytorch_lightning import LightningModule, Trainer
@@ -13,7 +14,8 @@ from kerple.evaluation import results
 from kerple.evaluation.analysis import Analysis, log_directory, publish, share, synchronise
 from kerple.evaluation.context_gain import ContextGain
 from kerple.evaluation.extrapolation_figures import figure, table
-from kerple.evaluation.measurement import Measurement, measure, plan
+from kerple.evaluation.measurement import Measurement, measure
+from kerple.evaluation.metrics import TokenLoss
 from kerple.evaluation.protocols import Name, Protocol, choose_protocols, ordered_lengths
 from kerple.evaluation.segments import DocumentBlocks, shuffled
 from kerple.evaluation.typed import data_of, max_positions, network_of, refuse_shards, strategy_name
@@ -148,21 +150,14 @@ class Extrapolation(Analysis):
                     pl_module.log(f"test/bits_per_byte/{name}", m.loss.bits_per_byte(), sync_dist=True)
         strategy, directory = strategy_name(pl_module), log_directory(trainer)
         if trainer.is_global_zero:
-            about |= {
-                "strategy": strategy,
-                "training_length": training_length,
-                "split": "test",
-                "block": self.block,
-                "skip": self.options["skip"],
-                "sampling": self.sampling,
-                "documents": self.documents,
-                "precision": str(trainer.precision),
-                "skipped": [
-                    {"protocol": m.protocol.label, "length": m.length, "reason": m.skipped}
-                    for m in self.measurements
-                    if m.skipped is not None
-                ],
-            }
+            skipped = [
+                {"protocol": m.protocol.label, "length": m.length, "reason": m.skipped}
+                for m in self.measurements
+                if m.skipped is not None
+            ]
+            about |= {"strategy": strategy, "training_length": training_length, "split": "test", "block": self.block}
+            about |= {"sampling": self.sampling, "documents": self.documents, "skip": self.options["skip"]}
+            about |= {"precision": str(trainer.precision), "skipped": skipped}
             rows = [row for m in self.measurements if m.skipped is None for row in m.rows()]
             results.write(directory, self.name, rows, about)
             Console().print(table(self.measurements, training_length))
@@ -190,8 +185,12 @@ class Extrapolation(Analysis):
         *context: Any,
     ) -> list[Measurement]:
         """Sums of this device's share of the text; ``context`` are the last arguments of `measure`."""
-        network = network_of(pl_module)
-        measurements = plan(protocols, lengths, len(text), max_positions(network_of(pl_module)), pl_module.device)
+        network, limit = network_of(pl_module), max_positions(network_of(pl_module))
+        measurements = []
+        for protocol, length in product(protocols, lengths):
+            loss = TokenLoss(length if protocol.name == "per_position" else len(text)).to(pl_module.device)
+            skipped = None if limit is None or length <= limit else f"the strategy has only {limit} positions"
+            measurements.append(Measurement(protocol, length, loss, skipped))
         for i, tokens in share(trainer, pl_module, text):
             with trainer.precision_plugin.forward_context():
                 measure(network, tokens, i, measurements, *context)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 from rich.table import Table
 
+from kerple.evaluation.figures import finish
 from kerple.evaluation.measurement import Measurement
 
 
@@ -34,18 +35,13 @@ def figure(measurements: Sequence[Measurement], training_length: int, title: str
         points = [(m.length, ppl) for m, ppl in zip(measured, perplexities, strict=True) if m.protocol == protocol]
         note = f" (targets from {protocol.skip:,} on)" if protocol.skip else ""
         axes.plot(*zip(*points, strict=True), marker="o", markersize=4, label=protocol.label + note)
-    axes.axvline(
-        training_length, color="0.6", linestyle="--", linewidth=1, label=f"training length {training_length:,}"
-    )
     axes.set_xscale("log", base=2)
     ticks = list(dict.fromkeys(m.length for m in measurements))
     axes.set_xticks(ticks, [f"{t:,}" for t in ticks], rotation=30 if len(ticks) > 6 else 0)
     axes.minorticks_off()
     if perplexities and max(perplexities) > 4 * min(perplexities):
         axes.set_yscale("log")
-    axes.set(xlabel="evaluation length (tokens)", ylabel="perplexity (per token)", title=title)
-    axes.grid(alpha=0.3)
-    axes.legend()
+    finish(axes, training_length, xlabel="evaluation length (tokens)", ylabel="perplexity (per token)", title=title)
     return result
 
 

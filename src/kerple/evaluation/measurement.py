@@ -1,10 +1,9 @@
 """`Measurement`: the sums of the losses of one protocol at one length, and how a block of text is added to many."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from kerple.evaluation.context_gain import ContextGain
@@ -38,30 +37,6 @@ class Measurement:
         if self.loss.bytes.any() and not by_position:
             bits = float(self.loss.nll.sum()) / math.log(2)
             yield Row("bits_per_byte", label, self.length, None, None, bits, int(self.loss.bytes.sum()))
-
-
-def plan(
-    protocols: Iterable[Protocol], lengths: Sequence[int], blocks: int, limit: int | None, device: torch.device
-) -> list[Measurement]:
-    """Empty measurements, one for each protocol and length.
-
-    Args:
-        protocols: The protocols.
-        lengths: Evaluation lengths in tokens.
-        blocks: Number of blocks of text.
-        limit: Number of positions of the strategy; measurements of longer lengths are marked as skipped. None for any.
-        device: Where the sums are kept.
-    """
-    return [
-        Measurement(
-            protocol,
-            length,
-            TokenLoss(length if protocol.name == "per_position" else blocks).to(device),
-            None if limit is None or length <= limit else f"the strategy has only {limit} positions",
-        )
-        for protocol in protocols
-        for length in lengths
-    ]
 
 
 def measure(

@@ -11,7 +11,7 @@ the attention mask (`windowed`); a *stride* is the number of tokens by which the
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -205,9 +205,9 @@ def choose_protocols(
     for name, (option, value) in options.items():
         if name not in names and value is not None:
             raise UserError(f"{option}: got {value}, expected {name} among protocols; add it or drop {option}")
-        missing = value is None and name != "windowed"
-        out_of_range = value is not None and (value < 1 or (name != "windowed" and value > lengths[0]))
-        if name in names and (missing or out_of_range):
+        if name not in names or (name == "windowed" and value is None):
+            continue
+        if value is None or value < 1 or (name != "windowed" and value > lengths[0]):
             most = "" if name == "windowed" else f", at most {lengths[0]}, the shortest length"
             raise UserError(f"{option}: got {value}, expected a positive number{most}, for the protocol {name}")
     least = lengths[-1] - (stride or 0)
@@ -216,12 +216,12 @@ def choose_protocols(
             f"skip: got {skip}, expected 0, or, with sliding among protocols, at least {least}, the longest length "
             f"less the stride, and less than {block}, the length of a block; a longer block_length leaves more targets"
         )
-    of_name = {
-        "windowed": Protocol("windowed", window=window or training_length),
-        "sliding": Protocol("sliding", stride=stride, skip=skip),
-        "last": Protocol("last", k=k),
+    settings: dict[str, dict[str, Any]] = {
+        "windowed": {"window": window or training_length},
+        "sliding": {"stride": stride, "skip": skip},
+        "last": {"k": k},
     }
-    return [of_name.get(name, Protocol(name)) for name in dict.fromkeys(names)]
+    return [Protocol(name, **settings.get(name, {})) for name in dict.fromkeys(names)]
 
 
 def _targets(tokens: Tensor, length: int) -> int:

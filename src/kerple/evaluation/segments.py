@@ -1,23 +1,12 @@
 """Text to score other than consecutive blocks: blocks inside documents, and the paper's shuffled segments."""
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from numpy.typing import ArrayLike
-from torch import Tensor
 from torch.utils.data import Dataset
 
 from kerple.base.errors import UserError
-
-
-class Stream(Protocol):
-    """The tokens of a split, such as `kerple.data.shards.TokenStream`."""
-
-    def __len__(self) -> int: ...
-
-    def read(self, start: int, count: int) -> Any:
-        """Tokens start..start + count - 1 as an array of integers (count,)."""
-        ...
 
 
 class DocumentBlocks(Dataset[dict[str, Any]]):
@@ -26,7 +15,7 @@ class DocumentBlocks(Dataset[dict[str, Any]]):
     Documents of ``length`` tokens or fewer are left out. An item is {"tokens": (length + 1,) int64}.
 
     Args:
-        stream: The tokens of a split.
+        stream: The tokens of a split, such as `kerple.data.shards.TokenStream`, with `len` and ``read(start, count)``.
         begins: Index of the first token of each document, ascending; the last document ends with the stream.
         length: Targets in a block.
         limit: Number of blocks, the first of the split; None for all.
@@ -38,7 +27,7 @@ class DocumentBlocks(Dataset[dict[str, Any]]):
         UserError: If there are fewer blocks than ``limit``, or none.
     """
 
-    def __init__(self, stream: Stream, begins: ArrayLike, length: int, limit: int | None = None) -> None:
+    def __init__(self, stream: Any, begins: ArrayLike, length: int, limit: int | None = None) -> None:
         self.stream, self.length = stream, length
         begin = torch.as_tensor(begins, dtype=torch.int64)
         sizes = torch.diff(begin, append=torch.tensor([len(stream)]))
@@ -72,6 +61,4 @@ def shuffled(count: int, chosen: int, seed: int) -> list[int]:
     """
     if chosen > count:
         raise UserError(f"segments: got {chosen}, but there are only {count}; lower segments or use a larger split")
-    generator = torch.Generator().manual_seed(seed)
-    order: Tensor = torch.randperm(count, generator=generator)
-    return order[:chosen].tolist()
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:chosen].tolist()

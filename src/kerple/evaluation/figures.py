@@ -1,0 +1,38 @@
+"""What the figures of analyses have in common."""
+
+from typing import Any
+
+from matplotlib.axes import Axes
+from torch import Tensor
+
+
+def finish(axes: Axes, trained: int | None = None, **settings: Any) -> None:
+    """Add labels, a grid, a legend, and a mark at the training length.
+
+    Args:
+        axes: Axes with labelled curves.
+        trained: The training length in tokens; None for no mark.
+        **settings: Of `Axes.set`, such as xlabel, ylabel and title.
+    """
+    if trained is not None:
+        axes.axvline(trained, color="0.6", linestyle="--", linewidth=1, label=f"training length {trained:,}")
+    axes.set(**settings)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+
+
+def heat_map(axes: Axes, values: Tensor, form: str, **settings: Any) -> Any:
+    """Draw values (rows, columns) as a heat map with each number in its cell; returns the image, for a colour bar.
+
+    Args:
+        axes: Empty axes.
+        values: The numbers.
+        form: How a number is written, such as ``.3g``.
+        **settings: Of `Axes.imshow`, such as cmap.
+    """
+    image = axes.imshow(values.numpy(), aspect="auto", **settings)
+    middle = sum(image.get_clim()) / 2
+    for (row, column), value in zip(values.new_ones(values.shape).nonzero().tolist(), values.flatten(), strict=True):
+        colour = "white" if value < middle else "black"
+        axes.text(column, row, f"{float(value):{form}}", ha="center", va="center", color=colour, fontsize=8)
+    return image
