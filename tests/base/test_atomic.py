@@ -65,7 +65,19 @@ def test_what_a_kill_leaves_goes_with_the_next_file(tmp_path: Path) -> None:
     process.join()
     assert process.exitcode == -signal.SIGKILL
     assert path.read_text() == "before"
-    assert len(list(tmp_path.iterdir())) == 2
+    (left_over,) = set(tmp_path.iterdir()) - {path}
+    os.utime(left_over, (0, 0))
     write(path, "after")
     assert path.read_text() == "after"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_writers_of_the_same_file_do_not_disturb_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    with writing(path) as first:
+        first.write(b"first")
+        with writing(path) as second:
+            second.write(b"second")
+        assert path.read_text() == "second"
+    assert path.read_text() == "first"
     assert list(tmp_path.iterdir()) == [path]

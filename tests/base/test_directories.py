@@ -149,7 +149,7 @@ def test_only_the_first_process_of_a_run_enters(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_to_is_named_before_anything_runs(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"run_dir: .*file/run cannot be made \(Not a directory\)"):
+    with pytest.raises(UserError, match=r"run_dir: .*file/run cannot be written to \(Not a directory\)"):
         fit(tmp_path, run_dir=str(tmp_path / "file" / "run"))

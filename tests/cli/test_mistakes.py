@@ -79,6 +79,8 @@ def test_a_file_of_options(sections: Any, tmp_path: Path, capsys: pytest.Capture
         (["check", "--model.position=0"], "model.position"),
         (["predict", "--ckpt_path=x.ckpt", "--tokens=0"], "tokens: got 0"),
         (["test"], "ckpt_path: got nothing"),
+        (["fit", "--data.help"], "TokenShards"),
+        (["fit", "--model.position.help"], "KerpleLog"),
         (["test", "--ckpt_path=https://example.org/a.ckpt"], "which is not a file"),
         (["test", "--ckpt_path"], "ckpt_path"),
         (["prepare", "--data=kerple.tasks.TaskData", "--data.task=Copy", "--data.length=100"], "no shards to prepare"),
@@ -100,6 +102,14 @@ def test_debug_and_faults_of_the_program_have_a_traceback(tmp_path: Path, monkey
     monkeypatch.setattr("kerple.training.random_state.RandomState.__init__", broken)
     with pytest.raises(ValueError, match="a bug of ours"):
         main(["fit", config(tmp_path), f"--run_dir={tmp_path}/run"])
+
+
+def test_a_missing_package_is_one_line_with_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "rich.table", None)
+    monkeypatch.delitem(sys.modules, "kerple.cli.plan", raising=False)
+    assert complaint(capsys, "plan").endswith("pip install rich")
 
 
 def test_data_of_a_comparison_that_cannot_be_built() -> None:

@@ -1,11 +1,15 @@
 """Atomic writing of files: a reader finds the whole new file or the whole previous one."""
 
 import os
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
 from typing import BinaryIO
+from uuid import uuid4
+
+LEFT_OVER = 3600.0  # seconds without a change after which a temporary file is one that a killed process left
 
 
 @contextmanager
@@ -22,9 +26,11 @@ def writing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
         OSError: The file cannot be written; the previous file is intact.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    for left_over in path.parent.glob(f".{escape(path.name)}.*"):  # left by a process that was killed while it wrote
-        left_over.unlink(missing_ok=True)
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    for other in path.parent.glob(f".{escape(path.name)}.*.part"):  # of another process, which may be writing
+        with suppress(FileNotFoundError):
+            if time.time() - other.stat().st_mtime > LEFT_OVER:
+                other.unlink()
+    fresh = path.with_name(f".{path.name}.{uuid4().hex}.part")
     try:
         with fresh.open("wb") as file:
             yield file

@@ -32,9 +32,7 @@ def joined(setting: str, instead: str) -> Iterator[Any]:
     try:
         import ray
     except ImportError as error:
-        raise UserError(
-            f"{setting}: got 'ray', which is not installed; pip install 'kerple[ray]', or {instead}"
-        ) from error
+        raise UserError(f"{setting}: got 'ray', which is not installed; pip install ray, or {instead}") from error
     before = ray.is_initialized()
     if not before:
         try:

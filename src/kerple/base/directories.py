@@ -9,7 +9,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import TextIO
 
-from kerple.base.errors import UserError
+from kerple.base.errors import NO_FOLDER, UserError
 
 LOCK = ".lock"
 RANKS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")  # set by launchers
@@ -77,7 +77,7 @@ def _version(name: str) -> int:
 
 
 def _resume(path: Path) -> Path:
-    if _decides() and (other := _lock(path)):
+    if _decides() and (other := _enter(path)):
         raise UserError(f"run_dir: {path} is in use by {other}; wait for its end or stop it, then resume")
     return path
 
@@ -87,19 +87,28 @@ def _unused(wanted: Path) -> Path:
     if not _decides():
         return wanted
     for path in chain([wanted], (wanted.with_name(f"{wanted.name}_v{n}") for n in count(1))):
-        if path.exists() and (not path.is_dir() or any(found.name != LOCK for found in path.iterdir())):
+        if path.exists() and not _is_empty(path):
             continue
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except (PermissionError, NotADirectoryError, FileExistsError) as error:
-            raise UserError(
-                f"run_dir: {path} cannot be made ({error.strerror}); name another with --run_dir"
-            ) from error
-        if _lock(path) is None:
-            if all(found.name == LOCK for found in path.iterdir()):  # else another run began and ended since the check
+        if _enter(path) is None:
+            if _is_empty(path):  # else another run began and ended since the check
                 return path
             _held.pop().close()
     raise AssertionError("unreachable")
+
+
+def _is_empty(path: Path) -> bool:
+    return path.is_dir() and all(entry.name == LOCK for entry in path.iterdir())
+
+
+def _enter(path: Path) -> str | None:
+    """Make a folder that is missing and lock it; return None, or who holds the lock if it is another process."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        return _lock(path)
+    except OSError as error:
+        if error.errno not in NO_FOLDER:
+            raise
+        raise UserError(f"run_dir: {path} cannot be written to ({error.strerror}); name another: --run_dir") from error
 
 
 def _lock(path: Path) -> str | None:

@@ -9,6 +9,7 @@ from kerple.cli.classes import classes
 from kerple.cli.lightning import CLI
 from kerple.cli.parser import peek
 from kerple.cli.torch_settings import settle_torch
+from kerple.positions import names
 from kerple.training.language_model import LanguageModel
 
 
@@ -31,6 +32,9 @@ def run(arguments: list[str], description: str) -> None:
 
         main(arguments)
         return
+    kinds = {"--data.help": ("TokenShards", "TaskData"), "--model.position.help": names()}
+    if arguments[-1] in kinds:  # the parser would print the options of the base class, which has none
+        raise UserError(f"{arguments[-1]}: got no class, expected one of {', '.join(kinds[arguments[-1]])}")
     CLI(LanguageModel, checkpoint_first(arguments), description)
 
 

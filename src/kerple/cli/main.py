@@ -2,6 +2,7 @@
 
 import os
 import sys
+from argparse import ArgumentError
 from importlib import import_module
 
 from kerple.base.directories import leave
@@ -57,9 +58,10 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         _call(arguments)
     except Exception as error:
-        if debug or not _mistake(error):
+        message = _mistake(error)
+        if debug or message is None:
             raise
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"error: {' '.join(message.split())}", file=sys.stderr)
         raise SystemExit(2) from error
     finally:
         leave()
@@ -75,9 +77,10 @@ def _call(arguments: list[str]) -> None:
         raise UserError(f"command: got {command}, expected one of {', '.join(COMMANDS)}; --help says what they do")
 
 
-def _mistake(error: Exception) -> bool:
-    """Whether an error is a mistake of the user. The parser's errors only occur if it was imported."""
-    if isinstance(error, OSError):
-        return error.errno in NO_ROOM
-    parsing = sys.modules.get("jsonargparse")
-    return isinstance(error, (UserError, parsing.ArgumentError) if parsing else UserError)
+def _mistake(error: Exception) -> str | None:
+    """What to print of an error that the user can mend; None if it is a fault of this program or a library."""
+    if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("kerple"):
+        package = error.name.partition(".")[0]
+        return f"{package} is not installed, and this command needs it; install it with: pip install {package}"
+    mistake = isinstance(error, UserError | ArgumentError) or getattr(error, "errno", None) in NO_ROOM
+    return str(error) if mistake else None
