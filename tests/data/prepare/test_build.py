@@ -107,6 +107,20 @@ def test_what_is_done_is_not_done_again_and_other_settings_are_refused(
     assert small_build(tmp_path, json_lines).splits == Folder(str(prepared)).manifest.splits
 
 
+def test_a_part_whose_text_changed_while_nothing_was_prepared_is_done_again(
+    documents: list[str], tmp_path: Path, small_build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = write_lines(tmp_path / "c.jsonl", documents)
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "_check_losses", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            small_build(tmp_path / "out", corpus)
+    corpus.write_text(corpus.read_text().replace("wolves", "wolvez", 1))  # of the same size, and so the same to `state`
+    changed = small_build(tmp_path / "out", corpus, tokenizer="bpe")
+    tokenizer = str(tmp_path / "out")
+    assert changed.splits == small_build(tmp_path / "fresh", corpus, tokenizer=tokenizer).splits
+
+
 def test_a_prepared_folder_is_left_alone_and_other_settings_are_refused(
     json_lines: Path, prepared: Path, small_build: Build
 ) -> None:

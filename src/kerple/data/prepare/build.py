@@ -69,7 +69,7 @@ def prepare(options: ShardOptions, progress: bool = True) -> Manifest:
             return check_prepared(options)
         corpus = find_corpus(options.corpus, options.text_field)
         settings = options.of_the_shards() | {"files": corpus.state()}
-        tokenizer = _begin(directory, options, corpus, settings)
+        tokenizer = _begin(directory, options, corpus, settings, progress)
         end, vocabulary = end_of_text(tokenizer, options.tokenizer), vocabulary_size(tokenizer)
         content = (directory / "tokenizer.json").read_bytes()
         encoder = Encoder(content.decode(), end, token_dtype(vocabulary), options.shares)
@@ -136,7 +136,9 @@ def _locked(directory: Path) -> Iterator[None]:
         lock.release()
 
 
-def _begin(directory: Path, options: ShardOptions, corpus: Corpus, settings: dict[str, Any]) -> Tokenizer:
+def _begin(
+    directory: Path, options: ShardOptions, corpus: Corpus, settings: dict[str, Any], progress: bool
+) -> Tokenizer:
     """The tokenizer of a preparation: trained or loaded when it begins, read from the folder when it goes on.
 
     Raises:
@@ -154,7 +156,7 @@ def _begin(directory: Path, options: ShardOptions, corpus: Corpus, settings: dic
         )
     if options.tokenizer == TRAINED_HERE:
         reading = Reading(corpus)
-        texts = _training_texts(reading, options.shares)
+        texts = _training_texts(reading, options.shares, progress)
         if (first := next(texts, None)) is None:
             raise UserError(
                 f"data.corpus: got {options.corpus!r}, which holds no training document to learn a tokenizer from: "
@@ -174,10 +176,10 @@ def _begin(directory: Path, options: ShardOptions, corpus: Corpus, settings: dic
     return tokenizer
 
 
-def _training_texts(reading: "Reading", shares: tuple[float, float, float]) -> Iterator[str]:
+def _training_texts(reading: "Reading", shares: tuple[float, float, float], progress: bool) -> Iterator[str]:
     """Yield texts of the training split, up to `TRAINING_BYTES`; the tokenizer must not learn from the other splits."""
     size = 0
-    for document in reading:
+    for document in tqdm(reading, desc="training the tokenizer", unit=" documents", delay=1, disable=not progress):
         content = document.text.encode()
         if split_of(content, shares) == "train":
             yield document.text
@@ -247,7 +249,7 @@ def _write_parts(
 ) -> list[dict[str, Any]]:
     """Tokenise all parts that are not done, and return what each part holds of each split."""
     paths = list[Path]()
-    waiting = deque[tuple[int, Any]]()
+    waiting = deque[tuple[int, str, Any]]()
     tokens = 0
     with (
         tqdm(total=reading.corpus.size(), desc="tokenising", unit="B", unit_scale=True, disable=not progress) as bar,
@@ -256,9 +258,9 @@ def _write_parts(
 
         def write_next() -> None:
             nonlocal tokens
-            number, handle = waiting.popleft()
+            number, checksum, handle = waiting.popleft()
             encoded: dict[str, Encoded] = result(handle)
-            done = {}
+            done: dict[str, Any] = {"texts": checksum}
             for name, (ids, documents, size) in encoded.items():
                 shard = write_shard(directory, name, number, ids)
                 done[name] = vars(shard) | {"documents": documents, "bytes": size}
@@ -268,8 +270,10 @@ def _write_parts(
 
         for number, texts in enumerate(_parts(reading)):
             paths.append(directory / PARTS / f"{number:05d}.json")
-            if not paths[number].exists():
-                waiting.append((number, submit(encoder, texts)))
+            checksum = hashlib.blake2b("\0".join(texts).encode()).hexdigest()
+            # a part that is done is done again if the corpus has changed since then
+            if not paths[number].exists() or json.loads(paths[number].read_bytes())["texts"] != checksum:
+                waiting.append((number, checksum, submit(encoder, texts)))
             bar.update(reading.used + reading.lost - bar.n)
             if len(waiting) > workers:
                 write_next()
