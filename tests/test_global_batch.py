@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from pytorch_lightning import Callback, LightningDataModule, Trainer, seed_everything
+from pytorch_lightning import Callback, Trainer, seed_everything
 from pytorch_lightning.plugins import MixedPrecision
 from pytorch_lightning.strategies import FSDPStrategy
 from pytorch_lightning.strategies.launchers.multiprocessing import _MultiProcessingLauncher
@@ -17,7 +17,6 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.utils.data import DataLoader
 
-from kerple.evaluation.extrapolation import Extrapolation
 from kerple.model.block import Block
 from kerple.positions import KerpleLog
 from kerple.tasks import Addition, TaskData
@@ -152,21 +151,6 @@ def test_so_it_is_where_the_parameters_are_in_shards(tmp_path: Path) -> None:
         torch.testing.assert_close(found["gradient"][name], expected, rtol=1e-4, atol=1e-7, msg=name)
 
 
-@pytest.mark.parametrize(
-    ("callback", "source"),
-    [(TaskAccuracy(), data(2)), (Extrapolation([8], block_length=8), ToyData())],
-    ids=["task", "text"],
-)
-def test_what_needs_the_network_outside_of_training_refuses_shards(
-    callback: Callback, source: LightningDataModule, tmp_path: Path
-) -> None:
-    trainer = Trainer(accelerator="cpu", devices=2, strategy=Sharded(), logger=False, callbacks=[callback], max_steps=1,
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
-    )  # fmt: skip
-    with pytest.raises(Exception, match=rf"trainer.callbacks: got {type(callback).__name__} with parameters in shards"):
-        trainer.fit(model(), source)
-
-
 def scores_of(folder: Path, processes: int) -> list[dict[str, Any]]:
     """Rows of the test of an untrained model."""
     trainer = Trainer(
@@ -219,17 +203,6 @@ def fit(module: LanguageModel, source: ToyData, **options: Any) -> Trainer:
     )  # fmt: skip
     trainer.fit(module, source)
     return trainer
-
-
-@pytest.mark.parametrize("nothing", [0, None])
-def test_no_clipping_is_no_clipping(nothing: float | None) -> None:
-    weights = []
-    for clip in (nothing, 1e9):
-        seed_everything(0, verbose=False)
-        module = LanguageModel(KerpleLog, 11, 8, layers=1, dim=16, heads=2, lr=0.01)
-        fit(module, ToyData(), gradient_clip_val=clip)
-        weights.append(torch.cat([p.detach().flatten() for p in module.parameters()]))
-    assert torch.equal(*weights)
 
 
 def test_gradients_are_unscaled_before_they_are_clipped() -> None:

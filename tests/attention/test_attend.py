@@ -1,6 +1,5 @@
 """Every implementation of attention against explicit attention in fp64 and its autograd."""
 
-import math
 import os
 import subprocess
 import sys
@@ -24,56 +23,34 @@ def inputs(batch: int, heads: int, queries: int, keys: int, dtype: torch.dtype, 
     return [torch.randn(shape).to(dtype).double() for shape in shapes]
 
 
-def kerple_table(r1: Tensor, r2: Tensor, length: int) -> Tensor:
-    return -r1[:, None] * torch.log1p(r2[:, None] * torch.arange(length, dtype=r1.dtype))
-
-
 def error(got: Tensor, wanted: Tensor) -> float:
     """Relative; absolute where nothing is wanted (one key: its probability is 1 whatever the score)."""
     size = wanted.norm().item()
     return (got.double() - wanted).norm().item() / (size if size > 1e-9 else 1.0)
 
 
-def compare(
-    implementation,
-    dtype: torch.dtype,
-    batch: int,
-    heads: int,
-    queries: int,
-    keys: int,
-    window: int | None,
-    strided: bool,
-):
+def compare(implementation, dtype: torch.dtype, batch: int, heads: int, queries: int, keys: int, window, strided):
     q, k, v, grad = inputs(batch, heads, queries, keys, dtype)
-    r1, r2 = torch.rand(2, heads).double().add(0.1)
-    precise = torch.promote_types(dtype, torch.float32)
+    table = torch.randn(heads, keys + 3).double()
     results = []
     for attention, kind in ((attend_reference, torch.float64), (implementation, dtype)):
         leaves = [x.to(kind, copy=True).requires_grad_() for x in (q, k, v)]
-        given = leaves
+        leaves.append(table.to(torch.promote_types(kind, torch.float32), copy=True).requires_grad_())
+        rows = leaves[:3]
         if strided:  # as a model has them: (B, T, H, δ) in memory
-            given = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in leaves]
-        parameters = [r.to(torch.promote_types(kind, precise)).clone().requires_grad_() for r in (r1, r2)]
-        table = kerple_table(*parameters, keys + 3)
-        table.retain_grad()
-        out = attention(*given, Modifiers(table=table, window=window))
+            rows = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in rows]
+        out = attention(*rows, Modifiers(table=leaves[3], window=window))
         assert out.dtype == kind
-        (out.double() * grad).sum().backward() if kind == torch.float64 else out.backward(grad.to(kind))
-        results.append([out.detach(), *(x.grad for x in (*leaves, table))])
-        results[-1].append(torch.stack([p.grad for p in parameters]))
-        if kind == torch.float64:  # r's gradient is a sum that cancels; what it may be off by follows its terms
-            terms = torch.autograd.grad(kerple_table(*parameters, keys + 3), parameters, table.grad.abs())
-            cancelled = torch.stack(terms).norm() / results[-1][-1].norm().clamp(min=1e-9)
-    for name, wanted, got in zip(("out", "q", "k", "v", "table", "r"), *results, strict=True):
-        assert error(got, wanted) < TOLERANCE[dtype] * (cancelled.clamp(1) if name == "r" else 1), name
+        results.append([out.detach(), *torch.autograd.grad(out, leaves, grad.to(kind))])
+    for name, wanted, got in zip(("out", "q", "k", "v", "table"), *results, strict=True):
+        assert error(got, wanted) < TOLERANCE[dtype], name
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("window", [None, 50])
 @pytest.mark.parametrize(
     ("length", "heads", "batch", "strided"),
-    [(1, 1, 1, False), (2, 12, 3, False), (63, 12, 3, True), (128, 1, 3, False), (300, 12, 1, True), (600, 1, 3, True),
-     (600, 12, 1, False)],
+    [(1, 1, 1, False), (2, 12, 3, False), (63, 12, 3, True), (128, 1, 3, False), (600, 5, 2, True)],
 )  # fmt: skip
 def test_gradients_are_those_of_explicit_attention(dtype, window, length, heads, batch, strided) -> None:
     compare(attend, dtype, batch, heads, length, length, window, strided)
@@ -146,16 +123,6 @@ def test_the_same_bits_in_every_run(dtype) -> None:
         assert all(torch.equal(a, b) for a, b in zip(runs[0], other, strict=True))
 
 
-@pytest.mark.parametrize("window", [None, 20])
-def test_without_a_table(window) -> None:
-    q, k, v, _ = (x.float() for x in inputs(2, 3, 70, 70, torch.float32))
-    for queries in (70, 30, 1):
-        q_ = q[:, :, -queries:]
-        torch.testing.assert_close(
-            attend(q_, k, v, Modifiers(window=window)), attend_reference(q_, k, v, Modifiers(window=window))
-        )
-
-
 def test_weight_mix_sinks_and_values_in_blocks_are_those_of_explicit_attention() -> None:
     batch, heads, length, dim = 2, 3, 300, 8
     q, k, v, grad = inputs(batch, heads, length, length, torch.float64, dim)
@@ -198,6 +165,7 @@ print(peak(4096) - few)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="counts the peak in KiB")
 def test_blocks_take_less_memory_than_one_explicit_tensor() -> None:
     done = subprocess.run(
@@ -205,23 +173,6 @@ def test_blocks_take_less_memory_than_one_explicit_tensor() -> None:
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
     assert float(done.stdout) < 2 * 4096**2 * 4 / 2**20  # MiB; of explicit tensors there would be several
-
-
-def test_the_future_is_not_seen() -> None:
-    q, k, v, _ = (x.float() for x in inputs(1, 2, 300, 300, torch.float32))
-    table = torch.randn(2, 300)
-    before = attend(q, k, v, Modifiers(table=table))
-    k[:, :, 200:], v[:, :, 200:] = 1e4, math.pi
-    after = attend(q, k, v, Modifiers(table=table))
-    torch.testing.assert_close(after[:, :, :200], before[:, :, :200])
-    assert not torch.allclose(after[:, :, 200:], before[:, :, 200:])
-
-
-def test_a_steep_table_has_finite_gradients() -> None:
-    q, k, v, grad = (x.float().mul(5).requires_grad_() for x in inputs(1, 2, 700, 700, torch.float32))
-    table = (-2.0 * torch.arange(700.0).expand(2, -1)).requires_grad_()
-    grads = torch.autograd.grad(attend(q, k, v, Modifiers(table=table)), (q, k, v, table), grad)
-    assert all(x.isfinite().all() for x in grads)
 
 
 def test_autocast_gives_its_dtype_and_an_fp32_table_gradient() -> None:
@@ -233,20 +184,6 @@ def test_autocast_gives_its_dtype_and_an_fp32_table_gradient() -> None:
     assert out.dtype == torch.bfloat16
     assert table.grad is not None
     assert table.grad.dtype == torch.float32
-
-
-@pytest.mark.slow  # compiles C++
-def test_compiled_gives_the_same() -> None:
-    q, k, v, grad = (x.float().requires_grad_() for x in inputs(2, 3, 130, 130, torch.float32))
-    table = torch.randn(3, 130, requires_grad=True)
-
-    def both(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
-        return attend(q, k, v, Modifiers(table=table)) + attend(q, k, v, Modifiers(table=table, window=30))
-
-    wanted, got = (f(q, k, v, table) for f in (both, torch.compile(both, fullgraph=True)))
-    torch.testing.assert_close(got, wanted)
-    for a, b in zip(*(torch.autograd.grad(x, (q, k, v, table), grad) for x in (wanted, got)), strict=True):
-        torch.testing.assert_close(b, a)
 
 
 def test_the_custom_operators_keep_torchs_contract() -> None:
@@ -319,7 +256,7 @@ def test_forward_mode_is_refused_where_it_would_be_0_in_silence(which: str) -> N
 
 
 @pytest.mark.parametrize("window", [None, 50])
-@pytest.mark.parametrize("queries", [300, 7, 1])
+@pytest.mark.parametrize("queries", [300, 7])
 @pytest.mark.parametrize("each", [False, True])
 @pytest.mark.parametrize("biased", [False, True])
 def test_a_sink_is_one_more_logit(window, queries: int, each: bool, biased: bool) -> None:
@@ -340,8 +277,9 @@ def test_a_sink_is_one_more_logit(window, queries: int, each: bool, biased: bool
 
 
 @pytest.mark.parametrize("window", [None, 20])
-@pytest.mark.parametrize("length", [10, 70, 300])
-def test_grouped_heads_without_anything_else(window, length: int) -> None:
-    q, k, v = torch.randn(2, 6, length, 8), torch.randn(2, 2, length, 8), torch.randn(2, 2, length, 8)
-    wanted = attend_reference(q, *(x.repeat_interleave(3, 1) for x in (k, v)), Modifiers(window=window))
+@pytest.mark.parametrize("queries", [70, 30, 1])
+@pytest.mark.parametrize("groups", [6, 2])
+def test_grouped_heads_and_none_without_anything_else(window, queries: int, groups: int) -> None:
+    q, k, v = torch.randn(2, 6, queries, 8), torch.randn(2, groups, 70, 8), torch.randn(2, groups, 70, 8)
+    wanted = attend_reference(q, *(x.repeat_interleave(6 // groups, 1) for x in (k, v)), Modifiers(window=window))
     torch.testing.assert_close(attend(q, k, v, Modifiers(window=window)), wanted)

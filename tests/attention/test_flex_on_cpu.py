@@ -4,9 +4,6 @@ FlexAttention refuses to train on the CPU; its reference implementation does it,
 removed. Inductor has no kernels for that, so the graph is run as AOTAutograd made it.
 """
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -15,8 +12,7 @@ import torch.nn.attention.flex_attention as library
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from kerple.attention import Modifiers, cuda
-from kerple.attention.reference import attend_reference
+from kerple.attention import cuda
 
 
 @pytest.fixture(autouse=True)
@@ -91,15 +87,6 @@ def test_output_log_sum_exp_and_gradients_are_those_of_fp64(
     assert not any(x.requires_grad for x in added[0][:3])
 
 
-def test_a_mask_made_in_inference_mode_serves_training() -> None:
-    q, k, v, table, _ = tensors(128, 2, 2, 16, 16, torch.float32, False)
-    with torch.inference_mode():
-        cuda.attend_flex(q, k, v, table, None)
-    out, _ = cuda.attend_flex(q.requires_grad_(), k, v, table, None)
-    out.sum().backward()
-    assert q.grad is not None
-
-
 def test_a_log_sum_exp_that_nobody_differentiates_is_cut_off_inside_what_is_compiled() -> None:
     q, k, v, table, _ = tensors(128, 2, 2, 16, 16, torch.float32, False)
     mask = cuda.causal_mask(128, None, q.device)
@@ -108,15 +95,8 @@ def test_a_log_sum_exp_that_nobody_differentiates_is_cut_off_inside_what_is_comp
         assert lse.requires_grad == wanted
 
 
-def test_fp32_stays_fp32_under_autocast() -> None:
-    q, k, v, table, _ = tensors(140, 2, 2, 16, 16, torch.float32, False)
-    with torch.autocast("cpu", torch.bfloat16):
-        out, _ = cuda.attend_flex(q, k, v, table, None)
-    torch.testing.assert_close(out, attend_reference(q, k, v, Modifiers(table=table)), rtol=1e-5, atol=1e-5)
-
-
 def test_every_length_of_the_ladder_is_one_graph_and_no_more(graphs) -> None:
-    for length in (40, 128, 200, 256):
+    for length in (40, 128, 200):
         for window in (None, 100):
             q, k, v, table, _ = tensors(length, 2, 2, 16, 16, torch.float32, False)
             with torch.no_grad():
@@ -134,32 +114,3 @@ def graphs_of_three_lengths() -> None:
 def test_more_graphs_than_allowed_are_an_error_and_never_scores_of_all_pairs() -> None:
     with pytest.raises(Exception, match=r"fullgraph=True\n--model.attention blocks"):
         graphs_of_three_lengths()
-
-
-WHOLE = """
-import torch
-import torch.nn.attention.flex_attention as library
-from kerple.attention import Modifiers, cuda
-from kerple.attention.reference import attend_reference
-original = library._apply_kernel_options
-library._validate_device = lambda *_: None
-library._apply_kernel_options = lambda *a: {**original(*a), "OUTPUT_LOGSUMEXP": True}
-compiled = torch.compile(cuda.flex, dynamic=False, fullgraph=True, backend="aot_eager")
-cuda.compiled_by_itself = lambda: compiled
-for length, dim, window in ((150, 16, None), (70, 20, 30)):
-    q, k, v, grad = torch.randn(4, 1, 2, length, dim)
-    inputs = [x.requires_grad_() for x in (q, k, v, torch.randn(2, length + 3))]
-    exact = [x.detach().double().requires_grad_() for x in inputs]
-    out, _ = cuda.attend_flex(*inputs, window)
-    right = attend_reference(*exact[:3], Modifiers(table=exact[3], window=window))
-    pairs = zip(torch.autograd.grad(out, inputs, grad), torch.autograd.grad(right, exact, grad.double()), strict=True)
-    for ours, theirs in ((out, right), *pairs):
-        assert (ours.double() - theirs).norm() <= 1e-5 * theirs.norm()
-"""
-
-
-def test_with_the_kernel_of_the_table_s_gradient_interpreted_all_of_it_agrees_with_fp64() -> None:
-    pytest.importorskip("triton", reason="Triton has no wheel for this system")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", WHOLE], capture_output=True, text=True, env=environment, timeout=300)
-    assert done.returncode == 0, done.stderr

@@ -37,11 +37,6 @@ def test_flops_are_those_torch_counts(options: dict) -> None:
     assert counted.training == 3 * (counted.products + counted.attention)
 
 
-@pytest.mark.parametrize("name", ["PaTH", "FoX", "DAPE"])
-def test_flops_leave_the_strategy_out(name: str) -> None:
-    assert flops(network(name), 24) == flops(network(), 24)
-
-
 def test_parameters_are_counted_once_and_by_part() -> None:
     for options in ({}, {"tied": True}):
         made = network("KerpleLog", **options)
@@ -52,8 +47,8 @@ def test_parameters_are_counted_once_and_by_part() -> None:
     assert "head" not in count
 
 
-@pytest.mark.parametrize("name", sorted(positions.names()))
-def test_every_strategy_can_be_counted(name: str) -> None:
+@pytest.mark.parametrize("name", ["Learned", "FoX", "PaTH", "RandomizedPositions"])
+def test_strategies_that_read_positions_or_tokens_can_be_counted(name: str) -> None:
     assert memory(on_meta(name, layers=1), 2, 24, None).activations > 0
 
 
@@ -91,8 +86,3 @@ def test_memory_of_activations_grows_with_the_batch_and_not_with_the_square_of_t
     assert two.activations == pytest.approx(2 * one.activations, rel=0.02)
     assert long.activations == pytest.approx(2 * one.activations, rel=0.02)
     assert (two.weights, two.optimiser) == (one.weights, one.optimiser)
-
-
-def test_a_matrix_that_is_both_embedding_and_head_is_in_memory_once() -> None:
-    twice, once = (memory(on_meta("NoPE", tied=tied), 1, 24, None) for tied in (False, True))
-    assert twice.weights - once.weights == 50 * 32 * 4

@@ -35,13 +35,6 @@ def test_initial_weights_have_the_recipe_s_spread(options: dict[str, float], std
     assert not block.mlp[0].bias.any()
 
 
-def test_options_change_what_they_name() -> None:
-    network = Transformer(Shape(16, 2, 8), 1, 20, NoPE, bias=False, tied=True, hidden=24)
-    assert network.head.weight is network.embedding.weight
-    assert not any(name.endswith("bias") for name, _ in network.named_parameters())
-    assert network.blocks[0].mlp[0].weight.shape == (24, 16)
-
-
 def test_dropout_drops_embeddings_and_both_outputs_of_a_block_in_training_alone() -> None:
     network, seen = Transformer(Shape(64, 2, 8), 1, 20, NoPE, dropout=0.25), []
     for module in network.modules():
@@ -70,24 +63,6 @@ def test_a_bad_number_is_named(change: dict, message: str) -> None:
     arguments = {"layers": 1, "vocabulary": 10, **change}
     with pytest.raises(ValueError, match=message):
         Transformer(Shape(8, 2, 4), arguments.pop("layers"), arguments.pop("vocabulary"), NoPE, **arguments)
-
-
-@pytest.mark.parametrize(("dim", "heads"), [(10, 4), (0, 1), (8, 0)])
-def test_a_bad_shape_is_named(dim: int, heads: int) -> None:
-    with pytest.raises(ValueError, match=r"(heads|dim): got"):
-        Shape(dim, heads, 4)
-
-
-def test_a_window_of_nothing_is_refused(tiny_network) -> None:
-    with pytest.raises(ValueError, match="window: got 0"):
-        tiny_network("NoPE")(torch.zeros(1, 4, dtype=torch.long), window=0)
-
-
-def test_a_cache_for_a_window_refuses_a_larger_one(tiny_network) -> None:
-    network, tokens = tiny_network("NoPE"), torch.zeros(1, 4, dtype=torch.long)
-    for window in (None, 9):
-        with pytest.raises(ValueError, match=f"window: got {window}, but the cache keeps 8 keys"):
-            network(tokens, window=window, cache=network.new_cache(window=8))
 
 
 def test_a_windowed_layers_cache_keeps_its_window() -> None:
