@@ -1,19 +1,10 @@
 """What the event files hold, and what a browser shows of them."""
 
-import shutil
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from matplotlib.image import imread
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -117,53 +108,3 @@ def test_hparams_hold_settings_and_final_metrics(folder: Path, stage: str, metri
     assert settings["position_parameters"].number_value == 4
     assert "position" not in settings  # a function is no hyper-parameter
     assert found.Scalars(metric)[-1].value == pytest.approx(value)
-
-
-@pytest.fixture
-def address(folder: Path) -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    command = [
-        sys.executable,
-        "-m",
-        "tensorboard.main",
-        "--logdir",
-        str(folder),
-        "--port",
-        str(port),
-        "--load_fast=false",
-    ]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    address = f"http://localhost:{port}"
-    try:
-        for _ in range(240):
-            try:
-                layout = urllib.request.urlopen(f"{address}/data/plugin/custom_scalars/layout", timeout=2).read()
-                if b"ppl against length" in layout:
-                    break
-            except OSError:
-                pass
-            time.sleep(0.25)
-        else:
-            pytest.fail("TensorBoard did not serve the layout within a minute")
-        yield address
-    finally:
-        server.kill()
-        server.wait()
-
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
-def test_a_browser_draws_the_curves(address: str, tmp_path: Path) -> None:
-    picture = tmp_path / "page.png"
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1400,900", "--virtual-time-budget=60000"]
-    page = f"{address}/?darkMode=false#custom_scalars"
-    subprocess.run([CHROMIUM, *options, f"--screenshot={picture}", page], check=True, capture_output=True, timeout=180)
-    colours = imread(picture)[..., :3]
-    saturation = colours.max(-1) - colours.min(-1)
-    chart = saturation[150:, 350:]  # right of the list of runs, below the bar
-    assert np.count_nonzero(chart > 0.3) > 300  # lines of runs; axes and text are grey
