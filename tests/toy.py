@@ -25,8 +25,6 @@ class ToyData(LightningDataModule):
     def __init__(self, vocabulary: int = 11, length: int = 8, batch_size: int = 4) -> None:
         super().__init__()
         self.vocabulary, self.length, self.batch_size = vocabulary, length, batch_size
-        self.evaluation_length: int | None = None
-        self.evaluation_blocks: int | None = None
 
     def train_dataloader(self) -> DataLoader:
         return DataLoader(Counting(self.vocabulary, self.length, 10_000), self.batch_size)
@@ -35,7 +33,7 @@ class ToyData(LightningDataModule):
         return DataLoader(Counting(self.vocabulary, self.length, 8), self.batch_size)
 
     def test_dataloader(self) -> DataLoader:
-        return DataLoader(self.blocks("test", self.evaluation_length or self.length, self.evaluation_blocks), 1)
+        return DataLoader(self.blocks("test", self.length), 1)
 
     def blocks(self, split: str, length: int, limit: int | None = None) -> Counting:
         return Counting(self.vocabulary, length, limit or 4)
