@@ -48,11 +48,8 @@ def test_an_ordinary_processor_trains_in_fp32(machine: Machine) -> None:
 @pytest.mark.parametrize(
     ("limit", "precision"),
     [
-        ("SSE41", "32-true"),
         ("AVX2", "32-true"),
-        ("AVX2_VNNI_2", "32-true"),
         ("AVX512_CORE", "32-true"),
-        ("AVX512_CORE_VNNI", "32-true"),
         ("AVX512_CORE_BF16", "bf16-mixed"),
         ("AVX10_1_512_AMX", "bf16-mixed"),
         ("avx2", "32-true"),
@@ -67,11 +64,8 @@ def test_instructions_that_are_switched_off_do_not_count(machine: Machine, limit
 @pytest.mark.parametrize(
     ("gpus", "precision"),
     [
-        (((7, 0),), "32-true"),
         (((7, 5),), "32-true"),
         (((8, 0),), "bf16-mixed"),
-        (((9, 0),), "bf16-mixed"),
-        (((12, 0),), "bf16-mixed"),
         (((9, 0), (7, 5)), "32-true"),
     ],
 )

@@ -54,7 +54,7 @@ ADDITION = {  # for strategies that ask for the places of a task
 
 
 # with no options, with strategies among them, for each layer, and for places of a task
-KINDS = ("KerpleLog", "Learned", "Coupled", "Abacus", "Layers", "Together", "RandomizedPositions", "DAPE")
+KINDS = ("KerpleLog", "Coupled", "Together", "KernelSum")
 
 
 @pytest.fixture

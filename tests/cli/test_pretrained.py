@@ -1,6 +1,5 @@
 """`test --hf` as a user meets it: what it writes, and what it answers to what is no model."""
 
-import ast
 import csv
 import json
 import sys
@@ -12,7 +11,6 @@ import torch
 import yaml
 from tokenizers.pre_tokenizers import ByteLevel
 
-import kerple
 from kerple.cli.main import main
 from kerple.data import TokenShards
 from tests.hf.test_adapter import plain_loop
@@ -282,30 +280,6 @@ def test_the_line_that_installs_the_group(
 ) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert refused(capsys, here, here / "llama").endswith('install it with: pip install --editable ".[hf]"')
-
-
-def test_nothing_outside_imports_the_group_before_it_is_asked_for() -> None:
-    """Neither the optional packages nor any module of ours that imports them, at the top of another module."""
-    package = Path(kerple.__file__).parent
-    imports: dict[str, set[str]] = {}
-    for path in package.rglob("*.py"):
-        names: set[str] = set()
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.ImportFrom):
-                names |= {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
-            elif isinstance(node, ast.Import):
-                names |= {alias.name for alias in node.names}
-        module = ".".join(path.relative_to(package.parent).with_suffix("").parts).removesuffix(".__init__")
-        imports[module] = names
-    optional = {"transformers", "gguf", "accelerate", "lm_eval"}
-    while more := {m for m, names in imports.items() if m not in optional and _roots(names) & optional}:
-        optional |= more
-    assert "kerple.hf.modeling" in optional  # or the search has found nothing
-    assert not {m for m in optional if m.startswith("kerple.") and not m.startswith(("kerple.hf.", "kerple.cli.pre"))}
-
-
-def _roots(names: set[str]) -> set[str]:
-    return names | {name.split(".")[0] for name in names}
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ from typing import Any
 import yaml
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 
+from kerple.base.atomic import write
 from kerple.base.directories import test_directory
 from kerple.base.errors import UserError
 from kerple.cli.lightning import CLI
@@ -38,9 +39,9 @@ class PretrainedCLI(CLI):
         run = Path(config.logs) / config.experiment / label
         directory = test_directory(config.run_dir, str(run / "checkpoints" / "none"), "test")
         self.write_to(directory)
-        if config.run_dir is None and not (run / "config.yaml").exists():  # a report expects that of a run there
-            text = self._parser("test").dump(config, skip_none=False)
-            (run / "config.yaml").write_text(text, encoding="utf-8")
+        above = directory.parent / "config.yaml"  # where a report expects that of a run
+        if directory.parent.resolve() != Path.cwd() and not above.exists():
+            write(above, self._parser("test").dump(config, skip_none=False))
 
 
 class Parsed(PretrainedCLI):
