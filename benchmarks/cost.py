@@ -67,21 +67,20 @@ def reading(strategy: str) -> Callable[[], None]:
 
 def rounds(strategies: list[str], count: int) -> pd.DataFrame:
     """Seconds of a step and of a reading, of every strategy in every round: a slow moment of the machine hits all."""
-    ways = {f"step {strategy}": step(strategy) for strategy in strategies}
-    ways |= {f"reading {strategy}": reading(strategy) for strategy in strategies}
-    seconds = in_turn(ways, count)
+    runs = {f"step {strategy}": step(strategy) for strategy in strategies}
+    runs |= {f"reading {strategy}": reading(strategy) for strategy in strategies}
+    seconds = in_turn(runs, count)
     rows = []
     for strategy in strategies:
-        own = position_parameters(network(strategy))
-        for turn, (step_, read) in enumerate(
-            zip(seconds[f"step {strategy}"], seconds[f"reading {strategy}"], strict=True)
-        ):
-            rows.append((strategy, turn, BATCH * LENGTH / step_, step_, read, own))
+        parameters = position_parameters(network(strategy))
+        turns = zip(seconds[f"step {strategy}"], seconds[f"reading {strategy}"], strict=True)
+        for turn, (train, read) in enumerate(turns):
+            rows.append((strategy, turn, BATCH * LENGTH / train, train, read, parameters))
     columns = ["strategy", "seed", "tokens_per_second", "step_seconds", "read_seconds", "position_parameters"]
     return pd.DataFrame(rows, columns=columns)  # a round is what a seed is to a comparison
 
 
-def table(measured: pd.DataFrame, losses: pd.DataFrame | None) -> Table:
+def table(measured: pd.DataFrame, losses: pd.DataFrame) -> Table:
     """Seconds, their ratios to the baseline with 95% intervals over rounds, memory, parameters and perplexities."""
     rows: dict[str, dict[str, Cell]] = {}
     for strategy, group in measured.groupby("strategy", sort=False):
@@ -89,10 +88,10 @@ def table(measured: pd.DataFrame, losses: pd.DataFrame | None) -> Table:
         for column, name in (("step_seconds", "step"), ("read_seconds", f"reading {READ}")):
             row[f"{name} (ms)"] = f"{1000 * group[column].median():.0f}"
             row[f"{name} ÷ {BASELINE}"] = "1" if strategy == BASELINE else _ratio(measured, str(strategy), column)
-        row["memory of a step (MiB)"] = f"{group['memory_mib'].iloc[0]:,.0f}" if "memory_mib" in group else "–"
+        row["memory of a step (MiB)"] = f"{group['memory_mib'].iloc[0]:,.0f}"
         for length in (LENGTH, READ):
-            found = None if losses is None else losses[(losses["strategy"] == strategy) & (losses["length"] == length)]
-            row[f"perplexity at {length}"] = f"{found['mean'].iloc[0]:.2f}" if found is not None and len(found) else "–"
+            means = losses[(losses["strategy"] == strategy) & (losses["length"] == length)]["mean"]
+            row[f"perplexity at {length}"] = f"{means.iloc[0]:.2f}" if len(means) else "–"
         rows[str(strategy)] = {name: Cell(text) for name, text in row.items()}
     at = machine()
     note = (
@@ -107,9 +106,9 @@ def table(measured: pd.DataFrame, losses: pd.DataFrame | None) -> Table:
 def _ratio(measured: pd.DataFrame, strategy: str, column: str) -> str:
     by_round = measured.pivot(index="seed", columns="strategy", values=column)
     logs = np.log((by_round[strategy] / by_round[BASELINE]).to_numpy())[:, None]
-    found = estimate(logs, np.ones_like(logs))
-    low, high = np.exp(found.interval())
-    return f"{np.exp(found.mean):.2f} [{low:.2f}, {high:.2f}]"
+    mean = estimate(logs, np.ones_like(logs))
+    low, high = np.exp(mean.interval())
+    return f"{np.exp(mean.mean):.2f} [{low:.2f}, {high:.2f}]"
 
 
 def figure(measured: pd.DataFrame, losses: pd.DataFrame) -> Figure:
@@ -136,15 +135,14 @@ def main() -> None:
     measured = rounds(strategies, count)
     memory = {s: peak_above(textwrap.dedent(MEMORY.format(strategy=s))) for s in strategies}
     measured["memory_mib"] = measured["strategy"].map(memory)
-    folder, summary = ROOT / "results/cost", ROOT / f"results/{TIER}/summary.csv"
+    folder = ROOT / "results/cost"
     folder.mkdir(exist_ok=True)
-    losses = pd.read_csv(summary).query("metric == 'ppl' and protocol == 'full'") if summary.exists() else None
-    made = table(measured, losses)
+    losses = pd.read_csv(ROOT / f"results/{TIER}/summary.csv").query("metric == 'ppl' and protocol == 'full'")
+    costs = table(measured, losses)
     measured.to_csv(folder / "costs.csv", index=False, float_format="%.6g")
-    (folder / "table.md").write_text(f"# cost\n\n{made.markdown()}")
-    if losses is not None:
-        save(figure(measured, losses), folder, "loss-against-cost")
-    print(made.markdown())
+    (folder / "table.md").write_text(f"# cost\n\n{costs.markdown()}")
+    save(figure(measured, losses), folder, "loss-against-cost")
+    print(costs.markdown())
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -56,24 +55,6 @@ class Interrupt(Callback):
             if not self.number:
                 raise RuntimeError("interrupted")
             os.kill(os.getpid(), self.number)
-
-
-class KillAfter(Callback):
-    """Has the kernel kill this process at whatever it does after some CPU time of training: no handler, no clean-up.
-
-    CPU time, because a busy machine does not move the moment. 0 seconds: only writes down how many training took.
-    """
-
-    def __init__(self, seconds: float, folder: str) -> None:
-        super().__init__()
-        self.seconds, self.folder = seconds, folder
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.began = time.process_time()
-        signal.setitimer(signal.ITIMER_PROF, self.seconds)  # then SIGPROF, which nobody handles
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        (Path(self.folder) / "seconds.txt").write_text(str(time.process_time() - self.began))
 
 
 def interruption(hook: str, call: int, number: int = signal.SIGKILL, rank: int = 0) -> list[dict[str, Any]]:
@@ -171,10 +152,6 @@ class Fit:
         """Change settings of the model, the data or the trainer for the starts to come."""
         self.config[section] = self.config[section] | settings
 
-    def kill_after(self, seconds: float) -> list[dict[str, Any]]:
-        options = {"seconds": seconds, "folder": str(self.folder)}
-        return [{"class_path": "tests.disturbed.KillAfter", "init_args": options}]
-
     def rows(self, rank: int = 0) -> dict[tuple[str, int], Any]:
         """What was recorded, by kind and number; a batch done twice has to have been the same both times."""
         found: dict[tuple[str, int], Any] = {}
@@ -217,6 +194,12 @@ def same(ours: Any, theirs: Any) -> bool:
     if isinstance(ours, list | tuple):
         return len(ours) == len(theirs) and all(same(a, b) for a, b in zip(ours, theirs, strict=True))
     return bool(ours == theirs)
+
+
+def assert_same_state(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    """Two checkpoints go on in the same way."""
+    for key in ("state_dict", "optimizer_states", "lr_schedulers", "random_states", "global_step"):
+        assert same(ours[key], theirs[key]), key
 
 
 def prepare(folder: Path) -> Path:

@@ -1,13 +1,11 @@
 """A run that was stopped, however, and resumed is the run that was not: samples, losses, validations, every bit."""
 
-import random
 import signal
-from itertools import count
 from pathlib import Path
 
 import pytest
 
-from tests.disturbed import Fit, interruption, prepare, same
+from tests.disturbed import Fit, assert_same_state, interruption, prepare
 
 EPOCHS = {"data": {"samples": 40}}  # 10 micro-batches an epoch: its end is in the middle of everything
 SETTINGS = {"one epoch": {}, "epochs": EPOCHS, "workers": {"data": {"workers": 2}}}
@@ -34,9 +32,7 @@ def undisturbed(shards: Path, tmp_path_factory: pytest.TempPathFactory):
 
 def assert_same_run(fit: Fit, undisturbed: Fit) -> None:
     assert fit.rows() == undisturbed.rows()
-    ours, theirs = fit.checkpoint(), undisturbed.checkpoint()
-    for key in ("state_dict", "optimizer_states", "lr_schedulers", "random_states", "global_step"):
-        assert same(ours[key], theirs[key]), key
+    assert_same_state(fit.checkpoint(), undisturbed.checkpoint())
 
 
 def test_the_reference_run_is_one_that_could_go_wrong(undisturbed) -> None:
@@ -79,20 +75,3 @@ def test_a_run_may_be_stopped_again_and_again(shards: Path, tmp_path: Path, undi
         assert stops < 20
     assert stops >= 2
     assert_same_run(fit, undisturbed("epochs"))
-
-
-@pytest.mark.slow
-def test_kill_at_random_moments(shards: Path, tmp_path: Path, undisturbed) -> None:
-    draw = random.Random(0)
-    timed = Fit(tmp_path / "timed", shards)
-    assert timed.start(timed.kill_after(0)) == 0
-    whole = float((timed.folder / "seconds.txt").read_text())
-    killed = 0
-    for run in count():
-        fit = Fit(tmp_path / f"fit{run}", shards)
-        while (status := fit.start(fit.kill_after(draw.uniform(0.02, 1.0) * whole))) != 0:
-            assert status == -signal.SIGPROF
-            killed += 1
-        assert_same_run(fit, undisturbed("one epoch"))
-        if killed >= 20:
-            break

@@ -1,123 +1,85 @@
 """Search of a training recipe on the validation split: ``python -m benchmarks.recipe.search STAGE …``.
 
-A stage of `stages.yaml` is a list of trials; a trial is a set of settings that differ from the stage's base. Each is
-trained with each strategy on the same number of tokens, as `run.py fit` would, and scored on validation blocks of 8
-times the training length (or `score.length`): at that length and, where the stage says `far`, at the whole block, in
-full and with the window of that length. One row a run is appended to `runs.csv`, and what has a row is not run again: a
-stage can be stopped, and shared by several processes. The test split is never opened.
+A stage of `stages.yaml` is a list of trials; a trial is a set of flags of `run.py fit` that differ from the stage's
+base. Each is trained with each strategy on the same number of tokens and scored on validation blocks of 8 times the
+training length (or `score.length`): at that length and, where the stage says `far`, at the whole block, in full and
+with a window of that length. One row a run is appended to `runs.csv`, and what has a row is not run again.
+
+``--task NAME -- FLAG …`` searches settings of a task instead: `configs/tasks/NAME.yaml` is trained with the flags and
+scored by exact match on 200 problems of 1, 2 and 3 times the training length of the validation draw, which shares none
+with training; a row a seed is appended to `tasks.csv`. The test split is never opened.
 """
 
 import argparse
 import csv
-import hashlib
 import json
 import math
-import os
-import warnings
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import yaml
-from filelock import FileLock, Timeout
-from pytorch_lightning import Trainer, seed_everything
 
-import kerple.positions as positions
+from kerple.cli.main import main as run
+from kerple.cli.predict import load
 from kerple.data import TokenShards
 from kerple.evaluation.protocols import full, windowed
 from kerple.model import Transformer
-from kerple.positions import Position, Shape
-from kerple.training.language_model import LanguageModel
+from kerple.tasks import TaskData
+from kerple.tasks.sampling import collate
 
 HERE = Path(__file__).parent
-RUN = ["strategy", "seed", "tokens", "settings"]  # what a run is
+RUN = ["stage", "strategy", "seed", "tokens", "settings"]
 SCORES = ["loss_1x", "loss_full_8x", "loss_windowed_8x", "gain_8x", "gain_error", "ppl_1x"]
 TARGETS = 65_536
+QUIET = [
+    "--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.logger=false", "--trainer.limit_val_batches=0",
+    "--trainer.num_sanity_val_steps=0", "--trainer.enable_progress_bar=false",
+]  # fmt: skip
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("stages", nargs="+", help="names of stages in stages.yaml, in the order to run them")
-    stages = parser.parse_args().stages
-    os.environ.setdefault("MKL_CBWR", "AUTO")  # as run.py
-    torch.set_num_threads(1)
-    warnings.filterwarnings("ignore")
-    for stage in stages:
-        while any(once(stage, run, far) for run, far in runs(stage)):
-            pass  # stages.yaml is read again after each run
-
-
-def runs(stage: str) -> list[tuple[dict[str, Any], bool]]:
+def runs(stage: str) -> Iterator[tuple[dict[str, Any], bool]]:
     """The runs of a stage, strategy by strategy, and whether each is scored beyond the training length too."""
-    said = yaml.safe_load((HERE / "stages.yaml").read_text())[stage]
-    return [
-        (
-            {"strategy": strategy, "seed": seed, "tokens": said["tokens"], "settings": {**said["base"], **trial}},
-            said.get("far", False),
-        )
-        for strategy in said["strategies"]
-        for trial in said["trials"]
-        for seed in said["seeds"]
-    ]
+    plan = yaml.safe_load((HERE / "stages.yaml").read_text())[stage]
+    for strategy in plan["strategies"]:
+        for trial in plan["trials"]:
+            for seed in plan["seeds"]:
+                settings = {**plan["base"], **trial}
+                values = (stage, strategy, seed, plan["tokens"], json.dumps(settings, sort_keys=True))
+                yield dict(zip(RUN, values, strict=True)), plan.get("far", False)
 
 
-def once(stage: str, run: dict[str, Any], far: bool) -> bool:
-    """Do a run unless it has a row or another process is at it; whether it was done."""
-    row = {**run, "settings": json.dumps(run["settings"], sort_keys=True)}
-    name = hashlib.sha256(json.dumps(row, sort_keys=True).encode()).hexdigest()[:16]
-    (HERE / ".locks").mkdir(exist_ok=True)
-    try:
-        with FileLock(HERE / ".locks" / name, timeout=0):
-            if any(all(str(row[key]) == done[key] for key in RUN) for done in table()):
-                return False
-            row = {"stage": stage, **row, **train_and_score(**run, far=far)}
-            with FileLock(HERE / ".locks" / "table"), (HERE / "runs.csv").open("a", newline="") as file:
-                writer = csv.DictWriter(file, ["stage", *RUN, *SCORES])
-                if not file.tell():
-                    writer.writeheader()
-                writer.writerow(row)
-            print(*row.values(), flush=True)
-            return True
-    except Timeout:
-        return False
-
-
-def table() -> list[dict[str, str]]:
-    """The rows there are."""
-    if not (HERE / "runs.csv").exists():
-        return []
-    with (HERE / "runs.csv").open(newline="") as file:
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
         return list(csv.DictReader(file))
 
 
-def train_and_score(strategy: str, seed: int, tokens: int, settings: dict[str, Any], far: bool) -> dict[str, float]:
-    """Train a model with settings named as on the command line, ``model.lr`` for instance; its scores."""
-    data, model, trainer, scoring = (
-        {key.removeprefix(part): value for key, value in settings.items() if key.startswith(part)}
-        for part in ("data.", "model.", "trainer.", "score.")
-    )
-    seed_everything(seed, verbose=False)
-    shards = TokenShards(**data, seed=seed)
+def append(path: Path, row: list[object]) -> None:
+    with path.open("a", newline="") as file:
+        csv.writer(file).writerow(row)
+    print(*row, flush=True)
 
-    def position(shape: Shape) -> Position:
-        return positions.build(strategy, dim=shape.dim, heads=shape.heads, length=shape.length)
 
-    module = LanguageModel(position, shards.vocabulary, shards.length, **model)
-    Trainer(
-        accelerator="cpu",
-        devices=1,
-        max_steps=tokens // (shards.length * shards.batch_size),
-        gradient_clip_val=1.0,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        limit_val_batches=0,
-        num_sanity_val_steps=0,
-        **{"precision": "32-true", **trainer},
-    ).fit(module, shards)
-    return score(module.network.eval(), shards, scoring.get("length", shards.length), far)
+def fit(*flags: str) -> tuple[Any, Any]:
+    """The model and the data of a run of `run.py fit` in a folder that goes at the end."""
+    with tempfile.TemporaryDirectory() as folder:
+        run(["fit", *flags, f"--run_dir={folder}/run", '--trainer.callbacks=[{"class_path": "LastCheckpoint"}]'])
+        return load(f"{folder}/run/checkpoints/last.ckpt")
+
+
+def train(strategy: str, seed: int, tokens: int, settings: dict[str, Any]) -> tuple[Transformer, TokenShards]:
+    """Train on so many tokens with settings named as flags."""
+    steps = tokens // (settings["data.length"] * settings["data.batch_size"])
+    every = {"trainer.precision": "32-true", "trainer.gradient_clip_val": 1.0, "model.position": strategy}
+    every |= {"data": "TokenShards", "data.seed": seed, "seed_everything": seed, "trainer.max_steps": steps, **settings}
+    flags = [
+        f"--{key}={json.dumps(value) if isinstance(value, list | bool) else value}" for key, value in every.items()
+    ]
+    model, data = fit(*QUIET, *(flag for flag in flags if not flag.startswith("--score.")))
+    return model.network, data
 
 
 @torch.no_grad()
@@ -126,23 +88,48 @@ def score(network: Transformer, data: TokenShards, length: int, far: bool) -> di
     ``length`` gains, with the standard error of its mean over the blocks."""
     blocks = data.blocks("validation", 8 * length)
     chosen = np.linspace(0, len(blocks) - 1, TARGETS // (8 * length)).astype(int)
-    near, everything, window = [], [], []  # one mean a block
-    for index in chosen:
-        tokens = blocks[int(index)]["tokens"][None]
-        near.append(float(full(network, tokens, length).mean()))
-        if far:
-            everything.append(float(full(network, tokens, 8 * length).mean()))
-            window.append(float(windowed(network, tokens, 8 * length, window=length).mean()))
-    scores = {"loss_1x": float(np.mean(near)), "ppl_1x": math.exp(np.mean(near))}
+    tokens = [blocks[int(index)]["tokens"][None] for index in chosen]  # (1, 8 L + 1) each
+    near = np.mean([float(full(network, block, length).mean()) for block in tokens])
+    scores = {"loss_1x": near, "ppl_1x": math.exp(near)}
     if far:
+        everything = [float(full(network, block, 8 * length).mean()) for block in tokens]
+        window = [float(windowed(network, block, 8 * length, window=length).mean()) for block in tokens]
         gains = np.subtract(window, everything)
-        scores |= {
-            "loss_full_8x": float(np.mean(everything)),
-            "loss_windowed_8x": float(np.mean(window)),
-            "gain_8x": float(gains.mean()),
-            "gain_error": float(gains.std(ddof=1) / len(gains) ** 0.5),
-        }
-    return {key: round(value, 5) for key, value in scores.items()}
+        scores |= {"loss_full_8x": np.mean(everything), "loss_windowed_8x": np.mean(window)}
+        scores |= {"gain_8x": gains.mean(), "gain_error": gains.std(ddof=1) / len(gains) ** 0.5}
+    return {key: round(float(value), 5) for key, value in scores.items()}
+
+
+@torch.no_grad()
+def exact_match(network: Transformer, data: TaskData, times: int) -> float:
+    """Share of problems of so many times the training length whose whole answer is right."""
+    batch = collate(data.sampler.distinct("validation", 200, times * data.train_length))
+    tokens = batch["tokens"]  # (B, T + 1)
+    right = network(tokens[:, :-1]).argmax(-1) == tokens[:, 1:]  # (B, T)
+    return float((right | ~batch["scored"]).all(1).double().mean())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("stages", nargs="*", help="names of stages in stages.yaml; with --task, flags of fit behind --")
+    parser.add_argument("--task", help="name of a file in configs/tasks, such as long_addition")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1235, 1236, 1237], help="with --task")
+    options = parser.parse_args()
+    if options.task:
+        configs = [f"--config=configs/tasks/{name}.yaml" for name in ("base", options.task)]
+        for seed in options.seeds:
+            model, data = fit(*configs, *options.stages, f"--seed_everything={seed}", f"--data.seed={seed}")
+            shares = [f"{exact_match(model.network, data, times):.3f}" for times in (1, 2, 3)]
+            append(HERE / "tasks.csv", [options.task, " ".join(options.stages), seed, *shares])
+        return
+    for stage in options.stages:
+        for row, far in runs(stage):
+            if any(all(str(row[key]) == done[key] for key in RUN[1:]) for done in rows(HERE / "runs.csv")):
+                continue
+            settings = json.loads(row["settings"])
+            network, data = train(row["strategy"], row["seed"], row["tokens"], settings)
+            scores = score(network, data, settings.get("score.length", data.length), far)
+            append(HERE / "runs.csv", [*row.values(), *(scores.get(name, "") for name in SCORES)])
 
 
 if __name__ == "__main__":
