@@ -14,6 +14,7 @@ import argparse
 import csv
 import json
 import math
+import statistics
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,13 +90,13 @@ def score(network: Transformer, data: TokenShards, length: int, far: bool) -> di
     blocks = data.blocks("validation", 8 * length)
     chosen = np.linspace(0, len(blocks) - 1, TARGETS // (8 * length)).astype(int)
     tokens = [blocks[int(index)]["tokens"][None] for index in chosen]  # (1, 8 L + 1) each
-    near = np.mean([float(full(network, block, length).mean()) for block in tokens])
-    scores = {"loss_1x": near, "ppl_1x": math.exp(near)}
+    near = statistics.mean([float(full(network, block, length).mean()) for block in tokens])
+    scores: dict[str, float] = {"loss_1x": near, "ppl_1x": math.exp(near)}
     if far:
         everything = [float(full(network, block, 8 * length).mean()) for block in tokens]
         window = [float(windowed(network, block, 8 * length, window=length).mean()) for block in tokens]
         gains = np.subtract(window, everything)
-        scores |= {"loss_full_8x": np.mean(everything), "loss_windowed_8x": np.mean(window)}
+        scores |= {"loss_full_8x": statistics.mean(everything), "loss_windowed_8x": statistics.mean(window)}
         scores |= {"gain_8x": gains.mean(), "gain_error": gains.std(ddof=1) / len(gains) ** 0.5}
     return {key: round(float(value), 5) for key, value in scores.items()}
 
