@@ -149,5 +149,5 @@ def test_what_ours_does_not_have_is_refused(config: type, changes: dict[str, Any
 def test_a_file_may_name_no_strategies_but_ours() -> None:
     theirs = tiny("llama")
     read = read_family(theirs.config, theirs.state_dict())
-    with pytest.raises(ValueError, match=r"position: names the class os.system, expected one of ALiBi"):
+    with pytest.raises(ValueError, match=r"position: names the class os.system, which is not one of this project"):
         transformer({**read.model, "position": {"class_path": "os.system"}})

@@ -2,20 +2,21 @@
 
 import argparse
 from functools import lru_cache
+from typing import Any
 
 import yaml
 
 from kerple.base.errors import UserError
 from kerple.cli.classes import classes
-from kerple.hf import weights
-from kerple.hf.families import StoredModel
 from kerple.model import Transformer
 
 OF_THE_DATA = ("length", "vocabulary")  # the model takes these from the data
 
 
 @lru_cache(maxsize=1)  # called for the options first, then for the weights
-def _read(path: str, trust: str) -> StoredModel:
+def _read(path: str, trust: str) -> Any:
+    from kerple.hf import weights  # imports transformers, which takes seconds
+
     try:
         return weights.read(path, classes(trust))
     except UserError as error:  # of a model that `test` calls --hf
@@ -49,5 +50,7 @@ def start_from(network: Transformer, path: str, trust: str | None = None) -> Non
     Raises:
         UserError: If a weight other than the strategy's does not fit.
     """
+    from kerple.hf import weights
+
     print(f"weights of {path}:\n{weights.fill(network, _read(path, trust or ''))}", flush=True)
     _read.cache_clear()
