@@ -23,24 +23,20 @@ __all__ = [
 ]
 
 
-def _found() -> dict[str, type[Position]]:
+def _strategies_by_name() -> dict[str, type[Position]]:
     modules = [import_module(module.name) for module in walk_packages(__path__, f"{__name__}.")]
     classes = {value for module in modules for value in vars(module).values() if inspect.isclass(value)}
-    found = {c.__name__: c for c in classes if issubclass(c, Position) and not inspect.isabstract(c)}
-    return dict(sorted(found.items()))  # in one order, whatever the hashes of the classes are
+    by_name = {c.__name__: c for c in classes if issubclass(c, Position) and not inspect.isabstract(c)}
+    return dict(sorted(by_name.items()))  # in one order, whatever the hashes of the classes are
 
 
-_BY_NAME = _found()
+_BY_NAME = _strategies_by_name()
 
 
 def __getattr__(name: str) -> type[Position]:
     if name in _BY_NAME:
         return _BY_NAME[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return [*__all__, *names()]
 
 
 def names() -> list[str]:
@@ -73,5 +69,5 @@ def build(name: str, *, dim: int, heads: int, length: int, **options: Any) -> Po
     """
     if name not in _BY_NAME:
         raise UserError(f"position: got {name!r}, expected one of {', '.join(names())}")
-    made: Callable[..., Position] = _BY_NAME[name]
-    return made(Shape(dim, heads, length), **options)
+    strategy: Callable[..., Position] = _BY_NAME[name]
+    return strategy(Shape(dim, heads, length), **options)

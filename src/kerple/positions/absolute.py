@@ -48,12 +48,8 @@ class Sinusoidal(Position):
 
     def __init__(self, shape: Shape, base: float = 10000.0, scaled: bool = False) -> None:
         super().__init__()
-        if shape.dim % 2:
-            raise UserError(
-                f"Sinusoidal: dim: got {shape.dim}, expected an even width: sines and cosines come in pairs"
-            )
-        if base <= 1:
-            raise UserError(f"Sinusoidal: base: got {base}, expected a number above 1; the paper uses 10000")
+        self.require(shape.dim % 2 == 0, "dim", shape.dim, "an even width: sines and cosines come in pairs")
+        self.require(base > 1, "base", base, "a number above 1; the paper uses 10000")
         self.dim, self.base, self.gain = shape.dim, base, shape.dim**0.5 if scaled else 1.0
 
     def embed(self, x: Tensor, at: TokenPositions) -> Tensor:
@@ -82,10 +78,8 @@ class Learned(Position):
 
     def __init__(self, shape: Shape, beyond: Literal["error", "clamp", "interpolate"] = "error") -> None:
         super().__init__()
-        if beyond not in ("error", "clamp", "interpolate"):
-            raise UserError(f"Learned: beyond: got {beyond!r}, expected error, clamp or interpolate")
         self.beyond = beyond
-        self.rows = shape.reach
+        self.rows = shape.positions
         self.max_length = self.rows if beyond == "error" else None
         self.prefix_consistent = beyond != "interpolate"
         rows = torch.empty(self.rows, shape.dim, dtype=torch.float32).normal_(std=0.02)
@@ -104,13 +98,10 @@ class Learned(Position):
         elif self.beyond == "clamp":
             rows = self.table[positions.clamp(max=last)]
         else:
-            self._refuse(positions)
+            if readable(positions) and int(positions.max()) >= self.rows:
+                raise UserError(
+                    f"position: got {int(positions.max())}, but Learned has {self.rows} rows, 0 to {self.rows - 1}, "
+                    "the training length; read less, or choose beyond: clamp or beyond: interpolate"
+                )
             rows = self.table[positions]
         return (precise(x) + rows).to(x.dtype)
-
-    def _refuse(self, positions: Tensor) -> None:
-        if readable(positions) and int(positions.max()) >= self.rows:
-            raise UserError(
-                f"position: got {int(positions.max())}, but Learned has {self.rows} rows, 0 to {self.rows - 1}, "
-                "the training length; read less, or choose beyond: clamp or beyond: interpolate"
-            )

@@ -29,7 +29,7 @@ class Shape:
         length: Training length in tokens.
         layer: Which layer the strategy is for, 0 for the first, and for one that all layers share.
         layers: How many layers there are.
-        farthest: Positions in training are below this; None for the training length. It sizes a learned table.
+        max_positions: Positions in training are below this; None for the training length. It sizes a learned table.
 
     Raises:
         UserError: If a number is not positive, the heads do not divide the width or there is no such layer.
@@ -40,7 +40,7 @@ class Shape:
     length: int
     layer: int = 0
     layers: int = 1
-    farthest: int | None = None
+    max_positions: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("dim", "heads", "length", "layers"):
@@ -52,9 +52,9 @@ class Shape:
             raise UserError(f"layer: got {self.layer}, expected 0 to {self.layers - 1}")
 
     @property
-    def reach(self) -> int:
+    def positions(self) -> int:
         """Number of positions that training may use."""
-        return self.length if self.farthest is None else self.farthest
+        return self.length if self.max_positions is None else self.max_positions
 
     @property
     def head_dim(self) -> int:

@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor, nn
 
-from kerple.base.errors import UserError
 from kerple.positions.base import Position, Shape
 from kerple.positions.products import product
 from kerple.positions.token_positions import QueryKeyBlock
@@ -32,8 +31,7 @@ class CoPE(Position):
 
     def __init__(self, shape: Shape, rows: int = 64) -> None:
         super().__init__()
-        if rows < 2:
-            raise UserError(f"CoPE: rows: got {rows}, expected 2 or more; the paper uses 64")
+        self.require(rows >= 2, "rows", rows, "2 or more; the paper uses 64")
         self.vectors = nn.Parameter(torch.zeros(rows, shape.head_dim, dtype=torch.float32))
 
     def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> Tensor:

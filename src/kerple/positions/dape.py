@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kerple.base.errors import UserError
 from kerple.positions.base import Position, Shape, is_distance_bias
 from kerple.positions.kerple import KerpleLog
 from kerple.positions.pair_network import pair_network
@@ -40,15 +39,10 @@ class DAPE(Position):
 
     def __init__(self, shape: Shape, over: Callable[[Shape], Position] = KerpleLog, hidden: int = 32) -> None:
         super().__init__()
-        name = type(self).__name__
-        if hidden < 1:
-            raise UserError(f"{name}: hidden: got {hidden}, expected a positive width; the paper uses 32")
+        self.require(hidden >= 1, "hidden", hidden, "a positive width; the paper uses 32")
         self.over = over(shape)
-        if not is_distance_bias(self.over):
-            raise UserError(
-                f"{name}: over: got {type(self.over).__name__}, expected a strategy that is a bias by distance and "
-                "nothing else, such as KerpleLog, ALiBi or T5"
-            )
+        expected = "a strategy that is a bias by distance and nothing else, such as KerpleLog, ALiBi or T5"
+        self.require(is_distance_bias(self.over), "over", type(self.over).__name__, expected)
         self.into = nn.Linear(2 * shape.heads * self.taps, hidden, dtype=torch.float32)
         # without a bias: softmax cancels what is added to all keys alike
         self.out = nn.Linear(hidden * self.taps, shape.heads, bias=False, dtype=torch.float32)

@@ -5,7 +5,6 @@ import math
 import torch
 from torch import Tensor
 
-from kerple.base.errors import UserError
 from kerple.positions.angles import angles
 from kerple.positions.base import Position, Shape
 
@@ -67,8 +66,7 @@ class Sandwich(Position):
 
     def __init__(self, shape: Shape, size: int = 128) -> None:
         super().__init__()
-        if size < 2 or size % 2:
-            raise UserError(f"Sandwich: size: got {size}, expected an even number of 2 or more; the paper uses 128")
+        self.require(size >= 2 and size % 2 == 0, "size", size, "an even number of 2 or more; the paper uses 128")
         self.heads, self.size = shape.heads, size
 
     def bias(self, distance: Tensor) -> Tensor:

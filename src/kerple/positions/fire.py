@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kerple.base.errors import UserError
 from kerple.positions.base import Position, Shape
 from kerple.positions.products import precise, product
 from kerple.positions.token_positions import QueryKeyBlock, heads_after_batch
@@ -36,11 +35,9 @@ class FIRE(Position):
 
     def __init__(self, shape: Shape, hidden: int = 32, threshold: float | None = None) -> None:
         super().__init__()
-        if hidden < 1:
-            raise UserError(f"FIRE: hidden: got {hidden}, expected a positive width; the paper uses 32")
-        self.threshold = max(shape.reach / 4, 1.0) if threshold is None else threshold
-        if not self.threshold >= 1:
-            raise UserError(f"FIRE: threshold: got {threshold}, expected 1 token or more; the paper uses 512")
+        self.require(hidden >= 1, "hidden", hidden, "a positive width; the paper uses 32")
+        self.threshold = max(shape.positions / 4, 1.0) if threshold is None else threshold
+        self.require(self.threshold >= 1, "threshold", threshold, "1 token or more; the paper uses 512")
         self.learn("c", 1, 0.1, minimum=1e-3)
         self.learn("threshold_scale", 1, 1.0, minimum=1 / self.threshold)  # of order 1, so that an optimiser moves it
         first, second = nn.Linear(1, hidden, dtype=torch.float32), nn.Linear(hidden, shape.heads, dtype=torch.float32)

@@ -41,16 +41,13 @@ class Layers(Wrapper):
         every = min(4, shape.layers) if every is None else every
         if every < 1 or shape.layers % every:
             raise UserError(f"Layers: every: got {every}, expected a divisor of the {shape.layers} layers")
-        if window is not None and window < 1:
-            raise UserError(f"Layers: window: got {window}, expected at least 1 key, or none for the training length")
         is_far = (shape.layer + 1) % every == 0
         super().__init__((far if is_far else near)(shape))
-        if self.position.uses("embed"):
-            raise UserError(
-                f"Layers: {'far' if is_far else 'near'}: got {type(self.position).__name__}, which works through the "
-                "embeddings that all layers share; expected a strategy that works in attention"
-            )
+        window = shape.length if window is None else window
+        self.require(window >= 1, "window", window, "at least 1 key, or none for the training length")
+        expected = "a strategy that works in attention, not through the embeddings, which all layers share"
+        option = "far" if is_far else "near"
+        self.require(not self.position.uses("embed"), option, type(self.position).__name__, expected)
         self.per_layer = self.differs = True
         if not is_far:
-            own = shape.length if window is None else window
-            self.window = own if self.window is None else min(own, self.window)
+            self.window = window if self.window is None else min(window, self.window)

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kerple.base.errors import UserError
 from kerple.positions.base import Position, Shape
 from kerple.positions.products import precise, product
 from kerple.positions.token_positions import QueryKeyBlock, TokenPositions
@@ -40,9 +39,8 @@ class PaTH(Position):
 
     def __init__(self, shape: Shape, rank: int = 32, convolution: int = 1) -> None:
         super().__init__()
-        for name, number in (("rank", rank), ("convolution", convolution)):
-            if number < 1:
-                raise UserError(f"PaTH: {name}: got {number}, expected a positive number")
+        self.require(rank >= 1, "rank", rank, "a positive number")
+        self.require(convolution >= 1, "convolution", convolution, "a positive number")
         self.heads = shape.heads
         self.down = nn.Linear(shape.dim, rank, bias=False, dtype=torch.float32)
         self.up = nn.Linear(rank, shape.dim, bias=False, dtype=torch.float32)

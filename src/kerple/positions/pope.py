@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kerple.base.errors import UserError
 from kerple.positions.angles import angles
 from kerple.positions.base import Position, Shape
 from kerple.positions.products import precise
@@ -36,8 +35,7 @@ class PoPE(Position):
 
     def __init__(self, shape: Shape, base: float = 10000.0, phase: float | None = 0.0) -> None:
         super().__init__()
-        if not 1 < base < math.inf:
-            raise UserError(f"PoPE: base: got {base}, expected a number above 1; the paper uses 10000")
+        self.require(1 < base < math.inf, "base", base, "a number above 1; the paper uses 10000")
         self.base, self.heads = base, shape.heads
         turn = 2 * math.pi
         self.learn("phase", shape.dim, phase, between=(-turn, 0.0), minimum=-turn, maximum=0.0)

@@ -6,7 +6,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from kerple.base.errors import UserError
 from kerple.positions.base import Position, Shape
 from kerple.positions.rotary import RoPE
 from kerple.positions.token_positions import TokenPositions
@@ -26,7 +25,7 @@ class RandomizedPositions(Drawing):
 
     Args:
         shape: What the model hands to every strategy.
-        position: Builder of the wrapped strategy, given the shape with ``reach`` as its `Shape.reach`.
+        position: Builder of the wrapped strategy, given the shape with ``reach`` as its `Shape.positions`.
         reach: Positions to draw from; None is 32 times the training length. At least the longest input to be tested.
         seed: Chooses the draws.
 
@@ -48,12 +47,9 @@ class RandomizedPositions(Drawing):
         seed: int = 0,
     ) -> None:
         reach = 32 * shape.length if reach is None else reach
-        if reach < shape.length:
-            raise UserError(
-                f"RandomizedPositions: reach: got {reach}, expected at least the training length {shape.length}; "
-                "choose the longest input to be tested"
-            )
-        super().__init__(position(replace(shape, farthest=reach)), seed)
+        super().__init__(position(replace(shape, max_positions=reach)), seed)
+        expected = f"at least the training length {shape.length}; choose the longest input to be tested"
+        self.require(reach >= shape.length, "reach", reach, expected)
         self.reach = self.max_length = reach
         self.shift_invariant, self.prefix_consistent = True, False  # whatever the wrapped strategy is
         self.register_buffer("drawn", torch.zeros(shape.length, dtype=torch.int64))

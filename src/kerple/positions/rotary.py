@@ -5,7 +5,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kerple.base.errors import UserError
 from kerple.positions.base import Position, Shape
 from kerple.positions.products import precise
 from kerple.positions.rotary_scaling import Scaling, Turns
@@ -79,11 +78,16 @@ class RoPE(Position):
         mistake: Literal["bf16"] | None = None,
     ) -> None:
         super().__init__()
-        if mistake not in (None, "bf16"):
-            raise UserError(f"RoPE: mistake: got {mistake!r}, expected bf16, or null for none")
-        self.turned = turned_dimensions("RoPE", shape, base, share, layout)
+        self.turned = turned_dimensions(self, shape, base, share)
+        expected = (
+            f"a number of 1 or more beside scaling {scaling}: how many times the training length is to be reached"
+        )
+        self.require(scaling is None or (factor is not None and factor >= 1), "factor", factor, expected)
+        expected = "another such as pi or yarn, as it needs 4 or more turned dimensions a head"
+        self.require(self.turned > 2 or scaling not in ("ntk", "dynamic_ntk"), "scaling", scaling, expected)
+        self.require(0 < slow < fast, "slow, fast", f"{slow}, {fast}", "0 < slow < fast; the paper uses 1 and 32")
         self.layout, self.mistake = layout, mistake
-        self.turns = Turns(self.turned, base, shape.reach, scaling, factor, fast, slow)
+        self.turns = Turns(self.turned, base, shape.positions, scaling, factor, fast, slow)
         self.prefix_consistent = scaling != "dynamic_ntk"
         self.shift_invariant = self.prefix_consistent and mistake is None
 
@@ -106,18 +110,15 @@ def rounded(x: Tensor) -> Tensor:
     return x.to(torch.bfloat16).to(x.dtype)
 
 
-def turned_dimensions(name: str, shape: Shape, base: float, share: float, layout: Layout) -> int:
-    """Number of dimensions of each head that are turned; a UserError names the strategy if that is impossible."""
-    if base <= 1:
-        raise UserError(f"{name}: base: got {base}, expected a number above 1; the paper uses 10000")
-    if layout not in ("half", "interleaved"):
-        raise UserError(f"{name}: layout: got {layout!r}, expected half or interleaved")
-    if not 0 < share <= 1:
-        raise UserError(f"{name}: share: got {share}, expected a part of the head in (0, 1]; the paper turns all: 1")
+def turned_dimensions(position: Position, shape: Shape, base: float, share: float) -> int:
+    """Number of dimensions of each head that a rotary strategy turns, once its options are checked."""
+    position.require(base > 1, "base", base, "a number above 1; the paper uses 10000")
+    position.require(0 < share <= 1, "share", share, "a part of the head in (0, 1]; the paper turns all: 1")
     turned = round(share * shape.head_dim)
-    if turned < 2 or turned % 2:
-        raise UserError(
-            f"{name}: share: got {share:g}, which is {turned} of a head's {shape.head_dim} dimensions, expected an "
-            "even number of 2 or more to turn; choose another share, or heads and dim with an even head dimension"
-        )
+    position.require(
+        turned >= 2 and turned % 2 == 0,
+        "share",
+        f"{share:g}, which is {turned} of a head's {shape.head_dim} dimensions",
+        "an even number of 2 or more to turn; choose another share, or heads and dim with an even head dimension",
+    )
     return turned

@@ -7,7 +7,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kerple.base.errors import UserError
 from kerple.positions.angles import exact, frequencies
 
 Scaling = Literal["pi", "ntk", "dynamic_ntk", "yarn"]
@@ -25,9 +24,6 @@ class Turns:
         factor: s, how many times L is to be reached.
         fast: Turns in L from which ``yarn`` keeps an angle.
         slow: Turns in L up to which ``yarn`` divides an angle by s.
-
-    Raises:
-        UserError: If an option is out of range, in RoPE's name.
     """
 
     turned: int
@@ -37,23 +33,6 @@ class Turns:
     factor: float | None
     fast: float
     slow: float
-
-    def __post_init__(self) -> None:
-        if self.scaling not in (None, "pi", "ntk", "dynamic_ntk", "yarn"):
-            raise UserError(f"RoPE: scaling: got {self.scaling!r}, expected pi, ntk, dynamic_ntk, yarn or none")
-        if self.scaling is not None and (self.factor is None or not self.factor >= 1):
-            raise UserError(
-                f"RoPE: factor: got {self.factor}, expected a number of 1 or more beside scaling {self.scaling}: how "
-                "many times the training length is to be reached"
-            )
-        if self.scaling in ("ntk", "dynamic_ntk") and self.turned == 2:
-            raise UserError(
-                f"RoPE: scaling: {self.scaling} needs 4 or more turned dimensions a head, got 2; choose pi or yarn"
-            )
-        if not 0 < self.slow < self.fast:
-            raise UserError(
-                f"RoPE: slow, fast: got {self.slow}, {self.fast}, expected 0 < slow < fast; the paper uses 1 and 32"
-            )
 
     @property
     def size(self) -> float:

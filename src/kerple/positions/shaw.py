@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor, nn
 
-from kerple.base.errors import UserError
 from kerple.positions.base import Position, Shape
 from kerple.positions.products import precise, product
 from kerple.positions.token_positions import QueryKeyBlock
@@ -31,8 +30,7 @@ class Shaw(Position):
 
     def __init__(self, shape: Shape, clip: int = 16) -> None:
         super().__init__()
-        if clip < 0:
-            raise UserError(f"Shaw: clip: got {clip}, expected a distance of 0 or more; the paper uses 16")
+        self.require(clip >= 0, "clip", clip, "a distance of 0 or more; the paper uses 16")
         self.clip = clip
         self.key_vectors = nn.Parameter(torch.empty(clip + 1, shape.head_dim, dtype=torch.float32))
         self.value_vectors = nn.Parameter(torch.empty(clip + 1, shape.head_dim, dtype=torch.float32))

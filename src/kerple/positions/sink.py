@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor, nn
 
-from kerple.base.errors import UserError
 from kerple.positions.base import Position, Shape
 from kerple.positions.token_positions import TokenPositions
 
@@ -33,8 +32,7 @@ class Sink(Position):
 
     def __init__(self, shape: Shape, learnable: bool = True, start: float = 0.0) -> None:
         super().__init__()
-        if not abs(start) < float("inf"):
-            raise UserError(f"Sink: start: got {start}, expected a finite logit, such as 0")
+        self.require(abs(start) < float("inf"), "start", start, "a finite logit, such as 0")
         self.logits: Tensor
         logits = torch.full((shape.heads,), start, dtype=torch.float32)
         if learnable:

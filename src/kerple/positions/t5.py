@@ -5,7 +5,6 @@ import math
 import torch
 from torch import Tensor, nn
 
-from kerple.base.errors import UserError
 from kerple.positions.base import Position, Shape
 
 
@@ -32,13 +31,9 @@ class T5(Position):
 
     def __init__(self, shape: Shape, buckets: int = 32, max_distance: int = 128) -> None:
         super().__init__()
-        if buckets < 2:
-            raise UserError(f"T5: buckets: got {buckets}, expected 2 or more; the paper uses 32")
-        if max_distance <= buckets // 2:
-            raise UserError(
-                f"T5: max_distance: got {max_distance}, expected more than the {buckets // 2} distances with a "
-                "bucket of their own; the paper uses 128"
-            )
+        self.require(buckets >= 2, "buckets", buckets, "2 or more; the paper uses 32")
+        expected = f"more than the {buckets // 2} distances with a bucket of their own; the paper uses 128"
+        self.require(max_distance > buckets // 2, "max_distance", max_distance, expected)
         self.buckets, self.max_distance = buckets, max_distance
         self.table = nn.Parameter(torch.empty(shape.heads, buckets, dtype=torch.float32).normal_(std=0.02))
 

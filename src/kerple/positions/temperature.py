@@ -5,7 +5,6 @@ import math
 import torch
 from torch import Tensor, nn
 
-from kerple.base.errors import UserError
 from kerple.positions.base import Position, Shape
 from kerple.positions.products import precise
 from kerple.positions.token_positions import TokenPositions
@@ -34,8 +33,7 @@ class SSMax(Position):
 
     def __init__(self, shape: Shape, start: float | None = None) -> None:
         super().__init__()
-        if start is not None and not start > 0:
-            raise UserError(f"SSMax: start: got {start}, expected a positive number, such as 0.43")
+        self.require(start is None or start > 0, "start", start, "a positive number, such as 0.43")
         usual = 1 / math.log(max(shape.length, 2))
         self.scale = nn.Parameter(torch.full((shape.heads,), usual if start is None else start, dtype=torch.float32))
 
@@ -66,8 +64,8 @@ class Temperature(Position):
     def __init__(self, shape: Shape, share: float = 0.1, every: int | None = None) -> None:
         super().__init__()
         self.share, self.every = share, shape.length if every is None else every
-        if not share > 0 or self.every < 1:
-            raise UserError(f"Temperature: share, every: got {share}, {every}, expected positive numbers; 0.1 and 8192")
+        self.require(share > 0, "share", share, "a positive number; Llama 4 has 0.1")
+        self.require(self.every >= 1, "every", every, "a positive number; Llama 4 has 8192")
 
     def transform_qk(self, q: Tensor, k: Tensor, state: Tensor | None, at: TokenPositions) -> tuple[Tensor, Tensor]:
         steps = torch.div(at.rows + 1, self.every, rounding_mode="floor")  # (T,)

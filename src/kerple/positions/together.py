@@ -39,14 +39,14 @@ class Together(Position):
         super().__init__()
         self.parts = cast("Modules[Position]", nn.ModuleList(build(shape) for build in parts))
         check_combination(list(self.parts))
-        known = [p.shift_invariant for p in self.parts]
-        self.shift_invariant = None if None in known else all(known)
+        invariant = [p.shift_invariant for p in self.parts]
+        self.shift_invariant = None if None in invariant else all(invariant)
         self.prefix_consistent = all(p.prefix_consistent for p in self.parts)
         self.per_layer, self.differs = any(p.per_layer for p in self.parts), any(p.differs for p in self.parts)
         self.per_sequence = all(p.per_sequence for p in self.parts)
         self.window = min((p.window for p in self.parts if p.window is not None), default=None)
         self.max_length = min((p.max_length for p in self.parts if p.max_length is not None), default=None)
-        self._widths = [0] * len(self.parts)  # of what each part remembers, (B, H, T, width)
+        self._widths = [0] * len(self.parts)  # of each part's token_state, (B, H, T, width)
 
     def uses(self, hook: str) -> bool:
         return any(p.uses(hook) for p in self.parts)
@@ -64,60 +64,58 @@ class Together(Position):
         return _joined(torch.mul, [p.weight(distance) for p in self.parts])
 
     def transform_qk(self, q: Tensor, k: Tensor, state: Tensor | None, at: TokenPositions) -> tuple[Tensor, Tensor]:
-        for part, own in zip(self.parts, self._split(state), strict=True):
-            q, k = part.transform_qk(q, k, own, at)
+        for part, part_state in zip(self.parts, self._split(state), strict=True):
+            q, k = part.transform_qk(q, k, part_state, at)
         return q, k
 
     def sink_logit(self, q: Tensor, at: TokenPositions) -> Tensor | None:
         return _joined(torch.logaddexp, [_per_query(p.sink_logit(q, at), q) for p in self.parts])
 
     def token_state(self, x: Tensor, at: TokenPositions, past: Tensor | None) -> Tensor | None:
-        kept = [p.token_state(x, at, own) for p, own in zip(self.parts, self._split(past), strict=True)]
-        self._widths = [0 if c is None else c.shape[-1] for c in kept]
-        some = [c for c in kept if c is not None]
-        if not some:
+        states = [p.token_state(x, at, before) for p, before in zip(self.parts, self._split(past), strict=True)]
+        self._widths = [0 if state is None else state.shape[-1] for state in states]
+        present = [state for state in states if state is not None]
+        if not present:
             return None
-        heads = max(c.shape[1] for c in some)
-        return torch.cat([c.expand(-1, heads, -1, -1) for c in some], -1)  # (B, H, T, Σ c)
+        heads = max(state.shape[1] for state in present)
+        return torch.cat([state.expand(-1, heads, -1, -1) for state in present], -1)  # (B, H, T, Σ c)
 
     def modify_scores(
         self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock
     ) -> Tensor | tuple[Tensor, Tensor] | AttentionWeights:
-        sink: Tensor | None = None
-        mixed: Tensor | AttentionWeights = s
-        for part, own in zip(self.parts, self._split(block.state), strict=True):
+        sinks: list[Tensor | None] = []
+        result: Tensor | AttentionWeights = s
+        for part, state in zip(self.parts, self._split(block.state), strict=True):
             if part.uses("modify_scores"):
-                if isinstance(mixed, AttentionWeights):
+                if isinstance(result, AttentionWeights):
                     raise UserError(
-                        "Together: parts: got one that mixes scores after one that gives probabilities; turn them round"
+                        "Together: parts: got one that modifies scores after one that gives weights; turn them round"
                     )
-                made = part.modify_scores(mixed.masked_fill(~block.seen, 0), q, k, replace(block, state=own))
-                mixed, more = made if isinstance(made, tuple) else (made, None)
-                if more is not None:
-                    sink = more if sink is None else torch.logaddexp(sink, more)
-        if isinstance(mixed, Tensor):
-            return mixed if sink is None else (mixed, sink)
+                scores = part.modify_scores(result.masked_fill(~block.seen, 0), q, k, replace(block, state=state))
+                result, sink = scores if isinstance(scores, tuple) else (scores, None)
+                sinks.append(sink)
+        sink = _joined(torch.logaddexp, sinks)
+        if isinstance(result, Tensor):
+            return result if sink is None else (result, sink)
         if sink is not None or self.uses("sink_logit"):
-            raise UserError("Together: parts: got a sink and a strategy that gives probabilities, expected one of them")
-        return mixed
+            raise UserError("Together: parts: got a sink and a strategy that gives weights, expected one of them")
+        return result
 
     def add_to_output(self, p: Tensor, v: Tensor, block: QueryKeyBlock) -> Tensor:
-        each = zip(self.parts, self._split(block.state), strict=True)
-        added = [
-            part.add_to_output(p, v, replace(block, state=own)) for part, own in each if part.uses("add_to_output")
-        ]
-        return torch.stack(added).sum(0)  # (B, H, Tq, δ)
+        states = zip(self.parts, self._split(block.state), strict=True)
+        users = [(part, replace(block, state=state)) for part, state in states if part.uses("add_to_output")]
+        return torch.stack([part.add_to_output(p, v, part_block) for part, part_block in users]).sum(0)  # (B, H, Tq, δ)
 
     def _split(self, state: Tensor | None) -> list[Tensor | None]:
         if state is None:
             return [None] * len(self.parts)
         pieces = state.split(self._widths, -1)
-        return [x if width else None for x, width in zip(pieces, self._widths, strict=True)]
+        return [piece if width else None for piece, width in zip(pieces, self._widths, strict=True)]
 
 
-def _joined(how: Callable[[Tensor, Tensor], Tensor], found: list[Tensor | None]) -> Tensor | None:
-    some = [x for x in found if x is not None]
-    return reduce(how, some) if some else None
+def _joined(operation: Callable[[Tensor, Tensor], Tensor], tensors: list[Tensor | None]) -> Tensor | None:
+    present = [x for x in tensors if x is not None]
+    return reduce(operation, present) if present else None
 
 
 def _per_query(sink: Tensor | None, q: Tensor) -> Tensor | None:

@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor, nn
 
-from kerple.base.errors import UserError
 from kerple.positions.angles import angles
 from kerple.positions.base import Position, Shape
 from kerple.positions.products import precise, product
@@ -32,10 +31,7 @@ class TransformerXL(Position):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        if shape.dim % 2:
-            raise UserError(
-                f"TransformerXL: dim: got {shape.dim}, expected an even width: sines and cosines come in pairs"
-            )
+        self.require(shape.dim % 2 == 0, "dim", shape.dim, "an even width: sines and cosines come in pairs")
         heads, head_dim = shape.heads, shape.head_dim
         self.u = nn.Parameter(torch.empty(heads, head_dim, dtype=torch.float32).normal_(std=0.02))
         self.v = nn.Parameter(torch.empty(heads, head_dim, dtype=torch.float32).normal_(std=0.02))

@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-from kerple.base.errors import UserError
 from kerple.positions.angles import angles
 from kerple.positions.base import Position, Shape
 from kerple.positions.rotary import Layout, turn, turned_dimensions
@@ -35,9 +34,8 @@ class XPos(Position):
 
     def __init__(self, shape: Shape, base: float = 10000.0, decay: int = 512, layout: Layout = "interleaved") -> None:
         super().__init__()
-        self.turned = turned_dimensions("XPos", shape, base, 1.0, layout)
-        if decay < 1:
-            raise UserError(f"XPos: decay: got {decay}, expected 1 or more tokens; the paper uses 512")
+        self.turned = turned_dimensions(self, shape, base, 1.0)
+        self.require(decay >= 1, "decay", decay, "1 or more tokens; the paper uses 512")
         self.base, self.decay, self.layout = base, decay, layout
 
     def transform_qk(self, q: Tensor, k: Tensor, state: Tensor | None, at: TokenPositions) -> tuple[Tensor, Tensor]:
