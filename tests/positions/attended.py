@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import kerple.attention.blocks
+from kerple.model.architecture import Architecture
 from kerple.model.self_attention import SelfAttention, modifiers_of, prepare_context
 from kerple.positions import Position, Shape, TokenPositions
 
@@ -33,9 +34,9 @@ def ours_and_loops(
         offset: Of the positions.
     """
     monkeypatch.setattr(kerple.attention.blocks, "QUERIES_AT_ONCE", 5)
-    monkeypatch.setattr(kerple.attention.blocks, "KEPT", 0)  # hooks are called again on the way back
+    monkeypatch.setattr(kerple.attention.blocks, "LARGEST_STORED", 0)  # hooks are called again on the way back
     torch.manual_seed(0)
-    attention = SelfAttention(SHAPE, HEADS, bias=False).double()
+    attention = SelfAttention(SHAPE, Architecture(bias=False)).double()
     torch.nn.init.normal_(attention.qkv.weight, std=0.4)
     attention.out = torch.nn.Identity()
     x = random(2, LENGTH, SHAPE.dim).requires_grad_()

@@ -81,12 +81,3 @@ def test_interpolate_squeezes_a_long_input_into_the_table() -> None:
 
     torch.testing.assert_close(got[::2], rows)
     torch.testing.assert_close(got[1::2], (rows[1:] + rows[:-1]) / 2)
-
-
-def test_unknown_options_are_refused() -> None:
-    with pytest.raises(ValueError, match="beyond: got 'wrap', expected error, clamp or interpolate"):
-        Learned(SHAPE, beyond="wrap")
-    with pytest.raises(ValueError, match="dim: got 9, expected an even width"):
-        Sinusoidal(Shape(9, 3, 10))
-    with pytest.raises(ValueError, match="base: got 1"):
-        Sinusoidal(SHAPE, base=1)

@@ -107,8 +107,3 @@ def test_fox_keeps_near_gates_precise_after_a_long_past() -> None:
     gates = torch.nn.functional.logsigmoid(ours.gates(x[0, -50:]).double()).T
     expected = gates.flip(-1).cumsum(-1).flip(-1)  # of keys 51 to 2 before the end
     torch.testing.assert_close(got[0, :, 0, -51:-1].double(), expected, atol=1e-5, rtol=1e-6)
-
-
-def test_cope_refuses_one_row() -> None:
-    with pytest.raises(ValueError, match="rows: got 1"):
-        CoPE(SHAPE, rows=1)

@@ -1,6 +1,5 @@
 """DAPE and its convolutions against loops over pairs, keys and heads."""
 
-from dataclasses import replace
 from functools import cache, partial
 
 import pytest
@@ -11,7 +10,7 @@ from torch.nn import functional as F
 from kerple.attention.backend import TINY
 from kerple.base.errors import UserError
 from kerple.model import Transformer
-from kerple.positions import DAPE, ALiBi, DAPEv2, KerpleLog, Layers, NoPE, RoPE
+from kerple.positions import DAPE, ALiBi, DAPEv2, KerpleLog
 from tests.positions.attended import HEADS, SHAPE, ours_and_loops
 
 WINDOWS = [None, 1, 6]
@@ -62,25 +61,7 @@ def test_dape_v2_is_two_convolutions_along_what_a_query_sees(
     ours_and_loops(position, score, monkeypatch, window)
 
 
-@pytest.mark.parametrize("kind", [DAPE, DAPEv2])
-@pytest.mark.parametrize("over", [NoPE, RoPE])
-def test_what_is_no_bias_by_distance_is_refused(kind: type[DAPE], over: type) -> None:
-    with pytest.raises(UserError, match=rf"{kind.__name__}: over: got {over.__name__}, expected a strategy that is a"):
-        kind(SHAPE, over)
-
-
-def test_a_window_of_the_other_strategy_is_refused() -> None:
-    """DAPE reads biases alone, so that it would see beyond the window."""
-    with pytest.raises(UserError, match="DAPE: over: got Layers"):
-        DAPE(replace(SHAPE, layers=4), partial(Layers, near=ALiBi, far=KerpleLog, window=8))
-
-
-def test_a_width_of_nothing_is_refused() -> None:
-    with pytest.raises(UserError, match="DAPE: hidden: got 0, expected a positive width"):
-        DAPE(SHAPE, hidden=0)
-
-
 def test_a_fused_way_is_refused() -> None:
     network = Transformer(SHAPE, 1, 20, DAPE, attention="fused")
-    with pytest.raises(UserError, match=r"model\.attention: got 'fused', but no fused kernel knows this strategy's"):
+    with pytest.raises(UserError, match=r"model\.attention: got 'fused', but no fused kernel has this strategy's"):
         network(torch.zeros(1, TINY + 1, dtype=torch.long))

@@ -66,11 +66,6 @@ def test_t5_buckets_are_those_of_transformers_far_past_the_last(buckets: int, ma
     assert torch.equal(t5_bucket(distance, buckets, max_distance), expected)
 
 
-def test_t5_buckets_of_small_distances_are_their_own() -> None:
-    assert t5_bucket(torch.arange(17), 32, 128).tolist() == list(range(17))
-    assert t5_bucket(torch.tensor([113, 128, 10**6]), 32, 128).tolist() == [31, 31, 31]
-
-
 def test_t5_bias_is_that_of_transformers() -> None:
     t5 = pytest.importorskip("transformers.models.t5.modeling_t5")
     config = pytest.importorskip("transformers").T5Config(
@@ -85,13 +80,6 @@ def test_t5_bias_is_that_of_transformers() -> None:
     torch.testing.assert_close(
         ours.bias(torch.arange(300).float())[:, distance.clamp(min=0)].tril(), expected.tril(), atol=1e-6, rtol=0
     )
-
-
-def test_t5_options_out_of_range_are_refused() -> None:
-    with pytest.raises(ValueError, match="buckets: got 1"):
-        T5(shape(4), buckets=1)
-    with pytest.raises(ValueError, match="max_distance: got 16, expected more than the 16 distances"):
-        T5(shape(4), max_distance=16)
 
 
 @pytest.mark.parametrize("heads", [8, 12])

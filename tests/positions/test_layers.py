@@ -6,7 +6,7 @@ import pytest
 
 from kerple.base.errors import UserError
 from kerple.model import Transformer
-from kerple.positions import ALiBi, KerpleLog, Layers, NoPE, Shape, Sinusoidal, SSMax, Together
+from kerple.positions import ALiBi, KerpleLog, Layers, NoPE, Shape, SSMax, Together
 
 SHAPE = Shape(16, 2, 8)
 
@@ -19,22 +19,6 @@ def test_each_fourth_layer_has_the_far_strategy_and_no_window() -> None:
 
 def test_the_training_length_is_the_window_where_none_is_given() -> None:
     assert [p.window for p in Transformer(SHAPE, 4, 20, Layers).positions] == [8, 8, 8, None]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"every": 3}, "Layers: every: got 3, expected a divisor of the 4 layers"),
-        ({"every": 0}, "Layers: every: got 0, expected a divisor"),
-        ({"window": 0}, "Layers: window: got 0, expected at least 1 key"),
-        ({"near": Sinusoidal}, "Layers: near: got Sinusoidal, which works through the embeddings"),
-        ({"far": Sinusoidal}, "Layers: far: got Sinusoidal, which works through the embeddings"),
-    ],
-)
-def test_what_cannot_be_is_told_in_one_line(options: dict, message: str) -> None:
-    with pytest.raises(UserError, match=message) as raised:
-        Transformer(SHAPE, 4, 20, partial(Layers, **options))
-    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("strategy", [Layers, partial(Together, parts=[SSMax, Layers])])

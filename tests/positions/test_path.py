@@ -13,11 +13,7 @@ from kerple.positions import (
     KerpleLog,
     KerpleWeight1,
     PaTH,
-    Position,
     RandomizedPositions,
-    RoPE,
-    Sink,
-    SSMax,
     Together,
     TokenPositions,
     path,
@@ -89,12 +85,6 @@ def test_the_convolution_goes_on_where_the_cache_ends(pieces: list[int]) -> None
     torch.testing.assert_close(past, whole, atol=1e-14, rtol=1e-14)
 
 
-@pytest.mark.parametrize("option", ["rank", "convolution"])
-def test_nothing_to_reflect_by_is_refused(option: str) -> None:
-    with pytest.raises(UserError, match=f"PaTH: {option}: got 0, expected a positive number"):
-        PaTH(SHAPE, **{option: 0})
-
-
 RandomizedPaTH = partial(RandomizedPositions, position=PaTH)
 
 
@@ -112,8 +102,3 @@ RandomizedPaTH = partial(RandomizedPositions, position=PaTH)
 def test_together_refuses_what_path_would_drop(parts: tuple, message: str) -> None:
     with pytest.raises(UserError, match=message):
         Together(SHAPE, parts)
-
-
-@pytest.mark.parametrize("other", [FoX, RoPE, SSMax, Sink])
-def test_what_path_does_not_drop_may_be_together_with_it(other: type[Position]) -> None:
-    assert len(Together(SHAPE, [PaTH, other]).parts) == 2

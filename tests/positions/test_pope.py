@@ -44,12 +44,6 @@ def test_pope_is_a_sum_of_cosines(window: int | None, offset: int, monkeypatch: 
     ours_and_loops(position, score, monkeypatch, window, offset)
 
 
-@pytest.mark.parametrize(("option", "value"), [("base", 1.0), ("base", math.nan), ("base", math.inf)])
-def test_a_base_without_waves_is_refused(option: str, value: float) -> None:
-    with pytest.raises(UserError, match="PoPE: base: got"):
-        PoPE(SHAPE, **{option: value})
-
-
 @pytest.mark.parametrize("other", [CoPE, PaTH, PoPE, RoPE, Shaw, TransformerXL, XPos])
 def test_what_expects_heads_of_the_usual_width_is_refused_beside_it(other: type[Position]) -> None:
     for parts in ([PoPE, other], [other, PoPE]):
@@ -64,8 +58,3 @@ def test_all_others_may_be_together_with_it(other: str) -> None:
     parts = [PoPE, strategies()[other]]
     network = Transformer(shape, 1, 50, lambda shape: Together(shape, parts), per_layer=True)
     assert network(torch.randint(50, (1, 9))).isfinite().all()
-
-
-def test_a_phase_out_of_its_range_is_refused() -> None:
-    with pytest.raises(UserError, match="phase: got a start of 1"):
-        PoPE(SHAPE, phase=1.0)

@@ -119,20 +119,6 @@ def test_ntk_is_that_of_x_transformers() -> None:
     )
 
 
-def test_ntk_keeps_the_fastest_angle_and_divides_the_slowest() -> None:
-    plain, scaled = (RoPE(SHAPE, scaling=s, factor=f).turns(torch.arange(9)) for s, f in ((None, None), ("ntk", 8.0)))
-    assert scaled[0] == plain[0]
-    assert (plain[-1] / scaled[-1]).item() == pytest.approx(8.0)
-
-
-def test_yarn_multiplies_logits_by_the_square_of_its_factor() -> None:
-    q, k = qk(1)
-    rotated_q, rotated_k = RoPE(SHAPE, scaling="yarn", factor=8.0).transform_qk(q, k, None, TokenPositions.line(1))
-
-    expected = (q * k).sum(-1) * (0.1 * math.log(8.0) + 1) ** 2
-    torch.testing.assert_close((rotated_q * rotated_k).sum(-1), expected)
-
-
 def test_the_mistake_is_what_torch_makes_of_bf16() -> None:
     t = torch.arange(3000, dtype=torch.bfloat16)
     turns = (1 / 10000 ** (torch.arange(0, 16, 2).double() / 16)).bfloat16()
@@ -157,26 +143,6 @@ def test_angles_are_exact_far_out() -> None:
         angle = 40_007 * 10000 ** (-2 * i / HEAD_DIM)
         a, b = q[0, 0, 0, i].item(), q[0, 0, 0, i + HEAD_DIM // 2].item()
         assert got[0, 0, 0, i].item() == pytest.approx(a * math.cos(angle) - b * math.sin(angle), abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"share": 0.2}, "share"),
-        ({"share": 1.5}, "share: got 1.5"),
-        ({"layout": "other"}, "layout: got 'other'"),
-        ({"base": 1.0}, "base: got 1.0"),
-        ({"mistake": "fp16"}, "mistake: got 'fp16', expected bf16"),
-        ({"scaling": "pi"}, "factor: got None, expected a number of 1 or more beside scaling pi"),
-        ({"scaling": "yarn", "factor": 0.5}, "factor: got 0.5"),
-        ({"scaling": "linear", "factor": 2.0}, "scaling: got 'linear', expected pi, ntk, dynamic_ntk, yarn"),
-        ({"scaling": "ntk", "factor": 2.0, "share": 0.125}, "needs 4 or more turned dimensions"),
-        ({"slow": 5.0, "fast": 2.0}, "slow, fast: got"),
-    ],
-)
-def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        RoPE(SHAPE, **options)
 
 
 def torchscale_xpos() -> ModuleType:
@@ -253,10 +219,3 @@ def test_xpos_overflows_nothing_in_half_precision() -> None:
     rotated_q, rotated_k = (x[0, 0].float() for x in position.transform_qk(q, k, None, at))
     product = (rotated_q[2559] * rotated_k[2559 - 500]).sum().item() / 400
     assert product == pytest.approx(2 * math.cos(500) * (0.4 / 1.4) ** (500 / 512), abs=0.01)  # within 5 · 512 tokens
-
-
-def test_xpos_refuses_what_it_cannot_be() -> None:
-    with pytest.raises(ValueError, match="decay: got 0"):
-        XPos(SHAPE, decay=0)
-    with pytest.raises(ValueError, match=r"XPos: .* expected an even number"):
-        XPos(Shape(9, 3, 64))

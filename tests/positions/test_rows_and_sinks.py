@@ -123,27 +123,10 @@ def test_plain_softmax_at_the_training_length_is_where_ssmax_starts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: SSMax(SHAPE, start=0.0), "SSMax: start: got 0.0"),
-        (lambda: SSMax(SHAPE, start=float("nan")), "SSMax: start: got nan"),
-        (lambda: Temperature(SHAPE, every=0), "Temperature: share, every: got 0.1, 0"),
-        (lambda: Temperature(SHAPE, share=-1.0), "Temperature: share, every: got -1.0"),
-        (lambda: Sink(SHAPE, start=float("inf")), "Sink: start: got inf, expected a finite logit"),
-        (lambda: Sink(SHAPE, start=float("nan")), "Sink: start: got nan"),
-        (lambda: Together(SHAPE, []), "Together: parts: got none"),
-    ],
-)
-def test_options_out_of_range_are_refused(make: Callable[[], Position], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
-@pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ((StickBreaking, FoX), "got one that mixes scores after one that gives probabilities"),
-        ((StickBreaking, Sink), "got a sink and a strategy that gives probabilities"),
+        ((StickBreaking, FoX), "got one that modifies scores after one that gives weights"),
+        ((StickBreaking, Sink), "got a sink and a strategy that gives weights"),
     ],
 )
 def test_what_cannot_be_together_with_stick_breaking_is_said(parts: tuple, message: str) -> None:
