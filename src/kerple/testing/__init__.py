@@ -13,9 +13,9 @@ from typing import Any
 
 from kerple.positions import Position
 from kerple.testing import precision, reading, training  # noqa: F401 -- they register what they hold
-from kerple.testing.subject import PROPERTIES, DoesNotApply, Property, Subject
+from kerple.testing.subject import AT_LENGTHS, PROPERTIES, DoesNotApply, Property, Subject
 
-__all__ = ["PROPERTIES", "DoesNotApply", "Outcome", "Property", "Subject", "check", "outcomes"]
+__all__ = ["AT_LENGTHS", "PROPERTIES", "DoesNotApply", "Outcome", "Property", "Subject", "check", "outcomes"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def outcomes(build: Callable[..., Position], **settings: Any) -> Iterator[Outcom
     """Check one property after the other, and yield each outcome; the arguments are those of `check`."""
     subject = Subject(partial(build, **settings))
     for name, property_ in PROPERTIES.items():
-        lengths = subject.lengths if hasattr(property_, "__wrapped__") else ()
+        lengths = subject.lengths if property_ in AT_LENGTHS else ()
         try:
             property_(subject)
             yield Outcome(name, True, lengths)

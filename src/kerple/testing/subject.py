@@ -78,6 +78,10 @@ PROPERTIES: dict[str, Property] = {}
 """The properties by their names. Each is a function that raises an error if the property does not hold."""
 
 
+AT_LENGTHS: set[Property] = set()
+"""Those that are read at each of `Subject.lengths`."""
+
+
 def holds(function: Property) -> Property:
     """Register a property under its name."""
     PROPERTIES[function.__name__.replace("_", " ")] = function
@@ -92,6 +96,7 @@ def holds_at_lengths(function: Callable[[Subject, int], None]) -> Property:
         for length in subject.lengths:
             function(subject, length)
 
+    AT_LENGTHS.add(at_lengths)
     return holds(at_lengths)
 
 
