@@ -121,16 +121,6 @@ def test_a_part_whose_text_changed_while_nothing_was_prepared_is_done_again(
     assert changed.splits == small_build(tmp_path / "fresh", corpus, tokenizer=tokenizer).splits
 
 
-def test_a_prepared_folder_is_left_alone_and_other_settings_are_refused(
-    json_lines: Path, prepared: Path, small_build: Build
-) -> None:
-    before = (prepared / "train-00000.tar").stat().st_mtime_ns
-    small_build(prepared, json_lines)
-    assert (prepared / "train-00000.tar").stat().st_mtime_ns == before
-    with pytest.raises(UserError, match=r"prepared otherwise: vocabulary was 300, is 400"):
-        small_build(prepared, json_lines, vocabulary=400)
-
-
 @pytest.mark.parametrize("drop", [False, True])
 def test_duplicates_are_dropped_by_option(documents: list[str], tmp_path: Path, small_build: Build, drop: bool) -> None:
     corpus = write_lines(tmp_path / "twice.jsonl", documents + documents[:40] + documents[:10])
@@ -243,13 +233,6 @@ def test_the_tokenizer_learns_nothing_of_what_is_held_out(tmp_path: Path, small_
     assert not any("ep" in piece or "pt" in piece for piece in learned)
 
 
-def test_the_key_of_the_text_is_an_option(documents: list[str], tmp_path: Path, small_build: Build) -> None:
-    corpus = write_lines(tmp_path / "a.jsonl", documents)
-    expected = small_build(tmp_path / "a", corpus).splits
-    corpus.write_text(corpus.read_text().replace('"text"', '"body"'))
-    assert small_build(tmp_path / "b", corpus, text_field="body").splits == expected
-
-
 def test_a_corpus_that_has_changed_is_noticed(documents: list[str], tmp_path: Path, small_build: Build) -> None:
     folder = tmp_path / "corpus"
     folder.mkdir()
@@ -277,6 +260,12 @@ def test_shards_that_nobody_may_write_to_can_be_used(json_lines: Path, tmp_path:
     (directory / ".lock").unlink()
     (directory / ".lock").mkdir()  # no lock can be taken here, not even by root
     assert small_build(directory, json_lines).splits["train"].tokens
+    with pytest.raises(UserError, match=r"prepared otherwise: vocabulary was 300, is 400"):
+        small_build(directory, json_lines, vocabulary=400)
+    (directory / "manifest.json").unlink()  # shards that no preparation left are not written over
+    (directory / ".lock").rmdir()
+    with pytest.raises(UserError, match=r"data\.directory: got .*, which holds .*\.tar without a manifest"):
+        small_build(directory, json_lines)
 
 
 def test_a_full_disk_leaves_what_is_done(
@@ -298,15 +287,6 @@ def prepare_with_little_room(directory: Path, corpus: Path, limit: int, small_bu
     with pytest.raises(OSError, match="File too large"):  # which the command line prints as one line
         small_build(directory, corpus)
     os._exit(7)
-
-
-def test_files_that_no_preparation_left_are_not_written_over(
-    json_lines: Path, tmp_path: Path, small_build: Build
-) -> None:
-    (tmp_path / "train-00000.tar").write_text("mine")
-    with pytest.raises(UserError, match=r"data\.directory: got .*, which holds train-00000\.tar without a manifest"):
-        small_build(tmp_path, json_lines)
-    assert (tmp_path / "train-00000.tar").read_text() == "mine"
 
 
 def test_a_folder_that_cannot_be_is_named(json_lines: Path, tmp_path: Path, small_build: Build) -> None:
