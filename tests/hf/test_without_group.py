@@ -38,7 +38,6 @@ COMMANDS = {
     "export": (["export", "--ckpt_path", "none.ckpt", "--to", "folder"], HF),
     "compare": (["compare", "--config", "configs/compare/pretrained.yaml"], HF),
     "prepare": (["prepare", "--data.tokenizer", "hf:folder"], HF),
-    "lm_eval": (["lm_eval", "--tasks", "x"], "pip install --no-deps --target FOLDER -r requirements-lm-eval.txt"),
 }
 
 
