@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from kerple.compare.files import result_rows, results_in
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 from kerple.compare.figures import COLOURS, MARKERS, plain, save
-from kerple.compare.files import result_rows, results_in
 from kerple.compare.statistics import Estimate, by_block, difference
 from kerple.compare.tables import Cell, Table
 

@@ -32,7 +32,7 @@ def _seed() -> None:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports without figures, which take longer than all the rest."""
-    for name in ("figures", "position_wise", "context_figures"):
+    for name in ("figures", "context_figures"):
         monkeypatch.setattr(f"kerple.compare.page.{name}", lambda *_: ())
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import yaml
+from kerple.cli.resolve import prepare
 
 from kerple.base.errors import UserError
 from kerple.cli.main import main
-from kerple.cli.resolve import prepare
 from kerple.training import provenance
 from tests.cli.tiny import TINY
 

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from kerple.compare import page
 from kerple.compare.collect import locate, read
 from tests.compare.browser import Browser, installed
+
+from kerple.compare import page
 from tests.compare.runs_on_disk import CURVES, write_run
 
 pytestmark = [

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-
 from kerple.compare.collect import Run, locate, read
 from kerple.compare.files import results_in
+
 from tests.compare.runs_on_disk import CURVES, LENGTHS, write_run, write_task_run
 
 

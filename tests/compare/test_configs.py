@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from kerple.cli.resolve import check_test, resolve
+from kerple.compare.flat import flat
 
 from kerple.base.errors import UserError
 from kerple.cli import compare
-from kerple.cli.resolve import check_test, resolve
 from kerple.compare.comparison import Comparison, Strategy
-from kerple.compare.flat import flat
 
 ROOT = Path(__file__).parents[2]
 COMPARISONS = sorted(

@@ -9,12 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
+from kerple.compare.child import Failed
+from kerple.compare.flat import flat
 
 from kerple.compare import engines
 from kerple.compare import job as jobs
-from kerple.compare.child import Failed
 from kerple.compare.comparison import Job
-from kerple.compare.flat import flat
 
 FAKE = Path(__file__).parent / "fake_run.py"
 CONFIG = {"model.position.class_path": "KerpleLog", "trainer.max_steps": 20}

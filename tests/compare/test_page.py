@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from kerple.compare.collect import Run, locate, read
 
 from kerple.compare import page as report
-from kerple.compare.collect import Run, locate, read
 from tests.compare.runs_on_disk import BYTES_PER_TOKEN, CURVES, LENGTHS, write_run, write_task_run
 
 COMMITTED = Path(__file__).parents[2] / "results"

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.compare.fake_compare import stand_in
 
 from kerple.cli import compare, run_comparison
 from kerple.compare import records
 from kerple.compare.comparison import Job
 from kerple.evaluation.results import VERSION
-from tests.compare.fake_compare import stand_in
 
 Compare = Callable[..., str]
 
@@ -219,6 +219,7 @@ def test_a_run_without_a_limit_has_a_record_of_strict_json(tmp_path: Path) -> No
 def test_tables_that_were_condensed_once_read_the_same(tmp_path: Path) -> None:
     from kerple.compare.collect import read
     from kerple.compare.files import results_of, unpack
+
     from tests.compare.runs_on_disk import write_run
 
     directory = write_run(tmp_path / "run", "ALiBi", 1236, (20.0, 19.0, 18.5, 18.25))

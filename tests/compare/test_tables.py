@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-
 from kerple.compare.collect import Run, Runs, read
+
 from kerple.compare.statistics import summarise
 from kerple.compare.tables import Cell, Table, comparison, costs, distant, intervals, number
 from tests.compare.runs_on_disk import CURVES, write_run

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pytorch_lightning import Trainer
 
-from kerple.base.progress import VARIABLE, read
+from kerple.base.progress import FILE, read
 from kerple.evaluation.progress_lines import ProgressLines, with_progress
 from tests.analyses.line import Line
 from tests.toy import ToyData
@@ -14,12 +14,11 @@ from tests.toy import ToyData
 def test_lines_and_the_file_say_how_far_a_fit_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "progress"))
     seen: list[dict] = []
 
     class Read(Line):
         def on_train_batch_start(self, batch: object, index: int) -> None:
-            seen.append(read(tmp_path / "progress"))
+            seen.append(read(tmp_path / FILE))
 
     trainer = Trainer(
         default_root_dir=tmp_path, accelerator="cpu", max_steps=4, logger=False, enable_progress_bar=False,
@@ -30,7 +29,7 @@ def test_lines_and_the_file_say_how_far_a_fit_is(
     trainer.fit(model, ToyData())
 
     assert [told.get("done") for told in seen] == [None, 1, 2, 3]
-    last = read(tmp_path / "progress")
+    last = read(tmp_path / FILE)
     assert (last["doing"], last["done"], last["of"], last["left"]) == ("training", 4, 4, 0)
     for told, weight in zip([*seen[1:], last], model.seen, strict=True):
         assert told["loss"] == pytest.approx(weight**2)
@@ -55,11 +54,10 @@ def test_a_test_counts_its_blocks(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_blocks_that_an_analysis_reads_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "progress"))
     states: list[tuple[float, int]] = []
 
     def state() -> tuple[float, int]:
-        content = read(tmp_path / "progress")
+        content = read(tmp_path / FILE)
         return content["done"], content["of"]
 
     class Tested(Line):

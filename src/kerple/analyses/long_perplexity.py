@@ -17,11 +17,11 @@ from kerple.base.atomic import write
 from kerple.base.errors import UserError
 from kerple.data.tokenizer import load_tokenizer, uncut
 from kerple.evaluation import results
-from kerple.evaluation.analysis import Analysis, log_directory, synchronise
+from kerple.evaluation.analysis import Analysis, synchronise
 from kerple.evaluation.metrics import TokenLoss
 from kerple.evaluation.protocols import Network, full, ordered_lengths, sliding
 from kerple.evaluation.results import Row
-from kerple.evaluation.typed import data_of, network_of
+from kerple.evaluation.typed import data_of, log_directory, network_of
 
 
 def key_targets(

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from kerple.base.errors import UserError
 from kerple.evaluation import results
-from kerple.evaluation.analysis import Analysis, log_directory, publish
+from kerple.evaluation.analysis import Analysis, publish
 from kerple.evaluation.figures import heat_map
 from kerple.evaluation.progress_lines import with_progress
 from kerple.evaluation.results import Row
-from kerple.evaluation.typed import data_of, network_of, strategy_name
+from kerple.evaluation.typed import data_of, log_directory, network_of, strategy_name
 from kerple.model.generation import generate
 
 Kind = Literal["niah_single_1", "niah_single_2", "niah_multikey_1", "niah_multivalue"]

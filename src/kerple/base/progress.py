@@ -8,7 +8,7 @@ from typing import Any
 
 from kerple.base.atomic import write
 
-VARIABLE = "KERPLE_PROGRESS"  # environment variable with the path of the file; without it, none is written
+FILE = "progress.json"  # in the folder of a fit or a test
 
 
 def note(path: Path, **what: Any) -> None:

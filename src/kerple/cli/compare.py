@@ -1,21 +1,37 @@
-"""`python run.py compare`: its options. The comparison is run by `run_comparison`, imported once they are checked."""
+"""`python run.py compare`: its options, and what it does: check the runs, take committed ones or run them, report."""
 
+import contextlib
+import signal
+from collections.abc import Iterator
 from dataclasses import fields
-from importlib import import_module
+from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
-from jsonargparse import ArgumentParser
+import yaml
+from jsonargparse import ArgumentError, ArgumentParser
+from pytorch_lightning import LightningDataModule
+from pytorch_lightning.cli import LightningArgumentParser
+from rich.console import Console
 
 from kerple.base.errors import UserError
+from kerple.base.shipped_configs import with_shipped_configs
+from kerple.cli.fit import checkpoint_first
+from kerple.cli.parser import fit_parser, mistake_in
 from kerple.cli.reading import read
-from kerple.compare.comparison import Comparison
+from kerple.compare import page, records
+from kerple.compare.board import Board
+from kerple.compare.comparison import Comparison, Job
+from kerple.compare.engines import ENGINES
+from kerple.compare.job import Task, forget
+from kerple.compare.runs import Run, flat, locate
+from kerple.compare.runs import read as read_runs
+
+PLACES = ("run_dir", "ckpt_path", "config", "logs", "experiment", "trust", "auto_precision")  # where a run is
 
 
 def main(arguments: list[str]) -> None:
     """Fit and test the runs that are missing and report all; or report only the finished ones.
-
-    Args:
-        arguments: Arguments of the command.
 
     Raises:
         UserError: If the comparison cannot be run as asked; nothing was started then.
@@ -23,21 +39,192 @@ def main(arguments: list[str]) -> None:
     """
     if any(argument.startswith("--directories") for argument in arguments):
         options = read(_directories_parser(), arguments)
-        _work().report_directories(options)
+        runs = locate(map(Path, options.directories), options.test_folder)
+        print(_report(runs, Path(options.output), options.name, options.baseline, []))
         return
     parser = _parser()
     options = parser.instantiate_classes(read(parser, arguments))
     comparison = Comparison(**{field.name: options[field.name] for field in fields(Comparison)})
     if options.parallel < 1:
         raise UserError(f"compare: parallel: got {options.parallel}, expected at least 1 run at a time")
-    if options.report_only:
-        _work().report_finished(comparison)
-    else:
-        _work().run(comparison, options.parallel, options.engine, options.rerun_changed)
+    tasks = _tasks(comparison, options.report_only, options.rerun_changed)
+    to_do = [task for task in tasks if not task.finished]
+    print(f"{len(tasks)} runs: {len(tasks) - len(to_do)} finished, {len(to_do)} to do", flush=True)
+    if to_do and not options.report_only:
+        print(f"what a run prints goes to a file like {to_do[0].job.beside('.log')}", flush=True)
+        _run(comparison, tasks, to_do, options.parallel, options.engine)
+    _report_of(comparison, tasks)
 
 
-def _work() -> Any:
-    return import_module("kerple.cli.run_comparison")
+def _tasks(comparison: Comparison, report_only: bool, rerun_changed: bool) -> list[Task]:
+    """All runs of a comparison, after those that are committed have been taken."""
+    jobs = comparison.jobs()
+    nested = {job: resolve(job) for job in jobs}
+    if fitted := next((job for job in jobs if job.fit), None):  # all have the same flags of their tests
+        check_test(fitted, nested[fitted])
+    configs = {job: flat(config) for job, config in nested.items()}
+    committed = [comparison.report_folder, *map(Path, comparison.also)]
+    recorded = {job: [record for report in committed if (record := job.record(report)).is_dir()] for job in jobs}
+    data = {job: yaml.safe_dump(config.get("data")) for job, config in nested.items()}
+    sums: dict[str, str | None] = {}
+    for job in jobs:
+        needed = not records.finished(job, configs[job], None) and (recorded[job] or not report_only)
+        if needed and data[job] not in sums:
+            sums[data[job]] = fingerprint(nested[job].get("data"))
+    tasks = [Task(job, configs[job], sums.get(data[job])) for job in jobs]
+    _check(tasks, report_only, rerun_changed)
+    for task in tasks:
+        if not task.finished and not task.job.directory.joinpath("checkpoints").exists():
+            for record in recorded[task.job]:
+                objection = records.take(task.job, task.config, task.data, record)
+                print(f"{task.job.name}: {f'not from {record}: {objection}' if objection else f'taken from {record}'}")
+                if objection is None:
+                    break
+        if task.finished:
+            records.keep(task.job, committed)
+    return tasks
+
+
+def _check(tasks: list[Task], report_only: bool, rerun_changed: bool) -> None:
+    """Check for runs of other configurations, before anything is started or removed."""
+    changes = {task.job: records.changes(task.job, task.config, task.data) for task in tasks}
+    changed = {job: differences for job, differences in changes.items() if differences}
+    lines = [f"  {job.name}: {'; '.join(differences)}" for job, differences in changed.items()]
+    if changed and report_only:
+        print("\n".join(["warning: runs were made otherwise and are left out:", *lines]))
+    elif changed and not rerun_changed:
+        raise UserError(
+            "compare: runs that exist have another configuration; add --rerun_changed to start them afresh, or give "
+            "this comparison another folder for its runs: --runs\n" + "\n".join(lines)
+        )
+    elif changed:
+        for job in changed:
+            forget(job)
+
+
+def _run(comparison: Comparison, tasks: list[Task], to_do: list[Task], parallel: int, engine: str) -> None:
+    """Finish the runs, showing their progress.
+
+    Raises:
+        SystemExit: If runs failed or it was stopped.
+    """
+    board = Board(len(tasks), to_do, parallel, Console(soft_wrap=True, highlight=False))
+    failed, advised = 0, not comparison.minutes
+    running = ENGINES[engine](to_do, parallel)
+    try:
+        with _interruptible(), board, contextlib.closing(running):
+            for ended in running:
+                board.tick()
+                advised = advised or board.advise(comparison.minutes or 0, comparison.smaller or "")
+                if ended is not None:
+                    task, error = ended
+                    board.open.remove(task)
+                    board.say(error or f"{task.job.name}: {_row(task.job.finished)}")
+                    failed += error is not None
+                    if error is None:
+                        records.keep(task.job, [comparison.report_folder, *map(Path, comparison.also)])
+    except KeyboardInterrupt:
+        left = [task.job for task in to_do if not task.finished]
+        print(f"stopped: {len(tasks) - len(left)} of {len(tasks)} runs are done; the same command goes on from there")
+        raise SystemExit(130) from None
+    if failed:
+        print(f"{failed} of {len(to_do)} runs failed; the report waits for them, or use --report_only")
+        raise SystemExit(1)
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Context in which SIGTERM, which clusters and CI jobs send, ends a comparison as Ctrl-C does."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _row(run: Run) -> str:
+    """The results of a run's first protocol in one line, a number for each length."""
+    results = read_runs([run]).results
+    metric, protocol = results[["metric", "protocol"]].iloc[0]
+    first = results[(results["metric"] == metric) & (results["protocol"] == protocol)].sort_values("length")
+    cells = zip(first["value"], first["length"], strict=True)
+    return f"{metric} ({protocol}) {', '.join(f'{value:.4g} at {length:,}' for value, length in cells)}"
+
+
+def _report_of(comparison: Comparison, tasks: list[Task]) -> None:
+    ready = [task.job for task in tasks if task.finished]
+    if not ready:
+        raise UserError(f"compare: runs: got no finished run of {comparison.name}; run it first")
+    order = list(comparison.strategies)
+    runs = [job.finished for job in sorted(ready, key=lambda job: (order.index(job.label), job.seed))]
+    labels = [run.strategy for run in runs]
+    baseline = comparison.baseline if comparison.baseline in labels else labels[0]  # until the baseline is finished
+    missing = [task.job.name for task in tasks if task.job not in ready]
+    path = _report(runs, comparison.report_folder, comparison.name, baseline, missing)
+    title, first, *_ = (comparison.report_folder / "table.md").read_text(encoding="utf-8").split("### ")
+    print(f"{title}### {first}")
+    print(f"report: {path}")
+
+
+def _report(runs: list[Run], folder: Path, name: str, baseline: str, missing: list[str]) -> Path:
+    tables = read_runs(runs)
+    for difference in page.mixed(tables):
+        print(f"warning: runs differ in more than strategy and seed: {difference}")
+    return page.write(tables, folder, name=name, baseline=baseline, missing=missing)
+
+
+def resolve(job: Job) -> dict[str, Any]:
+    """The resolved configuration of a run's fit, or of a pretrained model's test, nested.
+
+    Raises:
+        UserError: If the run's arguments do not parse; the message is the parser's.
+    """
+    try:
+        if not job.fit:
+            from kerple.cli.pretrained import configuration  # it needs packages that fits do not
+
+            text = configuration(["test", *with_shipped_configs([*job.test])])
+        else:
+            _, *arguments = checkpoint_first(["fit", *job.fit])
+            config = read(_fit_parser(), arguments)
+            text = _fit_parser().dump(config, skip_none=False)
+    except (ArgumentError, UserError) as error:
+        raise UserError(f"compare: {job.name}: {error}") from error
+    return {key: value for key, value in yaml.safe_load(text).items() if key not in PLACES}
+
+
+def check_test(job: Job, config: dict[str, Any]) -> None:
+    """Check the arguments of a run's test before anything is fitted.
+
+    Raises:
+        UserError: If they do not parse.
+    """
+    try:
+        read(_fit_parser(), ["--config", yaml.safe_dump(config), *with_shipped_configs([*job.test])])
+    except UserError as error:
+        raise UserError(f"compare: test: {error}") from error
+
+
+@cache
+def _fit_parser() -> LightningArgumentParser:
+    return fit_parser()
+
+
+def fingerprint(data: dict[str, Any] | None) -> str | None:
+    """Checksum of the data of a configuration, which is prepared before several runs start with it; None for a task.
+
+    Raises:
+        UserError: If the data cannot be made as asked.
+    """
+    parser = ArgumentParser()
+    parser.add_subclass_arguments(LightningDataModule, "data")
+    try:
+        module = parser.instantiate_classes(parser.parse_object({"data": data})).data
+    except (ValueError, TypeError) as error:  # the parser's, of what the class said when it was made
+        raise mistake_in(error) or error from error
+    module.prepare_data()
+    module.setup("fit")
+    return records.fingerprint(module)
 
 
 def _parser() -> ArgumentParser:
@@ -53,21 +240,16 @@ def _parser() -> ArgumentParser:
     parser.add_argument(
         "--engine", type=Literal["local", "ray"], default="local", help="this machine, or a Ray cluster"
     )
-    parser.add_argument(
-        "--rerun_changed", "--rerun-changed", action="store_true", help="start runs whose configuration changed afresh"
-    )
-    parser.add_argument(
-        "--report_only", "--report-only", action="store_true", help="train nothing, report what is finished"
-    )
+    for name, text in (
+        ("rerun-changed", "start runs whose configuration changed afresh"),
+        ("report-only", "train nothing, report what is finished"),
+    ):
+        parser.add_argument(f"--{name.replace('-', '_')}", f"--{name}", action="store_true", help=text)
     return parser
 
 
 def _directories_parser() -> ArgumentParser:
-    parser = ArgumentParser(
-        prog="run.py compare --report_only",
-        description="One report of finished runs from anywhere.",
-        exit_on_error=False,
-    )
+    parser = ArgumentParser(prog="run.py compare --report_only", exit_on_error=False)
     parser.add_argument("--report_only", "--report-only", action="store_true", help="implied")
     parser.add_argument(
         "--directories",

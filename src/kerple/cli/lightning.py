@@ -1,6 +1,5 @@
 """LightningCLI with a folder for each run; `test` and `validate` take model, data and callbacks from the checkpoint."""
 
-import os
 import sys
 import traceback
 from functools import cached_property
@@ -18,7 +17,6 @@ from kerple.base.checkpoint_io import AtomicCheckpointIO
 from kerple.base.directories import fit_directory, test_directory
 from kerple.base.errors import UserError
 from kerple.base.precision import AutoTrainer, settle
-from kerple.base.progress import VARIABLE
 from kerple.base.trust import CONFIG, foreign, load
 from kerple.cli.agreement import SAMPLES_PER_STEP, check_resumption, check_test
 from kerple.cli.parser import SEED, add_run_arguments, link_model_to_data, mistake_in
@@ -180,7 +178,7 @@ class CLI(LightningCLI):
             callbacks = _with_safety(callbacks, given["enable_checkpointing"])
         shown = given["enable_progress_bar"]
         # a file cannot show a bar, and analyses read text that Lightning's bar does not count
-        if VARIABLE in os.environ or (shown is not False and (self.subcommand == "test" or not sys.stdout.isatty())):
+        if shown is not False and (self.subcommand == "test" or not sys.stdout.isatty()):
             options["enable_progress_bar"] = False
             callbacks = [*(c for c in callbacks if not isinstance(c, ProgressBar)), ProgressLines()]
         elif self.subcommand == "fit" and shown is not False:

@@ -7,8 +7,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from kerple.base.errors import UserError
 from kerple.base.shipped_configs import found
+from kerple.compare.runs import Run, flat
+
+SET_BY_COMPARE = {  # flags that would replace what a comparison sets itself, and what to use instead
+    "run_dir": "use runs and test_folder",
+    "ckpt_path": "stopped runs are resumed, and each run's last checkpoint is tested, without it",
+    "model.position": "use position and options of a strategy",
+}
+RESERVED = ("checkpoints", "logs", "tensorboard")  # folders of a run that its test must not take for its own
 
 
 @dataclass
@@ -40,12 +50,12 @@ class Comparison:
         name: Name of the comparison and of its folders.
         base: Configurations of every fit; later ones win. Empty if nothing is fitted.
         strategies: The strategies by their labels; ``KerpleLog: {}`` is the strategy of that name with its defaults.
-        seeds: Seeds of the initialisation and the order of data. Runs of the same seed are compared in pairs.
+        seeds: Seeds of the initialisation and the order of data.
         baseline: Label of the strategy against which the others are tested.
         flags: Flags of every fit, which win over the configurations.
-        parts: Further configurations by the name of a part, such as a task or a corpus. Every strategy and seed has a
-            run in each part, and one report has the results of all. Without parts, there is one nameless part.
-        test: Flags of every test, which win over the checkpoint: ``{config: configs/compare/demo-test.yaml}``.
+        parts: Further flags by the name of a part, such as a task or a corpus: ``{sort: {data.task: Sort}}``. Every
+            strategy and seed has a run in each part, and one report has the results of all.
+        test: Flags of every test, which win over the checkpoint; ``config`` among them is the path of a configuration.
         test_folder: Name of the folder in a run that its test writes to. So two comparisons can test the same runs in
             two ways.
         seeded: Flags of `fit` that are set to the seed.
@@ -67,7 +77,7 @@ class Comparison:
     seeds: list[int]
     baseline: str
     flags: dict[str, Any] = field(default_factory=dict)
-    parts: dict[str, list[str]] = field(default_factory=dict)
+    parts: dict[str, dict[str, Any]] = field(default_factory=dict)
     test: dict[str, Any] = field(default_factory=dict)
     test_folder: str = "test"
     seeded: list[str] = field(default_factory=lambda: ["seed_everything", "data.seed"])
@@ -82,114 +92,94 @@ class Comparison:
         for key in ("strategies", "seeds", "seeded", *(["base"] if fitted else [])):
             if not getattr(self, key):
                 raise UserError(f"compare: {key}: got none, expected at least one")
-        if twice := sorted({s for s in self.seeds if self.seeds.count(s) > 1}):
-            raise UserError(f"compare: seeds: got {twice} twice, expected every seed once")
-        if outside := [seed for seed in self.seeds if not 0 <= seed < 1 << 32]:
-            raise UserError(f"compare: seeds: got {outside[0]}, expected a number from 0 to 2^32 - 1")
-        if odd := [name for name in self.seeded if not re.fullmatch(r"[a-z_]\w*(\.\w+)*", name)]:
-            raise UserError(f"compare: seeded: got {odd[0]!r}, expected names of options of fit, such as data.seed")
+        if len(set(self.seeds)) < len(self.seeds) or not all(0 <= seed < 1 << 32 for seed in self.seeds):
+            raise UserError(f"compare: seeds: got {self.seeds}, expected numbers from 0 to 2^32 - 1, each once")
         if self.baseline not in self.strategies:
-            known = ", ".join(self.strategies)
-            raise UserError(f"compare: baseline: got {self.baseline!r}, expected one of the strategies: {known}")
-        for kind, names in (
-            ("strategies", self.strategies),
-            ("parts", self.parts),
-            ("test_folder", [self.test_folder]),
-        ):
-            if odd := [name for name in names if name in ("", "..") or Path(name).name != name]:
-                raise UserError(
-                    f"compare: {kind}: got {odd[0]!r}, expected the plain name of a folder, without slashes"
-                )
-        tests = [self.test["config"]] if "config" in self.test else []
-        if any(not isinstance(path, str) for path in tests):
-            raise UserError(f"compare: test: config: got {tests[0]!r}, expected the path of one file")
-        for key, paths in {"base": self.base, "test: config": tests, **self.parts}.items():
-            for path in paths:
-                if not Path(found(path)).is_file():
-                    raise UserError(f"compare: {key}: got {path!r}, which is no file; paths start from where you are")
-        own = dict.fromkeys(self.seeded, "use seeds instead, or take it out of seeded") | {
-            "run_dir": "use runs instead",
-            "ckpt_path": "stopped runs are resumed without it",
-            "model.position": "use position and options of a strategy instead",
-        }
+            raise UserError(f"compare: baseline: got {self.baseline!r}, expected one of {', '.join(self.strategies)}")
+        for key, names in (("strategies", self.strategies), ("parts", self.parts), ("test_folder", [self.test_folder])):
+            for name in names:
+                if Path(name).name != name or name.startswith(".") or (key == "test_folder" and name in RESERVED):
+                    raise UserError(f"compare: {key}: got {name!r}, expected a plain name of a folder of its own")
+        for path in [
+            *self.base,
+            *(flags["config"] for flags in (self.test, *self.parts.values()) if "config" in flags),
+        ]:
+            if not isinstance(path, str) or not Path(found(path)).is_file():
+                raise UserError(f"compare: got {path!r}, expected the path of a configuration, from where you are")
+        own = dict.fromkeys(self.seeded, "use seeds") | SET_BY_COMPARE
         _refuse("flags", self.flags, own)
+        _refuse("test", self.test, {key: SET_BY_COMPARE[key] for key in ("run_dir", "ckpt_path")})
+        for name, flags in self.parts.items():
+            _refuse(f"parts: {name}", flags, own)
         for label, strategy in self.strategies.items():
             _refuse(f"strategies: {label}: flags", strategy.flags if strategy else {}, own)
             number = strategy.seeds if strategy else None
             if number is not None and not 1 <= number <= len(self.seeds):
-                raise UserError(
-                    f"compare: strategies: {label}: seeds: got {number}, expected 1..{len(self.seeds)}, how many of "
-                    "the comparison's seeds it has"
-                )
-        own = {"run_dir": "use test_folder instead", "ckpt_path": "each run's last checkpoint is tested"}
-        _refuse("test", self.test, own)
-
-    @property
-    def runs_folder(self) -> Path:
-        """Folder of the runs."""
-        return Path(self.runs or f"logs/compare/{self.name}")
+                raise UserError(f"compare: strategies: {label}: seeds: got {number}, expected 1..{len(self.seeds)}")
 
     @property
     def report_folder(self) -> Path:
         """Folder of the report."""
         return Path(self.output or f"results/{self.name}")
 
-    @property
-    def committed(self) -> list[Path]:
-        """Folders of reports that may hold committed runs, in the order of preference."""
-        return [self.report_folder, *map(Path, self.also)]
-
     def jobs(self) -> list["Job"]:
         """All runs, seed by seed, so that the first seeds give a complete comparison early."""
-        parts = list(self.parts) or [""]
         return [
-            self._job(part, label, seed)
-            for seed in self.seeds
-            for part in parts
+            self._job(part, label, strategy or Strategy(), seed)
+            for i, seed in enumerate(self.seeds)
+            for part in self.parts or [""]
             for label, strategy in self.strategies.items()
-            if seed in self._seeds_of(strategy)
+            if strategy is None or i < (1 if strategy.hf else strategy.seeds or len(self.seeds))
         ]
 
-    def _seeds_of(self, strategy: Strategy | None) -> list[int]:
-        if strategy is None:
-            return self.seeds
-        return self.seeds[: 1 if strategy.hf else strategy.seeds]
-
-    def _job(self, part: str, label: str, seed: int) -> "Job":
-        strategy = self.strategies[label] or Strategy()
-        directory = self.runs_folder / part / label / f"seed-{seed}"
-        test = as_flags(self.test | {"run_dir": str(directory / self.test_folder)})
+    def _job(self, part: str, label: str, strategy: Strategy, seed: int) -> "Job":
+        directory = Path(self.runs or f"logs/compare/{self.name}") / part / label / f"seed-{seed}"
+        folder = directory / self.test_folder
+        test = [*as_flags(self.test), f"--run_dir={folder}"]
         if strategy.hf:
             own = {"hf": strategy.hf} | {f"model.{key}": value for key, value in strategy.options.items()}
-            return Job(label, seed, directory, (), (*as_flags(own), *as_flags(strategy.flags), *test), part)
-        fit = [f"--config={found(path)}" for path in (*self.base, *self.parts.get(part, []))]
+            test = [*as_flags(own | strategy.flags), *test]
+            return Job(label, seed, part, directory, folder, [], test, self.settings_of_test)
+        fit = [f"--config={found(path)}" for path in self.base]
+        fit += as_flags(self.parts.get(part, {}))
         fit += as_flags(self.flags | strategy.flags)
         # after all other flags, so that they win: a seed in a configuration would make all runs the same
         fit += as_flags(dict.fromkeys(self.seeded, seed) | {"run_dir": str(directory)})
         fit += [f"--model.position={strategy.position or label}"]
         fit += as_flags({f"model.position.{key}": value for key, value in strategy.options.items()})
-        return Job(label, seed, directory, tuple(fit), tuple(test), part)
+        return Job(label, seed, part, directory, folder, fit, test, self.settings_of_test)
+
+    @property
+    def settings_of_test(self) -> dict[str, Any]:
+        """What the tests are asked for, with dotted keys: flags, and what the configuration among them says."""
+        path = self.test.get("config")
+        content = flat(yaml.safe_load(Path(found(path)).read_text(encoding="utf-8"))) if path else {}
+        return content | flat({key: value for key, value in self.test.items() if key != "config"})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Job:
     """One run: a fit and its test.
 
     Args:
         label: Label of the strategy.
         seed: Seed of the run.
-        directory: The run directory. Files about the run, such as its log, are beside it and have the same stem.
-        fit: Arguments of ``run.py fit``; none for a pretrained model.
-        test: Arguments of ``run.py test`` without the checkpoint; the last is the folder that it writes to.
         part: Part of the comparison, empty if it has only one.
+        directory: Folder of the run. Its lock and what it prints are beside it: ``seed-1.lock``, ``seed-1.log``.
+        test_folder: Folder in it that the test writes to.
+        fit: Arguments of ``run.py fit``; none for a pretrained model.
+        test: Arguments of ``run.py test``, without the checkpoint.
+        settings_of_test: What the test is asked for, as `Comparison.settings_of_test`.
     """
 
     label: str
     seed: int
+    part: str
     directory: Path
-    fit: tuple[str, ...]
-    test: tuple[str, ...]
-    part: str = ""
+    test_folder: Path
+    fit: list[str]
+    test: list[str]
+    settings_of_test: dict[str, Any]
 
     @property
     def name(self) -> str:
@@ -197,43 +187,35 @@ class Job:
         return f"{self.part} {self.label} seed {self.seed}".strip()
 
     @property
-    def test_folder(self) -> Path:
-        """Folder that the test writes to."""
-        return Path(self.test[-1].removeprefix("--run_dir="))
-
-    @property
-    def pretrained(self) -> bool:
-        """Whether this is a pretrained model, which is not fitted."""
-        return not self.fit
-
-    @property
     def checkpoint(self) -> Path:
         """The checkpoint from which a stopped fit resumes, and which is tested."""
         return self.directory / "checkpoints" / "last.ckpt"
 
+    @property
+    def finished(self) -> Run:
+        """The finished run."""
+        return Run(self.label, self.seed, self.test_folder, self.part)
+
     def beside(self, suffix: str) -> Path:
-        """Path of a file beside the run directory: ``.json`` for its state, ``.lock``, ``.log`` for its output."""
+        """Path of a file beside the run's folder: its ``.lock``, or the ``.log`` of its output."""
         return self.directory.with_name(self.directory.name + suffix)
 
+    def record(self, report: Path) -> Path:
+        """Folder below that of a report, in which the numbers of the finished run are kept."""
+        return report / "runs" / self.part / self.label / f"seed-{self.seed}"
 
-def _refuse(where: str, flags: Mapping[str, Any], own: dict[str, str]) -> None:
-    """Refuse flags that the comparison sets itself; they would replace its value, or be lost.
 
-    Args:
-        where: The option that holds the flags, for messages.
-        flags: The flags of the user.
-        own: The flags that the comparison sets, with advice on what to use instead.
-
-    Raises:
-        UserError: One of them, or a part of one, is among the flags.
-    """
+def _refuse(where: str, flags: Mapping[str, Any], own: Mapping[str, str]) -> None:
+    """Raise a UserError for flags, or parts of them, that the comparison sets itself."""
     for key in flags:
-        name = key.replace(".init_args.", ".")  # flags may leave it out
         for flag, advice in own.items():
-            if name == flag or name.startswith(f"{flag}."):
-                raise UserError(f"compare: {where}: got {key}, which is set for every run; {advice}")
+            if re.match(rf"{re.escape(flag)}(\.|$)", key.replace(".init_args.", ".")):  # flags may leave it out
+                raise UserError(f"compare: {where}: got {key}, which is set for every run; {advice} instead")
 
 
 def as_flags(values: Mapping[str, Any]) -> list[str]:
     """Command line flags with these values; values other than text are written as JSON, which is also YAML."""
-    return [f"--{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in values.items()]
+    return [
+        f"--{key}={found(value) if key == 'config' else value if isinstance(value, str) else json.dumps(value)}"
+        for key, value in values.items()
+    ]

@@ -1,90 +1,61 @@
-"""Engines that run a comparison's runs: side by side on this machine, or on a Ray cluster.
-
-They share with `kerple.data.prepare.workers` how a cluster is joined (`kerple.base.cluster.joined`), and no more: a run
-is a process of minutes that needs GPUs and a folder of its own, a portion of text comes back in milliseconds, in order.
-"""
+"""Engines that run a comparison's runs: side by side on this machine, or on a Ray cluster."""
 
 import os
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from typing import Any
 
 from kerple.base.cluster import cores, joined
-from kerple.base.progress import note
-from kerple.compare import job as jobs
-from kerple.compare.child import Child, Failed
-from kerple.compare.comparison import Job
+from kerple.compare.job import Failed, Task, start, stop, wait
 
-Work = Sequence[tuple[Job, dict[str, Any], str | None]]
-Ended = Generator[tuple[Job, str | None] | None, None, None]
+Ended = Generator[tuple[Task, str | None] | None, None, None]
 TICK = 0.25  # seconds
 
 
-def local(work: Work, parallel: int) -> Ended:
+def local(tasks: Sequence[Task], parallel: int) -> Ended:
     """Run on this machine, ``parallel`` runs at a time, each with its share of the cores.
 
     When the iterator is closed or raises, the processes of the runs are asked to save and end, and it waits for them.
-
-    Args:
-        work: The runs, each with its resolved configuration, flat, and the checksum of its data.
-        parallel: Number of runs at a time.
 
     Yields:
         A run that has ended and the error message, or None if it went well. In a quarter of a second in which no run
         has ended, it yields None instead.
     """
     threads = max(1, cores() // parallel)
-    children: list[Child] = []
+    processes: list[Any] = []
     stopped = False
 
-    def begun(child: Child) -> None:
-        children.append(child)
+    def run(task: Task) -> None:
         if stopped:
-            child.stop()
-
-    def run(job: Job, config: dict[str, Any], data: str | None) -> None:
-        if not stopped:
-            jobs.run(job, config, data, threads, _noting(job), jobs.RUN, begun)
+            return
+        process = start(task, threads)
+        processes.append(process)
+        if stopped:  # meanwhile
+            process.terminate()
+        wait(task, process)
 
     pool = ThreadPoolExecutor(parallel)
-    running = {pool.submit(run, *asked): asked[0] for asked in work}
+    running: dict[Future[None], Task] = {pool.submit(run, task): task for task in tasks}
     try:
         while running:
-            done, _ = wait(running, TICK, FIRST_COMPLETED)
+            done, _ = wait_for(running, TICK, FIRST_COMPLETED)
             for future in done:
-                yield running.pop(future), _error(future)
+                yield running.pop(future), _message(future.result)
             if not done:
                 yield None
     finally:
         stopped = True
         pool.shutdown(wait=False, cancel_futures=True)
-        for child in children:
-            child.ask_to_stop()  # all of them, before one is waited for
-        for child in children:
-            child.stop()
+        stop([process for process in processes if process.poll() is None])
         pool.shutdown()
 
 
-def _error(future: "Future[None]") -> str | None:
-    error = future.exception()
-    if error is not None and not isinstance(error, Failed):
-        raise error
-    return None if error is None else str(error)
-
-
-def _noting(job: Job) -> Callable[[str], None]:
-    return lambda message: note(job.beside(".progress"), doing=message.removeprefix(f"{job.name}: "))
-
-
-def ray(work: Work, parallel: int) -> Ended:
+def ray(tasks: Sequence[Task], parallel: int) -> Ended:
     """Run on a Ray cluster whose machines share this folder.
 
     The cluster is that of RAY_ADDRESS or of this machine, or else one that is started here. A run takes 1 /
     ``parallel`` of this machine's cores, and a GPU if the cluster has any.
-
-    Args:
-        work: As `local` has it.
-        parallel: Number of runs at a time on a machine.
 
     Yields:
         As `local`.
@@ -93,27 +64,22 @@ def ray(work: Work, parallel: int) -> Ended:
         UserError: If Ray is not installed.
     """
     threads = max(1, cores() // parallel)
-    program = jobs.RUN
     folder, path = os.getcwd(), os.environ.get("PYTHONPATH", "")
 
-    def remote(job: Job, config: dict[str, Any], data: str | None) -> str | None:
+    def remote(task: Task) -> str | None:
         os.chdir(folder)
         os.environ["PYTHONPATH"] = path
-        children: list[Child] = []
+        process = start(task, threads)
         try:
-            jobs.run(job, config, data, threads, _noting(job), program, children.append)
-        except Failed as error:
-            return str(error)
+            return _message(lambda: wait(task, process))
         except BaseException:  # the task was cancelled
-            for child in children:
-                child.stop()
+            stop([process])
             raise
-        return None
 
     with joined("compare: engine", "--engine local") as cluster:
         gpus = 1 if cluster.cluster_resources().get("GPU", 0) else 0
-        task = cluster.remote(num_cpus=threads, num_gpus=gpus, max_retries=3)(remote)
-        waiting = {task.remote(*asked): asked[0] for asked in work}
+        run = cluster.remote(num_cpus=threads, num_gpus=gpus, max_retries=3)(remote)
+        waiting = {run.remote(task): task for task in tasks}
         try:
             while waiting:
                 done, _ = cluster.wait(list(waiting), timeout=TICK)
@@ -124,7 +90,17 @@ def ray(work: Work, parallel: int) -> Ended:
         finally:
             for reference in waiting:
                 cluster.cancel(reference)
-            cluster.wait(list(waiting), num_returns=len(waiting), timeout=60) if waiting else None
+            if waiting:
+                cluster.wait(list(waiting), num_returns=len(waiting), timeout=60)
+
+
+def _message(run: Callable[[], None]) -> str | None:
+    """The message of a run that failed, None of one that went well."""
+    try:
+        run()
+    except Failed as error:
+        return str(error)
+    return None
 
 
 ENGINES = {"local": local, "ray": ray}

@@ -19,7 +19,6 @@ from kerple.compare.tables import METRIC_NAMES
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8A8A8A")
 DASHES = ("-", "--", ":", "-.")
 MARKERS = "osD^vP*X"
-DOTTED = {"linestyle": (0, (1, 1)), "linewidth": 2.0}
 Styles = dict[str, dict[str, Any]]
 Draw = Callable[[Axes, pd.DataFrame, Styles], tuple[float, float]]
 HEADROOM = 4.0  # the axis ends at so many times the best value
@@ -55,59 +54,13 @@ def figures(summary: pd.DataFrame, trained: Mapping[str, int | None], baseline: 
             )
 
 
-def position_wise(table: pd.DataFrame, strategies: pd.Series, baseline: str) -> Iterator[tuple[str, Figure]]:
-    """Yield (name, figure) of perplexity by position in a long segment, as in figure 5 of Chi et al. 2022.
-
-    Curves are means over seeds. The baseline is also drawn with a window.
-
-    Args:
-        table: Columns strategy, seed, first (position of a bin), window, ppl_full, ppl_windowed; and part if the
-            comparison has several parts, each of which has a figure.
-        strategies: All strategies of the comparison, so that each keeps its colour.
-        baseline: The strategy that is also drawn with attention to the last ``window`` keys only.
-    """
-    table, baseline = table.assign(strategy=table["strategy"].map(literal)), literal(baseline)
-    styles = styles_of(strategies.map(literal))
-    if "part" not in table:
-        yield "position-wise", _position_curves(table, styles, baseline)
-        return
-    for part, chosen in table.groupby("part", sort=False):
-        figure = _position_curves(chosen, styles, baseline)
-        figure.axes[0].set_title(literal(str(part)), fontsize=10)
-        yield f"position-wise-{part}", figure
-
-
-def save(figure: Figure, folder: Path, name: str) -> tuple[Path, Path]:
-    """Write a figure as PNG and SVG, and return their paths. The files do not depend on the time of writing."""
-    file = name.replace("/", "_")
-    paths = folder / f"{file}.png", folder / f"{file}.svg"
-    figure.savefig(paths[0], dpi=150, metadata={"Software": None})
+def save(figure: Figure, folder: Path, name: str) -> Path:
+    """Write a figure as PNG and SVG, and return the path of the SVG. The files do not depend on the time of writing."""
+    path = folder / f"{name.replace('/', '_')}.svg"
+    figure.savefig(path.with_name(f"{path.stem}.png"), dpi=150, metadata={"Software": None})
     with rc_context({"svg.hashsalt": name}):
-        figure.savefig(paths[1], metadata={"Date": None})
-    return paths
-
-
-def _position_curves(table: pd.DataFrame, styles: Styles, baseline: str) -> Figure:
-    means = table.groupby(["strategy", "window", "first"], sort=False, as_index=False)[
-        ["ppl_full", "ppl_windowed"]
-    ].mean()
-    figure = Figure(figsize=(8.2, 4.2), layout="constrained")
-    ax = figure.subplots()
-    for (strategy, window), group in means.groupby(["strategy", "window"], sort=False):
-        style = styles[str(strategy)] | {"marker": ""}
-        ax.plot(group["first"], group["ppl_full"], label=strategy, linewidth=1.3, **style)
-        if strategy == baseline:
-            ax.plot(group["first"], group["ppl_windowed"], label=f"{strategy}, last {window} keys", **style | DOTTED)
-    width = np.diff(np.unique(means["first"])).min() if means["first"].nunique() > 1 else 1
-    settled = means[means["first"] > 0]["ppl_full"]  # the first tokens of a segment have hardly any context
-    ax.set_yscale("log")
-    if np.isfinite(settled.min()):
-        ax.set_ylim(settled.min() / 1.04, min(settled.max(), 2 * settled.min()) * 1.04)
-    plain_log_ticks(ax)
-    ax.set(xlabel=f"position in the segment (means over {width})", ylabel="perplexity")
-    plain(ax)
-    figure.legend(loc="outside right center", frameon=False, fontsize=9)
-    return figure
+        figure.savefig(path, metadata={"Date": None})
+    return path
 
 
 def literal(strategy: str) -> str:

@@ -1,8 +1,9 @@
 """The report of a comparison: a folder of tables, figures and a page, which needs the runs no longer."""
 
 import base64
-from collections.abc import Callable
-from dataclasses import replace
+import json
+import math
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
@@ -13,33 +14,25 @@ import pandas as pd
 import yaml
 from markupsafe import Markup
 
-from kerple.base.changes import is_default
 from kerple.compare import tables
 from kerple.compare.analyses import analyses
-from kerple.compare.collect import RESULT, Run, Runs
 from kerple.compare.context_gain import context_figures
-from kerple.compare.figures import figures, position_wise, save
-from kerple.compare.flat import flat
-from kerple.compare.interactive import curves, library
-from kerple.compare.statistics import in_tokens, summarise
+from kerple.compare.figures import COLOURS, figures, save
+from kerple.compare.runs import PLACES, RESULT, Run, Runs
+from kerple.compare.statistics import in_tokens, lower_is_better, summarise
 
 LATEX_HEAD = "% \\usepackage{booktabs,graphicx}\n"
-DRAWN = ("position_wise", "context_gain")  # analyses that are figures
+DASHES: tuple[list[int], ...] = ([], [8, 4], [2, 3], [10, 3, 2, 3])  # of curves, which repeat the colours
 PROTOCOLS = {
     "full": "non-overlapping segments of the length, every target scored, attention unrestricted (the paper's)",
     "windowed": "as full, attention limited to the last w keys in every layer; the name carries w",
     "sliding": "context cut to the length, the window moves by s tokens, only new targets are scored; the name has s",
     "last": "as full, but only the last k targets of each segment are scored; the name carries k",
-    "per_position": "as full, the loss by position in the segment",
     "longppl": "as full, over the key tokens alone, which an evaluator finds by their gain from a long context",
     "niah": "what a text of the length says somewhere is asked for at its end",
 }
-
 POSITIONAL = ("model.position", "model.scaling", "model.factor")  # settings; the last two are of pretrained models
-OLD_BYTES = (
-    "Of an old version: an average token of the whole split stands for the bytes of each scored target, which is some "
-    "per cent off where only a part of the split was scored; test the runs again."
-)
+PRIVATE = ("seed_everything", "run_dir", "config", "ckpt_path")  # settings that differ from run to run
 
 
 def write(runs: Runs, folder: Path, *, name: str, baseline: str, missing: list[str] | None = None) -> Path:
@@ -50,7 +43,7 @@ def write(runs: Runs, folder: Path, *, name: str, baseline: str, missing: list[s
     ``report.html``, which needs no other file.
 
     Args:
-        runs: The runs, as `kerple.compare.collect.read` returns them.
+        runs: The runs, as `kerple.compare.runs.read` returns them.
         folder: Folder of the report, which is made if needed; files of the same names are replaced.
         name: Name of the comparison.
         baseline: The strategy against which the others are tested.
@@ -63,53 +56,43 @@ def write(runs: Runs, folder: Path, *, name: str, baseline: str, missing: list[s
         UserError: If the baseline has no results, or a metric is unknown.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    trained = runs.training_length
     summary = summarise(runs.results, baseline, blocks=runs.blocks)
-    runs.results.to_csv(folder / "results.csv", index=False)
-    summary.to_csv(folder / "summary.csv", index=False, float_format="%.8g")
-    if not runs.costs.empty:
-        runs.costs.to_csv(folder / "costs.csv", index=False, float_format="%.8g")
-    for analysis, table in runs.analyses.items():
-        table.to_csv(folder / f"{analysis}.csv", index=False, float_format="%.8g")
+    for file, table in {"results": runs.results, "summary": summary, "costs": runs.costs, **runs.analyses}.items():
+        if not table.empty:
+            digits = None if file == "results" else "%.8g"
+            table.to_csv(folder / f"{file}.csv", index=False, float_format=digits)
 
     main, details = _tables(summary, runs, baseline)
-    title, differences = f"# {name}\n\n", mixed(runs)
-    if differences:
-        title += f"Runs differ in more than strategy and seed: {'; '.join(differences)}.\n\n"
-    (folder / "table.md").write_text(title + "\n".join(t.markdown() for t in (*main, *details)))
-    (folder / "table.tex").write_text("\n".join([LATEX_HEAD, *(t.latex() for t in (*main, *details))]))
-    for stale in folder.glob("*-relative-to-*"):  # to what was the baseline when fewer runs were done
-        stale.unlink()
-    drawn = []
-    found = list(figures(summary, runs.trained, baseline))
-    if "position_wise" in runs.analyses:
-        found += position_wise(runs.analyses["position_wise"], summary["strategy"], baseline)
+    differences = mixed(runs)
+    warning = f"Runs differ in more than strategy and seed: {'; '.join(differences)}.\n\n" if differences else ""
+    markdown = f"# {name}\n\n{warning}" + "\n".join(table.markdown() for table in (*main, *details))
+    (folder / "table.md").write_text(markdown, encoding="utf-8")
+    latex = "\n".join([LATEX_HEAD, *(table.latex() for table in (*main, *details))])
+    (folder / "table.tex").write_text(latex, encoding="utf-8")
+    drawings = dict(figures(summary, runs.trained, baseline))
     if "context_gain" in runs.analyses:
-        found += context_figures(runs.analyses["context_gain"], summary["strategy"])
-    for figure_name, figure in found:
-        _, svg = save(figure, folder, figure_name)
-        drawn.append((figure_name, f"data:image/svg+xml;base64,{base64.b64encode(svg.read_bytes()).decode()}"))
+        drawings |= context_figures(runs.analyses["context_gain"], summary["strategy"])
+    images = {figure: save(drawing, folder, figure) for figure, drawing in drawings.items()}
 
     common, differing = _configs(runs)
-    template = resources.files("kerple.compare").joinpath("page.html.jinja").read_text()
+    template = resources.files("kerple.compare").joinpath("page.html.jinja").read_text(encoding="utf-8")
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
-    script, style = library()
     page = environment.from_string(template).render(
         data=Markup(curves(summary, runs.results, runs.trained, baseline)),
-        script=Markup(script),
-        style=Markup(style),
+        script=Markup(_shipped("uPlot/uPlot.iife.min.js") + _shipped("page.js")),
+        style=Markup(_shipped("uPlot/uPlot.min.css")),
         metrics=[tables.METRIC_NAMES.get(str(metric), str(metric)) for metric in summary["metric"].unique()],
         name=name,
         baseline=baseline,
         strategies=list(dict.fromkeys(runs.results["strategy"])),
         seeds=sorted(int(s) for s in runs.results["seed"].unique()),
-        trained=trained,
+        trained=runs.training_length,
         tokens=any(map(in_tokens, summary["metric"], summary["protocol"])),
         tables=main,
         details=details,
-        figures=drawn,
+        figures={figure: base64.b64encode(svg.read_bytes()).decode() for figure, svg in images.items()},
         protocols=_protocols(runs),
         mixed=differences,
         alike=_only_positions_differ(runs),
@@ -120,32 +103,78 @@ def write(runs: Runs, folder: Path, *, name: str, baseline: str, missing: list[s
         written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     )
     path = folder / "report.html"
-    path.write_text(page)
+    path.write_text(page, encoding="utf-8")
     return path
+
+
+def _shipped(file: str) -> str:
+    return resources.files("kerple.compare").joinpath(file).read_text(encoding="utf-8")
 
 
 def _tables(summary: pd.DataFrame, runs: Runs, baseline: str) -> tuple[list[tables.Table], list[tables.Table]]:
     """The main tables, and the tables of details."""
-    main: list[tables.Table] = []
-    details: list[tables.Table] = []
-    for metric, group in summary.groupby("metric", sort=False):
-        protocols = list(dict.fromkeys(group["protocol"]))
-        overview = tables.tasks(runs.results, str(metric), runs.trained)
-        main += [overview] if overview else []
-        for protocol in protocols:
+    main: list[tables.Table | None] = []
+    details: list[tables.Table | None] = []
+    for metric, of_metric in summary.groupby("metric", sort=False):
+        main.append(tables.tasks(runs.results, str(metric), runs.trained))
+        for protocol, cells in of_metric.groupby("protocol", sort=False):
+            trained = runs.trained[str(protocol)]
             # with one tokenizer, bits per byte say the same as perplexity, so they are details
             place = details if metric == "bits_per_byte" else main
-            table = tables.comparison(summary, str(metric), protocol, runs.trained[protocol], baseline)
-            old = metric == "bits_per_byte" and runs.old_bytes
-            place.append(replace(table, note=f"{table.note} {OLD_BYTES}") if old else table)
-            interval = tables.intervals(summary, str(metric), protocol, runs.trained[protocol], baseline)
-            details += [interval] if interval else []
-            if metric == "ppl" and protocol.split()[-1].startswith("windowed"):
-                distant = tables.distant(summary, runs, protocol, runs.trained[protocol])
-                details += [distant] if distant else []
-    cost = tables.costs(runs)
-    details += analyses({name: table for name, table in runs.analyses.items() if name not in DRAWN})
-    return main + ([cost] if cost else []), details
+            place.append(tables.comparison(cells, trained, baseline))
+            details.append(tables.intervals(cells, trained, baseline))
+            if metric == "ppl" and str(protocol).split()[-1].startswith("windowed"):
+                details.append(tables.distant(summary, runs.blocks, str(protocol), trained))
+    main.append(tables.costs(runs.costs))
+    details += analyses({name: table for name, table in runs.analyses.items() if name != "context_gain"})
+    return [table for table in main if table], [table for table in details if table]
+
+
+def curves(summary: pd.DataFrame, results: pd.DataFrame, trained: Mapping[str, int | None], baseline: str) -> str:
+    """All curves of the page's interactive figure as JSON, escaped for a ``script`` element.
+
+    Args:
+        summary: A row for each strategy and cell, with ratios and their intervals.
+        results: A row for each run and cell.
+        trained: Training length of each protocol, or None.
+        baseline: The strategy to which ratios are taken.
+    """
+    order = list(dict.fromkeys(summary["strategy"]))
+    metrics: list[dict[str, Any]] = []
+    for metric, of_metric in summary.groupby("metric", sort=False):
+        protocols = []
+        for protocol, chosen in of_metric.groupby("protocol", sort=False):
+            lengths = sorted(int(length) for length in chosen["length"].unique())
+            runs = results[(results["metric"] == metric) & (results["protocol"] == protocol)]
+            of_strategies = [_curve(chosen, runs, lengths, strategy, i) for i, strategy in enumerate(order)]
+            about = {"name": str(protocol), "trained": trained[str(protocol)], "lengths": lengths}
+            about |= {"tokens": in_tokens(str(metric), str(protocol))}
+            protocols.append(about | {"strategies": [curve for curve in of_strategies if curve]})
+        name = tables.METRIC_NAMES.get(str(metric), str(metric))
+        metrics.append({"name": name, "lower": lower_is_better(str(metric)), "protocols": protocols})
+    text = json.dumps({"baseline": baseline, "metrics": metrics}, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c")  # labels may contain anything
+
+
+def _curve(
+    chosen: pd.DataFrame, runs: pd.DataFrame, lengths: list[int], strategy: str, i: int
+) -> dict[str, Any] | None:
+    rows = chosen[chosen["strategy"] == strategy].set_index("length").reindex(lengths)
+    if rows["mean"].isna().all():
+        return None
+    seeds = runs[runs["strategy"] == strategy].pivot(index="length", columns="seed", values="value")
+    return {
+        "name": strategy,
+        "colour": COLOURS[i % len(COLOURS)],
+        "dash": DASHES[i // len(COLOURS) % len(DASHES)],
+        "seeds": {str(seed): _numbers(values.reindex(lengths)) for seed, values in seeds.items()},
+        **{name: _numbers(rows[name]) for name in ("mean", "std", "ratio", "ratio_low", "ratio_high")},
+    }
+
+
+def _numbers(values: pd.Series) -> list[float | None]:
+    """Values for strict JSON: missing and infinite ones become None."""
+    return [float(f"{value:.7g}") if math.isfinite(value) else None for value in values]
 
 
 def mixed(runs: Runs) -> list[str]:
@@ -156,25 +185,16 @@ def mixed(runs: Runs) -> list[str]:
     positions.
     """
     complaints = []
-    for label, members in _members(runs, lambda run: run.label).items():
-        for key in dict.fromkeys(key for _, config in members for key in config):
-            values = {str(config.get(key)): str(config.get(key, "not there")) for _, config in members}
-            if len(values) == 1 or all(config.get(key) == run.seed for run, config in members):
-                continue
-            if not _is_newer(key, [config for _, config in members]):
-                complaints.append(f"{label}: {key}: {' | '.join(values.values())}")
-    ways = {protocol: found for protocol, found in runs.text.items() if len(found) > 1}
-    complaints += [f"{protocol}: {' | '.join(found)}" for protocol, found in ways.items()]
+    members: dict[str, list[tuple[Run, dict[str, Any]]]] = {}
+    for run, config in _public(runs).items():
+        members.setdefault(run.label, []).append((run, config))
+    for label, of_label in members.items():
+        for key in dict.fromkeys(key for _, config in of_label for key in config):
+            values = {str(config.get(key)) for _, config in of_label}
+            if len(values) > 1 and not all(config.get(key) == run.seed for run, config in of_label):
+                complaints.append(f"{label}: {key}: {' | '.join(sorted(values))}")
+    complaints += [f"{protocol}: {' | '.join(text)}" for protocol, text in runs.text.items() if len(text) > 1]
     return complaints + _precisions(runs) + _unequal(runs.results)
-
-
-def _is_newer(key: str, configs: list[dict[str, Any]]) -> bool:
-    """Whether some runs were made before there was an option, and the others have its default: all did the same.
-
-    Options of classes that the files name are left out: their defaults are not known without importing them.
-    """
-    later = [config for config in configs if key in config]
-    return len(later) < len(configs) and key.count(".") == 1 and all(is_default(config, key) for config in later)
 
 
 def _precisions(runs: Runs) -> list[str]:
@@ -191,42 +211,34 @@ def _precisions(runs: Runs) -> list[str]:
 def _unequal(results: pd.DataFrame) -> list[str]:
     """Protocols that scored different numbers of targets in different runs, each at the first such length."""
     complaints: dict[str, str] = {}
-    for (_, protocol, length), group in results.dropna(subset="count").groupby(RESULT, sort=False):
+    for (_, protocol, length), group in results.groupby(RESULT, sort=False):
         usual = group["count"].mode()[0]
-        found = [f"{usual:,.0f}"]
+        counts = [f"{usual:,.0f}"]
         for count, odd in group[group["count"] != usual].groupby("count", sort=False):
             names = (f"{strategy} seed {seed}" for strategy, seed in zip(odd["strategy"], odd["seed"], strict=True))
-            found.append(f"{count:,.0f} ({', '.join(names)})")
-        if len(found) > 1:
-            complaints.setdefault(str(protocol), f"{protocol} at {length}: scored per run: {' | '.join(found)}")
+            counts.append(f"{count:,.0f} ({', '.join(names)})")
+        if len(counts) > 1:
+            complaints.setdefault(str(protocol), f"{protocol} at {length}: scored per run: {' | '.join(counts)}")
     return list(complaints.values())
 
 
 def _only_positions_differ(runs: Runs) -> bool:
-    for members in _members(runs, lambda run: f"{run.part} {run.seed}").values():
-        (_, first), *others = members
-        if any(first.get(k) != c.get(k) for _, c in others for k in first | c if not k.startswith(POSITIONAL)):
+    firsts: dict[tuple[str, int], dict[str, Any]] = {}
+    for run, config in _public(runs).items():
+        first = firsts.setdefault((run.part, run.seed), config)
+        if any(first.get(key) != config.get(key) for key in first | config if not key.startswith(POSITIONAL)):
             return False
     return True
-
-
-def _members(runs: Runs, key: Callable[[Run], str]) -> dict[str, list[tuple[Run, dict[str, Any]]]]:
-    """Group the runs, with their flat configurations, by a key."""
-    grouped: dict[str, list[tuple[Run, dict[str, Any]]]] = {}
-    for run, config in runs.configs.items():
-        grouped.setdefault(key(run), []).append((run, _public(config)))
-    return grouped
 
 
 def _protocols(runs: Runs) -> list[tuple[str, str, str, str]]:
     """Rows (protocol, meaning, lengths, targets) of all protocols in the report."""
     rows = []
-    parts = dict.fromkeys(run.part for run in runs.configs)
-    meanings = {f"{part} {name}".strip(): text for part in parts for name, text in PROTOCOLS.items()}
     for protocol, group in runs.results.groupby("protocol", sort=False):
-        meaning = next((text for name, text in meanings.items() if str(protocol).startswith(name)), "task")
-        counts = group.loc[group["metric"] != "bits_per_byte", "count"].dropna()  # those are bytes
-        targets = "–".join(dict.fromkeys(f"{n:,.0f}" for n in (counts.min(), counts.max()) if n == n)) or "–"
+        name = str(protocol).split()[-1]
+        meaning = next((text for start, text in PROTOCOLS.items() if name.startswith(start)), "task")
+        counts = group.loc[group["metric"] != "bits_per_byte", "count"]  # those are bytes
+        targets = "–".join(dict.fromkeys(f"{n:,.0f}" for n in (counts.min(), counts.max())))
         lengths = sorted(int(length) for length in group["length"].unique())
         many = f"{lengths[0]}–{lengths[-1]} ({len(lengths)} lengths)"
         shown = ", ".join(map(str, lengths)) if len(lengths) <= 16 else many
@@ -240,35 +252,27 @@ def _environments(runs: Runs) -> list[tuple[str, str]]:
     for environment in runs.environments.values():
         for key, value in environment.items():
             values.setdefault(key, {})[str(value)] = None
-    return [(key, " | ".join(found)) for key, found in values.items()]
+    return [(key, " | ".join(of_key)) for key, of_key in values.items()]
 
 
 def _configs(runs: Runs) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
-    """The configuration that all runs have in common, nested, and each strategy's other settings, flat.
-
-    Seeds and directories are left out, because they always differ.
-    """
-    configs = {run: _public(config) for run, config in runs.configs.items()}
+    """The configuration that all runs have in common, and each strategy's other settings."""
+    configs = _public(runs)
     first = next(iter(configs.values()))
-    shared = {k for k, v in first.items() if all(k in other and other[k] == v for other in configs.values())}
-    common: dict[str, Any] = {}
-    for key in (k for k in first if k in shared):
-        *parents, leaf = key.split(".")
-        place = common
-        for parent in parents:
-            place = place.setdefault(parent, {})
-        place[leaf] = first[key]
+    common = {key: value for key, value in first.items() if all(c.get(key) == value for c in configs.values())}
     differing: dict[str, dict[str, str]] = {}
-    for run, config in configs.items():
-        differing.setdefault(run.label, {k: str(v) for k, v in config.items() if k not in shared})
+    for run, config in configs.items():  # the first seed of a strategy stands for all
+        differing.setdefault(run.label, {key: str(value) for key, value in config.items() if key not in common})
     return common, differing
 
 
-def _public(config: dict[str, Any]) -> dict[str, Any]:
-    """A configuration, flat, without seeds and directories."""
-    return {key: value for key, value in flat(config).items() if not _private(key)}
-
-
-def _private(key: str) -> bool:
-    names = ("seed_everything", "run_dir", "config", "ckpt_path")
-    return key in names or key.endswith(("save_dir", "dirpath", "root_dir"))
+def _public(runs: Runs) -> dict[Run, dict[str, Any]]:
+    """The configurations without seeds and directories, which differ from run to run."""
+    return {
+        run: {
+            key: value
+            for key, value in config.items()
+            if value is not None and key not in PRIVATE and not PLACES.fullmatch(key)
+        }
+        for run, config in runs.configs.items()
+    }

@@ -1,46 +1,92 @@
-"""Records of finished runs, which are kept beside the report and small enough to commit, so that runs can be reused.
+"""Whether a run is finished, and the copies of finished runs that are kept beside the report, small enough to commit.
 
-``<report>/runs/[<part>/]<label>/seed-<seed>.json`` holds all that a report reads of a run (resolved configuration, cost
-with commit and machine, sums and analyses of its test), and what has to be equal for a run to be taken from it:
-configuration, data, test and version of the results.
+A test that `compare` runs leaves in its folder all that a report reads of the run, and under ``run`` in results.json
+what has to be the same for the run to be taken for another: configuration, checksum of the data, and test. A record is
+a copy of these files.
 """
 
-import hashlib
 import json
 import platform
+import re
+from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
+import pandas as pd
+import yaml
+
 from kerple.base.atomic import write
-from kerple.base.changes import differences
+from kerple.base.changes import is_default
 from kerple.base.precision import choose
-from kerple.compare import job as jobs
-from kerple.compare.collect import Run, read
 from kerple.compare.comparison import Job
-from kerple.compare.files import results_of, unpack
-from kerple.data.datamodule import TokenShards
-from kerple.evaluation.results import VERSION
+from kerple.compare.runs import PLACES, flat, read
+from kerple.evaluation import results
 
-# options of how data is read, which change nothing in it
-_WORKERS = "data.init_args.workers"
-# options of where data is and how it is prepared, in place of which the checksums of the data are compared
-DATA_PLACES = {
-    "data.init_args.corpus",
-    "data.init_args.directory",
-    "data.init_args.prepare_workers",
-    "data.init_args.prepare_engine",
-    "data.init_args.cache",
-}
-
-
+PRECISION = "trainer.precision"
+MOST_ROWS = 10_000  # of an analysis that is kept
 # what reading a record can raise; a stranger's may hold anything
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, OSError)
 
 
-def path_of(job: Job, report_folder: Path) -> Path:
-    """Path of the record of a run."""
-    return report_folder / "runs" / job.part / job.label / f"seed-{job.seed}.json"
+def described(folder: Path) -> dict[str, Any] | None:
+    """How a run was trained and tested, as the folder of a test that `compare` finished says; else None."""
+    try:
+        return json.loads((folder / results.ABOUT).read_text(encoding="utf-8"))["run"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def finished(job: Job, config: dict[str, Any], data: str | None) -> bool:
+    """Whether the run was fitted and tested as it is asked for.
+
+    Args:
+        job: The run.
+        config: Its resolved configuration, with dotted keys.
+        data: Checksum of its data, None if that is not known or there is none.
+    """
+    run = described(job.test_folder)
+    if run is None or run["test"] != job.settings_of_test or data not in (None, run["data"]):
+        return False
+    return not differences(run["config"], config)
+
+
+def changes(job: Job, config: dict[str, Any], data: str | None) -> list[str]:
+    """Differences between how the run in the job's folder was begun and how it is asked for; none if there is none."""
+    if run := described(job.test_folder):
+        other = ["its data has another checksum"] if data not in (None, run["data"]) else []
+        return differences(run["config"], config) + other
+    written = job.directory / "config.yaml"
+    if written.is_file():
+        return differences(flat(yaml.safe_load(written.read_text(encoding="utf-8"))), config)
+    if any(path.name != ".lock" for path in job.directory.glob("*")) and not job.checkpoint.is_file():
+        return ["the folder has no config.yaml"]
+    return []
+
+
+def differences(written: dict[str, Any], asked: dict[str, Any]) -> list[str]:
+    """Each option that differs, with both values.
+
+    Args:
+        written: Configuration of a run, with dotted keys. It may have more options than were asked for.
+        asked: Resolved configuration. What is ``auto`` in it may have any value.
+    """
+    before, now = _named(written), _named(asked)
+    keys = [*now, *(key for key in before if key.startswith("trainer.callbacks.") and key not in now)]
+    return [
+        f"{key}: {before.get(key)!r} -> {now.get(key)!r}"
+        for key in keys
+        if before.get(key) != now.get(key)
+        and now.get(key) != "auto"
+        and not PLACES.fullmatch(key)
+        and not (key not in before and is_default(asked, key))  # an option that is newer than the run
+    ]
+
+
+def _named(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration with the names of this package's classes in place of their paths, and text for infinity."""
+    text = re.sub(r'"kerple\.(?:\w+\.)*(\w+)"', r'"\1"', json.dumps(config))
+    return json.loads(text, parse_constant=str)
 
 
 def fingerprint(data: Any) -> str | None:
@@ -49,116 +95,86 @@ def fingerprint(data: Any) -> str | None:
     Args:
         data: A data module that is set up.
     """
-    return data.checksum() if isinstance(data, TokenShards) else None
+    return data.checksum() if hasattr(data, "checksum") else None
 
 
-def keep(job: Job, config: dict[str, Any], data: str | None, path: Path) -> None:
-    """Write the record of a finished run.
+def complete(job: Job, config: dict[str, Any], data: str | None) -> None:
+    """Add to the results of a test how its run was trained and tested, after which it counts as finished.
 
-    Args:
-        job: The run.
-        config: Its resolved configuration, flat.
-        data: Checksum of its present data, see `fingerprint`; that with which the run began, if known, takes its place.
-        path: Path of the record.
+    Raises:
+        UserError: If the test left no results.
     """
-    run = results_of(job.directory, job.test_folder.name)
-    if config.get("trainer.precision") == "auto":  # it was chosen where the run began, which may be another machine
-        config = config | {"trainer.precision": run["config.yaml"]["trainer"]["precision"]}
-    identity, data = _settled(config, data), jobs.state(job).get("data", data)
-    run["config.yaml"] = _strict(run["config.yaml"])
-    record = {
-        "version": _version(run["test"]),
+    read([job.finished])
+    _, about = results.read(job.test_folder)
+    written, cost = job.directory / "config.yaml", job.directory / "cost.json"
+    if written.is_file():  # the precision was chosen where the run began
+        config = config | {PRECISION: yaml.safe_load(written.read_text(encoding="utf-8"))["trainer"]["precision"]}
+    about["run"] = {
+        "config": {key: value for key, value in _named(config).items() if value is not None},
+        "cost": json.loads(cost.read_text(encoding="utf-8")) if cost.exists() else {},
         "data": data,
-        "hash": hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest(),
-        "config": identity,
-        "test": jobs.asked_of_test(job),
-        "run": run,
+        "test": job.settings_of_test,
     }
-    write(path, json.dumps(record, allow_nan=False, separators=(",", ":"), ensure_ascii=False) + "\n")
+    results.write_about(job.test_folder, about)
 
 
-def take(job: Job, config: dict[str, Any], data: str | None, path: Path) -> str | None:
-    """Make a finished run from a record, if it fits.
-
-    Args:
-        job: A run that does not exist.
-        config: Its present configuration, resolved and flat.
-        data: Checksum of its present data.
-        path: Path of the record.
+def take(job: Job, config: dict[str, Any], data: str | None, record: Path) -> str | None:
+    """Make a finished run from a record, if that is the run that is asked for.
 
     Returns:
         None if the run was made, else why the record does not fit.
     """
-    # made beside its folder, so that neither a record that cannot be read nor a kill leaves half a run
-    job.directory.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=job.directory.parent) as folder:
-        made = Path(folder) / "run"
-        try:
-            record = json.loads(path.read_text())
-            if objection := _objection(record, job, config, data):
-                return objection
-            unpack(record["run"], made, job.test_folder.name)
-            read([Run(job.label, job.seed, made, job.test_folder.name, job.part)])
-            describe(path)
-        except UNREADABLE as error:
-            return f"cannot be read ({type(error).__name__}: {error})"
-        jobs.declare_finished(job, config, data, made)
+    try:
+        run = results.read(record)[1]["run"]
+        if config.get(PRECISION) == "auto":  # what it means here
+            config = config | {PRECISION: choose(config.get("trainer.accelerator", "auto"))[0]}
+        if changed := differences(run["config"], config):
+            return f"has another configuration: {'; '.join(changed)}"
+        if run["data"] != data:
+            # the corpora that need no download are files of the installed Python
+            python = run["cost"].get("environment", {}).get("python", "unknown")
+            return f"was trained on other data: with Python {python}, here is {platform.python_version()}"
+        if run["test"] != job.settings_of_test:
+            return "was tested otherwise"
+        read([replace(job.finished, folder=record)])  # all of it, so that a damaged one cannot spoil the report
+        _copy(record, job.test_folder)
+    except UNREADABLE as error:
+        return f"cannot be read ({type(error).__name__}: {error})"
     return None
 
 
-def _objection(record: dict[str, Any], job: Job, config: dict[str, Any], data: str | None) -> str | None:
-    """Why a record is not the run that is asked for, or None if it is."""
-    written, version = record["config"], record["version"]
-    text = record["run"]["test"].get("extrapolation.json", {})
-    if text.get("documents") and "block_document" not in text:
-        return "was tested by an earlier version, which did not say which blocks are of one document"
-    if version != VERSION:
-        return f"has results of version {version}, those of now have {VERSION}: their numbers do not belong together"
-    if record["hash"] != hashlib.sha256(json.dumps(written, sort_keys=True).encode()).hexdigest():
-        return "has a configuration that is not the one of its hash"
-    if changed := differences(_settled(written, data), _settled(config, data)):
-        return f"has another configuration: {'; '.join(changed)}"
-    if record["data"] != data:
-        # the corpora that need no download are files of the installed Python
-        python = record["run"].get("cost.json", {}).get("environment", {}).get("python", "unknown")
-        here = platform.python_version()
-        return f"was trained on other data: its checksums (Python {python}) differ from those here (Python {here})"
-    return None if record["test"] == jobs.asked_of_test(job) else "was tested otherwise"
+def keep(job: Job, committed: list[Path]) -> None:
+    """Write the record of a finished run beside its report, unless it is there or beside another report.
+
+    Args:
+        job: The run.
+        committed: Folders of reports, the first of which is that of the comparison.
+    """
+    about = (job.test_folder / results.ABOUT).read_bytes()
+    records = [job.record(report) for report in committed]
+    if not any(_bytes(record / results.ABOUT) == about for record in records):
+        _copy(job.test_folder, records[0])
 
 
-def is_of(path: Path, job: Job, config: dict[str, Any]) -> bool:
-    """Whether there is a record, and it has this configuration, in whatever precision, and this test."""
-    try:
-        record = json.loads(path.read_text())
-        written, asked = (_settled(one, record["data"]) for one in (record["config"], config))
-        if config.get("trainer.precision") == "auto":  # the run may be another machine's
-            asked["trainer.precision"] = written.get("trainer.precision")
-        return not differences(written, asked) and record["test"] == jobs.asked_of_test(job)
-    except UNREADABLE:
-        return False
+def _copy(source: Path, target: Path) -> None:
+    """Copy what a report reads of a run; its description last, by which it counts."""
+    for path in sorted([*source.glob("*.csv"), *source.glob("*.csv.gz")]):
+        if path.name == results.TABLE:
+            write(target / path.name, path.read_bytes())
+        else:
+            table = condensed(pd.read_csv(path))
+            if len(table) <= MOST_ROWS:
+                results.write_compressed(target / f"{path.name.split('.')[0]}.csv.gz", table)
+    write(target / results.ABOUT, (source / results.ABOUT).read_bytes())
 
 
-def _version(test: dict[str, Any]) -> int:
-    """Version of a test's results. Only those of perplexities have versions; the first had no number."""
-    perplexities = test.get("extrapolation.json")
-    return VERSION if perplexities is None else perplexities.get("version", 1)
+def condensed(table: pd.DataFrame) -> pd.DataFrame:
+    """The table of an analysis with only the distances 2^(n/4), where it has more than 256 of them."""
+    if "distance" not in table or table["distance"].nunique() <= 256:
+        return table
+    shown = {0, *np.unique(np.round(2 ** np.arange(0, 32, 0.25)).astype(np.int64)), table["distance"].max()}
+    return table[table["distance"].isin(shown)]
 
 
-def _settled(config: dict[str, Any], data: str | None) -> dict[str, Any]:
-    """The configuration without options of places, and with the precision that ``auto`` means on this machine."""
-    places = {_WORKERS} if data is None else {_WORKERS} | DATA_PLACES
-    settled = {key: value for key, value in config.items() if key not in places}
-    if settled.get("trainer.precision") == "auto":
-        settled["trainer.precision"], _ = choose(config.get("trainer.accelerator", "auto"))
-    return _strict(settled)
-
-
-def _strict(config: dict[str, Any]) -> dict[str, Any]:
-    """A configuration with text for infinity, which strict JSON does not have."""
-    return json.loads(json.dumps(config), parse_constant=str)
-
-
-def describe(path: Path) -> str:
-    """The commit and the processor with which a record was made."""
-    environment = json.loads(path.read_text())["run"].get("cost.json", {}).get("environment", {})
-    return ", ".join(str(environment[key]) for key in ("commit", "processor") if environment.get(key))
+def _bytes(path: Path) -> bytes | None:
+    return path.read_bytes() if path.is_file() else None

@@ -182,7 +182,7 @@ def against_baseline(results: pd.DataFrame, baseline: str, blocks: pd.DataFrame 
     if baseline not in strategies:
         raise UserError(f"baseline: got {baseline!r}, expected one of {', '.join(strategies)}")
     _once(results)
-    known = {} if blocks is None else dict(iter(blocks.groupby(["strategy", *CELL])))
+    of_cell = {} if blocks is None else dict(iter(blocks.groupby(["strategy", *CELL])))
     rows = []
     for cell, group in results.groupby(CELL, sort=False):
         by_seed = group.pivot(index="seed", columns="strategy", values="value")
@@ -190,7 +190,9 @@ def against_baseline(results: pd.DataFrame, baseline: str, blocks: pd.DataFrame 
             continue
         for strategy in (s for s in strategies if s != baseline and s in by_seed):
             pairs = by_seed[[strategy, baseline]].dropna()
-            sides = [known.get((side, *cell)) for side in (strategy, baseline)]
+            # bits per byte are of the same losses as perplexity, of which the sums are kept
+            losses = ("ppl", *cell[1:]) if cell[0] == "bits_per_byte" else cell
+            sides = [of_cell.get((side, *losses)) for side in (strategy, baseline)]
             rows.append((strategy, *cell, *_paired(pairs[strategy], pairs[baseline], sides[0], sides[1], str(cell[0]))))
     names = ["pairs", "blocks", "difference", "difference_low", "difference_high", "t", "p", "p_flips"]
     tests = pd.DataFrame(rows, columns=["strategy", *CELL, *names])
@@ -205,15 +207,17 @@ def _paired(
         return (0, 0, *[math.nan] * 6)
     with np.errstate(divide="ignore", invalid="ignore"):
         d = np.asarray(np.log(ours / theirs) if metric in LOGARITHMIC else ours - theirs, dtype=np.float64)
-    found = estimate(d[:, None], np.ones((len(d), 1)))
+    over_seeds = estimate(d[:, None], np.ones((len(d), 1)))
     sides = [None if b is None else by_block(b, ours.index) for b in (our_blocks, their_blocks)]
-    if metric != "bits_per_byte" and (paired := difference(*sides)) is not None:
-        found = paired
-    tested = len(d) > 1 and (d != 0).any() and math.isfinite(found.mean)
-    t = found.mean / found.error if tested and found.error else math.copysign(math.inf, found.mean)
-    p = found.p() if tested else math.nan
+    compared = log_ratio if metric == "bits_per_byte" else difference
+    over_both = compared(*sides)
+    tested_by = over_seeds if over_both is None else over_both
+    tested = len(d) > 1 and (d != 0).any() and math.isfinite(tested_by.mean)
+    t = tested_by.mean / tested_by.error if tested and tested_by.error else math.copysign(math.inf, tested_by.mean)
+    p = tested_by.p() if tested else math.nan
     checked = flips(d) if len(d) >= 5 and tested else math.nan
-    return len(d), found.blocks, found.mean, *found.interval(), t if tested else math.nan, p, checked
+    numbers = (tested_by.mean, *tested_by.interval(), t if tested else math.nan, p, checked)
+    return len(d), tested_by.blocks, *numbers
 
 
 def by_block(blocks: pd.DataFrame, seeds: Iterable[int] | None = None) -> tuple[NDArray, NDArray] | None:
@@ -228,9 +232,26 @@ def by_block(blocks: pd.DataFrame, seeds: Iterable[int] | None = None) -> tuple[
 
 def difference(ours: tuple[NDArray, NDArray] | None, theirs: tuple[NDArray, NDArray] | None) -> Estimate | None:
     """Mean loss of one minus that of the other; None if they do not have the same seeds and blocks."""
-    if ours is None or theirs is None or ours[0].shape != theirs[0].shape or (ours[1] != theirs[1]).any():
+    if ours is None or theirs is None or not _same_text(ours, theirs):
         return None
     return estimate(ours[0] - theirs[0], ours[1])
+
+
+def log_ratio(ours: tuple[NDArray, NDArray] | None, theirs: tuple[NDArray, NDArray] | None) -> Estimate | None:
+    """Logarithm of the ratio of two mean losses, linearised; None if they do not have the same seeds and blocks.
+
+    It is that of the ratio of bits per byte too: the bytes of the text are the same on both sides.
+    """
+    if ours is None or theirs is None or not _same_text(ours, theirs):
+        return None
+    counts = ours[1]
+    means = [(sums.sum(1) / counts.sum(1))[:, None] for sums in (ours[0], theirs[0])]  # (seeds, 1)
+    with np.errstate(invalid="ignore", divide="ignore"):  # a collapsed model's loss is infinite
+        return estimate(counts * np.log(means[0] / means[1]) + ours[0] / means[0] - theirs[0] / means[1], counts)
+
+
+def _same_text(ours: tuple[NDArray, NDArray], theirs: tuple[NDArray, NDArray]) -> bool:
+    return ours[0].shape == theirs[0].shape and bool((ours[1] == theirs[1]).all())
 
 
 def summarise(

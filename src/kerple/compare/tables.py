@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from kerple.compare.collect import Runs
 from kerple.compare.statistics import (
     HIGHER_IS_BETTER,
     LOGARITHMIC,
@@ -102,9 +101,15 @@ class Table:
 NOTHING: Any = Cell("–")
 
 
-def comparison(summary: pd.DataFrame, metric: str, protocol: str, trained: int | None, baseline: str) -> Table:
-    """Table of mean ± standard deviation over seeds; the best is bold, † marks a significant difference."""
-    chosen = summary[(summary["metric"] == metric) & (summary["protocol"] == protocol)]
+def comparison(chosen: pd.DataFrame, trained: int | None, baseline: str) -> Table:
+    """Table of mean ± standard deviation over seeds; the best is bold, † marks a significant difference.
+
+    Args:
+        chosen: The rows of a summary that are of one metric and protocol.
+        trained: Training length.
+        baseline: The strategy against which the others are tested.
+    """
+    metric, protocol = chosen[["metric", "protocol"]].iloc[0]
     lengths = sorted(chosen["length"].unique())
     shown = lengths if len(lengths) <= MOST_COLUMNS else _spread(lengths, MOST_COLUMNS)
     cells: dict[str, dict[str, Cell]] = {s: {} for s in dict.fromkeys(chosen["strategy"])}
@@ -136,17 +141,18 @@ def comparison(summary: pd.DataFrame, metric: str, protocol: str, trained: int |
     return Table(f"{METRIC_NAMES.get(metric, metric)}, {protocol}", body, note)
 
 
-def intervals(summary: pd.DataFrame, metric: str, protocol: str, trained: int | None, baseline: str) -> Table | None:
-    """Table of the ratio to the baseline with its interval; None if there is no ratio."""
-    chosen = summary[(summary["metric"] == metric) & (summary["protocol"] == protocol) & summary["ratio_low"].notna()]
+def intervals(cells: pd.DataFrame, trained: int | None, baseline: str) -> Table | None:
+    """Table of the ratio to the baseline with its interval; None if there is no ratio. Arguments are as above."""
+    chosen = cells[cells["ratio_low"].notna()]
     if chosen.empty:
         return None
+    metric, protocol = chosen[["metric", "protocol"]].iloc[0]
     rows: dict[str, dict[str, Cell]] = {}
     row: Any
     for row in chosen.sort_values("length", kind="stable").itertuples():
         text = f"{row.ratio:.3f} [{row.ratio_low:.3f}, {row.ratio_high:.3f}]"
         rows.setdefault(row.strategy, {})[_times(row.length, trained)] = Cell(text)
-    order = [s for s in dict.fromkeys(summary["strategy"]) if s in rows]
+    order = [strategy for strategy in dict.fromkeys(cells["strategy"]) if strategy in rows]
     body = pd.DataFrame.from_dict(rows, orient="index").loc[order].fillna(NOTHING)
     note = (
         f"Divided by {baseline}'s, on the same seeds and text; geometric mean over seeds, 95% interval {_over(chosen)}."
@@ -159,25 +165,24 @@ def intervals(summary: pd.DataFrame, metric: str, protocol: str, trained: int | 
     return Table(f"{METRIC_NAMES.get(metric, metric)} relative to {baseline}, {protocol}", body, note)
 
 
-def distant(summary: pd.DataFrame, runs: Runs, window: str, trained: int | None) -> Table | None:
+def distant(summary: pd.DataFrame, blocks: pd.DataFrame, window: str, trained: int | None) -> Table | None:
     """Context gain: the loss with attention limited to a window less the loss in full, on the same targets at the same
     length; None where there is nothing to subtract.
 
     Args:
         summary: Summary of the strategies, which gives the order of rows.
-        runs: The runs, whose sums by block are compared.
+        blocks: Sums by block of the runs.
         window: Label of the windowed protocol, such as ``windowed64``, behind the name of a part if there are several.
         trained: Training length.
     """
     part, _, name = window.rpartition(" ")
     full, width = f"{part} full".strip(), name.removeprefix("windowed")
-    losses = runs.blocks[runs.blocks["metric"] == "ppl"]
-    cells = losses[losses["protocol"].isin([full, window])].groupby(["strategy", "protocol", "length"])
-    blocks: dict[Any, Any] = {key: by_block(group) for key, group in cells}
+    losses = blocks[(blocks["metric"] == "ppl") & blocks["protocol"].isin([full, window])]
+    sums: dict[Any, Any] = {key: by_block(of) for key, of in losses.groupby(["strategy", "protocol", "length"])}
     rows: dict[str, dict[str, Cell]] = {}
     gains: list[Estimate] = []
-    for strategy, protocol, length in blocks:
-        gain = difference(blocks.get((strategy, window, length)), blocks[strategy, protocol, length])
+    for strategy, protocol, length in sums:
+        gain = difference(sums.get((strategy, window, length)), sums[strategy, protocol, length])
         if protocol == full and length > int(width) and gain is not None:
             low, high = gain.interval()
             text = f"{gain.mean:+.4f}" + (f" [{low:+.4f}, {high:+.4f}]" if low <= high else "")
@@ -234,18 +239,15 @@ def tasks(results: pd.DataFrame, metric: str, trained: Mapping[str, int | None])
     return Table(f"{METRIC_NAMES.get(metric, metric)}{beyond}, by task", body, note)
 
 
-def costs(runs: Runs) -> Table | None:
+def costs(measured: pd.DataFrame) -> Table | None:
     """Table of position parameters, training speed and peak memory of each strategy; None if no run measured them."""
-    if runs.costs.empty:
+    if measured.empty:
         return None
     rows: dict[str, dict[str, Cell]] = {}
-    measured = runs.costs if "part" in runs.costs else runs.costs.assign(part="")
-    pairs = [
-        (part, *of_strategy)
-        for part, of_part in measured.groupby("part", sort=False)
-        for of_strategy in of_part.groupby("strategy", sort=False)
-    ]
-    for part, strategy, group in pairs:
+    with_part = measured.assign(part=measured.get("part", ""))
+    parts = {part: i for i, part in enumerate(dict.fromkeys(with_part["part"]))}
+    with_part = with_part.sort_values("part", key=lambda part: part.map(parts), kind="stable")
+    for (part, strategy), group in with_part.groupby(["part", "strategy"], sort=False):
         speed = pd.to_numeric(group["tokens_per_second"]).mean()  # a run of a few steps has none
         row = {
             "position parameters": _span(group["position_parameters"]),

@@ -4,7 +4,6 @@ import csv
 import json
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -16,7 +15,7 @@ from torch import Tensor
 from kerple.base.errors import UserError
 from kerple.evaluation.metrics import TokenLoss
 from kerple.evaluation.progress_lines import with_progress
-from kerple.evaluation.typed import data_of, max_positions, network_of, strategy_name, untyped
+from kerple.evaluation.typed import data_of, log_directory, max_positions, network_of, strategy_name, untyped
 
 
 class Analysis(Callback):
@@ -162,11 +161,3 @@ def skip(trainer: Trainer, name: str, reason: str) -> None:
     directory = log_directory(trainer)
     if trainer.is_global_zero:
         (directory / f"{name}.json").write_text(json.dumps({"skipped": reason}) + "\n", encoding="utf-8")
-
-
-def log_directory(trainer: Trainer) -> Path:
-    """The run's log directory, made if it is missing. Call it on every rank, because Lightning broadcasts the path."""
-    directory = Path(trainer.log_dir or trainer.default_root_dir)
-    if trainer.is_global_zero:
-        directory.mkdir(parents=True, exist_ok=True)
-    return directory

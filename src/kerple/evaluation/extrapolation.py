@@ -11,14 +11,14 @@ from torch.utils.data import Subset
 
 from kerple.base.errors import UserError
 from kerple.evaluation import results
-from kerple.evaluation.analysis import Analysis, log_directory, publish, share, synchronise
+from kerple.evaluation.analysis import Analysis, publish, share, synchronise
 from kerple.evaluation.context_gain import ContextGain
 from kerple.evaluation.extrapolation_figures import figure, table
 from kerple.evaluation.measurement import Measurement, measure
 from kerple.evaluation.metrics import TokenLoss
 from kerple.evaluation.protocols import Name, Protocol, choose_protocols, ordered_lengths
 from kerple.evaluation.segments import DocumentBlocks, shuffled
-from kerple.evaluation.typed import data_of, max_positions, network_of, refuse_shards, strategy_name
+from kerple.evaluation.typed import data_of, log_directory, max_positions, network_of, refuse_shards, strategy_name
 
 
 class Extrapolation(Analysis):

@@ -1,6 +1,5 @@
 """`ProgressLines`: lines of text that say how far a run is, and a file with the same, which `compare` reads."""
 
-import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -8,8 +7,8 @@ from typing import Any, TypeVar
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from kerple.base.progress import VARIABLE, line, note
-from kerple.evaluation.typed import untyped
+from kerple.base.progress import FILE, line, note
+from kerple.evaluation.typed import log_directory, untyped
 
 T = TypeVar("T")
 
@@ -19,7 +18,7 @@ class ProgressLines(Callback):
 
     The command line adds it in place of Lightning's bar if the output is not a terminal. In training a line has the
     step, the loss, the tokens per second, and the time left at the average pace since this start. The same is written
-    as JSON to the file that the environment variable ``KERPLE_PROGRESS`` names, where `compare` reads it.
+    as JSON to ``progress.json`` in the run's folder, where `compare` reads it.
 
     Args:
         every: Seconds between two lines.
@@ -29,10 +28,11 @@ class ProgressLines(Callback):
     def __init__(self, every: float = 15.0, file_every: float = 1.0) -> None:
         super().__init__()
         self.every, self.file_every = every, file_every
-        self._path = Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None
+        self._path: Path | None = None
         self.begin("starting", 0)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._path = log_directory(trainer) / FILE
         self.begin("training", trainer.max_steps, trainer.global_step)
 
     def on_train_batch_end(
@@ -43,6 +43,7 @@ class ProgressLines(Callback):
         self.advance(trainer, trainer.global_step, outputs)
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._path = log_directory(trainer) / FILE
         self.begin("testing", sum(int(n) for n in trainer.num_test_batches if n != float("inf")))
 
     def on_test_batch_end(

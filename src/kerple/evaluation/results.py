@@ -1,31 +1,37 @@
-"""The rows of a test's results, and the files that hold them."""
+"""The numbers of a test: one table of sums and one description, to which each evaluator adds its own."""
 
+import gzip
 import json
 import math
-import re
-from collections.abc import Iterable
-from dataclasses import dataclass
-from itertools import groupby
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
+from kerple.base.atomic import write as write_file
+from kerple.base.errors import UserError
+
+TABLE, ABOUT = "results.csv.gz", "results.json"
+VERSION = 3
 OWN_TABLES = ("results", "summary", "costs")  # tables of a report, whose names no analysis can have
-VERSION = 2  # of the file; in version 1, bytes were those of an average token of the split instead of each target's
-SETTING = {"windowed": "window", "sliding": "stride", "last": "k"}
+KEYS = ["metric", "protocol", "length", "position", "block"]
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A sum that a test measured, of which a report makes a mean.
+    """One sum of a test. The rows of a metric, protocol and length add up to its result.
 
     Args:
-        metric: ``ppl`` (nats of targets), ``bits_per_byte`` (bits of bytes of text), or another, such as ``accuracy``.
-        protocol: Label of the protocol, such as windowed64.
-        length: Evaluation length in tokens.
-        position: Position in the segment; None for all.
-        block: Number of the block of text; None for all.
-        sum: The sum.
-        count: Of how many.
+        metric: ``ppl`` (sum in nats over targets), ``bits_per_byte`` (sum in bits over bytes), or an accuracy (right
+            answers over answers).
+        protocol: Name of the protocol with its setting, such as ``windowed64``, or of the task.
+        length: Evaluation length in tokens, or of the problem.
+        position: Position in the segment, where sums are kept for each; else None.
+        block: Number of the block of text, of the document or of the problem; None for a sum over all of them.
+        sum: Sum over targets.
+        count: Number of targets.
     """
 
     metric: str
@@ -37,41 +43,94 @@ class Row:
     count: int
 
 
-def write(folder: Path, name: str, rows: Iterable[Row], about: dict[str, Any]) -> None:
-    """Write the results of a test to ``<name>.json``.
+COLUMNS = [field.name for field in fields(Row)]
+
+
+def write(folder: Path, name: str, rows: Iterable[Row], about: Mapping[str, Any]) -> None:
+    """Add the rows and the description of one evaluator to the results of a test. Called in one process.
 
     Args:
-        folder: Folder of the test's results.
-        name: Name of the file.
-        rows: The sums.
-        about: What else there is to say, such as the lengths that were skipped.
+        folder: Folder of the test.
+        name: Name of the evaluator, which describes itself once in a test.
+        rows: Its rows.
+        about: What describes them, as plain data. With ``block_document``, the document of each block, the sums of a
+            document's blocks are added: text by one author about one thing is one sample of text.
     """
-    about = dict(about)
-    skip = about.pop("skip", 0)
-    cells: dict[tuple[str, int], dict[str, Any]] = {}
-    curves = []
-    for (metric, label, length), group in groupby(rows, key=lambda row: (row.metric, row.protocol, row.length)):
-        parts = list(group)
-        total, count = math.fsum(row.sum for row in parts), sum(row.count for row in parts)
-        protocol, option = re.fullmatch(r"(\D+?)(\d*)", label).groups() if metric != "accuracy" else (label, "")  # type: ignore[union-attr]
-        of = {"protocol": protocol, "length": length, "skip": skip if protocol == "sliding" else 0}
-        of |= {key: int(option) if SETTING.get(protocol) == key else None for key in SETTING.values()}
-        if metric == "ppl":
-            blocks = [row for row in parts if row.block is not None]
-            cells[label, length] = of | {"nll_sum": total, "targets": count, "bytes": 0, "bits_per_byte": None}
-            cells[label, length] |= {"ppl": math.exp(min(total / count, 700))}
-            if blocks:
-                cells[label, length] |= {
-                    "block_nll": [r.sum for r in blocks],
-                    "block_targets": [r.count for r in blocks],
-                }
-            else:
-                sums = {"nll_sum": [r.sum for r in parts], "targets": [r.count for r in parts]}
-                curves.append({"length": length} | sums)
-        elif metric == "bits_per_byte":
-            cells[label, length] |= {"bytes": count, "bits_per_byte": total / count}
-        else:
-            cells[label, length] = of | {"metric": metric, "sum": total, "count": count, "value": total / count}
-    content = {"version": VERSION} | about | {"rows": list(cells.values()), "by_position": curves}
-    path = folder / f"{name}.json"
-    path.write_text(json.dumps(content, allow_nan=False, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    described = dict(about)
+    table = pd.DataFrame(list(rows), columns=COLUMNS)
+    table = table[table["count"] > 0]  # a limited test does not read all blocks
+    described["protocols"] = list(table["protocol"].unique())
+    if (documents := described.pop("block_document", None)) is not None:
+        order = {document: i for i, document in enumerate(dict.fromkeys(documents))}
+        table["block"] = table["block"].map({block: order[document] for block, document in enumerate(documents)})
+        table = table.groupby(KEYS, sort=False, dropna=False, as_index=False).sum()
+        described["documents"] = len(order)
+    content: dict[str, Any] = {"version": VERSION, "evaluations": {}}
+    if (folder / ABOUT).exists():
+        before, content = read(folder)
+        table = pd.concat([before, table])
+    content["evaluations"][name] = described
+    write_table(folder, table)
+    write_about(folder, content)
+
+
+def write_table(folder: Path, table: pd.DataFrame) -> None:
+    """Write the table of sums; the same sums give the same bytes."""
+    columns = {column: table[column].astype("Int64") for column in ("length", "position", "block", "count")}
+    write_compressed(folder / TABLE, table.assign(**columns)[COLUMNS])
+
+
+def write_compressed(path: Path, table: pd.DataFrame) -> None:
+    """Write a table as compressed CSV, atomically and without the time of writing."""
+    write_file(path, gzip.compress(table.to_csv(index=False, lineterminator="\n").encode(), mtime=0))
+
+
+def write_about(folder: Path, content: Mapping[str, Any]) -> None:
+    """Write the description of a test."""
+    text = json.dumps(content, allow_nan=False, ensure_ascii=False, indent=1)
+    write_file(folder / ABOUT, text + "\n")
+
+
+def read(folder: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """The sums of a test, with the columns of `Row`, and its description.
+
+    Raises:
+        UserError: If a file is missing or damaged, or was written in another format. The message names it.
+    """
+    path = folder / ABOUT
+    try:
+        about = json.loads(path.read_text(encoding="utf-8"))
+        if about["version"] != VERSION or not isinstance(about["evaluations"], dict):
+            raise ValueError(f"version {about['version']}, expected {VERSION}")
+        path = folder / TABLE
+        table = pd.read_csv(path, dtype={"metric": str, "protocol": str}, float_precision="round_trip")
+        numbers = table[["length", "sum", "count"]].apply(pd.to_numeric)
+        if list(table.columns) != COLUMNS or (numbers[["length", "count"]] < 1).any(axis=None):
+            raise ValueError("a column or a count is missing")
+        if table[["metric", "protocol", "length", "sum", "count"]].isna().any(axis=None):
+            raise ValueError("a number is missing")
+    except (OSError, ValueError, LookupError, TypeError, EOFError, RecursionError) as error:
+        raise UserError(
+            f"{path}: is no file of results ({type(error).__name__}: {error}); test the run again"
+        ) from error
+    return table.astype({"position": "Int64", "block": "Int64"}), about
+
+
+def totals(table: pd.DataFrame) -> pd.DataFrame:
+    """The result of each metric, protocol and length: columns metric, protocol, length, value, sum, count.
+
+    Sums by position are of the same targets as those of ``full`` and are left out.
+    """
+    whole = table[table["position"].isna()]
+    cells = whole.groupby(["metric", "protocol", "length"], sort=False, as_index=False)[["sum", "count"]].sum()
+    return cells.assign(
+        value=[value(*cell) for cell in zip(cells["metric"], cells["sum"], cells["count"], strict=True)]
+    )
+
+
+def value(metric: str, total: float, count: float) -> float:
+    """A metric's value: perplexity is the exponential of the mean loss, and every other metric is a mean."""
+    mean = total / count
+    if metric != "ppl":
+        return mean
+    return math.exp(mean) if mean < 700 else math.inf

@@ -1,5 +1,6 @@
 """Typed access to the network, data module and trainer that Lightning hands to callbacks."""
 
+from pathlib import Path
 from typing import Any, cast
 
 from pytorch_lightning import LightningModule, Trainer
@@ -47,3 +48,11 @@ def refuse_shards(trainer: Trainer, callback: str, advice: str) -> None:
 def untyped(trainer: Trainer) -> Any:
     """The trainer, with what its connectors set: ``callbacks``, ``log_every_n_steps`` and more."""
     return trainer
+
+
+def log_directory(trainer: Trainer) -> Path:
+    """The run's log directory, made if it is missing. Call it on every rank, because Lightning broadcasts the path."""
+    directory = Path(trainer.log_dir or trainer.default_root_dir)
+    if trainer.is_global_zero:
+        directory.mkdir(parents=True, exist_ok=True)
+    return directory

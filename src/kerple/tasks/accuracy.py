@@ -13,8 +13,8 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from kerple.base.errors import UserError
-from kerple.evaluation.analysis import log_directory, publish
-from kerple.evaluation.typed import data_of, max_positions, network_of, refuse_shards, strategy_name
+from kerple.evaluation.analysis import publish
+from kerple.evaluation.typed import data_of, log_directory, max_positions, network_of, refuse_shards, strategy_name
 from kerple.model.generation import fill_in
 from kerple.tasks.base import Example
 from kerple.tasks.datamodule import TaskData

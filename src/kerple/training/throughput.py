@@ -18,8 +18,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 
 from kerple.attention.backend import forget, used
 from kerple.base.errors import UserError
-from kerple.evaluation.analysis import log_directory
-from kerple.evaluation.typed import untyped
+from kerple.evaluation.typed import log_directory, untyped
 from kerple.positions import Position
 from kerple.training.provenance import git
 
