@@ -8,7 +8,7 @@ from pytorch_lightning import LightningModule
 from kerple.base.changes import differences
 from kerple.base.errors import UserError
 from kerple.base.trust import CONFIG
-from kerple.compare.flat import flat
+from kerple.compare.runs import flat
 
 SAMPLES_PER_STEP = "samples_per_step"  # key in a checkpoint: samples of all devices and micro-batches of a step
 FREE = ("model.compile", "model.attention")  # how the same numbers are computed

@@ -11,7 +11,7 @@ from kerple.base.directories import test_directory
 from kerple.base.errors import UserError
 from kerple.cli.lightning import CLI
 from kerple.cli.parser import add_folder_arguments, peek
-from kerple.compare.collect import model_name
+from kerple.compare.runs import model_name
 from kerple.data.tokenizer import OF_A_MODEL, vocabulary_size
 from kerple.hf import need
 from kerple.hf.adapter import training_length
