@@ -208,7 +208,6 @@ def test_the_custom_operators_keep_torchs_contract() -> None:
         ({"weight": torch.zeros(3, 6)}, "weight"),
         ({name: torch.zeros(1, 0, 6, 4) for name in "qkv"} | {"table": torch.zeros(0, 6)}, "q, k, v"),
         ({name: torch.zeros(0, 2, 6, 4) for name in "qkv"}, "q, k, v"),
-        ({"window": 0}, "window"),
         ({"sink": torch.zeros(3)}, "sink"),
         ({"v": torch.zeros(1, 2, 6, 5)}, "q, k, v"),
         ({"q": torch.zeros(1, 3, 6, 4)}, "q, k, v"),
@@ -241,18 +240,6 @@ def test_bf16_scores_are_not_rounded_before_the_softmax(implementation, spread: 
     )
     ours = errors(implementation, Modifiers(table=torch.zeros(4, 300)))
     assert all(a <= 1.5 * b for a, b in zip(ours, fused, strict=True)), (ours, fused)
-
-
-@pytest.mark.parametrize("which", ["v", "table"])
-def test_forward_mode_is_refused_where_it_would_be_0_in_silence(which: str) -> None:
-    q, k, v = torch.randn(3, 1, 2, 40, 8)
-    primal = v if which == "v" else torch.randn(2, 40)
-
-    def run(x: Tensor) -> Tensor:
-        return attend(q, k, x) if which == "v" else attend(q, k, v, Modifiers(table=x))
-
-    with pytest.raises(NotImplementedError, match="only reverse mode is implemented"):
-        torch.func.jvp(run, (primal,), (torch.ones_like(primal),))
 
 
 @pytest.mark.parametrize("window", [None, 50])

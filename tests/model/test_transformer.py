@@ -130,7 +130,7 @@ def test_what_a_task_says_reaches_every_hook() -> None:
 
 def test_a_strategy_s_last_position_is_compared_without_asking_the_device(monkeypatch) -> None:
     """On a GPU, or compiled, nobody looks at the positions themselves: an index out of range would end the process."""
-    monkeypatch.setattr(Learned, "_refuse", lambda self, positions: None)
+    monkeypatch.setattr("kerple.positions.absolute.readable", lambda positions: False)
     network, tokens = Transformer(Shape(8, 2, 10), 1, 20, Learned), torch.zeros(1, 6, dtype=torch.long)
     cache = network.new_cache()
     network(tokens, offset=4, cache=cache)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kerple.positions import FIRE, ALiBi, KernelSum, KerpleBias3, KerpleLog, KerpleLog3, KerplePower, Position, Shape
-from kerple.positions.kernels import is_conditionally_positive_definite, positive_definite_offset
+from kerple.positions.kernels import is_conditionally_positive_definite
 
 HEADS = 6
 SHAPE = Shape(24, HEADS, 32)
@@ -28,20 +28,9 @@ on_points = pytest.mark.parametrize("points", [EVEN, SCATTERED, ON_A_PLANE], ids
 
 @on_points
 @pytest.mark.parametrize("name", KERNELS)
-def test_kernels_are_cpd_and_the_offset_makes_them_positive_semi_definite(name: str, points: Tensor) -> None:
+def test_kernels_are_conditionally_positive_definite(name: str, points: Tensor) -> None:
     torch.manual_seed(0)
-    kernel = KERNELS[name](SHAPE).bias
-    assert is_conditionally_positive_definite(kernel, points)
-    if name.startswith("power"):
-        return  # its last exponent, 2, has no offset
-
-    offset = positive_definite_offset(kernel, points)
-    distance = torch.cdist(points.double().reshape(40, -1), points.double().reshape(40, -1))
-    with torch.no_grad():
-        gram = kernel(distance.flatten()).double().unflatten(-1, distance.shape)
-    assert torch.linalg.eigvalsh(gram + offset).min() >= -1e-8 * gram.abs().max()
-    if offset > 1:
-        assert torch.linalg.eigvalsh(gram + offset / 2).min() < 0
+    assert is_conditionally_positive_definite(KERNELS[name](SHAPE).bias, points)
 
 
 @on_points
@@ -49,15 +38,6 @@ def test_an_exponent_above_two_is_not_cpd_and_one_bad_head_is_enough(points: Ten
     exponents = torch.tensor([1.0, 2.5, 1.5])[:, None]
 
     assert not is_conditionally_positive_definite(lambda d: -(d**exponents), points)
-    with pytest.raises(ValueError, match=r"no offset up to .* expected a conditionally positive definite kernel"):
-        positive_definite_offset(lambda d: -(d**exponents), points)
-
-
-def test_minus_the_squared_distance_is_cpd_and_has_no_offset() -> None:
-    # v = (1, -2, 1) on 0, 1, 2: v·Kv = 0 and v·K1 = -6, so v + ε1 gives -12ε + O(ε²) whatever is added to K
-    assert is_conditionally_positive_definite(lambda d: -(d**2), EVEN)
-    with pytest.raises(ValueError, match="no offset"):
-        positive_definite_offset(lambda d: -(d**2), EVEN)
 
 
 @pytest.mark.parametrize(
@@ -72,11 +52,6 @@ def test_minus_the_squared_distance_is_cpd_and_has_no_offset() -> None:
 )
 def test_the_check_agrees_with_theory(function, expected: bool) -> None:
     assert is_conditionally_positive_definite(function, EVEN) is expected
-
-
-def test_the_offset_of_the_negative_distance_of_two_points_is_known() -> None:
-    # [[c, c - d], [c - d, c]] has eigenvalues d and 2c - d
-    assert positive_definite_offset(lambda d: -d, torch.tensor([0.0, 20.0])) == 16.0
 
 
 def test_a_sum_is_the_sum_of_multiples_and_keeps_the_ranges_of_its_kernels() -> None:

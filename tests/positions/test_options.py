@@ -51,7 +51,6 @@ SHAPE, ODD = Shape(24, 3, 12, layers=4), Shape(9, 3, 12)
         (partial(Layers, window=0), "Layers: window: got 0, expected at least 1 key"),
         (partial(Layers, near=Sinusoidal), "Layers: near: got Sinusoidal, expected a strategy that works in attention"),
         (partial(PaTH, rank=0), "PaTH: rank: got 0, expected a positive number"),
-        (partial(PaTH, convolution=0), "PaTH: convolution: got 0"),
         (partial(PoPE, base=math.nan), "PoPE: base: got nan"),
         (partial(PoPE, base=math.inf), "PoPE: base: got inf"),
         (partial(PoPE, phase=1.0), "phase: got a start of 1"),

@@ -167,13 +167,6 @@ class Undocumented(Sketch):
     pass
 
 
-class Slip(Sketch):
-    """Its formula is none.
-
-    Parameters: `2H`.
-    """
-
-
 class Neighbours(Sketch):
     """Scores and those of the key before, also where no query may see it: beyond the window, or out of the block."""
 
@@ -330,7 +323,6 @@ def test_what_is_wrong_is_caught(wrong, name: str, message: str) -> None:
     ("strategy", "message"),
     [
         (Undocumented, "the docstring of Undocumented has no line 'Parameters: `formula`'"),
-        (Slip, "the docstring says 'Parameters: `2H`', expected a Python expression in D, H, δ, L and the options"),
         (Counted, "4 parameters, the docstring says 0 = 0"),
     ],
 )

@@ -5,7 +5,6 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.forward_ad import unpack_dual
 
 from kerple.attention.backend import TINY, AttentionOption, select
 from kerple.attention.blocks import attend_blocks
@@ -36,11 +35,9 @@ def attend(
         (B, H, Tq, δ') in the dtype of ``q`` (of autocast, where that is on).
 
     Raises:
-        ValueError: If shapes or dtypes do not fit together, or the window is not positive.
-        NotImplementedError: For forward-mode gradients, which the fused implementations do not have.
+        ValueError: If shapes or dtypes do not fit together.
     """
     check(q, k, v, modifiers)
-    refuse_tangents(q, k, v, modifiers.table, modifiers.weight, modifiers.sink)
     device = q.device.type
     if torch.is_autocast_enabled(device) and q.dtype != torch.float64:
         q, k, v = (x.to(torch.get_autocast_dtype(device)) for x in (q, k, v))
@@ -122,19 +119,8 @@ def check(q: Tensor, k: Tensor, v: Tensor, modifiers: Modifiers) -> None:
         shape = tuple(modifiers.sink.shape)
         fits = shape in (q.shape[1:2], q.shape[:3])
         _expect(fits, "sink", f"shape {shape}", f"(H,) or (B, H, Tq) of q {tuple(q.shape)}")
-    if modifiers.window is not None:
-        _expect(modifiers.window >= 1, "window", modifiers.window, "a positive number of keys, or None for all")
 
 
 def _expect(fits: bool, name: str, value: object, expected: str) -> None:
     if not fits:
         raise ValueError(f"{name}: got {value}, expected {expected}")
-
-
-def refuse_tangents(*tensors: Tensor | None) -> None:
-    """Raise where forward-mode gradients are wanted: torch's custom operators would give 0 in silence."""
-    if not torch.compiler.is_compiling() and any(x is not None and unpack_dual(x).tangent is not None for x in tensors):
-        raise NotImplementedError(
-            "attend: got a forward-mode tangent, but only reverse mode is implemented; take gradients with "
-            "torch.autograd.grad or torch.func.vjp, or use kerple.attention.reference.attend_reference"
-        )

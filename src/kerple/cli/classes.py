@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler
 import kerple.callbacks
 import kerple.data.datamodule  # noqa: F401
 from kerple.base.trust import Classes
-from kerple.positions import offered
+from kerple.positions import Position
 from kerple.tasks import Task
 from kerple.training.language_model import LanguageModel
 
@@ -21,7 +21,7 @@ def classes(trust: str = "") -> Classes:
     Args:
         trust: Packages and URLs that the user trusts too, separated by commas.
     """
-    bases: tuple[type, ...] = (*offered(), Task, LightningDataModule, Callback, Optimizer, LRScheduler)
+    bases: tuple[type, ...] = (Position, Task, LightningDataModule, Callback, Optimizer, LRScheduler)
     ours = [kind for base in bases for kind in _subclasses(base) if kind.__module__.startswith(("kerple.", "torch."))]
     return Classes(ours, tuple(filter(None, trust.split(","))), LanguageModel)
 

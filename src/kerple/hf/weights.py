@@ -67,7 +67,7 @@ def strategy(config: Mapping[str, Any] | str) -> Callable[[Shape], Position]:
     Raises:
         UserError: If the class is not a strategy of this project.
     """
-    safe = Classes([c for kinds in positions.offered().values() for c in kinds]).instance(config, "position")
+    safe = Classes(positions.strategies().values()).instance(config, "position")
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--position", type=Callable[[Shape], Position])
     return parser.instantiate_classes(parser.parse_object({"position": safe})).position

@@ -43,9 +43,8 @@ class Transformer(nn.Module):
         self, shape: Shape, layers: int, vocabulary: int, position: Callable[[Shape], Position], **options: Any
     ) -> None:
         super().__init__()
-        for name, number in (("layers", layers), ("vocabulary", vocabulary)):
-            if number < 1:
-                raise UserError(f"{name}: got {number}, expected a positive number")
+        if vocabulary < 1:
+            raise UserError(f"vocabulary: got {vocabulary}, expected a positive number")
         architecture = Architecture(**options)
         self.shape = shape
         self.attention = architecture.attention

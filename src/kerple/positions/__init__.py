@@ -18,7 +18,6 @@ __all__ = [
     "TokenPositions",
     "build",
     "names",
-    "offered",
     "strategies",
 ]
 
@@ -47,11 +46,6 @@ def names() -> list[str]:
 def strategies() -> dict[str, type[Position]]:
     """All strategies by name."""
     return dict(_BY_NAME)
-
-
-def offered() -> dict[type, tuple[type, ...]]:
-    """What a file may name, by its base class: all strategies."""
-    return {Position: tuple(_BY_NAME.values())}
 
 
 def build(name: str, *, dim: int, heads: int, length: int, **options: Any) -> Position:

@@ -194,7 +194,7 @@ class Position(Constrained, ABC):
 
 
 HOOKS = tuple(name for name, value in vars(Position).items() if getattr(value, "is_hook", False))
-"""Names of everything a strategy may override beside `constrain_`."""
+"""Names of everything a strategy may override beside `clamp_`."""
 
 
 def is_distance_bias(position: Position) -> bool:

@@ -19,17 +19,19 @@ OF_ONE_WIDTH = (CoPE, PaTH, PoPE, RoPE, Shaw, TransformerXL, XPos)
 def check_combination(parts: Sequence[Position]) -> None:
     """Raise a UserError if there are no strategies, or one of them would not do what it does alone.
 
-    PaTH drops what others do to scores, and PoPE makes queries and keys twice as wide.
+    PaTH makes scores anew, without what others did to them, and PoPE makes queries and keys twice as wide.
     """
     if not parts:
         raise UserError("Together: parts: got none, expected at least one strategy")
     for i, part in enumerate(parts):
-        if _holds(part, PaTH):  # it makes scores anew
-            _refuse_hook(parts[:i], "modify_scores", "put PaTH before it")
-            _refuse_hook(parts, "bias", "leave one of them out")
-            _refuse_hook(parts, "weight", "leave one of them out")
+        if _holds(part, PaTH):
+            lost = [p for p in parts if p.uses("bias") or p.uses("weight")]
+            lost += [p for p in parts[:i] if p.uses("modify_scores")]
+            _refuse(lost, "beside PaTH, whose scores would be without its own; leave one out, or put PaTH first")
         if _holds(part, PoPE):
-            _refuse_one_width([*parts[:i], *parts[i + 1 :]])
+            others = [*parts[:i], *parts[i + 1 :]]
+            narrow = [p for p in others if _holds(p, *OF_ONE_WIDTH)]
+            _refuse(narrow, "beside PoPE, which makes queries and keys twice as wide as it expects; leave one out")
 
 
 def _holds(part: Position, *kinds: type[Position]) -> bool:
@@ -37,18 +39,6 @@ def _holds(part: Position, *kinds: type[Position]) -> bool:
     return any(isinstance(inner, kinds) for inner in part.modules())
 
 
-def _refuse_hook(parts: Sequence[Position], hook: str, advice: str) -> None:
-    for part in parts:
-        if part.uses(hook):
-            raise UserError(
-                f"Together: parts: got {type(part).__name__}, whose {hook} PaTH's scores would not have; {advice}"
-            )
-
-
-def _refuse_one_width(parts: Sequence[Position]) -> None:
-    for part in parts:
-        if _holds(part, *OF_ONE_WIDTH):
-            raise UserError(
-                f"Together: parts: got {type(part).__name__} beside PoPE, which makes queries and keys twice as wide "
-                "as it expects; leave one of them out"
-            )
+def _refuse(parts: Sequence[Position], reason: str) -> None:
+    if parts:
+        raise UserError(f"Together: parts: got {type(parts[0]).__name__} {reason}")

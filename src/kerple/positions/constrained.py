@@ -67,13 +67,13 @@ class Constrained(nn.Module):
 
     @torch.no_grad()
     def constrain_(self) -> None:
-        """Project the stored parameters into their ranges, in place; called after each optimiser step."""
-        self.clamp_()
-        _constrain_children(self)
+        """Call `clamp_` of this module and of all inside it, after each optimiser step."""
+        for module in self.modules():
+            if isinstance(module, Constrained):
+                module.clamp_()
 
-    @torch.no_grad()
     def clamp_(self) -> None:
-        """Project the parameters of this module, without its children's, whenever that is needed.
+        """Project the parameters of this module, without its children's, into their ranges, in place.
 
         NaN stays NaN: a run has to stop where it arises, not go on with a floor that nothing has learned.
         """
@@ -87,11 +87,3 @@ class Constrained(nn.Module):
             return tensor.to(moved.device) if lost else moved
 
         return super()._apply(keep_precision, recurse)
-
-
-def _constrain_children(module: nn.Module) -> None:
-    for child in module.children():
-        if isinstance(child, Constrained):
-            child.constrain_()
-        else:
-            _constrain_children(child)

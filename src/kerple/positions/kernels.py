@@ -79,33 +79,6 @@ def is_conditionally_positive_definite(kernel: Kernel, points: Tensor, tolerance
     return bool((eigenvalues[:, 0] >= -tolerance * largest).all())
 
 
-def positive_definite_offset(kernel: Kernel, points: Tensor, tolerance: float = 1e-9) -> float:
-    """The first c of 1, 2, 4, … for which kernel + c is positive semi-definite on these points, for every head.
-
-    The paper's lemma (section 3) holds if no Σ c_m c_n k(m, n) with Σ c_m = 0 and c ≠ 0 vanishes: -d² is CPD, but has
-    such sums on three points of a line, and no offset. Softmax cancels the offset, so no strategy needs it.
-
-    Args:
-        kernel: As in `is_conditionally_positive_definite`.
-        points: (N,) or (N, dimensions), all different, computed in fp64.
-        tolerance: How far below zero an eigenvalue may be, relative to the largest entry of the kernel.
-
-    Raises:
-        UserError: If there is no such c before fp64 stops telling one from another: the kernel is not CPD, or -d².
-    """
-    gram = _gram(kernel, points)  # (H, N, N)
-    allowed = tolerance * gram.abs().amax((-1, -2)).clamp(min=1.0)  # (H,)
-    offset = 1.0
-    while offset * gram.shape[-1] * torch.finfo(gram.dtype).eps < allowed.min():
-        if (torch.linalg.eigvalsh(gram + offset)[:, 0] >= -allowed).all():
-            return offset
-        offset *= 2
-    raise UserError(
-        f"kernel: no offset up to {offset:g} makes it positive semi-definite on the {gram.shape[-1]} points, expected "
-        "a conditionally positive definite kernel; see is_conditionally_positive_definite"
-    )
-
-
 @torch.no_grad()
 def _gram(kernel: Kernel, points: Tensor) -> Tensor:
     points = points.detach().double().reshape(len(points), -1)  # (N, dimensions)

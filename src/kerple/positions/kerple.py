@@ -7,6 +7,8 @@ layers share it. Each starts at the value that is given, one for all heads or on
 ``floor`` and the end of the paper's range; `constrain_` keeps it at ``floor`` or above, and exponents at 2 or below.
 """
 
+from abc import abstractmethod
+
 import torch
 from torch import Tensor
 
@@ -14,7 +16,29 @@ from kerple.positions.base import Position, Shape
 from kerple.positions.constrained import Start
 
 
-class KerpleLog(Position):
+class KerpleKernel(Position):
+    """Base of the kernels: a function of distance with parameters r1, r2, … of one number per head.
+
+    Args:
+        floor: Lower bound of the parameters, positive.
+
+    Raises:
+        UserError: If it is not.
+    """
+
+    shift_invariant = True
+    r1: Tensor
+    r2: Tensor
+    r3: Tensor
+    r4: Tensor
+
+    @abstractmethod
+    def __init__(self, floor: float) -> None:
+        super().__init__()
+        self.require(floor > 0, "floor", floor, "a positive number; the paper's code uses 0.01")
+
+
+class KerpleLog(KerpleKernel):
     """Bias ``-r1_h · log(1 + r2_h · d)``, r1, r2 >= floor: the paper's best.
 
     Parameters: `2 * H`, shared by all layers. Cost: one (H, T) table a forward.
@@ -29,13 +53,8 @@ class KerpleLog(Position):
         UserError: If a start is out of range, or there is neither one nor H of it.
     """
 
-    shift_invariant = True
-    r1: Tensor
-    r2: Tensor
-
     def __init__(self, shape: Shape, r1: Start = None, r2: Start = None, floor: float = 0.01) -> None:
-        super().__init__()
-        self.require(floor > 0, "floor", floor, "a positive number; the paper's code uses 0.01")
+        super().__init__(floor)
         self.learn("r1", shape.heads, r1, between=(floor, 2.0), minimum=floor)
         self.learn("r2", shape.heads, r2, between=(floor, 1.0), minimum=floor)
 
@@ -43,7 +62,7 @@ class KerpleLog(Position):
         return -self.r1[:, None] * torch.log1p(self.r2[:, None] * distance)  # (H, N)
 
 
-class KerplePower(Position):
+class KerplePower(KerpleKernel):
     """Bias ``-r1_h · d^r2_h``, r1, r2 >= floor, r2 <= 2. ALiBi is r2 = 1.
 
     Parameters: `2 * H`, shared by all layers. Cost: one (H, T) table a forward.
@@ -58,13 +77,8 @@ class KerplePower(Position):
         UserError: If a start is out of range, or there is neither one nor H of it.
     """
 
-    shift_invariant = True
-    r1: Tensor
-    r2: Tensor
-
     def __init__(self, shape: Shape, r1: Start = None, r2: Start = None, floor: float = 0.01) -> None:
-        super().__init__()
-        self.require(floor > 0, "floor", floor, "a positive number; the paper's code uses 0.01")
+        super().__init__(floor)
         self.learn("r1", shape.heads, r1, between=(floor, 1.0), minimum=floor)
         self.learn("r2", shape.heads, r2, between=(floor, 2.0), minimum=floor, maximum=2.0)
 
@@ -72,7 +86,7 @@ class KerplePower(Position):
         return -self.r1[:, None] * distance ** self.r2[:, None]  # (H, N)
 
 
-class KerpleLog3(Position):
+class KerpleLog3(KerpleKernel):
     """Bias ``-r1_h · log(1 + r2_h · d^r3_h)``, all >= floor, r3 <= 2 (the paper's 3-para-log).
 
     Parameters: `3 * H`, shared by all layers. Cost: one (H, T) table a forward.
@@ -88,14 +102,8 @@ class KerpleLog3(Position):
         UserError: If a start is out of range, or there is neither one nor H of it.
     """
 
-    shift_invariant = True
-    r1: Tensor
-    r2: Tensor
-    r3: Tensor
-
     def __init__(self, shape: Shape, r1: Start = None, r2: Start = None, r3: Start = None, floor: float = 0.01) -> None:
-        super().__init__()
-        self.require(floor > 0, "floor", floor, "a positive number; the paper's code uses 0.01")
+        super().__init__(floor)
         self.learn("r1", shape.heads, r1, between=(floor, 2.0), minimum=floor)
         self.learn("r2", shape.heads, r2, between=(floor, 1.0), minimum=floor)
         self.learn("r3", shape.heads, r3, between=(floor, 2.0), minimum=floor, maximum=2.0)
@@ -105,7 +113,7 @@ class KerpleLog3(Position):
         return -self.r1[:, None] * torch.log1p(self.r2[:, None] * grown)  # (H, N)
 
 
-class KerpleBias2(Position):
+class KerpleBias2(KerpleKernel):
     """Bias ``r1_h · exp(-r2_h · d²)``, r1, r2 >= floor (the paper's 2-para-bias).
 
     The bias fades to 0; in the paper, perplexity explodes beyond twice the training length.
@@ -122,13 +130,8 @@ class KerpleBias2(Position):
         UserError: If a start is out of range, or there is neither one nor H of it.
     """
 
-    shift_invariant = True
-    r1: Tensor
-    r2: Tensor
-
     def __init__(self, shape: Shape, r1: Start = None, r2: Start = None, floor: float = 0.01) -> None:
-        super().__init__()
-        self.require(floor > 0, "floor", floor, "a positive number; the paper's code uses 0.01")
+        super().__init__(floor)
         self.learn("r2", shape.heads, r2, between=(floor, 1.0), minimum=floor)  # drawn before r1
         self.learn("r1", shape.heads, r1, between=(floor, 1.0), minimum=floor)
 
@@ -136,7 +139,7 @@ class KerpleBias2(Position):
         return self.r1[:, None] * torch.exp(-self.r2[:, None] * distance**2)  # (H, N)
 
 
-class KerpleBias3(Position):
+class KerpleBias3(KerpleKernel):
     """Bias ``r1_h · exp(-r2_h · d^r3_h)``, all >= floor, r3 <= 2 (the paper's 3-para-bias).
 
     The bias fades to 0; in the paper, perplexity explodes beyond twice the training length.
@@ -154,14 +157,8 @@ class KerpleBias3(Position):
         UserError: If a start is out of range, or there is neither one nor H of it.
     """
 
-    shift_invariant = True
-    r1: Tensor
-    r2: Tensor
-    r3: Tensor
-
     def __init__(self, shape: Shape, r1: Start = None, r2: Start = None, r3: Start = None, floor: float = 0.01) -> None:
-        super().__init__()
-        self.require(floor > 0, "floor", floor, "a positive number; the paper's code uses 0.01")
+        super().__init__(floor)
         self.learn("r2", shape.heads, r2, between=(floor, 1.0), minimum=floor)  # drawn before r1
         self.learn("r3", shape.heads, r3, between=(floor, 2.0), minimum=floor, maximum=2.0)
         self.learn("r1", shape.heads, r1, between=(floor, 1.0), minimum=floor)
@@ -170,7 +167,7 @@ class KerpleBias3(Position):
         return self.r1[:, None] * torch.exp(-self.r2[:, None] * distance ** self.r3[:, None])  # (H, N)
 
 
-class KerpleWeight1(Position):
+class KerpleWeight1(KerpleKernel):
     """Weight ``exp(-r1_h · d²)``, r1 >= floor (the paper's 1-para-wht).
 
     Parameters: `1 * H`, shared by all layers. Cost: explicit scores, and one (H, T) table a forward.
@@ -184,19 +181,15 @@ class KerpleWeight1(Position):
         UserError: If a start is out of range, or there is neither one nor H of it.
     """
 
-    shift_invariant = True
-    r1: Tensor
-
     def __init__(self, shape: Shape, r1: Start = None, floor: float = 0.01) -> None:
-        super().__init__()
-        self.require(floor > 0, "floor", floor, "a positive number; the paper's code uses 0.01")
+        super().__init__(floor)
         self.learn("r1", shape.heads, r1, between=(floor, 1.0), minimum=floor)
 
     def weight(self, distance: Tensor) -> Tensor:
         return torch.exp(-self.r1[:, None] * distance**2)  # (H, N)
 
 
-class KerpleWeight2(Position):
+class KerpleWeight2(KerpleKernel):
     """Weight ``exp(-r1_h · d^r2_h)``, r1, r2 >= floor, r2 <= 2 (the paper's 2-para-wht).
 
     Parameters: `2 * H`, shared by all layers. Cost: explicit scores, and one (H, T) table a forward.
@@ -211,13 +204,8 @@ class KerpleWeight2(Position):
         UserError: If a start is out of range, or there is neither one nor H of it.
     """
 
-    shift_invariant = True
-    r1: Tensor
-    r2: Tensor
-
     def __init__(self, shape: Shape, r1: Start = None, r2: Start = None, floor: float = 0.01) -> None:
-        super().__init__()
-        self.require(floor > 0, "floor", floor, "a positive number; the paper's code uses 0.01")
+        super().__init__(floor)
         self.learn("r1", shape.heads, r1, between=(floor, 1.0), minimum=floor)
         self.learn("r2", shape.heads, r2, between=(floor, 2.0), minimum=floor, maximum=2.0)
 
@@ -225,7 +213,7 @@ class KerpleWeight2(Position):
         return torch.exp(-self.r1[:, None] * distance ** self.r2[:, None])  # (H, N)
 
 
-class KerpleBiasWeight(Position):
+class KerpleBiasWeight(KerpleKernel):
     """Bias ``-r1_h · d^r2_h`` and weight ``exp(-r3_h · d^r4_h)``, all >= floor, r2, r4 <= 2 (the paper's bias+wht).
 
     Parameters: `4 * H`, shared by all layers. Cost: explicit scores, and two (H, T) tables a forward.
@@ -242,12 +230,6 @@ class KerpleBiasWeight(Position):
         UserError: If a start is out of range, or there is neither one nor H of it.
     """
 
-    shift_invariant = True
-    r1: Tensor
-    r2: Tensor
-    r3: Tensor
-    r4: Tensor
-
     def __init__(
         self,
         shape: Shape,
@@ -257,8 +239,7 @@ class KerpleBiasWeight(Position):
         r4: Start = None,
         floor: float = 0.01,
     ) -> None:
-        super().__init__()
-        self.require(floor > 0, "floor", floor, "a positive number; the paper's code uses 0.01")
+        super().__init__(floor)
         self.learn("r1", shape.heads, r1, between=(floor, 1.0), minimum=floor)
         self.learn("r2", shape.heads, r2, between=(floor, 2.0), minimum=floor, maximum=2.0)
         self.learn("r3", shape.heads, r3, between=(floor, 1.0), minimum=floor)

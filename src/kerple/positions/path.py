@@ -19,51 +19,34 @@ class PaTH(Position):
 
     w_t is a normalised low-rank projection of the token, β_t in (0, 2) its gate: between the two H_t leaves w_t alone,
     takes it away (1) or reflects it (2). The paper also convolves the projection over the last three tokens; that reads
-    up to two tokens beyond a window, so it is an option here.
+    up to two tokens beyond a window, and is not done here.
 
-    Parameters: `2 * D * rank + H * D + H + (convolution > 1) * D * convolution`, one set per layer unless said
-    otherwise. Cost: explicit scores, of queries and keys that are carried block by block (section 3.3): a few products
-    more.
+    Parameters: `2 * D * rank + H * D + H`, one set per layer unless said otherwise.
+    Cost: explicit scores, of queries and keys that are carried block by block (section 3.3): a few products more.
 
     Args:
         shape: What the model hands to every strategy.
         rank: Rank of the projection.
-        convolution: Tokens that the projection is convolved over, 1 for none; the paper uses 3.
 
     Raises:
-        UserError: If a number is not positive.
+        UserError: If the rank is not positive.
     """
 
     shift_invariant = True
     per_layer = True
 
-    def __init__(self, shape: Shape, rank: int = 32, convolution: int = 1) -> None:
+    def __init__(self, shape: Shape, rank: int = 32) -> None:
         super().__init__()
         self.require(rank >= 1, "rank", rank, "a positive number")
-        self.require(convolution >= 1, "convolution", convolution, "a positive number")
         self.heads = shape.heads
         self.down = nn.Linear(shape.dim, rank, bias=False, dtype=torch.float32)
         self.up = nn.Linear(rank, shape.dim, bias=False, dtype=torch.float32)
         self.gate = nn.Linear(shape.dim, shape.heads, dtype=torch.float32)
-        self.taps: nn.Parameter | None = None
-        if convolution > 1:  # of each number on its own; the last tap is of the token itself
-            self.taps = nn.Parameter(torch.randn(shape.dim, convolution, dtype=torch.float32) * convolution**-0.5)
 
     def token_state(self, x: Tensor, at: TokenPositions, past: Tensor | None) -> Tensor:
-        raw = product(product(x, self.down.weight.T), self.up.weight.T).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        w = product(product(x, self.down.weight.T), self.up.weight.T).unflatten(-1, (self.heads, -1)).transpose(1, 2)
         beta = 2 * torch.sigmoid(product(x, self.gate.weight.T) + self.gate.bias).mT[..., None]  # (B, H, T, 1)
-        w = raw if self.taps is None else self._convolved(raw, at, past)
-        return torch.cat([F.normalize(w, dim=-1), beta, *([] if self.taps is None else [raw])], -1)
-
-    def _convolved(self, raw: Tensor, at: TokenPositions, past: Tensor | None) -> Tensor:
-        assert self.taps is not None
-        taps = self.taps.unflatten(0, (self.heads, 1, -1))  # (H, 1, δ, taps)
-        reach = min(taps.shape[-1], at.window or taps.shape[-1])  # a cache keeps no more tokens than a window has
-        before = raw[:, :, :0] if past is None else past[:, :, :, -raw.shape[-1] :]
-        known = F.pad(torch.cat([before, raw], 2), (0, 0, reach - 1, 0))  # (B, H, reach - 1 + T' + T, δ)
-        first = known.shape[2] - raw.shape[2]
-        parts = [known[:, :, first - i : known.shape[2] - i] * taps[..., -1 - i] for i in range(reach)]
-        return F.silu(torch.stack(parts).sum(0))  # (B, H, T, δ)
+        return torch.cat([F.normalize(w, dim=-1), beta], -1)  # (B, H, T, δ + 1)
 
     def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> Tensor:
         assert block.state is not None, "PaTH's scores are made of what it remembers"

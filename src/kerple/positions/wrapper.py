@@ -71,8 +71,7 @@ class Drawing(Wrapper):
         # hashed: a generator's seed has 32 bits, in which no shift keeps seed and step apart
         return int.from_bytes(blake2b(f"{self.seed}/{int(self.step)}".encode(), digest_size=size).digest(), "big")
 
-    @torch.no_grad()
-    def constrain_(self) -> None:
-        self.position.constrain_()
+    def clamp_(self) -> None:
+        super().clamp_()
         self.step += 1
         self.draw_()

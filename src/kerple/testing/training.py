@@ -1,8 +1,10 @@
 """Properties of training: gradients, ranges of parameters, sizes."""
 
 import re
+from collections.abc import Iterator
 
 import torch
+from torch import Tensor, nn
 
 from kerple.base.errors import UserError
 from kerple.positions.constrained import Constrained
@@ -32,10 +34,8 @@ def ranges_survive_a_huge_learning_rate_and_the_checkpoint(subject: Subject) -> 
         network.zero_grad()
     other = subject.network()
     other.load_state_dict(network.state_dict())
-    for module in other.positions.modules():
-        for name, (minimum, maximum) in module.ranges.items() if isinstance(module, Constrained) else ():
-            values = getattr(module, name)
-            assert ((values >= minimum) & (values <= maximum)).all(), f"{name} is outside {minimum:g} to {maximum:g}"
+    for name, values, minimum, maximum in ranged(other.positions):
+        assert ((values >= minimum) & (values <= maximum)).all(), f"{name} is outside {minimum:g} to {maximum:g}"
     assert all(p.isfinite().all() for p in other.positions.parameters()), "a parameter is not finite"
 
 
@@ -43,15 +43,18 @@ def ranges_survive_a_huge_learning_rate_and_the_checkpoint(subject: Subject) -> 
 def what_is_not_a_number_stays_so(subject: Subject) -> None:
     """`constrain_` keeps NaN, at which a run stops; a range that replaced it would hide where it arose."""
     position = subject.position()
-    ranged = [
-        getattr(module, name)
-        for module in position.modules()
-        for name in (module.ranges if isinstance(module, Constrained) else ())
-    ]
-    for parameter in ranged:
+    parameters = [parameter for _, parameter, *_ in ranged(position)]
+    for parameter in parameters:
         parameter.data.fill_(float("nan"))
     position.constrain_()
-    assert all(parameter.isnan().all() for parameter in ranged), "constrain_ makes a number of NaN"
+    assert all(parameter.isnan().all() for parameter in parameters), "constrain_ makes a number of NaN"
+
+
+def ranged(strategies: nn.Module) -> Iterator[tuple[str, Tensor, float, float]]:
+    """Name, value, minimum and maximum of each parameter that has a range."""
+    for module in strategies.modules():
+        for name, limits in module.ranges.items() if isinstance(module, Constrained) else ():
+            yield name, getattr(module, name), *limits
 
 
 @holds
