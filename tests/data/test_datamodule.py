@@ -294,7 +294,7 @@ def test_batches_located_together_are_those_of_one_at_a_time(
     module: Callable[..., TokenShards], prepared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mixture = {str(prepared): 3.0, f"{prepared}/": 1.0}
-    options = {"mixture": mixture, "max_steps": 40, "shuffle_shards": 1}
+    options = {"mixture": mixture, "max_steps": 40}
     together = [rows(module(rank, 3, **options).train_dataloader()) for rank in range(3)]
     monkeypatch.setattr(loading, "LOCATED", 1)
     assert all(torch.equal(rows(module(rank, 3, **options).train_dataloader()), together[rank]) for rank in range(3))

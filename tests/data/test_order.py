@@ -82,22 +82,3 @@ def test_a_mixture_draws_each_stream_by_its_weight_and_skips_none_of_its_samples
 def test_weights_that_mean_nothing_are_refused(weights: list[float]) -> None:
     with pytest.raises(ValueError, match="mixture"):
         Mixture([Order(100, 8, 0), Order(100, 8, 1)], weights, 0)
-
-
-@pytest.mark.parametrize("tokens", [100_300, 15_000])
-def test_shards_shuffled_in_groups_need_few_at_a_time_and_miss_none(tokens: int) -> None:
-    length, chunk, together = 16, 10_000, 3
-    order = Order(tokens, length, 5, chunk=chunk, together=together)
-
-    starts = order.starts(np.arange(2 * order.samples)).reshape(2, -1)
-
-    for epoch in starts:
-        assert len(np.unique(epoch)) == order.samples
-        assert (epoch // chunk == (epoch + length) // chunk).all()  # no sample lies in two shards
-        assert epoch.max() + length + 1 <= tokens
-        shards = epoch // chunk
-        per_shard = (chunk - length) // length
-        for first in range(0, order.samples, together * per_shard):
-            assert len(np.unique(shards[first : first + together * per_shard])) <= together + 1
-        assert np.bincount(shards)[: tokens // chunk].tolist() == [per_shard] * (tokens // chunk)
-    assert (starts[0] // chunk != starts[1] // chunk).any()

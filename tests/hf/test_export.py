@@ -9,29 +9,107 @@ import pytest
 import torch
 import yaml
 
-import kerple.hf  # registers the classes
 from kerple.base.errors import UserError
 from kerple.cli.main import main
 from kerple.cli.predict import load
 from kerple.hf.export import export
-from kerple.hf.families import StoredModel, read_family
+from kerple.hf.families import StoredModel
 from kerple.hf.modeling import KerpleConfig, KerpleForCausalLM
 from kerple.hf.weights import fill, read, transformer
-from tests.hf.tiny import LENGTH, VOCABULARY, text, tiny
+from kerple.model import Transformer
+from kerple.model.generation import generate
+from tests.hf.tiny import LENGTH, VOCABULARY, hf, text, tiny
 
-hf = pytest.importorskip("transformers")
+SIZES = {"dim": 32, "heads": 4, "length": 16, "layers": 2, "vocabulary": VOCABULARY, "init": 0.2, "eps": 1e-6}
+LLAMA = {"norm": "rms", "gated": True, "activation": "silu", "bias": False, "kv_heads": 2, "hidden": 24, "tied": True}
 
-assert kerple.hf.INSTALL
-LLAMA = ["norm=rms", "gated=true", "activation=silu", "bias=false", "kv_heads=2", "hidden=24", "tied=true"]
-MODELS = {
-    "KerpleLog": ["position=KerpleLog"],
-    "DynamicNTK": ["position=RoPE", "position.scaling=dynamic_ntk", "position.factor=2"],
-    "ALiBi": ["position=ALiBi"],  # slopes that no file stores
-    "T5": ["position=T5", "tied=true", "parallel=true", "embedding_norm=true"],
-    "Llama": ["position=RoPE", "position.base=500", *LLAMA],
-    "Qwen2": ["position=RoPE", *LLAMA, "qkv_bias=true"],
-    "normed": ["position=RoPE", *LLAMA, "qk_norm=true"],  # no Llama, although all else is
+
+def rope(**options: Any) -> dict[str, Any]:
+    return {"class_path": "RoPE", "init_args": options}
+
+
+OURS = {
+    "KerpleLog": {"position": "KerpleLog"},
+    "DynamicNTK": {"position": rope(scaling="dynamic_ntk", factor=2.0)},
+    "ALiBi": {"position": "ALiBi"},  # slopes that no file stores
+    "T5": {"position": "T5", "tied": True, "parallel": True, "embedding_norm": True},
+    "normed": LLAMA | {"position": "RoPE", "qk_norm": True},  # no Llama, although all else is
+    "bf16": LLAMA | {"position": rope(mistake="bf16")},
 }
+STOCK = {"Llama": LLAMA | {"position": rope(base=500.0)}, "Qwen2": LLAMA | {"position": "RoPE", "qkv_bias": True}}
+
+
+def written(options: dict[str, Any], folder: Path) -> tuple[Transformer, str]:
+    """A random network, and the name of the architecture as which it was exported."""
+    torch.manual_seed(0)
+    network = transformer(SIZES | options).eval()
+    name = export(StoredModel(SIZES | options, dict(network.state_dict())), folder, None, None)
+    return network, name
+
+
+def read_again(folder: Path) -> Transformer:
+    stored = read(str(folder))
+    network = transformer(stored.model)
+    assert not fill(network, stored).new
+    return network.eval()
+
+
+@pytest.mark.parametrize("name", OURS)
+@torch.inference_mode()
+def test_out_and_in_again_gives_the_same_logits_and_text(name: str, tmp_path: Path) -> None:
+    ours, architecture = written(OURS[name], tmp_path)
+    assert architecture == "KerpleForCausalLM"
+    loaded, tokens = hf.AutoModelForCausalLM.from_pretrained(tmp_path).eval(), text(1, 40)
+    assert torch.equal(loaded(tokens).logits, ours(tokens))
+    assert torch.equal(read_again(tmp_path)(tokens), ours(tokens))
+    new = loaded.generate(tokens[:, :9], max_new_tokens=20, do_sample=False)[0, 9:]
+    assert new.tolist() == [int(t) for t in generate(ours, tokens[:, :9], 20)]
+
+
+@pytest.mark.parametrize("name", STOCK)
+@torch.inference_mode()
+def test_a_run_that_is_a_llama_is_written_as_one(name: str, tmp_path: Path) -> None:
+    ours, architecture = written(STOCK[name], tmp_path)
+    assert architecture == f"{name}ForCausalLM"
+    loaded, tokens = hf.AutoModelForCausalLM.from_pretrained(tmp_path).eval(), text(2, 40)
+    torch.testing.assert_close(loaded(tokens).logits, ours(tokens), atol=1e-4, rtol=1e-4)
+    assert torch.equal(read_again(tmp_path)(tokens), ours(tokens))
+
+
+@pytest.mark.slow
+def test_a_stock_llama_loads_without_this_package(tmp_path: Path) -> None:
+    written(STOCK["Llama"], tmp_path)
+    program = (
+        "import sys; sys.modules['kerple'] = None\n"
+        "from transformers import AutoModelForCausalLM as M\n"
+        f"M.from_pretrained({str(tmp_path)!r})"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize(
+    "position", ["Coupled", {"class_path": "Together", "init_args": {"parts": ["NoPE", "Abacus"]}}]
+)
+def test_places_that_a_task_gives_are_not_exported(position: Any, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"position: got (Coupled|Abacus), whose places a task gives"):
+        written({"position": position}, tmp_path / "folder")
+    assert not (tmp_path / "folder").exists()
+
+
+def test_the_trainer_takes_the_mean_over_accumulated_batches(tmp_path: Path) -> None:
+    rows = [{"input_ids": row, "labels": row} for row in text(4, 12)]
+    trained = []
+    for accumulated in (1, 4):
+        torch.manual_seed(0)
+        model = KerpleForCausalLM(KerpleConfig(SIZES | {"position": "NoPE"}))
+        arguments = hf.TrainingArguments(
+            str(tmp_path), max_steps=1, per_device_train_batch_size=4 // accumulated, learning_rate=0.1,
+            max_grad_norm=0.0, gradient_accumulation_steps=accumulated, optim="sgd", report_to=[], use_cpu=True,
+            save_strategy="no",
+        )  # fmt: skip
+        hf.Trainer(model, arguments, train_dataset=rows).train()
+        trained.append(model.network.embedding.weight.detach())
+    torch.testing.assert_close(*trained)
 
 
 @pytest.fixture(scope="module")
@@ -40,18 +118,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "corpus").mkdir()
     for i in range(30):
         (folder / "corpus" / f"{i}.txt").write_text(f"document {i}: " + "all work and no play. " * 12)
+    shards = {"corpus": str(folder / "corpus"), "directory": str(folder / "shards"), "vocabulary": 270}
     config = {
         "model": {"layers": 2, "dim": 32, "heads": 4, "lr": 0.01, "init": 0.2},
-        "data": {
-            "class_path": "TokenShards",
-            "init_args": {
-                "corpus": str(folder / "corpus"),
-                "directory": str(folder / "shards"),
-                "vocabulary": 270,
-                "length": 16,
-                "batch_size": 4,
-            },
-        },
+        "data": {"class_path": "TokenShards", "init_args": shards | {"length": 16, "batch_size": 4}},
         "trainer": {
             "max_steps": 3,
             "accelerator": "cpu",
@@ -67,174 +137,32 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def fit(place: Path, name: str, *flags: str) -> str:
-    run = place / name
-    if not run.exists():
-        main(["fit", "--config", str(place / "base.yaml"), "--run_dir", str(run), *flags])
-    return str(run / "checkpoints" / "last.ckpt")
+    main(["fit", "--config", str(place / "base.yaml"), "--run_dir", str(place / name), *flags])
+    return str(place / name / "checkpoints" / "last.ckpt")
 
 
-FAST = ("ALiBi", "Llama")
-
-
-@pytest.fixture(params=[pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in MODELS])
-def checkpoint(request: pytest.FixtureRequest, place: Path) -> tuple[str, str]:
-    return request.param, fit(place, request.param, *(f"--model.{flag}" for flag in MODELS[request.param]))
-
-
-def exported(place: Path, name: str, path: str, *flags: str) -> Path:
-    folder = place / f"{name}-out{''.join(flags)}".replace("--stock=", "-")
-    if not folder.exists():
-        main(["export", "--ckpt_path", path, "--to", str(folder), *flags])
-    return folder
-
-
-@torch.inference_mode()
-def test_out_and_in_again_gives_the_same_logits_bit_for_bit(place: Path, checkpoint: tuple[str, str]) -> None:
-    name, path = checkpoint
-    ours, data = load(path)
-    tokens = torch.tensor([data.encode("all work and " * 20)[:60]])
-    folder = exported(place, name, path, "--stock=false")
-    loaded = hf.AutoModelForCausalLM.from_pretrained(folder).eval()
-    expected = ours.network(tokens)
-    assert torch.equal(loaded(tokens).logits, expected)
-    given = read(str(folder))
-    again = transformer(given.model)
-    assert not fill(again, given).new
-    assert torch.equal(again.eval()(tokens), expected)
-    assert hf.AutoTokenizer.from_pretrained(folder)("all work")["input_ids"] == data.encode("all work")
-
-
-@torch.inference_mode()
-def test_generate_writes_what_predict_writes(
-    place: Path, checkpoint: tuple[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    name, path = checkpoint
-    folder = exported(place, name, path, "--stock=false")
+def test_generate_writes_what_predict_writes(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, folder = fit(place, "run", "--model.position=KerpleLog"), place / "out"
+    main(["export", "--ckpt_path", path, "--to", str(folder)])
     capsys.readouterr()
     main(["predict", "--ckpt_path", path, "--prompt", "all work", "--tokens", "24", "--temperature", "0"])
-    told = capsys.readouterr().out.rstrip("\n")
-    model = hf.AutoModelForCausalLM.from_pretrained(folder).eval()
-    tokenizer = hf.AutoTokenizer.from_pretrained(folder)
-    prompt = tokenizer("all work", return_tensors="pt")
-    written = model.generate(
-        prompt["input_ids"], attention_mask=prompt["attention_mask"], max_new_tokens=24, do_sample=False
-    )
-    assert tokenizer.decode(written[0], skip_special_tokens=True) == told
-
-
-@pytest.mark.parametrize("name", ["Llama", pytest.param("Qwen2", marks=pytest.mark.slow)])
-@torch.inference_mode()
-def test_a_run_that_is_a_llama_is_written_as_one(place: Path, name: str) -> None:
-    path = fit(place, name, *(f"--model.{flag}" for flag in MODELS[name]))
-    folder = exported(place, name, path)
-    loaded = hf.AutoModelForCausalLM.from_pretrained(folder).eval()
-    assert type(loaded).__name__ == f"{name}ForCausalLM"
-    ours, data = load(path)
-    tokens = torch.tensor([data.encode("no play and " * 20)[:60]])
-    torch.testing.assert_close(loaded(tokens).logits, ours.network(tokens), atol=1e-4, rtol=1e-4)
-    given = read_family(loaded.config, loaded.state_dict())
-    again = transformer(given.model)
-    fill(again, given)
-    assert torch.equal(again.eval()(tokens), ours.network(tokens))
-
-
-@pytest.mark.slow
-def test_a_stock_llama_loads_without_this_package(place: Path) -> None:
-    path = fit(place, "Llama", *(f"--model.{flag}" for flag in MODELS["Llama"]))
-    program = (
-        "import sys; sys.modules['kerple'] = None\n"
-        "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T\n"
-        f"folder = {str(exported(place, 'Llama', path))!r}\n"
-        "m, t = M.from_pretrained(folder), T.from_pretrained(folder)\n"
-        "print(m.generate(**t('all work', return_tensors='pt'), max_new_tokens=3).shape[1])"
-    )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert int(ended.stdout) > 3
-
-
-def test_what_is_no_llama_is_not_written_as_one(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = fit(place, "KerpleLog", "--model.position=KerpleLog")
+    predicted = capsys.readouterr().out.rstrip("\n")
+    model, tokenizer = hf.AutoModelForCausalLM.from_pretrained(folder), hf.AutoTokenizer.from_pretrained(folder)
+    tokens = model.generate(**tokenizer("all work", return_tensors="pt"), max_new_tokens=24, do_sample=False)
+    assert tokenizer.decode(tokens[0], skip_special_tokens=True) == predicted
     with pytest.raises(SystemExit):
-        main(["export", "--ckpt_path", path, "--to", str(place / "none"), "--stock=true"])
-    assert "norm is layer; gated is False; activation is gelu; its position is KerpleLog" in capsys.readouterr().err
-    (place / "full").mkdir(exist_ok=True)
-    (place / "full" / "file").touch()
-    with pytest.raises(SystemExit):
-        main(["export", "--ckpt_path", path, "--to", str(place / "full")])
-    assert "full, which is not empty; name a new folder" in capsys.readouterr().err
-
-
-def stored(position: Any) -> StoredModel:
-    """A network that is a Llama if its strategy is."""
-    options = {"dim": 16, "heads": 2, "length": 12, "layers": 1, "vocabulary": VOCABULARY, "position": position}
-    options |= {"norm": "rms", "gated": True, "activation": "silu", "bias": False, "hidden": 24, "eps": 1e-6}
-    options |= {"parallel": False, "embedding_norm": False}
-    return StoredModel(options, dict(transformer(options).state_dict()))
-
-
-@pytest.mark.parametrize(
-    "position", ["Coupled", {"class_path": "Together", "init_args": {"parts": ["NoPE", "Abacus"]}}]
-)
-def test_places_that_a_task_gives_are_not_exported(position: Any, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"position: got (Coupled|Abacus), whose places a task gives"):
-        export(stored(position), tmp_path / "made", None, None)
-    assert not (tmp_path / "made").exists()
-
-
-@pytest.mark.parametrize(("options", "name"), [({}, "Llama"), ({"mistake": "bf16"}, "Kerple")])
-def test_a_rope_with_a_mistake_is_no_llama(options: dict, name: str, tmp_path: Path) -> None:
-    model = stored({"class_path": "RoPE", "init_args": options})
-    assert export(model, tmp_path / "made", None, None) == f"{name}ForCausalLM"
-
-
-def test_the_trainer_takes_the_mean_over_accumulated_batches(tmp_path: Path) -> None:
-    rows = [{"input_ids": row, "labels": row} for row in text(4, 12)]
-    network = {"dim": 16, "heads": 2, "length": 12, "layers": 1, "vocabulary": VOCABULARY, "position": "NoPE"}
-    trained = []
-    for accumulated in (1, 4):
-        torch.manual_seed(0)
-        model = KerpleForCausalLM(KerpleConfig(network))
-        arguments = hf.TrainingArguments(
-            str(tmp_path),
-            max_steps=1,
-            per_device_train_batch_size=4 // accumulated,
-            learning_rate=0.1,
-            max_grad_norm=0.0,
-            gradient_accumulation_steps=accumulated,
-            optim="sgd",
-            report_to=[],
-            use_cpu=True,
-            save_strategy="no",
-        )
-        hf.Trainer(model, arguments, train_dataset=rows).train()
-        trained.append(model.network.embedding.weight.detach())
-    torch.testing.assert_close(*trained)
-
-
-@torch.inference_mode()
-def test_beams_and_padding(place: Path) -> None:
-    path = fit(place, "KerpleLog", "--model.position=KerpleLog")
-    model = hf.AutoModelForCausalLM.from_pretrained(exported(place, "KerpleLog", path, "--stock=false")).eval()
-    prompt = text(2, 9)
-    seen, options = torch.ones_like(prompt), {"max_new_tokens": 6, "num_beams": 3, "do_sample": False}
-    cached = model.generate(prompt, attention_mask=seen, **options)
-    assert torch.equal(cached, model.generate(prompt, attention_mask=seen, use_cache=False, **options))
-    seen[0, 0] = 0
-    with pytest.raises(ValueError, match="padding on the left"):
-        model(prompt, attention_mask=seen)
+        main(["export", "--ckpt_path", path, "--to", str(folder)])
+    assert "out, which is not empty; name a new folder" in capsys.readouterr().err
 
 
 def test_weights_start_a_fit_with_another_strategy(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = place / "theirs"
-    if not folder.exists():
-        tiny("llama", vocab_size=270).save_pretrained(folder)
+    tiny("llama", vocab_size=270).save_pretrained(folder)
     path = fit(place, "retrofit", "--weights", str(folder), "--model.position", "KerpleLog", "--model.lr", "1e-12")
-    told = capsys.readouterr().out
-    assert "carried over:" in told
-    assert "new:" in told
-    assert "positions.0." in told
-    ours, _ = load(path)
-    theirs = hf.AutoModelForCausalLM.from_pretrained(folder)
+    printed = capsys.readouterr().out
+    assert "carried over:" in printed
+    assert "positions.0." in printed
+    ours, theirs = load(path)[0], hf.AutoModelForCausalLM.from_pretrained(folder)
     torch.testing.assert_close(ours.network.embedding.weight, theirs.model.embed_tokens.weight, atol=1e-6, rtol=0)
     assert type(ours.network.positions[0]).__name__ == "KerpleLog"
     same = fit(place, "same", "--weights", str(folder), "--model.lr", "1e-12")

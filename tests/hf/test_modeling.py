@@ -69,8 +69,8 @@ def test_prompts_with_padding_are_refused(use_cache: bool) -> None:
     seen[0, 7:] = 0
     with pytest.raises(UserError, match="attention_mask: got padding of prompts"):
         made().generate(prompt, attention_mask=seen, max_new_tokens=1, use_cache=use_cache)
-    with pytest.raises(UserError, match="attention_mask: got padding of prompts"):
-        made()(prompt, attention_mask=seen, use_cache=True)
+    with pytest.raises(UserError, match="padding on the left"):
+        made()(prompt, attention_mask=seen.flip(1))
 
 
 @torch.inference_mode()
@@ -99,6 +99,13 @@ def test_positions_of_several_texts_in_one_row_are_refused() -> None:
     torch.testing.assert_close(ended, model(tokens).logits[:, 4:])
 
 
-def test_a_cache_for_angles_that_depend_on_the_length_is_refused() -> None:
-    with pytest.raises(UserError, match="use_cache: got true, but the strategy's positions depend on the length"):
-        made(DYNAMIC)(text(1, 6), use_cache=True)
+@torch.inference_mode()
+def test_there_is_no_cache_for_angles_that_depend_on_the_length() -> None:
+    assert made(DYNAMIC)(text(1, 6), use_cache=True).past_key_values is None
+
+
+@torch.inference_mode()
+def test_beams_write_with_a_cache_what_they_write_without() -> None:
+    options = {"max_new_tokens": 6, "num_beams": 3, "do_sample": False}
+    cached, whole = (made().generate(text(2, 9), use_cache=use_cache, **options) for use_cache in (True, False))
+    assert torch.equal(cached, whole)

@@ -4,30 +4,14 @@ import re
 from collections.abc import Callable
 
 
-def sort_letters(prompt: str) -> str:
+def sort(prompt: str) -> str:
     alphabet = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
     return "".join(letter * prompt.count(letter) for letter in alphabet)
-
-
-def sort_numbers(prompt: str) -> str:
-    numbers: list[int] = []
-    for number in map(int, prompt.split(",")):  # insertion sort; the generator uses the built-in one
-        numbers.insert(sum(other <= number for other in numbers), number)
-    return ",".join(map(str, numbers))
-
-
-def add_reversed_padded(prompt: str) -> str:
-    first, second = (text[::-1] for text in prompt.split("+"))
-    return str(int(first) + int(second)).zfill(len(first) + 1)[::-1]
 
 
 def multiply(prompt: str) -> str:
     number, digit = prompt.split("*")
     return str(sum(int(number) for _ in range(int(digit))))
-
-
-def parity(prompt: str) -> str:
-    return "1" if prompt.count("1") % 2 else "0"
 
 
 def polynomial(prompt: str) -> str:
@@ -55,28 +39,38 @@ def needle(prompt: str) -> str:
     return value
 
 
-def passkey(prompt: str) -> str:
-    (key,) = re.findall(r"\[(\d+)\]", prompt)
-    return key
+def recall(prompt: str, answer: str) -> str:
+    memory, keys = dict(re.findall(r"([a-zA-Z])(\d)", prompt)), answer[::2]
+    assert sorted(keys) == sorted(memory)  # each is asked for once
+    return "".join(key + memory[key] for key in keys)
 
 
-def needle_length(prompt: str) -> int:
-    return len(re.sub(r"\[\w+:\d+\]", "", prompt.rsplit(";", 1)[0]))
+def alone(solve: Callable[[str], str]) -> Callable[[str, str], str]:
+    """A solver that needs no part of the answer to know what is asked for."""
+    return lambda prompt, _: solve(prompt)
 
 
-CHECKERS: dict[str, tuple[Callable[[str], str], Callable[[str], int]]] = {  # the answer, and the length of a problem
-    "copy": (str, len),
-    "repeated copy": (str, len),
-    "reverse": (lambda prompt: "".join(reversed(prompt)), len),
-    "sort": (sort_letters, len),
-    "sort numbers": (sort_numbers, lambda prompt: len(prompt.split(","))),
-    "addition": (lambda prompt: str(sum(map(int, prompt.split("+")))), lambda prompt: max(map(len, prompt.split("+")))),
-    "multiplication": (multiply, lambda prompt: prompt.index("*")),
-    "modular sum": (lambda prompt: str(eval(prompt) % 10), lambda prompt: len(prompt.split("+"))),
-    "parity": (parity, len),
-    "polynomial": (polynomial, lambda prompt: prompt.count("x")),
-    "variable chain": (chain, lambda prompt: prompt.count("=")),
-    "passkey": (passkey, lambda prompt: len(re.sub(r"\[\d+\]", "", prompt))),
-    "needle": (needle, needle_length),
-    "multi-key needle": (needle, needle_length),
-}
+Checker = tuple[Callable[[str, str], str], Callable[[str], int]]
+CHECKERS: dict[str, Checker] = {  # the answer, and the length of a problem
+    "copy": (alone(str), len),
+    "repeated copy": (alone(str), len),
+    "reverse": (alone(lambda prompt: "".join(reversed(prompt))), len),
+    "sort": (alone(sort), len),
+    "addition": (
+        alone(lambda prompt: str(sum(map(int, prompt.split("+"))))),
+        lambda prompt: max(map(len, prompt.split("+"))),
+    ),
+    "multiplication": (alone(multiply), lambda prompt: prompt.index("*")),
+    "modular sum": (alone(lambda prompt: str(eval(prompt) % 10)), lambda prompt: len(prompt.split("+"))),
+    "parity": (alone(lambda prompt: "1" if prompt.count("1") % 2 else "0"), len),
+    "polynomial": (alone(polynomial), lambda prompt: prompt.count("x")),
+    "variable chain": (alone(chain), lambda prompt: prompt.count("=")),
+    "passkey": (
+        alone(lambda prompt: re.search(r"\[(\d{5})\]", prompt)[1]),
+        lambda prompt: len(re.sub(r"\[\d+\]", "", prompt)),
+    ),
+    "associative recall": (recall, lambda prompt: len(prompt) // 2),
+} | dict.fromkeys(
+    ("needle", "multi-key needle"),
+    (alone(needle), lambda prompt: len(re.sub(r"\[\w+:\d+\]", "", prompt.rsplit(";", 1)[0]))),
+)

@@ -56,7 +56,7 @@ def measured(network: nn.Module, data: TaskData, generate: bool) -> Tensor:
     return count.compute()
 
 
-TASKS = [Copy(), Addition(), Sort(digits=2), AssociativeRecall()]
+TASKS = [Copy(), Addition(), Sort(), AssociativeRecall()]
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)

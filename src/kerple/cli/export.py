@@ -19,18 +19,12 @@ def main(arguments: list[str]) -> None:
         arguments: Arguments of the command.
 
     Raises:
-        UserError: If the checkpoint cannot be read, the folder is not empty, a stock Llama is required and not
-            possible, or the strategy needs places that a task gives.
+        UserError: If the checkpoint cannot be read, the folder is not empty, or the strategy needs places that a task
+            gives.
     """
     parser = ArgumentParser(prog="run.py export", description=__doc__, exit_on_error=False)
     parser.add_argument("--ckpt_path", type=str, required=True, help="a checkpoint that `fit` has written")
     parser.add_argument("--to", type=str, required=True, help="folder that AutoModelForCausalLM is to load; a new one")
-    parser.add_argument(
-        "--stock",
-        type=bool | None,
-        default=None,
-        help="true: a stock Llama or nothing; false: our class, which `import kerple.hf` registers; null: what it can",
-    )
     parser.add_argument("--trust", default="", help="packages whose classes the checkpoint may name: a,b,c")
     given = read(parser, arguments)
     need()
@@ -40,6 +34,6 @@ def main(arguments: list[str]) -> None:
     _, data = load(given.ckpt_path, given.trust)
     tokenizer = load_tokenizer(str(data.folder.directory)) if isinstance(data, TokenShards) else None
     model = weights.read(given.ckpt_path, classes(given.trust))
-    name = export(model, Path(given.to), tokenizer, end_of_text(data), given.stock)
+    name = export(model, Path(given.to), tokenizer, end_of_text(data))
     needs = "import kerple.hf first" if name.startswith("Kerple") else "nothing of ours is needed"
     print(f"{given.to}: {name}; AutoModelForCausalLM.from_pretrained loads it ({needs})")

@@ -21,8 +21,6 @@ from kerple.data.prepare.build import check_prepared, prepare
 from kerple.data.shards import Folder, TokenStream
 from kerple.data.tokenizer import encode, token_bytes
 
-STRETCH = 1 << 26  # tokens of a stretch of `shuffle_shards`
-
 
 class TokenShards(ShardOptions, LightningDataModule):
     """Language modelling data in token shards, which are prepared on first use; options: see `ShardOptions`.
@@ -107,7 +105,7 @@ class TokenShards(ShardOptions, LightningDataModule):
         streams, orders, weights = [], [], []
         for number, (folder, weight) in enumerate(self._training_folders):
             streams.append(folder.stream("train"))
-            orders.append(self._order(folder, number))
+            orders.append(Order(len(streams[-1]), self.length, self.seed, number))
             weights.append(weight)
         rank, ranks = rank_in(self)
         together = self.batch_size * ranks
@@ -228,11 +226,6 @@ class TokenShards(ShardOptions, LightningDataModule):
                 f"{place} was made; raise it, or prepare another folder"
             )
         return folder
-
-    def _order(self, folder: Folder, number: int) -> Order:
-        tokens = folder.manifest.splits["train"].tokens
-        chunk = STRETCH if self.shuffle_shards else None
-        return Order(tokens, self.length, self.seed, number, chunk=chunk, together=self.shuffle_shards or 1)
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:

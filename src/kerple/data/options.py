@@ -30,7 +30,6 @@ class ShardOptions:
         drop_duplicates: bool = False,
         largest_loss: float = 0.01,
         validation_segments: int = 512,
-        shuffle_shards: int | None = None,
         cache: str = "data/.cache",
         mixture: dict[str, float] | None = None,
         workers: int = 0,
@@ -62,9 +61,6 @@ class ShardOptions:
             largest_loss: Largest share of the corpus's bytes that may be left out because they are damaged, not
                 Unicode, or JSON without a text.
             validation_segments: Largest number of segments, of `length` targets each, for the validation loss.
-            shuffle_shards: Number of stretches of 64 Mi tokens whose samples are shuffled together; the order of the
-                stretches is shuffled too. With null, all samples of the corpus are shuffled together. Set it for large
-                shards at a URL, of which a fit then fetches a few at a time.
             cache: Folder for copies of shards from a URL.
             mixture: Prepared folders and their weights in the training samples. Validation and test data stay those of
                 `directory`. With null, `directory` alone.
@@ -85,7 +81,6 @@ class ShardOptions:
             ("workers", workers, 0),
             ("prepare_workers", prepare_workers, 0),
             ("samples", 1 if samples is None else samples, 1),
-            ("shuffle_shards", 1 if shuffle_shards is None else shuffle_shards, 1),
         ):
             if value < low:
                 raise UserError(f"data.{name}: got {value}, expected {low} or more")
@@ -99,7 +94,7 @@ class ShardOptions:
         self.tokenizer, self.vocabulary, self.shares = tokenizer, vocabulary, shares
         self.text_field, self.drop_duplicates, self.largest_loss = text_field, drop_duplicates, largest_loss
         self.length, self.batch_size, self.seed, self.samples = length, batch_size, seed, samples
-        self.validation_segments, self.shuffle_shards, self.mixture = validation_segments, shuffle_shards, mixture
+        self.validation_segments, self.mixture = validation_segments, mixture
         self.cache, self.workers = cache, workers
         self.prepare_workers, self.prepare_engine = prepare_workers, prepare_engine
 

@@ -63,23 +63,15 @@ class Order:
         tokens: Length of the stream.
         length: Targets per sample, T.
         key: Integers that choose the order: the seed, and the number of the corpus in a mixture.
-        chunk: Tokens of a stretch of the stream, or None. With a number, the order of the stretches is shuffled, and
-            then the samples of each `together` stretches in that order; no sample crosses the end of a stretch. So few
-            shards are needed at a time. With None, all samples of the stream are shuffled together.
-        together: Number of stretches whose samples are shuffled together.
 
     Raises:
         UserError: The stream is too short to hold one sample at every phase.
     """
 
-    def __init__(self, tokens: int, length: int, *key: int, chunk: int | None = None, together: int = 1) -> None:
-        self.length, self.key, self.chunk, self.together = length, key, chunk or max(tokens, 1), together
-        full, rest = divmod(tokens, self.chunk)
-        self.full = full  # whole chunks; the rest of the stream is one more, which stays last
-        self.chunks = full + (rest > 0)
+    def __init__(self, tokens: int, length: int, *key: int) -> None:
+        self.length, self.key = length, key
         # one sample fewer than fits, so that the last one fits at the largest phase too, length - 1
-        self.per_chunk = max(self.chunk - length, 0) // length
-        self.samples = full * self.per_chunk + max(rest - length, 0) // length
+        self.samples = (tokens - length) // length
         if self.samples < 1:
             raise UserError(
                 f"data.length: got {length}, which needs at least {2 * length} training tokens, there are {tokens}; "
@@ -93,23 +85,9 @@ class Order:
         for epoch in np.unique(epochs):
             phase = hash_integers(*self.key, int(epoch)) % self.length
             inside = epochs == epoch
-            starts[inside] = phase + self._places(entries[inside], int(epoch))
+            shuffle = Permutation(self.samples, *self.key, int(epoch))
+            starts[inside] = phase + self.length * shuffle(entries[inside])
         return starts
-
-    def _places(self, entries: Indices, epoch: int) -> Indices:
-        """First tokens (n,) of the entries (n,) of an epoch, before its phase is added."""
-        if self.chunks <= 1:
-            return self.length * Permutation(self.samples, *self.key, epoch)(entries)
-        group_size = self.together * self.per_chunk
-        groups, inside = np.divmod(entries, group_size)
-        for group in np.unique(groups):
-            members = groups == group
-            size = min(group_size, self.samples - int(group) * group_size)
-            inside[members] = Permutation(size, *self.key, epoch, 1 + int(group))(inside[members])
-        slots, samples = np.divmod(groups * group_size + inside, self.per_chunk)
-        chunks = slots.copy()
-        chunks[slots < self.full] = Permutation(self.full, *self.key, epoch, 0)(slots[slots < self.full])
-        return chunks * self.chunk + samples * self.length
 
 
 class Mixture:

@@ -44,7 +44,9 @@ class HuggingFaceNetwork(nn.Module):
             )
         self.shape = Shape(text.hidden_size, text.num_attention_heads, length)
         self.learned = _learned_positions(model)
-        self.max_length = None if self.learned is None else self.learned.num_embeddings - _reserved(self.learned)
+        self.max_length = None
+        if self.learned is not None:  # the first rows of OPT's table, its offset, are not positions
+            self.max_length = self.learned.num_embeddings - getattr(self.learned, "offset", 0)
         self.strategy = strategy or _strategy(text, self.learned)
         self.takes_positions = "position_ids" in inspect.signature(self.model.base_model.forward).parameters
         self.in_pieces = True
@@ -158,10 +160,6 @@ def _learned_positions(model: nn.Module) -> nn.Embedding | None:
         if isinstance(module, nn.Embedding) and (last == "wpe" or "position" in last):
             return module
     return None
-
-
-def _reserved(table: nn.Embedding) -> int:
-    return int(getattr(table, "offset", 0))  # the first rows of OPT's table are not positions
 
 
 def _strategy(config: Any, learned: nn.Embedding | None) -> str:

@@ -20,38 +20,32 @@ AS_LLAMA: dict[str, Any] = {
     "activation": "silu",
     "parallel": False,
     "embedding_norm": False,
+    "qk_norm": False,
 }
 LLAMA_ROPE: dict[str, Any] = {"layout": "half", "share": 1.0, "scaling": None, "mistake": None}
 
 
-def export(
-    read: StoredModel, folder: Path, tokenizer: Tokenizer | None, ending: int | None, stock: bool | None = None
-) -> str:
+def export(read: StoredModel, folder: Path, tokenizer: Tokenizer | None, ending: int | None) -> str:
     """Write config.json, model.safetensors and the tokenizer.
+
+    A network that can be a stock Llama (or Qwen2, with biases of queries, keys and values) is written as one, which
+    needs no code of this project.
 
     Args:
         read: Options and weights of the network.
         folder: A folder that is empty or does not exist.
         tokenizer: Tokenizer of its data, or None.
         ending: Id of the token that ends a text.
-        stock: Whether the model must be a stock Llama (or Qwen2, with biases of queries, keys and values), which needs
-            no code of this project, or must not be one; None for a stock model if possible.
 
     Returns:
         Name of the architecture that was written.
 
     Raises:
-        UserError: If the folder is not empty, a stock model is required and not possible, or the strategy needs places
-            that a task gives.
+        UserError: If the folder is not empty, or the strategy needs places that a task gives.
     """
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"to: got {folder}, which is not empty; name a new folder")
-    reason = _no_llama(read.model)
-    if stock and reason:
-        raise UserError(
-            f"stock: this run is no stock Llama: {reason}; leave it out, and load it after import kerple.hf"
-        )
-    model = _kerple(read) if reason or stock is False else _llama(read)
+    model = _llama(read) if _is_llama(read.model) else _kerple(read)
     if ending is not None:
         model.config.eos_token_id = model.generation_config.eos_token_id = ending
     model.save_pretrained(folder)
@@ -61,20 +55,17 @@ def export(
     return type(model).__name__
 
 
-def _no_llama(model: Mapping[str, Any]) -> str | None:
-    """Why a network cannot be a stock Llama or Qwen2, or None if it can."""
+def _is_llama(model: Mapping[str, Any]) -> bool:
+    """Whether a network can be a stock Llama or Qwen2."""
     model = vars(Architecture()) | dict(model)
-    odd = [f"{key} is {model[key]}" for key, value in AS_LLAMA.items() if model[key] != value]
-    if model["qk_norm"]:
-        odd.append("its queries and keys are normalised")
     position = model["position"]
     path = position if isinstance(position, str) else position["class_path"]
     options = {} if isinstance(position, str) else position.get("init_args") or {}
-    if path.rpartition(".")[2] != "RoPE":
-        odd.append(f"its position is {path.rpartition('.')[2]}")
-    elif any(options.get(key, value) != value for key, value in LLAMA_ROPE.items()):
-        odd.append("its RoPE turns in another way than Llama's own")
-    return "; ".join(odd) or None
+    return (
+        all(model[key] == value for key, value in AS_LLAMA.items())
+        and path.rpartition(".")[2] == "RoPE"
+        and all(options.get(key, value) == value for key, value in LLAMA_ROPE.items())
+    )
 
 
 def _kerple(read: StoredModel) -> KerpleForCausalLM:

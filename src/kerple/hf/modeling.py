@@ -130,19 +130,15 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
             attention_mask: (B, T), 0 only for padding on the right, and with a cache nowhere.
             past_key_values: The cache that an earlier call has returned.
             labels: (B, T) int64, which are shifted by one here; -100 is left out.
-            use_cache: Whether to return a cache.
+            use_cache: Whether to return a cache; there is none if positions depend on the length of the input, which
+                keys in a cache do not follow.
             logits_to_keep: Number of last tokens whose logits are returned; 0 for all.
 
         Raises:
-            UserError: If tokens are padded on the left, or with a cache at all, if ``position_ids`` are not those of
-                one text, or the strategy cannot use a cache.
+            UserError: If tokens are padded on the left, or with a cache at all, or ``position_ids`` are not those of
+                one text.
         """
-        if past_key_values is None and use_cache and not self.training:
-            if not self.network.prefix_consistent:
-                raise UserError(
-                    "use_cache: got true, but the strategy's positions depend on the length of the input, which keys "
-                    "in a cache do not follow; leave it out"
-                )
+        if past_key_values is None and use_cache and not self.training and self.network.prefix_consistent:
             past_key_values = KerpleCache(self.network.new_cache())
         cache = None if past_key_values is None else past_key_values.cache
         _check_mask(attention_mask, cached=cache is not None)

@@ -20,9 +20,9 @@ from kerple.tasks.vocabulary import BEGIN, CHARACTERS, END_ID, decode, encode
 class TaskData(LightningDataModule):
     """Problems of a task: short ones for training, longer ones for testing (Kazemnejad et al. 2023, arXiv 2305.19466).
 
-    A batch has ``tokens`` (B, T + 1) int64, padded on the right; ``scored`` (B, T) bool, true for the targets of the
-    answer and its end token; and ``sizes`` (B, axes) int64, the sizes of the problems. Nothing is read from or written
-    to disk. No test example occurs in training; `kerple.tasks.sampling` says why.
+    A batch has ``tokens`` (B, T + 1) int64, padded on the right, and ``scored`` (B, T) bool, true for the targets of
+    the answer and its end token. Nothing is read from or written to disk. No test example occurs in training;
+    `kerple.tasks.sampling` says why.
 
     Args:
         task: The task, by the name of its class, with its own options below.

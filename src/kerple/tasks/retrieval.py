@@ -1,41 +1,30 @@
 """Tasks of retrieval from a long input: a passkey, a needle, values by their keys, and chains of variables."""
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 
-from kerple.tasks.base import Example, Task, check_option, digits_text, letters_text
+from kerple.tasks.base import Example, Task, check_option, digits_text
 from kerple.tasks.vocabulary import LETTERS
 
 FILLER = "the grass is green. the sky is blue. the sun is yellow. here we go. there and back again. "
 MOST_KEYS = 26 * 26  # pairs of small letters
-Filler = Literal["sentences", "letters"]
 
 
 class Passkey(Task):
     """Find the number hidden in filler (Mohtashami & Jaggi 2023, arXiv 2305.16300): ``the gr[40718]ass is=40718``.
 
-    The length is the number of filler characters; the place of the key is uniform. The paper's instructions are left
-    out, because the model is trained on the task.
-
-    Args:
-        digits: Number of digits of the key, 1 or more.
-        filler: ``sentences`` repeats the paper's five sentences from a random start; ``letters`` draws random letters.
-
-    Raises:
-        UserError: If digits is not positive.
+    The filler repeats the paper's five sentences from a random start. The length is the number of its characters; the
+    key has 5 digits and a uniform place. The paper's instructions are left out, because the model is trained on the
+    task.
     """
 
     axes: ClassVar[tuple[str, ...]] = ("length", "tenth of the filler before the key")
 
-    def __init__(self, digits: int = 5, filler: Filler = "sentences") -> None:
-        check_option(self, "digits", digits, 1)
-        self.digits, self.filler = digits, filler
-
     def example(self, length: int, rng: np.random.Generator) -> Example:
-        key = digits_text(rng.integers(10, size=self.digits))
+        key = digits_text(rng.integers(10, size=5))
         place = int(rng.integers(length + 1))
-        filler = _filler(self.filler, length, rng)
+        filler = _filler(length, rng)
         return Example(f"{filler[:place]}[{key}]{filler[place:]}", key, (length, 10 * place // (length + 1)))
 
 
@@ -43,13 +32,12 @@ class Needle(Task):
     """Find the number under a key, among others under other keys: ``the[xq:40] gr[bo:71]ass is;xq=40``.
 
     The problems are those of RULER with one and with many keys (Hsieh et al. 2024, arXiv 2404.06654, section 3.1), in
-    this vocabulary. The length is the number of filler characters; places are uniform, and a random key is asked for.
-    A model that stays fluent at long lengths without using them fails.
+    this vocabulary, in the filler of `Passkey`. The length is the number of filler characters; places are uniform, and
+    a random key is asked for. A model that stays fluent at long lengths without using them fails.
 
     Args:
         keys: Number of needles; 1 for RULER's single needle.
         digits: Number of digits of each number, 1 or more.
-        filler: ``sentences`` or ``letters``, as for `Passkey`.
 
     Raises:
         UserError: If a number is not positive, or there are more keys than pairs of letters.
@@ -57,17 +45,17 @@ class Needle(Task):
 
     axes: ClassVar[tuple[str, ...]] = ("length", "tenth of the filler before the needle")
 
-    def __init__(self, keys: int = 1, digits: int = 4, filler: Filler = "sentences") -> None:
+    def __init__(self, keys: int = 1, digits: int = 4) -> None:
         check_option(self, "digits", digits, 1)
         check_option(self, "keys", keys, 1, MOST_KEYS)
-        self.keys, self.digits, self.filler = keys, digits, filler
+        self.keys, self.digits = keys, digits
 
     def example(self, length: int, rng: np.random.Generator) -> Example:
         pairs = rng.choice(MOST_KEYS, self.keys, replace=False).tolist()
         keys = [LETTERS[pair // 26] + LETTERS[pair % 26] for pair in pairs]
         values = [digits_text(rng.integers(10, size=self.digits)) for _ in keys]
         places = sorted(rng.integers(length + 1, size=self.keys).tolist())
-        filler = _filler(self.filler, length, rng)
+        filler = _filler(length, rng)
         text, before = "", 0
         for key, value, place in zip(keys, values, places, strict=True):
             text += f"{filler[before:place]}[{key}:{value}]"
@@ -81,57 +69,37 @@ class Needle(Task):
         return "multi-key needle" if self.keys > 1 else super().name
 
 
-def _filler(kind: Filler, length: int, rng: np.random.Generator) -> str:
-    if kind == "sentences":
-        start = int(rng.integers(len(FILLER)))
-        return (FILLER * (length // len(FILLER) + 2))[start : start + length]
-    return letters_text(rng.integers(26, size=length))
+def _filler(length: int, rng: np.random.Generator) -> str:
+    start = int(rng.integers(len(FILLER)))
+    return (FILLER * (length // len(FILLER) + 2))[start : start + length]
 
 
 class AssociativeRecall(Task):
     """Recall values by their keys, many times (Arora et al. 2023, arXiv 2312.04927: MQAR): ``a3b1c7=c7a3b1``.
 
-    The length is the number of pairs of a letter and a digit. After the ``=`` keys follow in random order. The keys are
-    given, and only the value after each is scored.
-
-    Args:
-        queries: Number of keys that are asked for; None for all. Of fewer pairs all are asked for.
-
-    Raises:
-        UserError: If queries is not positive.
+    The length is the number of pairs of a letter and a digit. After the ``=`` all keys follow in random order. The keys
+    are given, and only the value after each is scored.
     """
 
     longest = len(LETTERS)
 
-    def __init__(self, queries: int | None = None) -> None:
-        if queries is not None:
-            check_option(self, "queries", queries, 1)
-        self.queries = queries
-
     def example(self, length: int, rng: np.random.Generator) -> Example:
         keys = [LETTERS[i] for i in rng.permutation(len(LETTERS))[:length].tolist()]
         pairs = [key + str(value) for key, value in zip(keys, rng.integers(10, size=length).tolist(), strict=True)]
-        targets = rng.permutation(length)[: self.queries or length].tolist()
-        answer = "".join(pairs[i] for i in targets)
+        answer = "".join(pairs[i] for i in rng.permutation(length).tolist())
         return Example("".join(pairs), answer, (length,), not_scored=frozenset(range(0, len(answer), 2)))
 
 
 class VariableChain(Task):
     """Follow signs along a chain of variables, as LEGO asks (Zhang et al. 2022, arXiv 2206.04301): ``b=-a,a=+1;b=-``.
 
-    The length is the number of clauses, each of which defines one letter. One clause starts the chain with ``+1`` or
-    ``-1``; every other one gives a variable the sign of another or its opposite. The question is for a random variable,
-    whose depth is the number of clauses to follow.
-
-    Args:
-        shuffled: Whether the clauses are in random order; else they are in that of the chain.
+    The length is the number of clauses, each of which defines one letter; they are in random order. One clause starts
+    the chain with ``+1`` or ``-1``; every other one gives a variable the sign of another or its opposite. The question
+    is for a random variable, whose depth is the number of clauses to follow.
     """
 
     axes: ClassVar[tuple[str, ...]] = ("length", "depth")
     longest = len(LETTERS)
-
-    def __init__(self, shuffled: bool = True) -> None:
-        self.shuffled = shuffled
 
     def example(self, length: int, rng: np.random.Generator) -> Example:
         names = [LETTERS[i] for i in rng.permutation(len(LETTERS))[:length].tolist()]
@@ -140,7 +108,7 @@ class VariableChain(Task):
             f"{name}={'-' if flip else '+'}{source}"
             for name, flip, source in zip(names, flips.tolist(), ["1", *names], strict=False)
         ]
-        order = rng.permutation(length).tolist() if self.shuffled else range(length)
+        order = rng.permutation(length).tolist()
         target = int(rng.integers(length))
         sign = "-" if flips[: target + 1].sum() % 2 else "+"
         prompt = ",".join(clauses[i] for i in order) + f";{names[target]}"

@@ -107,7 +107,7 @@ def collate(examples: Sequence[Example]) -> Batch:
     """Make a batch of examples, padded on the right.
 
     Returns:
-        ``tokens`` (B, T + 1) int64, ``scored`` (B, T) bool, ``sizes`` (B, axes) int64.
+        ``tokens`` (B, T + 1) int64 and ``scored`` (B, T) bool.
     """
     sequences = [example.tokens() for example in examples]
     longest = max(map(len, sequences))
@@ -116,7 +116,7 @@ def collate(examples: Sequence[Example]) -> Batch:
     for row, (example, sequence) in enumerate(zip(examples, sequences, strict=True)):
         tokens[row, : len(sequence)] = torch.tensor(sequence)
         scored[row, : len(sequence) - 1] = torch.tensor(example.scored())
-    return {"tokens": tokens, "scored": scored, "sizes": torch.tensor([example.sizes for example in examples])}
+    return {"tokens": tokens, "scored": scored}
 
 
 class TrainingProblems(Dataset[Batch]):

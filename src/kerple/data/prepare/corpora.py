@@ -52,10 +52,10 @@ class Corpus(NamedTuple):
         return sum(os.stat(path).st_size for path in self.files)
 
 
-def text_files(paths: Iterable[str], group: Callable[[str], str] = lambda _: "") -> Corpus:
+def text_files(paths: Iterable[str]) -> Corpus:
     """A corpus of files of which each is one document, in this order."""
     paths = list(paths)
-    return Corpus(lambda: (read_text(path, group(path)) for path in paths), paths)
+    return Corpus(lambda: map(read_text, paths), paths)
 
 
 def standard_library() -> Corpus:
@@ -85,14 +85,14 @@ def installed_packages(project: str = "kerple") -> Corpus:
     Raises:
         UserError: The project is not installed, so that its requirements are unknown.
     """
-    groups = dict.fromkeys(standard_library().files, "stdlib")
+    paths = standard_library().files
     packages = _required(project)
     for name in sorted(packages.keys() - {project}):
         files = sorted(Path(str(file.locate())) for file in packages[name].files or () if file.suffix == ".py")
-        groups |= {str(path): name for path in files if path.is_file()}
-    paths = list(groups)
+        paths += [str(path) for path in files if path.is_file()]
+    paths = list(dict.fromkeys(paths))
     random.Random(FILE_ORDER).shuffle(paths)
-    return text_files(paths, groups.__getitem__)
+    return text_files(paths)
 
 
 def _required(project: str) -> dict[str, Distribution]:

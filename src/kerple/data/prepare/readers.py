@@ -28,12 +28,10 @@ class Document:
     Args:
         name: What messages call it, such as its file and line.
         text: Its text.
-        group: What it belongs to with others, such as its package; empty if nothing.
     """
 
     name: str
     text: str
-    group: str = ""
 
 
 @dataclass(frozen=True)
@@ -116,11 +114,11 @@ def read_files(paths: list[str], text_field: str) -> Iterator[Document | Fault]:
                     yield from read_lines(decompress(file, path), path, text_field)
 
 
-def read_text(path: str, group: str = "") -> Document | Fault:
+def read_text(path: str) -> Document | Fault:
     """The document that is a file, which may be compressed."""
     with open_bytes(path) as file:
         try:
-            return as_document(decompress(file, path).read(), path, group)
+            return as_document(decompress(file, path).read(), path)
         except Exception as error:  # gzip, zlib and zstandard each have errors of their own
             return damaged(path, file.tell(), error)
 
@@ -136,7 +134,7 @@ def damaged(name: str, size: int, error: Exception) -> Fault:
     return Fault(name, "damaged file", max(size, 1), f"{error}")
 
 
-def as_document(content: bytes | Any, name: str, group: str = "") -> Document | Fault:
+def as_document(content: bytes | Any, name: str) -> Document | Fault:
     """The document of a UTF-8 text, or of a string; anything else is a fault."""
     if not isinstance(content, bytes | str):
         return Fault(name, "no text", 0)
@@ -145,7 +143,7 @@ def as_document(content: bytes | Any, name: str, group: str = "") -> Document | 
         size = len(text.encode())  # a string may hold half a surrogate pair, which is no Unicode
     except UnicodeError:
         return Fault(name, "not Unicode", len(content))
-    return Document(name, text, group) if text.strip() else Fault(name, "empty", size)
+    return Document(name, text) if text.strip() else Fault(name, "empty", size)
 
 
 def read_lines(file: IO[bytes], name: str, text_field: str) -> Iterator[Document | Fault]:
