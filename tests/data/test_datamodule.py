@@ -165,7 +165,6 @@ def test_text_and_bytes(module: Callable[..., TokenShards]) -> None:
     ("options", "message"),
     [
         ({"length": 0}, "length: got 0, expected 1 or more"),
-        ({"largest_loss": 1.5}, "largest_loss: got 1.5"),
         ({"vocabulary": 299}, r"vocabulary: got 299, expected at least 300"),
         ({"corpus": None, "directory": None}, "directory: got null, expected a folder"),
         ({"directory": "/nowhere"}, r"/nowhere/manifest\.json: cannot be read"),

@@ -1,6 +1,5 @@
 """Models of each family, read into our own Transformer, give the same logits."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,7 +8,6 @@ import torch
 from kerple.hf.families import read_family
 from kerple.hf.weights import fill, transformer
 from kerple.model import Transformer
-from kerple.model.generation import generate
 from tests.hf.tiny import CONFIGS, LENGTH, VOCABULARY, small, text, tiny
 
 hf = pytest.importorskip("transformers")
@@ -45,27 +43,18 @@ def test_logits_are_theirs_beyond_the_training_length_and_with_a_cache(family: s
     torch.testing.assert_close(torch.cat(parts, 1), expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda: small(hf.MistralConfig, intermediate_size=48, num_key_value_heads=2, sliding_window=None),
-        lambda: tiny("llama", rope_parameters={"rope_type": "dynamic", "rope_theta": 500.0, "factor": 2.0}),
-    ],
-    ids=["mistral", "dynamic"],
-)
 @torch.inference_mode()
-def test_a_mistral_and_dynamic_scaling_are_read(build: Callable[[], Any]) -> None:
-    theirs, tokens = build(), text(2, 3 * LENGTH)
+def test_a_mistral_is_read() -> None:
+    theirs = small(hf.MistralConfig, intermediate_size=48, num_key_value_heads=2, sliding_window=None)
+    tokens = text(2, 3 * LENGTH)
     torch.testing.assert_close(imported(theirs)(tokens), theirs(tokens).logits, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("family", CONFIGS)
 @torch.inference_mode()
-def test_they_write_the_same_text(family: str) -> None:
-    theirs, prompt = tiny(family), text(1, 10)
-    seen = torch.ones_like(prompt)
-    written = theirs.generate(prompt, attention_mask=seen, max_new_tokens=20, do_sample=False, eos_token_id=None)
-    assert [int(t) for t in generate(imported(theirs), prompt, 20)] == written[0, 10:].tolist()
+def test_dynamic_scaling_is_read() -> None:
+    theirs = tiny("llama", rope_parameters={"rope_type": "dynamic", "rope_theta": 500.0, "factor": 2.0})
+    tokens = text(2, 3 * LENGTH)
+    torch.testing.assert_close(imported(theirs)(tokens), theirs(tokens).logits, atol=1e-4, rtol=1e-4)
 
 
 def test_another_strategy_keeps_its_own_parameters_and_the_account_says_so() -> None:
@@ -80,11 +69,7 @@ def test_another_strategy_keeps_its_own_parameters_and_the_account_says_so() -> 
         assert torch.equal(parameter, before[name])
     assert account.left == {"positions.0.table": 128 * 32}
     torch.testing.assert_close(network.blocks[1].mlp[0].weight, theirs.transformer.h[1].mlp.c_fc.weight.T)
-    lines = str(account).splitlines()
-    assert lines[0].startswith("carried over:")
-    assert lines[1].startswith("new:")
-    assert "positions.0." in lines[1]
-    assert lines[2].endswith("(positions.0.table)")
+    assert "(positions.0.table)" in str(account)
 
 
 def test_an_embedding_may_have_rows_to_spare() -> None:
@@ -127,17 +112,12 @@ def test_a_table_of_positions_must_have_its_length() -> None:
     ("config", "changes", "reason"),
     [
         (hf.LlamaConfig, {"head_dim": 16}, "has heads of 16 in a width of 4096 / 32"),
-        (hf.LlamaConfig, {"mlp_bias": True}, "has mlp_bias: True"),
         (
             hf.LlamaConfig,
             {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}},
             "has RoPE of type yarn",
         ),
         (hf.MistralConfig, {"sliding_window": 8}, "has sliding_window: 8"),
-        (hf.Qwen2Config, {"use_sliding_window": True, "sliding_window": 8}, "has sliding_window: 8"),
-        (hf.GPT2Config, {"scale_attn_weights": False}, "has scale_attn_weights: False"),
-        (hf.GPTNeoXConfig, {"attention_bias": False}, "has attention_bias: False"),
-        (hf.GPTNeoXConfig, {"hidden_act": "quick_gelu"}, "has the activation quick_gelu"),
         (hf.OPTConfig, {}, "is a opt, none of llama"),
     ],
 )

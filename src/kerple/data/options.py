@@ -86,8 +86,6 @@ class ShardOptions:
                 raise UserError(f"data.{name}: got {value}, expected {low} or more")
         if len(shares) != 3 or not all(0 <= share <= 1 for share in shares) or abs(sum(shares) - 1) > 1e-6:
             raise UserError(f"data.shares: got {shares}, expected three numbers, for train, validation, test, of sum 1")
-        if not 0 <= largest_loss <= 1:
-            raise UserError(f"data.largest_loss: got {largest_loss}, expected a share of 0 to 1")
         place = directory or default_directory(corpus or "", tokenizer, vocabulary)
         self.place = place.removeprefix("file://")
         self.corpus = None if is_remote(self.place) else corpus  # shards at a URL are already prepared

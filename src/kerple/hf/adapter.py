@@ -13,8 +13,6 @@ from kerple.hf.windows import windowed
 from kerple.model.head import target_losses
 from kerple.positions import Shape
 
-PROBE = 12  # tokens
-
 
 class HuggingFaceNetwork(nn.Module):
     """A `kerple.evaluation.protocols.Network` that wraps a model of transformers.
@@ -130,7 +128,7 @@ class HuggingFaceNetwork(nn.Module):
     def _probe(self) -> None:
         """Check on a few tokens that the model is causal, and whether logits are the head's product alone."""
         generator = torch.Generator().manual_seed(0)
-        tokens = torch.randint(self.embedding.num_embeddings, (1, PROBE), generator=generator)
+        tokens = torch.randint(self.embedding.num_embeddings, (1, 12), generator=generator)
         tokens = tokens.to(self.embedding.weight.device)
         logits = self(tokens).float()  # (1, T, V)
         other = tokens.clone()

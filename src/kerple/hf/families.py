@@ -111,8 +111,6 @@ GPT2 = Family(
     expected={
         "scale_attn_weights": True,
         "scale_attn_by_inverse_layer_idx": False,
-        "reorder_and_upcast_attn": False,
-        "add_cross_attention": False,
     },
     transposed=True,
 )

@@ -161,15 +161,10 @@ def _check_mask(attention_mask: Tensor | None, cached: bool) -> None:
     """Raise a UserError if a mask leaves tokens out on the left, or, of prompts and cached tokens, any."""
     if attention_mask is None or bool(attention_mask.all()):
         return
-    if cached:
+    if cached or bool((attention_mask.diff(dim=-1) > 0).any()):
         raise UserError(
-            "attention_mask: got padding of prompts, which this model cannot leave out of its cache; give prompts of "
-            "one length, or one at a time"
-        )
-    if bool((attention_mask.diff(dim=-1) > 0).any()):
-        raise UserError(
-            "attention_mask: got padding on the left, but this model numbers tokens from the first on; pad on the "
-            "right (tokenizer.padding_side), or give prompts of one length"
+            "attention_mask: got padding on the left or of prompts, which this model cannot leave out; give prompts of "
+            "one length, and pad texts that are scored on the right (tokenizer.padding_side)"
         )
 
 

@@ -31,7 +31,6 @@ class AnswerAccuracy(Metric):
     """
 
     full_state_update = False
-    higher_is_better = True
     right: Tensor
     scored: Tensor
 

@@ -113,12 +113,11 @@ def letters_text(numbers: np.ndarray) -> str:
     return "".join(map(LETTERS.__getitem__, numbers.tolist()))
 
 
-def check_option(task: Task, name: str, number: int, smallest: int, largest: int | None = None) -> None:
+def check_option(task: Task, name: str, number: int, smallest: int, largest: int) -> None:
     """Check that an option of a task is in its range.
 
     Raises:
         UserError: If it is not.
     """
-    if number < smallest or (largest is not None and number > largest):
-        bound = "or more" if largest is None else f"to {largest}"
-        raise UserError(f"{type(task).__name__}: {name}: got {number}, expected {smallest} {bound}")
+    if not smallest <= number <= largest:
+        raise UserError(f"{type(task).__name__}: {name}: got {number}, expected {smallest} to {largest}")

@@ -40,13 +40,12 @@ class Needle(Task):
         digits: Number of digits of each number, 1 or more.
 
     Raises:
-        UserError: If a number is not positive, or there are more keys than pairs of letters.
+        UserError: If keys is not positive, or there are more than pairs of letters.
     """
 
     axes: ClassVar[tuple[str, ...]] = ("length", "tenth of the filler before the needle")
 
     def __init__(self, keys: int = 1, digits: int = 4) -> None:
-        check_option(self, "digits", digits, 1)
         check_option(self, "keys", keys, 1, MOST_KEYS)
         self.keys, self.digits = keys, digits
 
