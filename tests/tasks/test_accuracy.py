@@ -11,15 +11,16 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from pytorch_lightning import Trainer
+from pytorch_lightning import LightningDataModule, Trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
 
 from kerple.model.generation import fill_in
 from kerple.positions import build
 from kerple.tasks import Addition, AssociativeRecall, Copy, ModularSum, Parity, Sort, Task, TaskData
-from kerple.tasks.accuracy import AnswerAccuracy, TaskAccuracy, answer_table, heat_map, result_rows
+from kerple.tasks.accuracy import MOST_TICKS, AnswerAccuracy, TaskAccuracy, answer_table, heat_map, result_rows
 from kerple.tasks.base import Example
+from kerple.tasks.sampling import collate
 from kerple.tasks.vocabulary import CHARACTERS
 from kerple.training.language_model import LanguageModel
 
@@ -106,6 +107,19 @@ def test_counting_by_hand() -> None:
     ]
 
 
+def test_padding_is_never_scored() -> None:
+    data = TaskData(Addition(), 200, train_length=6, test_lengths=[3, 6, 7], test_examples=25)
+    batch = collate([example for group in data.test_problems for example in group])
+    assert not (batch["scored"] & (batch["tokens"][:, 1:] == 0)).any()
+
+
+def test_a_single_example_is_counted_too() -> None:
+    metric = AnswerAccuracy(1)
+    metric.update(torch.ones(1, 2).long(), torch.ones(1, 2).long(), torch.ones(1, 2).bool(), torch.zeros(1).long())
+    table = answer_table([Example("", "", (3,))], metric.compute())
+    assert [row["block_sum"] for row in result_rows("copy", table)] == [[1], [2]]
+
+
 def trained(data: TaskData, directory: Path, steps: int, position: str = "NoPE", **options: Any) -> dict[str, Any]:
     torch.manual_seed(0)
     model = LanguageModel(
@@ -152,11 +166,20 @@ def test_a_trained_model_is_reported_by_length_and_protocol(tmp_path: Path) -> N
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_lengths_beyond_the_last_position_are_skipped(tmp_path: Path) -> None:
-    data = TaskData(Addition(), 10, train_length=2, test_lengths=[1, 2, 8, 9], batch_size=8, test_examples=4)
+@pytest.mark.parametrize(("lengths", "read"), [([1, 2, 8, 9], [1, 2]), ([8, 9], [])])
+def test_lengths_beyond_the_last_position_are_skipped(tmp_path: Path, lengths: list[int], read: list[int]) -> None:
+    data = TaskData(Addition(), 10, train_length=2, test_lengths=lengths, batch_size=8, test_examples=4)
     content = trained(data, tmp_path, 2, position="Learned")
-    assert sorted({row["length"] for row in content["rows"]}) == [1, 2]
+    assert sorted({row["length"] for row in content["rows"]}) == read
     assert content["skipped"] == [8, 9]
+    assert (content["directory"] / "accuracy_map.png").exists() == bool(read)
+
+
+def test_data_that_is_no_task_is_refused() -> None:
+    trainer = Trainer(logger=False, enable_checkpointing=False, accelerator="cpu")
+    trainer.datamodule = LightningDataModule()
+    with pytest.raises(ValueError, match=r"TaskAccuracy: got data \w+, expected a task"):
+        TaskAccuracy().setup(trainer, None, "test")
 
 
 def test_every_pair_of_sizes_has_its_cell_and_what_was_not_tested_is_empty() -> None:
@@ -169,6 +192,8 @@ def test_every_pair_of_sizes_has_its_cell_and_what_was_not_tested_is_empty() -> 
     assert [label.get_text() for label in axes.get_yticklabels()] == ["20", "40", "80"]
     (frame,) = axes.lines
     assert max(frame.get_ydata()) == 1.5  # between lengths 40 and 80
+    many = pd.DataFrame({0: [1.0] * 100}, index=range(1, 101))
+    assert 2 < len(heat_map(many, 10, "").axes[0].get_yticks()) <= MOST_TICKS
 
 
 @pytest.mark.slow
