@@ -71,13 +71,12 @@ class Classes:
         classes: Classes that are offered.
         trusted: Packages whose own classes a file may name too, and URLs that it may read, because the user says so.
         model: Class whose options the section ``model`` of a configuration has.
-        by_name: Made from ``classes``: the package and the name of each class.
     """
 
     classes: Iterable[type]
     trusted: tuple[str, ...] = ()
     model: type = object
-    by_name: dict[tuple[str, str], type] = field(init=False, repr=False)
+    by_name: dict[tuple[str, str], type] = field(init=False, repr=False)  # by package and name, made from `classes`
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "by_name", {(_package(c.__module__), c.__name__): c for c in self.classes})

@@ -27,7 +27,7 @@ PACKED = (".zst", ".gz", ".tgz", ".parquet")
 class Corpus(NamedTuple):
     """A corpus.
 
-    Args:
+    Attributes:
         documents: Yields its documents, and a `Fault` in place of what cannot be read.
         files: Paths of the files that it is read from, for `state`; empty if they are not on this machine.
     """

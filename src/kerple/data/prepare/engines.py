@@ -25,7 +25,7 @@ from kerple.data.tokenizer import encode
 class Encoder(NamedTuple):
     """What turns texts into tokens of the splits.
 
-    Args:
+    Attributes:
         tokenizer: The content of a `tokenizer.json`.
         end_of_text: Id that is appended to every document.
         dtype: Dtype of the tokens, see `Manifest.dtype`.
