@@ -9,9 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 import yaml
 from pytorch_lightning import Callback, LightningModule, Trainer
+
+from kerple.evaluation import results
 
 ROOT = Path(__file__).parents[1]
 # torch is imported once, and the parser built, in a process that has run nothing and forks the others
@@ -120,8 +123,8 @@ class Fit:
         arguments = ["fit", "--config", str(path), "--ckpt_path", "last"]
         return self._command(arguments, self.processes, self.nodes)
 
-    def test(self, processes: int, lengths: list[int]) -> dict[str, Any]:
-        """What `test` of the last checkpoint writes, by so many processes."""
+    def test(self, processes: int, lengths: list[int]) -> pd.DataFrame:
+        """The sums that `test` of the last checkpoint writes, by so many processes."""
         directory = self.folder / f"test-by-{processes}"
         callback = {"class_path": "Extrapolation", "init_args": {"lengths": lengths}}
         trainer = {"accelerator": "cpu", "devices": processes, "callbacks": [callback], "logger": False}
@@ -130,7 +133,7 @@ class Fit:
         last = str(self.run / "checkpoints" / "last.ckpt")
         arguments = ["test", "--config", str(path), "--ckpt_path", last, "--run_dir", str(directory)]
         assert self._command([*arguments, "--trust", "tests"], processes) == 0
-        return json.loads((directory / "extrapolation.json").read_text())
+        return results.read(directory)[0]
 
     def _command(self, arguments: list[str], processes: int, nodes: int = 1) -> int:
         with socket.socket() as free:

@@ -1,11 +1,11 @@
 """What a step and a validation of tasks compute does not depend on how the batch is divided."""
 
-import json
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from pytorch_lightning import Callback, Trainer, seed_everything
@@ -17,6 +17,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.utils.data import DataLoader
 
+from kerple.evaluation import results
 from kerple.model.block import Block
 from kerple.positions import KerpleLog
 from kerple.tasks import Addition, TaskData
@@ -151,21 +152,21 @@ def test_so_it_is_where_the_parameters_are_in_shards(tmp_path: Path) -> None:
         torch.testing.assert_close(found["gradient"][name], expected, rtol=1e-4, atol=1e-7, msg=name)
 
 
-def scores_of(folder: Path, processes: int) -> list[dict[str, Any]]:
-    """Rows of the test of an untrained model."""
+def scores_of(folder: Path, processes: int) -> pd.DataFrame:
+    """Sums of the test of an untrained model."""
     trainer = Trainer(
         accelerator="cpu", devices=processes, strategy="ddp_fork" if processes > 1 else "auto", logger=False,
         callbacks=[TaskAccuracy()], enable_progress_bar=False, default_root_dir=folder,
     )  # fmt: skip
     source = TaskData(Addition(), LENGTH, 3, eval_batch_size=3, test_examples=7, seed=3)
     trainer.test(model(), source, verbose=False)
-    return json.loads((folder / "accuracy.json").read_text())["rows"]
+    return results.read(folder)[0]
 
 
 def test_a_test_by_two_processes_counts_what_one_counts(tmp_path: Path) -> None:
     one, two = (scores_of(tmp_path / str(processes), processes) for processes in (1, 2))
-    assert one == two
-    assert 0 < sum(row["sum"] for row in one) < sum(row["count"] for row in one)  # or agreement would say nothing
+    pd.testing.assert_frame_equal(one, two)
+    assert 0 < one["sum"].sum() < one["count"].sum()  # or agreement would say nothing
 
 
 def test_validation_is_the_mean_over_its_targets_whatever_the_fillers(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ import torch
 
 from benchmarks.gpu import pieces
 from benchmarks.measure import record
+from kerple.evaluation import results
 
 ROOT = Path(__file__).parents[2]
 STRATEGIES = ("KerpleLog", "ALiBi", "RoPE", "T5", "NoPE")
@@ -75,8 +76,8 @@ def trained(steps: int, name: str, toy: bool) -> dict[str, Any]:
     shutil.rmtree(folder / "test", ignore_errors=True)  # of a test that was cut off; another would go beside it
     _command("test", f"--ckpt_path={folder / 'checkpoints' / 'last.ckpt'}", f"--run_dir={folder / 'test'}")
     cost = json.loads((folder / "cost.json").read_text())
-    rows = json.loads((folder / "test" / "extrapolation.json").read_text())["rows"]
-    perplexity = {row["length"]: row["ppl"] for row in rows if row["protocol"] == "full"}
+    cells = results.totals(results.read(folder / "test")[0]).query("metric == 'ppl' and protocol == 'full'")
+    perplexity = dict(zip(cells["length"].tolist(), cells["value"].tolist(), strict=True))
     return {"tokens per second": cost["tokens_per_second"], "perplexity": perplexity}
 
 

@@ -5,6 +5,7 @@ import math
 from itertools import accumulate
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 import yaml
@@ -14,6 +15,7 @@ from kerple.analyses.long_perplexity import LongPerplexity, byte_spans, carry_ov
 from kerple.cli.main import main
 from kerple.data import TokenShards
 from kerple.data.tokenizer import load_tokenizer, train_tokenizer
+from kerple.evaluation import results
 from kerple.hf.adapter import HuggingFaceNetwork
 from tests.hf.tiny import saved
 
@@ -42,9 +44,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(model: str, *flags: str) -> dict:
+def run(model: str, *flags: str) -> pd.DataFrame:
     main(["test", "--hf", model, "--config", "long.yaml", "--run_dir", f"runs/{model}/test", *flags])
-    return json.loads(Path(f"runs/{model}/test/longppl.json").read_text())
+    return results.totals(results.read(Path(f"runs/{model}/test"))[0])
 
 
 def test_models_are_scored_on_the_same_key_tokens(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,9 +59,9 @@ def test_models_are_scored_on_the_same_key_tokens(place: Path, monkeypatch: pyte
     second = run("model", "--data.directory", "shards", "--data.corpus", "null")
     assert path.stat().st_mtime_ns == before  # the choice is read, not made again
     count = sum(map(len, keys))
-    for content in (first, second):
-        assert [(row["length"], row["targets"]) for row in content["rows"]] == [(16, count), (48, count)]
-        assert content["rows"][0]["ppl"] != content["rows"][1]["ppl"]
+    for cells in (first, second):
+        assert (cells["length"].tolist(), cells["count"].tolist()) == ([16, 48], [count, count])
+        assert cells["value"][0] != cells["value"][1]
 
     import transformers as hf
 
@@ -73,7 +75,7 @@ def test_models_are_scored_on_the_same_key_tokens(place: Path, monkeypatch: pyte
                 start = t // 16 * 16
                 logits = model(tokens[None, start : t + 1]).logits[0, -1].double()
             total -= float(logits.log_softmax(-1)[tokens[t + 1]])
-    assert second["rows"][0]["ppl"] == pytest.approx(math.exp(total / count), rel=1e-6)
+    assert second["value"][0] == pytest.approx(math.exp(total / count), rel=1e-6)
 
 
 def test_another_tokenizer_is_told_through_the_bytes(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """The callback `Needle`: the heat map of a stand-in model that remembers a known part of what it reads."""
 
 import csv
-import json
 import re
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from pytorch_lightning import LightningModule, Trainer
 
 from kerple.analyses.needle import ANSWER, Needle, continuation, draw, prompt, recall
 from kerple.data import TokenShards
+from kerple.evaluation import results
 from kerple.model import Transformer
 from kerple.positions import Shape
 
@@ -55,8 +55,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> TokenShards:
     return made
 
 
-def run(data: TokenShards, folder: Path, memory: int, **options) -> tuple[list[dict], dict, list[str]]:
-    """Rows of the table, what the file of accuracies holds, and the problems that were read."""
+def run(data: TokenShards, folder: Path, memory: int, **options) -> tuple[list[dict], list[str]]:
+    """Rows of the table, and the problems that were read."""
     callback = Needle(lengths=[500, 700, 900], depths=[0.0, 0.5, 1.0], problems=2, **options)
     trainer = Trainer(
         accelerator="cpu",
@@ -70,13 +70,15 @@ def run(data: TokenShards, folder: Path, memory: int, **options) -> tuple[list[d
     reader = Reader(data, memory)
     trainer.test(Module(reader), datamodule=data, verbose=False)
     with (folder / f"{callback.kind}.csv").open() as file:
-        return list(csv.DictReader(file)), json.loads((folder / f"{callback.kind}.json").read_text()), reader.read
+        return list(csv.DictReader(file)), reader.read
 
 
 @pytest.mark.parametrize("kind", ["niah_single_1", "niah_single_2", "niah_multikey_1"])
 def test_found_is_what_lies_within_memory(data: TokenShards, tmp_path: Path, kind: str) -> None:
-    rows, content, problems = run(data, tmp_path, memory=420, kind=kind)
+    rows, problems = run(data, tmp_path, memory=420, kind=kind)
     noise = kind == "niah_single_1"
+    table, about = results.read(tmp_path)
+    content = about["evaluations"][kind]
     assert content["haystack"] == ("noise" if noise else "corpus")
     assert all(("The grass is green" in text, "quick brown fox" in text) == (noise, not noise) for text in problems)
     assert len(set(problems)) == len(problems) == 2 * 3 * 2  # lengths, depths, problems
@@ -85,15 +87,16 @@ def test_found_is_what_lies_within_memory(data: TokenShards, tmp_path: Path, kin
     found = {(int(row["length"]), float(row["depth"])): float(row["found"]) for row in rows}
     assert found[500, 1.0] == found[700, 1.0] == 2
     assert found[700, 0.0] == 0
-    accuracies = {row["length"]: (row["metric"], row["count"], row["value"]) for row in content["rows"]}
+    cells = results.totals(table).set_index("length")
     assert [(skipped["length"], skipped["reason"]) for skipped in content["skipped"]] == [
         (900, "the strategy has only 800 positions")
     ]
-    assert accuracies[700] == ("accuracy", 6, sum(n for (length, _), n in found.items() if length == 700) / 6)
+    right = sum(n for (length, _), n in found.items() if length == 700)
+    assert cells.loc[700, ["metric", "count", "value"]].tolist() == ["accuracy", 6, right / 6]
 
 
 def test_many_values_are_all_sought(data: TokenShards, tmp_path: Path) -> None:
-    rows, _, _ = run(data, tmp_path, memory=2000, kind="niah_multivalue")
+    rows, _ = run(data, tmp_path, memory=2000, kind="niah_multivalue")
     assert {float(row["found"]) for row in rows} == {2.0}
 
 

@@ -13,6 +13,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from kerple.cli.main import main
 from kerple.data import TokenShards
+from kerple.evaluation import results
 from tests.hf.test_adapter import plain_loop
 from tests.hf.tiny import LENGTH, saved, tiny
 
@@ -75,10 +76,10 @@ def here(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_every_protocol_and_analysis_of_a_folder(here: Path) -> None:
     run(here, here / "llama")
-    results = here / "logs" / "pretrained" / "llama" / "test"
-    rows = json.loads((results / "extrapolation.json").read_text())["rows"]
-    assert {row["protocol"] for row in rows} == {"full", "windowed", "sliding", "last", "per_position"}
-    config = yaml.safe_load((results.parent / "config.yaml").read_text())
+    folder = here / "logs" / "pretrained" / "llama" / "test"
+    table, _ = results.read(folder)
+    assert set(table["protocol"]) == {"full", "windowed8", "sliding8", "last8", "per_position"}
+    config = yaml.safe_load((folder.parent / "config.yaml").read_text())
     assert config["model"]["path"] == str(here / "llama")
     assert config["data"]["init_args"]["length"] == LENGTH
     assert config["data"]["init_args"]["tokenizer"] == f"hf:{here / 'llama'}"
@@ -89,16 +90,16 @@ def test_every_protocol_and_analysis_of_a_folder(here: Path) -> None:
     tokens = torch.from_numpy(stream.read(0, 2 * 64 + 1).astype("int64"))
     model = hf.AutoModelForCausalLM.from_pretrained(here / "llama").eval()
     with torch.inference_mode():
-        for row in (row for row in rows if row["protocol"] == "full" and row["length"] == 32):
-            for block in range(2):
-                text = tokens[64 * block : 64 * block + 65][None]
-                expected = plain_loop(model, text, _Full, 32)
-                assert row["block_nll"][block] == pytest.approx(expected, rel=1e-6)
-    with (results / "shift.csv").open() as file:
+        sums = table.query("metric == 'ppl' and protocol == 'full' and length == 32")["sum"]
+        for block, nats in enumerate(sums):
+            text = tokens[64 * block : 64 * block + 65][None]
+            assert nats == pytest.approx(plain_loop(model, text, _Full, 32), rel=1e-6)
+        assert len(sums) == 2
+    with (folder / "shift.csv").open() as file:
         shifts = [float(row["ppl"]) for row in csv.DictReader(file)]
     assert shifts[1] == pytest.approx(shifts[0], rel=1e-4)
-    assert (results / "receptive_window.csv").exists()
-    assert (results / "position_wise.csv").exists()
+    assert (folder / "receptive_window.csv").exists()
+    assert (folder / "position_wise.csv").exists()
 
 
 class _Full:
@@ -107,10 +108,10 @@ class _Full:
 
 def test_scaling_is_a_flag(here: Path) -> None:
     run(here, here / "llama", "--model.scaling", "yarn", "--model.factor", "2", *PERPLEXITY_ALONE)
-    content = json.loads((here / "logs/pretrained/llama-yarn2.0/test/extrapolation.json").read_text())
-    assert content["strategy"] == "YaRN"
-    plain = json.loads((here / "logs/pretrained/llama/test/extrapolation.json").read_text())
-    assert content["rows"][0]["nll_sum"] != plain["rows"][0]["nll_sum"]
+    table, about = results.read(here / "logs/pretrained/llama-yarn2.0/test")
+    assert about["evaluations"]["extrapolation"]["strategy"] == "YaRN"
+    plain, _ = results.read(here / "logs/pretrained/llama/test")
+    assert table["sum"][0] != plain["sum"][0]
 
 
 def refused(capsys: pytest.CaptureFixture[str], place: Path, model: Path | str, *flags: str) -> str:
@@ -193,7 +194,7 @@ def test_a_tokenizer_of_another_model(here: Path, capsys: pytest.CaptureFixture[
 def test_a_length_beyond_learned_positions(here: Path) -> None:
     saved(here / "gpt2", "gpt2", n_positions=40)
     run(here, here / "gpt2", "--data.directory", "shards-gpt2", *PERPLEXITY_ALONE)
-    skipped = json.loads((here / "logs/pretrained/gpt2/test/extrapolation.json").read_text())["skipped"]
+    skipped = results.read(here / "logs/pretrained/gpt2/test")[1]["evaluations"]["extrapolation"]["skipped"]
     assert {row["length"] for row in skipped} == {64}
     assert "only 40 positions" in skipped[0]["reason"]
 
@@ -307,7 +308,7 @@ def test_models_whose_names_have_points_have_folders_of_their_own(here: Path) ->
     for name in ("llama-1.4b", "llama-1.5b"):
         broken(here, name)
         run(here, here / name, *PERPLEXITY_ALONE, "--data.directory", f"{name}-shards")
-        assert (here / "logs/pretrained" / name / "test/extrapolation.json").exists()
+        assert (here / "logs/pretrained" / name / "test/results.csv.gz").exists()
     run(here, here / "llama", *PERPLEXITY_ALONE, "--run_dir", "beside")
     assert not (here / "config.yaml").exists()
     assert (here / "beside/config.yaml").exists()

@@ -1,6 +1,5 @@
 """The extrapolation test on real token shards: whole stream, and inside documents only."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +7,7 @@ import pytest
 from pytorch_lightning import Trainer
 
 from kerple.data import TokenShards
+from kerple.evaluation import results
 from kerple.evaluation.extrapolation import Extrapolation
 from kerple.positions import NoPE
 from kerple.training.language_model import LanguageModel
@@ -20,7 +20,7 @@ def test_extrapolation_scores_what_the_shards_hold(prepared: Path, tmp_path: Pat
     callback = Extrapolation([8, 32], documents=inside)
     options = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
     Trainer(callbacks=[callback], accelerator="cpu", default_root_dir=tmp_path, **options).test(model, data)
-    result = json.loads((tmp_path / "extrapolation.json").read_text())
+    table, _ = results.read(tmp_path)
 
     stream, begins = data.stream("test"), data.documents("test")
     tokens = stream.read(0, len(stream))
@@ -28,12 +28,13 @@ def test_extrapolation_scores_what_the_shards_hold(prepared: Path, tmp_path: Pat
     # oracle of the documents: a new one begins behind each end-of-text token
     assert begins.tolist() == [0, *(np.flatnonzero(tokens[:-1] == end_of_text) + 1)]
     sizes = np.diff([*begins, len(stream)])
-    blocks = sum((size - 1) // 32 for size in sizes) if inside else (len(stream) - 1) // 32
-    assert blocks > 0
-    for row in result["rows"]:
-        assert row["targets"] == blocks * 32
-        assert row["block_targets"] == [32] * blocks
+    # a row holds a block, or all blocks of a document
+    targets = [(size - 1) // 32 * 32 for size in sizes if size > 32] if inside else [32] * ((len(stream) - 1) // 32)
+    assert targets
+    for _, cell in table[table["metric"] == "ppl"].groupby(["protocol", "length"]):
+        assert cell["count"].tolist() == targets
     if not inside:  # oracle of the bytes: the text, whole again where the last target is no part of a character
-        scored = tokens[1 : blocks * 32 + 1]
+        scored = tokens[1 : sum(targets) + 1]
         text = data.decode([int(token) for token in scored if token != end_of_text])
-        assert abs(result["rows"][0]["bytes"] - len(text.encode())) <= 2 * 3  # U+FFFD for a part of one at either end
+        scored_bytes = table[table["metric"] == "bits_per_byte"]["count"].iloc[0]
+        assert abs(scored_bytes - len(text.encode())) <= 2 * 3  # U+FFFD for a part of one at either end

@@ -1,9 +1,9 @@
 """Exact match and token accuracy: counted by hand, of networks that know the answers, and of trained ones."""
 
-import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from pytorch_lightning import LightningDataModule, Trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
 
+from kerple.evaluation import results
+from kerple.evaluation.results import Row
 from kerple.model.generation import fill_in
 from kerple.positions import build
 from kerple.tasks import Addition, AssociativeRecall, Copy, ModularSum, Parity, Sort, Task, TaskData
@@ -97,14 +99,21 @@ def test_counting_by_hand() -> None:
     counts = count.compute()
     assert counts.tolist() == [[2, 1, 2, 0], [3, 1, 2, 0]]
     examples = [Example("", "", sizes) for sizes in [(5,), (5,), (7,), (8,)]]  # that of length 8 was not read
-    exact = {"metric": "exact_match", "protocol": "copy"}
-    tokens = {"metric": "token_accuracy", "protocol": "copy"}
-    assert result_rows("copy", answer_table(examples, counts)) == [
-        exact | {"length": 5, "value": 0.5, "sum": 1, "count": 2, "block_sum": [0, 1], "block_count": [1, 1]},
-        tokens | {"length": 5, "value": 0.75, "sum": 3, "count": 4, "block_sum": [2, 1], "block_count": [3, 1]},
-        exact | {"length": 7, "value": 1.0, "sum": 1, "count": 1, "block_sum": [1], "block_count": [1]},
-        tokens | {"length": 7, "value": 1.0, "sum": 2, "count": 2, "block_sum": [2], "block_count": [2]},
+    exact, tokens = (partial(Row, metric, "copy") for metric in ("exact_match", "token_accuracy"))
+    rows = result_rows("copy", answer_table(examples, counts))
+    assert rows == [
+        exact(5, None, 0, 0, 1),
+        tokens(5, None, 0, 2, 3),
+        exact(5, None, 1, 1, 1),
+        tokens(5, None, 1, 1, 1),
+        exact(7, None, 0, 1, 1),
+        tokens(7, None, 0, 2, 2),
     ]
+    cells = results.totals(pd.DataFrame(rows))
+    values = zip(cells["metric"], cells["length"], cells["value"], strict=True)
+    assert sorted(values) == [
+        ("exact_match", 5, 0.5), ("exact_match", 7, 1.0), ("token_accuracy", 5, 0.75), ("token_accuracy", 7, 1.0),
+    ]  # fmt: skip
 
 
 def test_padding_is_never_scored() -> None:
@@ -117,10 +126,13 @@ def test_a_single_example_is_counted_too() -> None:
     metric = AnswerAccuracy(1)
     metric.update(torch.ones(1, 2).long(), torch.ones(1, 2).long(), torch.ones(1, 2).bool(), torch.zeros(1).long())
     table = answer_table([Example("", "", (3,))], metric.compute())
-    assert [row["block_sum"] for row in result_rows("copy", table)] == [[1], [2]]
+    assert [row.sum for row in result_rows("copy", table)] == [1, 2]
 
 
-def trained(data: TaskData, directory: Path, steps: int, position: str = "NoPE", **options: Any) -> dict[str, Any]:
+def trained(
+    data: TaskData, directory: Path, steps: int, position: str = "NoPE", **options: Any
+) -> tuple[pd.DataFrame, dict[str, Any], Path]:
+    """The sums and the description of a test after a fit, and its folder."""
     torch.manual_seed(0)
     model = LanguageModel(
         lambda s: build(position, dim=s.dim, heads=s.heads, length=s.length),
@@ -133,35 +145,34 @@ def trained(data: TaskData, directory: Path, steps: int, position: str = "NoPE",
     )  # fmt: skip
     trainer.fit(model, data)
     trainer.test(model, data, verbose=False)
-    content = json.loads((Path(trainer.log_dir) / "accuracy.json").read_text())
-    return content | {"directory": Path(trainer.log_dir)}
-
-
-def by_length(content: dict[str, Any], metric: str, key: str = "rows") -> dict[int, dict[str, Any]]:
-    assert {row["protocol"] for row in content[key]} == {content["task"]}
-    return {row["length"]: row for row in content[key] if row["metric"] == metric}
+    table, about = results.read(Path(trainer.log_dir))
+    return table, about["evaluations"]["accuracy"], Path(trainer.log_dir)
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_trained_model_is_reported_by_length_and_protocol(tmp_path: Path) -> None:
     data = TaskData(Copy(repeated=True), 10, train_length=4, batch_size=32, test_examples=40, seed=0)
-    content = trained(data, tmp_path, 80, generate=True)
-    forced, generated = (by_length(content, "exact_match", key) for key in ("rows", "generated"))
-    assert list(forced) == list(generated) == [n for n in range(1, 9) if n not in content["skipped"]]
-    for n, row in forced.items():
-        assert row["block_sum"] == generated[n]["block_sum"]  # example by example
-        assert row["count"] == len(row["block_sum"]) == len(data.test_problems[n - 1])
-    every = [hit for row in forced.values() for hit in row["block_sum"]]
-    assert 0 < sum(every) < len(every)  # or agreement would say nothing
-    for n, row in by_length(content, "token_accuracy", "generated").items():
-        assert row["count"] == sum(row["block_count"]) == (n + 1) * forced[n]["count"]
-        assert row["value"] >= forced[n]["value"]
-    assert (content["task"], content["strategy"], content["train_length"]) == ("repeated copy", "NoPE", 4)
+    table, about, folder = trained(data, tmp_path, 80, generate=True)
+    assert about["protocols"] == ["repeated copy", "repeated copy generated"]
+    assert (about["strategy"], about["training_length"]) == ("NoPE", 4)
+    exact = table[table["metric"] == "exact_match"].set_index(["length", "block"])
+    forced, generated = (exact[exact["protocol"] == protocol]["sum"] for protocol in about["protocols"])
+    pd.testing.assert_series_equal(forced, generated)  # example by example
+    skipped = [cell["length"] for cell in about["skipped"]]
+    assert list(forced.index) == [
+        (n, i) for n in range(1, 9) if n not in skipped for i in range(len(data.test_problems[n - 1]))
+    ]
+    assert 0 < forced.sum() < len(forced)  # or agreement would say nothing
+    of_metric = dict(iter(results.totals(table).set_index("length").groupby(["metric", "protocol"])))
+    forced_cells = of_metric["exact_match", "repeated copy"]
+    tokens = of_metric["token_accuracy", "repeated copy generated"]
+    assert tokens["count"].tolist() == ((forced_cells.index + 1) * forced_cells["count"]).tolist()
+    assert (tokens["value"] >= forced_cells["value"]).all()
 
-    events = EventAccumulator(str(content["directory"]), {"images": 0, "scalars": 0}).Reload()
+    events = EventAccumulator(str(folder), {"images": 0, "scalars": 0}).Reload()
     assert "analyses/accuracy" in events.Tags()["images"]
     logged = events.Scalars("test/exact_match/teacher_forced/5")[0].value
-    assert logged == pytest.approx(forced[5]["value"])
+    assert logged == pytest.approx(forced_cells["value"][5])
     assert {"val/exact_match", "val/token_accuracy"} <= set(events.Tags()["scalars"])
 
 
@@ -169,10 +180,10 @@ def test_a_trained_model_is_reported_by_length_and_protocol(tmp_path: Path) -> N
 @pytest.mark.parametrize(("lengths", "read"), [([1, 2, 8, 9], [1, 2]), ([8, 9], [])])
 def test_lengths_beyond_the_last_position_are_skipped(tmp_path: Path, lengths: list[int], read: list[int]) -> None:
     data = TaskData(Addition(), 10, train_length=2, test_lengths=lengths, batch_size=8, test_examples=4)
-    content = trained(data, tmp_path, 2, position="Learned")
-    assert sorted({row["length"] for row in content["rows"]}) == read
-    assert content["skipped"] == [8, 9]
-    assert (content["directory"] / "accuracy_map.png").exists() == bool(read)
+    table, about, folder = trained(data, tmp_path, 2, position="Learned")
+    assert sorted(set(table["length"])) == read
+    assert [cell["length"] for cell in about["skipped"]] == [8, 9]
+    assert (folder / "accuracy_map.png").exists() == bool(read)
 
 
 def test_data_that_is_no_task_is_refused() -> None:
@@ -207,10 +218,10 @@ def test_the_command_line_reports_the_same_on_two_devices(tmp_path: Path) -> Non
 
     configs = (f"--config={ROOT}/configs/tasks/base.yaml", f"--config={ROOT}/configs/tasks/addition.yaml")
     run("fit", *configs, f"--run_dir={tmp_path}/run", "--trainer.max_steps=2", "--trainer.devices=2")
-    contents = []
+    tables = []
     for devices in (1, 2):
         folder = tmp_path / str(devices)
         test = (f"--ckpt_path={tmp_path}/run/checkpoints/last.ckpt", f"--run_dir={folder}", "--data.eval_batch_size=64")
         run("test", *test, f"--trainer.devices={devices}")
-        contents.append(json.loads((folder / "accuracy.json").read_text()))
-    assert contents[0]["rows"] == contents[1]["rows"]
+        tables.append(results.read(folder)[0])
+    pd.testing.assert_frame_equal(*tables)

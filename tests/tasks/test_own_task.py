@@ -60,7 +60,7 @@ def test_the_commands_of_the_page_run(my_task: ModuleType, capsys: pytest.Captur
     assert "set it to 14 or more" in capsys.readouterr().err
     main([*fit, *quick])  # into the folder that the page names, though the first attempt had chosen it too
     main(test)
-    found = list(Path("logs/tasks/Coupled/seed-1235").glob("**/accuracy.json"))
+    found = list(Path("logs/tasks/Coupled/seed-1235").glob("**/results.csv.gz"))
     assert len(found) == 1
     capsys.readouterr()
     main([*predict, "--tokens", "5", "--device", "cpu"])

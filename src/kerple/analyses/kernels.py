@@ -6,10 +6,11 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
 from kerple.base.errors import UserError
-from kerple.evaluation.analysis import publish, skip
+from kerple.evaluation.analysis import publish
 from kerple.evaluation.figures import finish
 from kerple.evaluation.typed import network_of, strategy_name
 from kerple.positions import Position
@@ -83,7 +84,7 @@ class Kernels(Callback):
         length = self.length or 32 * trained
         tables = list(_tables(pl_module, length))
         if not tables:
-            skip(trainer, self.name, f"Kernels: skipped: {strategy_name(pl_module)} has no bias by distance")
+            rank_zero_warn(f"Kernels: skipped: {strategy_name(pl_module)} has no bias by distance")
             return
         spaced = torch.logspace(0, torch.log10(torch.tensor(float(length - 1))), 200).round().long()
         distances = sorted({0, *spaced.clamp(max=length - 1).tolist()})

@@ -1,7 +1,6 @@
 """`Analysis`: the base of callbacks that analyse a trained model in `test`, and functions to write their results."""
 
 import csv
-import json
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -69,12 +68,12 @@ class Analysis(Callback):
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if reason := self.skip_reason(pl_module):
-            skip(trainer, self.name, f"{type(self).__name__}: skipped: {reason}")
+            rank_zero_warn(f"{type(self).__name__}: skipped: {reason}")
         else:
             self.analyse(trainer, pl_module)
 
     def skip_reason(self, pl_module: LightningModule) -> str | None:
-        """Why this analysis cannot be made of this model, or None. The reason is written in place of the results."""
+        """Why this analysis cannot be made of this model, or None. A warning gives the reason."""
         length, limit = self.targets(pl_module), max_positions(network_of(pl_module))
         if limit is not None and length > limit:
             return f"{strategy_name(pl_module)} has only {limit} positions, the segments have {length} tokens"
@@ -153,11 +152,3 @@ def publish(trainer: Trainer, name: str, figure: Figure | None, rows: Sequence[d
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 logger.experiment.add_figure(f"analyses/{name}", figure, global_step=trainer.global_step, close=False)
-
-
-def skip(trainer: Trainer, name: str, reason: str) -> None:
-    """Warn that an analysis is not made, and write the reason to ``<name>.json``. Call it on every rank."""
-    rank_zero_warn(reason)
-    directory = log_directory(trainer)
-    if trainer.is_global_zero:
-        (directory / f"{name}.json").write_text(json.dumps({"skipped": reason}) + "\n", encoding="utf-8")

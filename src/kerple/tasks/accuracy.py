@@ -1,7 +1,6 @@
 """`TaskAccuracy`: exact match and token accuracy of a task at each problem length, its table and its figures."""
 
-import json
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,9 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from kerple.base.errors import UserError
+from kerple.evaluation import results
 from kerple.evaluation.analysis import publish
+from kerple.evaluation.results import COLUMNS, Row
 from kerple.evaluation.typed import data_of, log_directory, max_positions, network_of, refuse_shards, strategy_name
 from kerple.model.generation import fill_in
 from kerple.tasks.base import Example
@@ -67,7 +68,8 @@ def answer_table(examples: list[Example], counts: Tensor) -> pd.DataFrame:
 
     Returns:
         A row an example, with the columns ``length``, the last two of its sizes as ``row`` and ``column``, numbers of
-        ``right`` and of ``scored`` tokens, and ``exact``, which is 1 if all are right and else 0.
+        ``right`` and of ``scored`` tokens, ``exact``, which is 1 if all are right and else 0, and ``block``, its number
+        among the examples of its length.
     """
     table = pd.DataFrame(
         {
@@ -79,25 +81,21 @@ def answer_table(examples: list[Example], counts: Tensor) -> pd.DataFrame:
         }
     )
     table["exact"] = (table["right"] == table["scored"]).astype(int)
+    table["block"] = table.groupby("length").cumcount()
     return table[table["scored"] > 0]
 
 
-def result_rows(protocol: str, table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Rows of results, one for each metric and length.
+def result_rows(protocol: str, table: pd.DataFrame) -> list[Row]:
+    """Rows of results: exact match and token accuracy of each example.
 
     Args:
         protocol: Name of the protocol in the rows.
         table: What `answer_table` returns.
     """
-    rows = []
-    for length, group in table.groupby("length"):
-        for metric, sums, counts in (
-            ("exact_match", group["exact"], group["exact"] * 0 + 1),
-            ("token_accuracy", group["right"], group["scored"]),
-        ):
-            total, count = int(sums.sum()), int(counts.sum())
-            row = {"metric": metric, "protocol": protocol, "length": length, "value": total / count}
-            rows.append(row | {"sum": total, "count": count, "block_sum": list(sums), "block_count": list(counts)})
+    rows, columns = [], ["length", "block", "exact", "right", "scored"]
+    for length, block, exact, right, scored in table[columns].to_numpy().tolist():
+        rows.append(Row("exact_match", protocol, length, None, block, exact, 1))
+        rows.append(Row("token_accuracy", protocol, length, None, block, right, scored))
     return rows
 
 
@@ -109,10 +107,10 @@ class TaskAccuracy(Callback):
     a strategy whose logits depend on later tokens, such as RoPE with dynamic NTK, they differ: use ``generate``.)
     ``generated`` lets the model write the answer greedily, through the cache.
 
-    Writes ``accuracy.json`` into the run's log directory. Its ``rows`` have metric, protocol (the task's name, so that
-    each task is a column of a report), length, value, sum, count and the parts of both for each example; ``generated``
-    has such rows for what the model wrote itself. Prints a table, and writes a figure against length, and a heat map if
-    the task has two sizes, also to TensorBoard. During `fit` it logs ``val/exact_match`` and ``val/token_accuracy``.
+    Adds both for each example to the results of the test (`kerple.evaluation.results`). The protocol of these rows is
+    the task's name, so that each task is a column of a report, and ``<task> generated`` for what the model wrote
+    itself. Prints a table, and writes a figure against length, and a heat map if the task has two sizes, also to
+    TensorBoard. During `fit` it logs ``val/exact_match`` and ``val/token_accuracy``.
 
     Args:
         generate: Whether to measure ``generated`` too.
@@ -183,20 +181,22 @@ class TaskAccuracy(Callback):
         task, strategy, training = data.task, strategy_name(pl_module), data.train_length
         title, directory = f"{task.name}, {strategy}", log_directory(trainer)
         tables = {name: answer_table(self.examples, count.compute()) for name, count in self.counts.items()}
-        rows = {name: result_rows(task.name, table) for name, table in tables.items()}
+        labels = {TEACHER_FORCED: task.name, GENERATED: f"{task.name} generated"}
+        rows = {name: result_rows(labels[name], table) for name, table in tables.items()}
         for name, of_protocol in rows.items():
-            values = {f"test/{row['metric']}/{name}/{row['length']}": row["value"] for row in of_protocol}
+            cells = results.totals(pd.DataFrame(of_protocol, columns=COLUMNS))
+            names = "test/" + cells["metric"] + f"/{name}/" + cells["length"].astype(str)
             for logger in trainer.loggers:
-                logger.log_metrics(values, trainer.global_step)
+                logger.log_metrics(dict(zip(names, cells["value"], strict=True)), trainer.global_step)
         answers = tables[TEACHER_FORCED]
-        skipped = sorted(set(data.test_lengths) - set(answers["length"]))
+        untested = sorted(set(data.test_lengths) - set(answers["length"]))
         if trainer.is_global_zero:
-            about = {"task": task.name, "strategy": strategy, "train_length": training, "skipped": skipped}
-            about["precision"] = str(trainer.precision)
-            content = about | {"rows": rows[TEACHER_FORCED], "generated": rows.get(GENERATED, [])}
-            (directory / "accuracy.json").write_text(json.dumps(content) + "\n", encoding="utf-8")
-            if skipped:
-                print(f"not tested, no problems held out or beyond the strategy's last position: {skipped}")
+            reason = "no problems held out or beyond the strategy's last position"
+            skipped = [{"protocol": task.name, "length": length, "reason": reason} for length in untested]
+            about = {"strategy": strategy, "training_length": training, "precision": str(trainer.precision)}
+            results.write(directory, "accuracy", chain.from_iterable(rows.values()), about | {"skipped": skipped})
+            if untested:
+                print(f"not tested, {reason}: {untested}")
         if not len(answers):
             return
         curves = pd.DataFrame({name: 100 * table.groupby("length")["exact"].mean() for name, table in tables.items()})
