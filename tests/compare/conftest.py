@@ -1,6 +1,12 @@
-"""A comparison of stand-in runs, which the command starts as it starts real ones."""
+"""A comparison of stand-in runs, which the command starts as it starts real ones, but by a fork, to save time."""
 
+import json
+import multiprocessing
+import os
+import threading
+import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +14,38 @@ import pytest
 import yaml
 
 from kerple.cli import compare
+from kerple.compare import engines
 from kerple.compare import job as jobs
 from kerple.compare.comparison import Job
+from kerple.compare.job import Task
 from tests.compare import fake_run
+
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(["tests.compare.fake_run", "kerple.compare.job"])
+
+
+class Fork:
+    """A stand-in run in a fork of a process that has imported what it needs; what is used of `subprocess.Popen`."""
+
+    def __init__(self, task: Task, threads: int) -> None:
+        log = task.job.beside(".log")
+        log.parent.mkdir(parents=True, exist_ok=True)
+        arguments = (json.dumps(asdict(task), default=str), str(log), dict(os.environ))
+        self._process = SERVER.Process(target=fake_run.forked, args=arguments)
+        self._process.start()
+        self._lock = threading.Lock()
+        self.terminate = self._process.terminate
+
+    def poll(self) -> int | None:
+        with self._lock:
+            return self._process.exitcode
+
+    def wait(self, timeout: float = 600) -> int:
+        end = time.monotonic() + timeout
+        while (status := self.poll()) is None:
+            assert time.monotonic() < end
+            time.sleep(0.005)
+        return status
 
 
 def resolve(job: Job) -> dict[str, Any]:
@@ -19,9 +54,17 @@ def resolve(job: Job) -> dict[str, Any]:
     return {"flags": settings, "data": {"class_path": "none"}}
 
 
-def stand_in(patch: Callable[[object, str, object], None] = setattr) -> None:
-    """Make `compare` start stand-in runs in this process; a test gives ``monkeypatch.setattr``."""
-    patch(jobs, "PROGRAM", fake_run.PROGRAM)
+def stand_in(patch: Callable[[object, str, object], None] = setattr, processes: bool = False) -> None:
+    """Make `compare` start stand-in runs; a test gives ``monkeypatch.setattr``.
+
+    Args:
+        patch: Sets an attribute.
+        processes: Whether each is a process of its own from the beginning, as a real run.
+    """
+    if processes:
+        patch(jobs, "PROGRAM", fake_run.PROGRAM)
+    else:
+        patch(engines, "start", Fork)
     patch(compare, "resolve", resolve)
     patch(compare, "check_test", lambda job, config: None)
     patch(compare, "fingerprint", lambda data: "a checksum")
@@ -32,17 +75,22 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undrawn: None) -> Pa
     """A comparison of 2 strategies × 2 seeds."""
     stand_in(monkeypatch.setattr)
     monkeypatch.setenv("FAKE_STEP", "0.001")
-    (tmp_path / "base.yaml").write_text("{}")
+    return written(tmp_path)
+
+
+def written(folder: Path) -> Path:
+    """The file of a comparison of 2 strategies × 2 seeds in this folder."""
+    (folder / "base.yaml").write_text("{}")
     settings = {
         "name": "small",
-        "base": [str(tmp_path / "base.yaml")],
+        "base": [str(folder / "base.yaml")],
         "strategies": {"KerpleLog": {}, "ALiBi": None},
         "seeds": [1, 2],
         "baseline": "KerpleLog",
-        "runs": str(tmp_path / "runs"),
-        "output": str(tmp_path / "report"),
+        "runs": str(folder / "runs"),
+        "output": str(folder / "report"),
     }
-    path = tmp_path / "compare.yaml"
+    path = folder / "compare.yaml"
     path.write_text(yaml.safe_dump(settings, sort_keys=False))
     return path
 
@@ -54,5 +102,6 @@ def change(config: Path, **settings: Any) -> None:
 
 def fits(config: Path) -> dict[str, int]:
     """How often each run was fitted, resumed fits too."""
-    starts = sorted(config.parent.glob("runs/**/*.starts"))
-    return {f"{path.parent.name} {path.stem}": len(path.read_text().splitlines()) for path in starts}
+    folder = config.parent / "runs"
+    starts = {path: len(path.read_text().splitlines()) for path in sorted(folder.rglob("*.starts"))}
+    return {" ".join(path.relative_to(folder).with_suffix("").parts): number for path, number in starts.items()}

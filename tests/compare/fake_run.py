@@ -13,12 +13,13 @@ import time
 from pathlib import Path
 
 from kerple.base.progress import FILE, note
+from kerple.compare.job import work
 from kerple.evaluation import results
 from kerple.evaluation.results import Row
 
 PROGRAM = (
     f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r}); "
-    "from tests.compare.fake_run import main; from kerple.compare.job import work; work(main)"
+    "from tests.compare.fake_run import main, work; work(main)"
 )
 
 
@@ -27,6 +28,16 @@ def main(arguments: list[str]) -> None:
     command, *flags = arguments
     options = dict(flag.removeprefix("--").split("=", 1) for flag in flags)
     fit(options) if command == "fit" else test(options)
+
+
+def forked(task: str, log: str, environment: dict[str, str]) -> None:
+    """What the process of a run does when it is a fork: as `PROGRAM`, with what `kerple.compare.job.start` sets."""
+    os.setpgid(0, 0)
+    os.environ.update(environment)
+    os.dup2(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT), 1)
+    os.dup2(1, 2)
+    sys.argv = ["", task]
+    work(main)
 
 
 def fit(options: dict[str, str]) -> None:
@@ -68,7 +79,7 @@ def test(options: dict[str, str]) -> None:
     loss = math.log(10 + state["value"] / 100 + len(state["position"]))
     rows = [Row("ppl", "full", length, None, None, 100 * loss + length / 100, 100) for length in (64, 128)]
     (folder / "half.csv").write_text("a,b\n1,")
-    time.sleep(0.05)
+    time.sleep(float(os.environ.get("FAKE_STEP", "0.01")) * 5)
     (folder / "half.csv").unlink()
     results.write(folder, "fake", [] if state["position"] == "Unmeasured" else rows, {})
 

@@ -1,9 +1,14 @@
-"""The whole command over stand-in runs: what is run, skipped, refused and reported."""
+"""The whole command over stand-in runs: what is run, skipped, taken, refused and reported."""
 
 import json
 import os
 import shutil
+import signal
+import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -12,143 +17,213 @@ import yaml
 
 from kerple.cli import compare
 from kerple.cli.main import main
-from tests.compare.conftest import change, fits
+from kerple.compare import engines
+from kerple.compare import job as jobs
+from kerple.compare.runs import committed, read
+from kerple.evaluation import results
+from tests.compare.conftest import change, fits, written
 from tests.inline_ray import Inline
+
+WHOLE_TABLE = "results.csv"
+
+
+def run(config: Path, *arguments: str) -> bytes:
+    """Run the comparison; the bytes of its results."""
+    compare.main(["--config", str(config), *arguments])
+    return (config.parent / "report" / WHOLE_TABLE).read_bytes()
+
+
+def rewrite(folder: Path, edit: Callable[[dict], object]) -> None:
+    """Change what results.json in a folder says."""
+    path = folder / results.ABOUT
+    content = json.loads(path.read_text())
+    edit(content)
+    path.write_text(json.dumps(content))
 
 
 def test_runs_everything_once_and_reports(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    compare.main(["--config", str(config), "--parallel", "2"])
-    report = config.parent / "report" / "results.csv"
-    results = pd.read_csv(report)
-    assert results.groupby(["strategy", "seed"], sort=False).ngroups == 4
-    assert list(results["strategy"].drop_duplicates()) == ["KerpleLog", "ALiBi"]  # in the order of the file
+    before = run(config, "--parallel", "2")
+    table = pd.read_csv(config.parent / "report" / WHOLE_TABLE)
+    assert table.groupby(["strategy", "seed"], sort=False).ngroups == 4
+    assert list(table["strategy"].drop_duplicates()) == ["KerpleLog", "ALiBi"]  # in the order of the file
     assert "[4/4]" in capsys.readouterr().out
-
-    before = report.read_bytes()
-    compare.main(["--config", str(config)])
+    assert run(config) == before
     assert sum(fits(config).values()) == 4
-    assert report.read_bytes() == before
     assert "4 runs: 4 finished, 0 to do" in capsys.readouterr().out
 
 
 def test_a_new_strategy_runs_alone_and_a_changed_setting_is_refused(config: Path) -> None:
-    compare.main(["--config", str(config)])
+    run(config)
     strategies = {"KerpleLog": {}, "ALiBi": {}, "T5": {}}
     change(config, strategies=strategies)
-    compare.main(["--config", str(config)])
+    run(config)
     assert sum(fits(config).values()) == 6
-
     change(config, strategies=strategies | {"T5": {"flags": {"trainer.max_steps": 30}}})
     with pytest.raises(ValueError, match=r"T5 seed 1: flags\.trainer\.max_steps: None -> '30'") as refused:
-        compare.main(["--config", str(config)])
+        run(config)
     assert "ALiBi" not in str(refused.value)
     assert sum(fits(config).values()) == 6
-
-    compare.main(["--config", str(config), "--rerun-changed"])
-    assert fits(config)["T5 seed-1"] == 2
-    assert sum(fits(config).values()) == 8
+    run(config, "--rerun-changed")
+    assert (fits(config)["T5 seed-1"], sum(fits(config).values())) == (2, 8)
 
 
-def test_a_run_that_was_begun_otherwise_or_is_none_is_refused_and_nothing_is_removed(config: Path) -> None:
+def test_other_data_is_another_run(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(config)
+    monkeypatch.setattr(compare, "fingerprint", lambda data: "another")
+    change(config, output=str(config.parent / "report" / "second"))  # else its runs are finished, and nothing is read
+    shutil.rmtree(config.parent / "runs" / "ALiBi" / "seed-2" / "test")
+    with pytest.raises(ValueError, match="KerpleLog seed 1: its data has another checksum"):
+        run(config)
+
+
+def test_a_folder_that_is_no_run_or_another_is_refused_and_nothing_is_removed(config: Path) -> None:
     folder = config.parent / "runs" / "ALiBi" / "seed-1"
     folder.mkdir(parents=True)
     (folder / "notes.txt").write_text("mine")
     with pytest.raises(ValueError, match=r"ALiBi seed 1: the folder has no config\.yaml"):
-        compare.main(["--config", str(config)])
-    written = {"flags": {"seed_everything": "1", "data.seed": "1"}, "data": {"class_path": "other"}}
-    (folder / "config.yaml").write_text(yaml.safe_dump(written))
+        run(config)
+    begun = {"flags": {"seed_everything": "1", "data.seed": "1"}, "data": {"class_path": "other"}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(begun))
     with pytest.raises(ValueError, match=r"ALiBi seed 1: .*data\.class_path: 'other' -> 'none'"):
-        compare.main(["--config", str(config)])
+        run(config)
     assert (folder / "notes.txt").read_text() == "mine"
     assert fits(config) == {}
 
 
-def test_another_test_tests_again_and_does_not_fit_again(config: Path) -> None:
-    compare.main(["--config", str(config)])
-    change(config, test={"trainer.precision": "32-true"})
-    compare.main(["--config", str(config)])
-    change(config, test={}, test_folder="other", output=str(config.parent / "second"))
-    compare.main(["--config", str(config)])
+@pytest.mark.parametrize("inside", [False, True], ids=["as a flag", "inside of a file"])
+def test_another_test_is_something_to_do_and_fits_nothing(
+    config: Path, capsys: pytest.CaptureFixture[str], inside: bool
+) -> None:
+    settings, test = config.parent / "test.yaml", {}
+    if inside:
+        settings.write_text("trainer: {callbacks: [Kernels]}")
+        test = {"config": str(settings)}
+    change(config, test=test)
+    run(config)
+    settings.write_text("trainer: {callbacks: [Kernels, Needle]}")
+    change(config, test=test or {"trainer.precision": "32-true"})
+    capsys.readouterr()
+    run(config)
+    assert "4 runs: 0 finished, 4 to do" in capsys.readouterr().out
     assert sum(fits(config).values()) == 4
-    first, second = (pd.read_csv(config.parent / name / "results.csv") for name in ("report", "second"))
-    assert first.equals(second)
+    settings.write_text("# said otherwise\ntrainer:\n  callbacks: [Kernels, Needle]\n")
+    run(config)
+    assert "4 runs: 4 finished, 0 to do" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("removed", "number"), [("test", 4), ("", 5)])
+def test_two_tests_of_one_run_lie_side_by_side(config: Path) -> None:
+    first = run(config)
+    change(config, test_folder="other", output=str(config.parent / "second"))
+    run(config)
+    assert (config.parent / "second" / WHOLE_TABLE).read_bytes() == first
+    assert sum(fits(config).values()) == 4
+    assert (config.parent / "runs/ALiBi/seed-1/test" / results.ABOUT).is_file()
+
+
+@pytest.mark.parametrize(("removed", "number"), [("test", 5), ("", 5)])
 def test_what_was_removed_by_hand_is_made_again(config: Path, removed: str, number: int) -> None:
-    compare.main(["--config", str(config)])
+    before = run(config)
     report = config.parent / "report"
-    results = (report / "results.csv").read_bytes()
     shutil.rmtree(config.parent / "runs" / "ALiBi" / "seed-2" / removed)
     shutil.rmtree(report)
-    compare.main(["--config", str(config), "--report-only"])
+    run(config, "--report-only")
     assert "ALiBi seed 2" in (report / "report.html").read_text()
-    compare.main(["--config", str(config)])
-    assert (report / "results.csv").read_bytes() == results
-    assert sum(fits(config).values()) == number
+    assert run(config) == before
+    assert sum(fits(config).values()) == number  # a fit whose checkpoint is its last ends at once
 
 
 def test_a_test_made_by_hand_is_kept_aside(config: Path) -> None:
-    compare.main(["--config", str(config)])
+    run(config)
     test = config.parent / "runs" / "ALiBi" / "seed-2" / "test"
-    content = json.loads((test / "results.json").read_text())
-    del content["run"]
-    (test / "results.json").write_text(json.dumps(content))
+    rewrite(test, lambda content: content.pop("run"))
     (test / "notes.txt").write_text("mine")
     shutil.rmtree(config.parent / "report")
-    compare.main(["--config", str(config)])
+    run(config)
     (aside,) = test.parent.glob("test-*")
     assert (aside / "notes.txt").read_text() == "mine"
 
 
 def test_report_only_runs_nothing_and_names_what_is_missing(config: Path) -> None:
     with pytest.raises(ValueError, match="no finished run of small"):
-        compare.main(["--config", str(config), "--report-only"])
-    compare.main(["--config", str(config), "--seeds", "[1]"])
-    compare.main(["--config", str(config), "--report-only"])
+        run(config, "--report-only")
+    run(config, "--seeds", "[1]")
+    run(config, "--report-only")
     assert sum(fits(config).values()) == 2
     assert "KerpleLog seed 2, ALiBi seed 2" in (config.parent / "report" / "report.html").read_text()
 
 
-def test_a_report_removes_nothing_that_lies_beside_it(config: Path) -> None:
-    compare.main(["--config", str(config)])
-    mine = config.parent / "report" / "loss-relative-to-mine.png"
+def test_a_report_of_directories_needs_no_comparison_and_removes_nothing(config: Path, tmp_path: Path) -> None:
+    run(config)
+    mine = tmp_path / "elsewhere" / "loss-relative-to-mine.png"
+    mine.parent.mkdir()
     mine.write_text("mine")
-    compare.main(["--config", str(config), "--report-only"])
-    assert mine.read_text() == "mine"
-
-
-def test_report_of_directories_from_anywhere_needs_no_comparison(config: Path, tmp_path: Path) -> None:
-    compare.main(["--config", str(config)])
     folders = [str(tmp_path / "runs" / "ALiBi"), str(tmp_path / "runs" / "KerpleLog" / "seed-1")]
-    rest = ["--baseline", "ALiBi", "--output", str(tmp_path / "elsewhere")]
+    rest = ["--baseline", "ALiBi", "--output", str(mine.parent)]
     compare.main(["--report-only", "--directories", *folders, *rest])
-    results = pd.read_csv(tmp_path / "elsewhere" / "results.csv")
-    assert set(zip(results["strategy"], results["seed"], strict=True)) == {("ALiBi", 1), ("ALiBi", 2), ("KerpleLog", 1)}
-    with pytest.raises(ValueError, match="KerpelLog, expected a directory with runs"):
-        compare.main(["--report-only", "--directories", folders[0], str(tmp_path / "runs" / "KerpelLog"), *rest])
+    table = pd.read_csv(mine.with_name(WHOLE_TABLE))
+    assert set(zip(table["strategy"], table["seed"], strict=True)) == {("ALiBi", 1), ("ALiBi", 2), ("KerpleLog", 1)}
+    assert mine.read_text() == "mine"
     with pytest.raises(ValueError, match=r"sliding/results\.json"):
         compare.main(["--report-only", "--directories", *folders, *rest, "--test_folder", "sliding"])
 
 
 def test_parts_are_reported_together(config: Path) -> None:
     change(config, parts={"code": {"data.corpus": "a"}, "prose": {"data.corpus": "b"}})
-    compare.main(["--config", str(config)])
-    results = pd.read_csv(config.parent / "report" / "results.csv")
+    run(config)
     assert sum(fits(config).values()) == 8
-    assert set(results["protocol"]) == {"code full", "prose full"}
+    assert set(pd.read_csv(config.parent / "report" / WHOLE_TABLE)["protocol"]) == {"code full", "prose full"}
 
 
 def test_a_failed_run_does_not_stop_the_others(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     change(config, strategies={"fail": {}, "Unmeasured": {}, "KerpleLog": {}})
     with pytest.raises(SystemExit) as end:
-        compare.main(["--config", str(config)])
+        run(config)
     assert end.value.code == 1
     printed = capsys.readouterr().out
     assert "4 of 6 runs failed" in printed
     assert "the position of the fake is not a position" in printed  # the end of its log
     assert "got no results" in printed
     assert len(list(config.parent.glob("runs/KerpleLog/*/test/results.json"))) == 2
+
+
+def test_two_comparisons_at_once_do_every_run_once(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_STEP", "0.01")
+    other = config.with_name("other.yaml")
+    other.write_text(yaml.safe_dump(yaml.safe_load(config.read_text()) | {"output": str(config.parent / "second")}))
+    process = start(other)  # in a process of its own, as two users have it
+    while not (config.parent / "runs").exists():
+        time.sleep(0.01)
+    run(config)
+    process.communicate()
+    assert sum(fits(config).values()) == 4
+    first, second = (config.parent / name for name in ("report", "second"))
+    assert (first / WHOLE_TABLE).read_bytes() == (second / WHOLE_TABLE).read_bytes()
+    assert len(committed(first)) == len(committed(second)) == 4
+
+
+@pytest.mark.parametrize("mistake", [
+    {"strategie": {"T5": {}}},
+    {"strategies": {"KerpleLog": {"option": {}}}},
+    {"test_folder": "checkpoints"},
+    {"test_folder": "logs"},
+    {"parts": {"../a": {}}},
+    {"seeds": [1, 1]},
+    {"baseline": "T6"},
+    {"base": ["missing.yaml"]},
+    {"flags": {"seed_everything": 7}},
+    {"flags": {"data.init_args.seed": 7}},
+    {"test": {"run_dir": "here"}},
+])  # fmt: skip
+def test_a_mistake_in_the_file_is_one_line(config: Path, capsys: pytest.CaptureFixture[str], mistake: dict) -> None:
+    change(config, **mistake)
+    with pytest.raises(SystemExit) as end:
+        main(["compare", "--config", str(config)])
+    assert end.value.code == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    name = next(iter(mistake))
+    assert {"strategies": "option", "base": "missing.yaml", "parts": "../a"}.get(name, name) in error
+    assert fits(config) == {}
 
 
 def test_threads_are_shared_unless_the_user_says_how_many(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,6 +233,7 @@ def test_threads_are_shared_unless_the_user_says_how_many(config: Path, monkeypa
         asked.append((env["OMP_NUM_THREADS"], env["MKL_NUM_THREADS"]))
         raise KeyboardInterrupt
 
+    monkeypatch.setattr(engines, "start", jobs.start)
     monkeypatch.setattr("kerple.compare.job.subprocess.Popen", popen)
     monkeypatch.setattr("kerple.compare.engines.cores", lambda: 8)
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -166,51 +242,189 @@ def test_threads_are_shared_unless_the_user_says_how_many(config: Path, monkeypa
         if threads:
             monkeypatch.setenv("OMP_NUM_THREADS", threads)
         with pytest.raises(SystemExit):
-            compare.main(["--config", str(config), "--parallel", "2"])
+            run(config, "--parallel", "2")
     assert {*asked[:1], *asked[-1:]} == {("4", "4"), ("1", "1")}
+
+
+def test_a_test_trusts_the_packages_whose_classes_the_comparison_names() -> None:
+    own = {"data.init_args.task.class_path": "my_task.Rotate", "data.class_path": "kerple.tasks.TaskData"}
+    own |= {"model.position.class_path": "mine.biases.Root", "model.position.init_args.first.class_path": "my_task.B"}
+    assert jobs._trust(own) == ["--trust=mine,my_task"]
+    assert jobs._trust({"model.position.class_path": "KerpleLog"}) == []
 
 
 def test_runs_sent_to_a_cluster_are_finished(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ray = Inline()
     monkeypatch.setitem(sys.modules, "ray", ray)
     monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))  # a worker sets it, which is this process here
-    compare.main(["--config", str(config), "--engine", "ray", "--parallel", "2"])
+    run(config, "--engine", "ray", "--parallel", "2")
     assert (ray.sent, sum(fits(config).values())) == (4, 4)
-    assert (config.parent / "report" / "results.csv").exists()
 
 
 def test_ray_that_is_not_there_is_named(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ValueError, match="ray"):
-        compare.main(["--config", str(config), "--engine", "ray"])
+        run(config, "--engine", "ray")
+
+
+# Committed runs
+
+
+def test_without_logs_the_report_comes_from_the_committed_runs(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report, names = config.parent / "report", (WHOLE_TABLE, "summary.csv", "table.md", "costs.csv")
+    run(config)
+    before = {name: (report / name).read_bytes() for name in names}
+    shutil.rmtree(config.parent / "runs")
+    capsys.readouterr()
+    run(config)
+    assert {name: (report / name).read_bytes() for name in names} == before
+    assert fits(config) == {}
+    printed = capsys.readouterr().out
+    assert "4 runs: 4 finished, 0 to do" in printed
+    assert f"ALiBi seed 2: taken from {report}/runs/ALiBi/seed-2" in printed
+    shutil.rmtree(config.parent / "runs")
+    shutil.rmtree(report / "runs" / "ALiBi" / "seed-2")
+    run(config, "--report-only")
+    assert fits(config) == {}
+    assert len(pd.read_csv(report / WHOLE_TABLE)[["strategy", "seed"]].drop_duplicates()) == 3
+    run(config)
+    assert fits(config) == {"ALiBi seed-2": 1}
+
+
+def test_runs_beside_another_report_are_taken_where_they_are_the_same(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(config)
+    shutil.rmtree(config.parent / "runs")
+    strategies = {"KerpleLog": {}, "ALiBi": {"flags": {"trainer.max_steps": 30}}}
+    also = [str(config.parent / "nowhere"), str(config.parent / "report")]
+    change(config, strategies=strategies, also=also, output=str(config.parent / "second"))
+    compare.main(["--config", str(config)])
+    assert fits(config) == {"ALiBi seed-1": 1, "ALiBi seed-2": 1}
+    printed = capsys.readouterr().out
+    assert f"KerpleLog seed 2: taken from {also[1]}/runs/KerpleLog/seed-2" in printed
+    assert "has another configuration: flags.trainer.max_steps: None -> '30'" in printed
+    assert {path.parent.name for path in (config.parent / "second/runs").glob("*/*")} == {"ALiBi"}
+
+
+BROKEN: list[tuple[Callable[[Path], object], str]] = [
+    (lambda r: rewrite(r, lambda c: c.update(version=1)), "version 1"),
+    (lambda r: rewrite(r, lambda c: c["run"].update(data="0")), "was trained on other data"),
+    (lambda r: rewrite(r, lambda c: c["run"].update(test={"x": 1})), "was tested otherwise"),
+    (lambda r: rewrite(r, lambda c: c.pop("run")), "cannot be read"),
+    (lambda r: rewrite(r, lambda c: c["run"].update(config=[1])), "cannot be read"),
+    (lambda r: rewrite(r, lambda c: c["run"].update(cost=1)), "cannot be read"),
+    (lambda r: rewrite(r, lambda c: c.update(evaluations={"fake": {"protocols": 7}})), "cannot be read"),
+    (lambda r: (r / results.ABOUT).write_text("[" * 100_000), "cannot be read"),
+    (lambda r: (r / results.TABLE).write_bytes(b"\x1f\x8b nothing"), "cannot be read"),
+    (lambda r: (r / results.TABLE).unlink(), "cannot be read"),
+    (lambda r: (r / "mine.csv").write_text(""), "cannot be read"),
+]
+
+
+def test_a_broken_record_is_refused_with_the_reason_and_leaves_nothing(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(config)
+    record, whole = config.parent / "report" / "runs" / "ALiBi" / "seed-2", config.parent / "whole"
+    shutil.move(record, whole)
+    shutil.rmtree(config.parent / "runs")
+    for edit, reason in BROKEN:
+        shutil.copytree(whole, record)
+        edit(record)
+        run(config, "--report-only")
+        (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("ALiBi seed 2: not from")]
+        assert reason in line
+        assert not (config.parent / "runs" / "ALiBi" / "seed-2").exists(), reason
+        shutil.rmtree(record)
+    shutil.copytree(whole, record)
+    (record / results.ABOUT).write_text("{")
+    run(config)  # trains it in its place, and keeps it
+    assert fits(config) == {"ALiBi seed-2": 1}
+    assert len(read(committed(config.parent / "report")).configs) == 4
+
+
+# Kills
+
+
+def start(config: Path) -> subprocess.Popen:
+    """The command in a process of its own, as are its runs."""
+    code = (
+        "import sys; from tests.compare.conftest import stand_in; stand_in(processes=True); "
+        "from kerple.cli.main import main; main(sys.argv[1:])"
+    )
+    command = [sys.executable, "-c", code, "compare", "--config", str(config), "--parallel", "2"]
+    root = Path(__file__).parents[2]
+    environment = os.environ | {"PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}", "FAKE_STEP": "0.05"}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def process_of(run: Path) -> int:
+    """The process that holds a run's lock."""
+    (pid,) = [int(line.split()[4]) for line in Path("/proc/locks").read_text().splitlines()
+              if line.split()[5].endswith(f":{run.with_name(run.name + '.lock').stat().st_ino}")]  # fmt: skip
+    return pid
+
+
+def undisturbed(folder: Path) -> bytes:
+    """The results of the comparison below that nobody kills."""
+    folder.mkdir()
+    return run(one_strategy(folder))
+
+
+def one_strategy(folder: Path) -> Path:
+    config = written(folder)
+    change(config, strategies={"KerpleLog": {}})
+    return config
+
+
+def runs_at_work(folder: Path) -> list[Path]:
+    """The folders of both runs, as soon as they have checkpoints."""
+    runs = [folder / "runs" / "KerpleLog" / f"seed-{seed}" for seed in (1, 2)]
+    while not all((run / "checkpoints" / "last.ckpt").exists() for run in runs):
+        time.sleep(0.01)
+    return runs
 
 
 @pytest.mark.parametrize(
-    "mistake",
-    [
-        {"strategie": {"T5": {}}},
-        {"strategies": {"KerpleLog": {"option": {}}}},
-        {"test_folder": "checkpoints"},
-        {"seeds": [1, 1]},
-        {"baseline": "T6"},
-    ],
+    ("whom", "status", "said"), [("child", 1, "ended with status -9"), ("itself", 130, "stopped: 0 of 2 runs are done")]
 )
-def test_a_mistake_in_the_file_is_one_line(config: Path, capsys: pytest.CaptureFixture[str], mistake: dict) -> None:
-    change(config, **mistake)
+def test_a_run_that_was_stopped_goes_on(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], whom: str, status: int, said: str
+) -> None:
+    def kill() -> None:
+        runs = runs_at_work(config.parent)
+        os.kill(*((process_of(runs[0]), signal.SIGKILL) if whom == "child" else (os.getpid(), signal.SIGTERM)))
+
+    one_strategy(config.parent)
+    monkeypatch.setenv("FAKE_STEP", "0.05")
+    threading.Thread(target=kill).start()
     with pytest.raises(SystemExit) as end:
-        main(["compare", "--config", str(config)])
-    assert end.value.code == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    name = next(iter(mistake["strategies"]["KerpleLog"])) if "strategies" in mistake else next(iter(mistake))
-    assert name in error
-    assert fits(config) == {}
+        run(config, "--parallel", "2")
+    assert end.value.code == status
+    assert said in capsys.readouterr().out
+    monkeypatch.setenv("FAKE_STEP", "0.001")
+    assert run(config) == undisturbed(config.parent / "undisturbed")
+    assert fits(config)["KerpleLog seed-1"] == 2
+
+
+def test_runs_of_a_comparison_that_was_killed_are_waited_for(config: Path) -> None:
+    """Processes as they really are; the command dies alone, and its runs go on."""
+    process = start(one_strategy(config.parent))
+    runs = runs_at_work(config.parent)
+    process.kill()
+    process.communicate()
+    found = run(config)
+    assert fits(config) == {"KerpleLog seed-1": 1, "KerpleLog seed-2": 1}
+    assert found == undisturbed(config.parent / "undisturbed")
+    assert not any("Error" in run.with_name(run.name + ".log").read_text() for run in runs)
 
 
 @pytest.mark.slow
 def test_two_ray_workers_give_the_same_results(config: Path, tmp_path: Path) -> None:
     pytest.importorskip("ray")
-    compare.main(["--config", str(config), "--engine", "ray", "--parallel", "2"])
-    spread = (tmp_path / "report" / "results.csv").read_bytes()
-    compare.main(["--config", str(config), "--runs", str(tmp_path / "local"), "--output", str(tmp_path / "again")])
-    assert (tmp_path / "again" / "results.csv").read_bytes() == spread
+    spread = run(config, "--engine", "ray", "--parallel", "2")
+    change(config, runs=str(tmp_path / "local"))
+    assert run(config) == spread

@@ -1,11 +1,23 @@
-"""What follows from a comparison file, without running anything."""
+"""What follows from a comparison file, without running anything; and that those which come with the project parse."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from kerple.base.errors import UserError
+from kerple.cli import compare
+from kerple.compare import records
 from kerple.compare.comparison import Comparison, Strategy, as_flags
+from kerple.compare.runs import flat
+
+ROOT = Path(__file__).parents[2]
+COMPARISONS = {
+    path.stem: content
+    for path in sorted((ROOT / "configs/compare").glob("*.yaml"))
+    if "strategies" in (content := yaml.safe_load(path.read_text()))
+}
 
 
 @pytest.fixture
@@ -24,14 +36,9 @@ def comparison(path: str, **changes: Any) -> Comparison:
 
 def test_every_strategy_and_seed_is_one_run_with_its_own_flags(base: str) -> None:
     jobs = comparison(base, flags={"trainer.max_steps": 9}, test={"config": base}).jobs()
-
-    assert [(job.label, job.seed) for job in jobs] == [
-        ("KerpleLog", 1),
-        ("per layer", 1),
-        ("KerpleLog", 2),
-        ("per layer", 2),
-    ]
-    assert jobs[3].fit == (
+    expected = [("KerpleLog", 1), ("per layer", 1), ("KerpleLog", 2), ("per layer", 2)]
+    assert [(job.label, job.seed) for job in jobs] == expected
+    assert jobs[3].fit == [
         f"--config={base}",
         "--trainer.max_steps=9",
         "--data.length=128",
@@ -40,98 +47,83 @@ def test_every_strategy_and_seed_is_one_run_with_its_own_flags(base: str) -> Non
         "--run_dir=logs/compare/small/per layer/seed-2",
         "--model.position=KerpleLog",
         "--model.position.floor=0.05",
-    )
-    assert jobs[3].test == (f"--config={base}", "--run_dir=logs/compare/small/per layer/seed-2/test")
-    assert str(jobs[0].beside(".json")) == "logs/compare/small/KerpleLog/seed-1.json"
-
-
-def test_parts_have_runs_of_their_own(base: str) -> None:
-    jobs = comparison(base, parts={"copy": [base], "reverse": [base]}, test_folder="again").jobs()
-    assert [(job.part, job.label, job.seed) for job in jobs[:3]] == [
-        ("copy", "KerpleLog", 1),
-        ("copy", "per layer", 1),
-        ("reverse", "KerpleLog", 1),
     ]
-    assert len(jobs) == 8
-    assert jobs[2].fit[:2] == (f"--config={base}", f"--config={base}")
+    assert jobs[3].test == [f"--config={base}", "--run_dir=logs/compare/small/per layer/seed-2/test"]
+
+
+def test_parts_have_flags_and_runs_of_their_own(base: str) -> None:
+    parts = {"copy": {"config": base}, "reverse": {"data.task": "Reverse"}}
+    jobs = comparison(base, parts=parts, test_folder="again").jobs()
+    expected = [("copy", "KerpleLog", 1), ("copy", "per layer", 1), ("reverse", "KerpleLog", 1)]
+    assert [(job.part, job.label, job.seed) for job in jobs[:3]] == expected
+    assert len({job.directory for job in jobs}) == 8
+    assert jobs[0].fit[:2] == [f"--config={base}"] * 2
+    assert jobs[2].fit[1] == "--data.task=Reverse"
     assert str(jobs[2].test_folder) == "logs/compare/small/reverse/KerpleLog/seed-1/again"
-    assert jobs[2].name == "reverse KerpleLog seed 1"
+
+
+def test_a_strategy_may_have_the_first_seeds_only_and_a_pretrained_model_has_one(base: str) -> None:
+    yarn = Strategy(hf="folder/model", options={"scaling": "yarn", "factor": 2}, flags={"data.length": 9})
+    strategies = {"KerpleLog": None, "T5": Strategy(seeds=2), "YaRN": yarn}
+    jobs = comparison(base, seeds=[3, 1, 2], strategies=strategies, test={"config": base}).jobs()
+    expected = [("KerpleLog", 3), ("T5", 3), ("YaRN", 3), ("KerpleLog", 1), ("T5", 1), ("KerpleLog", 2)]
+    assert [(job.label, job.seed) for job in jobs] == expected
+    assert jobs[2].fit == []
+    test = ["--hf=folder/model", "--model.scaling=yarn", "--model.factor=2", "--data.length=9", f"--config={base}"]
+    assert jobs[2].test == [*test, "--run_dir=logs/compare/small/YaRN/seed-3/test"]
+    assert len(comparison(base, base=[], strategies={"YaRN": yarn}, baseline="YaRN").jobs()) == 1
 
 
 def test_flags_of_every_type() -> None:
-    assert as_flags({"a": "text", "b": 1e-3, "c": None, "d": True, "e": [1, 2], "f": {"g": "h"}}) == [
-        "--a=text", "--b=0.001", "--c=null", "--d=true", "--e=[1, 2]", '--f={"g": "h"}',
-    ]  # fmt: skip
+    values = {"a": "text", "b": 1e-3, "c": None, "d": True, "e": [1, 2], "f": {"g": "h"}}
+    assert as_flags(values) == ["--a=text", "--b=0.001", "--c=null", "--d=true", "--e=[1, 2]", '--f={"g": "h"}']
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"seeds": [1, 1]}, r"seeds: got \[1\] twice"),
-        ({"seeds": []}, "seeds: got none"),
-        ({"strategies": {}}, "strategies: got none"),
-        ({"seeded": []}, "seeded: got none"),
-        ({"baseline": "KerpleLgo"}, "baseline: got 'KerpleLgo', expected one of the strategies: KerpleLog, per layer"),
-        ({"base": ["missing.yaml"]}, r"base: got .missing\.yaml., which is no file"),
-        ({"test": {"config": "missing.yaml"}}, r"config: got .missing\.yaml., which is no file"),
-        (
-            {"strategies": {"KerpleLog": None, "a/b": None}},
-            "strategies: got 'a/b', expected the plain name of a folder",
-        ),
-        ({"strategies": {"KerpleLog": None, "..": None}}, r"strategies: got '\.\.'"),
-        ({"parts": {"/tmp": []}}, "parts: got '/tmp'"),
-        ({"test_folder": "."}, r"test_folder: got '\.'"),
-        (
-            {"flags": {"seed_everything": 7}},
-            r"^compare: flags: got seed_everything, .* use seeds instead, or take it out of seeded$",
-        ),
-        ({"flags": {"data.init_args.seed": 7}}, r"flags: got data\.init_args\.seed, .* use seeds instead"),
-        ({"flags": {"model.seed": 7}, "seeded": ["model.seed"]}, r"flags: got model\.seed, .* use seeds instead"),
-        (
-            {"strategies": {"KerpleLog": Strategy(flags={"data.seed": 7})}},
-            r"strategies: KerpleLog: flags: got data\.seed, .* use seeds instead",
-        ),
-        ({"flags": {"run_dir": "here"}}, "flags: got run_dir, .* use runs instead"),
-        ({"flags": {"ckpt_path": "last"}}, "flags: got ckpt_path, .* stopped runs are resumed without it"),
-        ({"flags": {"model.position": "T5"}}, "flags: got model.position, .* use position and options of a strategy"),
-        ({"flags": {"model.position.clip": 2}}, r"flags: got model\.position\.clip, .* use position and options"),
-        (
-            {"strategies": {"KerpleLog": Strategy(seeds=3)}},
-            r"strategies: KerpleLog: seeds: got 3, expected 1\.\.2, how many",
-        ),
-        ({"test": {"run_dir": "here"}}, "test: got run_dir, .* use test_folder instead"),
-        ({"test": {"ckpt_path": "a.ckpt"}}, "test: got ckpt_path, .* each run's last checkpoint is tested"),
-    ],
-)
-def test_mistakes_are_named_before_anything_runs(base: str, changes: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        comparison(base, **changes)
+def test_differences_are_of_what_was_asked_for_and_of_callbacks() -> None:
+    callback = {"class_path": "pytorch_lightning.callbacks.EarlyStopping", "init_args": {"monitor": "val/loss"}}
+    written = {"a": 1, "only before": 2, "data.init_args.directory": "x", "trainer.precision": "bf16-mixed"}
+    written |= flat({"trainer": {"callbacks": [callback]}})
+    asked = {"a": 2, "data.init_args.directory": "y", "trainer.precision": "auto"}
+    first, *of_callback = records.differences(written, asked)
+    assert first == "a: 1 -> 2"
+    assert len(of_callback) == 2
+    path = {"model.position.class_path": "kerple.positions.KerpleLog", "trainer.gradient_clip_val": float("inf")}
+    assert records.differences(path, path | {"model.position.class_path": "kerple.positions.kerple.KerpleLog"}) == []
+    model = {"model.class_path": "kerple.LanguageModel"}
+    assert records.differences(model, model | {"model.qk_norm": False}) == []  # newer than the run, at its default
+    assert records.differences(model, model | {"model.qk_norm": True}) == ["model.qk_norm: None -> True"]
 
 
-def test_a_strategy_may_have_the_first_seeds_only(base: str) -> None:
-    jobs = comparison(base, seeds=[3, 1, 2], strategies={"KerpleLog": None, "T5": Strategy(seeds=2)}).jobs()
-    assert [(job.label, job.seed) for job in jobs] == [
-        ("KerpleLog", 3), ("T5", 3), ("KerpleLog", 1), ("T5", 1), ("KerpleLog", 2),
-    ]  # fmt: skip
+def shipped(name: str) -> Comparison:
+    content = dict(COMPARISONS[name])
+    content["strategies"] = {label: Strategy(**(of or {})) for label, of in content["strategies"].items()}
+    return Comparison(**content)
 
 
-def test_a_pretrained_model_is_tested_once_and_fitted_never(base: str) -> None:
-    yarn = Strategy(hf="folder/model", options={"scaling": "yarn", "factor": 2}, flags={"data.length": 9})
-    jobs = comparison(base, strategies={"KerpleLog": None, "YaRN": yarn}, test={"config": base}).jobs()
-    assert [(job.label, job.seed, job.pretrained) for job in jobs] == [
-        ("KerpleLog", 1, False),
-        ("YaRN", 1, True),
-        ("KerpleLog", 2, False),
-    ]
-    assert jobs[1].test == (
-        "--hf=folder/model",
-        "--model.scaling=yarn",
-        "--model.factor=2",
-        "--data.length=9",
-        f"--config={base}",
-        "--run_dir=logs/compare/small/YaRN/seed-1/test",
-    )
-    alone = comparison(base, base=[], strategies={"YaRN": yarn}, baseline="YaRN")
-    assert len(alone.jobs()) == 1
-    with pytest.raises(ValueError, match="compare: base: got none"):
-        comparison(base, base=[])
+@pytest.mark.parametrize("name", COMPARISONS)
+def test_a_shipped_comparison_has_a_folder_for_every_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)  # paths in comparisons are relative to where the command is typed
+    jobs = shipped(name).jobs()
+    assert len({job.directory for job in jobs}) == len(jobs)
+
+
+def test_a_run_of_each_shipped_comparison_parses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    parsed = set()
+    for name in COMPARISONS:
+        job = next(job for job in shipped(name).jobs()[::-1] if job.fit or name == "pretrained")
+        if job.fit and tuple(job.fit[:2]) not in parsed and not any("--weights" in flag for flag in job.fit):
+            parsed.add(tuple(job.fit[:2]))
+            config = compare.resolve(job)
+            assert config["seed_everything"] == job.seed, name
+            compare.check_test(job, config)
+    assert parsed
+
+
+def test_a_flag_of_a_test_that_does_not_exist_is_named_before_anything_is_fitted(tmp_path: Path) -> None:
+    settings = COMPARISONS["quick"] | {"runs": str(tmp_path / "runs")}
+    for mistake in ({"test": {"trainer.precison": "32-true"}}, {"flags": {"model.leyers": 3}}):
+        (tmp_path / "compare.yaml").write_text(yaml.safe_dump(settings | mistake))
+        with pytest.raises(UserError, match=r"(?s)compare: (test|ALiBi seed \d+): .*(precison|leyers)"):
+            compare.main(["--config", str(tmp_path / "compare.yaml")])
+    assert not (tmp_path / "runs").exists()

@@ -15,6 +15,7 @@ from pytorch_lightning.cli import LightningArgumentParser
 from rich.console import Console
 
 from kerple.base.errors import UserError
+from kerple.base.precision import choose
 from kerple.base.shipped_configs import with_shipped_configs
 from kerple.cli.fit import checkpoint_first
 from kerple.cli.parser import fit_parser, mistake_in
@@ -76,13 +77,20 @@ def _tasks(comparison: Comparison, report_only: bool, rerun_changed: bool) -> li
     for task in tasks:
         if not task.finished and not task.job.directory.joinpath("checkpoints").exists():
             for record in recorded[task.job]:
-                objection = records.take(task.job, task.config, task.data, record)
+                objection = records.take(task.job, _with_precision(task.config), task.data, record)
                 print(f"{task.job.name}: {f'not from {record}: {objection}' if objection else f'taken from {record}'}")
                 if objection is None:
                     break
         if task.finished:
             records.keep(task.job, committed)
     return tasks
+
+
+def _with_precision(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration with the precision that ``auto`` means on this machine."""
+    if config.get(records.PRECISION) != "auto":
+        return config
+    return config | {records.PRECISION: choose(config.get("trainer.accelerator", "auto"))[0]}
 
 
 def _check(tasks: list[Task], report_only: bool, rerun_changed: bool) -> None:

@@ -18,7 +18,6 @@ import yaml
 
 from kerple.base.atomic import write
 from kerple.base.changes import is_default
-from kerple.base.precision import choose
 from kerple.compare.comparison import Job
 from kerple.compare.runs import PLACES, flat, read
 from kerple.evaluation import results
@@ -121,13 +120,17 @@ def complete(job: Job, config: dict[str, Any], data: str | None) -> None:
 def take(job: Job, config: dict[str, Any], data: str | None, record: Path) -> str | None:
     """Make a finished run from a record, if that is the run that is asked for.
 
+    Args:
+        job: The run.
+        config: Its resolved configuration, with dotted keys, and the precision that ``auto`` means here.
+        data: Checksum of its data, None if there is none.
+        record: Folder of the record.
+
     Returns:
         None if the run was made, else why the record does not fit.
     """
     try:
         run = results.read(record)[1]["run"]
-        if config.get(PRECISION) == "auto":  # what it means here
-            config = config | {PRECISION: choose(config.get("trainer.accelerator", "auto"))[0]}
         if changed := differences(run["config"], config):
             return f"has another configuration: {'; '.join(changed)}"
         if run["data"] != data:

@@ -103,7 +103,7 @@ def read(folder: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
         if about["version"] != VERSION or not isinstance(about["evaluations"], dict):
             raise ValueError(f"version {about['version']}, expected {VERSION}")
         path = folder / TABLE
-        table = pd.read_csv(path, dtype={"metric": str, "protocol": str}, float_precision="round_trip")
+        table = pd.read_csv(path, dtype={"metric": str, "protocol": str})
         numbers = table[["length", "sum", "count"]].apply(pd.to_numeric)
         if list(table.columns) != COLUMNS or (numbers[["length", "count"]] < 1).any(axis=None):
             raise ValueError("a column or a count is missing")

@@ -1,0 +1,127 @@
+"""Finished runs as tables: what belongs together, what is named, and what a record keeps of them."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kerple.compare import records
+from kerple.compare.comparison import Job
+from kerple.compare.runs import Run, locate, read
+from kerple.evaluation import results
+from kerple.evaluation.results import Row
+from tests.compare.runs_on_disk import CURVES, LENGTHS, write_run, write_task_run
+
+CURVE = CURVES["KerpleLog"]
+
+
+def test_blocks_of_one_document_are_one_piece_of_text(tmp_path: Path) -> None:
+    test = write_run(tmp_path / "run", "ALiBi", 1236, CURVE)
+    rows = [Row("ppl", "last8", 128, None, block, float(block), 512) for block in range(12)]
+    rows.append(Row("ppl", "last8", 128, None, 12, 0.0, 0))  # which a limited test did not read
+    documents = [3, 3, 3, 5, 5, 5, 5, 8, 9, 9, 9, 9, 9]
+    results.write(test, "more", rows, {"block_document": documents})
+    blocks = read([Run("ALiBi", 1236, test)]).blocks
+    found = blocks[blocks["protocol"] == "last8"]
+    assert found["sum"].tolist() == [0 + 1 + 2, 3 + 4 + 5 + 6, 7, 8 + 9 + 10 + 11]
+    assert found["count"].tolist() == [512 * n for n in (3, 4, 1, 4)]
+
+
+def test_a_collapsed_run_has_an_infinite_perplexity_and_losses_by_position_are_no_result(tmp_path: Path) -> None:
+    test = write_run(tmp_path / "run", "ALiBi", 1236, CURVE)
+    results.write(test, "more", [Row("ppl", "last8", 64, None, 0, 1e6, 8), Row("ppl", "pos", 64, 1, None, 9.0, 8)], {})
+    found = read([Run("ALiBi", 1236, test)]).results.query("metric == 'ppl'")
+    values = found.set_index(["protocol", "length"])["value"]
+    assert values["last8", 64] == np.inf
+    assert "pos" not in values.index
+    assert values["full", 64] == pytest.approx(CURVE[0])
+
+
+def test_strategies_of_one_class_are_called_what_their_folders_are(tmp_path: Path) -> None:
+    for label in ("KerpleLog", "KerpleLog per layer"):
+        write_run(tmp_path / label / "seed-1235", "KerpleLog", 1235, CURVE)
+    write_run(tmp_path / "KerpleLog" / "seed-1236_v1", "KerpleLog", 1236, CURVE)
+    write_run(tmp_path / "penalty" / "seed-1235", "ALiBi", 1235, CURVE)
+    runs = locate([tmp_path])
+    expected = [("KerpleLog", 1235), ("KerpleLog", 1236), ("KerpleLog per layer", 1235), ("ALiBi", 1235)]
+    assert [(run.strategy, run.seed) for run in runs] == expected  # ALiBi has nothing to be told from
+    assert not read(runs).results.duplicated(["strategy", "seed", "metric", "protocol", "length"]).any()
+
+
+def test_the_same_results_of_two_runs_are_named_with_what_to_do(tmp_path: Path) -> None:
+    one, other = (write_run(tmp_path / name, "KerpleLog", 1235, CURVE) for name in ("here", "there"))
+    expected = rf"{re.escape(str(one))}, {re.escape(str(other))}: .*KerpleLog seed 1235.*leave one out.*seed-<n>"
+    with pytest.raises(ValueError, match=expected):
+        read(locate([tmp_path]))
+
+
+def test_another_test_of_the_runs_is_read_if_asked_for(tmp_path: Path) -> None:
+    test = write_run(tmp_path / "run", "RoPE", 1236, CURVE)
+    test.rename(test.with_name("sliding"))
+    with pytest.raises(ValueError, match=r"expected a directory with runs that have test/results\.json"):
+        locate([tmp_path])
+    assert locate([tmp_path], "sliding") == [Run("RoPE", 1236, test.with_name("sliding"))]
+
+
+def test_parts_with_one_protocol_are_told_apart_and_a_task_of_its_own_keeps_its_name(tmp_path: Path) -> None:
+    tasks = {"short": {"copy": (1.0,) * 4}, "long": {"copy": (1.0,) * 4, "reverse": (0.5,) * 4}}
+    runs = [Run("NoPE", 1236, write_task_run(tmp_path / part, "NoPE", 1236, of), part) for part, of in tasks.items()]
+    found = read(runs)
+    assert list(dict.fromkeys(found.results["protocol"])) == ["short copy", "long copy", "reverse"]
+    assert list(found.costs["part"]) == ["short", "long"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("test/results.json", '{"rows": ['),
+        ("test/results.csv.gz", "metric"),
+        ("test/kernels.csv", ""),
+        ("config.yaml", "["),
+        ("config.yaml", "[1, 2]"),
+        ("config.yaml", "model: {position: RoPE}"),
+    ],
+)
+def test_a_damaged_file_of_a_run_is_named(tmp_path: Path, name: str, content: str) -> None:
+    directory = write_run(tmp_path / "run", "RoPE", 1236, CURVE).parent
+    (directory / name).write_text(content)
+    with pytest.raises(ValueError, match=re.escape(str(directory / name))):
+        read(locate([tmp_path]))
+
+
+@pytest.mark.parametrize("change", [{"count": 0}, {"sum": None}, {"length": "x"}, {"metric": None}])
+def test_numbers_that_are_missing_are_named(tmp_path: Path, change: dict[str, Any]) -> None:
+    test = write_run(tmp_path / "run", "RoPE", 1236, CURVE)
+    table, _ = results.read(test)
+    results.write_compressed(test / results.TABLE, table.astype(object).assign(**change))
+    with pytest.raises(ValueError, match=r"results\.csv\.gz: is no file of results"):
+        results.read(test)
+
+
+def test_a_record_reads_as_the_run_itself_and_its_tables_are_small(tmp_path: Path) -> None:
+    test = write_run(tmp_path / "seed-1236", "ALiBi", 1236, CURVE)
+    rows = "".join(f"0,{distance},{-0.1 * distance:.17g}\n" for distance in range(2048))
+    (test / "kernels.csv").write_text(f"head,distance,bias\n{rows}")
+    (test / "huge.csv").write_text("a,b\n" + "1,0.5\n" * (records.MOST_ROWS + 1))
+    (tmp_path / "seed-1236" / "config.yaml").write_text("trainer: {precision: bf16-mixed}\nseed_everything: 1236")
+    job = Job("ALiBi", 1236, "", test.parent, test, ["--fit"], [], {})
+    config = {"seed_everything": 1236, "trainer.precision": "auto", "trainer.gradient_clip_val": float("inf")}
+    records.complete(job, config, "sum")
+    about = json.loads((test / results.ABOUT).read_text(), parse_constant=pytest.fail)  # strict JSON
+    chosen = config | {"trainer.precision": "bf16-mixed", "trainer.gradient_clip_val": "Infinity"}
+    assert about["run"]["config"] == chosen  # which precision it had, not what was asked for
+    assert records.finished(job, config, "sum")
+    assert not records.finished(job, config, "another")
+    records.keep(job, [tmp_path / "report"])
+    ours, again = (read([Run("ALiBi", 1236, folder)]) for folder in (test, job.record(tmp_path / "report")))
+    for name in ("results", "blocks", "costs"):
+        assert getattr(again, name).equals(getattr(ours, name))
+    assert again.configs.popitem()[1] == ours.configs.popitem()[1]
+    assert list(again.analyses) == ["kernels"]
+    kept = again.analyses["kernels"]
+    assert len(kept) < 100
+    assert kept.merge(ours.analyses["kernels"]).equals(kept)
+    assert set(ours.results["length"]) == set(LENGTHS)
