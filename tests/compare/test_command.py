@@ -189,7 +189,8 @@ def test_a_failed_run_does_not_stop_the_others(config: Path, capsys: pytest.Capt
 def test_two_comparisons_at_once_do_every_run_once(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_STEP", "0.01")
     other = config.with_name("other.yaml")
-    other.write_text(yaml.safe_dump(yaml.safe_load(config.read_text()) | {"output": str(config.parent / "second")}))
+    settings = yaml.safe_load(config.read_text()) | {"output": str(config.parent / "second")}
+    other.write_text(yaml.safe_dump(settings, sort_keys=False))
     process = start(other)  # in a process of its own, as two users have it
     while not (config.parent / "runs").exists():
         time.sleep(0.01)
@@ -203,7 +204,7 @@ def test_two_comparisons_at_once_do_every_run_once(config: Path, monkeypatch: py
 
 @pytest.mark.parametrize("mistake", [
     {"strategie": {"T5": {}}},
-    {"strategies": {"KerpleLog": {"option": {}}}},
+    {"strategies": {"KerpleLog": {"option": 1}}},
     {"test_folder": "checkpoints"},
     {"test_folder": "logs"},
     {"parts": {"../a": {}}},

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from jsonargparse import ArgumentError, ArgumentParser
+from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from pytorch_lightning import LightningDataModule
 from pytorch_lightning.cli import LightningArgumentParser
 from rich.console import Console
@@ -45,6 +45,7 @@ def main(arguments: list[str]) -> None:
         return
     parser = _parser()
     options = parser.instantiate_classes(read(parser, arguments))
+    _refuse_unknown(options)
     comparison = Comparison(**{field.name: options[field.name] for field in fields(Comparison)})
     if options.parallel < 1:
         raise UserError(f"compare: parallel: got {options.parallel}, expected at least 1 run at a time")
@@ -55,6 +56,19 @@ def main(arguments: list[str]) -> None:
         print(f"what a run prints goes to a file like {to_do[0].job.beside('.log')}", flush=True)
         _run(comparison, tasks, to_do, options.parallel, options.engine)
     _report_of(comparison, tasks)
+
+
+def _refuse_unknown(options: Namespace) -> None:
+    """Check the keys of the comparison's files, of which the parser overlooks those whose value is an empty mapping.
+
+    Raises:
+        UserError: If one is no option.
+    """
+    names = [field.name for field in fields(Comparison)]
+    for path in options.config or []:
+        for key in yaml.safe_load(path.get_content()) or {}:
+            if key not in names:
+                raise UserError(f"compare: {path}: got {key}, expected one of {', '.join(names)}")
 
 
 def _tasks(comparison: Comparison, report_only: bool, rerun_changed: bool) -> list[Task]:
