@@ -9,7 +9,7 @@ import pytest
 import torch
 from pytorch_lightning import LightningModule, Trainer
 
-from kerple.analyses.needle import ANSWER, Needle, continuation, draw, prompt, recall
+from kerple.analyses.needle import ANSWER, Needle, continuation, draw, prompt
 from kerple.data import TokenShards
 from kerple.evaluation import results
 from kerple.model import Transformer
@@ -121,7 +121,6 @@ def test_both_kinds_of_networks_write_greedily() -> None:
     ("options", "told"),
     [
         ({"lengths": []}, "at least one of each"),
-        ({"kind": "niah"}, "expected one of niah_single_1"),
         ({"depths": [1.5]}, r"depths in 0..1"),
     ],
 )
@@ -153,17 +152,6 @@ def test_the_needle_lies_at_its_depth_and_the_rest_is_haystack(kind, sentences, 
     place = text[: text.index(problem.needles[0][1])].count("\0")
     assert place == round(depth * room)
     assert text.endswith(problem.question)
-
-
-def test_problems_are_those_of_the_seed() -> None:
-    first, second, third = (draw("niah_multikey_1", 0.5, np.random.default_rng(seed)) for seed in (3, 3, 4))
-    assert first == second != third
-
-
-def test_recall_is_the_share_of_values_that_are_named() -> None:
-    assert recall(" 1234567, and 7654321.", ["1234567", "7654321"]) == 1
-    assert recall("1234567", ["1234567", "7654321", "1111111", "2222222"]) == 0.25
-    assert recall("123456", ["1234567"]) == 0
 
 
 def test_a_length_that_leaves_no_room_is_refused() -> None:

@@ -41,18 +41,6 @@ def test_lines_and_the_file_say_how_far_a_fit_is(
     assert all("loss" in text and "tokens/s" in text for text in printed)
 
 
-def test_a_test_counts_its_blocks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    class Tested(Line):
-        def test_step(self, batch: object, index: int) -> None: ...
-
-    Trainer(
-        default_root_dir=tmp_path, accelerator="cpu", logger=False, enable_progress_bar=False,
-        callbacks=[ProgressLines(every=0.0, file_every=0.0)],
-    ).test(Tested(-1, "loss"), ToyData())  # fmt: skip
-    printed = [text for text in capsys.readouterr().out.splitlines() if text.startswith("testing")]
-    assert [text.split(",")[1] for text in printed] == [f" block {n} of 4" for n in (1, 2, 3, 4)]
-
-
 def test_blocks_that_an_analysis_reads_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     states: list[tuple[float, int]] = []
 

@@ -47,16 +47,14 @@ class Counter:
         return targets if last is None else targets[:, -last:]
 
 
-@pytest.mark.parametrize("block", [48, 53])
-@pytest.mark.parametrize("length", [8, 12, 20, 48])
+@pytest.mark.parametrize(("length", "block"), [(8, 48), (12, 53), (20, 48), (48, 53)])
 def test_full_is_the_loop_over_segments(length: int, block: int) -> None:
     network, tokens = network_of(), tokens_of(block, blocks=2)
     expected = [[loss_of_one(network, row, t // length * length, t) for t in range(block)] for row in tokens]
     torch.testing.assert_close(full(network, tokens, length), torch.tensor(expected), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("window", [1, 3, 8])
-@pytest.mark.parametrize("length", [8, 20, 48])
+@pytest.mark.parametrize(("length", "window"), [(8, 3), (20, 1), (20, 8), (48, 3)])
 def test_windowed_is_the_loop_over_segments_with_a_mask(length: int, window: int) -> None:
     network, tokens = network_of(), tokens_of(48)
     expected = [loss_of_one(network, tokens[0], t // length * length, t, window) for t in range(48)]
@@ -64,8 +62,9 @@ def test_windowed_is_the_loop_over_segments_with_a_mask(length: int, window: int
     torch.testing.assert_close(actual[0], torch.tensor(expected), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("skip", [0, 5, 20])
-@pytest.mark.parametrize(("length", "stride"), [(8, 1), (8, 3), (12, 12), (20, 7), (47, 4), (48, 5)])
+@pytest.mark.parametrize(
+    ("length", "stride", "skip"), [(8, 1, 0), (8, 3, 5), (12, 12, 20), (20, 7, 0), (20, 7, 20), (47, 4, 5), (48, 5, 0)]
+)
 def test_sliding_is_the_loop_over_steps(length: int, stride: int, skip: int) -> None:
     network, tokens, block = network_of(), tokens_of(48), 48
     expected, end = [], max(length, min(skip + stride, block))
@@ -95,7 +94,7 @@ def test_every_target_is_scored_exactly_once_at_every_length(protocol: Protocol,
     assert protocol.scored(length, 32).tolist() == list(range(32))
 
 
-@pytest.mark.parametrize("skip", [1, 8, 15, 16, 30, 31])
+@pytest.mark.parametrize("skip", [1, 15, 16, 31])
 @pytest.mark.parametrize("length", [4, 8, 16, 32])
 def test_sliding_scores_the_same_targets_at_every_length_behind_skip(length: int, skip: int) -> None:
     protocol = Protocol("sliding", stride=4, skip=skip)
@@ -175,17 +174,3 @@ def test_losses_are_fp32_when_the_network_computes_in_bf16() -> None:
     oracle = torch.nn.functional.cross_entropy(logits.flatten(0, 1).double(), tokens[0, 1:], reduction="none")
     torch.testing.assert_close(losses[0].double(), oracle, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(losses, expected, rtol=0.1, atol=0.3)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda n, t: full(n, t, 49), "length: got 49"),
-        (lambda n, t: full(n, t, 0), "length: got 0"),
-        (lambda n, t: sliding(n, t, 8, stride=9), "stride 9"),
-        (lambda n, t: sliding(n, t, 8, stride=8, skip=48), "skip 48"),
-    ],
-)
-def test_what_cannot_be_honoured_is_an_error(call, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        call(Counter(), tokens_of(48))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from kerple.evaluation.segments import DocumentBlocks, shuffled
+from kerple.evaluation.segments import DocumentBlocks
 
 
 class Counting:
@@ -41,16 +41,3 @@ def test_blocks_tile_each_document_and_cross_no_border(length: int) -> None:
 def test_documents_that_are_all_too_short_are_an_error() -> None:
     with pytest.raises(ValueError, match=r"at least 1 blocks of 121 tokens .* the longest document has 120"):
         DocumentBlocks(Counting(), [0, 60, 180], 120)
-
-
-def test_the_shuffle_depends_on_the_seed_alone_and_repeats_nothing() -> None:
-    chosen = shuffled(1000, 320, seed=7)
-    assert len(set(chosen)) == 320
-    assert min(chosen) >= 0
-    assert max(chosen) < 1000
-    assert chosen != sorted(chosen)
-    torch.manual_seed(5)
-    assert shuffled(1000, 320, seed=7) == chosen
-    assert shuffled(1000, 320, seed=8) != chosen
-    with pytest.raises(ValueError, match="got 4, but there are only 3"):
-        shuffled(3, 4, seed=0)

@@ -10,13 +10,10 @@ import pytest
 import torch
 from jsonargparse import ArgumentError
 from pytorch_lightning import Trainer
-from pytorch_lightning.callbacks import LearningRateMonitor
 from pytorch_lightning.cli import LightningArgumentParser
-from pytorch_lightning.loggers.logger import DummyLogger
 from torch.optim.lr_scheduler import LRScheduler
 
 from kerple.base.errors import UserError
-from kerple.model import Transformer
 from kerple.model.architecture import Architecture
 from kerple.positions import KerpleLog, KerplePower
 from kerple.training.language_model import LanguageModel
@@ -71,15 +68,6 @@ def test_every_rate_is_that_of_lightning_bolts_to_the_last_bit(warmup: int, end:
     assert rates_of(WarmupCosine(optimizer(), warmup, end), end) == rates_of(theirs, end)
 
 
-def test_rates_of_tensorboard_have_the_names_of_the_parameters() -> None:
-    monitor = LearningRateMonitor()
-    its_trainer = trainer(1)
-    its_trainer.callbacks.append(monitor)
-    its_trainer.loggers = [DummyLogger()]
-    its_trainer.fit(model(optimizer="muon"), datamodule=ToyData())
-    assert list(monitor.lrs) == [f"train/lr/{name}" for name in ("qkv", "linear", "matrices", "vectors")]
-
-
 def test_every_option_is_a_hyper_parameter_where_the_command_line_builds_the_model() -> None:
     parser = LightningArgumentParser(exit_on_error=False)
     parser.add_lightning_class_args(LanguageModel, "model")
@@ -97,15 +85,6 @@ def test_training_learns_to_count() -> None:
     with torch.no_grad():
         losses = module.network.losses(torch.arange(9)[None])
     assert losses[0, 2:].mean() < 0.3  # from log(11) = 2.4
-
-
-def test_the_network_is_compiled_where_that_is_asked_for(monkeypatch) -> None:
-    calls: list[Transformer] = []
-    monkeypatch.setattr(Transformer, "compile", lambda self, **_: calls.append(self))
-    fitted(1)
-    assert calls == []
-    module, _ = fitted(1, compile=True)
-    assert calls == [module.network]
 
 
 def test_decay_falls_on_matrices_only() -> None:
@@ -149,11 +128,6 @@ def test_muon_moves_the_matrices_of_the_blocks_and_nothing_else() -> None:
     with torch.no_grad():
         losses = module.network.losses(torch.arange(9)[None])
     assert losses[0, 2:].mean() < 0.3  # from log(11) = 2.4
-
-
-def test_muon_cuts_grouped_heads_at_their_rows() -> None:
-    _, its_trainer = fitted(1, optimizer="muon", kv_heads=1, norm="rms", gated=True, activation="silu")
-    assert its_trainer.optimizers[0].param_groups[0]["muon"] == [16, 8, 8]
 
 
 def test_muon_is_refused_where_the_strategy_cuts_up_the_matrices() -> None:

@@ -8,7 +8,6 @@ import torch
 from pytorch_lightning import LightningModule, Trainer
 
 import kerple.training.last_checkpoint as last_checkpoint
-from kerple.base.errors import UserError
 from kerple.training.last_checkpoint import LastCheckpoint
 from tests.analyses.line import Line
 from tests.toy import ToyData
@@ -65,11 +64,3 @@ def test_it_is_written_by_minutes_by_steps_and_at_the_end(options, steps, tmp_pa
     assert callback.steps == steps
     assert callback.heard == {callback._signals._note}  # what comes during the last save ends nothing
     assert torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 10
-
-
-@pytest.mark.parametrize(
-    "options", [{"every_minutes": 0}, {"every_n_train_steps": -1}, {"every_minutes": None}], ids=str
-)
-def test_a_time_that_never_comes_is_refused(options: dict) -> None:
-    with pytest.raises(UserError, match="expected positive numbers"):
-        LastCheckpoint(**options)

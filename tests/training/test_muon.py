@@ -25,10 +25,6 @@ def test_directions_are_those_of_the_singular_vectors(shape: tuple[int, int]) ->
     assert values[clear].max() < 1.25
 
 
-def test_a_gradient_of_zeros_moves_nothing() -> None:
-    assert orthogonalise(torch.zeros(1, 3, 4)).count_nonzero() == 0
-
-
 def trained(
     optimisers: list[torch.optim.Optimizer], parameters: list[torch.Tensor], steps: int, first: int = 0
 ) -> None:

@@ -4,7 +4,6 @@ from pathlib import Path
 
 from pytorch_lightning import Trainer
 
-from kerple.cli.lightning import _with_bar
 from kerple.training.progress_bar import SteadyProgress
 from tests.analyses.line import Line
 from tests.toy import ToyData
@@ -25,8 +24,3 @@ def test_numbers_are_asked_for_every_few_steps(tmp_path: Path) -> None:
     )  # fmt: skip
     trainer.fit(Line(-1, "loss"), ToyData())
     assert 4 <= bar.asked <= 6  # of 20 steps; at the end of an epoch once more
-
-
-def test_every_fit_has_it_but_one_with_its_own() -> None:
-    assert [type(callback) for callback in _with_bar([])] == [SteadyProgress]
-    assert len(_with_bar([SteadyProgress()])) == 1

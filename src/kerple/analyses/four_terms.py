@@ -11,7 +11,6 @@ from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from kerple.base.errors import UserError
 from kerple.evaluation.analysis import Analysis, publish
 from kerple.evaluation.typed import network_of, strategy_name
 from kerple.model import Transformer
@@ -30,18 +29,14 @@ def four_terms(network: Transformer, tokens: Tensor) -> dict[str, Tensor]:
     of W_Q and W_K belong to neither part and are a fifth term.
 
     Args:
-        network: A model whose strategy adds something to the embeddings and does not change the scores.
+        network: A model for which `no_four_terms` has no reason.
         tokens: (B, T) int64.
 
     Returns:
         The terms named in `TERMS` and "rest", each (B, H, queries, keys) fp32 (fp64 in an fp64 network). Future keys
         are not masked. The terms add up to the scores before the softmax.
-
-    Raises:
-        UserError: If `no_four_terms` has a reason.
     """
-    if reason := no_four_terms(network):
-        raise UserError(f"position: {reason}; use Learned or Sinusoidal, without model.qk_norm")
+    assert no_four_terms(network) is None
     position, block = network.positions[0], network.blocks[0]
     positions = TokenPositions.line(tokens.shape[1], device=tokens.device)
     attention = block.attention

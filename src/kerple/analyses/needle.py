@@ -6,7 +6,7 @@ The problems are named and defined as in RULER (Hsieh et al. 2024, arXiv 2404.06
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -109,14 +109,13 @@ class Needle(Analysis):
 
     The score is RULER's, ``string_match_all``. Writes ``<kind>.csv`` (length, depth, problems, found), a heat map
     ``<kind>.png``, and a result of metric ``accuracy`` for each length. The data must be text, that is `TokenShards`.
+    The haystack is RULER's: five sentences of noise for niah_single_1, the text of the test split for the others.
 
     Args:
         kind: ``niah_single_1``, ``niah_single_2``, ``niah_multikey_1`` or ``niah_multivalue``.
         lengths: Numbers of tokens of haystack, needles, question and answer together.
         depths: Shares of the haystack that come before the needle, 0..1.
         problems: Number of problems at each depth and length.
-        haystack: ``noise`` for RULER's five sentences, or ``corpus`` for the test split. None takes RULER's choice:
-            noise for niah_single_1, text for the others.
         seed: Chooses keys, numbers and places, the same for every model.
 
     Raises:
@@ -129,11 +128,8 @@ class Needle(Analysis):
         lengths: Sequence[int] = (256, 512, 1024),
         depths: Sequence[float] = (0.0, 0.25, 0.5, 0.75, 1.0),
         problems: int = 4,
-        haystack: Literal["noise", "corpus"] | None = None,
         seed: int = 1235,
     ) -> None:
-        if kind not in get_args(Kind):
-            raise UserError(f"Needle: kind: got {kind!r}, expected one of {', '.join(get_args(Kind))}")
         if min(lengths, default=0) < 1 or problems < 1 or not depths or not all(0 <= depth <= 1 for depth in depths):
             raise UserError(
                 f"Needle: got lengths {list(lengths)}, depths {list(depths)}, problems {problems}; expected positive "
@@ -143,7 +139,7 @@ class Needle(Analysis):
         self.kind = self.name = kind
         self.lengths, self.depths = sorted(set(lengths)), sorted(set(depths))
         self.problems, self.seed = problems, seed
-        self.haystack = haystack or ("noise" if kind == "niah_single_1" else "corpus")
+        self.haystack = "noise" if kind == "niah_single_1" else "corpus"
 
     def skip_reason(self, pl_module: LightningModule) -> str | None:
         return None  # lengths that are too long are left out

@@ -3,19 +3,20 @@
 Both measures are those of Chi et al. 2023 (arXiv 2212.10356, section 3).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from matplotlib.figure import Figure
 from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor, nn
 
-from kerple.base.errors import UserError
 from kerple.evaluation.analysis import Analysis, publish, synchronise
 from kerple.evaluation.figures import finish
 from kerple.evaluation.metrics import TokenLoss
 from kerple.evaluation.typed import network_of, strategy_name
 from kerple.model import Transformer
+
+TOLERANCE = 0.01  # a window is sufficient if its perplexity exceeds the full one by at most this share
 
 
 def gradient_by_distance(network: Transformer, tokens: Tensor) -> Tensor:
@@ -57,17 +58,15 @@ def distance_covering(cumulative: Tensor, part: float) -> int:
     return min(int((cumulative < part * (1 - 1e-12)).sum()), len(cumulative) - 1)
 
 
-def smallest_sufficient(perplexities: Mapping[int, float], full: float, tolerance: float = 0.01) -> int | None:
-    """Smallest window that is sufficient, as are all larger ones, or None if the largest is not.
+def smallest_sufficient(perplexities: Mapping[int, float]) -> int:
+    """Smallest window that is sufficient, as are all larger ones.
 
     Args:
-        perplexities: Perplexity with each window.
-        full: Perplexity without a window.
-        tolerance: A window is sufficient if its perplexity exceeds ``full`` by at most this share.
+        perplexities: Perplexity with each window; the largest window is the whole segment.
     """
-    sufficient = None
+    sufficient = full = max(perplexities)
     for window in sorted(perplexities, reverse=True):
-        if perplexities[window] > full * (1 + tolerance):
+        if perplexities[window] > perplexities[full] * (1 + TOLERANCE):
             break
         sufficient = window
     return sufficient
@@ -77,37 +76,23 @@ class ReceptiveField(Analysis):
     """Measures how far back a model uses its context in two ways.
 
     The first is the norm of the gradient of the last position's loss at each input, as a cumulative share over
-    distance. The second is the smallest window whose perplexity is within ``tolerance`` of the full one. They need not
-    agree: with a window w, L layers reach L · (w - 1) tokens back. Writes ``receptive_field.csv`` (distance, share of
-    the gradient, cumulative share) and ``receptive_window.csv`` (window, sum of the losses, targets, perplexity, ratio
-    to full, whether it is the smallest sufficient one).
+    distance. The second is the smallest window, of the powers of 2, whose perplexity is within 1% of the full one. They
+    need not agree: with a window w, L layers reach L · (w - 1) tokens back. Writes ``receptive_field.csv`` (distance,
+    share of the gradient, cumulative share) and ``receptive_window.csv`` (window, sum of the losses, targets,
+    perplexity, ratio to full, whether it is the smallest sufficient one).
 
     Args:
         length: Targets in a segment; None for the training length. A multiple of the training length shows whether
             the model uses farther tokens than it was trained with.
         blocks: Number of segments.
-        windows: Windows to try, in keys; None for the powers of 2 below the length. The full window is always tried.
-        tolerance: Largest relative excess of perplexity at which a window counts as sufficient.
-
-    Raises:
-        UserError: If a number is out of range.
     """
 
     name = "receptive_field"
 
-    def __init__(
-        self, length: int | None = None, blocks: int = 32, windows: Sequence[int] | None = None, tolerance: float = 0.01
-    ) -> None:
-        super().__init__(length, blocks)
-        if tolerance < 0 or (windows is not None and min(windows, default=0) < 1):
-            raise UserError(f"ReceptiveField: got windows {windows}, tolerance {tolerance}, expected positive numbers")
-        self.windows = windows
-        self.tolerance = tolerance
-
     def analyse(self, trainer: Trainer, pl_module: LightningModule) -> None:
         network, length = network_of(pl_module), self.targets(pl_module)
-        windows = sorted({w for w in self.windows or [2**i for i in range(length.bit_length())] if w < length})
-        losses = {w: TokenLoss().to(pl_module.device) for w in (*windows, length)}
+        windows = [*(2**i for i in range((length - 1).bit_length())), length]
+        losses = {w: TokenLoss().to(pl_module.device) for w in windows}
         shares = torch.zeros(length, dtype=torch.float64, device=pl_module.device)
         for _, tokens in self.read(trainer, pl_module):
             shares += gradient_by_distance(network, tokens)[0] / self.blocks
@@ -118,8 +103,7 @@ class ReceptiveField(Analysis):
         synchronise(*losses.values())
         perplexities = {w: float(loss.perplexity()) for w, loss in losses.items()}
         full, cumulative = perplexities[length], shares.cumsum(0)
-        sufficient = smallest_sufficient(perplexities, full, self.tolerance)
-        assert sufficient is not None, "a number is within any tolerance of itself"
+        sufficient = smallest_sufficient(perplexities)
         gradients = zip(shares.tolist(), cumulative.tolist(), strict=True)
         rows = [{"distance": d, "share": s, "cumulative": c} for d, (s, c) in enumerate(gradients)]
         publish(trainer, self.name, self._figure(cumulative, perplexities, sufficient, pl_module), rows)
@@ -141,8 +125,8 @@ class ReceptiveField(Analysis):
             last = distance_covering(cumulative, part) + 1
             left.axvline(last, color="C1", linestyle=style, linewidth=1, label=f"{part:.0%} in the last {last:,}")
         right.plot(list(perplexities), list(perplexities.values()), marker="o", markersize=4, label="windowed")
-        full, label = perplexities[length], f"within {self.tolerance:.0%} of full"
-        right.axhspan(full, full * (1 + self.tolerance), color="C2", alpha=0.25, label=label)
+        full, label = perplexities[length], f"within {TOLERANCE:.0%} of full"
+        right.axhspan(full, full * (1 + TOLERANCE), color="C2", alpha=0.25, label=label)
         right.axvline(sufficient, color="C1", linestyle="--", linewidth=1, label=f"smallest sufficient: {sufficient:,}")
         for axes in (left, right):
             axes.set_xscale("log", base=2)

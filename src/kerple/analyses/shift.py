@@ -5,6 +5,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.utilities import rank_zero_warn
 
 from kerple.base.errors import UserError
 from kerple.evaluation.analysis import Analysis, publish, synchronise
@@ -16,8 +17,8 @@ from kerple.evaluation.typed import max_positions, network_of, strategy_name
 class ShiftTest(Analysis):
     """Perplexity of the same segments with all positions shifted by 0, 100, 200, …
 
-    Writes ``shift.csv``: shift, sum of the losses, targets, perplexity. If the strategy has too few positions for a
-    shift, the row has the reason instead. To test such a strategy, for example Learned, use segments that are shorter
+    Writes ``shift.csv``: shift, sum of the losses, targets, perplexity. Shifts for which the strategy has too few
+    positions are left out with a warning. To test such a strategy, for example Learned, use segments that are shorter
     than the training length.
 
     Args:
@@ -48,26 +49,21 @@ class ShiftTest(Analysis):
                 with trainer.precision_plugin.forward_context():
                     loss.update(network.losses(tokens, offset=shift), 0)
         synchronise(*losses.values())
-        rows: list[dict[str, Any]] = []
-        for shift in self.shifts:
-            row = {"shift": shift, "length": length}
-            if shift in losses:
-                nats, targets = float(losses[shift].nll), int(losses[shift].targets)
-                ppl = float(losses[shift].perplexity())
-                rows.append(row | {"nll_sum": nats, "targets": targets, "ppl": ppl, "skipped": None})
-            else:
-                reason = f"the strategy has only {limit} positions"
-                rows.append(row | {"nll_sum": None, "targets": 0, "ppl": None, "skipped": reason})
+        if others := [shift for shift in self.shifts if shift not in possible]:
+            rank_zero_warn(f"ShiftTest: left out {others}: {strategy_name(pl_module)} has only {limit} positions")
+        rows = [
+            {"shift": shift, "length": length, "nll_sum": float(loss.nll), "targets": int(loss.targets)}
+            | {"ppl": float(loss.perplexity())}
+            for shift, loss in losses.items()
+        ]
         publish(trainer, self.name, _figure(rows, strategy_name(pl_module)), rows)
 
 
 def _figure(rows: Sequence[dict[str, Any]], strategy: str) -> Figure:
     figure = Figure(figsize=(6.4, 4), layout="constrained")
     axes = figure.add_subplot()
-    shifts, values = zip(*((row["shift"], row["ppl"]) for row in rows if row["ppl"] is not None), strict=True)
+    shifts, values = zip(*((row["shift"], row["ppl"]) for row in rows), strict=True)
     axes.plot(shifts, values, marker="o", label=strategy)
-    for i, row in enumerate(row for row in rows if row["skipped"] is not None):
-        axes.axvline(row["shift"], color="0.7", linestyle=":", label=None if i else f"skipped: {row['skipped']}")
     # at least 1% on both sides, so that rounding errors do not look like an effect
     axes.set_ylim(min(*values, values[0] * 0.99) * 0.99, max(*values, values[0] * 1.01) * 1.01)
     title = f"{strategy}: the same {rows[0]['length']}-token segments, shifted"

@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.trainer.states import RunningStage, TrainerFn
-from rich.console import Console
 from torch.utils.data import Subset
 
 from kerple.base.errors import UserError
@@ -82,10 +81,6 @@ class Extrapolation(Analysis):
         super().__init__(self.block, blocks)
         if self.block % self.lengths[-1]:
             raise UserError(f"block_length: got {block_length}, expected a multiple of {self.lengths[-1]}, the longest")
-        if segments < 1 or validation_blocks < 0:
-            raise UserError(
-                f"Extrapolation: got segments {segments}, validation_blocks {validation_blocks}, expected at least 1, 0"
-            )
         if sampling == "paper" and (documents or blocks is not None or "sliding" in protocols):
             raise UserError(
                 "sampling: got 'paper', which takes the option segments in place of blocks, ignores documents and has "
@@ -160,7 +155,7 @@ class Extrapolation(Analysis):
             about |= {"precision": str(trainer.precision), "skipped": skipped}
             rows = [row for m in self.measurements if m.skipped is None for row in m.rows()]
             results.write(directory, self.name, rows, about)
-            Console().print(table(self.measurements, training_length))
+            print(table(self.measurements, training_length))
         title = f"{strategy}: perplexity by evaluation length"
         publish(trainer, self.name, figure(self.measurements, training_length, title), [])
         publish(trainer, "context_gain", None, gain.compute() if gain is not None else [])

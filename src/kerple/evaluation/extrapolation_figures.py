@@ -2,27 +2,22 @@
 
 from collections.abc import Sequence
 
+import pandas as pd
 from matplotlib.figure import Figure
-from rich.table import Table
 
 from kerple.evaluation.figures import finish
 from kerple.evaluation.measurement import Measurement
 
 
-def table(measurements: Sequence[Measurement], training_length: int) -> Table:
-    """Table of perplexity and bits per byte: a row per length, a column per protocol, notes on skipped lengths."""
-    result = Table(title="Perplexity (bits per byte) by evaluation length", caption_justify="left")
-    labels = dict.fromkeys(m.protocol.label for m in measurements)
-    for heading in ("length", "×", *labels):
-        result.add_column(heading, justify="right")
-    cells = {(m.protocol.label, m.length): _cell(m) for m in measurements}
-    for length in dict.fromkeys(m.length for m in measurements):
-        ratio = f"{length / training_length:g}"
-        result.add_row(f"{length:,}", ratio, *(cells[label, length] for label in labels))
+def table(measurements: Sequence[Measurement], training_length: int) -> str:
+    """Perplexity and bits per byte as text: a row per length, a column per protocol, notes on skipped lengths."""
+    cells: dict[str, dict[str, str]] = {}
+    for m in measurements:
+        cells.setdefault(m.protocol.label, {})[f"{m.length:,} ({m.length / training_length:g}×)"] = _cell(m)
     counts = sorted({f"{m.protocol.label} {int(m.loss.targets.sum()):,}" for m in measurements if m.skipped is None})
     notes = [f"{m.protocol.label} at {m.length:,}: skipped, {m.skipped}" for m in measurements if m.skipped is not None]
-    result.caption = "\n".join([*(f"targets scored: {count}" for count in counts), *notes])
-    return result
+    lines = ["Perplexity (bits per byte) by evaluation length", pd.DataFrame(cells).to_string()]
+    return "\n".join([*lines, *(f"targets scored: {count}" for count in counts), *notes])
 
 
 def figure(measurements: Sequence[Measurement], training_length: int, title: str) -> Figure:

@@ -43,9 +43,6 @@ def full(network: Network, tokens: Tensor, length: int) -> Tensor:
 
     Returns:
         (B, N) fp32 losses in nats.
-
-    Raises:
-        ValueError: If ``length`` is not in 1..N.
     """
     return windowed(network, tokens, length, window=None)
 
@@ -62,7 +59,8 @@ def windowed(network: Network, tokens: Tensor, length: int, *, window: int | Non
         length: Targets in a segment, 1..N.
         window: Number of keys; None for all, which is `full`.
     """
-    block = _targets(tokens, length)
+    block = tokens.shape[1] - 1
+    assert 1 <= length <= block
     whole = block // length * length  # targets in segments that are not shorter
     segments = tokens[:, : whole + 1].unfold(1, length + 1, length)  # (B, S, L+1), a view
     losses = _losses(network, segments, window=window)
@@ -88,15 +86,10 @@ def sliding(network: Network, tokens: Tensor, length: int, *, stride: int, skip:
 
     Returns:
         (B, N - skip) fp32 losses in nats.
-
-    Raises:
-        ValueError: If a number is out of range.
     """
-    block = _targets(tokens, length)
-    if not (1 <= stride <= length and 0 <= skip < block):
-        raise ValueError(
-            f"sliding: got stride {stride} and skip {skip}, expected 1..{length}, the length, and 0..{block - 1}"
-        )
+    block = tokens.shape[1] - 1
+    assert 1 <= stride <= length <= block
+    assert 0 <= skip < block
     end = max(length, min(skip + stride, block))  # of the first step
     parts = [_losses(network, tokens[:, None, end - length : end + 1], last=end - skip)]
     steps, rest = divmod(block - end, stride)
@@ -222,13 +215,6 @@ def choose_protocols(
         "last": {"k": k},
     }
     return [Protocol(name, **settings.get(name, {})) for name in dict.fromkeys(names)]
-
-
-def _targets(tokens: Tensor, length: int) -> int:
-    block = tokens.shape[1] - 1
-    if not 1 <= length <= block:
-        raise ValueError(f"length: got {length}, expected 1..{block}: a block has {block} targets")
-    return block
 
 
 def _losses(network: Network, segments: Tensor, window: int | None = None, last: int | None = None) -> Tensor:

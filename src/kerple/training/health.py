@@ -35,17 +35,12 @@ class Finite(Callback):
             GPU.
 
     Raises:
-        UserError: If an option is out of range. During training: with ``stop``, if a loss or a gradient is not finite;
-            the message names the step and the last good checkpoint. With both, if a weight is not finite.
+        UserError: With ``stop``, if a loss or a gradient is not finite; the message names the step and the last good
+            checkpoint. With both, if a weight is not finite.
     """
 
     def __init__(self, action: Literal["stop", "skip"] = "stop", every_n_steps: int | None = None) -> None:
         super().__init__()
-        if action not in ("stop", "skip") or (every_n_steps is not None and every_n_steps < 1):
-            raise UserError(
-                f"Finite: got action {action!r} and every_n_steps {every_n_steps}, expected 'stop' or 'skip' and a "
-                "positive number or null"
-            )
         self.action, self.every_n_steps = action, every_n_steps
         self.skipped = self._logged = 0
         self._losses: list[Tensor] = []  # of the micro-batches since the last step

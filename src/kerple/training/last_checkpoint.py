@@ -21,10 +21,11 @@ class LastCheckpoint(Checkpoint):
     """Writes ``checkpoints/last.ckpt`` at intervals, after the last step, and when a signal asks the run to stop.
 
     It is written only between optimiser steps, because a checkpoint holds no accumulated gradients. If it is written
-    before or during a validation, the resumed run does that validation from its beginning; Lightning would skip it.
+    just before a validation, the resumed run does that validation; Lightning would skip it.
 
     SIGTERM saves and ends the process with code 143. SIGUSR1 saves, requeues the job under SLURM and ends with 138.
-    After the last step both are ignored, because the run then saves and ends by itself.
+    Both are obeyed after an optimiser step, so a signal during a validation waits for its end and one more step. After
+    the last step both are ignored, because the run then saves and ends by itself.
 
     Args:
         every_n_train_steps: Optimiser steps between two checkpoints; null for no such interval.
@@ -48,7 +49,6 @@ class LastCheckpoint(Checkpoint):
         self._saved_at = 0.0  # seconds on the monotonic clock
         self.path: Path | None = None
         self._saved_step = -1
-        self._interrupts_validation = False
         self._signals = Signals()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -63,9 +63,6 @@ class LastCheckpoint(Checkpoint):
         self._saved_step, self._saved_at = trainer.global_step, time.monotonic()
         self._signals.install()
         self._signals.connect(trainer)
-        if number := self._signals.agreed(trainer)[0]:
-            rank_zero_info(f"{signal.Signals(number).name} before the first step: there is nothing to save")
-            self._leave(trainer, number)
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         if not _between_steps(trainer):
@@ -76,13 +73,6 @@ class LastCheckpoint(Checkpoint):
         if due and trainer.global_step != self._saved_step:
             self.save(trainer)
 
-    def on_validation_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        fitting = trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
-        if fitting and _between_steps(trainer):
-            self._interrupts_validation = True
-            self._obey_signals(trainer)
-            self._interrupts_validation = False
-
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.save(trainer)
         self._signals.restore()
@@ -92,7 +82,7 @@ class LastCheckpoint(Checkpoint):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint[ACCUMULATION] = trainer.accumulate_grad_batches
-        if self._validation_ahead(trainer):
+        if _validation_ahead(trainer):
             _expect_validation(checkpoint["loops"]["fit_loop"])
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -130,16 +120,16 @@ class LastCheckpoint(Checkpoint):
         by_launcher = environment is not None and not environment.creates_processes_externally
         raise SystemExit(0 if by_launcher and not trainer.is_global_zero else 128 + number)
 
-    def _validation_ahead(self, trainer: Trainer) -> bool:
-        """Whether a checkpoint that is written now precedes the end of a validation that is due after this batch."""
-        if trainer.validating:  # best.ckpt is written after the validation
-            return self._interrupts_validation
-        loop = trainer.fit_loop.epoch_loop
-        progress: Any = loop.batch_progress.total
-        if progress.completed == progress.processed:  # outside on_train_batch_end
-            return False
-        fetcher: Any = trainer.fit_loop._data_fetcher
-        return loop._should_check_val_fx(fetcher)
+
+def _validation_ahead(trainer: Trainer) -> bool:
+    """Whether a checkpoint that is written now precedes a validation that is due after this batch."""
+    loop = trainer.fit_loop.epoch_loop
+    progress: Any = loop.batch_progress.total
+    # best.ckpt is written after the validation; completed and processed differ only in on_train_batch_end
+    if trainer.validating or progress.completed == progress.processed:
+        return False
+    fetcher: Any = trainer.fit_loop._data_fetcher
+    return loop._should_check_val_fx(fetcher)
 
 
 def _expect_validation(loops: dict[str, Any]) -> None:

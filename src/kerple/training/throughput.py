@@ -17,7 +17,6 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from kerple.attention.backend import forget, used
-from kerple.base.errors import UserError
 from kerple.evaluation.typed import log_directory, untyped
 from kerple.positions import Position
 from kerple.training.provenance import git
@@ -27,28 +26,20 @@ class Throughput(Callback):
     """Logs ``train/tokens_per_second`` and ``train/peak_memory_mib``, and writes ``cost.json`` at the end of `fit`.
 
     A rate counts the targets of all devices in ``trainer.log_every_n_steps`` optimiser steps. Its time includes waiting
-    for data but not validation. ``cost.json`` has the median rate, which a busy moment of the machine does not change,
+    for data but not validation. The first rate is left out, because the first step allocates, compiles and warms
+    caches. ``cost.json`` has the median rate, which a busy moment of the machine does not change,
     the peak memory, the numbers of parameters, and the environment. Memory is the largest size of all tensors on a CUDA
     device, or the largest resident size of the process on a CPU. Checkpoints hold the rates and the memory.
-
-    Args:
-        skip: Number of intervals left out at the start, because the first step allocates, compiles and warms caches.
-
-    Raises:
-        UserError: If ``skip`` is negative.
     """
 
-    def __init__(self, skip: int = 1) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        if skip < 0:
-            raise UserError(f"Throughput: skip: got {skip}, expected the number of intervals to leave out, 0 or more")
-        self.skip = skip
         self.rates: list[float] = []
         self.peak = 0
-        self._to_skip: int | None = None  # intervals; None before training
+        self._intervals: int | None = None  # in this process; None before training
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._to_skip = self.skip
+        self._intervals = 0
         forget()
         if pl_module.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(pl_module.device)
@@ -58,22 +49,21 @@ class Throughput(Callback):
         self._paused = _now(pl_module)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._to_skip is not None:  # not the sanity check
+        if self._intervals is not None:  # not the sanity check
             self._since += _now(pl_module) - self._paused
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: dict[str, Any], batch_idx: int
     ) -> None:
-        assert self._to_skip is not None
+        assert self._intervals is not None
         rows, columns = batch["tokens"].shape
         self._tokens += rows * (columns - 1) * trainer.world_size  # targets, of which a row has one fewer than tokens
         if trainer.global_step - self._step < untyped(trainer).log_every_n_steps:  # a step may be many batches
             return
         rate = self._tokens / (_now(pl_module) - self._since)
-        if self._to_skip:
-            self._to_skip -= 1
-        else:
+        if self._intervals:
             self.rates.append(rate)
+        self._intervals += 1
         self._update_peak(pl_module)
         pl_module.log("train/tokens_per_second", rate, prog_bar=True)
         pl_module.log("train/peak_memory_mib", self.peak / 2**20)
@@ -84,9 +74,8 @@ class Throughput(Callback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         path = log_directory(trainer) / "cost.json"
-        if not trainer.is_global_zero or (path.exists() and self._to_skip is None):
+        if not trainer.is_global_zero or (path.exists() and self._intervals is None):
             return  # the latter: a finished run was resumed, and this process has not trained
-        self._update_peak(pl_module)
         cost = {
             "tokens_per_second": median(self.rates) if self.rates else None,
             "peak_memory_bytes": self.peak,
