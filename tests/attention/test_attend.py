@@ -1,9 +1,5 @@
 """Every implementation of attention against explicit attention in fp64 and its autograd."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import Tensor
@@ -50,10 +46,23 @@ def compare(implementation, dtype: torch.dtype, batch: int, heads: int, queries:
 @pytest.mark.parametrize("window", [None, 50])
 @pytest.mark.parametrize(
     ("length", "heads", "batch", "strided"),
-    [(1, 1, 1, False), (2, 12, 3, False), (63, 12, 3, True), (128, 1, 3, False), (600, 5, 2, True)],
+    [(1, 1, 1, False), (63, 12, 3, True), (600, 5, 2, True)],
 )  # fmt: skip
 def test_gradients_are_those_of_explicit_attention(dtype, window, length, heads, batch, strided) -> None:
     compare(attend, dtype, batch, heads, length, length, window, strided)
+
+
+def test_a_steep_table_has_a_finite_gradient() -> None:
+    """Biases down to -4,000 underflow; exponents are clamped on the way back, and what they add is 0 all the same."""
+    q, k, v, grad = inputs(1, 2, 1000, 1000, torch.float64)
+    table = -torch.tensor([4.0, 0.5])[:, None] * torch.arange(1000)
+    exact = [x.requires_grad_() for x in (q, k, v, table.double())]
+    wanted = torch.autograd.grad(attend_reference(*exact[:3], Modifiers(table=exact[3])), exact, grad)
+    ours = [x.detach().float().requires_grad_() for x in exact]
+    got = torch.autograd.grad(attend(*ours[:3], Modifiers(table=ours[3])), ours, grad.float())
+    for a, b in zip(got, wanted, strict=True):
+        assert a.isfinite().all()
+        assert error(a, b) < 1e-5
 
 
 def test_long_inputs_are_read_in_larger_blocks() -> None:
@@ -72,7 +81,7 @@ def test_few_keys_are_done_in_fp32() -> None:
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("window", [None, 50])
-@pytest.mark.parametrize("queries", [1, 7, 200])
+@pytest.mark.parametrize("queries", [1, 200])
 def test_queries_are_the_last_rows(dtype, window, queries) -> None:
     compare(attend, dtype, 2, 3, queries, 300, window, True)
 
@@ -97,21 +106,6 @@ def test_any_strides(which, window, dtype) -> None:
         wanted = attend_reference(*(y.double() for y in dense), Modifiers(table=table.double(), window=window))
         got = attend(*strided, Modifiers(table=table, window=window))
         assert error(got, wanted) < TOLERANCE[dtype]
-
-
-def test_gradcheck() -> None:
-    q, k, v, _ = (x.requires_grad_() for x in inputs(2, 2, 9, 9, torch.float64, dim=3))
-    table = torch.randn(2, 9, dtype=torch.float64, requires_grad=True)
-    weight = torch.rand(2, 9, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda *x: attend(*x[:3], Modifiers(table=x[3])), (q, k, v, table), fast_mode=True)
-    assert torch.autograd.gradcheck(
-        lambda *x: attend(*x[:3], Modifiers(table=x[3], window=4)), (q, k, v, table), fast_mode=True
-    )
-    assert torch.autograd.gradcheck(
-        lambda *x: attend_blocks(*x[:3], Modifiers(table=x[3], weight=x[4], window=5), block=4),
-        (q, k, v, table, weight),
-        fast_mode=True,
-    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -149,30 +143,6 @@ def test_weight_mix_sinks_and_values_in_blocks_are_those_of_explicit_attention()
         results.append([out, *torch.autograd.grad(out, (*leaves, table, weight, gate, turn, sink), grad)])
     for wanted, got in zip(*results, strict=True):
         torch.testing.assert_close(got, wanted)
-
-
-RISE = """
-import resource, torch
-from kerple.attention import Modifiers, attend
-
-def peak(length):
-    q, k, v = (torch.randn(1, 2, length, 16, requires_grad=True) for _ in range(3))
-    attend(q, k, v, Modifiers(weight=torch.rand(2, length, requires_grad=True))).sum().backward()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-few = peak(512)
-print(peak(4096) - few)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="counts the peak in KiB")
-def test_blocks_take_less_memory_than_one_explicit_tensor() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", RISE], capture_output=True, text=True, timeout=120, check=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-    )  # fmt: skip
-    assert float(done.stdout) < 2 * 4096**2 * 4 / 2**20  # MiB; of explicit tensors there would be several
 
 
 def test_autocast_gives_its_dtype_and_an_fp32_table_gradient() -> None:

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from kerple.attention import Modifiers, attend, backend
-from kerple.attention.reference import attend_reference
 from kerple.base.errors import UserError
 
 CASE = {
@@ -90,20 +89,6 @@ def test_each_decision_is_logged_once_until_forgotten(caplog: pytest.LogCaptureF
     backend.forget()
     backend.select(**CASE)
     assert len(caplog.records) == 3
-
-
-@pytest.mark.parametrize("window", [None, 20])
-@pytest.mark.parametrize(("option", "name"), [("fused", "tiles"), ("blocks", "blocks"), ("reference", "reference")])
-def test_every_option_is_the_same_sum(option: str, name: str, window: int | None) -> None:
-    q, k, v, grad = torch.randn(4, 2, 3, 150, 8)
-    inputs = [x.requires_grad_() for x in (q, k, v, torch.randn(3, 150))]
-    exact = [x.detach().double().requires_grad_() for x in inputs]
-    right = attend_reference(*exact[:3], Modifiers(table=exact[3], window=window))
-    wanted = torch.autograd.grad(right, exact, grad.double())
-    out = attend(*inputs[:3], Modifiers(table=inputs[3], window=window), option)
-    assert [b.name for b in backend.used] == [name]
-    for ours, theirs in zip((out, *torch.autograd.grad(out, inputs, grad)), (right, *wanted), strict=True):
-        torch.testing.assert_close(ours, theirs.float(), rtol=1e-4, atol=1e-5)
 
 
 def test_a_compiled_network_decides_as_it_is_traced_and_in_one_graph() -> None:

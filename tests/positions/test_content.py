@@ -45,22 +45,6 @@ def test_cope_is_that_of_x_transformers(rows: int) -> None:
     )
 
 
-def test_cope_of_a_block_is_a_loop() -> None:
-    ours = CoPE(SHAPE, rows=5).double()
-    ours.vectors.data = random(5, HEAD_DIM).double()
-    q, k = random(2, 1, HEADS, 12, HEAD_DIM).double()
-    got = added(ours, q[:, :, 8:], k[:, :, 2:], pairs(slice(8, 12), slice(2, 12)))
-
-    for h in range(HEADS):
-        for m in range(8, 12):
-            for n in range(2, m + 1):
-                gates = [torch.sigmoid(q[0, h, m] @ k[0, h, i] / math.sqrt(HEAD_DIM)).item() for i in range(n, m + 1)]
-                p = min(sum(gates), 4)
-                low, high = ours.vectors[math.floor(p)], ours.vectors[math.ceil(p)]
-                e = low + (p - math.floor(p)) * (high - low)
-                torch.testing.assert_close(got[0, h, m - 8, n - 2], q[0, h, m] @ e)
-
-
 def test_fox_is_x_transformers_data_dependent_alibi() -> None:
     package = pytest.importorskip("x_transformers.x_transformers")
     ours, theirs = FoX(SHAPE, start=5.0), package.DataDependentAlibi(SHAPE.dim, HEADS)
@@ -76,21 +60,6 @@ def test_fox_is_x_transformers_data_dependent_alibi() -> None:
         atol=1e-4,
         rtol=1e-4,
     )
-
-
-def test_fox_of_a_block_is_a_loop_at_any_place() -> None:
-    ours = FoX(SHAPE).double()
-    x = random(1, 12, SHAPE.dim).double()
-    q, k = (torch.zeros(1, HEADS, n, HEAD_DIM, dtype=torch.float64) for n in (4, 10))
-    state = ours.token_state(x, TokenPositions.line(12, 1000), None)[:, :, 2:]
-    got = added(ours, q, k, pairs(slice(8, 12), slice(2, 12), state, offset=1000))
-
-    gate = torch.sigmoid(x[0] @ ours.gates.weight.T + ours.gates.bias)  # (T, H)
-    for h in range(HEADS):
-        for m in range(8, 12):
-            for n in range(2, m + 1):
-                expected = sum((gate[i, h].log() for i in range(n + 1, m + 1)), torch.zeros((), dtype=torch.float64))
-                torch.testing.assert_close(got[0, h, m - 8, n - 2], expected)
 
 
 def test_fox_keeps_near_gates_precise_after_a_long_past() -> None:

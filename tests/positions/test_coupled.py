@@ -1,16 +1,15 @@
 """Vectors for the places of a task: what is added, shifts in training, what is refused, and the way from the task."""
 
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
-from pytorch_lightning import LightningDataModule, Trainer
+from pytorch_lightning import LightningDataModule
 
 from kerple.base.errors import UserError
 from kerple.model import Transformer
 from kerple.model.generation import fill_in
-from kerple.positions import FIRE, Abacus, Coupled, KerpleLog, NoPE, Position, Shape, TokenPositions
+from kerple.positions import FIRE, Abacus, Coupled, NoPE, Position, Shape, TokenPositions
 from kerple.tasks import Addition, Copy, TaskData
 from kerple.tasks.sampling import collate
 from kerple.training.language_model import LanguageModel
@@ -82,31 +81,10 @@ def test_shifts_are_a_function_of_the_seed_and_the_steps_taken() -> None:
     assert shifts(resumed) == shifts(one)
 
 
-def test_the_strategy_beside_it_does_its_part() -> None:
-    position = Abacus(SHAPE, KerpleLog)
-    distance = torch.arange(5.0)
-    assert torch.equal(position.bias(distance), position.position.bias(distance))
-    assert not Abacus(SHAPE, NoPE).uses("bias")
-    assert Abacus(SHAPE, FIRE).uses("modify_scores") == FIRE(SHAPE).uses("modify_scores")
-
-
-def test_a_row_starts_with_the_length_that_is_asked_for() -> None:
-    lengths = Coupled(Shape(256, 2, 16), reach=200, size=2.5).table.norm(dim=1)
-    assert float(lengths.mean()) == pytest.approx(2.5, rel=0.02)
-
-
 def test_up_to_as_many_rows_as_dimensions_start_at_right_angles() -> None:
     few, many = Coupled(SHAPE, reach=8, size=2.0), Coupled(SHAPE, reach=9, size=2.0)
     assert torch.allclose(few.table @ few.table.T, 4 * torch.eye(8), atol=1e-5)
     assert not torch.allclose(many.table @ many.table.T, 4 * torch.eye(9), atol=1e-1)
-
-
-def test_rows_that_are_not_learned_stay(tmp_path: Path) -> None:
-    model = LanguageModel(partial(Coupled, reach=18, learned=False), 82, 19, layers=1, dim=32, heads=2)
-    before = model.network.positions[0].table.clone()
-    data = TaskData(Addition(order="reversed", padded=True), 19, train_length=5, batch_size=4)
-    Trainer(max_steps=2, logger=False, enable_checkpointing=False, default_root_dir=tmp_path).fit(model, data)
-    assert torch.equal(model.network.positions[0].table, before)
 
 
 def test_what_cannot_be_is_told_in_one_line() -> None:

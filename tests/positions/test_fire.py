@@ -75,10 +75,6 @@ def test_dead_and_flat_units_are_pieces_too() -> None:
     torch.testing.assert_close(slope[:, piece] * x + intercept[:, piece], fire.mlp(x[:, None]).T)
 
 
-def test_the_threshold_starts_at_a_quarter_of_the_training_length() -> None:
-    assert FIRE(Shape(24, 3, 2048)).threshold == 512  # the paper's
-
-
 def test_ranges() -> None:
     fire = FIRE(SHAPE, threshold=100.0)
     fire.c.data.fill_(-1.0)

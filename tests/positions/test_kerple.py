@@ -6,10 +6,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from kerple.attention import Modifiers
+from kerple.attention import Modifiers, attend
 from kerple.attention.reference import attend_reference
 from kerple.model import Transformer
-from kerple.positions import ALiBi, KerpleLog, KerplePower, Shape, strategies
+from kerple.positions import KerpleLog, KerplePower, Shape, strategies
 
 HEADS, LENGTH = 3, 300
 SHAPE = Shape(24, HEADS, 64)
@@ -116,6 +116,21 @@ def test_starts_are_what_is_asked_for_and_others_are_refused() -> None:
             KerplePower(SHAPE, **options)
 
 
+def test_the_gradient_through_r1_and_r2_is_that_of_fp64() -> None:
+    """Through the tiles of the CPU and the table, against the formula in fp64 and autograd."""
+    torch.manual_seed(0)
+    q, k, v, grad = torch.randn(4, 2, HEADS, LENGTH, 8)
+    position = KerpleLog(SHAPE)
+    out = attend(q, k, v, Modifiers(table=position.bias(DISTANCES)))
+    got = torch.autograd.grad(out, (position.r1, position.r2), grad)
+
+    r1, r2 = (r.detach().double().requires_grad_() for r in (position.r1, position.r2))
+    table = -r1[:, None] * (1 + r2[:, None] * DISTANCES).log()
+    expected = attend_reference(q.double(), k.double(), v.double(), Modifiers(table=table))
+    for ours, wanted in zip(got, torch.autograd.grad(expected, (r1, r2), grad.double()), strict=True):
+        torch.testing.assert_close(ours.double(), wanted, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("name", ["KerplePower", "KerpleLog3", "KerpleWeight2"])
 def test_the_gradient_at_distance_zero_is_finite(name: str) -> None:
     position = strategies()[name](SHAPE)
@@ -128,13 +143,6 @@ def test_distances_above_256_stay_apart() -> None:
     # in bf16 0..4095 has 769 values
     table = KerpleLog(SHAPE, r1=1.0, r2=1.0).bfloat16().bias(torch.arange(4096.0))
     assert (table.diff(dim=-1) < 0).all()
-
-
-def test_power_with_exponent_one_is_alibi() -> None:
-    alibi = ALiBi(Shape(24, 12, 64))
-    power = KerplePower(Shape(24, 12, 64), r1=[min(max(s, 0.01), 1) for s in alibi.slopes.tolist()], r2=1.0)
-    steep = alibi.slopes >= 0.01
-    torch.testing.assert_close(power.bias(DISTANCES)[steep], alibi.bias(DISTANCES)[steep])
 
 
 def test_twelve_heads_have_24_numbers_for_all_layers_or_for_each() -> None:

@@ -37,9 +37,6 @@ SETTINGS = {
     "Together, four": {"parts": (Sinusoidal, FoX, RoPE, KerpleWeight1)},
     "Abacus, FIRE": {"position": FIRE},
 }
-PER_LAYER = {
-    "CoPE", "DAPE", "DAPEv2", "FIRE", "FoX", "Layers", "PaTH", "SSMax", "Shaw", "Sink", "Together", "TransformerXL",
-}  # fmt: skip
 # others have the hooks of one of these
 COMPILED = {
     "Abacus, FIRE", "CoPE", "DAPE", "FoX", "KerpleBiasWeight", "KerpleLog", "Layers", "Learned", "PaTH", "PoPE",
@@ -106,12 +103,6 @@ def test_what_depends_on_the_length_of_the_input_says_so(name: str, setting: dic
 
     assert moved > 1e-3
     assert not network.positions[0].prefix_consistent
-
-
-def test_strategies_with_parameters_of_their_own_in_each_layer_are_those_of_their_papers() -> None:
-    assert {name for name in names() if subject(name).position().per_layer} == PER_LAYER
-    for name in ("FoX", "T5"):
-        assert len(subject(name).network().positions) == (2 if name in PER_LAYER else 1)
 
 
 @over_names

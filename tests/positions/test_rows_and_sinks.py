@@ -115,13 +115,6 @@ def test_a_stick_of_many_keys_is_broken_in_full_precision() -> None:
     torch.testing.assert_close(attended(attend, position, q, k, v, x).double(), wanted, atol=1e-5, rtol=1e-4)
 
 
-def test_plain_softmax_at_the_training_length_is_where_ssmax_starts() -> None:
-    q, k, v, x = inputs()
-    at_16 = attended(attend, SSMax(SHAPE).double(), q[:, :, :16], k[:, :, :16], v[:, :, :16], x[:, :16])
-    plain = attend(q[:, :, 15:16], k[:, :, :16], v[:, :, :16])
-    torch.testing.assert_close(at_16[:, :, -1:], plain, atol=1e-7, rtol=1e-6)  # the start is an fp32 number
-
-
 @pytest.mark.parametrize(
     ("parts", "message"),
     [

@@ -143,16 +143,8 @@ def prepare_context(
         window: Number of keys that a query sees; None for all.
         attention: Option for the implementation of attention.
         cached: Number of tokens in the cache, which are no queries.
-
-    Raises:
-        UserError: If positions differ between sequences and the strategy does not support that.
     """
     at = position.remap_positions(at, tokens)
-    if at.positions.ndim == 2 and not position.per_sequence:
-        raise UserError(
-            f"position: {type(position).__name__} has one position for all sequences of a batch, got "
-            f"{tuple(at.positions.shape)}; expected ({at.positions.shape[1]},)"
-        )
     windows = [w for w in (position.window, window) if w is not None]
     at = replace(at, window=min(windows, default=None))
     if not at.contiguous:

@@ -93,9 +93,6 @@ class Position(Constrained, ABC):
     differs: bool = False
     """Whether the strategies of its layers are different ones, so that one for all layers is refused."""
 
-    per_sequence: bool = True
-    """Whether positions may differ between the sequences of a batch, (B, T); if not, the model refuses them."""
-
     window: int | None = None
     """Keys that a query sees in this strategy's layers, its own included, unless the caller's window is smaller."""
 

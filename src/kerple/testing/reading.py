@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from kerple.attention import blocks
-from kerple.base.errors import UserError
 from kerple.positions.base import Position
 from kerple.testing.subject import SHORT, VOCABULARY, DoesNotApply, Subject, holds, holds_at_lengths, move, same, tokens
 
@@ -161,16 +160,10 @@ def positions_read_pair_by_pair_are_those_read_in_line(subject: Subject, length:
 @holds_at_lengths
 @torch.no_grad()
 def sequences_may_have_positions_of_their_own(subject: Subject, length: int) -> None:
-    """Each sequence of a batch may have its own positions, unless ``per_sequence`` is False."""
+    """Each sequence of a batch may have its own positions."""
     network, ids, line = subject.network(2 * length), tokens(3, length), torch.arange(length)
     where = torch.stack([line, 3 + line, 2 * line])  # (3, T)
-    supported = all(p.per_sequence for p in network.positions)
-    try:
-        together = move(network, where)(ids)
-    except UserError:
-        assert not supported, "per_sequence, but positions (B, T) are refused"
-        raise DoesNotApply("per_sequence is False, and positions (B, T) are refused") from None
-    assert supported, "per_sequence is False, but positions (B, T) are not refused"
+    together = move(network, where)(ids)
     alone = [move(subject.network(2 * length), row)(ids[i : i + 1]) for i, row in enumerate(where)]
     same(together, torch.cat(alone), f"logits of {length} tokens with positions of their own")
 
