@@ -96,7 +96,7 @@ def test_a_network_compiled_by_inductor_computes_the_same(name: str) -> None:
     [("RoPE", {"scaling": "dynamic_ntk", "factor": 2.0}), ("Learned", {"beyond": "interpolate"})],
 )
 def test_what_depends_on_the_length_of_the_input_says_so(name: str, setting: dict) -> None:
-    network = Subject(partial(strategies()[name], **setting)).network(length=16)
+    network = Subject(partial(strategies()[name], **setting)).network(trained=16)
     tokens = torch.randint(0, 50, (2, 30))
 
     moved = (network(tokens[:, :20]) - network(tokens)[:, :20]).abs().max().item()
