@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import pickle
 import resource
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -28,46 +27,6 @@ def value(path: Path) -> float:
 def state(number: float) -> dict[str, Any]:
     # fewer numbers than torch shares among threads, for which a forked process would wait for ever
     return {"weights": torch.full((30_000,), number)}
-
-
-def test_writes_beside_the_target_and_leaves_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "deep" / "last.ckpt"
-    steps = []
-    fsync, replace = os.fsync, os.replace
-    monkeypatch.setattr(os, "fsync", lambda file: steps.append("fsync") or fsync(file))
-    monkeypatch.setattr(
-        os, "replace", lambda source, to: steps.append(f"rename in {Path(source).parent.name}") or replace(source, to)
-    )
-    AtomicCheckpointIO().save_checkpoint(state(1), path)
-    assert steps == ["fsync", "rename in deep", "fsync"]  # the file, its name, the folder
-    assert [p.name for p in path.parent.iterdir()] == ["last.ckpt"]
-    assert AtomicCheckpointIO().load_checkpoint(path)["weights"][0] == 1
-
-
-def _die_while_writing(path: Path) -> None:
-    replace = os.replace
-
-    def kill(source: str, target: Path) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-        replace(source, target)
-
-    os.replace = kill
-    AtomicCheckpointIO().save_checkpoint(state(2), path)
-
-
-def test_a_kill_before_the_rename_leaves_the_previous_one(tmp_path: Path) -> None:
-    path = tmp_path / "last.ckpt"
-    AtomicCheckpointIO().save_checkpoint(state(1), path)
-    process = FORK.Process(target=_die_while_writing, args=(path,))
-    process.start()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
-    assert value(path) == 1
-    (left_over,) = set(tmp_path.iterdir()) - {path}
-    os.utime(left_over, (0, 0))  # of an hour ago, it goes when the next is written
-    AtomicCheckpointIO().save_checkpoint(state(3), path)
-    assert value(path) == 3
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def fill_the_disk(path: Path) -> None:
@@ -132,15 +91,6 @@ def test_the_best_checkpoint_is_one_that_is_there(tmp_path: Path, monkeypatch: p
     stored = torch.load(kept[0], weights_only=True)["callbacks"]
     (state_of_best,) = (value for key, value in stored.items() if key.startswith("ModelCheckpoint"))
     assert Path(state_of_best["best_model_path"]) == kept[0]  # what a resumed run believes in
-
-
-def test_other_errors_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> None:
-        raise OSError(errno.EIO, "broken disk")
-
-    monkeypatch.setattr(kerple.base.checkpoint_io, "_write", refuse)
-    with pytest.raises(OSError, match="broken disk"):
-        AtomicCheckpointIO().save_checkpoint(state(1), tmp_path / "last.ckpt")
 
 
 class Bomb:

@@ -27,7 +27,7 @@ def refused(arguments: list[str], folder: Path, capsys: Capture) -> str:
     return line
 
 
-@pytest.mark.parametrize("option", ["eps=0.5", "heads=1", "activation=relu", "parallel=true", "dim=16"])
+@pytest.mark.parametrize("option", ["eps=0.5", "dim=16"])
 def test_a_test_takes_the_architecture_of_the_checkpoint(
     option: str, genuine: Path, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -38,7 +38,7 @@ def test_a_test_takes_the_architecture_of_the_checkpoint(
     assert f"model.{name}: " in refused(["test", f"--ckpt_path={genuine}", *files], tmp_path, capsys)
 
 
-@pytest.mark.parametrize("option", ["NoPE", "RoPE", "ALiBi", "KerpleLog --model.position.floor=0.03"])
+@pytest.mark.parametrize("option", ["NoPE", "KerpleLog --model.position.floor=0.03"])
 def test_a_strategy_without_weights_of_its_own_may_replace_the_checkpoints(
     option: str, genuine: Path, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -50,11 +50,10 @@ def test_a_strategy_without_weights_of_its_own_may_replace_the_checkpoints(
     assert tested["class_path"].endswith(option.split()[0])
 
 
-@pytest.mark.parametrize("name", ["Learned", "T5"])
 def test_a_strategy_with_weights_that_the_checkpoint_lacks_is_refused(
-    name: str, genuine: Path, tmp_path: Path, capsys: Capture
+    genuine: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    line = refused(["test", f"--ckpt_path={genuine}", f"--model.position={name}"], tmp_path, capsys)
+    line = refused(["test", f"--ckpt_path={genuine}", "--model.position=T5"], tmp_path, capsys)
     assert "network.positions.0" in line
 
 
@@ -70,15 +69,11 @@ def test_how_numbers_are_computed_and_the_data_may_be_others(genuine: Path, tmp_
         "seed_everything=4",
         "data.length=16",
         "data.seed=4",
-        "data.train_length=1",
         "data.task=Reverse",
         "data.batch_size=4",
-        "trainer.accumulate_grad_batches=2",
         "trainer.max_steps=20",
         "model.position=RoPE",
-        "model.activation=relu",
         "model.lr=0.1",
-        "model.optimizer=muon",
     ],
 )
 def test_another_training_cannot_go_on(option: str, genuine: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -99,7 +94,7 @@ def test_the_same_batch_divided_otherwise_goes_on_and_other_differences_are_said
 
 @pytest.mark.parametrize(
     "change",
-    [{"loops": 3}, {"optimizer_states": 10**9}, {"lr_schedulers": 3}, {"state_dict": {}}, {"config": None}, None],
+    [{"loops": 3}, {"optimizer_states": 10**9}, {"state_dict": {}}, None],
 )
 def test_what_cannot_be_resumed_is_one_error_with_the_files_name(
     change: Any, genuine: Path, tmp_path: Path, capsys: Capture

@@ -1,6 +1,5 @@
 """`test --hf` as a user meets it: what it writes, and what it answers to what is no model."""
 
-import csv
 import json
 import sys
 from pathlib import Path
@@ -22,21 +21,12 @@ hf = pytest.importorskip("transformers")
 CALLBACKS = [
     {
         "class_path": "Extrapolation",
-        "init_args": {
-            "lengths": [16, 32, 64],
-            "protocols": ["full", "windowed", "sliding", "last", "per_position"],
-            "window": 8,
-            "stride": 8,
-            "skip": 56,
-            "k": 8,
-            "blocks": 2,
-        },
+        "init_args": {"lengths": [16, 64], "protocols": ["full", "windowed"], "window": 8, "blocks": 2},
     },
-    {"class_path": "PositionWisePerplexity", "init_args": {"length": 32, "window": 8, "blocks": 2}},
     {"class_path": "ShiftTest", "init_args": {"length": 16, "shifts": [0, 40], "blocks": 2}},
     {"class_path": "ReceptiveField", "init_args": {"length": 16, "blocks": 2}},
-    {"class_path": "Dashboards"},
 ]
+PERPLEXITY_ALONE = ("--trainer.callbacks", json.dumps(CALLBACKS[:1]))
 
 
 @pytest.fixture(scope="module")
@@ -61,66 +51,92 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-PERPLEXITY_ALONE = ("--trainer.callbacks", json.dumps(CALLBACKS[:1]))
-
-
-def run(place: Path, model: Path | str, *flags: str) -> None:
-    main(["test", "--hf", str(model), "--config", str(place / "hf.yaml"), "--data.directory", "shards", *flags])
-
-
 @pytest.fixture
 def here(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(place)
     return place
 
 
-def test_every_protocol_and_analysis_of_a_folder(here: Path) -> None:
-    run(here, here / "llama")
-    folder = here / "logs" / "pretrained" / "llama" / "test"
-    table, _ = results.read(folder)
-    assert set(table["protocol"]) == {"full", "windowed8", "sliding8", "last8", "per_position"}
-    config = yaml.safe_load((folder.parent / "config.yaml").read_text())
-    assert config["model"]["path"] == str(here / "llama")
-    assert config["data"]["init_args"]["length"] == LENGTH
-    assert config["data"]["init_args"]["tokenizer"] == f"hf:{here / 'llama'}"
-    manifest = json.loads((here / "shards" / "manifest.json").read_text())
-    assert manifest["settings"]["tokenizer"] == f"hf:{here / 'llama'}"
+def run(place: Path, model: Path | str, *flags: str) -> None:
+    main(["test", "--hf", str(model), "--config", str(place / "hf.yaml"), "--data.directory", "shards", *flags])
 
-    stream = TokenShards(corpus=None, directory="shards").stream("test")
-    tokens = torch.from_numpy(stream.read(0, 2 * 64 + 1).astype("int64"))
-    model = hf.AutoModelForCausalLM.from_pretrained(here / "llama").eval()
-    with torch.inference_mode():
-        sums = table.query("metric == 'ppl' and protocol == 'full' and length == 32")["sum"]
-        for block, nats in enumerate(sums):
-            text = tokens[64 * block : 64 * block + 65][None]
-            assert nats == pytest.approx(plain_loop(model, text, _Full, 32), rel=1e-6)
-        assert len(sums) == 2
-    with (folder / "shift.csv").open() as file:
-        shifts = [float(row["ppl"]) for row in csv.DictReader(file)]
-    assert shifts[1] == pytest.approx(shifts[0], rel=1e-4)
-    assert (folder / "receptive_window.csv").exists()
-    assert (folder / "position_wise.csv").exists()
+
+def losses(folder: Path, length: int = 64) -> np.ndarray:
+    """Sums of the losses of each block of a test, read at once."""
+    table, _ = results.read(folder)
+    chosen = (table["metric"] == "ppl") & (table["protocol"] == "full") & (table["length"] == length)
+    return table[chosen].sort_values("block")["sum"].to_numpy()
+
+
+def blocks() -> torch.Tensor:
+    """The blocks of the tests here, (2, 65)."""
+    tokens = TokenShards(corpus=None, directory="shards").stream("test").read(0, 2 * 64 + 1).astype("int64")
+    return torch.stack([torch.from_numpy(tokens[64 * i : 64 * i + 65]) for i in range(2)])
 
 
 class _Full:
     name, skip = "full", 0
 
 
+def test_a_folder_is_tested_by_protocols_and_analyses(here: Path) -> None:
+    run(here, here / "llama")
+    folder = here / "logs" / "pretrained" / "llama" / "test"
+    config = yaml.safe_load((folder.parent / "config.yaml").read_text())
+    assert config["model"]["path"] == str(here / "llama")
+    assert config["data"]["init_args"]["length"] == LENGTH
+    assert config["data"]["init_args"]["tokenizer"] == f"hf:{here / 'llama'}"
+    model = hf.AutoModelForCausalLM.from_pretrained(here / "llama").eval()
+    with torch.inference_mode():
+        for length in (16, 64):
+            expected = [plain_loop(model, block[None], _Full, length) for block in blocks()]
+            np.testing.assert_allclose(losses(folder, length), expected, rtol=1e-6)
+    assert (folder / "shift.csv").exists()
+    assert (folder / "receptive_window.csv").exists()
+
+
 def test_scaling_is_a_flag(here: Path) -> None:
+    run(here, here / "llama", "--run_dir=plain", *PERPLEXITY_ALONE)
     run(here, here / "llama", "--model.scaling", "yarn", "--model.factor", "2", *PERPLEXITY_ALONE)
-    table, about = results.read(here / "logs/pretrained/llama-yarn2.0/test")
-    assert about["evaluations"]["extrapolation"]["strategy"] == "YaRN"
-    plain, _ = results.read(here / "logs/pretrained/llama/test")
-    assert table["sum"][0] != plain["sum"][0]
+    folder = here / "logs/pretrained/llama-yarn2.0/test"
+    assert results.read(folder)[1]["evaluations"]["extrapolation"]["strategy"] == "YaRN"
+    assert (losses(folder) != losses(here / "plain")).all()
+
+
+def test_another_strategy_without_weights_may_replace_the_models_own(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(here, here / "llama", "--run_dir=before", *PERPLEXITY_ALONE)
+    same = ["--model.position=RoPE", "--model.position.base=1000"]  # what the model has
+    run(here, here / "llama", "--run_dir=same", *same, *PERPLEXITY_ALONE)
+    np.testing.assert_allclose(losses(here / "same"), losses(here / "before"), rtol=1e-5)
+    run(here, here / "llama", "--model.position=ALiBi", *PERPLEXITY_ALONE)
+    assert "another strategy than the model's own: ALiBi" in capsys.readouterr().out
+    assert (losses(here / "logs/pretrained/llama-ALiBi/test") != losses(here / "before")).all()
+    assert "has weights that the model lacks" in refused(capsys, here, here / "llama", "--model.position=T5")
+
+
+def test_a_model_that_this_project_has_exported(here: Path) -> None:
+    from kerple.hf.modeling import KerpleConfig, KerpleForCausalLM
+
+    torch.manual_seed(0)
+    network = {"layers": 1, "dim": 16, "heads": 2, "length": LENGTH, "vocabulary": 257, "init": 0.3}
+    model = KerpleForCausalLM(KerpleConfig(network=network | {"position": "KerpleLog"})).eval()
+    ours = broken(here, "ours", without=("config.json", "generation_config.json", "model.safetensors"))
+    model.save_pretrained(ours)
+    run(here, ours, "--run_dir=of-ours", *PERPLEXITY_ALONE)
+    with torch.inference_mode():
+        expected = model.network.losses(blocks()).double().sum(1)
+    np.testing.assert_allclose(losses(here / "of-ours"), expected, rtol=1e-6)
+    assert results.read(here / "of-ours")[1]["evaluations"]["extrapolation"]["strategy"] == "KerpleLog"
 
 
 def refused(capsys: pytest.CaptureFixture[str], place: Path, model: Path | str, *flags: str) -> str:
     with pytest.raises(SystemExit) as ended:
         run(place, model, *flags)
-    told = capsys.readouterr().err.strip().splitlines()[-1]
+    line = capsys.readouterr().err.strip().splitlines()[-1]
     assert ended.value.code == 2
-    assert told.startswith("error: ")
-    return told
+    assert line.startswith("error: ")
+    return line
 
 
 def broken(here: Path, name: str, *, without: tuple[str, ...] = (), **config: object) -> Path:
@@ -136,14 +152,25 @@ def broken(here: Path, name: str, *, without: tuple[str, ...] = (), **config: ob
     return folder
 
 
-def test_a_path_that_is_no_model(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "there is no './nothing', expected a folder" in refused(capsys, here, "./nothing")
+def test_what_is_no_model_is_one_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "empty").mkdir()
-    assert "has no config.json and no .gguf, expected" in refused(capsys, here, here / "empty")
     (here / "run.ckpt").write_text("words")
-    assert "run.ckpt is no model, expected a folder" in refused(capsys, here, here / "run.ckpt")
-    bare = broken(here, "bare", without=("model.safetensors",))
-    assert "has a config.json and no weights; expected model.safetensors" in refused(capsys, here, bare)
+    (here / "damaged.gguf").write_bytes(b"GGUF" + bytes(200))
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    hf.BertModel(hf.BertConfig(vocab_size=257, **sizes)).save_pretrained(here / "bert")
+    for model, part in (
+        ("./nothing", "there is no './nothing'"),
+        (here / "empty", "has no config.json"),
+        (here / "run.ckpt", "run.ckpt is no model"),
+        (broken(here, "bare", without=("model.safetensors",)), "no weights"),
+        (here / "bert", "expected a causal language model"),
+        (broken(here, "mute", without=("tokenizer.json", "tokenizer_config.json")), "tokenizer.json"),
+        (here / "damaged.gguf", "damaged.gguf could not be read"),
+        (gguf_file(here / "packed.gguf", "llama", "Q8_K"), "Q8_K"),
+        (broken(here, "deeper", num_hidden_layers=3), "do not fit its config.json"),
+        (broken(here, "wider", intermediate_size=128), "weights of"),
+    ):
+        assert part in refused(capsys, here, model)
 
 
 def test_an_index_of_safetensors_that_names_a_pickle(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,26 +185,6 @@ def test_an_index_of_safetensors_that_names_a_pickle(here: Path, capsys: pytest.
     assert "the weights of" in refused(capsys, here, folder)
 
 
-def test_a_name_that_no_hub_knows(
-    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    assert "a name on the Hugging Face hub that can be reached from here" in refused(capsys, here, "nobody/nothing")
-
-
-def test_an_encoder(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = hf.BertConfig(
-        vocab_size=257, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
-    )
-    hf.BertModel(config).save_pretrained(here / "bert")
-    assert "is a bert (BertModel), expected a causal language model" in refused(capsys, here, here / "bert")
-
-
-def test_a_missing_tokenizer(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = broken(here, "mute", without=("tokenizer.json", "tokenizer_config.json"))
-    assert "comes without one; expected tokenizer.json beside its config.json" in refused(capsys, here, folder)
-
-
 def test_a_tokenizer_of_another_model(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(here, here / "llama", "--trainer.callbacks", "[]", "--run_dir", "none")  # the shards are there
     other = broken(here, "other")
@@ -187,21 +194,15 @@ def test_a_tokenizer_of_another_model(here: Path, capsys: pytest.CaptureFixture[
         content["model"]["vocab"]["a"],
     )
     (other / "tokenizer.json").write_text(json.dumps(content))
-    told = refused(capsys, here, other, "--data.corpus", "null")
-    assert f"were made with hf:{here / 'llama'}, not with the tokenizer of {other}" in told
+    line = refused(capsys, here, other, "--data.corpus", "null")
+    assert f"were made with hf:{here / 'llama'}, not with the tokenizer of {other}" in line
 
 
 def test_a_length_beyond_learned_positions(here: Path) -> None:
     saved(here / "gpt2", "gpt2", n_positions=40)
     run(here, here / "gpt2", "--data.directory", "shards-gpt2", *PERPLEXITY_ALONE)
-    skipped = results.read(here / "logs/pretrained/gpt2/test")[1]["evaluations"]["extrapolation"]["skipped"]
-    assert {row["length"] for row in skipped} == {64}
-    assert "only 40 positions" in skipped[0]["reason"]
-
-
-def test_a_gguf_that_cannot_be_read(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (here / "damaged.gguf").write_bytes(b"GGUF" + bytes(200))
-    assert "damaged.gguf could not be read" in refused(capsys, here, here / "damaged.gguf")
+    _, about = results.read(here / "logs/pretrained/gpt2/test")
+    assert {row["length"] for row in about["evaluations"]["extrapolation"]["skipped"]} == {64}
 
 
 def gguf_file(path: Path, architecture: str, packed: str) -> Path:
@@ -229,30 +230,14 @@ def gguf_file(path: Path, architecture: str, packed: str) -> Path:
     return path
 
 
-def test_a_gguf_type_that_cannot_be_read(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = refused(capsys, here, gguf_file(here / "packed.gguf", "llama", "Q8_K"))
-    assert "the weights of" in told
-    assert "Dequantization for Q8_K is not yet implemented" in told
-    told = refused(capsys, here, gguf_file(here / "odd.gguf", "clip", "Q8_0"))
-    assert "GGUF model with architecture clip is not supported" in told
-
-
-def test_weights_that_do_not_fit(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "do not fit its config.json" in refused(capsys, here, broken(here, "deeper", num_hidden_layers=3))
-    assert "do not fit its config.json" in refused(capsys, here, broken(here, "flatter", num_hidden_layers=1))
-    told = refused(capsys, here, broken(here, "wider", intermediate_size=128))
-    assert "weights of" in told
-    assert "could not be read" in told or "do not fit" in told
-
-
 def test_pickled_weights_are_refused_with_the_way_to_convert_them(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = broken(here, "pickled", without=("model.safetensors",))
     torch.save(tiny("llama", vocab_size=257).state_dict(), folder / "pytorch_model.bin")
-    told = refused(capsys, here, folder)
-    assert "can run anything when it is read" in told
-    command = told[told.index('python -c "') + len('python -c "') : told.rindex('"')]
+    line = refused(capsys, here, folder)
+    assert "can run anything when it is read" in line
+    command = line[line.index('python -c "') + len('python -c "') : line.rindex('"')]
     exec(command)
     converted = hf.AutoModelForCausalLM.from_pretrained(f"{folder}-safetensors", use_safetensors=True)
     original = torch.load(folder / "pytorch_model.bin", weights_only=True)
@@ -272,8 +257,8 @@ def test_code_that_comes_with_a_model_does_not_run(here: Path, capsys: pytest.Ca
 
 
 def test_callbacks_that_look_inside_our_own_model_are_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = refused(capsys, here, here / "llama", "--trainer.callbacks+", '{"class_path": "Kernels"}')
-    assert "Kernels: look inside of this project's own Transformer" in told
+    line = refused(capsys, here, here / "llama", "--trainer.callbacks+", '{"class_path": "Kernels"}')
+    assert "Kernels: look inside of this project's own Transformer" in line
 
 
 def test_the_line_that_installs_the_group(
@@ -301,14 +286,3 @@ def test_pretrained_models_are_rows_of_a_comparison(here: Path) -> None:
     assert "| RoPE" in table
     assert "| PI" in table
     main(["compare", "--config", "windows.yaml"])  # nothing to do
-
-
-@pytest.mark.slow
-def test_models_whose_names_have_points_have_folders_of_their_own(here: Path) -> None:
-    for name in ("llama-1.4b", "llama-1.5b"):
-        broken(here, name)
-        run(here, here / name, *PERPLEXITY_ALONE, "--data.directory", f"{name}-shards")
-        assert (here / "logs/pretrained" / name / "test/results.csv.gz").exists()
-    run(here, here / "llama", *PERPLEXITY_ALONE, "--run_dir", "beside")
-    assert not (here / "config.yaml").exists()
-    assert (here / "beside/config.yaml").exists()

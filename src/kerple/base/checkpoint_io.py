@@ -26,19 +26,17 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """
         if "://" in str(path):  # object stores write a file as a whole
             super().save_checkpoint(checkpoint, path, storage_options)
-            self._folders.add(str(path).rpartition("/")[0])
-            return
-        path = Path(path)
-        try:
-            _write(checkpoint, path)
-            self._folders.add(os.path.realpath(path.parent))
-        except OSError as error:
-            if error.errno not in NO_ROOM:
-                raise
-            raise UserError(
-                f"no room for the checkpoint {path} ({error.strerror}); the ones saved before are intact: free some "
-                "space and resume with --ckpt_path last"
-            ) from error
+        else:
+            try:
+                _write(checkpoint, Path(path))
+            except OSError as error:
+                if error.errno not in NO_ROOM:
+                    raise
+                raise UserError(
+                    f"no room for the checkpoint {path} ({error.strerror}); the ones saved before are intact: free "
+                    "some space and resume with --ckpt_path last"
+                ) from error
+        self._folders.add(_folder(path))
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = lambda storage, _: storage, weights_only: bool | None = None
@@ -50,36 +48,20 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
         A resumed run reads from a checkpoint which files it had kept, and would remove any file that it names.
         """
-        local = "://" not in str(path)
-        if local and not (os.path.isfile(path) and os.path.realpath(os.path.dirname(path)) in self._folders):
-            return
-        if not local and str(path).rpartition("/")[0] not in self._folders:
-            return
-        super().remove_checkpoint(path)
+        if _folder(path) in self._folders and not os.path.isdir(path):
+            super().remove_checkpoint(path)
+
+
+def _folder(path: str | Path) -> str:
+    """The folder of a file or of an object in a store."""
+    return str(path).rpartition("/")[0] if "://" in str(path) else os.path.realpath(os.path.dirname(path))
 
 
 def _write(checkpoint: dict[str, Any], path: Path) -> None:
     with writing(path) as file:
-        recorder = _Recorder(file)
         try:
-            torch.save(checkpoint, cast("IO[bytes]", recorder))
-        except RuntimeError as error:  # torch's writer hides the cause
-            raise recorder.error or error from error
-
-
-class _Recorder:
-    """A file that records why it could not be written."""
-
-    def __init__(self, file: Any) -> None:
-        self.file = file
-        self.error: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        try:
-            return self.file.write(data)
-        except OSError as error:
-            self.error = error
+            torch.save(checkpoint, cast("IO[bytes]", file))
+        except RuntimeError:  # torch's writer hides why it could not write; the next write says it
+            file.write(bytes(2**20))
+            file.flush()
             raise
-
-    def flush(self) -> None:
-        self.file.flush()

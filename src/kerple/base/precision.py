@@ -15,7 +15,7 @@ FAST, SAFE = "bf16-mixed", "32-true"
 AMPERE = (8, 0)  # the first CUDA compute capability whose tensor cores multiply bf16
 INSTRUCTIONS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16", "bf16": "ARM BF16", "sve_bf16": "SVE BF16"}
 # oneDNN multiplies matrices on the CPU, and can be told to use fewer instructions than the processor has
-LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+LIMIT = "ONEDNN_MAX_CPU_ISA"
 LIMITS_WITH_BF16 = ("AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX512_CORE_AMX", "AVX10", "ALL", "DEFAULT")
 EMULATED = "this processor emulates bf16, and a step takes 2 to 20 times as long as in fp32"
 
@@ -67,35 +67,23 @@ def choose(accelerator: Any = "auto") -> tuple[str, str]:
     return (FAST, f"the processor has {found}") if found else (SAFE, "the processor does not multiply bf16 in hardware")
 
 
-def settle(config: Namespace, command: str) -> None:
-    """Replace ``auto`` in a command's configuration by a precision, and print one line that says which and why.
-
-    It sets ``trainer.precision``, and sets ``auto_precision`` to the same, or to None if ``auto`` was not asked for. A
-    resumed fit keeps the precision with which it was begun. A test chooses for the machine on which it runs.
+def settle(trainer: Namespace, resumed: str | None = None) -> None:
+    """Replace ``auto`` in the Trainer's options by a precision, and print one line that says which and why.
 
     Args:
-        config: The configuration; its ``auto_precision`` is that of the fit that is resumed or tested.
-        command: ``fit``, ``test`` or ``validate``.
+        trainer: The options.
+        resumed: Precision of the fit that goes on, which it keeps; None for a new one.
     """
-    trained, trainer = config.auto_precision, config.trainer
-    if trainer.precision != "auto":
-        config.auto_precision = None
-        if emulated(trainer.precision, trainer.accelerator):
-            _say(f"warning: precision {trainer.precision}: {EMULATED}; auto or {SAFE} is faster here")
-        return
-    chosen, reason = choose(trainer.accelerator)
-    line = f"precision {chosen}, because {reason}"
-    if trained and command == "fit" and chosen != trained:
-        line = f"precision {trained}, with which the run was begun; this machine would choose {chosen}"
-        chosen = trained
-    elif trained and chosen != trained:
-        line += f"; the run was trained with {trained} on another machine"
-    trainer.precision = config.auto_precision = chosen
-    _say(line)
+    if trainer.precision == "auto":
+        trainer.precision, reason = (resumed, "the run was begun with it") if resumed else choose(trainer.accelerator)
+        say(f"precision {trainer.precision}, because {reason}")
+    if emulated(trainer.precision, trainer.accelerator):
+        say(f"warning: precision {trainer.precision}: {EMULATED}; {SAFE} is faster here")
 
 
 @rank_zero_only
-def _say(line: str) -> None:
+def say(line: str) -> None:
+    """Print a line on the first process."""
     print(line, flush=True)
 
 
@@ -107,8 +95,8 @@ def emulated(precision: Any, accelerator: Any = "auto") -> bool:
 
 def _bf16_instructions() -> str:
     """Name of the instructions that multiply bf16 on this CPU; empty if there are none or they are switched off."""
-    limits = [value.upper() for name in LIMITS if (value := os.environ.get(name))]
-    if any(not limit.startswith(LIMITS_WITH_BF16) for limit in limits) or not torch.backends.mkldnn.is_available():
+    limit = os.environ.get(LIMIT, "DEFAULT").upper()
+    if not limit.startswith(LIMITS_WITH_BF16) or not torch.backends.mkldnn.is_available():
         return ""
     capabilities = torch.cpu.get_capabilities()
     return next((name for key, name in INSTRUCTIONS.items() if capabilities.get(key)), "")

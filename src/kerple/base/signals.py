@@ -1,7 +1,6 @@
 """Signals that ask a run to stop. They are recorded when they arrive, and obeyed when the run can be saved."""
 
 import os
-import re
 import signal
 import subprocess
 import threading
@@ -10,8 +9,6 @@ from typing import Any
 import torch
 from pytorch_lightning import Trainer
 from pytorch_lightning.utilities.rank_zero import rank_zero_info, rank_zero_warn
-
-from kerple.base.errors import UserError
 
 STOPPING = (signal.SIGTERM, signal.SIGUSR1)
 
@@ -67,18 +64,12 @@ class Signals:
 
 
 def requeue() -> None:
-    """Requeue the SLURM job that this process belongs to; outside SLURM, do nothing.
-
-    Raises:
-        UserError: SLURM_JOB_ID is not the number of a job.
-    """
+    """Requeue the SLURM job that this process belongs to; outside SLURM, do nothing."""
     job = os.environ.get("SLURM_JOB_ID")
     if job is None:
         return
     if "SLURM_ARRAY_JOB_ID" in os.environ:
         job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
-    if not re.fullmatch(r"[0-9]+(_[0-9]+)?", job):
-        raise UserError(f"SLURM_JOB_ID: got {job!r}, expected the number of a job")
     try:
         subprocess.run(["scontrol", "requeue", job], check=True, timeout=60)
         rank_zero_info(f"Requeued the job {job}.")

@@ -89,7 +89,7 @@ class Classes:
 
         Returns:
             The sections ``model`` and ``data``; of ``trainer`` the analyses among the callbacks, precision and
-            ``limit_test_batches``; and the seed, the experiment and what ``precision: auto`` was in training.
+            ``limit_test_batches``; and the seed and the experiment.
 
         Raises:
             UserError: It is no such checkpoint, or it names a class that is not offered.
@@ -109,7 +109,7 @@ class Classes:
             }
             for section, target, names in (
                 (config["trainer"], trainer, ("precision", "limit_test_batches")),
-                (config, built, ("seed_everything", "experiment", "auto_precision")),
+                (config, built, ("seed_everything", "experiment")),
             ):
                 target |= {name: self.value(section[name], str, name) for name in names if name in section}
         except UserError as error:

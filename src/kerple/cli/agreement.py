@@ -5,9 +5,9 @@ from typing import Any
 
 from pytorch_lightning import LightningModule
 
-from kerple.base.changes import differences
 from kerple.base.errors import UserError
 from kerple.base.trust import CONFIG
+from kerple.compare.records import differences
 from kerple.compare.runs import flat
 
 SAMPLES_PER_STEP = "samples_per_step"  # key in a checkpoint: samples of all devices and micro-batches of a step
@@ -21,7 +21,7 @@ SAME = (
     "data.class_path",
     *(f"data.init_args.{name}" for name in DATA),
 )
-ELSEWHERE = ("run_dir", "logs", "experiment", "ckpt_path", "config", "trust", "weights", "auto_precision")
+ELSEWHERE = ("run_dir", "logs", "experiment", "ckpt_path", "config", "trust", "weights")
 OF_A_START = (*ELSEWHERE, "weights_only", "trainer.default_root_dir", "trainer.callbacks")
 
 

@@ -28,7 +28,7 @@ from kerple.compare.job import Task, forget
 from kerple.compare.runs import Run, flat, locate
 from kerple.compare.runs import read as read_runs
 
-PLACES = ("run_dir", "ckpt_path", "config", "logs", "experiment", "trust", "auto_precision")  # where a run is
+PLACES = ("run_dir", "ckpt_path", "config", "logs", "experiment", "trust")  # where a run is
 
 
 def main(arguments: list[str]) -> None:

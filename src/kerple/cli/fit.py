@@ -5,6 +5,7 @@ import warnings
 import yaml
 
 from kerple.base.errors import UserError
+from kerple.base.precision import SAFE, emulated, say
 from kerple.cli.classes import classes
 from kerple.cli.lightning import CLI
 from kerple.cli.parser import peek
@@ -58,6 +59,7 @@ def checkpoint_first(arguments: list[str]) -> list[str]:
         raise UserError(f"ckpt_path: got nothing, expected a checkpoint to {command}; add --ckpt_path FILE")
     # without devices and strategy, which belong to the machine that trained
     config = classes(given.trust or "").config(given.ckpt_path)
-    if config.get("auto_precision"):
-        config["trainer"]["precision"] = "auto"
+    if emulated(precision := config["trainer"].get("precision")):
+        config["trainer"]["precision"] = SAFE
+        say(f"precision {SAFE}, because this machine emulates {precision}, in which the run was trained")
     return [command, "--config", yaml.safe_dump(config), *rest]

@@ -6,7 +6,7 @@ import numpy as np
 from jsonargparse import ArgumentParser
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from kerple.base.errors import UserError
 from kerple.data.manifest import SPLITS, Manifest
@@ -41,9 +41,9 @@ def main(arguments: list[str]) -> None:
 
 def show(manifest: Manifest) -> None:
     """Print a manifest's statistics as a table."""
-    table = Table(title=escape(printable(manifest.place)))
-    for column in ("split", "documents", "tokens", "bytes", "bytes per token", "tokens per document", "shards"):
-        table.add_column(column, justify="left" if column == "split" else "right")
+    names = ("documents", "tokens", "bytes", "bytes per token", "tokens per document", "shards")
+    numbers = [Column(name, justify="right") for name in names]
+    table = Table("split", *numbers, title=escape(printable(manifest.place)))
     for name, split in manifest.splits.items():
         table.add_row(
             name,

@@ -107,18 +107,19 @@ class CLI(LightningCLI):
                 config.ckpt_path = str(last) if last.is_file() else None
         else:
             directory = test_directory(config.run_dir, config.ckpt_path, self.subcommand)
+        resumed = None
         if config.ckpt_path is not None:
             self.checkpoint = load(config.ckpt_path)
             try:
                 stored = self.checkpoint[CONFIG]
                 length = self.checkpoint["hyper_parameters"]["length"]
                 if self.subcommand == "fit":
-                    config.auto_precision = stored.get("auto_precision")
+                    resumed = str(stored["trainer"]["precision"])
                 else:  # the training length is the checkpoint's, even if data.length is another
                     config.model.length = int(length)
             except (LookupError, TypeError, ValueError, AttributeError) as error:
                 raise foreign(config.ckpt_path, error) from error
-        settle(config, self.subcommand)
+        settle(config.trainer, resumed)
         config.weights_only = True  # nothing in a checkpoint may run
         self.write_to(directory)
 
@@ -181,8 +182,8 @@ class CLI(LightningCLI):
         if shown is not False and (self.subcommand == "test" or not sys.stdout.isatty()):
             options["enable_progress_bar"] = False
             callbacks = [*(c for c in callbacks if not isinstance(c, ProgressBar)), ProgressLines()]
-        elif self.subcommand == "fit" and shown is not False:
-            callbacks = _with_bar(callbacks)
+        elif self.subcommand == "fit" and shown is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
+            callbacks = [*callbacks, SteadyProgress()]
         try:
             return super().instantiate_trainer(**options, callbacks=callbacks)
         except (MisconfigurationException, ValueError, TypeError) as error:  # about the options, all that it is given
@@ -197,9 +198,3 @@ def _with_safety(callbacks: list[Callback], checkpoints: bool | None) -> list[Ca
     """The callbacks, and those by which every fit can be resumed and explained, unless they are configured."""
     safety = [RandomState, Finite, Provenance, *([] if checkpoints is False else [LastCheckpoint])]
     return callbacks + [kind() for kind in safety if not any(isinstance(callback, kind) for callback in callbacks)]
-
-
-def _with_bar(callbacks: list[Callback]) -> list[Callback]:
-    """The callbacks, and a progress bar unless there is one."""
-    has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
-    return callbacks if has_bar else [*callbacks, SteadyProgress()]

@@ -62,12 +62,6 @@ def add_run_arguments(parser: LightningArgumentParser) -> None:
         default=None,
         help="For fit: start from a model that exists: a checkpoint, a Hugging Face folder or name, a GGUF file.",
     )
-    parser.add_argument(
-        "--auto_precision",
-        type=str | None,
-        default=None,
-        help="Written by a run: what `precision: auto` came to when it was trained. Its tests choose again.",
-    )
 
 
 def add_folder_arguments(parser: LightningArgumentParser, experiment: str, run_dir: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from jsonargparse import ArgumentParser, Namespace
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from kerple.base.errors import UserError
 from kerple.cli.fit import checkpoint_first
@@ -16,6 +16,7 @@ from kerple.model.cost import CHIPS, Chip, Memory, flops, memory, parameters
 from kerple.training.language_model import LanguageModel
 
 EFFICIENCY = 0.4  # share of a chip's peak: the goal on an H100 (docs/how-to/gpu.md), not a measurement
+MEMORY = ("weights", "gradients", "optimiser", "activations", "logits", "total")
 NODE = 8  # devices in a node
 NETWORK = 50e9  # bytes per second between devices of two nodes: 400 Gb/s each
 AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
@@ -101,7 +102,7 @@ def tables(config: Namespace, chips: list[Chip], devices: list[int], efficiency:
         _two_columns(
             f"Memory of a device, {data.batch_size} × {data.length} tokens at once"
             f"{', without sharding' if 'fsdp' in str(trainer.strategy).lower() else ''}",
-            _parts(needed),
+            {part: f"{getattr(needed, part) / 2**30:.2f} GiB" for part in MEMORY},
         ),
         _hours(total, needed, trainer.max_steps, chips, devices, efficiency),
     ]
@@ -111,10 +112,10 @@ def device_count(devices: Any) -> int:
     """Number of devices of a node that the Trainer's option means, with 1 where it leaves that to the machine."""
     if isinstance(devices, list):
         return len(devices)
-    text = str(devices)
-    if "," in text:  # numbers of devices
-        return len([part for part in text.split(",") if part.strip()])
-    return int(text) if text.isdecimal() and int(text) else 1
+    numbers = str(devices).rstrip(",").split(",")
+    if len(numbers) > 1:
+        return len(numbers)
+    return int(devices) if str(devices).isdecimal() and int(devices) else 1
 
 
 def moments(model: LanguageModel) -> float:
@@ -125,17 +126,9 @@ def moments(model: LanguageModel) -> float:
     return 2.0 - matrices / sum(p.numel() for p in model.parameters())
 
 
-def _parts(needed: Memory) -> dict[str, str]:
-    names = ("weights", "gradients", "optimiser", "activations", "logits", "total")
-    return {name: f"{getattr(needed, name) / 2**30:.2f} GiB" for name in names}
-
-
 def _hours(total: float, needed: Memory, steps: int, chips: list[Chip], devices: list[int], efficiency: float) -> Table:
-    table = Table(title="Hours, the tokens shared by all devices")
-    table.add_column("device")
-    table.add_column("fits")
-    for n in devices:
-        table.add_column(f"{n} × = {-(-n // NODE)} node{'s' if n > NODE else ''}", justify="right")
+    numbers = [Column(f"{n} × = {-(-n // NODE)} node{'s' if n > NODE else ''}", justify="right") for n in devices]
+    table = Table("device", "fits", *numbers, title="Hours, the tokens shared by all devices")
     for chip in chips:
         cells = []
         for n in devices:
@@ -149,9 +142,7 @@ def _hours(total: float, needed: Memory, steps: int, chips: list[Chip], devices:
 
 
 def _two_columns(title: str, rows: dict[str, Any]) -> Table:
-    table = Table(title=title, show_header=False, title_justify="left")
-    table.add_column()
-    table.add_column(justify="right")
+    table = Table("", Column(justify="right"), title=title, show_header=False, title_justify="left")
     for name, value in rows.items():
         table.add_row(name, value)
     return table

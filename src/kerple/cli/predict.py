@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterator
 from itertools import chain
-from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from jsonargparse import ArgumentError, ArgumentParser
@@ -22,19 +21,7 @@ from kerple.tasks import TaskData
 from kerple.training.language_model import LanguageModel
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what an incomplete character decodes to
-
-
-@runtime_checkable
-class Text(Protocol):
-    """A data module that can encode and decode text, such as `TokenShards` and `TaskData`."""
-
-    def setup(self, stage: str) -> None: ...
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
-
-    def encode(self, text: str) -> list[int]: ...
-
-    def decode(self, tokens: list[int]) -> str: ...
+Text = TokenShards | TaskData  # the data modules that can encode and decode
 
 
 def main(arguments: list[str]) -> None:
@@ -63,8 +50,6 @@ def main(arguments: list[str]) -> None:
     settle_torch()
     if given.tokens < 1:
         raise UserError(f"tokens: got {given.tokens}, expected 1 or more")
-    if given.seed is not None and not 0 <= given.seed < 2**63:
-        raise UserError(f"seed: got {given.seed}, expected 0 to 2^63 - 1")
     try:
         torch.empty(0, device=given.device)
     except (RuntimeError, AssertionError) as error:  # the device is unknown, or torch was built without it
@@ -135,7 +120,7 @@ def load(path: str, trust: str = "", device: str = "cpu") -> tuple[LanguageModel
 
 def end_of_text(data: Text) -> int:
     """Id of the token that ends a text or an answer."""
-    return data.end if isinstance(data, TaskData) else cast(TokenShards, data).manifest.end_of_text
+    return data.end if isinstance(data, TaskData) else data.manifest.end_of_text
 
 
 def pieces(data: Text, start: list[int], tokens: Iterator[int], end: int) -> Iterator[str]:

@@ -36,6 +36,7 @@ class PretrainedCLI(CLI):
         config = self.config[self.subcommand]
         model = config.model
         label = model_name(model.path) + (f"-{model.scaling}{model.factor or ''}" if model.scaling else "")
+        label += f"-{model.position.class_path.rpartition('.')[2]}" if model.position else ""
         run = Path(config.logs) / config.experiment / label
         directory = test_directory(config.run_dir, str(run / "checkpoints" / "none"), "test")
         self.write_to(directory)

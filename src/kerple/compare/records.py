@@ -17,7 +17,7 @@ import pandas as pd
 import yaml
 
 from kerple.base.atomic import write
-from kerple.base.changes import is_default
+from kerple.base.defaults import is_default
 from kerple.compare.comparison import Job
 from kerple.compare.runs import PLACES, flat, read
 from kerple.evaluation import results

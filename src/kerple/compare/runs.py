@@ -246,11 +246,12 @@ def flat(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def strategy(config: dict[str, Any]) -> str:
-    """Class name of the strategy in a configuration, or the name of a pretrained model and its scaling."""
+    """Class name of the strategy in a configuration, or the name of a pretrained model and what replaces its own."""
+    position = config.get("model.position.class_path") or config.get("model.position")
+    name = position and str(position).rsplit(".", 1)[-1]
     if "model.path" in config:
-        return " ".join(filter(None, [model_name(config["model.path"]), config.get("model.scaling")]))
-    position = config.get("model.position.class_path") or config["model.position"]
-    return str(position).rsplit(".", 1)[-1]
+        return " ".join(filter(None, [model_name(config["model.path"]), config.get("model.scaling"), name]))
+    return name or config["model.position"]
 
 
 def model_name(path: str) -> str:

@@ -50,15 +50,16 @@ def read(path: str, classes: Classes | None = None) -> StoredModel:
     return read_family(config, read_model(source, config).state_dict())
 
 
-def transformer(model: Mapping[str, Any]) -> Transformer:
-    """Build the network of some options, which are those of `StoredModel.model`.
+def transformer(model: Mapping[str, Any], position: Callable[[Shape], Position] | None = None) -> Transformer:
+    """Build the network of some options, which are those of `StoredModel.model`, or with another strategy.
 
     Raises:
         UserError: If the options do not fit together.
     """
     options = dict(model)
     shape = Shape(options.pop("dim"), options.pop("heads"), options.pop("length"))
-    return Transformer(shape, position=strategy(options.pop("position")), **options)
+    stored = options.pop("position")
+    return Transformer(shape, position=position or strategy(stored), **options)
 
 
 def strategy(config: Mapping[str, Any] | str) -> Callable[[Shape], Position]:

@@ -1,7 +1,4 @@
-"""Differences between the configuration of a run that exists and another, such as the one that is asked for.
-
-An option that is newer than the run is no difference while it has its default value: the run did what it does.
-"""
+"""Default values of options: one that is newer than a run is no difference to it while it has its default value."""
 
 from importlib import import_module
 from typing import Any
@@ -9,25 +6,6 @@ from typing import Any
 from jsonargparse._parameter_resolvers import get_signature_parameters
 
 SECTIONS = {"model": "kerple.training.language_model.LanguageModel", "trainer": "pytorch_lightning.Trainer"}
-
-
-def differences(written: dict[str, Any], asked: dict[str, Any]) -> list[str]:
-    """Each option that differs, with both values.
-
-    Args:
-        written: Flat configuration with which the run was made, by this version or an older one.
-        asked: Flat configuration of now.
-    """
-    missing = object()
-    changes = []
-    for key in written | asked:
-        before, now = written.get(key, missing), asked.get(key, missing)
-        if before is missing and is_default(asked, key):
-            continue
-        if before != now:
-            shown = ["(not there)" if value is missing else repr(value) for value in (before, now)]
-            changes.append(f"{key}: {shown[0]} -> {shown[1]}")
-    return changes
 
 
 def is_default(config: dict[str, Any], key: str) -> bool:
