@@ -68,9 +68,9 @@ def losses(folder: Path, length: int = 64) -> np.ndarray:
     return table[chosen].sort_values("block")["sum"].to_numpy()
 
 
-def blocks() -> torch.Tensor:
+def blocks(directory: str = "shards") -> torch.Tensor:
     """The blocks of the tests here, (2, 65)."""
-    tokens = TokenShards(corpus=None, directory="shards").stream("test").read(0, 2 * 64 + 1).astype("int64")
+    tokens = TokenShards(corpus=None, directory=directory).stream("test").read(0, 2 * 64 + 1).astype("int64")
     return torch.stack([torch.from_numpy(tokens[64 * i : 64 * i + 65]) for i in range(2)])
 
 
@@ -123,9 +123,9 @@ def test_a_model_that_this_project_has_exported(here: Path) -> None:
     model = KerpleForCausalLM(KerpleConfig(network=network | {"position": "KerpleLog"})).eval()
     ours = broken(here, "ours", without=("config.json", "generation_config.json", "model.safetensors"))
     model.save_pretrained(ours)
-    run(here, ours, "--run_dir=of-ours", *PERPLEXITY_ALONE)
+    run(here, ours, "--run_dir=of-ours", "--data.directory=shards-ours", *PERPLEXITY_ALONE)
     with torch.inference_mode():
-        expected = model.network.losses(blocks()).double().sum(1)
+        expected = model.network.losses(blocks("shards-ours")).double().sum(1)
     np.testing.assert_allclose(losses(here / "of-ours"), expected, rtol=1e-6)
     assert results.read(here / "of-ours")[1]["evaluations"]["extrapolation"]["strategy"] == "KerpleLog"
 
