@@ -33,7 +33,7 @@ def run(*commands: list[str]) -> tuple[list[int], set[str], str]:
 
 
 def test_help_and_early_mistakes_import_no_torch() -> None:
-    mistakes = [["inspect", "no/such/folder"], ["compare", "--seedz", "3"], ["train"], []]
+    mistakes = [["inspect", "no/such/folder"], ["train"], []]
     statuses, imported, printed = run(["--help"], *mistakes)
     assert (statuses, imported) == ([0] + [2] * len(mistakes), set())
     assert all(f"\n  {name} " in printed for name in COMMANDS)
