@@ -19,6 +19,7 @@ from benchmarks.measure import in_turn, machine, peak_above
 from benchmarks.models import build, training_step
 from kerple.compare.comparison import Strategy
 from kerple.compare.figures import plain_log_ticks, save
+from kerple.compare.runs import committed, read
 from kerple.compare.statistics import estimate
 from kerple.compare.tables import Cell, Table
 from kerple.evaluation.protocols import full
@@ -74,8 +75,8 @@ def rounds(strategies: list[str], count: int) -> pd.DataFrame:
     for strategy in strategies:
         parameters = position_parameters(network(strategy))
         turns = zip(seconds[f"step {strategy}"], seconds[f"reading {strategy}"], strict=True)
-        for turn, (train, read) in enumerate(turns):
-            rows.append((strategy, turn, BATCH * LENGTH / train, train, read, parameters))
+        for turn, (train, long) in enumerate(turns):
+            rows.append((strategy, turn, BATCH * LENGTH / train, train, long, parameters))
     columns = ["strategy", "seed", "tokens_per_second", "step_seconds", "read_seconds", "position_parameters"]
     return pd.DataFrame(rows, columns=columns)  # a round is what a seed is to a comparison
 
@@ -137,7 +138,8 @@ def main() -> None:
     measured["memory_mib"] = measured["strategy"].map(memory)
     folder = ROOT / "results/cost"
     folder.mkdir(exist_ok=True)
-    losses = pd.read_csv(ROOT / f"results/{TIER}/summary.csv").query("metric == 'ppl' and protocol == 'full'")
+    results = read(committed(ROOT / f"results/{TIER}")).results.query("metric == 'ppl' and protocol == 'full'")
+    losses = results.groupby(["strategy", "length"], as_index=False).agg(mean=("value", "mean"))
     costs = table(measured, losses)
     measured.to_csv(folder / "costs.csv", index=False, float_format="%.6g")
     (folder / "table.md").write_text(f"# cost\n\n{costs.markdown()}")

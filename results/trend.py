@@ -4,24 +4,22 @@
 carries the line through the advantages to the size of the paper (Chi et al. 2022), beside the paper's own numbers.
 """
 
-import json
 import math
 import sys
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
-from kerple.compare.files import result_rows, results_in
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 from kerple.compare.figures import COLOURS, MARKERS, plain, save
+from kerple.compare.runs import committed, read
 from kerple.compare.statistics import Estimate, by_block, difference
 from kerple.compare.tables import Cell, Table
 
@@ -64,27 +62,24 @@ def settings(root: Path) -> list[Setting]:
     Raises:
         ValueError: If the runs of a setting are not on the same text, or two comparisons have the same run.
     """
-    losses: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
+    losses: dict[tuple[int, int], list[pd.DataFrame]] = defaultdict(list)
     for comparison in ("scaling", "small"):
-        for path in sorted((root / comparison / "runs").rglob("seed-*.json")):
-            if path.parent.name not in GAINS:
+        for run in committed(root / comparison):
+            if run.strategy not in GAINS:
                 continue
-            record = json.loads(path.read_text())
-            config, cost = record["config"], record["run"]["cost.json"]
+            runs = read([replace(run, part="")])  # a part has the protocols of every other
+            config, cost = next(iter(runs.configs.values())), runs.costs.iloc[0]
             length = config["data.init_args.length"]
             tokens = config["trainer.max_steps"] * config["data.init_args.batch_size"] * length
-            at = losses[cost["parameters"] - cost["position_parameters"], tokens]
-            seed = int(path.stem.removeprefix("seed-"))
-            if any((block["strategy"], block["seed"]) == (path.parent.name, seed) for block in at):
-                raise ValueError(f"{path}: got a second run of this size, tokens and seed, expected one")
-            for row in result_rows(record["run"]["test"].get("extrapolation.json", [])):
-                if row["length"] == TIMES * length and row["protocol"] in ("full", "windowed"):
-                    _, blocks = next(results_in(row, path))
-                    run = {"strategy": path.parent.name, "protocol": row["protocol"], "seed": seed}
-                    at.extend(run | block for block in blocks)
+            at = losses[int(cost["parameters"] - cost["position_parameters"]), tokens]
+            if any(((block["strategy"] == run.strategy) & (block["seed"] == run.seed)).any() for block in at):
+                raise ValueError(f"{run.folder}: got a second run of this size, tokens and seed, expected one")
+            protocol = runs.blocks["protocol"].str.replace(r"\d+$", "", regex=True)
+            far = (runs.blocks["length"] == TIMES * length) & protocol.isin(["full", "windowed"])
+            at.append(runs.blocks.assign(protocol=protocol)[far & (runs.blocks["metric"] == "ppl")])
     found = []
     for setting, at in sorted(losses.items()):
-        blocks = pd.DataFrame(at, columns=["strategy", "protocol", "seed", "block", "sum", "count"])
+        blocks = pd.concat(at)
         if set.intersection(*(set(blocks["seed"][blocks["strategy"] == strategy]) for strategy in GAINS)):
             gains = {strategy: _difference(blocks, (strategy, "windowed"), (strategy, "full")) for strategy in GAINS}
             found.append(Setting(*setting, _difference(blocks, (THEIRS, "full"), (OURS, "full")), gains))

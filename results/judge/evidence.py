@@ -1,18 +1,17 @@
 """The committed numbers of a tier, as values that statements compare."""
 
-import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from kerple.compare.files import result_rows, results_in
 from numpy.typing import NDArray
 
-Run = dict[tuple[str, int], list[dict[str, float]]]  # (protocol, length) -> its blocks, each with sum and count
+from kerple.compare.runs import Runs, committed, read
+from kerple.compare.statistics import by_block
 
 
 class Untested(LookupError):
@@ -55,88 +54,65 @@ class Tier:
     what: str
     why: str
     unit: str = "tokens"
-    tables: dict[Path, pd.DataFrame] = field(default_factory=dict, repr=False)
-    runs: dict[Path, Run] = field(default_factory=dict, repr=False)
 
     @property
     def there(self) -> bool:
         """Whether any of its comparisons is committed."""
         return any((self.root / name).is_dir() for name in self.comparisons)
 
-    def table(self, comparison: str, name: str) -> pd.DataFrame | None:
-        """A CSV of a report, None if it has none."""
-        path = self.root / comparison / f"{name}.csv"
-        if path not in self.tables:
-            self.tables[path] = pd.read_csv(path) if path.exists() else pd.DataFrame({"strategy": []})
-        return self.tables[path]
+    @cached_property
+    def comparison_of(self) -> dict[str, str]:
+        """The first comparison that has a run of a strategy, by strategy."""
+        return {run.strategy: name for name in self.comparisons[::-1] for run in committed(self.root / name)}
 
-    def rows(self, strategy: str, *names: str, where: Callable[[pd.DataFrame], pd.Series] | None = None) -> tuple:
-        """Rows of a strategy in the first comparison that has any, and that file.
+    @cached_property
+    def runs(self) -> Runs:
+        """The runs of all its comparisons; one that is in several is that of the first."""
+        runs = {}
+        for name in self.comparisons[::-1]:
+            runs |= {(run.part, run.strategy, run.seed): run for run in committed(self.root / name)}
+        empty = pd.DataFrame(columns=["strategy", "seed", "metric", "protocol", "length", "block", "sum", "count"])
+        return read(runs.values()) if runs else Runs(empty, empty, empty)
+
+    @cached_property
+    def blocks(self) -> dict[tuple[str, str, str, int], pd.DataFrame]:
+        """Sums by block of text, by strategy, metric, protocol and length."""
+        return dict(iter(self.runs.blocks.groupby(["strategy", "metric", "protocol", "length"])))
+
+    def rows(self, strategy: str, *names: str) -> tuple[pd.DataFrame, str]:
+        """Rows of a strategy in the first of some tables that has any, and the page that shows them.
 
         Raises:
             Untested: If none has.
         """
-        for comparison in self.comparisons:
-            for name in names:
-                table = self.table(comparison, name)
-                found = table[table["strategy"] == strategy]
-                if len(found) and where is not None:
-                    found = found[where(found)]
-                if len(found):
-                    return found, f"{comparison}/{name}.csv"
-        raise Untested(f"no {strategy} in {' or '.join(f'{c}/{n}.csv' for c in self.comparisons for n in names)}")
+        for name in names:
+            file = self.root / self.comparisons[0] / f"{name}.csv"  # of costs, which are of no run
+            tables = {"results": self.runs.results, "costs": self.runs.costs, **self.runs.analyses}
+            table = pd.read_csv(file) if name == "costs" and file.exists() else tables.get(name)
+            if table is not None and len(rows := table[table["strategy"] == strategy]):
+                return rows, f"{self.comparison_of.get(strategy, self.comparisons[0])}/table.md"
+        raise Untested(f"no {strategy} in {' or '.join(names)} of {', '.join(self.comparisons)}")
 
     @cached_property
     def lengths(self) -> list[int]:
-        """Evaluation lengths of its first comparison."""
-        for comparison in self.comparisons:
-            table = self.table(comparison, "results")
-            if "protocol" in table and len(rows := table[table["protocol"] == "full"]):
-                return sorted(int(n) for n in rows["length"].unique())
-        return []
+        """Evaluation lengths in full."""
+        results = self.runs.results
+        return sorted(int(n) for n in results["length"][results["protocol"] == "full"].unique())
 
     def losses(self, strategy: str, protocol: str, length: int) -> Value:
-        """Mean loss in nats, by seed and, where runs are kept, by block of text.
+        """Mean loss in nats, by seed and by block of text.
 
         Raises:
             Untested: If it was not measured.
         """
-        rows, path = self.rows(
-            strategy, "results",
-            where=lambda t: (t["metric"] == "ppl") & t["protocol"].str.startswith(protocol) & (t["length"] == length),
-        )  # fmt: skip
+        rows, page = self.rows(strategy, "results")
+        rows = rows[(rows["metric"] == "ppl") & rows["protocol"].str.startswith(protocol) & (rows["length"] == length)]
+        if rows.empty:
+            raise Untested(f"{page} has no {protocol} of {strategy} at {length}")
         rows = rows[rows["protocol"] == rows["protocol"].iloc[0]].sort_values("seed")
         values = rows.set_index("seed")["value"]
-        return Value(np.log(values), path, self._blocks(strategy, rows["protocol"].iloc[0], length, values))
-
-    def _blocks(self, strategy: str, protocol: str, length: int, values: pd.Series) -> tuple | None:
-        """Sums and counts by block out of the committed runs that gave these values, None unless all seeds have them.
-
-        A comparison may take a run that is kept beside another: `also` of demo.yaml names field.
-        """
-
-        def blocks_of(seed: int, value: float) -> list[dict[str, float]]:
-            for comparison in self.comparisons:
-                run = self._run(self.root / comparison / "runs" / strategy / f"seed-{seed}.json")
-                blocks = run.get((protocol, length), [])
-                loss = sum(b["sum"] for b in blocks) / (sum(b["count"] for b in blocks) or 1)
-                if blocks and math.isclose(loss, math.log(value), rel_tol=1e-9):
-                    return blocks
-            return []
-
-        found = [blocks_of(seed, value) for seed, value in values.items()]
-        if not all(found) or len({len(blocks) for blocks in found}) != 1:
-            return None
-        return tuple(np.array([[b[side] for b in blocks] for blocks in found], float) for side in ("sum", "count"))
-
-    def _run(self, path: Path) -> Run:
-        """Blocks of a committed run, by protocol and length; empty if it is not there."""
-        if path not in self.runs:
-            test = json.loads(path.read_text())["run"]["test"] if path.exists() else {}
-            rows = result_rows(test.get("extrapolation.json", []))
-            cells = (cell for row in rows for cell in results_in(row, path))
-            self.runs[path] = {(c["protocol"], c["length"]): blocks for c, blocks in cells if c["metric"] == "ppl"}
-        return self.runs[path]
+        blocks = self.blocks.get((strategy, "ppl", rows["protocol"].iloc[0], length))
+        return Value(np.log(values), page, None if blocks is None else by_block(blocks, values.index))
 
 
 def _length(tier: Tier, key: str) -> int:
@@ -202,11 +178,11 @@ def speed(tier: Tier, strategy: str, key: str) -> Value:
 def exact_match(tier: Tier, strategy: str, key: str) -> Value:
     """Share of exact answers; the key is a task and a length, or a task alone: the mean of lengths beyond training."""
     task, _, length = key.partition(", ")
-    rows, path = tier.rows(
-        strategy, "results",
-        where=lambda t: (t["metric"] == "exact_match") & (t["protocol"] == task)
-        & (t["length"] == int(length) if length else t["length"] > tier.trained),
-    )  # fmt: skip
+    rows, path = tier.rows(strategy, "results")
+    rows = rows[(rows["metric"] == "exact_match") & (rows["protocol"] == task)]
+    rows = rows[rows["length"] == int(length) if length else rows["length"] > tier.trained]
+    if rows.empty:
+        raise Untested(f"{path} has no {key} of {strategy}")
     return Value(rows.groupby("seed")["value"].mean(), path)
 
 

@@ -3,12 +3,14 @@
 That the files hold the numbers is not checked, except for perplexities of the small tier and README's tables.
 """
 
-import csv
 import re
 from itertools import takewhile
 from pathlib import Path
 
 import pytest
+
+from kerple.compare.runs import committed, read
+from kerple.compare.statistics import summarise
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -29,8 +31,9 @@ def test_every_finding_has_a_number_and_what_it_is_from_is_there() -> None:
 
 def test_what_is_said_of_alibi_and_kerple_log_in_the_small_tier_is_in_its_table() -> None:
     page = (RESULTS / "README.md").read_text()
-    with (RESULTS / "small/summary.csv").open() as file:
-        rows = {(r["strategy"], r["protocol"], r["length"]): r for r in csv.DictReader(file) if r["metric"] == "ppl"}
+    runs = read(run for run in committed(RESULTS / "small") if run.strategy in ("ALiBi", "KerpleLog"))
+    summary = summarise(runs.results, "KerpleLog", blocks=runs.blocks).query("metric == 'ppl'")
+    rows = {(r["strategy"], r["protocol"], str(r["length"])): r for r in summary.to_dict("records")}
 
     def above(length: str) -> tuple[str, ...]:
         row = rows["ALiBi", "full", length]

@@ -1,13 +1,16 @@
 """The trend over sizes and tokens: on made-up runs whose losses follow a known law."""
 
-import json
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from kerple.evaluation import results
+from kerple.evaluation.results import Row
 from results.trend import PAPER_PARAMETERS, PAPER_TOKENS, line, main, settings, table
+from tests.results.made_up import write
 
 SIZES, STEPS, SEEDS = (400_000, 1_300_000, 5_000_000), (1_000, 3_000), (1, 2, 3)
 
@@ -29,21 +32,15 @@ def write_runs(root: Path, sizes: tuple[int, ...] = SIZES, spread: float = 0.0) 
                 for seed in SEEDS:
                     behind = law(size, steps * 1024) if strategy == "ALiBi" else 0
                     full = generator.normal(3 + behind, spread, 6) * 1024
+                    read = {"full": full, "windowed128": full + gain(strategy, seed) * 1024}
                     rows = [
-                        {"protocol": name, "length": 1024, "window": window, "nll_sum": sum(nll), "targets": 6 * 1024}
-                        | {"block_nll": list(nll), "block_targets": [1024] * 6}
-                        for name, window, nll in (
-                            ("full", None, full),
-                            ("windowed", 128, full + gain(strategy, seed) * 1024),
-                        )
+                        Row("ppl", name, 1024, None, block, nll, 1024)
+                        for name, losses in read.items()
+                        for block, nll in enumerate(losses)
                     ]
-                    path = root / f"scaling/runs/{size} {steps}/{strategy}/seed-{seed}.json"
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    config = {"data.init_args.length": 128, "data.init_args.batch_size": 8, "trainer.max_steps": steps}
+                    folder = root / f"scaling/runs/{size} {steps}/{strategy}/seed-{seed}"
                     cost = {"parameters": size + own, "position_parameters": own}
-                    test = {"extrapolation.json": {"rows": rows, "block_document": [0, 0, 1, 1, 2, 2]}}
-                    run = {"cost.json": cost, "test": test}
-                    path.write_text(json.dumps({"config": config, "run": run}))
+                    write(folder, rows, cost, [0, 0, 1, 1, 2, 2], length=128, batch_size=8, max_steps=steps)
 
 
 def test_the_law_is_found_and_carried(tmp_path: Path) -> None:
@@ -87,28 +84,19 @@ def test_the_committed_trend_is_that_of_the_committed_runs() -> None:
     assert (root / "scaling/trend.md").read_text() == table(settings(root)).markdown()
 
 
-@pytest.mark.parametrize(
-    ("change", "runs"),
-    [
-        (lambda test: test["extrapolation.json"].update(block_document=[0, 0, 0, 1, 1, 1]), 1),
-        (lambda test: test["extrapolation.json"].update(block_document=[0, 0, 0, 1, 1, 1]), 3),
-        (lambda test: test["extrapolation.json"]["rows"].pop(), 3),
-    ],
-)
-def test_runs_on_other_text_are_no_difference(tmp_path: Path, change, runs: int) -> None:
+def test_runs_on_other_text_are_no_difference(tmp_path: Path) -> None:
     write_runs(tmp_path, SIZES[:1])
-    for path in sorted((tmp_path / "scaling/runs").glob("*/KerpleLog/seed-*.json"))[:runs]:
-        record = json.loads(path.read_text())
-        change(record["run"]["test"])
-        path.write_text(json.dumps(record))
+    folder = next((tmp_path / "scaling/runs").glob("*/KerpleLog/seed-2"))
+    table, _ = results.read(folder)
+    results.write_table(folder, table[table["block"] != 1])
     with pytest.raises(ValueError, match="got other blocks of text"):
         settings(tmp_path)
 
 
 def test_a_seed_that_only_one_strategy_has_is_left_out(tmp_path: Path) -> None:
     write_runs(tmp_path, SIZES[:1])
-    for path in (tmp_path / "scaling/runs").glob("*/ALiBi/seed-3.json"):
-        path.unlink()
+    for path in (tmp_path / "scaling/runs").glob("*/ALiBi/seed-3"):
+        shutil.rmtree(path)
     assert [(s.advantage.seeds, s.gains["KerpleLog"].seeds, s.gains["ALiBi"].seeds) for s in settings(tmp_path)] == [
         (2, 3, 2)
     ] * len(STEPS)
