@@ -37,7 +37,7 @@ def test_training_twice_gives_the_same_tokenizer(tokenizer: Tokenizer, documents
 
 
 @given(st.lists(st.text(alphabet="ab1-. \n\té", min_size=1, max_size=20) | st.sampled_from("ab1- \n"), max_size=20))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_only_what_is_longer_than_a_run_may_be_is_cut(parts: list[str]) -> None:
     text = "".join(part * (300 if len(part) == 1 else 1) for part in parts)
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -53,7 +53,7 @@ def test_only_what_is_longer_than_a_run_may_be_is_cut(parts: list[str]) -> None:
 
 
 @given(st.text(max_size=200))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_every_text_comes_back(tokenizer: Tokenizer, text: str) -> None:
     ids = encode(tokenizer, text)
 
@@ -61,7 +61,7 @@ def test_every_text_comes_back(tokenizer: Tokenizer, text: str) -> None:
 
 
 @given(st.text(max_size=200))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_the_bytes_of_tokens_are_those_of_the_text(tokenizer: Tokenizer, text: str) -> None:
     sizes = token_bytes(tokenizer)
     ids = encode(tokenizer, text)  # most characters are parts here: the vocabulary has 143 merges

@@ -29,37 +29,6 @@ FORK = multiprocessing.get_context("fork")
 Build = Callable[..., Manifest]
 Contents = Callable[[Path], dict[str, bytes]]
 
-KILLED = """
-import os, signal, sys, threading
-from kerple.data.options import ShardOptions
-from kerple.data.prepare import build
-build.part_size = lambda number: 3000
-threading.Timer(float(sys.argv[3]), os.kill, (os.getpid(), signal.SIGKILL)).start()
-options = ShardOptions(sys.argv[2], vocabulary=300, directory=sys.argv[1], shares=(0.8, 0.1, 0.1), prepare_workers=1)
-build.prepare(options, progress=False)
-os._exit(0)
-"""
-
-
-def kill_and_go_on(corpus: Path, directory: Path, delays: list[float], small_build: Build) -> int:
-    """Prepare with a kill -9 after each delay in turn, then undisturbed; how many kills found it at work."""
-    kills = 0
-    for delay in delays:
-        command = [sys.executable, "-c", KILLED, str(directory), str(corpus), str(delay)]
-        done = subprocess.run(command, env={"PYTHONPATH": str(ROOT / "src")}, timeout=60, check=False)
-        assert done.returncode in (0, -9)
-        kills += done.returncode == -9
-    small_build(directory, corpus)
-    return kills
-
-
-def test_kills_leave_no_trace(
-    json_lines: Path, prepared: Path, tmp_path: Path, small_build: Build, contents: Contents
-) -> None:
-    assert kill_and_go_on(json_lines, tmp_path, [0.03, 0.1, 0.06], small_build) >= 1
-
-    assert contents(tmp_path) == contents(prepared)
-
 
 def test_going_on_after_a_stop_before_and_after_any_write(
     json_lines: Path, prepared: Path, tmp_path: Path, small_build: Build, contents: Contents,
@@ -121,14 +90,13 @@ def test_a_part_whose_text_changed_while_nothing_was_prepared_is_done_again(
     assert changed.splits == small_build(tmp_path / "fresh", corpus, tokenizer=tokenizer).splits
 
 
-@pytest.mark.parametrize("drop", [False, True])
-def test_duplicates_are_dropped_by_option(documents: list[str], tmp_path: Path, small_build: Build, drop: bool) -> None:
+def test_duplicates_are_dropped_by_option(documents: list[str], tmp_path: Path, small_build: Build) -> None:
     corpus = write_lines(tmp_path / "twice.jsonl", documents + documents[:40] + documents[:10])
 
-    manifest = small_build(tmp_path / "out", corpus, drop_duplicates=drop)
+    manifest = small_build(tmp_path / "out", corpus, drop_duplicates=True)
 
-    assert manifest.left_out == ({"duplicates": 50} if drop else {})
-    assert sum(s.documents for s in manifest.splits.values()) == len(documents) + (0 if drop else 50)
+    assert manifest.left_out == {"duplicates": 50}
+    assert sum(s.documents for s in manifest.splits.values()) == len(documents)
 
 
 def test_documents_go_to_splits_by_their_text_and_in_the_shares_asked_for() -> None:

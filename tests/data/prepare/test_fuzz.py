@@ -35,7 +35,7 @@ def contents(draw: st.DrawFn) -> bytes:
 
 
 @given(name=st.sampled_from(NAMES), content=contents(), largest_loss=st.sampled_from([0.0, 0.01, 1.0]))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_any_bytes_become_shards_or_one_line(
     prepared: Path, small_build: Callable[..., Manifest], name: str, content: bytes, largest_loss: float
 ) -> None:
