@@ -53,7 +53,7 @@ class AskedToStop(Callback):
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_a_run_stopped_before_its_first_step_does_not_look_finished(tmp_path: Path) -> None:
+def test_a_run_stopped_before_its_first_step_ends_after_it_and_does_not_look_finished(tmp_path: Path) -> None:
     model = LanguageModel(
         lambda s: build("NoPE", dim=s.dim, heads=s.heads, length=s.length),
         vocabulary=23, length=8, layers=1, dim=16, heads=2,
@@ -66,5 +66,6 @@ def test_a_run_stopped_before_its_first_step_does_not_look_finished(tmp_path: Pa
     with pytest.raises(SystemExit) as end:
         trainer.fit(model, RandomText())
     assert end.value.code == 143
-    assert trainer.global_step == 0
+    assert trainer.global_step == 1
+    assert (tmp_path / "checkpoints" / "last.ckpt").is_file()
     assert signal.getsignal(signal.SIGTERM) == before
