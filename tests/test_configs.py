@@ -54,7 +54,7 @@ def test_every_configuration_parses() -> None:
     for name in ALONE:
         parameters(parsed("--config", str(CONFIGS / f"{name}.yaml")))
     demo, tasks = str(CONFIGS / "demo.yaml"), str(CONFIGS / "tasks" / "base.yaml")
-    overlays = [*CONFIGS.glob("retrofit*.yaml"), *files("analyses"), *files("data")]
+    overlays = [*CONFIGS.glob("retrofit*.yaml"), *files("analyses")]
     parsed("--config", demo, *(f"--config={path}" for path in overlays))
     parsed("--config", tasks, *(f"--config={path}" for path in files("tasks") if path != tasks))
     parsed("--config", demo, *(f"--{section}={path}" for section in ("model", "trainer") for path in files(section)))
