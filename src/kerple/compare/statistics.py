@@ -5,7 +5,6 @@ Strategies are compared within a cell and in pairs: runs with the same seed have
 test blocks.
 """
 
-import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -138,22 +137,6 @@ def estimate(sums: ArrayLike, counts: ArrayLike) -> Estimate:
     return Estimate(float(of_seed.mean()), float(over_seeds), float(over_text), seeds, blocks)
 
 
-def flips(differences: ArrayLike) -> float:
-    """Two-sided p-value of paired differences (seeds,) by changes of their signs, which assumes only symmetry.
-
-    Its smallest value is 2 / 2^seeds, that is 0.0625 with five seeds, so it cannot replace a t-test but checks it. All
-    changes are tried for up to 14 seeds; for more, no change and as many drawn ones as keep the test valid.
-    """
-    d = np.asarray(differences, dtype=np.float64)
-    if len(d) <= 14:
-        signs = np.array(list(itertools.product((1, -1), repeat=len(d))))
-    else:
-        drawn = np.random.Generator(np.random.PCG64(len(d))).choice((1, -1), (1 << 14, len(d)))
-        signs = np.vstack([np.ones((1, len(d))), drawn])
-    means = np.abs((signs * d).mean(1))
-    return float((means >= abs(d.mean()) * (1 - 1e-12)).mean())
-
-
 def against_baseline(results: pd.DataFrame, baseline: str, blocks: pd.DataFrame | None = None) -> pd.DataFrame:
     """Test each strategy against the baseline in each cell: paired, two-sided, over the seeds that both have.
 
@@ -171,7 +154,7 @@ def against_baseline(results: pd.DataFrame, baseline: str, blocks: pd.DataFrame 
         One row for each strategy but the baseline and each cell: ``pairs`` (seeds in common), ``blocks`` (of text; 1
         where none are known), ``difference`` (mean over seeds of ours minus the baseline's, of the logarithm where that
         is compared), ``difference_low`` and ``difference_high`` (its 95% interval over seeds and text; over text alone
-        with one seed), ``t``, ``p``, ``p_flips`` (from five pairs on) and ``p_holm``. With fewer than two pairs, or
+        with one seed), ``t``, ``p`` and ``p_holm``. With fewer than two pairs, or
         where every pair is exactly equal, there is no test and t and p are NaN; the same non-zero difference at every
         seed and block gives p = 0.
 
@@ -194,7 +177,7 @@ def against_baseline(results: pd.DataFrame, baseline: str, blocks: pd.DataFrame 
             losses = ("ppl", *cell[1:]) if cell[0] == "bits_per_byte" else cell
             sides = [of_cell.get((side, *losses)) for side in (strategy, baseline)]
             rows.append((strategy, *cell, *_paired(pairs[strategy], pairs[baseline], sides[0], sides[1], str(cell[0]))))
-    names = ["pairs", "blocks", "difference", "difference_low", "difference_high", "t", "p", "p_flips"]
+    names = ["pairs", "blocks", "difference", "difference_low", "difference_high", "t", "p"]
     tests = pd.DataFrame(rows, columns=["strategy", *CELL, *names])
     tests["p_holm"] = tests.groupby(CELL)["p"].transform(holm) if len(tests) else tests["p"]
     return tests
@@ -204,7 +187,7 @@ def _paired(
     ours: pd.Series, theirs: pd.Series, our_blocks: pd.DataFrame | None, their_blocks: pd.DataFrame | None, metric: str
 ) -> tuple[float, ...]:
     if not len(ours):
-        return (0, 0, *[math.nan] * 6)
+        return (0, 0, *[math.nan] * 5)
     with np.errstate(divide="ignore", invalid="ignore"):
         d = np.asarray(np.log(ours / theirs) if metric in LOGARITHMIC else ours - theirs, dtype=np.float64)
     over_seeds = estimate(d[:, None], np.ones((len(d), 1)))
@@ -215,9 +198,7 @@ def _paired(
     tested = len(d) > 1 and (d != 0).any() and math.isfinite(tested_by.mean)
     t = tested_by.mean / tested_by.error if tested and tested_by.error else math.copysign(math.inf, tested_by.mean)
     p = tested_by.p() if tested else math.nan
-    checked = flips(d) if len(d) >= 5 and tested else math.nan
-    numbers = (tested_by.mean, *tested_by.interval(), t if tested else math.nan, p, checked)
-    return len(d), tested_by.blocks, *numbers
+    return len(d), tested_by.blocks, tested_by.mean, *tested_by.interval(), t if tested else math.nan, p
 
 
 def by_block(blocks: pd.DataFrame, seeds: Iterable[int] | None = None) -> tuple[NDArray, NDArray] | None:

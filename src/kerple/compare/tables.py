@@ -111,7 +111,8 @@ def comparison(chosen: pd.DataFrame, trained: int | None, baseline: str) -> Tabl
     """
     metric, protocol = chosen[["metric", "protocol"]].iloc[0]
     lengths = sorted(chosen["length"].unique())
-    shown = lengths if len(lengths) <= MOST_COLUMNS else _spread(lengths, MOST_COLUMNS)
+    spread = np.linspace(0, len(lengths) - 1, min(len(lengths), MOST_COLUMNS)).round().astype(int)
+    shown = [lengths[i] for i in spread]
     cells: dict[str, dict[str, Cell]] = {s: {} for s in dict.fromkeys(chosen["strategy"])}
     row: Any
     for row in chosen[chosen["length"].isin(shown)].itertuples():
@@ -157,11 +158,6 @@ def intervals(cells: pd.DataFrame, trained: int | None, baseline: str) -> Table 
     note = (
         f"Divided by {baseline}'s, on the same seeds and text; geometric mean over seeds, 95% interval {_over(chosen)}."
     )
-    checked = chosen[chosen["p_flips"].notna()]
-    if len(checked):
-        odd = checked[(checked["p"] < 0.05) & (checked["p_flips"] > 2 / 2.0 ** checked["pairs"])]
-        note += " Where p < 0.05 before the correction, no other signs of the seeds' differences give as large a mean"
-        note += f", but for {', '.join(f'{r.strategy} at {r.length}' for r in odd.itertuples())}." if len(odd) else "."
     return Table(f"{METRIC_NAMES.get(metric, metric)} relative to {baseline}, {protocol}", body, note)
 
 
@@ -296,10 +292,6 @@ def _times(length: int, trained: int | None) -> str:
     if not trained or length % trained or length < trained:
         return f"{length}"
     return f"{length} ({length // trained}×)"
-
-
-def _spread(lengths: list[int], count: int) -> list[int]:
-    return [lengths[i] for i in np.linspace(0, len(lengths) - 1, count).round().astype(int)]
 
 
 def _latex(text: str) -> str:
