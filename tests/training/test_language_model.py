@@ -1,10 +1,7 @@
 """Loss, schedule and optimiser of the Lightning module."""
 
 import math
-import sys
 from dataclasses import fields
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +10,6 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.cli import LightningArgumentParser
 from torch.optim.lr_scheduler import LRScheduler
 
-from kerple.base.errors import UserError
 from kerple.model.architecture import Architecture
 from kerple.positions import KerpleLog, KerplePower
 from kerple.training.language_model import LanguageModel
@@ -55,17 +51,6 @@ def test_the_rate_rises_linearly_then_falls_along_a_cosine_to_zero() -> None:
     rise = [8e-4 * (1 + step) for step in range(10)]
     fall = [4e-3 * (1 + math.cos(math.pi * step / 40)) for step in range(41)]
     assert rates_of(WarmupCosine(optimizer(), 10, 50), 51) == pytest.approx(rise + fall, rel=1e-6, abs=1e-12)
-
-
-@pytest.mark.parametrize(("warmup", "end"), [(2, 3), (122, 2440)])
-def test_every_rate_is_that_of_lightning_bolts_to_the_last_bit(warmup: int, end: int) -> None:
-    pytest.importorskip("kerple.training.bolts", reason="lightning-bolts is an option", exc_type=UserError)
-    path = Path(sys.modules["pl_bolts"].__path__[0], "optimizers", "lr_scheduler.py")
-    spec = spec_from_file_location("bolts_schedule", path)
-    bolts = module_from_spec(spec)
-    spec.loader.exec_module(bolts)
-    theirs = bolts.LinearWarmupCosineAnnealingLR(optimizer(), warmup, end, warmup_start_lr=8e-3 / warmup)
-    assert rates_of(WarmupCosine(optimizer(), warmup, end), end) == rates_of(theirs, end)
 
 
 def test_every_option_is_a_hyper_parameter_where_the_command_line_builds_the_model() -> None:
