@@ -15,7 +15,6 @@ CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 FLAGS = ("headless", "no-sandbox", "disable-gpu", "no-first-run", "disable-background-networking")
 FLAGS += ("disable-component-update", "disable-sync")
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="no browser: apt-get install chromium chromium-driver"),
 ]
 
