@@ -15,7 +15,6 @@ from kerple.base.errors import UserError
 
 TABLE, ABOUT = "results.csv.gz", "results.json"
 VERSION = 3
-OWN_TABLES = ("results", "summary", "costs")  # tables of a report, whose names no analysis can have
 KEYS = ["metric", "protocol", "length", "position", "block"]
 
 
