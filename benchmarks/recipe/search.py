@@ -1,9 +1,11 @@
 """Search of a training recipe on the validation split: ``python -m benchmarks.recipe.search STAGE …``.
 
 A stage of `stages.yaml` is a list of trials; a trial is a set of flags of `run.py fit` that differ from the stage's
-base. Each is trained with each strategy on the same number of tokens and scored on validation blocks of 8 times the
-training length (or `score.length`): at that length and, where the stage says `far`, at the whole block, in full and
-with a window of that length. One row a run is appended to `runs.csv`, and what has a row is not run again.
+base, and a strategy may have flags of its own. Each is trained with each strategy on the same number of tokens and
+scored on validation blocks of `far` times the training length (or `score.length`), 8 times if the stage has no `far`:
+at that length and, where it has, at the whole block, in full and with a window of that length. One row a run is
+appended to `runs.csv`, and what has a row is not run again. Of two processes, one a core, each takes every second run:
+``--share 1 2`` and ``--share 2 2``.
 
 ``--task NAME -- FLAG …`` searches settings of a task instead: `configs/tasks/NAME.yaml` is trained with the flags and
 scored by exact match on 200 problems of 1, 2 and 3 times the training length of the validation draw, which shares none
@@ -12,6 +14,7 @@ with training; a row a seed is appended to `tasks.csv`. The test split is never 
 
 import argparse
 import csv
+import itertools
 import json
 import math
 import statistics
@@ -34,7 +37,7 @@ from kerple.tasks.sampling import collate
 
 HERE = Path(__file__).parent
 RUN = ["stage", "strategy", "seed", "tokens", "settings"]
-SCORES = ["loss_1x", "loss_full_8x", "loss_windowed_8x", "gain_8x", "gain_error", "ppl_1x"]
+SCORES = ["loss_1x", "loss_full_far", "loss_windowed_far", "gain_far", "gain_error", "ppl_1x"]
 TARGETS = 65_536
 QUIET = [
     "--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.logger=false", "--trainer.limit_val_batches=0",
@@ -42,15 +45,15 @@ QUIET = [
 ]  # fmt: skip
 
 
-def runs(stage: str) -> Iterator[tuple[dict[str, Any], bool]]:
-    """The runs of a stage, strategy by strategy, and whether each is scored beyond the training length too."""
+def runs(stage: str) -> Iterator[tuple[dict[str, Any], int]]:
+    """The runs of a stage, strategy by strategy, and how many training lengths each is scored at; 0 for one alone."""
     plan = yaml.safe_load((HERE / "stages.yaml").read_text())[stage]
-    for strategy in plan["strategies"]:
+    for strategy, flags in plan["strategies"].items():
         for trial in plan["trials"]:
             for seed in plan["seeds"]:
-                settings = {**plan["base"], **trial}
+                settings = {**plan["base"], **flags, **trial}
                 values = (stage, strategy, seed, plan["tokens"], json.dumps(settings, sort_keys=True))
-                yield dict(zip(RUN, values, strict=True)), plan.get("far", False)
+                yield dict(zip(RUN, values, strict=True)), plan.get("far", 0)
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -84,20 +87,21 @@ def train(strategy: str, seed: int, tokens: int, settings: dict[str, Any]) -> tu
 
 
 @torch.no_grad()
-def score(network: Transformer, data: TokenShards, length: int, far: bool) -> dict[str, float]:
+def score(network: Transformer, data: TokenShards, length: int, far: int) -> dict[str, float]:
     """Mean losses in nats over blocks spread evenly over the validation split; what the text farther away than
-    ``length`` gains, with the standard error of its mean over the blocks."""
-    blocks = data.blocks("validation", 8 * length)
-    chosen = np.linspace(0, len(blocks) - 1, TARGETS // (8 * length)).astype(int)
-    tokens = [blocks[int(index)]["tokens"][None] for index in chosen]  # (1, 8 L + 1) each
+    ``length`` gains in segments of ``far`` times as many, with the standard error of its mean over the blocks."""
+    longest = (far or 8) * length
+    blocks = data.blocks("validation", longest)
+    chosen = np.linspace(0, len(blocks) - 1, TARGETS // longest).astype(int)
+    tokens = [blocks[int(index)]["tokens"][None] for index in chosen]  # (1, longest + 1) each
     near = statistics.mean([float(full(network, block, length).mean()) for block in tokens])
     scores: dict[str, float] = {"loss_1x": near, "ppl_1x": math.exp(near)}
     if far:
-        everything = [float(full(network, block, 8 * length).mean()) for block in tokens]
-        window = [float(windowed(network, block, 8 * length, window=length).mean()) for block in tokens]
+        everything = [float(full(network, block, longest).mean()) for block in tokens]
+        window = [float(windowed(network, block, longest, window=length).mean()) for block in tokens]
         gains = np.subtract(window, everything)
-        scores |= {"loss_full_8x": statistics.mean(everything), "loss_windowed_8x": statistics.mean(window)}
-        scores |= {"gain_8x": gains.mean(), "gain_error": gains.std(ddof=1) / len(gains) ** 0.5}
+        scores |= {"loss_full_far": statistics.mean(everything), "loss_windowed_far": statistics.mean(window)}
+        scores |= {"gain_far": gains.mean(), "gain_error": gains.std(ddof=1) / len(gains) ** 0.5}
     return {key: round(float(value), 5) for key, value in scores.items()}
 
 
@@ -115,6 +119,9 @@ def main() -> None:
     parser.add_argument("stages", nargs="*", help="names of stages in stages.yaml; with --task, flags of fit behind --")
     parser.add_argument("--task", help="name of a file in configs/tasks, such as long_addition")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1235, 1236, 1237], help="with --task")
+    parser.add_argument(
+        "--share", type=int, nargs=2, default=[1, 1], metavar=("I", "N"), help="every Nth run, from the Ith"
+    )
     options = parser.parse_args()
     if options.task:
         configs = [f"--config=configs/tasks/{name}.yaml" for name in ("base", options.task)]
@@ -124,7 +131,7 @@ def main() -> None:
             append(HERE / "tasks.csv", [options.task, " ".join(options.stages), seed, *shares])
         return
     for stage in options.stages:
-        for row, far in runs(stage):
+        for row, far in itertools.islice(runs(stage), options.share[0] - 1, None, options.share[1]):
             if any(all(str(row[key]) == done[key] for key in RUN[1:]) for done in rows(HERE / "runs.csv")):
                 continue
             settings = json.loads(row["settings"])
