@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from kerple.base.errors import UserError
 from kerple.cli import inspect
 from kerple.data.manifest import SPLITS, Manifest
-from kerple.data.prepare.engines import split_of
+from kerple.data.prepare.build import split_of
 from kerple.data.shards import BLOCK, Folder, verify
 
 

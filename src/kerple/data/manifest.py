@@ -11,8 +11,9 @@ import numpy as np
 from kerple.base.atomic import write
 from kerple.base.errors import UserError
 
-FORMAT = 3
+FORMAT = 4
 MANIFEST_FILE = "manifest.json"
+TEST_DOCUMENTS = "test-documents.csv"  # a row for each: name, group, tokens, overlap with the training text
 SPLITS = ("train", "validation", "test")
 
 
@@ -69,6 +70,8 @@ class Manifest:
         splits: Train, validation and test by their names.
         settings: What the shards were prepared from; two preparations with equal settings write equal bytes.
         left_out: Number of documents that were left out, by reason.
+        text: sha256 of the texts, in order, with their groups and splits; the tokenizer has no part in it.
+        test_documents: sha256 of `TEST_DOCUMENTS`, a table of the documents of the test split.
     """
 
     place: str
@@ -78,6 +81,8 @@ class Manifest:
     splits: dict[str, Split]
     settings: dict[str, Any]
     left_out: dict[str, int]
+    text: str
+    test_documents: str
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -120,6 +125,8 @@ def read_manifest(path: Path, place: str) -> Manifest:
             splits={name: _split(entries["splits"][name]) for name in SPLITS},
             settings=dict(entries["settings"]),
             left_out={str(reason): _count(number) for reason, number in entries["left_out"].items()},
+            text=str(entries["text"]),
+            test_documents=str(entries["test_documents"]),
         )
         if not manifest.end_of_text < manifest.vocabulary <= 1 << 32:
             raise ValueError(f"end_of_text {manifest.end_of_text} in a vocabulary of {manifest.vocabulary}")

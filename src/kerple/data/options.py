@@ -21,6 +21,7 @@ class ShardOptions:
         tokenizer: str = TRAINED_HERE,
         vocabulary: int = 2048,
         directory: str | None = None,
+        source: str | None = None,
         length: int = 64,
         batch_size: int = 128,
         seed: int = 1235,
@@ -39,15 +40,19 @@ class ShardOptions:
         """Check the options.
 
         Args:
-            corpus: What to train on: `stdlib` (the standard library of the running Python), `modules` (only the modules
-                at its top, in alphabetical order), `packages` (`stdlib` and the packages which this project requires),
-                a file, folder, glob pattern or URL of .jsonl, .jsonl.zst, .jsonl.gz, .tar of those, .parquet or text
-                files, or `hf:NAME[:CONFIG[:SPLIT]]`. With null, the shards in `directory` are used as they are.
+            corpus: What to train on: `code` (the source of 44 packages, which pip fetches, 183 MB that are the same
+                everywhere), `code-demo` (ten of them, 30 MB), `stdlib` (the standard library of the running Python),
+                `modules` (only the modules at its top, in alphabetical order), `packages` (`stdlib` and the packages
+                which this project requires), a file, folder, glob pattern or URL of .jsonl, .jsonl.zst, .jsonl.gz, .tar
+                of those, .parquet or text files, or `hf:NAME[:CONFIG[:SPLIT]]`. With null, the shards in `directory`
+                are used as they are.
             tokenizer: `bpe` trains a byte-level BPE on the training split. Else a tokenizer.json, a folder with one, a
                 name on the Hugging Face hub such as gpt2, or `hf:` and a pretrained model's folder, GGUF file or name.
             vocabulary: Number of entries of a tokenizer that is trained here, and of rows of the model's embedding. Any
                 other tokenizer may have at most so many entries.
             directory: Folder of the shards, or the URL of a prepared one. With null, data/<corpus>-<tokenizer>.
+            source: Folder with the wheels of `code` and `code-demo`, where those that are missing are fetched to. With
+                null, the folder `cache`.
             length: Training length T in tokens; a sample has T targets.
             batch_size: Samples per device and micro-batch.
             seed: Chooses the order of the training samples.
@@ -91,6 +96,7 @@ class ShardOptions:
         self.corpus = None if is_remote(self.place) else corpus  # shards at a URL are already prepared
         self.tokenizer, self.vocabulary, self.shares = tokenizer, vocabulary, shares
         self.text_field, self.drop_duplicates, self.largest_loss = text_field, drop_duplicates, largest_loss
+        self.source = source or f"{cache}/{(corpus or '').partition('-')[0]}"
         self.length, self.batch_size, self.seed, self.samples = length, batch_size, seed, samples
         self.validation_segments, self.mixture = validation_segments, mixture
         self.cache, self.workers = cache, workers

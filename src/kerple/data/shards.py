@@ -6,21 +6,23 @@ about itself is used. The tokens of a split are those of its shards, one after t
 """
 
 import hashlib
+import io
 import tarfile
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from kerple.base.atomic import write
 from kerple.base.errors import UserError
 from kerple.data.files import fetch, is_remote
-from kerple.data.manifest import MANIFEST_FILE, Shard, read_manifest
+from kerple.data.manifest import MANIFEST_FILE, TEST_DOCUMENTS, Shard, read_manifest
 from kerple.data.tokenizer import load_tokenizer
 
 BLOCK = 512  # bytes of a header in a tar file, which pads members to a multiple of it
@@ -101,6 +103,18 @@ class Folder:
         ends = np.flatnonzero(stream.read(0, len(stream)) == self.manifest.end_of_text)
         return np.concatenate([[0], ends + 1])[:-1].astype(np.int64) if len(stream) else np.empty(0, np.int64)
 
+    def test_documents(self) -> pd.DataFrame:
+        """A row for each document of the test split: document, group, tokens, overlap with the training text.
+
+        Raises:
+            UserError: The table is missing, or is not the one that the manifest names.
+        """
+        path = self.file(TEST_DOCUMENTS, self.manifest.test_documents)
+        content = path.read_bytes() if path.is_file() else b""
+        if hashlib.sha256(content).hexdigest() != self.manifest.test_documents:
+            raise UserError(f"{path}: is missing or its sha256 is not the manifest's; prepare or copy the folder again")
+        return pd.read_csv(io.BytesIO(content), keep_default_na=False)
+
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that the shards were made with.
 
@@ -163,12 +177,18 @@ class TokenStream:
         return tokens
 
 
+def read_shards(directory: Path, split: str, shards: Iterable[Shard], dtype: np.dtype[Any]) -> Iterator[Tokens]:
+    """Yield the tokens (tokens,) of each shard of a folder on this machine that has any, mapped from its file."""
+    for number, shard in enumerate(shards):
+        if shard.tokens:
+            yield np.memmap(directory / shard_file(split, number), dtype, "r", BLOCK, (shard.tokens,)).view(np.ndarray)
+
+
 def token_checksum(directory: Path, split: str, shards: Iterable[Shard], dtype: np.dtype[Any]) -> str:
     """sha256 of all tokens of a split, as the manifest has it, see `Split`; it is read back from the disk."""
     digest = hashlib.sha256()
-    for number, shard in enumerate(shards):
-        if shard.tokens:
-            digest.update(np.memmap(directory / shard_file(split, number), dtype, "r", BLOCK, (shard.tokens,)).data)
+    for tokens in read_shards(directory, split, shards, dtype):
+        digest.update(tokens.data)
     return digest.hexdigest()
 
 
@@ -179,6 +199,7 @@ def verify(folder: Folder) -> None:
         UserError: A file differs; the message names the first one.
     """
     folder.tokenizer()
+    folder.test_documents()
     for name, split in folder.manifest.splits.items():
         stream = folder.stream(name)
         ends = 0

@@ -20,7 +20,7 @@ from kerple.cli import inspect, prepare
 from kerple.data.manifest import Manifest, token_dtype
 from kerple.data.options import default_directory
 from kerple.data.prepare import build
-from kerple.data.prepare.engines import split_of
+from kerple.data.prepare.build import split_of
 from kerple.data.shards import BLOCK, Folder, verify
 from tests.data.conftest import write_lines
 

@@ -5,17 +5,21 @@ is tokenised by a worker and becomes one shard of each split, number n for part 
 the corpus again and does the parts that are missing.
 """
 
+import csv
 import hashlib
+import io
 import json
 import shutil
 import sys
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from filelock import FileLock
 from tokenizers import Tokenizer
 from tqdm import tqdm
@@ -23,15 +27,17 @@ from tqdm import tqdm
 from kerple.base.atomic import write
 from kerple.base.errors import NO_FOLDER, UserError
 from kerple.data.files import is_remote
-from kerple.data.manifest import MANIFEST_FILE, SPLITS, Manifest, Shard, Split, token_dtype
+from kerple.data.manifest import MANIFEST_FILE, SPLITS, TEST_DOCUMENTS, Manifest, Shard, Split, token_dtype
 from kerple.data.options import HUB, ShardOptions
 from kerple.data.prepare.corpora import Corpus, find_corpus
-from kerple.data.prepare.engines import ENGINES, Encoded, Encoder, split_of
+from kerple.data.prepare.engines import ENGINES, Encoded, Encoder
+from kerple.data.prepare.overlap import overlap
 from kerple.data.prepare.readers import Document, Fault
-from kerple.data.shards import Folder, token_checksum, write_shard
+from kerple.data.shards import Folder, Tokens, read_shards, token_checksum, write_shard
 from kerple.data.tokenizer import TRAINED_HERE, end_of_text, load_tokenizer, train_tokenizer, vocabulary_size
 
 TRAINING_BYTES = 10**8  # bytes of the training split that a tokenizer is trained on
+SHIPPED = Path(__file__).parents[1] / "tokenizers"  # what the training would give for the corpora of every machine
 PARTS = "parts"  # folder with a small file for each part that is done, and the options; it goes at the end
 
 
@@ -67,13 +73,13 @@ def prepare(options: ShardOptions, progress: bool = True) -> Manifest:
     with _locked(directory):
         if (directory / MANIFEST_FILE).exists():
             return check_prepared(options)
-        corpus = find_corpus(options.corpus, options.text_field)
+        corpus = find_corpus(options.corpus, options.text_field, options.source)
         settings = options.of_the_shards() | {"files": corpus.state()}
         tokenizer = _begin(directory, options, corpus, settings, progress)
         end, vocabulary = end_of_text(tokenizer, options.tokenizer), vocabulary_size(tokenizer)
         content = (directory / "tokenizer.json").read_bytes()
-        encoder = Encoder(content.decode(), end, token_dtype(vocabulary), options.shares)
-        reading = Reading(corpus, options.drop_duplicates)
+        encoder = Encoder(content.decode(), end, token_dtype(vocabulary))
+        reading = Reading(corpus, options.shares, options.drop_duplicates)
         parts = _write_parts(directory, options, encoder, reading, progress)
         _check_losses(options, reading)
         splits = {}
@@ -81,9 +87,17 @@ def prepare(options: ShardOptions, progress: bool = True) -> Manifest:
             shards = tuple(Shard(part[name]["tokens"], part[name]["sha256"]) for part in parts)
             documents, size = (sum(part[name][what] for part in parts) for what in ("documents", "bytes"))
             splits[name] = Split(shards, documents, size, token_checksum(directory, name, shards, encoder.dtype))
-        tokenizer_checksum = hashlib.sha256(content).hexdigest()
-        left_out = dict(sorted(reading.left_out.items()))
-        manifest = Manifest(options.place, vocabulary, end, tokenizer_checksum, splits, settings, left_out)
+        manifest = Manifest(
+            options.place,
+            vocabulary,
+            end,
+            tokenizer=hashlib.sha256(content).hexdigest(),
+            splits=splits,
+            settings=settings,
+            left_out=dict(sorted(reading.left_out.items())),
+            text=reading.text.hexdigest(),
+            test_documents=_write_test_documents(directory, splits, encoder, reading.tested),
+        )
         manifest.write(directory)
         shutil.rmtree(directory / PARTS, ignore_errors=True)
     if progress:
@@ -103,7 +117,7 @@ def check_prepared(options: ShardOptions) -> Manifest:
     settings = options.of_the_shards()
     if options.corpus and not is_remote(options.corpus) and not options.corpus.startswith(HUB):
         with suppress(UserError):  # shards are used where the corpus is not, too
-            settings["files"] = find_corpus(options.corpus, options.text_field).state()
+            settings["files"] = find_corpus(options.corpus, options.text_field, options.source).state()
     _refuse_other(options.place, manifest.settings, settings)
     return manifest
 
@@ -154,9 +168,10 @@ def _begin(
             f"data.directory: got {directory}, which holds {shard.name} without a {MANIFEST_FILE}; choose another "
             "folder, or delete what is in this one"
         )
-    if options.tokenizer == TRAINED_HERE:
-        reading = Reading(corpus)
-        texts = _training_texts(reading, options.shares, progress)
+    shipped = SHIPPED / f"{options.corpus}-{options.vocabulary}.json".replace("-demo", "")
+    if options.tokenizer == TRAINED_HERE and not shipped.exists():
+        reading = Reading(corpus, options.shares)
+        texts = _training_texts(reading, progress)
         if (first := next(texts, None)) is None:
             raise UserError(
                 f"data.corpus: got {options.corpus!r}, which holds no training document to learn a tokenizer from: "
@@ -165,7 +180,7 @@ def _begin(
             )
         tokenizer = train_tokenizer(chain([first], texts), options.vocabulary)
     else:
-        tokenizer = load_tokenizer(options.tokenizer)
+        tokenizer = load_tokenizer(str(shipped) if shipped.exists() else options.tokenizer)
     if (size := vocabulary_size(tokenizer)) > options.vocabulary:
         raise UserError(
             f"data.vocabulary: got {options.vocabulary}, but tokenizer {options.tokenizer!r} has {size} entries; set "
@@ -176,33 +191,43 @@ def _begin(
     return tokenizer
 
 
-def _training_texts(reading: "Reading", shares: tuple[float, float, float], progress: bool) -> Iterator[str]:
+def _training_texts(reading: "Reading", progress: bool) -> Iterator[str]:
     """Yield texts of the training split, up to `TRAINING_BYTES`; the tokenizer must not learn from the other splits."""
     size = 0
     for document in tqdm(reading, desc="training the tokenizer", unit=" documents", delay=1, disable=not progress):
-        content = document.text.encode()
-        if split_of(content, shares) == "train":
+        if document.split == "train":
             yield document.text
-            size += len(content)
+            size += len(document.text.encode())
             if size >= TRAINING_BYTES:
                 return
 
 
+def split_of(text: bytes, shares: tuple[float, float, float]) -> str:
+    """The split of a document, by a hash of its UTF-8 bytes: documents with equal texts are in the same split."""
+    place = int.from_bytes(hashlib.blake2b(text, digest_size=16).digest()[:8], "big") / 2**64
+    train, validation, _ = shares
+    return "train" if place < train else "validation" if place < train + validation else "test"
+
+
 class Reading:
-    """Reads the documents of a corpus, and counts what is left out.
+    """Reads the documents of a corpus with their splits, and counts what is left out.
 
     Args:
         corpus: The corpus.
+        shares: Shares of the documents in train, validation and test, unless the corpus says which is in which.
         drop_duplicates: Whether only the first of several documents with equal text is read.
 
     Attributes:
         left_out (Counter[str]): Number of documents that were left out so far, by reason.
         lost (int): Their bytes, of all but the empty and the duplicates.
         used (int): Bytes of the documents that were read.
+        text (hashlib._Hash): Checksum of these documents, see `Manifest`.
+        tested (list[Document]): Those of the test split, without their texts.
     """
 
-    def __init__(self, corpus: Corpus, drop_duplicates: bool = False) -> None:
-        self.corpus, self.drop_duplicates = corpus, drop_duplicates
+    def __init__(self, corpus: Corpus, shares: tuple[float, float, float], drop_duplicates: bool = False) -> None:
+        self.corpus, self.shares, self.drop_duplicates = corpus, shares, drop_duplicates
+        self.text, self.tested = hashlib.sha256(), list[Document]()
         self.left_out, self.examples = Counter[str](), dict[str, str]()
         self.lost = self.used = 0
 
@@ -224,6 +249,10 @@ class Reading:
                     self.left_out["duplicates"] += 1
                     continue
                 seen.add(digest)
+            document = replace(document, split=document.split or split_of(content, self.shares))
+            self.text.update(f"{document.group}\0{document.split}\0{len(content)}\0".encode() + content)
+            if document.split == "test":
+                self.tested.append(replace(document, text=""))
             yield document
 
     def reasons(self) -> str:
@@ -231,17 +260,17 @@ class Reading:
         return "; ".join(f"{self.left_out[reason]} × {example}" for reason, example in self.examples.items())
 
 
-def _parts(documents: Iterable[Document]) -> Iterator[list[str]]:
-    """Cut the texts of a corpus into parts."""
-    number, texts, size = 0, list[str](), 0
+def _parts(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    """Cut the documents of a corpus into parts."""
+    number, part, size = 0, list[Document](), 0
     for document in documents:
-        texts.append(document.text)
+        part.append(document)
         size += len(document.text)
         if size >= part_size(number):
-            yield texts
-            number, texts, size = number + 1, [], 0
-    if texts:
-        yield texts
+            yield part
+            number, part, size = number + 1, [], 0
+    if part:
+        yield part
 
 
 def _write_parts(
@@ -261,19 +290,19 @@ def _write_parts(
             number, checksum, handle = waiting.popleft()
             encoded: dict[str, Encoded] = result(handle)
             done: dict[str, Any] = {"texts": checksum}
-            for name, (ids, documents, size) in encoded.items():
+            for name, (ids, count, size) in encoded.items():
                 shard = write_shard(directory, name, number, ids)
-                done[name] = vars(shard) | {"documents": documents, "bytes": size}
+                done[name] = vars(shard) | {"documents": count, "bytes": size}
                 tokens += len(ids)
             write(paths[number], json.dumps(done))
             bar.set_postfix_str(f"{tokens / 1e6:.1f} Mtok")
 
-        for number, texts in enumerate(_parts(reading)):
+        for number, documents in enumerate(_parts(reading)):
             paths.append(directory / PARTS / f"{number:05d}.json")
-            checksum = hashlib.blake2b("\0".join(texts).encode()).hexdigest()
+            checksum = hashlib.blake2b("\0".join(f"{d.split}\0{d.text}" for d in documents).encode()).hexdigest()
             # a part that is done is done again if the corpus has changed since then
             if not paths[number].exists() or json.loads(paths[number].read_bytes())["texts"] != checksum:
-                waiting.append((number, checksum, submit(encoder, texts)))
+                waiting.append((number, checksum, submit(encoder, documents)))
             bar.update(reading.used + reading.lost - bar.n)
             if len(waiting) > workers:
                 write_next()
@@ -282,8 +311,29 @@ def _write_parts(
     return [json.loads(path.read_bytes()) for path in paths]
 
 
+def _write_test_documents(
+    directory: Path, splits: dict[str, Split], encoder: Encoder, documents: list[Document]
+) -> str:
+    """Write the table of the test documents, with the overlap of each with the training text; return its sha256."""
+
+    def tokens(split: str) -> Iterator[Tokens]:
+        return read_shards(directory, split, splits[split].shards, encoder.dtype)
+
+    ends = (np.flatnonzero(shard == encoder.end_of_text) + 1 for shard in tokens("test"))
+    sizes = np.concatenate([np.empty(0, np.int64), *(np.diff(end, prepend=0) for end in ends)])
+    overlaps = overlap(tokens("test"), tokens("train"), encoder.end_of_text)
+    table = io.StringIO()
+    rows = csv.writer(table, lineterminator="\n")
+    rows.writerow(["document", "group", "tokens", "overlap"])
+    for document, size, share in zip(documents, sizes, overlaps, strict=True):
+        rows.writerow([document.name, document.group, size, f"{share:.6f}"])
+    content = table.getvalue().encode("utf-8", "replace")  # a name may have bytes that are no Unicode
+    write(directory / TEST_DOCUMENTS, content)
+    return hashlib.sha256(content).hexdigest()
+
+
 def _check_losses(options: ShardOptions, reading: Reading) -> None:
-    """Refuse a corpus without documents, or with too many faults."""
+    """Refuse a corpus without documents or with too many faults, and one that has another text than everywhere else."""
     if not reading.used:
         shutil.rmtree(Path(options.place, PARTS))  # so that the next start reads a mended corpus
         raise UserError(
@@ -297,4 +347,10 @@ def _check_losses(options: ShardOptions, reading: Reading) -> None:
             f"data.largest_loss: got {options.largest_loss}, but {share:.2g} of the bytes of {options.corpus!r} cannot "
             f"be used: {reading.reasons()}; mend the corpus and delete {options.place}, or allow the loss with a "
             "larger data.largest_loss"
+        )
+    if (text := reading.text.hexdigest()) != (reading.corpus.text or text):
+        raise UserError(
+            f"data.corpus: got {options.corpus!r} with a text of the checksum {text}, expected {reading.corpus.text}; "
+            "its list or its rules were changed, so that no other machine has the same text: give data.directory a "
+            "folder of text files instead, or write down the new checksum in kerple/data/prepare/corpora.py"
         )

@@ -9,6 +9,7 @@ import os
 import random
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from kerple.base.errors import UserError
 from kerple.data.files import is_remote
 from kerple.data.options import HUB
 from kerple.data.prepare.readers import Document, Fault, dataset, list_files, read_files, read_text
+from kerple.data.prepare.wheels import read_list, read_wheels
 
 FILE_ORDER = 0  # seed of the shuffle of files
 PACKED = (".zst", ".gz", ".tgz", ".parquet")
@@ -30,15 +32,19 @@ class Corpus(NamedTuple):
     Attributes:
         documents: Yields its documents, and a `Fault` in place of what cannot be read.
         files: Paths of the files that it is read from, for `state`; empty if they are not on this machine.
+        text: Checksum that its text has on every machine, see `Manifest`, of those that are fetched.
+        text_bytes: Bytes of this text.
     """
 
     documents: Callable[[], Iterator[Document | Fault]]
     files: list[str]
+    text: str | None = None
+    text_bytes: int | None = None
 
     def state(self) -> str | None:
         """Number, bytes and a checksum of names and sizes of the files, by which a change of the corpus is noticed."""
         if not self.files or is_remote(self.files[0]):
-            return None
+            return self.text
         sizes = [os.stat(path).st_size for path in self.files]
         digest = hashlib.sha256()
         for path, size in zip(self.files, sizes, strict=True):
@@ -48,7 +54,7 @@ class Corpus(NamedTuple):
     def size(self) -> int | None:
         """Bytes of text, for progress; None if nobody knows before it is read."""
         if not self.files or any(is_remote(path) or path.endswith(PACKED) for path in self.files):
-            return None
+            return self.text_bytes
         return sum(os.stat(path).st_size for path in self.files)
 
 
@@ -119,6 +125,16 @@ def _required(project: str) -> dict[str, Distribution]:
     return packages
 
 
+def wheels(demo: bool, text: str, text_bytes: int, folder: Path) -> Corpus:
+    """The .py files of a fixed list of packages, which are fetched to a folder when they are read."""
+    return Corpus(lambda: read_wheels(read_list(demo), folder), [], text, text_bytes)
+
+
+# of the fetched ones: what makes them of the folder that their files are in or go to
+FETCHED: dict[str, Callable[[Path], Corpus]] = {
+    "code": partial(wheels, False, "1971f33401c2326b7f4f6e6ba1fb21a1e7c153cf5ce7e266b4d138eda863d7d4", 183271102),
+    "code-demo": partial(wheels, True, "55b3706fbfcbb02bdd667a48f6756ba6e9a345801b65ef62e5c38a0e59628491", 29953133),
+}
 CORPORA: dict[str, Callable[[], Corpus]] = {
     "stdlib": standard_library,
     "modules": library_modules,
@@ -126,24 +142,27 @@ CORPORA: dict[str, Callable[[], Corpus]] = {
 }
 
 
-def find_corpus(name: str, text_field: str = "text") -> Corpus:
+def find_corpus(name: str, text_field: str = "text", source: str = "data/.cache") -> Corpus:
     """The corpus of a name, see `ShardOptions`.
 
     Args:
-        name: One of `CORPORA`, `hf:NAME[:CONFIG[:SPLIT]]`, or a file, folder, glob pattern or URL.
+        name: One of `CORPORA` or `FETCHED`, `hf:NAME[:CONFIG[:SPLIT]]`, or a file, folder, glob pattern or URL.
         text_field: Key or column of the text, where documents are rows of a table.
+        source: Folder of the files of a corpus that is fetched.
 
     Raises:
         UserError: There is nothing of this name, or a folder holds tables beside other files.
     """
     if name in CORPORA:
         return CORPORA[name]()
+    if name in FETCHED:
+        return FETCHED[name](Path(source))
     if name.startswith(HUB):
         return Corpus(lambda: dataset(name.removeprefix(HUB), text_field), [])
     files = list_files(name)
     if not files:
         raise UserError(
-            f"data.corpus: got {name!r}, which holds no files; expected {', '.join(CORPORA)}, a file, a folder, a "
-            "pattern, a URL or hf:NAME"
+            f"data.corpus: got {name!r}, which holds no files; expected {', '.join(FETCHED | CORPORA)}, a file, a "
+            "folder, a pattern, a URL or hf:NAME"
         )
     return Corpus(lambda: read_files(files, text_field), files)

@@ -1,6 +1,5 @@
 """Tokenising of documents, in processes of this machine or on a Ray cluster."""
 
-import hashlib
 import multiprocessing
 import os
 import signal
@@ -18,6 +17,7 @@ from tokenizers import Tokenizer
 from kerple.base.cluster import cores, joined
 from kerple.base.errors import UserError
 from kerple.data.manifest import SPLITS
+from kerple.data.prepare.readers import Document
 from kerple.data.shards import Tokens
 from kerple.data.tokenizer import encode
 
@@ -29,13 +29,11 @@ class Encoder(NamedTuple):
         tokenizer: The content of a `tokenizer.json`.
         end_of_text: Id that is appended to every document.
         dtype: Dtype of the tokens, see `Manifest.dtype`.
-        shares: Shares of the documents in train, validation and test.
     """
 
     tokenizer: str
     end_of_text: int
     dtype: np.dtype[Any]
-    shares: tuple[float, float, float]
 
 
 class Encoded(NamedTuple):
@@ -46,15 +44,8 @@ class Encoded(NamedTuple):
     bytes: int
 
 
-def split_of(text: bytes, shares: tuple[float, float, float]) -> str:
-    """The split of a document, by a hash of its UTF-8 bytes: documents with equal texts are in the same split."""
-    place = int.from_bytes(hashlib.blake2b(text, digest_size=16).digest()[:8], "big") / 2**64
-    train, validation, _ = shares
-    return "train" if place < train else "validation" if place < train + validation else "test"
-
-
-def tokenise(encoder: Encoder, texts: list[str]) -> dict[str, Encoded]:
-    """The tokens of documents by their splits, in order.
+def tokenise(encoder: Encoder, documents: list[Document]) -> dict[str, Encoded]:
+    """The tokens of documents, which know their splits, by these, in order.
 
     Raises:
         UserError: The end-of-text token of the tokenizer stands in a text.
@@ -62,20 +53,19 @@ def tokenise(encoder: Encoder, texts: list[str]) -> dict[str, Encoded]:
     tokenizer = _load(encoder.tokenizer)
     tokens: dict[str, list[Tokens]] = {split: [] for split in SPLITS}
     sizes = dict.fromkeys(SPLITS, 0)
-    for text in texts:
-        content, ids = text.encode(), encode(tokenizer, text)
+    for document in documents:
+        ids = encode(tokenizer, document.text)
         if encoder.end_of_text in ids:
             raise UserError("data.tokenizer: got one that makes its end-of-text token of a text, expected another")
-        split = split_of(content, encoder.shares)
-        tokens[split].append(np.array([*ids, encoder.end_of_text], encoder.dtype))
-        sizes[split] += len(content)
+        tokens[document.split].append(np.array([*ids, encoder.end_of_text], encoder.dtype))
+        sizes[document.split] += len(document.text.encode())
     nothing = np.empty(0, encoder.dtype)
     return {s: Encoded(np.concatenate([nothing, *tokens[s]]), len(tokens[s]), sizes[s]) for s in SPLITS}
 
 
 _load = lru_cache(maxsize=1)(Tokenizer.from_str)
 
-Submit = Callable[[Encoder, list[str]], Any]
+Submit = Callable[[Encoder, list[Document]], Any]
 Engine = tuple[Submit, Callable[[Any], dict[str, Encoded]], int]
 
 

@@ -28,10 +28,14 @@ class Document:
     Args:
         name: What messages call it, such as its file and line.
         text: Its text.
+        group: What it belongs to with others, such as its package; empty if nothing.
+        split: Its split, where the corpus decides it; else empty, and a hash of the text decides.
     """
 
     name: str
     text: str
+    group: str = ""
+    split: str = ""
 
 
 @dataclass(frozen=True)
