@@ -45,11 +45,21 @@ def compare(implementation, dtype: torch.dtype, batch: int, heads: int, queries:
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("window", [None, 50])
 @pytest.mark.parametrize(
-    ("length", "heads", "batch", "strided"),
-    [(1, 1, 1, False), (63, 12, 3, True), (600, 5, 2, True)],
-)  # fmt: skip
-def test_gradients_are_those_of_explicit_attention(dtype, window, length, heads, batch, strided) -> None:
-    compare(attend, dtype, batch, heads, length, length, window, strided)
+    ("implementation", "batch", "heads", "queries", "keys", "strided"),
+    [
+        (attend, 1, 1, 1, 1, False),
+        (attend, 3, 12, 63, 63, True),
+        (attend, 2, 5, 600, 600, True),
+        (attend, 2, 3, 1, 300, True),  # the queries are the last rows
+        (attend, 2, 3, 200, 300, True),
+        (attend_blocks, 2, 3, 300, 300, True),
+    ],
+)
+def test_gradients_are_those_of_explicit_attention(
+    implementation, dtype, window, batch, heads, queries, keys, strided, monkeypatch
+) -> None:
+    monkeypatch.setattr(blocks, "LARGEST_STORED", 0)  # blocks are computed again in the backward pass
+    compare(implementation, dtype, batch, heads, queries, keys, window, strided)
 
 
 def test_a_steep_table_has_a_finite_gradient() -> None:
@@ -74,24 +84,8 @@ def test_few_keys_are_done_in_fp32() -> None:
     q, k, v, _ = (x.bfloat16() for x in inputs(4, 3, TINY, TINY, torch.bfloat16))
     table = torch.randn(3, TINY)
     right = attend_reference(q.double(), k.double(), v.double(), Modifiers(table=table.double()))
-    assert (
-        attend(q, k, v, Modifiers(table=table)) != right.bfloat16()
-    ).double().mean() < 0.02  # rounded once, at the end
-
-
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("window", [None, 50])
-@pytest.mark.parametrize("queries", [1, 200])
-def test_queries_are_the_last_rows(dtype, window, queries) -> None:
-    compare(attend, dtype, 2, 3, queries, 300, window, True)
-
-
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("window", [None, 50])
-@pytest.mark.parametrize("stored", [0, 2**22])
-def test_blocks_agree_too(dtype, window, stored: int, monkeypatch) -> None:
-    monkeypatch.setattr(blocks, "LARGEST_STORED", stored)
-    compare(attend_blocks, dtype, 2, 3, 300, 300, window, True)
+    rounded_twice = attend(q, k, v, Modifiers(table=table)) != right.bfloat16()
+    assert rounded_twice.double().mean() < 0.02
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -99,10 +93,10 @@ def test_blocks_agree_too(dtype, window, stored: int, monkeypatch) -> None:
 @pytest.mark.parametrize("which", range(3))
 def test_any_strides(which, window, dtype) -> None:
     """Rows that are not contiguous: torch's fused kernel, called by itself, would read past them."""
-    given = [x.to(dtype) for x in inputs(2, 3, 70, 70, dtype)[:3]]
+    tensors = [x.to(dtype) for x in inputs(2, 3, 70, 70, dtype)[:3]]
     table = torch.randn(3, 70)
-    for x in (given[which].mT.contiguous().mT, given[which][..., :1].expand(given[which].shape)):
-        strided, dense = ([*given[:which], y, *given[which + 1 :]] for y in (x, x.contiguous()))
+    for x in (tensors[which].mT.contiguous().mT, tensors[which][..., :1].expand(tensors[which].shape)):
+        strided, dense = ([*tensors[:which], y, *tensors[which + 1 :]] for y in (x, x.contiguous()))
         wanted = attend_reference(*(y.double() for y in dense), Modifiers(table=table.double(), window=window))
         got = attend(*strided, Modifiers(table=table, window=window))
         assert error(got, wanted) < TOLERANCE[dtype]
@@ -126,7 +120,7 @@ def test_weight_mix_sinks_and_values_in_blocks_are_those_of_explicit_attention()
         generator = torch.Generator().manual_seed(3)
         table, weight, gate, turn, sink = (
             torch.rand(*shape, dtype=torch.float64, generator=generator).requires_grad_()
-            for shape in ((heads, length), (heads, length), (heads, length), (dim, dim), (batch, heads, length))
+            for shape in (*[(heads, length)] * 3, (dim, dim), (batch, heads, length))
         )
 
         def mix(s, q_, k_, rows: slice, columns: slice, seen: Tensor, gate: Tensor = gate, turn: Tensor = turn):
@@ -145,17 +139,6 @@ def test_weight_mix_sinks_and_values_in_blocks_are_those_of_explicit_attention()
         torch.testing.assert_close(got, wanted)
 
 
-def test_autocast_gives_its_dtype_and_an_fp32_table_gradient() -> None:
-    q, k, v, _ = (x.float().requires_grad_() for x in inputs(1, 2, 40, 40, torch.bfloat16))
-    table = torch.randn(2, 40, requires_grad=True)
-    with torch.autocast("cpu", torch.bfloat16):
-        out = attend(q, k, v, Modifiers(table=table))
-    out.float().sum().backward()
-    assert out.dtype == torch.bfloat16
-    assert table.grad is not None
-    assert table.grad.dtype == torch.float32
-
-
 def test_the_custom_operators_keep_torchs_contract() -> None:
     q, k, v, _ = (x.float().requires_grad_() for x in inputs(2, 3, 20, 20, torch.float32))
     table = torch.randn(3, 20, requires_grad=True)
@@ -171,15 +154,10 @@ def test_the_custom_operators_keep_torchs_contract() -> None:
 @pytest.mark.parametrize(
     ("change", "name"),
     [
-        ({"k": torch.zeros(1, 2, 5, 4)}, "q, k, v"),
         ({"q": torch.zeros(1, 2, 7, 4)}, "q"),
-        ({"q": torch.zeros(1, 2, 6, 4).bfloat16()}, "q, k, v"),
         ({"table": torch.zeros(2, 5)}, "table"),
-        ({"weight": torch.zeros(3, 6)}, "weight"),
-        ({name: torch.zeros(1, 0, 6, 4) for name in "qkv"} | {"table": torch.zeros(0, 6)}, "q, k, v"),
         ({name: torch.zeros(0, 2, 6, 4) for name in "qkv"}, "q, k, v"),
         ({"sink": torch.zeros(3)}, "sink"),
-        ({"v": torch.zeros(1, 2, 6, 5)}, "q, k, v"),
         ({"q": torch.zeros(1, 3, 6, 4)}, "q, k, v"),
     ],
 )

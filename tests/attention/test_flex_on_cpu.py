@@ -65,9 +65,8 @@ def test_output_log_sum_exp_and_gradients_are_those_of_fp64(
     length, heads, groups, dim, v_dim, window, dtype, view, monkeypatch
 ) -> None:
     added = []
-    monkeypatch.setattr(
-        cuda.AddTableGradient, "apply", lambda out, lse, *rest: added.append(rest) or (out, lse)
-    )  # its kernel is `test_cuda`'s affair
+    # its kernel is `test_cuda`'s affair
+    monkeypatch.setattr(cuda.AddTableGradient, "apply", lambda out, lse, *rest: added.append(rest) or (out, lse))
     *inputs, grad = tensors(length, heads, groups, dim, v_dim, dtype, view)
     exact = [x.detach().double().requires_grad_() for x in inputs]
     inputs = [x.requires_grad_() for x in inputs]
@@ -85,33 +84,21 @@ def test_output_log_sum_exp_and_gradients_are_those_of_fp64(
     assert not any(x.requires_grad for x in added[0][:3])
 
 
-def test_a_log_sum_exp_that_nobody_differentiates_is_cut_off_inside_what_is_compiled() -> None:
-    q, k, v, table, _ = tensors(128, 2, 2, 16, 16, torch.float32, False)
-    mask = cuda.causal_mask(128, None, q.device)
-    for wanted in (False, True):
-        _, lse = cuda.compiled_by_itself()(q.requires_grad_(), k, v, table, mask, 0.25, wanted, {})
-        assert lse.requires_grad == wanted
-
-
 def test_every_length_of_the_ladder_is_one_graph_and_no_more(graphs) -> None:
-    for length, windows in ((40, (None, 100)), (128, (None,)), (200, (None,))):
-        for window in windows:
-            q, k, v, table, _ = tensors(length, 2, 2, 16, 16, torch.float32, False)
-            with torch.no_grad():
-                cuda.attend_flex(q, k, v, table, window)
+    for length, window in ((40, None), (40, 100), (128, None), (200, None)):
+        q, k, v, table, _ = tensors(length, 2, 2, 16, 16, torch.float32, False)
+        with torch.no_grad():
+            cuda.attend_flex(q, k, v, table, window)
     assert graphs.frame_count == 3
 
 
-@torch._dynamo.config.patch(recompile_limit=2)
-def graphs_of_three_lengths() -> None:
-    torch._dynamo.reset()  # graphs that other tests have made would count
-    for length in (128, 256, 384):
-        q, k, v, table, _ = tensors(length, 1, 1, 16, 16, torch.float32, False)
-        cuda.attend_flex(q, k, v, table, None)
-
-
 def test_more_graphs_than_allowed_are_an_error_and_never_scores_of_all_pairs() -> None:
+    torch._dynamo.reset()  # graphs that other tests have made would count
     # torch words it in one of two ways, by whether something was compiled with fullgraph before
     limit = r"(fullgraph=True|fail_on_recompile_limit_hit)\n--model.attention blocks"
-    with pytest.raises(Exception, match=limit):
-        graphs_of_three_lengths()
+    inputs = [tensors(length, 1, 1, 16, 16, torch.float32, False)[:4] for length in (128, 256, 384)]
+    with torch._dynamo.config.patch(recompile_limit=2):
+        for tensors_of_length in inputs[:2]:
+            cuda.attend_flex(*tensors_of_length, None)
+        with pytest.raises(Exception, match=limit):
+            cuda.attend_flex(*inputs[2], None)

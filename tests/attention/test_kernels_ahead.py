@@ -28,13 +28,6 @@ def test_tiles_that_are_too_large_are_found_out() -> None:
     assert too_large.faults((9, 0)) == [f"{too_large.shared} bytes of shared memory do not fit {SHARED[9, 0]}"]
 
 
-@pytest.mark.slow
-def test_fp32_is_kept_from_the_kernel_for_a_reason() -> None:
-    faults = compile_ahead((8, 0), torch.float32, 64).faults((8, 0))
-    assert any("spilled" in fault for fault in faults)
-    assert any("tensor cores" in fault for fault in faults)
-
-
 def test_partial_sums_of_the_table_s_gradient_stay_small_and_short_inputs_keep_the_chip_busy() -> None:
     for batch, length, side in ((1, 16384, 64), (32, 512, 64), (8, 2048, 32), (1, 2048, 64)):
         blocks = length // side

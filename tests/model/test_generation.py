@@ -1,7 +1,10 @@
+"""Generation against a network that reads everything again for each token."""
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+from kerple.base.errors import UserError
 from kerple.model import Transformer
 from kerple.model.generation import choose, fill_in, generate
 from kerple.positions import Shape, strategies
@@ -13,53 +16,49 @@ KINDS = ("KerpleLog", "FoX", "Layers", "RandomizedPositions")
 
 def network(name: str) -> Transformer:
     torch.manual_seed(0)
-    made = Transformer(Shape(16, 2, 64), 2, VOCABULARY, strategies()[name])
-    with torch.no_grad():  # larger weights than at initialisation, so that what is written depends on what was read
-        for parameter in made.parameters():
-            if parameter.ndim == 2:
-                parameter.mul_(8)
-    return made.eval()
+    # larger weights than usual, so that what is written depends on what was read
+    return Transformer(Shape(16, 2, 64), 2, VOCABULARY, strategies()[name], init=0.16).eval()
 
 
-def written_without_a_cache(made: Transformer, prompt: Tensor, steps: int, window: int | None = None) -> Tensor:
+def written_without_a_cache(model: Transformer, prompt: Tensor, steps: int, window: int | None = None) -> Tensor:
     tokens = prompt
     for _ in range(steps):
         with torch.no_grad():
-            tokens = torch.cat([tokens, made(tokens, window=window)[:, -1:].argmax(-1)], 1)
+            tokens = torch.cat([tokens, model(tokens, window=window)[:, -1:].argmax(-1)], 1)
     return tokens[:, prompt.shape[1] :]
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_the_cache_changes_nothing(name: str) -> None:
-    made, prompt = network(name), torch.randint(VOCABULARY, (3, 7), generator=torch.Generator().manual_seed(1))
-    cached = torch.stack(list(generate(made, prompt, 20)), 1)
-    torch.testing.assert_close(cached, written_without_a_cache(made, prompt, 20), rtol=0, atol=0)
+    model, prompt = network(name), torch.randint(VOCABULARY, (3, 7), generator=torch.Generator().manual_seed(1))
+    cached = torch.stack(list(generate(model, prompt, 20)), 1)
+    torch.testing.assert_close(cached, written_without_a_cache(model, prompt, 20), rtol=0, atol=0)
     assert len(cached.unique()) > 2
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_filling_in_is_writing_alone_row_by_row(name: str) -> None:
     """Prompts of different lengths and told tokens inside the answer, against one row at a time without a cache."""
-    made, random = network(name), torch.Generator().manual_seed(2)
+    model, random = network(name), torch.Generator().manual_seed(2)
     tokens = torch.randint(VOCABULARY, (4, 16), generator=random)
     scored = torch.zeros(4, 15, dtype=torch.bool)
     scored[0, 3:9] = scored[1, 6:15] = scored[2, [4, 6, 8]] = True
-    filled = fill_in(made, tokens, scored)
+    filled = fill_in(model, tokens, scored)
     for row in range(4):
         expected = tokens[row].tolist()
         for t in range(15):
             if scored[row, t]:
                 with torch.no_grad():
-                    expected[t + 1] = int(made(torch.tensor([expected[: t + 1]]))[0, -1].argmax())
+                    expected[t + 1] = int(model(torch.tensor([expected[: t + 1]]))[0, -1].argmax())
         assert filled[row].tolist() == expected
     assert (filled != tokens).any()
 
 
 def test_a_window_is_kept_to_at_every_step() -> None:
-    made, prompt = network("KerpleLog"), torch.randint(VOCABULARY, (3, 9), generator=torch.Generator().manual_seed(1))
-    expected = written_without_a_cache(made, prompt, 12, window=4)
-    assert torch.equal(torch.stack(list(generate(made, prompt, 12, window=4)), 1), expected)
-    assert not torch.equal(expected, written_without_a_cache(made, prompt, 12))
+    model, prompt = network("KerpleLog"), torch.randint(VOCABULARY, (3, 9), generator=torch.Generator().manual_seed(1))
+    expected = written_without_a_cache(model, prompt, 12, window=4)
+    assert torch.equal(torch.stack(list(generate(model, prompt, 12, window=4)), 1), expected)
+    assert not torch.equal(expected, written_without_a_cache(model, prompt, 12))
 
 
 class Successor(nn.Module):
@@ -99,17 +98,8 @@ def test_a_temperature_close_to_0_takes_the_likeliest() -> None:
     assert choose(logits, 1e-40).tolist() == choose(logits, top_p=0.9).tolist() == [1, 0]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"temperature": -1.0}, "temperature: got -1"),
-        ({"temperature": float("nan")}, "temperature: got nan"),
-        ({"temperature": 1.0, "top_k": 0}, "top_k: got 0"),
-        ({"temperature": 1.0, "top_p": 1.5}, "top_p: got 1.5"),
-    ],
-)
-def test_mistakes_are_named(options: dict[str, float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        choose(torch.zeros(1, 4), **options)
-    with pytest.raises(ValueError, match="prompt: got no tokens"):
+def test_mistakes_are_named() -> None:
+    with pytest.raises(UserError, match=r"top_p: got 1\.5"):
+        choose(torch.zeros(1, 4), temperature=1.0, top_p=1.5)
+    with pytest.raises(UserError, match="prompt: got no tokens"):
         next(generate(Successor(), torch.zeros(1, 0, dtype=torch.int64), 3))

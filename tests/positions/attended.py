@@ -8,7 +8,7 @@ from torch import Tensor
 
 import kerple.attention.blocks
 from kerple.model.architecture import Architecture
-from kerple.model.self_attention import SelfAttention, modifiers_of, prepare_context
+from kerple.model.self_attention import SelfAttention, prepare_context
 from kerple.positions import Position, Shape, TokenPositions
 
 HEADS, HEAD_DIM, LENGTH = 2, 6, 14
@@ -17,21 +17,27 @@ Score = Callable[[Tensor, Tensor, Tensor, int, int, int, int], Tensor]
 """(q, k, x, b, h, m, n) to the score of query m and key n, differentiable."""
 
 
-def random(*size: int, seed: int = 0) -> Tensor:
-    return torch.randn(*size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+def softmax(scores: Tensor, head: int) -> Tensor:
+    return scores.softmax(0)
 
 
 def ours_and_loops(
-    position: Position, score: Score, monkeypatch: pytest.MonkeyPatch, window: int | None = None, offset: int = 0
+    position: Position,
+    score: Score,
+    monkeypatch: pytest.MonkeyPatch,
+    window: int | None = None,
+    offset: int = 0,
+    probabilities: Callable[[Tensor, int], Tensor] = softmax,
 ) -> None:
     """Hold output and all gradients of the strategy, in small blocks, against explicit loops over a score function.
 
     Args:
-        position: In fp64.
+        position: The strategy in fp64.
         score: What the paper says a score is.
         monkeypatch: Makes the blocks small, so that there are several, and has them computed again.
-        window: Keys that are seen.
-        offset: Of the positions.
+        window: Number of keys that are seen.
+        offset: Offset of the positions.
+        probabilities: Function from the scores of the keys that a query sees, (n,), and the head to probabilities (n,).
     """
     monkeypatch.setattr(kerple.attention.blocks, "QUERIES_AT_ONCE", 5)
     monkeypatch.setattr(kerple.attention.blocks, "LARGEST_STORED", 0)  # hooks are called again on the way back
@@ -39,10 +45,7 @@ def ours_and_loops(
     attention = SelfAttention(SHAPE, Architecture(bias=False)).double()
     torch.nn.init.normal_(attention.qkv.weight, std=0.4)
     attention.out = torch.nn.Identity()
-    x = random(2, LENGTH, SHAPE.dim).requires_grad_()
-    tokens = torch.zeros(2, LENGTH, dtype=torch.int64)
-    context = prepare_context(position, TokenPositions.line(LENGTH, offset), tokens, window)
-    got = attention(x, position, context)
+    x = torch.randn(2, LENGTH, SHAPE.dim, dtype=torch.float64, requires_grad=True)
 
     q, k, v = attention.split(attention.qkv(x))
     rows = []
@@ -51,45 +54,16 @@ def ours_and_loops(
             for m in range(LENGTH):
                 first = 0 if window is None else max(0, m - window + 1)
                 s = torch.stack([score(q, k, x, b, h, m, n) for n in range(first, m + 1)])
-                rows.append(s.softmax(0) @ v[b, h, first : m + 1])
+                rows.append(probabilities(s, h) @ v[b, h, first : m + 1])
     expected = torch.stack(rows).view(2, HEADS, LENGTH, HEAD_DIM).transpose(1, 2).flatten(2)
-    torch.testing.assert_close(got, expected, atol=1e-12, rtol=1e-12)
+    leaves, grad = [x, attention.qkv.weight, *position.parameters()], torch.randn_like(expected)
+    expected_gradients = torch.autograd.grad(expected, leaves, grad, materialize_grads=True)
 
-    wanted = [x, attention.qkv.weight, *position.parameters()]
-    towards = random(*got.shape, seed=1)
-    for a, e in zip(
-        torch.autograd.grad((got * towards).sum(), wanted, retain_graph=True, materialize_grads=True),
-        torch.autograd.grad((expected * towards).sum(), wanted, materialize_grads=True),
-        strict=True,
-    ):
-        torch.testing.assert_close(a, e, atol=1e-11, rtol=1e-11)
-
-
-def attended(
-    attention: Callable[..., Tensor],
-    position: Position,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    x: Tensor,
-    window: int | None = None,
-    offset: int = 0,
-) -> Tensor:
-    """Attention with a strategy, without the network around it.
-
-    Args:
-        attention: `kerple.attention.attend`, or a function with the same arguments.
-        position: The strategy.
-        q: Queries (B, H, T, δ) before `Position.transform_qk`.
-        k: Keys (B, G, T, δ) before `Position.transform_qk`.
-        v: Values (B, G, T, δ).
-        x: Input of `Position.token_state`, (B, T, D).
-        window: Number of keys that a query sees; None for all.
-        offset: Added to every position.
-    """
-    context = prepare_context(
-        position, TokenPositions.line(q.shape[2], offset), x.new_zeros(x.shape[:2], dtype=torch.int64), window
-    )
-    state = position.token_state(x, context.at, None)
-    q, k = position.transform_qk(q, k, state, context.at)
-    return attention(q, k, v, modifiers_of(position, context, q, v, state))
+    tokens = torch.zeros(2, LENGTH, dtype=torch.int64)
+    for option in ("auto", "blocks"):
+        context = prepare_context(position, TokenPositions.line(LENGTH, offset), tokens, window, option)
+        out = attention(x, position, context)
+        torch.testing.assert_close(out, expected, atol=1e-12, rtol=1e-12)
+        gradients = torch.autograd.grad(out, leaves, grad, materialize_grads=True)
+        for ours, theirs in zip(gradients, expected_gradients, strict=True):
+            torch.testing.assert_close(ours, theirs, atol=1e-11, rtol=1e-11)

@@ -7,9 +7,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kerple.attention.backend import TINY
-from kerple.base.errors import UserError
-from kerple.model import Transformer
 from kerple.positions import DAPE, ALiBi, DAPEv2, KerpleLog
 from tests.positions.attended import HEADS, SHAPE, ours_and_loops
 
@@ -28,10 +25,10 @@ def raw(position: DAPE, q: Tensor, k: Tensor, b: int, m: int, n: int) -> Tensor:
 def test_dape_is_a_loop_over_pairs(window: int | None, over: type, monkeypatch: pytest.MonkeyPatch) -> None:
     position = DAPE(SHAPE, over, hidden=5).double()
 
-    known = cache(partial(raw, position))
+    raw_scores = cache(partial(raw, position))
 
     def score(q: Tensor, k: Tensor, x: Tensor, b: int, h: int, m: int, n: int) -> Tensor:
-        both = known(q, k, b, m, n)
+        both = raw_scores(q, k, b, m, n)
         hidden = F.leaky_relu(position.into.weight @ both + position.into.bias)
         return both[h] + both[HEADS + h] + position.out.weight[h] @ hidden
 
@@ -46,11 +43,11 @@ def test_dape_v2_is_two_convolutions_along_what_a_query_sees(
     into = position.into.weight.unflatten(-1, (3, 2 * HEADS))  # (hidden, taps, 2H)
     out = position.out.weight.unflatten(-1, (3, 5))  # (H, taps, hidden)
 
-    known = cache(partial(raw, position))
+    raw_scores = cache(partial(raw, position))
 
     def score(q: Tensor, k: Tensor, x: Tensor, b: int, h: int, m: int, n: int) -> Tensor:
         first = 0 if window is None else max(0, m - window + 1)
-        both = {i: known(q, k, b, m, i) for i in range(max(first, n - 2), min(m, n + 2) + 1)}
+        both = {i: raw_scores(q, k, b, m, i) for i in range(max(first, n - 2), min(m, n + 2) + 1)}
         hidden = {}
         for i in range(max(first, n - 1), min(m, n + 1) + 1):
             near = [into[:, t] @ both[i + t - 1] for t in range(3) if first <= i + t - 1 <= m]
@@ -59,9 +56,3 @@ def test_dape_v2_is_two_convolutions_along_what_a_query_sees(
         return both[n][h] + both[n][HEADS + h] + torch.stack(added).sum()
 
     ours_and_loops(position, score, monkeypatch, window)
-
-
-def test_a_fused_way_is_refused() -> None:
-    network = Transformer(SHAPE, 1, 20, DAPE, attention="fused")
-    with pytest.raises(UserError, match=r"model\.attention: got 'fused', but no fused kernel has this strategy's"):
-        network(torch.zeros(1, TINY + 1, dtype=torch.long))

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kerple.positions import FIRE, ALiBi, KernelSum, KerpleBias3, KerpleLog, KerpleLog3, KerplePower, Position, Shape
+from kerple.base.errors import UserError
+from kerple.positions import FIRE, ALiBi, KernelSum, KerpleBias3, KerpleLog, KerpleLog3, KerplePower, Shape
 from kerple.positions.kernels import is_conditionally_positive_definite
 
 HEADS = 6
@@ -23,20 +24,13 @@ KERNELS = {
     "Gaussian, every exponent": partial(KerpleBias3, r1=0.5, r2=0.05, r3=EXPONENTS),
     "sum": partial(KernelSum, kernels=[KerplePower, KerpleLog, KerpleBias3], factors=[0.5, 1.0, 3.0]),
 }
-on_points = pytest.mark.parametrize("points", [EVEN, SCATTERED, ON_A_PLANE], ids=["even", "scattered", "plane"])
 
 
-@on_points
-@pytest.mark.parametrize("name", KERNELS)
-def test_kernels_are_conditionally_positive_definite(name: str, points: Tensor) -> None:
-    torch.manual_seed(0)
-    assert is_conditionally_positive_definite(KERNELS[name](SHAPE).bias, points)
-
-
-@on_points
-def test_an_exponent_above_two_is_not_cpd_and_one_bad_head_is_enough(points: Tensor) -> None:
-    exponents = torch.tensor([1.0, 2.5, 1.5])[:, None]
-
+@pytest.mark.parametrize("points", [EVEN, SCATTERED, ON_A_PLANE], ids=["even", "scattered", "plane"])
+def test_kernels_are_conditionally_positive_definite_and_an_exponent_above_two_is_not(points: Tensor) -> None:
+    for name, kernel in KERNELS.items():
+        assert is_conditionally_positive_definite(kernel(SHAPE).bias, points), name
+    exponents = torch.tensor([1.0, 2.5, 1.5])[:, None]  # one bad head is enough
     assert not is_conditionally_positive_definite(lambda d: -(d**exponents), points)
 
 
@@ -54,17 +48,11 @@ def test_the_check_agrees_with_theory(function, expected: bool) -> None:
     assert is_conditionally_positive_definite(function, EVEN) is expected
 
 
-def test_a_sum_is_the_sum_of_multiples_and_keeps_the_ranges_of_its_kernels() -> None:
+def test_a_sum_is_the_sum_of_multiples() -> None:
     kernels = [partial(KerpleLog, r1=0.5, r2=0.25), partial(KerplePower, r1=1.0, r2=0.5)]
-    position = KernelSum(SHAPE, kernels, factors=[2.0, 0.5])
     d = torch.tensor([0.0, 1.0, 2.0, 7.0, 1000.0])
     expected = -torch.log(1 + 0.25 * d) - 0.5 * d.sqrt()
-    torch.testing.assert_close(position.bias(d), expected.expand(HEADS, 5))
-
-    for parameter in position.parameters():
-        parameter.data.fill_(-5.0)
-    position.constrain_()
-    assert all(parameter.detach().unique().tolist() == pytest.approx([0.01]) for parameter in position.parameters())
+    torch.testing.assert_close(KernelSum(SHAPE, kernels, factors=[2.0, 0.5]).bias(d), expected.expand(HEADS, 5))
 
 
 class Growing(ALiBi):
@@ -75,13 +63,11 @@ class Growing(ALiBi):
 @pytest.mark.parametrize(
     ("kernels", "factors", "message"),
     [
-        ([], None, r"kernels: got \[\], expected biases by distance"),
         ([FIRE], None, r"kernels: got \['FIRE'\], expected biases by distance"),
-        ([KerpleLog, KerpleLog], [1.0], r"factors: got \[1.0\], expected 2 numbers of 0 or more"),
         ([KerpleLog], [-1.0], r"factors: got \[-1.0\], expected 1 numbers of 0 or more"),
         ([KerpleLog, Growing], None, "kernels: got .* expected conditionally positive definite ones"),
     ],
 )
-def test_what_no_sum_of_kernels_can_be_is_refused(kernels: list[type[Position]], factors, message: str) -> None:
-    with pytest.raises(ValueError, match=f"KernelSum: {message}"):
+def test_what_no_sum_of_kernels_can_be_is_refused(kernels: list, factors: list | None, message: str) -> None:
+    with pytest.raises(UserError, match=f"KernelSum: {message}"):
         KernelSum(SHAPE, kernels, factors)

@@ -7,16 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kerple.base.errors import UserError
-from kerple.positions import (
-    FoX,
-    KerpleLog,
-    KerpleWeight1,
-    PaTH,
-    RandomizedPositions,
-    Together,
-    path,
-)
+from kerple.positions import FoX, PaTH, Together, path
 from tests.positions.attended import HEAD_DIM, SHAPE, ours_and_loops
 
 
@@ -55,22 +46,3 @@ def test_beside_forget_gates_each_remembers_its_own(monkeypatch: pytest.MonkeyPa
         return product_of_reflections(path_, q, k, x, b, h, m, n) + gates[n + 1 : m + 1].sum()
 
     ours_and_loops(position, score, monkeypatch)
-
-
-RandomizedPaTH = partial(RandomizedPositions, position=PaTH)
-
-
-@pytest.mark.parametrize(
-    ("parts", "message"),
-    [
-        ((KerpleLog, PaTH), "got KerpleLog beside PaTH"),
-        ((PaTH, KerpleLog), "got KerpleLog beside PaTH"),
-        ((KerpleWeight1, PaTH), "got KerpleWeight1 beside PaTH"),
-        ((RandomizedPaTH, KerpleLog), "got KerpleLog beside PaTH"),
-        ((FoX, PaTH), "got FoX beside PaTH"),
-        ((PaTH, PaTH), "got PaTH beside PaTH"),
-    ],
-)
-def test_together_refuses_what_path_would_drop(parts: tuple, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        Together(SHAPE, parts)

@@ -41,13 +41,22 @@ class PoPE(Position):
         self.learn("phase", shape.dim, phase, between=(-turn, 0.0), minimum=-turn, maximum=0.0)
 
     def transform_qk(self, q: Tensor, k: Tensor, state: Tensor | None, at: TokenPositions) -> tuple[Tensor, Tensor]:
-        turned = angles(at.positions, 2 * q.shape[-1], self.base)  # (T, δ) or (B, T, δ)
-        turned = turned if turned.ndim == 2 else turned[:, None]
+        of_queries, of_keys = at.once(self.waves)
+        return _spread(q, of_queries), _spread(k, of_keys)
+
+    def waves(self, at: TokenPositions) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the angles of queries, ((B,) H, T, 2δ), and of keys, ((B, 1,) T, 2δ), in fp64."""
         phase = self.phase.unflatten(-1, (self.heads, 1, -1))  # (H, 1, δ)
-        return _spread(q, turned + phase), _spread(k, turned)
+        angle = angles(at.positions, 2 * phase.shape[-1], self.base)  # ((B,) T, δ)
+        angle = angle if angle.ndim == 2 else angle[:, None]  # ((B, 1,) T, δ)
+        return _cosine_and_sine(angle + phase), _cosine_and_sine(angle)
 
 
-def _spread(x: Tensor, angle: Tensor) -> Tensor:
-    """Magnitudes softplus(x) (B, ·, T, δ) at these angles, as Cartesian coordinates (B, ·, T, 2δ) in the dtype of x."""
-    wide = precise(x)
-    return (F.softplus(wide).repeat(1, 1, 1, 2) * torch.cat([angle.cos(), angle.sin()], -1).to(wide.dtype)).to(x.dtype)
+def _cosine_and_sine(angle: Tensor) -> Tensor:
+    return torch.cat([angle.cos(), angle.sin()], -1)
+
+
+def _spread(x: Tensor, waves: Tensor) -> Tensor:
+    """Magnitudes softplus(x) (B, ·, T, δ) at the angles of these waves, as coordinates (B, ·, T, 2δ) in x's dtype."""
+    magnitudes = F.softplus(precise(x)).repeat(1, 1, 1, 2)
+    return (magnitudes * waves.to(magnitudes.dtype)).to(x.dtype)
