@@ -1,9 +1,16 @@
-"""A data module small enough for tests of the command line: every token follows from the one before."""
+"""A data module, a model and a trainer that are small enough for tests; every token follows from the one before."""
+
+from pathlib import Path
+from typing import Any
 
 import torch
-from pytorch_lightning import LightningDataModule
+from pytorch_lightning import Callback, LightningDataModule, Trainer, seed_everything
+from pytorch_lightning.loggers import TensorBoardLogger
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
+
+from kerple.positions import strategies
+from kerple.training.language_model import LanguageModel
 
 
 class Counting(Dataset[dict[str, Tensor]]):
@@ -40,3 +47,17 @@ class ToyData(LightningDataModule):
 
     def token_bytes(self) -> Tensor:
         return torch.full((self.vocabulary,), 2)
+
+
+def trainer(folder: Path, *callbacks: Callback, events: bool = False, **options: Any) -> Trainer:
+    """A trainer on the CPU that shows nothing; with `events` it writes TensorBoard's files into the folder."""
+    quiet = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
+    quiet["logger"] = TensorBoardLogger(folder, name="", version="", default_hp_metric=False) if events else False
+    return Trainer(default_root_dir=folder, callbacks=list(callbacks), **quiet | options)
+
+
+def small_model(position: Any = "KerpleLog", vocabulary: int = 11, **options: Any) -> LanguageModel:
+    """A model of one layer, width 16 and two heads, for 8 tokens; the position is a class or its name."""
+    seed_everything(0, verbose=False)
+    position = strategies()[position] if isinstance(position, str) else position
+    return LanguageModel(position, vocabulary, 8, **{"layers": 1, "dim": 16, "heads": 2} | options)

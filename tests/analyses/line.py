@@ -8,16 +8,16 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from kerple.training.last_checkpoint import LastCheckpoint
-from tests.toy import ToyData
+from tests.toy import ToyData, trainer
 
 
 class Line(LightningModule):
-    """One weight; samples `poisoned` have an infinite loss (`loss`), or a loss whose gradient alone is (`gradient`)."""
+    """One weight; the sample `poisoned` has an infinite loss (kind "loss"), or a loss whose gradient alone is."""
 
-    def __init__(self, poisoned: int, kind: str) -> None:
+    def __init__(self, poisoned: int = -1, kind: str = "loss", fused: bool = False) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.tensor(1.0))
-        self.poisoned, self.kind = poisoned, kind
+        self.poisoned, self.kind, self.fused = poisoned, kind, fused
         self.seen: list[float] = []
 
     def training_step(self, batch: dict[str, Tensor], index: int) -> Tensor:
@@ -30,21 +30,12 @@ class Line(LightningModule):
         return self.weight**2
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(self.parameters(), lr=0.1)
+        return torch.optim.AdamW(self.parameters(), lr=0.1, fused=self.fused)
 
 
 def fit(folder: Path, model: Line, *callbacks: Callback, accumulate: int = 2, **options: Any) -> Trainer:
-    trainer = Trainer(
-        default_root_dir=folder,
-        accelerator="cpu",
-        max_steps=6,
-        accumulate_grad_batches=accumulate,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        limit_val_batches=0,
-        callbacks=[*callbacks, LastCheckpoint(every_n_train_steps=2)],
-        **options,
-    )
-    trainer.fit(model, ToyData())
-    return trainer
+    """Six steps, with a checkpoint after every second one."""
+    steps = {"max_steps": 6, "accumulate_grad_batches": accumulate, "limit_val_batches": 0}
+    run = trainer(folder, *callbacks, LastCheckpoint(every_n_train_steps=2), **steps | options)
+    run.fit(model, ToyData())
+    return run

@@ -1,12 +1,10 @@
 """What the event files hold, and what a browser shows of them."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from pytorch_lightning import LightningModule, Trainer
-from pytorch_lightning.loggers import TensorBoardLogger
+from pytorch_lightning import LightningModule
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.plugins.hparams import plugin_data_pb2
@@ -14,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from kerple.positions import build
 from kerple.training.dashboards import Dashboards
+from tests.toy import trainer
 
 CURVES = {"full": {64: 18.5, 128: 17.9, 256: 17.4}, "windowed64": {64: 18.5, 128: 18.2, 256: 18.1}}
 
@@ -41,70 +40,58 @@ class Model(LightningModule):
         return torch.optim.SGD(self.parameters(), 1e-3)
 
 
-def run(folder: Path) -> None:
-    loader, model = DataLoader(torch.zeros(4, 1)), Model()
-    options = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False, "max_steps": 4}
-    for stage in ("fit", "test"):
-        logger = TensorBoardLogger(folder / stage, name="", version="", default_hp_metric=False)
-        trainer = Trainer(
-            logger=logger, callbacks=[Dashboards()], val_check_interval=2, log_every_n_steps=1,
-            enable_checkpointing=False, num_sanity_val_steps=0, **options,
-        )  # fmt: skip
-        trainer.fit(model, loader, loader) if stage == "fit" else trainer.test(model, loader, verbose=False)
-        logger.finalize("success")
-
-
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("events")
-    run(folder)
-    return folder
+def events(tmp_path_factory: pytest.TempPathFactory) -> dict[str, EventAccumulator]:
+    """What TensorBoard reads of a fit of four steps and of a test."""
+    loader, read = DataLoader(torch.zeros(4, 1)), {}
+    options = {"max_steps": 4, "val_check_interval": 2, "log_every_n_steps": 1, "num_sanity_val_steps": 0}
+    for stage in ("fit", "test"):
+        folder = tmp_path_factory.mktemp(stage)
+        run = trainer(folder, Dashboards(), events=True, enable_checkpointing=False, **options)
+        run.fit(Model(), loader, loader) if stage == "fit" else run.test(Model(), loader, verbose=False)
+        run.logger.finalize("success")
+        read[stage] = EventAccumulator(str(folder), {"tensors": 0, "scalars": 0, "histograms": 0}).Reload()
+    return read
 
 
-def events(folder: Path) -> EventAccumulator:
-    accumulator = EventAccumulator(str(folder), size_guidance={"tensors": 0, "scalars": 0, "histograms": 0})
-    return accumulator.Reload()
-
-
-def test_perplexity_is_a_curve_over_length(folder: Path) -> None:
-    found = events(folder / "test")
+def test_perplexity_is_a_curve_over_length(events: dict[str, EventAccumulator]) -> None:
     for protocol, curve in CURVES.items():
-        scalars = found.Scalars(f"against_length/ppl/{protocol}")
+        scalars = events["test"].Scalars(f"against_length/ppl/{protocol}")
         assert {event.step: event.value for event in scalars} == pytest.approx(curve)
 
 
-def layout(folder: Path) -> Layout:
-    return Layout.FromString(events(folder).Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0])
+def test_the_custom_scalars_page_has_the_curves_of_a_test_and_the_course_of_a_fit(
+    events: dict[str, EventAccumulator],
+) -> None:
+    def categories(stage: str) -> Any:
+        tensor = events[stage].Tensors("custom_scalars__config__")[0].tensor_proto
+        return Layout.FromString(tensor.string_val[0]).category
 
-
-def test_the_custom_scalars_page_has_the_curves_of_a_test_and_the_course_of_a_fit(folder: Path) -> None:
-    fit, test = layout(folder / "fit").category, layout(folder / "test").category
+    fit, test = categories("fit"), categories("test")
     assert [category.title for category in fit] == ["extrapolation", "training"]
     assert [category.title for category in test] == ["extrapolation"]
     (chart,) = test[0].chart  # none for metrics the test did not have
-    assert chart.title == "ppl against length"
-    assert list(chart.multiline.tag) == ["against_length/ppl/.*"]
+    assert (chart.title, list(chart.multiline.tag)) == ("ppl against length", ["against_length/ppl/.*"])
     assert list(fit[1].chart[0].multiline.tag) == ["train/loss", "val/loss"]
 
 
-def test_kernels_are_histograms_at_each_validation(folder: Path) -> None:
-    found = events(folder / "fit")
-    assert set(found.Tags()["histograms"]) == {"kernels/r1", "kernels/r2"}
-    histograms = found.Histograms("kernels/r2")
+def test_kernels_are_histograms_at_each_validation(events: dict[str, EventAccumulator]) -> None:
+    assert set(events["fit"].Tags()["histograms"]) == {"kernels/r1", "kernels/r2"}
+    histograms = events["fit"].Histograms("kernels/r2")
     assert [event.step for event in histograms] == [0, 2, 4]
     assert all(event.histogram_value.num == 2 for event in histograms)  # 2 heads
 
 
 @pytest.mark.parametrize(("stage", "metric", "value"), [("fit", "val/loss", 3.5), ("test", "test/ppl/full/256", 17.4)])
-def test_hparams_hold_settings_and_final_metrics(folder: Path, stage: str, metric: str, value: float) -> None:
-    found = events(folder / stage)
-    contents = found.summary_metadata["_hparams_/experiment"].plugin_data.content
-    experiment = plugin_data_pb2.HParamsPluginData.FromString(contents).experiment
-    assert metric in {info.name.tag for info in experiment.metric_infos}
-    contents = found.summary_metadata["_hparams_/session_start_info"].plugin_data.content
-    settings = plugin_data_pb2.HParamsPluginData.FromString(contents).session_start_info.hparams
+def test_hparams_hold_settings_and_final_metrics(events: dict, stage: str, metric: str, value: float) -> None:
+    def data(tag: str) -> Any:
+        content = events[stage].summary_metadata[f"_hparams_/{tag}"].plugin_data.content
+        return plugin_data_pb2.HParamsPluginData.FromString(content)
+
+    assert metric in {info.name.tag for info in data("experiment").experiment.metric_infos}
+    settings = data("session_start_info").session_start_info.hparams
     assert settings["strategy"].string_value == "KerpleLog"
     assert settings["lr"].number_value == 0.1
     assert settings["position_parameters"].number_value == 4
     assert "position" not in settings  # a function is no hyper-parameter
-    assert found.Scalars(metric)[-1].value == pytest.approx(value)
+    assert events[stage].Scalars(metric)[-1].value == pytest.approx(value)

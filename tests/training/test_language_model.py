@@ -2,55 +2,36 @@
 
 import math
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 import torch
 from jsonargparse import ArgumentError
 from pytorch_lightning import Trainer
 from pytorch_lightning.cli import LightningArgumentParser
-from torch.optim.lr_scheduler import LRScheduler
 
 from kerple.model.architecture import Architecture
-from kerple.positions import KerpleLog, KerplePower
 from kerple.training.language_model import LanguageModel
 from kerple.training.schedule import WarmupCosine
-from tests.toy import ToyData
+from tests.toy import ToyData, small_model, trainer
 
 
-def model(**options: object) -> LanguageModel:
-    return LanguageModel(KerpleLog, 11, 8, layers=1, dim=16, heads=2, **options)
-
-
-def trainer(steps: int) -> Trainer:
-    return Trainer(
-        max_steps=steps, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, limit_val_batches=0,
-    )  # fmt: skip
-
-
-def fitted(steps: int, **options: object) -> tuple[LanguageModel, Trainer]:
-    module, its_trainer = model(**options), trainer(steps)
-    its_trainer.fit(module, datamodule=ToyData())
-    return module, its_trainer
-
-
-def rates_of(schedule: LRScheduler, steps: int) -> list[float]:
-    rates = []
-    for _ in range(steps):
-        rates.append(schedule.optimizer.param_groups[0]["lr"])
-        schedule.optimizer.step()
-        schedule.step()
-    return rates
-
-
-def optimizer() -> torch.optim.Optimizer:
-    return torch.optim.SGD([torch.zeros(1)], lr=8e-3)
+def fitted(folder: Path, steps: int, **options: object) -> tuple[LanguageModel, Trainer]:
+    module = small_model(**options)
+    run = trainer(folder, max_steps=steps, enable_checkpointing=False, limit_val_batches=0)
+    run.fit(module, datamodule=ToyData())
+    return module, run
 
 
 def test_the_rate_rises_linearly_then_falls_along_a_cosine_to_zero() -> None:
+    schedule, rates = WarmupCosine(torch.optim.SGD([torch.zeros(1)], lr=8e-3), 10, 50), []
+    for _ in range(51):
+        rates += schedule.get_last_lr()
+        schedule.optimizer.step()
+        schedule.step()
     rise = [8e-4 * (1 + step) for step in range(10)]
     fall = [4e-3 * (1 + math.cos(math.pi * step / 40)) for step in range(41)]
-    assert rates_of(WarmupCosine(optimizer(), 10, 50), 51) == pytest.approx(rise + fall, rel=1e-6, abs=1e-12)
+    assert rates == pytest.approx(rise + fall, rel=1e-6, abs=1e-12)
 
 
 def test_every_option_is_a_hyper_parameter_where_the_command_line_builds_the_model() -> None:
@@ -64,30 +45,33 @@ def test_every_option_is_a_hyper_parameter_where_the_command_line_builds_the_mod
         parser.parse_args([*needed, "--model.tide=true"])
 
 
-def test_training_learns_to_count() -> None:
-    torch.manual_seed(0)
-    module, _ = fitted(60, lr=0.02)
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_training_learns_to_count_with_every_parameter_in_its_group(optimizer: str, tmp_path: Path) -> None:
+    options = {"weight_decay": 0.01, "betas": (0.9, 0.99), "adam_eps": 1e-7}
+    module, run = fitted(tmp_path, 60, lr=0.02, optimizer=optimizer, **options)
     with torch.no_grad():
         losses = module.network.losses(torch.arange(9)[None])
     assert losses[0, 2:].mean() < 0.3  # from log(11) = 2.4
-
-
-def test_decay_falls_on_matrices_only() -> None:
-    module, its_trainer = fitted(1, weight_decay=0.1, betas=(0.8, 0.9), adam_eps=1e-6)
-    groups = its_trainer.optimizers[0].param_groups
-    assert all((tuple(g["betas"]), g["eps"]) == ((0.8, 0.9), 1e-6) for g in groups)
-    assert {id(p) for g in groups for p in g["params"]} == {id(p) for p in module.parameters()}
-    matrices, vectors = its_trainer.optimizers[0].param_groups
-    assert matrices["weight_decay"] == 0.1
-    assert vectors["weight_decay"] == 0
-    assert all(p.ndim >= 2 for p in matrices["params"])
-    assert {id(module.network.positions[0].r1)} <= {id(p) for p in vectors["params"]}
+    groups, block = run.optimizers[0].param_groups, module.network.blocks[0]
+    assert all((tuple(group["betas"]), group["eps"]) == ((0.9, 0.99), 1e-7) for group in groups)
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    assert {id(p) for p in parameters} == {id(p) for p in module.parameters()}
+    assert len(parameters) == len(list(module.parameters()))
+    assert groups[-1]["weight_decay"] == 0
+    for group in groups[:-1]:
+        assert group["weight_decay"] == 0.01
+        assert all(p.ndim >= 2 for p in group["params"])
+    assert any(p is module.network.positions[0].r1 for p in groups[-1]["params"])
+    by_muon = [[id(p) for p in group["params"]] for group in groups if group.get("muon") is not None]
+    linear = [id(block.attention.out.weight), id(block.mlp[0].weight), id(block.mlp[2].weight)]
+    expected = [[id(block.attention.qkv.weight)], linear] if optimizer == "muon" else []
+    assert list(map(sorted, by_muon)) == list(map(sorted, expected))
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_a_step_ends_within_the_ranges(optimizer: str) -> None:
-    module = LanguageModel(KerplePower, 11, 8, layers=1, dim=16, heads=2, lr=100.0, optimizer=optimizer)
-    module.trainer = trainer(9)
+def test_a_step_ends_within_the_ranges(optimizer: str, tmp_path: Path) -> None:
+    module = small_model("KerplePower", lr=100.0, optimizer=optimizer)
+    module.trainer = trainer(tmp_path, max_steps=9)
     optimiser, position = module.configure_optimizers()["optimizer"], module.network.positions[0]
     for sign, ends in ((1.0, (0.01, 0.01)), (-1.0, (None, 2.0))):
         for _ in range(6):
@@ -98,48 +82,29 @@ def test_a_step_ends_within_the_ranges(optimizer: str) -> None:
             assert end is None or value.tolist() == pytest.approx([end] * 2)
 
 
-def test_muon_moves_the_matrices_of_the_blocks_and_nothing_else() -> None:
-    torch.manual_seed(0)
-    module, its_trainer = fitted(60, lr=0.02, optimizer="muon")
-    groups = its_trainer.optimizers[0].param_groups
-    block = module.network.blocks[0]
-    assert [{id(p) for p in group["params"]} for group in groups if group["muon"]] == [{id(block.attention.qkv.weight)}]
-    assert [{id(p) for p in group["params"]} for group in groups if group["muon"] == []] == [
-        {id(block.attention.out.weight), id(block.mlp[0].weight), id(block.mlp[2].weight)}
-    ]
-    everything = [p for group in groups for p in group["params"]]
-    assert {id(p) for p in everything} == {id(p) for p in module.parameters()}
-    assert len(everything) == len(list(module.parameters()))
-    with torch.no_grad():
-        losses = module.network.losses(torch.arange(9)[None])
-    assert losses[0, 2:].mean() < 0.3  # from log(11) = 2.4
-
-
 def test_muon_is_refused_where_the_strategy_cuts_up_the_matrices() -> None:
-    module = model(optimizer="muon")
+    module = small_model(optimizer="muon")
     qkv = module.network.blocks[0].attention.qkv
     qkv.weight = torch.nn.Parameter(qkv.weight.detach().flatten())  # as FSDP leaves it
     with pytest.raises(ValueError, match=r"model\.optimizer: got muon"):
         module.configure_optimizers()
 
 
-def test_a_model_for_other_data_is_refused() -> None:
+def test_a_model_for_other_data_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="vocabulary: got 13 token ids, expected the 11 that the model was"):
-        trainer(1).fit(model(), datamodule=ToyData(vocabulary=13))
+        trainer(tmp_path, max_steps=1).fit(small_model(), datamodule=ToyData(vocabulary=13))
 
 
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [({"lr": 0.0}, "lr: got 0.0"), ({"warmup": 1.0}, "warmup: got 1.0"), ({"pad_vocabulary_to": 0}, "pad_vocab")],
-)
-def test_a_bad_number_is_named(option: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        model(**option)
+@pytest.mark.parametrize("option", [{"lr": 0.0}, {"warmup": 1.0}, {"pad_vocabulary_to": 0}])
+def test_a_bad_number_is_named(option: dict) -> None:
+    ((name, value),) = option.items()
+    with pytest.raises(ValueError, match=f"{name}: got {value}"):
+        small_model(**option)
 
 
-def test_matrices_decay_also_where_fsdp_has_made_them_flat() -> None:
-    module = model(weight_decay=0.1)
-    module.trainer = trainer(4)
+def test_matrices_decay_also_where_fsdp_has_made_them_flat(tmp_path: Path) -> None:
+    module = small_model(weight_decay=0.1)
+    module.trainer = trainer(tmp_path, max_steps=4)
     expected = [[p.numel() for p in g["params"]] for g in module.configure_optimizers()["optimizer"].param_groups]
     assert [len(sizes) > 0 for sizes in expected] == [True, True]
 

@@ -2,46 +2,23 @@
 
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning import Trainer
 
 import kerple.training.last_checkpoint as last_checkpoint
 from kerple.training.last_checkpoint import LastCheckpoint
 from tests.analyses.line import Line
-from tests.toy import ToyData
-
-
-class Clock:
-    """Minutes that pass only where the test says so."""
-
-    seconds = 1000.0
-
-    def monotonic(self) -> float:
-        return self.seconds
-
-
-class Slow(Line):
-    """A step takes a minute."""
-
-    def __init__(self, clock: Clock) -> None:
-        super().__init__(-1, "loss")
-        self.clock = clock
-
-    def on_train_batch_end(self, *_: object) -> None:
-        self.clock.seconds += 60
+from tests.toy import ToyData, trainer
 
 
 class Recorded(LastCheckpoint):
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        super().setup(trainer, pl_module, stage)
-        self.steps: list[int] = []
-
     def save(self, trainer: Trainer) -> None:
         super().save(trainer)
-        self.steps.append(trainer.global_step)
-        self.heard = {signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+        self.steps = [*getattr(self, "steps", []), trainer.global_step]
+        self.handlers = {signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
 
 
 @pytest.mark.parametrize(
@@ -54,13 +31,15 @@ class Recorded(LastCheckpoint):
     ],
 )
 def test_it_is_written_by_minutes_by_steps_and_at_the_end(options, steps, tmp_path: Path, monkeypatch) -> None:
-    clock, callback = Clock(), Recorded(**options)
-    monkeypatch.setattr(last_checkpoint, "time", clock)
-    trainer = Trainer(
-        default_root_dir=tmp_path, accelerator="cpu", max_steps=10, logger=False, enable_progress_bar=False,
-        enable_model_summary=False, limit_val_batches=0, callbacks=[callback],
-    )  # fmt: skip
-    trainer.fit(Slow(clock), ToyData())
+    minutes = [1000.0]  # that pass only with a step
+    monkeypatch.setattr(last_checkpoint, "time", SimpleNamespace(monotonic=lambda: 60 * minutes[0]))
+
+    class Slow(Line):
+        def on_train_batch_end(self, *_: object) -> None:
+            minutes[0] += 1
+
+    callback = Recorded(**options)
+    trainer(tmp_path, callback, max_steps=10, limit_val_batches=0).fit(Slow(), ToyData())
     assert callback.steps == steps
-    assert callback.heard == {callback._signals._note}  # what comes during the last save ends nothing
+    assert callback.handlers == {callback._signals._note}  # what comes during the last save ends nothing
     assert torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 10

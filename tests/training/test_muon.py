@@ -9,14 +9,13 @@ from kerple.training.muon import Muon, orthogonalise
 @pytest.mark.parametrize("shape", [(8, 8), (6, 20), (20, 6)])
 def test_directions_are_those_of_the_singular_vectors(shape: tuple[int, int]) -> None:
     generator = torch.Generator().manual_seed(0)
-    matrices = torch.randn(3, *shape, generator=generator, dtype=torch.float64) * torch.tensor([1e-3, 1, 1e3]).view(
-        3, 1, 1
-    )
+    sizes = torch.tensor([1e-3, 1, 1e3]).view(3, 1, 1)
+    matrices = torch.randn(3, *shape, generator=generator, dtype=torch.float64) * sizes
     u, singular, vt = torch.linalg.svd(matrices, full_matrices=False)
-    found = orthogonalise(matrices)
-    assert found.dtype == torch.float32
-    assert found.shape == matrices.shape
-    turned = u.mT @ found.double() @ vt.mT  # diagonal, if the singular vectors are the same
+    directions = orthogonalise(matrices)
+    assert directions.dtype == torch.float32
+    assert directions.shape == matrices.shape
+    turned = u.mT @ directions.double() @ vt.mT  # diagonal, if the singular vectors are the same
     values = turned.diagonal(dim1=1, dim2=2)
     torch.testing.assert_close(turned, torch.diag_embed(values), atol=1e-4, rtol=0)
     clear = singular > 0.05 * singular.norm(dim=1, keepdim=True)
@@ -25,15 +24,13 @@ def test_directions_are_those_of_the_singular_vectors(shape: tuple[int, int]) ->
     assert values[clear].max() < 1.25
 
 
-def trained(
-    optimisers: list[torch.optim.Optimizer], parameters: list[torch.Tensor], steps: int, first: int = 0
-) -> None:
+def trained(optimiser: torch.optim.Optimizer, steps: int, first: int = 0) -> None:
+    """Steps with gradients that depend on the number of the step alone, and on the parameter."""
     for step in range(first, first + steps):
         generator = torch.Generator().manual_seed(step)
-        for p in parameters:
+        for p in (p for group in optimiser.param_groups for p in group["params"]):
             p.grad = torch.randn(p.shape, generator=generator) + p.detach()
-        for optimiser in optimisers:
-            optimiser.step()
+        optimiser.step()
 
 
 def parameters() -> list[torch.Tensor]:
@@ -41,41 +38,38 @@ def parameters() -> list[torch.Tensor]:
     return [torch.randn(*shape, generator=generator).requires_grad_() for shape in ((8, 16), (16, 8), (8, 16), (5,))]
 
 
+def muon(of: list[torch.Tensor], **options: float) -> Muon:
+    return Muon([{"params": of[:3], "muon": []}, {"params": of[3:]}], **{"lr": 0.02} | options)
+
+
 def test_matrices_move_as_in_torchs_muon_and_the_rest_as_in_adamw() -> None:
     options = {"lr": 0.02, "weight_decay": 0.1}
-    ours, theirs = parameters(), parameters()
-    trained([Muon([{"params": ours[:3], "muon": []}, {"params": ours[3:]}], **options)], ours, 5)
-    muon = torch.optim.Muon(theirs[:3], adjust_lr_fn="match_rms_adamw", **options)  # iterates in bf16: 3 digits
-    trained([muon, torch.optim.AdamW(theirs[3:], **options)], theirs, 5)
-    start = parameters()
+    start, ours, theirs, adamw = (parameters() for _ in range(4))
+    trained(muon(ours, **options), 5)
+    trained(torch.optim.Muon(theirs[:3], adjust_lr_fn="match_rms_adamw", **options), 5)  # iterates in bf16: 3 digits
+    trained(torch.optim.AdamW(adamw, **options), 5)
     for mine, other, before in zip(ours[:3], theirs[:3], start, strict=False):
         assert (mine - other).norm() < 0.02 * (other - before).norm()
-    assert torch.equal(ours[3], theirs[3])
+    assert torch.equal(ours[3], adamw[3])
 
 
 @pytest.mark.parametrize("other", [torch.optim.Adam, torch.optim.AdamW])
 def test_hooks_run_once_a_step_whatever_was_made_before(other: type[torch.optim.Optimizer]) -> None:
     other([torch.zeros(1, requires_grad=True)])
-    given, calls = parameters(), []
-    ours = Muon([{"params": given[:3], "muon": []}, {"params": given[3:]}], lr=0.02)
+    ours, calls = muon(parameters()), []
     ours.register_step_pre_hook(lambda *_: calls.append("before"))
     ours.register_step_post_hook(lambda *_: calls.append("after"))
-    trained([ours], given, 2)
+    trained(ours, 2)
     assert calls == ["before", "after"] * 2
 
 
 def test_a_stored_state_goes_on_as_if_it_had_not_been_stored() -> None:
-    def built(of: list[torch.Tensor]) -> Muon:
-        return Muon([{"params": of[:3], "muon": []}, {"params": of[3:]}], lr=0.02)
-
-    whole = parameters()
-    trained([built(whole)], whole, 4)
-    halves = parameters()
-    first = built(halves)
-    trained([first], halves, 2)
-    second = built(halves)
+    whole, halves = parameters(), parameters()
+    trained(muon(whole), 4)
+    first, second = muon(halves), muon(halves)
+    trained(first, 2)
     second.load_state_dict(first.state_dict())
-    trained([second], halves, 2, first=2)
+    trained(second, 2, first=2)
     assert all(torch.equal(a, b) for a, b in zip(whole, halves, strict=True))
 
 

@@ -2,25 +2,19 @@
 
 from pathlib import Path
 
-from pytorch_lightning import Trainer
-
 from kerple.training.progress_bar import SteadyProgress
 from tests.analyses.line import Line
-from tests.toy import ToyData
+from tests.toy import ToyData, trainer
 
 
 def test_numbers_are_asked_for_every_few_steps(tmp_path: Path) -> None:
     class Counted(SteadyProgress):
-        asked = 0
+        calls = 0
 
         def get_metrics(self, *arguments):
-            self.asked += 1
+            self.calls += 1
             return super().get_metrics(*arguments)
 
-    bar = Counted()
-    trainer = Trainer(
-        default_root_dir=tmp_path, accelerator="cpu", max_steps=20, logger=False, limit_val_batches=0,
-        log_every_n_steps=5, enable_model_summary=False, enable_checkpointing=False, callbacks=[bar],
-    )  # fmt: skip
-    trainer.fit(Line(-1, "loss"), ToyData())
-    assert 4 <= bar.asked <= 6  # of 20 steps; at the end of an epoch once more
+    bar, options = Counted(), {"enable_progress_bar": True, "enable_checkpointing": False, "limit_val_batches": 0}
+    trainer(tmp_path, bar, max_steps=20, log_every_n_steps=5, **options).fit(Line(), ToyData())
+    assert 4 <= bar.calls <= 6  # of 20 steps; at the end of an epoch once more
