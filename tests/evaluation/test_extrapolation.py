@@ -1,7 +1,6 @@
 """The callback inside a real Trainer: what it measures, logs and refuses; its sums depend on the text alone."""
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,8 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from pytorch_lightning import Callback, Trainer, seed_everything
-from pytorch_lightning.loggers import TensorBoardLogger
+from pytorch_lightning import Callback
 from pytorch_lightning.strategies import FSDPStrategy
 from scipy import stats
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -20,50 +18,41 @@ from kerple.base.errors import UserError
 from kerple.evaluation.context_gain import ContextGain
 from kerple.evaluation.extrapolation import Extrapolation
 from kerple.evaluation.measurement import Measurement
-from kerple.positions import Position, Shape, strategies
+from kerple.positions import NoPE
 from kerple.tasks.accuracy import TaskAccuracy
 from kerple.training.language_model import LanguageModel
 from tests.analyses.random_text import RandomText
+from tests.toy import small_model, trainer
+
+PROTOCOLS = ["full", "windowed", "sliding", "last", "per_position"]
 
 
-class Short(Position):
+class Short(NoPE):
     """NoPE that claims to have no position past 15."""
 
     max_length = 16
 
-    def __init__(self, shape: Shape) -> None:
-        super().__init__()
 
-
-def model_of(position: Any = None, length: int = 8) -> LanguageModel:
-    seed_everything(0, verbose=False)
-    position = position or strategies()["KerpleLog"]
-    return LanguageModel(position, vocabulary=23, length=length, layers=1, dim=16, heads=2)
+def model_of(position: Any = "KerpleLog") -> LanguageModel:
+    return small_model(position, vocabulary=23)
 
 
 def run(
-    directory: Path,
-    callback: Extrapolation,
+    folder: Path,
+    *callbacks: Callback,
     data: RandomText | None = None,
-    position: Any = None,
-    also: Sequence[Callback] = (),
-    **trainer: Any,
+    model: LanguageModel | None = None,
+    **options: Any,
 ) -> dict[tuple[str, int], Measurement]:
-    """Test an untrained model; what was measured by protocol and length."""
-    Trainer(
-        logger=TensorBoardLogger(directory, name="", version=""),
-        callbacks=[callback, *also],
-        accelerator="cpu",
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **trainer,
-    ).test(model_of(position), data or RandomText(), verbose=False)
-    return {(m.protocol.name, m.length): m for m in callback.measurements}
+    """Test a model, by default an untrained one; what the first callback measured by protocol and length."""
+    options = {"events": True} | options
+    trainer(folder, *callbacks, **options).test(model or model_of(), data or RandomText(), verbose=False)
+    return {(m.protocol.name, m.length): m for m in callbacks[0].measurements}
 
 
 def test_sums_are_those_of_a_loop(tmp_path: Path) -> None:
     data = RandomText(tokens=200)
-    measured = run(tmp_path, Extrapolation([8, 16, 32], ["full", "windowed"], window=4), data)
+    measured = run(tmp_path, Extrapolation([8, 16, 32], ["full", "windowed"], window=4), data=data)
     assert list(measured) == [(name, n) for name in ("full", "windowed") for n in (8, 16, 32)]
 
     network, stream = model_of().eval().network, data.streams["test"]
@@ -96,27 +85,23 @@ def test_bytes_are_those_of_the_targets_that_are_scored(tmp_path: Path) -> None:
         "sliding": {n: [*range(29, 65), *range(64 + 29, 129)] for n in (8, 32)},
         "last": {n: [i for i in range(1, 129) if (i - 1) % n >= n - 2] for n in (8, 32)},
     }
-    for (name, length), m in run(tmp_path, callback, data).items():
+    for (name, length), m in run(tmp_path, callback, data=data).items():
         assert int(m.loss.bytes.sum()) == sum(text[i] for i in scored[name][length])
         assert int(m.loss.targets.sum()) == len(scored[name][length])
 
 
 def test_what_full_has_computed_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[int, int | None]] = []
+    model = model_of()
+    losses = model.network.losses
 
-    class Counted(Callback):
-        def on_test_epoch_start(self, trainer: Trainer, pl_module: LanguageModel) -> None:
-            losses = pl_module.network.losses
+    def counted(tokens: torch.Tensor, offset: int = 0, window: int | None = None, last: int | None = None):
+        calls.append((tokens.shape[1] - 1, window))
+        return losses(tokens, offset, window, last)
 
-            def counted(tokens: torch.Tensor, offset: int = 0, window: int | None = None, last: int | None = None):
-                calls.append((tokens.shape[1] - 1, window))
-                return losses(tokens, offset, window, last)
-
-            monkeypatch.setattr(pl_module.network, "losses", counted)
-
-    protocols = ["full", "windowed", "sliding", "last", "per_position"]
-    callback = Extrapolation([8, 32], protocols, window=8, stride=8, k=2, block_length=64, blocks=1)
-    measured = run(tmp_path, callback, RandomText(tokens=100), also=[Counted()])
+    monkeypatch.setattr(model.network, "losses", counted)
+    callback = Extrapolation([8, 32], PROTOCOLS, window=8, stride=8, k=2, block_length=64, blocks=1)
+    measured = run(tmp_path, callback, data=RandomText(tokens=100), model=model)
     assert calls[:3] == [(8, None), (32, None), (32, 8)]
     assert set(calls[3:]) == {(32, None)}  # sliding at 32
     at_8 = {float(measured[name, 8].loss.nll.sum()) for name in ("full", "windowed", "sliding")}
@@ -125,7 +110,7 @@ def test_what_full_has_computed_is_not_computed_again(tmp_path: Path, monkeypatc
 
 def test_context_gain_is_a_loop_over_segments_with_their_standard_error(tmp_path: Path) -> None:
     data = RandomText(tokens=300)  # 2 blocks of 128
-    run(tmp_path, Extrapolation([8, 32], ["full", "windowed"], window=8, block_length=128), data)
+    run(tmp_path, Extrapolation([8, 32], ["full", "windowed"], window=8, block_length=128), data=data)
     table = pd.read_csv(tmp_path / "context_gain.csv")
     network, stream = model_of().eval().network, data.streams["test"]
     losses = []
@@ -155,13 +140,12 @@ def test_bins_of_a_long_segment_are_means() -> None:
 
 
 def test_every_protocol_reaches_tensorboard_and_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    protocols = ["full", "windowed", "sliding", "last", "per_position"]
-    measured = run(tmp_path, Extrapolation([8, 32], protocols, stride=4, k=2, block_length=64, skip=28))
+    measured = run(tmp_path, Extrapolation([8, 32], PROTOCOLS, stride=4, k=2, block_length=64, skip=28))
     events = EventAccumulator(str(tmp_path)).Reload()
     scalars = {tag for tag in events.Tags()["scalars"] if tag.startswith("test/")}
     labels = ["full", "windowed8", "sliding4", "last2"]  # without a window given, windowed's is the training length
     assert scalars == {f"test/{kind}/{p}/{n}" for kind in ("ppl", "bits_per_byte") for p in labels for n in (8, 32)}
-    for label, name in zip(labels, protocols, strict=False):
+    for label, name in zip(labels, PROTOCOLS, strict=False):
         ppl = float(measured[name, 32].loss.perplexity())
         assert events.Scalars(f"test/ppl/{label}/32")[0].value == pytest.approx(ppl, rel=1e-6)
     assert "analyses/extrapolation" in events.Tags()["images"]
@@ -173,34 +157,27 @@ def test_every_protocol_reaches_tensorboard_and_the_table(tmp_path: Path, capsys
 
 
 def test_two_processes_give_the_sums_of_one(tmp_path: Path) -> None:
-    def measured(name: str, **trainer: Any) -> dict[tuple[str, int], Measurement]:
-        callback = Extrapolation([8, 16], block_length=32, blocks=5)
-        return run(tmp_path / name, callback, position=Short, also=[ReceptiveField(blocks=5)], **trainer)
-
-    measured("one")
-    measured("two", strategy="ddp_fork", devices=2)
+    for name, options in (("one", {}), ("two", {"strategy": "ddp_fork", "devices": 2})):
+        callbacks = [Extrapolation([8, 16], block_length=32, blocks=5), ReceptiveField(blocks=5)]
+        run(tmp_path / name, *callbacks, model=model_of(Short), **options)
     for name in ("receptive_field", "receptive_window", "context_gain"):
         ours, theirs = (pd.read_csv(tmp_path / run / f"{name}.csv") for run in ("one", "two"))
         assert len(ours)
         pd.testing.assert_frame_equal(ours, theirs, rtol=1e-9)
-    scalars = [EventAccumulator(str(tmp_path / name)).Reload() for name in ("one", "two")]
-    for tag in (tag for tag in scalars[0].Tags()["scalars"] if tag.startswith("test/")):
-        ours, theirs = (events.Scalars(tag)[0].value for events in scalars)
-        assert ours == theirs
+    one, two = (EventAccumulator(str(tmp_path / name)).Reload() for name in ("one", "two"))
+    for tag in (tag for tag in one.Tags()["scalars"] if tag.startswith("test/")):
+        assert one.Scalars(tag)[0].value == two.Scalars(tag)[0].value
 
 
 def test_lengths_out_of_reach_are_skipped_with_a_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    whole = run(tmp_path / "whole", Extrapolation([8, 16, 32]), position=Short)
+    whole = run(tmp_path, Extrapolation([8, 16, 32]), model=model_of(Short), events=False)
     assert [m.skipped is None for m in whole.values()] == [True, True, False] * 2
     assert "full at 32: skipped, the strategy has only 16 positions" in capsys.readouterr().out
-    few = run(tmp_path / "few", Extrapolation([8, 16], block_length=32, blocks=5), position=Short)
-    for key, m in few.items():
-        assert m.loss.nll.tolist() == pytest.approx(whole[key].loss.nll[:5].tolist(), rel=1e-12)
 
 
 def test_papers_sampling_scores_its_own_segments_at_each_length(tmp_path: Path) -> None:
     data = RandomText(tokens=400)
-    measured = run(tmp_path, Extrapolation([8, 32], sampling="paper", segments=9, seed=3), data)
+    measured = run(tmp_path, Extrapolation([8, 32], sampling="paper", segments=9, seed=3), data=data)
     network = model_of().eval().network
     for (_, length), m in measured.items():
         order = torch.randperm((400 - 1) // length, generator=torch.Generator().manual_seed(3))[:9].tolist()
@@ -214,7 +191,7 @@ def test_papers_sampling_scores_its_own_segments_at_each_length(tmp_path: Path) 
 def test_documents_are_never_left_within_a_block(tmp_path: Path) -> None:
     data = RandomText(tokens=200)
     data.begins = [0, 20, 53, 54, 119, 187]  # sizes 20, 33, 1, 65, 68, 13: blocks of 32 targets need 33 tokens
-    measured = run(tmp_path, Extrapolation([8, 32], documents=True), data)
+    measured = run(tmp_path, Extrapolation([8, 32], documents=True), data=data)
     stream, network = data.streams["test"], model_of().eval().network
     tokens = torch.stack([stream[s : s + 33] for s in (20, 54, 86, 119, 151)])
     with torch.no_grad():
@@ -226,24 +203,14 @@ def test_documents_are_never_left_within_a_block(tmp_path: Path) -> None:
 def test_weights_that_are_no_numbers_end_the_test_with_an_error(tmp_path: Path) -> None:
     model = model_of()
     torch.nn.init.constant_(model.network.embedding.weight, math.nan)
-    trainer = Trainer(callbacks=[Extrapolation([8, 32])], accelerator="cpu", logger=False, default_root_dir=tmp_path)
     with pytest.raises(UserError, match="no finite number"):
-        trainer.test(model, RandomText(), verbose=False)
+        run(tmp_path, Extrapolation([8, 32]), model=model, events=False)
 
 
 def test_after_each_validation_of_a_fit_full_is_measured_on_its_first_blocks(tmp_path: Path) -> None:
     model, data = model_of(), RandomText(tokens=200)
-    trainer = Trainer(
-        logger=TensorBoardLogger(tmp_path, name="", version=""),
-        callbacks=[Extrapolation([8, 32], validation_blocks=3)],
-        accelerator="cpu",
-        max_steps=6,
-        val_check_interval=3,
-        check_val_every_n_epoch=None,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    trainer.fit(model, data)
+    steps = {"max_steps": 6, "val_check_interval": 3, "check_val_every_n_epoch": None}
+    trainer(tmp_path, Extrapolation([8, 32], validation_blocks=3), events=True, **steps).fit(model, data)
     events = EventAccumulator(str(tmp_path)).Reload()
     assert {t for t in events.Tags()["scalars"] if t.startswith("val/ppl")} == {"val/ppl/full/8", "val/ppl/full/32"}
     points = events.Scalars("val/ppl/full/32")
@@ -292,31 +259,21 @@ def test_more_than_the_data_holds_is_an_error(
     tmp_path: Path, options: dict[str, Any], data: RandomText, message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
-        run(tmp_path, Extrapolation(**({"lengths": [8, 32]} | options)), data)
+        run(tmp_path, Extrapolation(**({"lengths": [8, 32]} | options)), data=data, events=False)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"limit_test_batches": 2}, r"limit_test_batches: got 2, .* use its option blocks"),
-        ({"also": [Extrapolation([8], sampling="paper", segments=2)]}, r"more than one.*--run_dir"),
-    ],
-)
-def test_a_limit_of_batches_and_a_second_of_them_are_refused(tmp_path: Path, options: Any, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        run(tmp_path, Extrapolation([8, 32]), **options)
-
-
-def test_parameters_in_shards_are_refused_in_a_fit() -> None:
-    trainer: Any = SimpleNamespace(strategy=FSDPStrategy(), datamodule=RandomText(), callbacks=[])
-    with pytest.raises(UserError, match=r"got Extrapolation with parameters in shards \(FSDP\)"):
-        Extrapolation([8]).setup(trainer, model_of(), "fit")
-    with pytest.raises(UserError, match=r"got TaskAccuracy with parameters in shards \(FSDP\)"):
-        TaskAccuracy().on_validation_start(trainer, model_of())
-
-
-def test_too_few_validation_blocks_are_told_before_the_first_step(tmp_path: Path) -> None:
-    trainer = Trainer(callbacks=[Extrapolation([8, 256])], accelerator="cpu", max_steps=1, default_root_dir=tmp_path)
+def test_what_an_evaluation_cannot_honour_is_refused_before_it_begins(tmp_path: Path) -> None:
+    callback, second = Extrapolation([8, 32]), Extrapolation([8], sampling="paper", segments=2)
+    with pytest.raises(UserError, match=r"limit_test_batches: got 2, .* use its option blocks"):
+        run(tmp_path, callback, limit_test_batches=2)
+    with pytest.raises(UserError, match=r"more than one.*--run_dir"):
+        run(tmp_path, callback, second)
+    fit = trainer(tmp_path, Extrapolation([8, 256]), max_steps=1)
     with pytest.raises(UserError, match="the validation split has no block of that many targets"):
-        trainer.fit(model_of(), RandomText())
-    assert trainer.global_step == 0
+        fit.fit(model_of(), RandomText())
+    assert fit.global_step == 0
+    sharded: Any = SimpleNamespace(strategy=FSDPStrategy(), datamodule=RandomText(), callbacks=[])
+    with pytest.raises(UserError, match=r"got Extrapolation with parameters in shards \(FSDP\)"):
+        Extrapolation([8]).setup(sharded, model_of(), "fit")
+    with pytest.raises(UserError, match=r"got TaskAccuracy with parameters in shards \(FSDP\)"):
+        TaskAccuracy().on_validation_start(sharded, model_of())

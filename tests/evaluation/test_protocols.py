@@ -88,9 +88,7 @@ def test_last_is_the_end_of_every_whole_segment(length: int, k: int) -> None:
 @pytest.mark.parametrize("protocol", [Protocol("full"), Protocol("windowed", window=3), Protocol("sliding", stride=3)])
 @pytest.mark.parametrize("length", [4, 7, 16, 31, 32])
 def test_every_target_is_scored_exactly_once_at_every_length(protocol: Protocol, length: int) -> None:
-    tokens = torch.arange(33)[None]
-    scored = protocol(Counter(), tokens, length)
-    assert scored[0].tolist() == list(range(1, 33))
+    assert protocol(Counter(), torch.arange(33)[None], length)[0].tolist() == list(range(1, 33))
     assert protocol.scored(length, 32).tolist() == list(range(32))
 
 
@@ -111,11 +109,10 @@ def test_sliding_behind_skip_always_has_its_context() -> None:
 
 def test_last_counts_its_targets() -> None:
     protocol = Protocol("last", k=3)
-    assert protocol(Counter(), torch.arange(33)[None], 8)[0].tolist() == [
-        6, 7, 8, 14, 15, 16, 22, 23, 24, 30, 31, 32,
-    ]  # fmt: skip
-    assert protocol.scored(8, 32).tolist() == [5, 6, 7, 13, 14, 15, 21, 22, 23, 29, 30, 31]
-    assert protocol.scored(8, 31).tolist() == [5, 6, 7, 13, 14, 15, 21, 22, 23]  # the last segment is short
+    scored = [5, 6, 7, 13, 14, 15, 21, 22, 23, 29, 30, 31]
+    assert protocol(Counter(), torch.arange(33)[None], 8)[0].tolist() == [target + 1 for target in scored]
+    assert protocol.scored(8, 32).tolist() == scored
+    assert protocol.scored(8, 31).tolist() == scored[:9]  # the last segment is short
 
 
 @pytest.mark.parametrize("name", positions.names())

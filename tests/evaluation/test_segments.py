@@ -21,19 +21,19 @@ class Counting:
 def test_blocks_tile_each_document_and_cross_no_border(length: int) -> None:
     begins = [0, 1, 3, 40, 40, 75, 106, 207]  # one document is empty
     blocks = DocumentBlocks(Counting(), np.array(begins, dtype=np.uint64).astype(np.int64), length)
-    expected, of = [], []
+    expected, documents = [], []
     for document, (begin, end) in enumerate(zip(begins, [*begins[1:], 300], strict=True)):
         start = begin
         while start + length + 1 <= end:
             expected.append(list(range(start, start + length + 1)))
-            of.append(document)
+            documents.append(document)
             start += length
     assert [blocks[i]["tokens"].tolist() for i in range(len(blocks))] == expected
-    assert blocks.documents.tolist() == of
+    assert blocks.documents.tolist() == documents
     assert blocks[0]["tokens"].dtype == torch.int64
     few = DocumentBlocks(Counting(), begins, length, limit=1)
     assert [few[i]["tokens"].tolist() for i in range(len(few))] == expected[:1]
-    assert few.documents.tolist() == of[:1]
+    assert few.documents.tolist() == documents[:1]
     with pytest.raises(IndexError):
         blocks[len(blocks)]
 
