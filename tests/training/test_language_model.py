@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from pytorch_lightning.cli import LightningArgumentParser
 
 from kerple.model.architecture import Architecture
 from kerple.training.language_model import LanguageModel
-from kerple.training.schedule import WarmupCosine
+from kerple.training.schedule import peak_share
 from tests.toy import ToyData, small_model, trainer
 
 
@@ -23,15 +24,33 @@ def fitted(folder: Path, steps: int, **options: object) -> tuple[LanguageModel, 
     return module, run
 
 
-def test_the_rate_rises_linearly_then_falls_along_a_cosine_to_zero() -> None:
-    schedule, rates = WarmupCosine(torch.optim.SGD([torch.zeros(1)], lr=8e-3), 10, 50), []
-    for _ in range(51):
-        rates += schedule.get_last_lr()
-        schedule.optimizer.step()
-        schedule.step()
-    rise = [8e-4 * (1 + step) for step in range(10)]
-    fall = [4e-3 * (1 + math.cos(math.pi * step / 40)) for step in range(41)]
-    assert rates == pytest.approx(rise + fall, rel=1e-6, abs=1e-12)
+@pytest.mark.parametrize(
+    ("name", "fall"),
+    [
+        ("cosine", [0.5 + 0.25 * (1 + math.cos(math.pi * step / 40)) for step in range(41)]),
+        ("linear", [1 - 0.5 * step / 40 for step in range(41)]),
+        ("wsd", [1.0] * 31 + [1 - 0.5 * step / 10 for step in range(1, 11)]),  # falls in the last fifth of 50 steps
+        ("constant", [1.0] * 41),
+    ],
+)
+def test_the_rate_rises_linearly_then_falls_to_its_final_share(name: str, fall: list[float]) -> None:
+    rates = [peak_share(step, name, warmup=10, end=50, final=0.5, decay=0.2) for step in range(51)]
+    assert rates == pytest.approx([0.1 * (1 + step) for step in range(10)] + fall, rel=1e-6)
+
+
+def test_an_optimiser_and_a_schedule_by_class_get_our_groups_and_rate(tmp_path: Path) -> None:
+    _, run = fitted(
+        tmp_path,
+        4,
+        optimizer=partial(torch.optim.SGD, momentum=0.9),
+        schedule=partial(torch.optim.lr_scheduler.StepLR, step_size=2),
+        lr=0.5,
+        weight_decay=0.1,
+    )
+    assert isinstance(run.optimizers[0], torch.optim.SGD)
+    matrices, vectors = run.optimizers[0].param_groups
+    assert (matrices["weight_decay"], vectors["weight_decay"], matrices["momentum"]) == (0.1, 0.0, 0.9)
+    assert [matrices["lr"], vectors["lr"]] == pytest.approx([0.005, 0.005])  # a tenth after every second step
 
 
 def test_every_option_is_a_hyper_parameter_where_the_command_line_builds_the_model() -> None:
@@ -95,7 +114,9 @@ def test_a_model_for_other_data_is_refused(tmp_path: Path) -> None:
         trainer(tmp_path, max_steps=1).fit(small_model(), datamodule=ToyData(vocabulary=13))
 
 
-@pytest.mark.parametrize("option", [{"lr": 0.0}, {"warmup": 1.0}, {"pad_vocabulary_to": 0}])
+@pytest.mark.parametrize(
+    "option", [{"lr": 0.0}, {"warmup": 1.0}, {"final_lr": 1.5}, {"decay": 0.0}, {"pad_vocabulary_to": 0}]
+)
 def test_a_bad_number_is_named(option: dict) -> None:
     ((name, value),) = option.items()
     with pytest.raises(ValueError, match=f"{name}: got {value}"):

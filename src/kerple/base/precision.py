@@ -43,6 +43,11 @@ class AutoTrainer(Trainer):
             raise UserError("trainer.overfit_batches: got a number, expected 0; give data.samples to fit few samples")
         super().__init__(*args, precision=cast("_PRECISION_INPUT | None", chosen), **kwargs)
 
+    @property
+    def log_dir(self) -> str:
+        """The run's folder, where results are written, whatever folder a logger has."""
+        return self.strategy.broadcast(self.default_root_dir)
+
 
 def choose(accelerator: Any = "auto") -> tuple[str, str]:
     """Choose the precision for a device; return it and the reason in a few words.

@@ -171,7 +171,8 @@ class Classes:
 
     def value(self, node: Any, annotation: Any, option: str) -> Any:
         """A number, a text, an offered class, or a list or mapping of these, for an option of this type."""
-        plain = all(leaf in PLAIN for leaf in _leaves(annotation))
+        leaves = list(_leaves(annotation))
+        plain = node in leaves or all(leaf in PLAIN or type(leaf) in PLAIN for leaf in leaves)
         if isinstance(node, list | tuple):
             return [self.value(item, annotation, option) for item in node]
         if isinstance(node, dict) and plain and "class_path" not in node:
@@ -201,10 +202,10 @@ def _of_a_library(callback: Any) -> bool:
 
 
 def _leaves(annotation: Any) -> Iterator[Any]:
-    """The types of which an annotation is made; of a Literal, the type of its words."""
+    """The types of which an annotation is made, and the words of a Literal."""
     arguments, origin = get_args(annotation), get_origin(annotation)
     if origin is Literal:
-        yield str
+        yield from arguments
     elif not arguments:
         yield annotation
     else:

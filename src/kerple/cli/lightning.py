@@ -11,6 +11,7 @@ from pytorch_lightning import Callback, LightningDataModule, LightningModule, Tr
 from pytorch_lightning.callbacks import ProgressBar
 from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from pytorch_lightning.loggers import TensorBoardLogger
+from pytorch_lightning.utilities import rank_zero_info
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from kerple.base.checkpoint_io import AtomicCheckpointIO
@@ -130,6 +131,10 @@ class CLI(LightningCLI):
         if trainer.logger in (None, True):
             # without name and version, everything is written into the run's folder itself
             self.logger = TensorBoardLogger(str(directory), name="", version="", default_hp_metric=False)
+        for logger in _listed(trainer.logger):
+            options = getattr(logger, "init_args", {})
+            if "save_dir" in options:  # a relative folder lies in that of the run
+                options["save_dir"] = str(directory / (options["save_dir"] or ""))
 
     def instantiate_classes(self) -> None:
         try:
@@ -155,6 +160,8 @@ class CLI(LightningCLI):
             from kerple.cli.weights import start_from  # needs optional packages
 
             start_from(self.model.network, config.weights, config.trust)
+        count = sum(parameter.numel() for parameter in self.model.parameters())
+        rank_zero_info(f"model: {count:,} parameters, position {config.model.position.class_path.rpartition('.')[2]}")
 
     def _run_subcommand(self, subcommand: str) -> None:
         try:
@@ -177,6 +184,7 @@ class CLI(LightningCLI):
         callbacks = _listed(given["callbacks"])
         if self.subcommand == "fit":
             callbacks = _with_safety(callbacks, given["enable_checkpointing"])
+        options["enable_model_summary"] = bool(given["enable_model_summary"])  # `before_fit` says what concerns a user
         shown = given["enable_progress_bar"]
         # a file cannot show a bar, and analyses read text that Lightning's bar does not count
         if shown is not False and (self.subcommand == "test" or not sys.stdout.isatty()):

@@ -4,10 +4,11 @@ import os
 import sys
 from argparse import ArgumentError
 from importlib import import_module
+from itertools import pairwise
 
 from kerple.base.directories import leave
 from kerple.base.errors import NO_ROOM, UserError
-from kerple.base.shipped_configs import with_shipped_configs
+from kerple.base.shipped_configs import OPTIONS, with_shipped_configs
 
 COMMANDS = {
     "prepare": "build the token shards of a data config, nothing else",
@@ -69,12 +70,29 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _call(arguments: list[str]) -> None:
     command = arguments[0] if arguments else "nothing"
+    check_early(arguments)
     if command in LIGHTNING:
         import_module("kerple.cli.fit").run(arguments, HELP.split("\n")[2])
     elif command in COMMANDS:
         import_module(f"kerple.cli.{command}").main(arguments[1:])
     else:
         raise UserError(f"command: got {command}, expected one of {', '.join(COMMANDS)}; --help says what they do")
+
+
+def check_early(arguments: list[str]) -> None:
+    """Check the names that are most often misspelt, before anything that takes seconds is imported.
+
+    Raises:
+        UserError: A configuration or a strategy of that name does not exist.
+    """
+    flat = [part for argument in arguments for part in argument.split("=", 1)]
+    for option, value in pairwise(flat):
+        if option in OPTIONS and value.endswith((".yaml", ".yml")) and not os.path.exists(value):
+            raise UserError(f"{option.lstrip('-')}: got {value}, which does not exist")
+        if option == "--model.position" and value.isidentifier():
+            names = import_module("kerple.positions").names()
+            if value not in names:
+                raise UserError(f"model.position: got {value}, expected a class path or one of {', '.join(names)}")
 
 
 def _mistake(error: Exception) -> str | None:

@@ -83,7 +83,7 @@ def mistake_in(error: BaseException) -> UserError | None:
     """What a class of ours or of Lightning's said of its options, under whatever the parser made of it."""
     if isinstance(error, UserError):
         return error
-    if isinstance(error, MisconfigurationException):
+    if isinstance(error, MisconfigurationException | ModuleNotFoundError):  # the latter of a logger's package
         return UserError(f"trainer: {error}")
     inner: list[Any] = [error.__cause__]
     for frame, _ in traceback.walk_tb(error.__traceback__):

@@ -10,6 +10,8 @@ from pytorch_lightning import LightningModule
 from pytorch_lightning.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torchmetrics import MeanMetric
 
 from kerple.base.errors import UserError
@@ -17,7 +19,7 @@ from kerple.model import Batch, Transformer
 from kerple.positions import Position, Shape
 from kerple.positions.coupled import Placed
 from kerple.training.muon import Muon
-from kerple.training.schedule import WarmupCosine
+from kerple.training.schedule import ScheduleName, peak_share
 
 WRAPPER = re.compile(r"_(fsdp|checkpoint)_wrapped_module\.")  # what sharding puts into the names of parameters
 
@@ -39,13 +41,18 @@ class LanguageModel(LightningModule):
         heads: Number of attention heads H, a divisor of ``dim``.
         pad_vocabulary_to: The number of rows of the embedding is rounded up to a multiple of this; 128 suits tensor
             cores.
-        optimizer: ``adamw``, or ``muon`` for the matrices of the blocks and AdamW for the rest (`training.muon`).
+        optimizer: ``adamw``, or ``muon`` for the matrices of the blocks and AdamW for the rest (`training.muon`), or
+            any optimiser by class name, such as ``torch.optim.SGD``, with its own options below it. It gets two groups
+            of parameters, matrices and vectors, whose ``lr`` and ``weight_decay`` are those below.
         lr: Peak learning rate.
         betas: Betas of AdamW.
         adam_eps: Epsilon of AdamW.
         weight_decay: Weight decay of matrices; other parameters have none.
-        warmup: Share of ``trainer.max_steps`` in which the learning rate rises linearly. Afterwards it falls to 0 along
-            a cosine.
+        schedule: ``cosine``, ``linear``, ``wsd`` or ``constant`` (`training.schedule`), or any schedule by class name,
+            such as ``torch.optim.lr_scheduler.StepLR``, which moves once a step and has no warm-up but its own.
+        warmup: Share of ``trainer.max_steps`` in which the learning rate rises linearly.
+        final_lr: Share of the peak at which the learning rate ends.
+        decay: Share of ``trainer.max_steps`` in which ``wsd`` falls.
         compile: Whether network and loss are compiled by torch.compile; a mapping holds options for it.
         **options: Options of the network, see `kerple.model.architecture.Architecture`.
 
@@ -62,12 +69,15 @@ class LanguageModel(LightningModule):
         dim: int = 768,
         heads: int = 12,
         pad_vocabulary_to: int = 1,
-        optimizer: Literal["adamw", "muon"] = "adamw",
+        optimizer: Literal["adamw", "muon"] | Callable[[list[dict[str, Any]]], Optimizer] = "adamw",
         lr: float = 6e-4,
         betas: tuple[float, float] = (0.9, 0.999),
         adam_eps: float = 1e-8,
         weight_decay: float = 0.0,
+        schedule: ScheduleName | Callable[[Optimizer], LRScheduler] = "cosine",
         warmup: float = 0.01,
+        final_lr: float = 0.0,
+        decay: float = 0.2,
         compile: bool | dict[str, bool | int | str] = False,
         **options: Any,
     ) -> None:
@@ -76,6 +86,10 @@ class LanguageModel(LightningModule):
             raise UserError(f"lr: got {lr}, expected a positive learning rate")
         if not 0 <= warmup < 1:
             raise UserError(f"warmup: got {warmup}, expected a share of the steps in [0, 1)")
+        if not 0 <= final_lr <= 1:
+            raise UserError(f"final_lr: got {final_lr}, expected a share of the peak in [0, 1]")
+        if not 0 < decay <= 1:
+            raise UserError(f"decay: got {decay}, expected a share of the steps in (0, 1]")
         if pad_vocabulary_to < 1:
             raise UserError(f"pad_vocabulary_to: got {pad_vocabulary_to}, expected 1 (no padding) or more")
         self.save_hyperparameters()
@@ -83,9 +97,10 @@ class LanguageModel(LightningModule):
         self.network = Transformer(Shape(dim, heads, length), layers, rows, position, **options)
         self.vocabulary = vocabulary
         self.muon = optimizer == "muon"
-        self.optimiser: dict[str, Any] = {"lr": lr, "betas": tuple(betas), "eps": adam_eps}
-        self.weight_decay = weight_decay
-        self.warmup = warmup
+        self.build_optimiser: Callable[..., Optimizer] | None = None if isinstance(optimizer, str) else optimizer
+        self.lr, self.weight_decay = lr, weight_decay
+        self.adam_options: dict[str, Any] = {"betas": tuple(betas), "eps": adam_eps}
+        self.schedule, self.warmup, self.final_lr, self.decay = schedule, warmup, final_lr, decay
         self.compile_options = compile
         # sums are fp64, and a loss that is not finite is not left out of the mean
         self.validation_loss = MeanMetric(nan_strategy="disable").set_dtype(torch.float64)
@@ -135,7 +150,7 @@ class LanguageModel(LightningModule):
         # the number of targets in the global batch is known only at its end; `on_before_optimizer_step` divides by it
         return losses.mean() if scored is None else losses.sum() / self.network.shape.length
 
-    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Scale the gradient to that of the mean over the targets of the global batch, and log that mean."""
         micro_batches, sums = len(self._sums), torch.stack(self._sums).sum(0)
         self._sums = []
@@ -173,24 +188,31 @@ class LanguageModel(LightningModule):
                 (matrices if self._dimensions.get(WRAPPER.sub("", name), p.ndim) >= 2 else vectors).append(p)
         groups.append({"name": "matrices", "params": matrices, "weight_decay": self.weight_decay})
         groups.append({"name": "vectors", "params": vectors, "weight_decay": 0.0})
-        kind: Any = Muon if self.muon else torch.optim.AdamW
-        # a fused optimiser unscales fp16's gradients inside its step, after they were clipped
-        fused = self.trainer.precision != "16-mixed"
-        optimiser = kind([g for g in groups if g["params"]], fused=fused, **self.optimiser)
+        groups = [group | {"lr": self.lr} for group in groups if group["params"]]
+        if self.build_optimiser is not None:
+            optimiser = self.build_optimiser(groups)
+        else:
+            kind: Any = Muon if self.muon else torch.optim.AdamW
+            # a fused optimiser unscales fp16's gradients inside its step, after they were clipped
+            optimiser = kind(groups, fused=self.trainer.precision != "16-mixed", **self.adam_options)
         # after each step, so that parameters are within their ranges wherever they are used
         optimiser.register_step_post_hook(lambda *_: self.network.constrain_())
-        steps = self.trainer.max_steps
+        return {
+            "optimizer": optimiser,
+            "lr_scheduler": {"scheduler": self._schedule_of(optimiser), "interval": "step", "name": "train/lr"},
+        }
+
+    def _schedule_of(self, optimiser: Optimizer) -> LRScheduler:
+        schedule, steps = self.schedule, self.trainer.max_steps
+        if not isinstance(schedule, str):
+            return schedule(optimiser)
         if steps < 1:
             raise UserError(
                 f"trainer.max_steps: got {steps}, expected the number of steps: the schedule spans them all"
             )
-        schedule = WarmupCosine(optimiser, *self.schedule(steps))
-        return {"optimizer": optimiser, "lr_scheduler": {"scheduler": schedule, "interval": "step", "name": "train/lr"}}
-
-    def schedule(self, steps: int) -> tuple[int, int]:
-        """The steps in which the learning rate of a training of so many steps rises, and the step at which it is 0."""
         warmup = max(2, round(self.warmup * steps))
-        return warmup, max(steps, warmup + 1)
+        end = max(steps, warmup + 1)
+        return LambdaLR(optimiser, lambda step: peak_share(step, schedule, warmup, end, self.final_lr, self.decay))
 
     def _muon_groups(self) -> list[dict[str, Any]]:
         """Muon's parameter groups: the weights of the blocks' linear layers; queries, keys and values are apart."""

@@ -1,39 +1,33 @@
-"""`WarmupCosine`: the schedule of the learning rate."""
+"""The schedule of the learning rate: a linear warm-up, then one of four shapes."""
 
 import math
+from typing import Literal
 
-from torch import Tensor
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+ScheduleName = Literal["cosine", "linear", "wsd", "constant"]
 
 
-class WarmupCosine(LRScheduler):
-    """The rate rises linearly from lr / warmup to lr in ``warmup`` steps, and falls along a cosine to 0 at ``end``.
+def peak_share(step: int, name: ScheduleName, warmup: int, end: int, final: float, decay: float) -> float:
+    """The learning rate at a step, as a share of its peak.
+
+    The share rises linearly from 1 / warmup to 1 in the first ``warmup`` steps. Then ``cosine`` and ``linear`` fall to
+    ``final`` at ``end``; ``wsd`` (warm-up, stable, decay: Hu et al. 2024, arXiv 2404.06395) stays at 1 and falls
+    linearly in the last ``decay`` of all steps; ``constant`` stays at 1.
 
     Args:
-        optimizer: The optimiser.
+        step: Number of optimiser steps before this one.
+        name: Name of the schedule.
         warmup: Number of steps, at least 2, in which the rate rises.
-        end: Step at which the rate is 0, larger than ``warmup``.
+        end: Step, larger than ``warmup``, at which the rate has fallen to ``final``.
+        final: Share of the peak that is left at the end, in [0, 1].
+        decay: Share of the steps in which ``wsd`` falls, in (0, 1].
     """
-
-    def __init__(self, optimizer: Optimizer, warmup: int, end: int) -> None:
-        self.warmup, self.end = warmup, end
-        super().__init__(optimizer)
-
-    def get_lr(self) -> list[float | Tensor]:
-        """The rate of each parameter group at this step, from that of the step before."""
-        step, rates = self.last_epoch, [group["lr"] for group in self.optimizer.param_groups]
-        if step == 0:
-            return [peak / self.warmup for peak in self.base_lrs]
-        if step < self.warmup:
-            rises = [(peak - peak / self.warmup) / (self.warmup - 1) for peak in self.base_lrs]
-            return [rate + rise for rate, rise in zip(rates, rises, strict=True)]
-        if step == self.warmup:
-            return list(self.base_lrs)
-        if step > self.end:
-            return rates  # 0
-        fall = self._height(step) / self._height(step - 1)
-        return [fall * rate for rate in rates]
-
-    def _height(self, step: int) -> float:
-        return 1 + math.cos(math.pi * (step - self.warmup) / (self.end - self.warmup))
+    if step < warmup:
+        return (1 + step) / warmup
+    progress = min(1.0, (step - warmup) / (end - warmup))
+    height = {
+        "cosine": (1 + math.cos(math.pi * progress)) / 2,
+        "linear": 1 - progress,
+        "wsd": min(1.0, max(0, end - step) / (decay * end)),
+        "constant": 1.0,
+    }[name]
+    return final + (1 - final) * height
