@@ -9,12 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 import yaml
 from pytorch_lightning import Callback, LightningModule, Trainer
-
-from kerple.evaluation import results
 
 ROOT = Path(__file__).parents[1]
 # torch is imported once, and the parser built, in a process that has run nothing and forks the others
@@ -72,15 +69,12 @@ class Fit:
         folder: Of the run; must not exist.
         shards: Prepared tokens, vocabulary 300.
         processes: Over gloo, if more than one.
-        nodes: That the processes pretend to be on, as many on each.
         config: Settings of model, data and trainer that differ from those below.
     """
 
-    def __init__(
-        self, folder: Path, shards: Path, processes: int = 1, nodes: int = 1, **config: dict[str, Any]
-    ) -> None:
+    def __init__(self, folder: Path, shards: Path, processes: int = 1, **config: dict[str, Any]) -> None:
         folder.mkdir()
-        self.folder, self.processes, self.nodes = folder, processes, nodes
+        self.folder, self.processes = folder, processes
         self.run = folder / "run"
         data = {"corpus": None, "directory": str(shards), "vocabulary": 300, "length": 16, "batch_size": 4}
         self.config: dict[str, Any] = {
@@ -94,8 +88,7 @@ class Fit:
             },
             "trainer": {
                 "accelerator": "cpu",
-                "devices": processes // nodes,
-                "num_nodes": nodes,
+                "devices": processes,
                 "strategy": "auto" if processes == 1 else "ddp",
                 "max_steps": 12,
                 "accumulate_grad_batches": 2,
@@ -121,27 +114,15 @@ class Fit:
         path = self.folder / "config.yaml"
         path.write_text(yaml.safe_dump(self.config))
         arguments = ["fit", "--config", str(path), "--ckpt_path", "last"]
-        return self._command(arguments, self.processes, self.nodes)
+        return self._command(arguments)
 
-    def test(self, processes: int, lengths: list[int]) -> pd.DataFrame:
-        """The sums that `test` of the last checkpoint writes, by so many processes."""
-        directory = self.folder / f"test-by-{processes}"
-        callback = {"class_path": "Extrapolation", "init_args": {"lengths": lengths}}
-        trainer = {"accelerator": "cpu", "devices": processes, "callbacks": [callback], "logger": False}
-        path = self.folder / "test.yaml"
-        path.write_text(yaml.safe_dump({"trainer": trainer | {"strategy": "auto" if processes == 1 else "ddp"}}))
-        last = str(self.run / "checkpoints" / "last.ckpt")
-        arguments = ["test", "--config", str(path), "--ckpt_path", last, "--run_dir", str(directory)]
-        assert self._command([*arguments, "--trust", "tests"], processes) == 0
-        return results.read(directory)[0]
-
-    def _command(self, arguments: list[str], processes: int, nodes: int = 1) -> int:
+    def _command(self, arguments: list[str]) -> int:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         started = [
-            PROCESSES.Process(target=_run, args=(arguments, self.folder, rank, processes, port, nodes))
-            for rank in range(processes)
+            PROCESSES.Process(target=_run, args=(arguments, self.folder, rank, self.processes, port))
+            for rank in range(self.processes)
         ]
         for process in started:
             process.start()
@@ -151,17 +132,13 @@ class Fit:
             process.kill()  # the others wait for the one that was killed
         return started[0].exitcode
 
-    def configure(self, section: str, **settings: Any) -> None:
-        """Change settings of the model, the data or the trainer for the starts to come."""
-        self.config[section] = self.config[section] | settings
-
     def rows(self, rank: int = 0) -> dict[tuple[str, int], Any]:
         """What was recorded, by kind and number; a batch done twice has to have been the same both times."""
-        found: dict[tuple[str, int], Any] = {}
+        rows: dict[tuple[str, int], Any] = {}
         for line in (self.folder / f"rank{rank}.jsonl").read_text().splitlines():
             kind, number, *values = json.loads(line)
-            assert found.setdefault((kind, number), values) == values, (kind, number)
-        return found
+            assert rows.setdefault((kind, number), values) == values, (kind, number)
+        return rows
 
     def checkpoint(self) -> dict[str, Any]:
         # a run killed before its first checkpoint leaves a folder that is not used again
@@ -169,7 +146,7 @@ class Fit:
         return torch.load(last, weights_only=True)
 
 
-def _run(arguments: list[str], folder: Path, rank: int, processes: int, port: int, nodes: int) -> None:
+def _run(arguments: list[str], folder: Path, rank: int, processes: int, port: int) -> None:
     log = open(folder / f"log{rank}.txt", "a")  # noqa: SIM115 (until the process ends)
     os.dup2(log.fileno(), 1)
     os.dup2(log.fileno(), 2)
@@ -180,9 +157,8 @@ def _run(arguments: list[str], folder: Path, rank: int, processes: int, port: in
     multiprocessing.set_start_method("fork", force=True)
     if processes > 1:  # as torchrun sets them
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
-        node, local = divmod(rank, processes // nodes)
-        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(processes // nodes)}
-        os.environ |= {"TORCHELASTIC_RUN_ID": "test", "GROUP_RANK": str(node), "TORCHELASTIC_RESTART_COUNT": "0"}
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(processes)}
+        os.environ |= {"TORCHELASTIC_RUN_ID": "test", "GROUP_RANK": "0", "TORCHELASTIC_RESTART_COUNT": "0"}
     from kerple.cli.main import main
 
     main(arguments)

@@ -48,14 +48,19 @@ def test_the_reference_run_is_one_that_could_go_wrong(undisturbed) -> None:
 @pytest.mark.parametrize(
     ("setting", "stop", "status"),
     [
-        ("one epoch", interruption("on_before_optimizer_step", 8), -signal.SIGKILL),
         ("epochs", interruption("on_train_batch_start", 12), -signal.SIGKILL),  # the first epoch's end is saved
         ("one epoch", interruption("on_validation_batch_end", 4), -signal.SIGKILL),  # saved before, not validated
         ("one epoch", interruption("on_train_batch_start", 14, signal.SIGTERM), 143),  # in the middle of a step
-        ("one epoch", interruption("on_validation_batch_start", 4, signal.SIGTERM), 143),
-        ("one epoch", interruption("on_train_batch_end", 10, signal.SIGUSR1), 138),
         ("one epoch", interruption("on_before_backward", 21, 0), 1),  # an exception
         ("workers", interruption("on_train_batch_start", 17), -signal.SIGKILL),
+        *(
+            pytest.param("one epoch", stop, status, marks=pytest.mark.slow)
+            for stop, status in (
+                (interruption("on_before_optimizer_step", 8), -signal.SIGKILL),
+                (interruption("on_validation_batch_start", 4, signal.SIGTERM), 143),
+                (interruption("on_train_batch_end", 10, signal.SIGUSR1), 138),
+            )
+        ),
     ],
 )
 def test_a_stopped_run_continues_in_every_bit(
@@ -70,7 +75,7 @@ def test_a_stopped_run_continues_in_every_bit(
 def test_a_run_may_be_stopped_again_and_again(shards: Path, tmp_path: Path, undisturbed) -> None:
     fit = Fit(tmp_path / "fit", shards, **EPOCHS)
     stops = 0
-    while fit.start(interruption("on_train_batch_end", 7, signal.SIGTERM)) != 0:
+    while fit.start(interruption("on_train_batch_end", 9, signal.SIGTERM)) != 0:
         stops += 1
         assert stops < 20
     assert stops >= 2

@@ -17,13 +17,8 @@ def started(folder: Path, **environment: str) -> subprocess.CompletedProcess[str
 
 
 def test_every_start_resumes_on_the_nodes_it_was_given(tmp_path: Path) -> None:
-    job = {
-        "SLURM_SUBMIT_DIR": str(tmp_path),
-        "SLURM_NNODES": "8",
-        "SLURM_NTASKS_PER_NODE": "4",
-        "SLURM_CPUS_PER_TASK": "8",
-    }
-    done = started(tmp_path, **job)
+    job = {"SLURM_NNODES": "8", "SLURM_NTASKS_PER_NODE": "4", "SLURM_CPUS_PER_TASK": "8"}
+    done = started(tmp_path, SLURM_SUBMIT_DIR=str(tmp_path), **job)
     assert done.returncode == 0
     assert done.stdout.splitlines() == [
         str(tmp_path), "--cpus-per-task=8", "--kill-on-bad-exit=1", ".venv/bin/python", "run.py", "fit", "--config",

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
@@ -17,24 +18,13 @@ import pytest
 import torch
 import yaml
 
-from tests.disturbed import ROOT, assert_same_state, prepare
+from tests.disturbed import ROOT, Fit, assert_same_state, prepare
 
-pytestmark = pytest.mark.slow
-FIT = {
-    "seed_everything": 7,
-    "model": {"position": "KerpleLog", "layers": 1, "dim": 16, "heads": 2, "lr": 0.01, "dropout": 0.2},
-    "trainer": {
-        "accelerator": "cpu",
-        "max_steps": 400,
-        "accumulate_grad_batches": 2,
-        "val_check_interval": 200,
-        "check_val_every_n_epoch": None,
-        "gradient_clip_val": 1.0,
-        "logger": False,
-        "enable_progress_bar": False,
-        "callbacks": [{"class_path": "LastCheckpoint", "init_args": {"every_n_train_steps": 20}}],
-    },
-}
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(3000),
+    pytest.mark.parametrize(("number", "times"), [(signal.SIGKILL, 20), (signal.SIGTERM, 5), (signal.SIGINT, 5)]),
+]
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
@@ -48,110 +38,99 @@ def _hear_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell has what it starts in the background ignore it
 
 
-def disturb(folder: Path, arguments: list[str], number: int, times: int, begun: str, window: float) -> int:
-    """Send a signal at random moments until the command has been hit so often; how often it was at work by then.
+def log_of(folder: Path) -> str:
+    return (folder / "log.txt").read_text()[-3000:]
+
+
+def disturb(folder: Path, arguments: list[str], number: int, times: int, at_work: str) -> int:
+    """Send a signal at random moments until the command has been hit so often; returns how often it was.
 
     Args:
         folder: Where the command works and logs.
-        arguments: Of the command; the same every time.
+        arguments: Arguments of the command, the same every time.
         number: The signal.
         times: How often to hit it. A command that ends by itself first is not started again.
-        begun: Pattern of files that are there once the command has begun its work.
-        window: A moment is uniform in so many seconds from the start of the process, or from the beginning of work.
+        at_work: Pattern of files that change once the command has begun its work. Moments are within the 3 seconds
+            after it, and a quarter of them within the 3 seconds after the start of the process.
     """
     draw, hits = random.Random(number), 0
     while hits < times:
         process = start(folder, *arguments)
-        if draw.random() < 0.75:  # else it is hit while it still loads its libraries
-            before = {path: path.stat().st_mtime_ns for path in folder.glob(begun)}
+        if draw.random() < 0.75:
+            before = {path: path.stat().st_mtime_ns for path in folder.glob(at_work)}
             while process.poll() is None:
-                if any(before.get(path) != path.stat().st_mtime_ns for path in folder.glob(begun)):
+                if any(before.get(path) != path.stat().st_mtime_ns for path in folder.glob(at_work)):
                     break
                 time.sleep(0.02)
-        time.sleep(draw.uniform(0, window))
+        time.sleep(draw.uniform(0, 3.0))
         if process.poll() is not None:
-            assert process.returncode == 0, (folder / "log.txt").read_text()[-3000:]
+            assert process.returncode == 0, log_of(folder)
             break
         process.send_signal(number)
         status = process.wait(120)
-        assert status in (-number, 128 + number, 1, 0), (status, (folder / "log.txt").read_text()[-3000:])
+        assert status in (-number, 128 + number, 1, 0), (status, log_of(folder))
         hits += 1
     return hits
 
 
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return prepare(tmp_path_factory.mktemp("shards"))
-
-
-def fit_arguments(folder: Path, shards: Path) -> list[str]:
-    data = {"corpus": None, "directory": str(shards), "vocabulary": 300, "length": 16, "batch_size": 4}
-    config = FIT | {"data": {"class_path": "TokenShards", "init_args": data | {"validation_segments": 8}}}
-    (folder / "config.yaml").write_text(yaml.safe_dump(config | {"run_dir": str(folder / "run")}))
-    return ["fit", "--config", "config.yaml", "--ckpt_path", "last"]
-
-
-def last_of(folder: Path) -> dict[str, object]:
-    newest = max(folder.glob("run*/checkpoints/last.ckpt"), key=lambda path: path.stat().st_mtime_ns)
-    return torch.load(newest, weights_only=True)
-
-
-@pytest.fixture(scope="module")
-def undisturbed(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
-    folder = tmp_path_factory.mktemp("undisturbed")
-    assert start(folder, *fit_arguments(folder, shards)).wait() == 0
-    return last_of(folder)
-
-
-@pytest.mark.timeout(3000)
-@pytest.mark.parametrize(("number", "times"), [(signal.SIGKILL, 20), (signal.SIGTERM, 5), (signal.SIGINT, 5)])
-def test_a_fit_stopped_at_any_moment_ends_as_an_undisturbed_one(
-    shards: Path, undisturbed: dict[str, object], tmp_path: Path, number: int, times: int
-) -> None:
+def soak(
+    folder: Path, command: Callable[[int, Path], list[str]], number: int, times: int, at_work: str,
+    assert_right: Callable[[Path], None],
+) -> None:  # fmt: skip
+    """Hit runs of a command, at most five times each, finish each and check what it leaves; print what was done."""
     hits = 0
     for run in count():
-        folder = tmp_path / str(run)
-        folder.mkdir()
-        arguments = fit_arguments(folder, shards)
-        hits += disturb(folder, arguments, number, min(times - hits, 5), "run*/checkpoints/last.ckpt", 3.0)
-        assert start(folder, *arguments).wait() == 0, (folder / "log.txt").read_text()[-3000:]
-        assert_same_state(last_of(folder), undisturbed)
-        newest = max(folder.glob("run*/checkpoints/last.ckpt"), key=lambda path: path.stat().st_mtime_ns)
-        assert [path.name for path in newest.parent.iterdir()] == ["last.ckpt"]
+        place = folder / str(run)
+        place.mkdir()
+        arguments = command(run, place)
+        hits += disturb(place, arguments, number, min(times - hits, 5), at_work)
+        assert start(place, *arguments).wait() == 0, log_of(place)
+        assert_right(place)
         if hits >= times:
             break
-    print(f"fit: {hits} × {signal.Signals(number).name} in {run + 1} runs, nothing lost")
+    print(f"{arguments[0]}: {hits} × {signal.Signals(number).name} in {run + 1} runs, nothing lost")
 
 
-@pytest.mark.timeout(3000)
-@pytest.mark.parametrize(("number", "times"), [(signal.SIGKILL, 20), (signal.SIGTERM, 5), (signal.SIGINT, 5)])
-def test_a_preparation_stopped_at_any_moment_leaves_the_same_shards(tmp_path: Path, number: int, times: int) -> None:
-    corpus = tmp_path / "corpus.txt.d"
-    corpus.mkdir()
-    draw = random.Random(0)
-    words = [f"word{i}" for i in range(3000)]
-    for document in range(600):
-        (corpus / f"{document:04}.txt").write_text(" ".join(draw.choices(words, k=2000)))
+def test_a_fit_stopped_at_any_moment_ends_as_an_undisturbed_one(tmp_path: Path, number: int, times: int) -> None:
+    shards = prepare(tmp_path)
+    callback = {"class_path": "LastCheckpoint", "init_args": {"every_n_train_steps": 20}}
+    last = "fit/run*/checkpoints/last.ckpt"
+    trainer = {"max_steps": 400, "val_check_interval": 200, "callbacks": [callback]}
 
-    def arguments(workers: int) -> list[str]:
-        options = {"corpus": corpus, "vocabulary": 600, "directory": "shards", "prepare_workers": workers}
-        return ["prepare", *(f"--data.{key}={value}" for key, value in options.items())]
+    def command(run: int, folder: Path) -> list[str]:
+        (folder / "config.yaml").write_text(yaml.safe_dump(Fit(folder / "fit", shards, trainer=trainer).config))
+        return ["fit", "--config", "config.yaml", "--ckpt_path", "last"]
 
-    def contents(folder: Path) -> dict[str, bytes]:
-        found = {path.name: path.read_bytes() for path in (folder / "shards").iterdir() if path.name[0] != "."}
-        assert not [name for name in found if re.search(r"tmp|part", name)]
-        return found
+    def last_of(folder: Path) -> dict[str, object]:
+        newest = max(folder.glob(last), key=lambda path: path.stat().st_mtime_ns)
+        assert [path.name for path in newest.parent.iterdir()] == ["last.ckpt"]
+        return torch.load(newest, weights_only=True)
 
     whole = tmp_path / "whole"
     whole.mkdir()
-    assert start(whole, *arguments(1)).wait() == 0
-    hits = 0
-    for run in count():
-        folder = tmp_path / str(run)
-        folder.mkdir()
-        hits += disturb(folder, arguments(1 + run % 2), number, min(times - hits, 5), "shards/parts/*", 3.0)
-        assert start(folder, *arguments(1 + run % 2)).wait() == 0, (folder / "log.txt").read_text()[-3000:]
-        assert contents(folder) == contents(whole)
-        if hits >= times:
-            break
-    print(f"prepare: {hits} × {signal.Signals(number).name} in {run + 1} folders, nothing lost")
+    assert start(whole, *command(0, whole)).wait() == 0
+    expected = last_of(whole)
+    soak(tmp_path, command, number, times, last, lambda folder: assert_same_state(last_of(folder), expected))
+
+
+def test_a_preparation_stopped_at_any_moment_leaves_the_same_shards(tmp_path: Path, number: int, times: int) -> None:
+    corpus = tmp_path / "corpus.txt.d"
+    corpus.mkdir()
+    draw, words = random.Random(0), [f"word{i}" for i in range(3000)]
+    for document in range(600):
+        (corpus / f"{document:04}.txt").write_text(" ".join(draw.choices(words, k=2000)))
+
+    def command(run: int, folder: Path) -> list[str]:
+        options = {"corpus": corpus, "vocabulary": 600, "directory": "shards", "prepare_workers": 1 + run % 2}
+        return ["prepare", *(f"--data.{key}={value}" for key, value in options.items())]
+
+    def assert_whole(folder: Path) -> None:
+        shards = {path.name: path.read_bytes() for path in (folder / "shards").iterdir() if path.name[0] != "."}
+        assert not [name for name in shards if re.search(r"tmp|part", name)]
+        assert shards == expected
+
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    assert start(whole, *command(0, whole)).wait() == 0
+    expected = {path.name: path.read_bytes() for path in (whole / "shards").iterdir() if path.name[0] != "."}
+    soak(tmp_path, command, number, times, "shards/parts/*", assert_whole)

@@ -13,20 +13,11 @@ import pytest
 ROOT = Path(__file__).parents[1]
 OUTSIDE = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}  # of any checkout
 TOY = [
-    "--data.corpus=texts.jsonl",
-    "--data.vocabulary=300",
-    "--data.length=16",
-    "--data.batch_size=4",
-    "--model.dim=16",
-    "--model.layers=1",
-    "--model.heads=2",
-    "--trainer.max_steps=2",
-    "--trainer.accelerator=cpu",
-    "--trainer.val_check_interval=2",
-    "--trainer.limit_val_batches=1",
-    "--trainer.enable_progress_bar=false",
+    "--data.corpus=texts.jsonl", "--data.vocabulary=300", "--data.length=16", "--data.batch_size=4", "--model.dim=16",
+    "--model.layers=1", "--model.heads=2", "--trainer.max_steps=2", "--trainer.accelerator=cpu",
+    "--trainer.val_check_interval=2", "--trainer.limit_val_batches=1", "--trainer.enable_progress_bar=false",
     "--trainer.callbacks=[]",
-]
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -54,15 +45,12 @@ def run(program: Path, folder: Path, *arguments: str) -> str:
 
 @pytest.mark.slow
 def test_fit_test_and_compare_from_an_empty_folder(program: Path, tmp_path: Path) -> None:
-    where = "import kerple; print(kerple.__file__)"
-    asked = [str(program.with_name("python")), "-c", where]
-    installed = subprocess.run(asked, cwd=tmp_path, env=OUTSIDE, capture_output=True, text=True).stdout
+    installed = run(program.with_name("python"), tmp_path, "-c", "import kerple; print(kerple.__file__)")
     assert str(program.parents[1]) in installed
     texts = [f"document {n}: " + " ".join(f"word{(n * i) % 97}" for i in range(200)) for n in range(300)]
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     run(program, tmp_path, "fit", "--config", "configs/demo.yaml", *TOY)
-    checkpoint = tmp_path / "logs" / "demo" / "KerpleLog" / "seed-1235" / "checkpoints" / "last.ckpt"
-    assert checkpoint.is_file()
+    assert (tmp_path / "logs/demo/KerpleLog/seed-1235/checkpoints/last.ckpt").is_file()
     (tmp_path / "toy.yaml").write_text(
         "name: toy\nbase: [configs/demo.yaml]\nseeds: [1]\nbaseline: NoPE\nstrategies: {NoPE: {}, ALiBi: {}}\n"
     )
@@ -71,4 +59,4 @@ def test_fit_test_and_compare_from_an_empty_folder(program: Path, tmp_path: Path
     flags = f"--flags={json.dumps(dict(flag[2:].split('=') for flag in TOY))}"
     printed = run(program, tmp_path, "compare", "--config", "toy.yaml", flags, test)
     assert "NoPE" in printed
-    assert (tmp_path / "results" / "toy" / "report.html").is_file()
+    assert (tmp_path / "results/toy/report.html").is_file()

@@ -209,12 +209,3 @@ def test_a_sink_is_one_more_logit(window, queries: int, each: bool, biased: bool
     for other in results[1:]:
         for wanted, got in zip(results[0], other, strict=True):
             torch.testing.assert_close(got, wanted, atol=1e-13, rtol=1e-12)
-
-
-@pytest.mark.parametrize("window", [None, 20])
-@pytest.mark.parametrize("queries", [70, 30, 1])
-@pytest.mark.parametrize("groups", [6, 2])
-def test_grouped_heads_and_none_without_anything_else(window, queries: int, groups: int) -> None:
-    q, k, v = torch.randn(2, 6, queries, 8), torch.randn(2, groups, 70, 8), torch.randn(2, groups, 70, 8)
-    wanted = attend_reference(q, *(x.repeat_interleave(6 // groups, 1) for x in (k, v)), Modifiers(window=window))
-    torch.testing.assert_close(attend(q, k, v, Modifiers(window=window)), wanted)

@@ -4,17 +4,13 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-import kerple.positions as positions
 from kerple.model import Transformer
 from kerple.model.cost import flops, memory, parameters, stored_for_backward
-from kerple.positions import Position, Shape
+from kerple.positions import Shape, strategies
 
 
 def network(name: str = "NoPE", attention: str = "auto", layers: int = 3, **options: object) -> Transformer:
-    def position(shape: Shape) -> Position:
-        return positions.build(name, dim=shape.dim, heads=shape.heads, length=shape.length)
-
-    return Transformer(Shape(32, 4, 24), layers, 50, position, attention=attention, **options)
+    return Transformer(Shape(32, 4, 24), layers, 50, strategies()[name], attention=attention, **options)
 
 
 def on_meta(name: str, **options: object) -> Transformer:
@@ -24,54 +20,53 @@ def on_meta(name: str, **options: object) -> Transformer:
 
 @pytest.mark.parametrize("options", [{}, {"hidden": 48, "bias": False}, {"tied": True}])
 def test_flops_are_those_torch_counts(options: dict) -> None:
-    made = network(attention="reference", **options)
+    model = network(attention="reference", **options)
     tokens = torch.randint(50, (2, 25))
     with FlopCounterMode(display=False) as forward:
-        losses = made.losses(tokens)
+        losses = model.losses(tokens)
     with FlopCounterMode(display=False) as backward:
         losses.sum().backward()
-    counted = flops(made, 24)
+    counted = flops(model, 24)
     whole = 48 * (counted.products + 2 * counted.attention)  # torch counts all pairs of T × T, we the seen half
     assert forward.get_total_flops() == whole
     assert backward.get_total_flops() == 2 * whole
     assert counted.training == 3 * (counted.products + counted.attention)
 
 
-def test_parameters_are_counted_once_and_by_part() -> None:
-    for options in ({}, {"tied": True}):
-        made = network("KerpleLog", **options)
-        count = parameters(made)
-        assert sum(count.values()) == sum(p.numel() for p in made.parameters())
-        assert count["positions"] == 8
-        assert count["embedding"] == 50 * 32
-    assert "head" not in count
+@pytest.mark.parametrize(("options", "embeddings"), [({}, {"embedding", "head"}), ({"tied": True}, {"embedding"})])
+def test_parameters_are_counted_once_and_by_part(options: dict, embeddings: set[str]) -> None:
+    model = network("KerpleLog", **options)
+    count = parameters(model)
+    assert sum(count.values()) == sum(p.numel() for p in model.parameters())
+    assert (count["positions"], count["embedding"]) == (8, 50 * 32)
+    assert count.keys() == {"positions", "norms", "blocks"} | embeddings
 
 
-@pytest.mark.parametrize("name", ["Learned", "FoX", "RandomizedPositions"])
-def test_strategies_that_read_positions_or_tokens_can_be_counted(name: str) -> None:
-    assert memory(on_meta(name, layers=1), 2, 24, None).activations > 0
+def test_strategies_that_read_positions_or_tokens_can_be_counted() -> None:
+    for name in ("Learned", "FoX", "RandomizedPositions"):
+        assert memory(on_meta(name, layers=1), 2, 24, None).activations > 0
 
 
 @pytest.mark.parametrize(("name", "precision"), [("KerpleLog", None), ("NoPE", torch.bfloat16)])
 def test_memory_is_what_a_real_step_keeps(name: str, precision: torch.dtype | None) -> None:
     counted = memory(on_meta(name), 2, 24, precision)
-    made = network(name)
+    model = network(name)
     tokens = torch.randint(50, (2, 25))
-    optimiser = torch.optim.AdamW(made.parameters(), fused=True)
-    counted_storages = {p.untyped_storage()._cdata for p in made.parameters()}
+    optimiser = torch.optim.AdamW(model.parameters(), fused=True)
+    counted_storages = {p.untyped_storage()._cdata for p in model.parameters()}
     with (
         torch.autocast("cpu", precision, enabled=precision is not None),
         stored_for_backward(counted_storages) as sizes,
     ):
-        losses = made.losses(tokens)
+        losses = model.losses(tokens)
     losses.mean().backward()
     optimiser.step()
 
     def size(tensors) -> int:
         return sum(x.numel() * x.element_size() for x in tensors)
 
-    assert counted.weights == size(made.parameters())
-    assert counted.gradients == size(p.grad for p in made.parameters())
+    assert counted.weights == size(model.parameters())
+    assert counted.gradients == size(p.grad for p in model.parameters())
     state = [x for s in optimiser.state.values() for key, x in s.items() if key != "step"]
     assert counted.optimiser == size(state)
     assert counted.activations + counted.logits == pytest.approx(sum(sizes.values()), rel=0.02)

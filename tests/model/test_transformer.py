@@ -13,7 +13,7 @@ from kerple.model import Transformer, transformer
 from kerple.model.architecture import Architecture
 from kerple.model.head import ChunkSizes, target_losses
 from kerple.model.self_attention import SelfAttention, prepare_context
-from kerple.positions import KerpleLog, Layers, Learned, NoPE, Position, Shape, TokenPositions
+from kerple.positions import KerpleLog, Layers, Learned, NoPE, Shape, TokenPositions
 
 
 def test_parameter_count_of_the_paper() -> None:
@@ -95,29 +95,6 @@ def test_queries_and_keys_are_normalised_head_by_head_before_the_scores() -> Non
     position = NoPE(Shape(8, 2, 4))
     context = prepare_context(position, TokenPositions.line(3), torch.zeros(1, 3, dtype=torch.long), None)
     torch.testing.assert_close(attention(x, position, context)[0], attention.out(mixed))
-
-
-def test_what_a_task_says_reaches_every_hook() -> None:
-    class Places(Position):
-        """Adds the task's places to the embeddings."""
-
-        def __init__(self, shape: Shape) -> None:
-            super().__init__()
-
-        def embed(self, x: torch.Tensor, at: TokenPositions) -> torch.Tensor:
-            return x + at.places[..., None]
-
-    network, tokens = Transformer(Shape(16, 2, 8), 1, 20, Places).eval(), torch.randint(0, 20, (2, 6))
-    network.places = lambda read: (read == 3).cumsum(-1)
-    tokens[:, 2] = 3
-    inputs = []
-    network.blocks[0].register_forward_pre_hook(lambda module, arguments: inputs.append(arguments[0]))
-    at_once = network(tokens)
-    expected = network.embedding(tokens) + (tokens == 3).cumsum(-1)[..., None]
-    torch.testing.assert_close(inputs[0], expected)
-    cache = network.new_cache()  # places are of all tokens, not of the new ones
-    pieces = [network(piece, cache=cache) for piece in (tokens[:, :4], *tokens[:, 4:].split(1, 1))]
-    torch.testing.assert_close(torch.cat(pieces, 1), at_once)
 
 
 def test_a_strategy_s_last_position_is_compared_without_asking_the_device(monkeypatch) -> None:

@@ -1,13 +1,14 @@
-"""DAPE and its convolutions against loops over pairs, keys and heads."""
+"""DAPE and its convolutions against loops over pairs, keys and heads; the operators of its network."""
 
 from functools import cache, partial
 
 import pytest
 import torch
 from torch import Tensor
+from torch.library import opcheck
 from torch.nn import functional as F
 
-from kerple.positions import DAPE, ALiBi, DAPEv2, KerpleLog
+from kerple.positions import DAPE, ALiBi, DAPEv2, KerpleLog, pair_network
 from tests.positions.attended import HEADS, SHAPE, ours_and_loops
 
 WINDOWS = [None, 1, 6]
@@ -23,6 +24,7 @@ def raw(position: DAPE, q: Tensor, k: Tensor, b: int, m: int, n: int) -> Tensor:
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("over", [KerpleLog, ALiBi])
 def test_dape_is_a_loop_over_pairs(window: int | None, over: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pair_network, "HIDDEN", 60)  # several pieces of pairs
     position = DAPE(SHAPE, over, hidden=5).double()
 
     raw_scores = cache(partial(raw, position))
@@ -56,3 +58,12 @@ def test_dape_v2_is_two_convolutions_along_what_a_query_sees(
         return both[n][h] + both[n][HEADS + h] + torch.stack(added).sum()
 
     ours_and_loops(position, score, monkeypatch, window)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_the_operators_keep_torch_s_contract(shared: bool) -> None:
+    """s, b, into, bias, out of 3 sequences, 2 heads, 23 pairs and 5 hidden numbers; a batch may share b."""
+    sizes = [(3, 2, 23), (2, 23) if shared else (3, 2, 23), (5, 4), (5,), (2, 5)]
+    inputs = [torch.randn(size, requires_grad=True) for size in sizes]
+    opcheck(torch.ops.kerple.pair_network.default, tuple(inputs))
+    opcheck(torch.ops.kerple.pair_network_backward.default, (torch.randn(3, 2, 23), *(x.detach() for x in inputs)))

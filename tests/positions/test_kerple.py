@@ -15,45 +15,34 @@ HEADS, LENGTH = 3, 300
 SHAPE = Shape(24, HEADS, 64)
 DISTANCES = torch.arange(LENGTH, dtype=torch.float32)
 
-# (bias, weight) of every name: the paper's formulas, one distance of one head at a time
-FORMULAS: dict[str, tuple[Callable | None, Callable | None]] = {
-    "KerpleLog": (lambda d, r1, r2: -r1 * math.log(1 + r2 * d), None),
-    "KerplePower": (lambda d, r1, r2: -r1 * d**r2, None),
-    "KerpleLog3": (lambda d, r1, r2, r3: -r1 * math.log(1 + r2 * d**r3), None),
-    "KerpleBiasWeight": (lambda d, r1, r2, r3, r4: -r1 * d**r2, lambda d, r1, r2, r3, r4: math.exp(-r3 * d**r4)),
-    "KerpleBias2": (lambda d, r1, r2: r1 * math.exp(-r2 * d**2), None),
-    "KerpleBias3": (lambda d, r1, r2, r3: r1 * math.exp(-r2 * d**r3), None),
-    "KerpleWeight1": (None, lambda d, r1: math.exp(-r1 * d**2)),
-    "KerpleWeight2": (None, lambda d, r1, r2: math.exp(-r1 * d**r2)),
+# of every name: bias and weight as the paper has them, at one distance in one head, and where parameters start at most
+KERNELS: dict[str, tuple[Callable | None, Callable | None, dict[str, int]]] = {
+    "KerpleLog": (lambda d, r1, r2: -r1 * math.log(1 + r2 * d), None, {"r1": 2, "r2": 1}),
+    "KerplePower": (lambda d, r1, r2: -r1 * d**r2, None, {"r1": 1, "r2": 2}),
+    "KerpleLog3": (lambda d, r1, r2, r3: -r1 * math.log(1 + r2 * d**r3), None, {"r1": 2, "r2": 1, "r3": 2}),
+    "KerpleBiasWeight": (
+        lambda d, r1, r2, r3, r4: -r1 * d**r2,
+        lambda d, r1, r2, r3, r4: math.exp(-r3 * d**r4),
+        {"r1": 1, "r2": 2, "r3": 1, "r4": 2},
+    ),
+    "KerpleBias2": (lambda d, r1, r2: r1 * math.exp(-r2 * d**2), None, {"r1": 1, "r2": 1}),
+    "KerpleBias3": (lambda d, r1, r2, r3: r1 * math.exp(-r2 * d**r3), None, {"r1": 1, "r2": 1, "r3": 2}),
+    "KerpleWeight1": (None, lambda d, r1: math.exp(-r1 * d**2), {"r1": 1}),
+    "KerpleWeight2": (None, lambda d, r1, r2: math.exp(-r1 * d**r2), {"r1": 1, "r2": 2}),
 }
-# where a parameter starts at most; the paper bounds exponents by 2
-UPPER = {
-    "KerpleLog": {"r1": 2, "r2": 1},
-    "KerplePower": {"r1": 1, "r2": 2},
-    "KerpleLog3": {"r1": 2, "r2": 1, "r3": 2},
-    "KerpleBiasWeight": {"r1": 1, "r2": 2, "r3": 1, "r4": 2},
-    "KerpleBias2": {"r1": 1, "r2": 1},
-    "KerpleBias3": {"r1": 1, "r2": 1, "r3": 2},
-    "KerpleWeight1": {"r1": 1},
-    "KerpleWeight2": {"r1": 1, "r2": 2},
-}
-EXPONENT = {
-    "KerplePower": {"r2"},
-    "KerpleLog3": {"r3"},
-    "KerpleBiasWeight": {"r2", "r4"},
-    "KerpleBias3": {"r3"},
-    "KerpleWeight2": {"r2"},
-}
+# exponents start at 2 at most, and the paper bounds them there; so does the strength of a logarithm, without a bound
+STRENGTHS = {("KerpleLog", "r1"), ("KerpleLog3", "r1")}
 STARTS = {"r1": [0.4, 1.7, 0.02], "r2": [0.03, 0.9, 0.5], "r3": [0.3, 1.9, 1.0], "r4": [0.5, 0.05, 1.2]}
-over_names = pytest.mark.parametrize("name", FORMULAS)
+over_names = pytest.mark.parametrize("name", KERNELS)
 
 
 @over_names
 def test_bias_and_weight_are_the_papers_formulas(name: str) -> None:
-    starts = {r: STARTS[r] for r in UPPER[name]}
+    *formulas, tops = KERNELS[name]
+    starts = {r: STARTS[r] for r in tops}
     position = strategies()[name](SHAPE, **starts)
     tables = position.bias(DISTANCES), position.weight(DISTANCES)
-    for table, formula in zip(tables, FORMULAS[name], strict=True):
+    for table, formula in zip(tables, formulas, strict=True):
         if formula is None:
             assert table is None
             continue
@@ -77,8 +66,9 @@ def test_a_score_is_multiplied_by_the_weight_before_the_bias_is_added() -> None:
 def test_starts_fill_the_papers_ranges_and_constraints_are_its_bounds(name: str) -> None:
     torch.manual_seed(0)
     position = strategies()[name](Shape(4000, 4000, 64))
-    assert {r for r, _ in position.named_parameters()} == set(UPPER[name])
-    for r, top in UPPER[name].items():
+    tops = KERNELS[name][2]
+    assert {r for r, _ in position.named_parameters()} == set(tops)
+    for r, top in tops.items():
         values = getattr(position, r).detach()
         assert 0.01 <= values.min() < 0.02 * top + 0.01
         assert 0.98 * top < values.max() <= top
@@ -89,7 +79,7 @@ def test_starts_fill_the_papers_ranges_and_constraints_are_its_bounds(name: str)
             parameter.data.fill_(value)
         position.constrain_()
         for r, values in position.named_parameters():
-            highest = 2.0 if r in EXPONENT.get(name, ()) else min(value, 1e6)
+            highest = 2.0 if tops[r] == 2 and (name, r) not in STRENGTHS else min(value, 1e6)
             assert values.unique().tolist() == pytest.approx([0.01 if value < 0 else highest])
         for table in (position.bias(DISTANCES[:20] * 5e4), position.weight(DISTANCES[:20] * 5e4)):
             assert table is None or table.isfinite().all()

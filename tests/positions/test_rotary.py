@@ -1,9 +1,6 @@
 """RoPE, its scalings and xPos against published code; queries and keys go through the whole rotation."""
 
-import importlib.util
 import math
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,6 +9,7 @@ from torch import Tensor
 
 from kerple.model import Transformer
 from kerple.positions import PoPE, Position, RoPE, Shape, TokenPositions, XPos, angles
+from tests.positions import attended
 
 HEADS, HEAD_DIM = 3, 16
 SHAPE = Shape(HEADS * HEAD_DIM, HEADS, 64)
@@ -116,25 +114,18 @@ def test_angles_are_computed_once_a_forward_for_all_layers(
         assert len(calls) == forward
 
 
-def torchscale_xpos() -> ModuleType:
-    # the leaf file by its path: the package imports fairscale and timm, which nothing here needs
-    package = importlib.util.find_spec("torchscale")
-    if package is None or package.origin is None:
-        pytest.skip("torchscale is not installed")
-    path = Path(package.origin).parent / "component" / "xpos_relative_position.py"
-    leaf: Any = importlib.util.spec_from_file_location("torchscale_xpos", path)
-    module = importlib.util.module_from_spec(leaf)
-    leaf.loader.exec_module(module)
-    return module
+@pytest.mark.parametrize(("window", "offset"), [(None, 0), (5, 700)])
+def test_xpos_is_its_formula(window: int | None, offset: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def score(q: Tensor, k: Tensor, x: Tensor, b: int, h: int, m: int, n: int) -> Tensor:
+        total, d, size = torch.zeros((), dtype=torch.float64), m - n, attended.HEAD_DIM
+        for i in range(size // 2):
+            (q0, q1), (k0, k1) = q[b, h, m, 2 * i : 2 * i + 2], k[b, h, n, 2 * i : 2 * i + 2]
+            angle, zeta = d * 10000 ** (-2 * i / size), (2 * i / size + 0.4) / 1.4
+            turned_product = (q0 * k0 + q1 * k1) * math.cos(angle) + (q0 * k1 - q1 * k0) * math.sin(angle)
+            total = total + turned_product * zeta ** (d / 8)
+        return total / size**0.5
 
-
-def test_xpos_is_torchscales() -> None:
-    theirs = torchscale_xpos().XPOS(HEAD_DIM, scale_base=64)
-    q, k = torch.randn(2, 2, HEADS, 300, HEAD_DIM)
-    their_q, their_k = (theirs(x.flatten(0, 1), downscale=d).view_as(x) for x, d in ((q, False), (k, True)))
-    our_q, our_k = turned(XPos(SHAPE, decay=64), q, k)
-    # they count from the middle of the input, we do not: products are what can be compared
-    torch.testing.assert_close((our_q @ our_k.mT).tril(), (their_q @ their_k.mT).tril(), atol=1e-4, rtol=1e-4)
+    attended.ours_and_loops(XPos(attended.SHAPE, decay=8), score, monkeypatch, window, offset)
 
 
 @pytest.mark.parametrize("first", [0, 100_000])
