@@ -32,7 +32,7 @@ $(VENV)/ready: requirements.txt pyproject.toml
 	@touch $@
 
 demo: $(VENV)/ready ## train KERPLE-log, ALiBi, RoPE and sinusoidal for a minute or two each, test to 32x the training length
-	$(RUN) run.py compare --config configs/compare/quick.yaml --parallel 2 $(SMALLER)
+	$(RUN) run.py demo $(SMALLER)
 
 pretrained: $(VENV)/pretrained ## read 16,384 tokens with a trained model of others, RoPE plain, PI, NTK, YaRN
 	$(RUN) run.py compare --config configs/compare/pretrained.yaml

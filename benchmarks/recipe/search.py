@@ -28,7 +28,7 @@ import torch
 import yaml
 
 from kerple.cli.main import main as run
-from kerple.cli.predict import load
+from kerple.cli.trained import load
 from kerple.data import TokenShards
 from kerple.evaluation.protocols import full, windowed
 from kerple.model import Transformer

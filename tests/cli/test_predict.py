@@ -7,8 +7,9 @@ import torch
 import yaml
 from tokenizers import Tokenizer, decoders, models
 
+from kerple.cli.continuation import pieces
 from kerple.cli.main import main
-from kerple.cli.predict import load, pieces
+from kerple.cli.trained import load
 from kerple.tasks import Copy, TaskData
 
 TRAINER = {

@@ -14,7 +14,7 @@ import torch
 
 from kerple.analyses.attention_maps import visit_probabilities
 from kerple.cli.main import main
-from kerple.cli.predict import load
+from kerple.cli.trained import load
 from kerple.evaluation import results
 
 ROOT = Path(__file__).parents[2]

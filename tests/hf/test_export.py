@@ -11,7 +11,7 @@ import yaml
 
 from kerple.base.errors import UserError
 from kerple.cli.main import main
-from kerple.cli.predict import load
+from kerple.cli.trained import load
 from kerple.hf.export import export
 from kerple.hf.families import StoredModel
 from kerple.hf.modeling import KerpleConfig, KerpleForCausalLM

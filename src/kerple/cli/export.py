@@ -5,8 +5,8 @@ from pathlib import Path
 from jsonargparse import ArgumentParser
 
 from kerple.cli.classes import classes
-from kerple.cli.predict import end_of_text, load
 from kerple.cli.reading import read
+from kerple.cli.trained import end_of_text, load
 from kerple.data import TokenShards
 from kerple.data.tokenizer import load_tokenizer
 from kerple.hf import need

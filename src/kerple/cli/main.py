@@ -10,7 +10,9 @@ from kerple.base.directories import leave
 from kerple.base.errors import NO_ROOM, UserError
 from kerple.base.shipped_configs import OPTIONS, with_shipped_configs
 
+DEMO = ["compare", "--config", "configs/compare/quick.yaml", "--parallel", "2"]
 COMMANDS = {
+    "demo": "train four strategies for a minute or two each, and compare them far beyond the training length",
     "prepare": "build the token shards of a data config, nothing else",
     "fit": "train a model",
     "test": "measure a checkpoint: perplexity at each length, accuracies, analyses",
@@ -48,7 +50,10 @@ def main(arguments: list[str] | None = None) -> None:
     """
     if os.getcwd() not in sys.path:  # it is there with `python run.py`, but not with `kerple`
         sys.path.append(os.getcwd())  # where users have strategies of their own; last, so that no file hides a library
-    arguments = with_shipped_configs(list(sys.argv[1:] if arguments is None else arguments))
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments[:1] == ["demo"]:
+        arguments = DEMO + arguments[1:]
+    arguments = with_shipped_configs(arguments)
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_MININTERVAL", "15")  # in a file, each update of a bar is a line
     if debug := "--debug" in arguments:

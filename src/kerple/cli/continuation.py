@@ -1,0 +1,87 @@
+"""The text that a trained model writes after a prompt, printed as it is generated."""
+
+import sys
+from collections.abc import Iterator
+from itertools import chain
+
+import torch
+from jsonargparse import Namespace
+
+from kerple.base.errors import UserError
+from kerple.cli.torch_settings import settle_torch
+from kerple.cli.trained import Text, end_of_text, load
+from kerple.model.generation import generate
+from kerple.tasks import TaskData
+
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what an incomplete character decodes to
+
+
+def print_continuation(options: Namespace) -> None:
+    """Print a prompt, and then each generated token.
+
+    Args:
+        options: Options of `kerple.cli.predict`.
+
+    Raises:
+        UserError: If the checkpoint cannot be read, the prompt cannot be encoded or a number is out of range.
+    """
+    settle_torch()
+    if options.tokens < 1:
+        raise UserError(f"tokens: got {options.tokens}, expected 1 or more")
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # the device is unknown, or torch was built without it
+        reason = str(error).splitlines()[0]
+        raise UserError(f"device: got {device!r}, expected one torch has here, such as cpu: {reason}") from error
+
+    model, data = load(options.ckpt_path, options.trust, device)
+    random = torch.Generator(device)
+    random.seed() if options.seed is None else random.manual_seed(options.seed)
+    temperature = options.temperature
+    if temperature is None:
+        temperature = 0.0 if isinstance(data, TaskData) else 0.8
+    end = end_of_text(data)
+    try:
+        start = data.encode(options.prompt) if options.prompt or isinstance(data, TaskData) else [end]
+    except UserError as error:
+        raise UserError(f"prompt: {error}") from error
+    new = generate(
+        model.network,
+        torch.tensor([start], device=device),
+        options.tokens,
+        temperature=temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        window=options.window,
+        stop=end,
+        generator=random,
+    )
+    following = pieces(data, start, (int(token) for token in new), end)
+    first = next(following, "")  # raises here if a number is out of range, before anything is printed
+    try:
+        for piece in chain([options.prompt + first], following):
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+    finally:
+        sys.stdout.write("\n")
+
+
+def pieces(data: Text, start: list[int], tokens: Iterator[int], end: int) -> Iterator[str]:
+    """Yield the text of a stream of tokens after those of ``start``, in pieces of whole characters, without the end."""
+    known, waiting = start, list[int]()
+
+    def new() -> str:
+        # with known ones before them: some tokenizers drop the space before a text's first word
+        return data.decode(known + waiting)[len(data.decode(known)) :]
+
+    for token in tokens:
+        if token == end:
+            break
+        waiting.append(token)
+        text = new()
+        if text and not text.endswith(UNFINISHED):
+            yield text
+            known, waiting = waiting, []
+    if waiting:
+        yield new()

@@ -1,0 +1,50 @@
+"""A trained model, with its data module, from a checkpoint."""
+
+from jsonargparse import ArgumentError
+from pytorch_lightning.cli import LightningArgumentParser
+
+from kerple.base import trust
+from kerple.base.errors import UserError
+from kerple.cli.agreement import check_weights
+from kerple.cli.classes import classes
+from kerple.cli.parser import add_model_and_data, mistake_in
+from kerple.data import TokenShards
+from kerple.tasks import TaskData
+from kerple.training.language_model import LanguageModel
+
+Text = TokenShards | TaskData  # the data modules that can encode and decode
+
+
+def load(path: str, packages: str = "", device: str = "cpu") -> tuple[LanguageModel, Text]:
+    """Load the model of a checkpoint, in evaluation mode, and its data module, which can encode and decode.
+
+    Args:
+        path: Path of a checkpoint that `fit` has written.
+        packages: Packages, beside this one, whose classes it may name, separated by commas.
+        device: Device of the model.
+
+    Raises:
+        UserError: If there is no such checkpoint, or its data is missing.
+    """
+    config = classes(packages).config(path)
+    parser = LightningArgumentParser(exit_on_error=False)
+    add_model_and_data(parser)
+    try:
+        built = parser.instantiate_classes(parser.parse_object({key: config[key] for key in ("model", "data")}))
+    except (ArgumentError, ValueError, TypeError) as error:  # the parser's, also of what a class said when it was made
+        raise UserError(f"ckpt_path: {path}: {mistake_in(error) or error}") from error
+    if not isinstance(built.data, Text):  # a user's own data module
+        raise UserError(f"ckpt_path: {path} was trained on {type(built.data).__name__}, which cannot encode a prompt")
+    built.data.setup("predict")
+    content = trust.load(path)
+    check_weights(path, content, built.model)
+    if (state := content.get(type(built.data).__qualname__)) is not None:
+        built.data.load_state_dict(state)
+    built.model.load_state_dict(content["state_dict"])
+    built.model.attach(built.data)
+    return built.model.to(device).eval(), built.data
+
+
+def end_of_text(data: Text) -> int:
+    """Id of the token that ends a text or an answer."""
+    return data.end if isinstance(data, TaskData) else data.manifest.end_of_text
