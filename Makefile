@@ -63,7 +63,8 @@ format: $(VENV)/ready ## rewrite the code in the project's style
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
 
-docs: $(VENV)/docs ## build the documentation into site/, without a network; warnings are errors
+docs: $(VENV)/docs ## write the catalogue of strategies, build the documentation into site/; warnings are errors
+	$(RUN) docs/catalogue.py
 	@$(VENV)/bin/zensical build --clean --strict > $(VENV)/docs.log 2>&1; failed=$$?; cat $(VENV)/docs.log; \
 	  test $$failed = 0 && ! grep -q '^griffe: ' $(VENV)/docs.log # --strict lets pass what griffe says of docstrings
 

@@ -1,7 +1,7 @@
 """Speed of preparing and loading shards: `python -m benchmarks.data`, about three minutes on two cores for 500 MB.
 
-`prepare` against `tokenizers` alone on the same text with the same number of cores, the largest memory that `prepare`
-and its processes take together, and loading against what a training step eats.
+`prepare` against `tokenizers` alone on the same text with the same number of cores, and loading against what a training
+step eats.
 """
 
 import argparse
@@ -12,12 +12,10 @@ import random
 import re
 import resource
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import tokenizers
 import zstandard
 
@@ -58,8 +56,7 @@ def measure(folder: Path, size: int, workers: int) -> dict[str, object]:
     alone = [tokenizers_alone(tokenizer, size // 10)]
     options = ShardOptions(str(corpus), str(tokenizer), directory=str(folder / "shards"), prepare_workers=workers)
     begin, busy = time.perf_counter(), core_seconds()
-    with PeakMemory() as memory:
-        manifest = prepare(options, progress=False)
+    manifest = prepare(options, progress=False)
     seconds, busy = time.perf_counter() - begin, core_seconds() - busy
     alone.append(tokenizers_alone(tokenizer, size // 10))
     tokens = sum(split.tokens for split in manifest.splits.values())
@@ -79,7 +76,6 @@ def measure(folder: Path, size: int, workers: int) -> dict[str, object]:
         # seconds a core really worked: comparable on a machine that others use too
         "prepare_over_tokenizers_alone_busy": round(tokens / busy / by_library_busy, 3),
         "load_average_at_end": os.getloadavg()[0],
-        "prepare_peak_bytes_all_processes": memory.peak,
         "loading_tokens_per_second": loading,
         "loading_over_fastest_step": {k: round(v / FASTEST_STEP, 1) for k, v in loading.items()},
     }
@@ -122,33 +118,6 @@ def load(directory: Path, length: int, batch_size: int) -> int:
         if time.perf_counter() - begin > 4:
             break
     return round(tokens / (time.perf_counter() - begin))
-
-
-class PeakMemory:
-    """Largest sum of the resident memory of this process and its children, looked at every 50 ms."""
-
-    peak = 0
-
-    def __enter__(self) -> "PeakMemory":
-        self.stop = threading.Event()
-        self.thread = threading.Thread(target=self._watch, daemon=True)
-        self.thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop.set()
-        self.thread.join()
-
-    def _watch(self) -> None:
-        me = psutil.Process()
-        while not self.stop.wait(0.05):
-            total = 0
-            for process in (me, *me.children(recursive=True)):
-                try:
-                    total += process.memory_info().rss
-                except psutil.NoSuchProcess:
-                    continue
-            self.peak = max(self.peak, total)
 
 
 if __name__ == "__main__":

@@ -182,12 +182,12 @@ class Position(Constrained, ABC):
             (B, H, Tq, Tk) fp32, finite; what is not seen does not count. Or that and a sink (B, H, Tq) fp32.
             Or `AttentionWeights`: probabilities that need no softmax.
         """
-        raise AssertionError(f"{type(self).__name__} does not override mix; ask uses('mix') first")
+        raise AssertionError(f"{type(self).__name__} has no modify_scores; ask uses('modify_scores') first")
 
     @hook
     def add_to_output(self, p: Tensor, v: Tensor, block: QueryKeyBlock) -> Tensor:
         """What is added to the output: (B, H, Tq, δ) fp32 of probabilities (B, H, Tq, Tk) and values (B, H, Tk, δ)."""
-        raise AssertionError(f"{type(self).__name__} does not override values; ask uses('values') first")
+        raise AssertionError(f"{type(self).__name__} has no add_to_output; ask uses('add_to_output') first")
 
 
 HOOKS = tuple(name for name, value in vars(Position).items() if getattr(value, "is_hook", False))

@@ -1,0 +1,123 @@
+"""Writes the tables of docs/catalogue.md from docstrings and the runs in results/, and the pictures in docs/figures.
+
+`make docs` runs `python docs/catalogue.py`.
+"""
+
+import inspect
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import matplotlib as mpl
+import torch
+from matplotlib.figure import Figure
+
+from kerple import positions
+from kerple.analyses.attention_maps import visit_probabilities
+from kerple.compare import runs
+from kerple.compare.figures import COLOURS, plain, plain_log_ticks
+from kerple.model import Transformer
+from kerple.positions import Position, Shape
+from kerple.positions.base import HOOKS
+
+DOCS, RESULTS = Path(__file__).parent, Path(__file__).parents[1] / "results"
+LENGTH = 128  # training length of the pictures
+WRITTEN = "<!-- written by docs/catalogue.py from here on -->\n"
+KINDS = {  # title of each table, and the hooks of its strategies; a strategy stands in the first that fits
+    "A function of distance and head": ("bias", "weight"),
+    "Worked into queries and keys": ("transform_qk",),
+    "Added to the embeddings": ("embed",),
+    "Computed from pairs of tokens": ("modify_scores", "add_to_output"),
+    "Nothing, or one more logit": (),
+    "Around other strategies": (),
+}
+
+
+def draw(strategy: type[Position], path: Path) -> None:
+    """Attention of the last of some equal tokens in an untrained first layer, by distance, as logarithms below 0."""
+    torch.manual_seed(1)
+    network = Transformer(Shape(64, 4, LENGTH), 4, 2, strategy, init=0.16).double().eval()
+    tokens = torch.zeros(1, min(2 * LENGTH, network.positions[0].max_length or 2 * LENGTH), dtype=torch.long)
+    curves: list[torch.Tensor] = []  # (T, H) of each layer
+    visit_probabilities(network, tokens, lambda _, p: curves.append(p[0, :, -1].flip(-1).T))
+    figure = Figure(figsize=(2.4, 1.2), layout="constrained")
+    axes = figure.subplots()
+    axes.axvline(LENGTH, color="grey", linewidth=0.8, linestyle=":")
+    for curve, colour in zip((curves[0] / curves[0].amax(0)).log().clamp(min=-99).T, COLOURS, strict=False):
+        axes.plot(curve, color=colour, linewidth=1.2)
+    axes.set(xlim=(0, 2 * LENGTH), ylim=(-8, 0.5), xticks=[0, LENGTH, 2 * LENGTH], yticks=[0, -8])
+    axes.tick_params(labelsize=7, color="grey", labelcolor="grey", length=2)
+    axes.spines[:].set_color("none")
+    figure.savefig(path, transparent=True, metadata={"Date": None})
+
+
+def draw_hero(comparison: str, labels: list[str], title: str) -> None:
+    figure = Figure(figsize=(7.6, 3.8), layout="constrained")
+    axes = figure.subplots()
+    results = runs.read(runs.committed(RESULTS / comparison)).results.query("metric == 'ppl' and protocol == 'full'")
+    ends, y = {}, 0.0
+    for label, colour in zip(labels, COLOURS, strict=False):
+        curve = results[results["strategy"] == label].groupby("length")["value"].mean()
+        axes.plot(curve / curve.iloc[0], marker="o", markersize=4, color=colour)
+        ends[curve.iloc[-1] / curve.iloc[0]] = (f" {label}", colour)
+    for end, (label, colour) in sorted(ends.items()):
+        y = max(end, 1.07 * y)  # no label over another
+        axes.annotate(label, (curve.index[-1], y), va="center", color=colour)
+    axes.axhline(1, color="grey", linewidth=0.8)
+    axes.set(xscale="log", yscale="log", title=title, xlabel="tokens that the model reads at once")
+    axes.set(xticks=list(curve.index), xticklabels=list(curve.index), xlim=(None, 1.9 * curve.index[-1]))
+    axes.set_ylabel(f"perplexity, relative to that at {curve.index[0]}")
+    axes.minorticks_off()
+    plain_log_ticks(axes)
+    plain(axes)
+    figure.savefig(DOCS / "figures/hero.png", dpi=150, metadata={"Software": None})
+
+
+def held() -> dict[str, list[str]]:
+    """How many times its training length each class has held in comparisons in results/, a phrase for each label."""
+    places = defaultdict(list)
+    for comparison in ("small", "demo", "field"):
+        read = runs.read(runs.committed(RESULTS / comparison))
+        classes = {run.strategy: runs.strategy(config) for run, config in read.configs.items()}
+        for label, rows in read.results.query("metric == 'ppl' and protocol == 'full'").groupby("strategy"):
+            curve = rows.groupby("length")["value"].mean().loc[read.training_length :]
+            times = curve.index[(curve <= curve.iloc[0]).cummin()][-1] // curve.index[0]
+            what = f"{'' if label == classes[label] else label} {times}×".strip()
+            places[classes[label], what].append(f"[{comparison}](results/{comparison}.md)")
+    phrases = defaultdict(list)
+    for (name, what), comparisons in places.items():
+        phrases[name].append(f"{what} ({', '.join(comparisons)})")
+    return phrases
+
+
+def row(strategy: type[Position], phrases: list[str]) -> str:
+    """A strategy's line of its table: picture, and what the docstring says."""
+    name, text = strategy.__name__, inspect.getdoc(strategy) or ""
+    summary, *rest = [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
+    parameters = next(paragraph for paragraph in rest if paragraph.startswith("Parameters:"))
+    formulas = [] if "``" in summary else re.findall(r"``[^`]*[·+=][^`]*``", " ".join(rest))
+    papers = (
+        [] if "arXiv" in summary else re.findall(r"arXiv\s[\d.]+\d", f"{text} {inspect.getmodule(strategy).__doc__}")
+    )
+    facts = [*parameters.replace(" Cost:", "\nCost:").split("\n"), f"Held to: {', '.join(phrases) or 'not measured'}."]
+    cell = "<br>".join([f"**{name}**. {summary}", *formulas[:1], *papers[:1], *facts])
+    cell = re.sub(r"arXiv\s([\d.]+\d)", r"[arXiv \1](https://arxiv.org/abs/\1)", cell)
+    return f"| ![{name}](figures/strategies/{name}.svg) | {cell} |"
+
+
+if __name__ == "__main__":
+    mpl.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "kerple"}
+    (DOCS / "figures/strategies").mkdir(exist_ok=True)
+    tables, phrases = dict.fromkeys(KINDS, ""), held()
+    for name, strategy in positions.strategies().items():
+        draw(strategy, DOCS / f"figures/strategies/{name}.svg")
+        *_, nothing, around = KINDS
+        overridden = {hook for hook in HOOKS if getattr(strategy, hook) is not getattr(Position, hook)}
+        kind = next((kind for kind, hooks in KINDS.items() if overridden & set(hooks)), nothing)
+        wraps = any("Shape" in str(p.annotation) for p in list(inspect.signature(strategy).parameters.values())[1:])
+        tables[around if wraps else kind] += row(strategy, phrases[name]) + "\n"
+    head = (DOCS / "catalogue.md").read_text(encoding="utf-8").split(WRITTEN)[0] + WRITTEN
+    page = [f"\n## {kind}\n\n| attention | strategy |\n|---|---|\n{rows}" for kind, rows in tables.items()]
+    (DOCS / "catalogue.md").write_text(head + "".join(page), encoding="utf-8")
+    shown = ["KerplePower", "KerpleLog", "ALiBi", "T5", "FIRE", "NoPE", "RoPE"]
+    draw_hero("small", shown, "Trained on 128 tokens, tested on up to 2,048: which strategies hold up")
