@@ -1,6 +1,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -34,6 +35,15 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports without figures, which take longer than all the rest."""
     for name in ("figures", "context_figures"):
         monkeypatch.setattr(f"kerple.compare.page.{name}", lambda *_: ())
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of thirty short documents."""
+    folder = tmp_path_factory.mktemp("corpus")
+    for i in range(30):
+        (folder / f"{i}.txt").write_text(f"döcument {i}: " + "what was far is near. " * 8)
+    return folder
 
 
 @pytest.fixture

@@ -20,25 +20,19 @@ from kerple.hf.adapter import HuggingFaceNetwork
 from tests.hf.tiny import saved
 
 LONG = {"lengths": [16, 48], "short": 8, "stride": 4, "blocks": 3, "gain": 0.2, "likely": -50.0}
+SHARES = (0.3, 0.2, 0.5)
+hf = pytest.importorskip("transformers")
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("longppl")
-    (folder / "corpus").mkdir()
-    for i in range(30):
-        (folder / "corpus" / f"{i}.txt").write_text(f"döcument {i}: " + "what was far is near. " * 8)
     saved(folder / "evaluator", "llama", max_position_embeddings=512)
     saved(folder / "model", "gpt_neox")
     config = {
-        "data": {"class_path": "TokenShards", "init_args": {"corpus": "corpus", "shares": [0.3, 0.2, 0.5]}},
-        "trainer": {
-            "accelerator": "cpu",
-            "logger": False,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-            "callbacks": [{"class_path": "LongPerplexity", "init_args": LONG | {"evaluator": "evaluator"}}],
-        },
+        "data": {"class_path": "TokenShards", "init_args": {"corpus": str(corpus), "shares": [*SHARES]}},
+        "trainer": {"accelerator": "cpu", "logger": False, "enable_progress_bar": False}
+        | {"callbacks": [{"class_path": "LongPerplexity", "init_args": LONG | {"evaluator": "evaluator"}}]},
     }
     (folder / "long.yaml").write_text(yaml.safe_dump(config))
     return folder
@@ -63,8 +57,6 @@ def test_models_are_scored_on_the_same_key_tokens(place: Path, monkeypatch: pyte
         assert (cells["length"].tolist(), cells["count"].tolist()) == ([16, 48], [count, count])
         assert cells["value"][0] != cells["value"][1]
 
-    import transformers as hf
-
     stream = TokenShards(corpus=None, directory="shards").stream("test")
     model = hf.AutoModelForCausalLM.from_pretrained("model").eval()
     total = 0.0
@@ -78,35 +70,31 @@ def test_models_are_scored_on_the_same_key_tokens(place: Path, monkeypatch: pyte
     assert second["value"][0] == pytest.approx(math.exp(total / count), rel=1e-6)
 
 
-def test_another_tokenizer_is_told_through_the_bytes(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model of merged tokens: each covers bytes, one of which the evaluator, reading bytes, found to be key."""
+def test_keys_of_another_tokenizer_are_found_through_the_bytes(corpus: Path, place: Path, monkeypatch) -> None:
+    """A model of merged tokens: each covers bytes, one of which the evaluator, reading bytes, judged to be key."""
     monkeypatch.chdir(place)
-    merged = TokenShards("corpus", vocabulary=300, directory="merged", shares=(0.3, 0.2, 0.5), length=16)
+    merged = TokenShards(str(corpus), vocabulary=300, directory="merged", shares=SHARES, length=16)
     merged.prepare_data()
     merged.setup()
     callback = LongPerplexity(**LONG | {"evaluator": "evaluator", "keys": "kept"})
     keys = callback._keys(merged)
     assert sum(map(len, keys)) > 0
 
-    import transformers as hf
-
     spell = spelling(load_tokenizer("merged"), merged.manifest.end_of_text)
     evaluator = HuggingFaceNetwork(hf.AutoModelForCausalLM.from_pretrained("evaluator").eval())
     reader = hf.AutoTokenizer.from_pretrained("evaluator")  # a token for each byte
-    for i, found in enumerate(keys):
-        own = [spell(token) for token in merged.blocks("test", 48, 3)[i]["tokens"].tolist()]
-        text = b"".join(own).decode()
-        of_byte = [n for n, character in enumerate(text) for _ in character.encode()]
+    for i, targets in enumerate(keys):
+        spelt = [spell(token) for token in merged.blocks("test", 48, 3)[i]["tokens"].tolist()]
+        text = b"".join(spelt).decode()
+        character = [n for n, letter in enumerate(text) for _ in letter.encode()]  # that each byte belongs to
         ids = reader(text, add_special_tokens=False)["input_ids"]
-        assert len(ids) == len(of_byte)
+        assert len(ids) == len(character)
         with torch.inference_mode():
-            judged = key_targets(evaluator, torch.tensor(ids)[None], short=8, stride=4, gain=0.2, likely=-50.0)[
-                0
-            ].tolist()
+            (judged,) = key_targets(evaluator, torch.tensor([ids]), short=8, stride=4, gain=0.2, likely=-50.0).tolist()
         # a character is key if one of its bytes is
-        key = {of_byte[t + 1] for t, is_key in enumerate(judged) if is_key}
-        ends = [0, *accumulate(map(len, own))]
-        assert found == [j - 1 for j in range(1, len(own)) if key & set(of_byte[ends[j] : ends[j + 1]])]
+        key = {character[t + 1] for t, is_key in enumerate(judged) if is_key}
+        ends = [0, *accumulate(map(len, spelt))]
+        assert targets == [j - 1 for j in range(1, len(spelt)) if key & set(character[ends[j] : ends[j + 1]])]
     assert callback._keys(merged) == keys  # read from the file
 
 
