@@ -14,11 +14,13 @@ import pytest
 import yaml
 
 from kerple.cli import compare
-from kerple.compare import engines
+from kerple.compare import engines, page
 from kerple.compare import job as jobs
 from kerple.compare.comparison import Job
 from kerple.compare.job import Task
+from kerple.compare.runs import Run, read
 from tests.compare import fake_run
+from tests.compare.runs_on_disk import CURVES, write_run
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["tests.compare.fake_run", "kerple.compare.job"])
@@ -54,20 +56,34 @@ def resolve(job: Job) -> dict[str, Any]:
     return {"flags": settings, "data": {"class_path": "none"}}
 
 
-def stand_in(patch: Callable[[object, str, object], None] = setattr, processes: bool = False) -> None:
-    """Make `compare` start stand-in runs; a test gives ``monkeypatch.setattr``.
+def stand_in(patch: Callable[[object, str, object], None], processes: bool = False) -> None:
+    """Make `compare` start stand-in runs.
 
     Args:
-        patch: Sets an attribute.
+        patch: Sets an attribute, such as ``monkeypatch.setattr``.
         processes: Whether each is a process of its own from the beginning, as a real run.
     """
     if processes:
         patch(jobs, "PROGRAM", fake_run.PROGRAM)
+        patch(engines, "start", jobs.start)
     else:
         patch(engines, "start", Fork)
     patch(compare, "resolve", resolve)
     patch(compare, "check_test", lambda job, config: None)
     patch(compare, "fingerprint", lambda data: "a checksum")
+
+
+def command(config: Path) -> Any:
+    """The command in another process, as a second user has it; its runs are processes as they really are, of 1 s."""
+
+    def main() -> None:
+        os.environ["FAKE_STEP"] = "0.05"
+        stand_in(setattr, processes=True)
+        compare.main(["--config", str(config), "--parallel", "2"])
+
+    process = multiprocessing.get_context("fork").Process(target=main)
+    process.start()
+    return process
 
 
 @pytest.fixture
@@ -78,20 +94,15 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undrawn: None) -> Pa
     return written(tmp_path)
 
 
-def written(folder: Path) -> Path:
+def written(folder: Path, **changes: Any) -> Path:
     """The file of a comparison of 2 strategies × 2 seeds in this folder."""
+    folder.mkdir(exist_ok=True)
     (folder / "base.yaml").write_text("{}")
-    settings = {
-        "name": "small",
-        "base": [str(folder / "base.yaml")],
-        "strategies": {"KerpleLog": {}, "ALiBi": None},
-        "seeds": [1, 2],
-        "baseline": "KerpleLog",
-        "runs": str(folder / "runs"),
-        "output": str(folder / "report"),
-    }
+    settings = {"name": "small", "base": [str(folder / "base.yaml")], "strategies": {"KerpleLog": {}, "ALiBi": None}}
+    settings |= {"seeds": [1, 2], "baseline": "KerpleLog"}
+    settings |= {"runs": str(folder / "runs"), "output": str(folder / "report")}
     path = folder / "compare.yaml"
-    path.write_text(yaml.safe_dump(settings, sort_keys=False))
+    path.write_text(yaml.safe_dump(settings | changes, sort_keys=False))
     return path
 
 
@@ -105,3 +116,17 @@ def fits(config: Path) -> dict[str, int]:
     folder = config.parent / "runs"
     starts = {path: len(path.read_text().splitlines()) for path in sorted(folder.rglob("*.starts"))}
     return {" ".join(path.relative_to(folder).with_suffix("").parts): number for path, number in starts.items()}
+
+
+@pytest.fixture(scope="session")
+def hostile_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a report whose labels mean something in HTML, LaTeX, Markdown, matplotlib or a path."""
+    root = tmp_path_factory.mktemp("hostile")
+    curves = {"<b>|$&": (19.0, 40.0, 300.0, 2000.0), "_low & 50%": CURVES["ALiBi"]}
+    curves |= {"base/line": CURVES["KerpleLog"], r"$\nosuch$": CURVES["RoPE"]}
+    runs = [
+        Run(label, seed, write_run(root / f"{i}-{seed}", label, seed, curves[label]))
+        for i, label in enumerate(curves)
+        for seed in (1235, 1236)
+    ]
+    return page.write(read(runs), root / "report", name="<b>&", baseline="base/line", missing=["<i>"])

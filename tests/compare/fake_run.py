@@ -1,6 +1,6 @@
 """Stands in for the command `run.py` where only the order of events matters: same arguments, same files, no torch.
 
-A fit takes 20 steps of 10 ms (FAKE_STEP seconds each, or FAKE_STEP_<strategy>), says how far it is, keeps its state in
+A fit takes 20 steps of 10 ms (FAKE_STEP seconds each), says how far it is, keeps its state in
 checkpoints/last.ckpt every 5 and, like the real one, never writes into a folder that is there unless told to resume.
 Its result depends on every step having been taken exactly once. So does its test, which can be killed in the middle.
 """
@@ -42,26 +42,21 @@ def forked(task: str, log: str, environment: dict[str, str]) -> None:
 
 def fit(options: dict[str, str]) -> None:
     directory, strategy = Path(options["run_dir"]), options["model.position"]
-    checkpoint = directory / "checkpoints" / "last.ckpt"
+    checkpoint, seed = directory / "checkpoints" / "last.ckpt", int(options["seed_everything"])
     with (directory.parent / f"{directory.name}.starts").open("a") as starts:
-        starts.write(json.dumps({"resume": "ckpt_path" in options}) + "\n")
+        starts.write(f"{' '.join(options)}\n")
     if "fail" in strategy:
         sys.exit("the position of the fake is not a position")
     if "ckpt_path" in options:
         state = json.loads(checkpoint.read_text())
     else:
         checkpoint.parent.mkdir(parents=True)  # raises where there is a run already
-        state = {"step": 0, "value": int(options["seed_everything"]) % 7, "position": strategy}
-        settings = {key: value for key, value in options.items() if key != "run_dir"}
-        config = {
-            "flags": settings,
-            "seed_everything": int(options["seed_everything"]),
-            "trainer": {"precision": "fake"},
-        }
+        state = {"step": 0, "value": seed % 7, "position": strategy}
+        config = {"flags": {key: value for key, value in options.items() if key != "run_dir"}, "seed_everything": seed}
         config |= {"model": {"position": {"class_path": strategy}}, "data": {"class_path": "none", "length": 64}}
-        (directory / "config.yaml").write_text(json.dumps(config))
+        (directory / "config.yaml").write_text(json.dumps(config | {"trainer": {"precision": "fake"}}))
     while state["step"] < 20:
-        time.sleep(float(os.environ.get(f"FAKE_STEP_{strategy}", os.environ.get("FAKE_STEP", "0.01"))))
+        time.sleep(float(os.environ.get("FAKE_STEP", "0.01")))
         state |= {"step": state["step"] + 1, "value": (state["value"] * 31 + state["step"]) % 1009}
         progress = {"doing": "training", "done": state["step"], "of": 20, "for": 60.0, "since": 9}
         note(directory / FILE, **progress, left=20.0 - state["step"], loss=4.25, tokens_per_second=1234.0)

@@ -22,10 +22,18 @@ CURVES = {
 
 
 def write_run(
-    directory: Path, strategy: str, seed: int, curve: tuple[float, ...], blocks: int = 12, **cost: Any
+    directory: Path,
+    strategy: str,
+    seed: int,
+    curve: tuple[float, ...],
+    blocks: int = 12,
+    about: dict[str, Any] | None = None,
+    **cost: Any,
 ) -> Path:
-    """A finished run whose perplexity over all blocks is exactly the curve times 1 + (seed - 1236) / 1000; the folder
-    of its test."""
+    """Write a finished run, and return the folder of its test.
+
+    Its perplexity over all blocks is exactly the curve times 1 + (seed - 1236) / 1000.
+    """
     test = directory / "test"
     test.mkdir(parents=True)
     config = {
@@ -44,21 +52,18 @@ def write_run(
             rows += [Row("ppl", protocol, length, None, block, total, 512) for block, total in enumerate(sums)]
             bits, count = sums.sum() / math.log(2), int(512 * blocks * BYTES_PER_TOKEN)
             rows.append(Row("bits_per_byte", protocol, length, None, None, bits, count))
-    results.write(test, "extrapolation", rows, {"split": "test", "block": 512})
+    results.write(test, "extrapolation", rows, {"split": "test", "block": 512} | (about or {}))
     (test / "kernels.csv").write_text(f"head,distance,bias\n0,1,{-0.1 * seed}\n")
-    environment = {"python": "3.11.7", "torch": "2.13.0", "processor": "2 cores"}
     measured = {"tokens_per_second": 26_000.0 + seed, "peak_memory_bytes": 500 * 2**20, "parameters": 1_310_000}
-    measured |= {"position_parameters": 8, "environment": environment} | cost
+    measured |= {"position_parameters": 8, "environment": {"torch": "2.13.0", "processor": "2 cores"}} | cost
     (directory / "cost.json").write_text(json.dumps(measured))
     return test
 
 
 def write_task_run(directory: Path, strategy: str, seed: int, accuracies: dict[str, tuple[float, ...]]) -> Path:
-    """A finished run on tasks: exact match at lengths 10, 20, 30, 40, trained to 20, on 50 examples each."""
+    """Write a finished run on tasks: exact match at lengths 10, 20, 30, 40, trained to 20, on 50 examples each."""
     test = write_run(directory, strategy, seed, (18.0,) * len(LENGTHS))
-    config = yaml.safe_load((directory / "config.yaml").read_text())
-    config["data"] = {"class_path": "kerple.data.TaskData", "init_args": {"length": 20}}
-    (directory / "config.yaml").write_text(yaml.safe_dump(config))
+    reconfigure(directory, data={"length": 20})
     (test / results.ABOUT).unlink()
     rows = [
         Row("exact_match", task, length, None, None, value * 50, 50)
@@ -69,13 +74,9 @@ def write_task_run(directory: Path, strategy: str, seed: int, accuracies: dict[s
     return test
 
 
-def add(test: Path, rows: list[Row], name: str = "more", **about: Any) -> None:
-    """Further results of a run."""
-    results.write(test, name, rows, about)
-
-
-def described(test: Path, **about: Any) -> None:
-    """Other words about what a run's test read."""
-    _, content = results.read(test)
-    content["evaluations"]["extrapolation"] |= about
-    results.write_about(test, content)
+def reconfigure(directory: Path, data: dict[str, Any] | None = None, **changes: Any) -> None:
+    """Change a run's configuration: options of its data, and other settings."""
+    path = directory / "config.yaml"
+    config = yaml.safe_load(path.read_text()) | changes
+    config["data"]["init_args"] |= data or {}
+    path.write_text(yaml.safe_dump(config))

@@ -1,10 +1,7 @@
-"""The whole command over stand-in runs: what is run, skipped, taken, refused and reported."""
-
 import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -17,11 +14,12 @@ import yaml
 
 from kerple.cli import compare
 from kerple.cli.main import main
-from kerple.compare import engines
+from kerple.compare import engines, records
 from kerple.compare import job as jobs
-from kerple.compare.runs import committed, read
+from kerple.compare.comparison import Job
+from kerple.compare.runs import committed, flat, read
 from kerple.evaluation import results
-from tests.compare.conftest import change, fits, written
+from tests.compare.conftest import change, command, fits, resolve, written
 from tests.inline_ray import Inline
 
 WHOLE_TABLE = "results.csv"
@@ -33,18 +31,16 @@ def run(config: Path, *arguments: str) -> bytes:
     return (config.parent / "report" / WHOLE_TABLE).read_bytes()
 
 
-def rewrite(folder: Path, edit: Callable[[dict], object]) -> None:
-    """Change what results.json in a folder says."""
-    path = folder / results.ABOUT
-    content = json.loads(path.read_text())
-    edit(content)
-    path.write_text(json.dumps(content))
+def runs_in(folder: Path) -> set[tuple[str, int]]:
+    """Strategy and seed of each run in a report."""
+    table = pd.read_csv(folder / WHOLE_TABLE)
+    return set(zip(table["strategy"], table["seed"], strict=True))
 
 
 def test_runs_everything_once_and_reports(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = run(config, "--parallel", "2")
     table = pd.read_csv(config.parent / "report" / WHOLE_TABLE)
-    assert table.groupby(["strategy", "seed"], sort=False).ngroups == 4
+    assert len(runs_in(config.parent / "report")) == 4
     assert list(table["strategy"].drop_duplicates()) == ["KerpleLog", "ALiBi"]  # in the order of the file
     assert "[4/4]" in capsys.readouterr().out
     assert run(config) == before
@@ -52,7 +48,9 @@ def test_runs_everything_once_and_reports(config: Path, capsys: pytest.CaptureFi
     assert "4 runs: 4 finished, 0 to do" in capsys.readouterr().out
 
 
-def test_a_new_strategy_runs_alone_and_a_changed_setting_is_refused(config: Path) -> None:
+def test_a_new_strategy_runs_alone_and_changed_settings_or_data_are_refused(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run(config)
     strategies = {"KerpleLog": {}, "ALiBi": {}, "T5": {}}
     change(config, strategies=strategies)
@@ -65,10 +63,6 @@ def test_a_new_strategy_runs_alone_and_a_changed_setting_is_refused(config: Path
     assert sum(fits(config).values()) == 6
     run(config, "--rerun-changed")
     assert (fits(config)["T5 seed-1"], sum(fits(config).values())) == (2, 8)
-
-
-def test_other_data_is_another_run(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run(config)
     monkeypatch.setattr(compare, "fingerprint", lambda data: "another")
     change(config, output=str(config.parent / "report" / "second"))  # else its runs are finished, and nothing is read
     shutil.rmtree(config.parent / "runs" / "ALiBi" / "seed-2" / "test")
@@ -90,25 +84,21 @@ def test_a_folder_that_is_no_run_or_another_is_refused_and_nothing_is_removed(co
     assert fits(config) == {}
 
 
-@pytest.mark.parametrize("inside", [False, True], ids=["as a flag", "inside of a file"])
-def test_another_test_is_something_to_do_and_fits_nothing(
-    config: Path, capsys: pytest.CaptureFixture[str], inside: bool
-) -> None:
-    settings, test = config.parent / "test.yaml", {}
-    if inside:
-        settings.write_text("trainer: {callbacks: [Kernels]}")
-        test = {"config": str(settings)}
-    change(config, test=test)
-    run(config)
-    settings.write_text("trainer: {callbacks: [Kernels, Needle]}")
-    change(config, test=test or {"trainer.precision": "32-true"})
-    capsys.readouterr()
-    run(config)
-    assert "4 runs: 0 finished, 4 to do" in capsys.readouterr().out
-    assert sum(fits(config).values()) == 4
-    settings.write_text("# said otherwise\ntrainer:\n  callbacks: [Kernels, Needle]\n")
-    run(config)
-    assert "4 runs: 4 finished, 0 to do" in capsys.readouterr().out
+def test_another_test_is_something_to_do_and_fits_nothing(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = config.parent / "test.yaml"
+
+    def to_do(text: str, **flags: str) -> str:
+        settings.write_text(text)
+        change(config, test={"config": str(settings)} | flags)
+        capsys.readouterr()
+        run(config, "--seeds", "[1]")
+        return capsys.readouterr().out.partition(" runs: ")[2].partition("\n")[0]
+
+    assert "2 to do" in to_do("trainer: {callbacks: [Kernels]}")
+    assert "2 to do" in to_do("trainer: {callbacks: [Kernels, Needle]}")
+    assert "0 to do" in to_do("# as before\ntrainer:\n  callbacks: [Kernels, Needle]\n")
+    assert "2 to do" in to_do(settings.read_text(), **{"trainer.precision": "32-true"})
+    assert sum(fits(config).values()) == 2
 
 
 def test_two_tests_of_one_run_lie_side_by_side(config: Path) -> None:
@@ -120,36 +110,28 @@ def test_two_tests_of_one_run_lie_side_by_side(config: Path) -> None:
     assert (config.parent / "runs/ALiBi/seed-1/test" / results.ABOUT).is_file()
 
 
-@pytest.mark.parametrize(("removed", "number"), [("test", 5), ("", 5)])
-def test_what_was_removed_by_hand_is_made_again(config: Path, removed: str, number: int) -> None:
-    before = run(config)
-    report = config.parent / "report"
-    shutil.rmtree(config.parent / "runs" / "ALiBi" / "seed-2" / removed)
+def test_what_was_removed_by_hand_is_made_again_and_a_test_made_by_hand_is_kept_aside(config: Path) -> None:
+    before, report, runs = run(config), config.parent / "report", config.parent / "runs" / "ALiBi"
+    shutil.rmtree(runs / "seed-1")
+    shutil.rmtree(runs / "seed-2" / "test")
+    by_hand = config.parent / "runs/KerpleLog/seed-2/test"
+    about = json.loads((by_hand / results.ABOUT).read_text())
+    (by_hand / results.ABOUT).write_text(json.dumps({key: about[key] for key in about if key != "run"}))
+    (by_hand / "notes.txt").write_text("mine")
     shutil.rmtree(report)
     run(config, "--report-only")
-    assert "ALiBi seed 2" in (report / "report.html").read_text()
+    assert runs_in(report) == {("KerpleLog", 1)}
+    assert "KerpleLog seed 2, ALiBi seed 2" in (report / "report.html").read_text()
     assert run(config) == before
-    assert sum(fits(config).values()) == number  # a fit whose checkpoint is its last ends at once
-
-
-def test_a_test_made_by_hand_is_kept_aside(config: Path) -> None:
-    run(config)
-    test = config.parent / "runs" / "ALiBi" / "seed-2" / "test"
-    rewrite(test, lambda content: content.pop("run"))
-    (test / "notes.txt").write_text("mine")
-    shutil.rmtree(config.parent / "report")
-    run(config)
-    (aside,) = test.parent.glob("test-*")
+    assert sum(fits(config).values()) == 4 + 3  # a fit whose checkpoint is its last ends at once
+    (aside,) = by_hand.parent.glob("test-*")
     assert (aside / "notes.txt").read_text() == "mine"
 
 
-def test_report_only_runs_nothing_and_names_what_is_missing(config: Path) -> None:
+def test_report_only_of_nothing_is_an_error(config: Path) -> None:
     with pytest.raises(ValueError, match="no finished run of small"):
         run(config, "--report-only")
-    run(config, "--seeds", "[1]")
-    run(config, "--report-only")
-    assert sum(fits(config).values()) == 2
-    assert "KerpleLog seed 2, ALiBi seed 2" in (config.parent / "report" / "report.html").read_text()
+    assert fits(config) == {}
 
 
 def test_a_report_of_directories_needs_no_comparison_and_removes_nothing(config: Path, tmp_path: Path) -> None:
@@ -160,8 +142,7 @@ def test_a_report_of_directories_needs_no_comparison_and_removes_nothing(config:
     folders = [str(tmp_path / "runs" / "ALiBi"), str(tmp_path / "runs" / "KerpleLog" / "seed-1")]
     rest = ["--baseline", "ALiBi", "--output", str(mine.parent)]
     compare.main(["--report-only", "--directories", *folders, *rest])
-    table = pd.read_csv(mine.with_name(WHOLE_TABLE))
-    assert set(zip(table["strategy"], table["seed"], strict=True)) == {("ALiBi", 1), ("ALiBi", 2), ("KerpleLog", 1)}
+    assert runs_in(mine.parent) == {("ALiBi", 1), ("ALiBi", 2), ("KerpleLog", 1)}
     assert mine.read_text() == "mine"
     with pytest.raises(ValueError, match=r"sliding/results\.json"):
         compare.main(["--report-only", "--directories", *folders, *rest, "--test_folder", "sliding"])
@@ -175,63 +156,66 @@ def test_parts_are_reported_together(config: Path) -> None:
 
 
 def test_a_failed_run_does_not_stop_the_others(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    change(config, strategies={"fail": {}, "Unmeasured": {}, "KerpleLog": {}})
+    change(config, strategies={"fail": {}, "Unmeasured": {}, "KerpleLog": {}}, seeds=[1])
     with pytest.raises(SystemExit) as end:
         run(config)
     assert end.value.code == 1
     printed = capsys.readouterr().out
-    assert "4 of 6 runs failed" in printed
+    assert "2 of 3 runs failed" in printed
     assert "the position of the fake is not a position" in printed  # the end of its log
     assert "got no results" in printed
-    assert len(list(config.parent.glob("runs/KerpleLog/*/test/results.json"))) == 2
+    assert len(list(config.parent.glob("runs/KerpleLog/*/test/results.json"))) == 1
 
 
 def test_two_comparisons_at_once_do_every_run_once(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAKE_STEP", "0.01")
+    monkeypatch.setenv("FAKE_STEP", "0.05")
+    change(config, strategies={"KerpleLog": {}})
     other = config.with_name("other.yaml")
-    settings = yaml.safe_load(config.read_text()) | {"output": str(config.parent / "second")}
-    other.write_text(yaml.safe_dump(settings, sort_keys=False))
-    process = start(other)  # in a process of its own, as two users have it
-    while not (config.parent / "runs").exists():
+    shutil.copy(config, other)
+    change(other, output=str(config.parent / "second"))
+    second = command(other)
+    while not list(config.parent.rglob("*.starts")):
         time.sleep(0.01)
-    run(config)
-    process.communicate()
-    assert sum(fits(config).values()) == 4
-    first, second = (config.parent / name for name in ("report", "second"))
-    assert (first / WHOLE_TABLE).read_bytes() == (second / WHOLE_TABLE).read_bytes()
-    assert len(committed(first)) == len(committed(second)) == 4
+    run(config, "--parallel", "2")
+    second.join()
+    assert fits(config) == {"KerpleLog seed-1": 1, "KerpleLog seed-2": 1}
+    reports = [config.parent / name for name in ("report", "second")]
+    assert (reports[0] / WHOLE_TABLE).read_bytes() == (reports[1] / WHOLE_TABLE).read_bytes()
+    assert [len(committed(report)) for report in reports] == [2, 2]
 
 
-@pytest.mark.parametrize("mistake", [
-    {"strategie": {"T5": {}}},
-    {"strategies": {"KerpleLog": {"option": 1}}},
-    {"test_folder": "checkpoints"},
-    {"test_folder": "logs"},
-    {"parts": {"../a": {}}},
-    {"seeds": [1, 1]},
-    {"baseline": "T6"},
-    {"base": ["missing.yaml"]},
-    {"flags": {"seed_everything": 7}},
-    {"flags": {"data.init_args.seed": 7}},
-    {"test": {"run_dir": "here"}},
-])  # fmt: skip
-def test_a_mistake_in_the_file_is_one_line(config: Path, capsys: pytest.CaptureFixture[str], mistake: dict) -> None:
+@pytest.mark.parametrize(
+    ("mistake", "name"),
+    [
+        ({"strategie": {"T5": {}}}, "strategie"),
+        ({"strategies": {"KerpleLog": {"option": 1}}}, "option"),
+        ({"test_folder": "checkpoints"}, "test_folder"),
+        ({"parts": {"../a": {}}}, "../a"),
+        ({"seeds": [1, 1]}, "seeds"),
+        ({"baseline": "T6"}, "baseline"),
+        ({"base": ["missing.yaml"]}, "missing.yaml"),
+        ({"flags": {"data.init_args.seed": 7}}, "flags"),
+        ({"test": {"run_dir": "here"}}, "test"),
+    ],
+)
+def test_a_mistake_in_the_file_is_one_line(
+    config: Path, capsys: pytest.CaptureFixture[str], mistake: dict, name: str
+) -> None:
     change(config, **mistake)
     with pytest.raises(SystemExit) as end:
         main(["compare", "--config", str(config)])
     assert end.value.code == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    name = next(iter(mistake))
-    assert {"strategies": "option", "base": "missing.yaml", "parts": "../a"}.get(name, name) in error
+    assert name in error
     assert fits(config) == {}
 
 
 def test_threads_are_shared_unless_the_user_says_how_many(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    threads_of_runs = []
 
     def popen(command: list[str], env: dict[str, str], **_: object) -> None:
-        asked.append((env["OMP_NUM_THREADS"], env["MKL_NUM_THREADS"]))
+        threads_of_runs.append((env["OMP_NUM_THREADS"], env["MKL_NUM_THREADS"]))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(engines, "start", jobs.start)
@@ -244,13 +228,13 @@ def test_threads_are_shared_unless_the_user_says_how_many(config: Path, monkeypa
             monkeypatch.setenv("OMP_NUM_THREADS", threads)
         with pytest.raises(SystemExit):
             run(config, "--parallel", "2")
-    assert {*asked[:1], *asked[-1:]} == {("4", "4"), ("1", "1")}
+    assert {threads_of_runs[0], threads_of_runs[-1]} == {("4", "4"), ("1", "1")}
 
 
 def test_a_test_trusts_the_packages_whose_classes_the_comparison_names() -> None:
-    own = {"data.init_args.task.class_path": "my_task.Rotate", "data.class_path": "kerple.tasks.TaskData"}
-    own |= {"model.position.class_path": "mine.biases.Root", "model.position.init_args.first.class_path": "my_task.B"}
-    assert jobs._trust(own) == ["--trust=mine,my_task"]
+    named = {"data.init_args.task.class_path": "my_task.Rotate", "data.class_path": "kerple.tasks.TaskData"}
+    named |= {"model.position.class_path": "mine.biases.Root", "model.position.init_args.first.class_path": "my_task.B"}
+    assert jobs._trust(named) == ["--trust=mine,my_task"]
     assert jobs._trust({"model.position.class_path": "KerpleLog"}) == []
 
 
@@ -286,12 +270,13 @@ def test_without_logs_the_report_comes_from_the_committed_runs(
     assert "4 runs: 4 finished, 0 to do" in printed
     assert f"ALiBi seed 2: taken from {report}/runs/ALiBi/seed-2" in printed
     shutil.rmtree(config.parent / "runs")
-    shutil.rmtree(report / "runs" / "ALiBi" / "seed-2")
+    (report / "runs/ALiBi/seed-2" / results.ABOUT).write_text("{")
     run(config, "--report-only")
     assert fits(config) == {}
-    assert len(pd.read_csv(report / WHOLE_TABLE)[["strategy", "seed"]].drop_duplicates()) == 3
-    run(config)
+    assert len(runs_in(report)) == 3
+    run(config)  # trains it in its place, and keeps it
     assert fits(config) == {"ALiBi seed-2": 1}
+    assert len(read(committed(report)).configs) == 4
 
 
 def test_runs_beside_another_report_are_taken_where_they_are_the_same(
@@ -310,56 +295,44 @@ def test_runs_beside_another_report_are_taken_where_they_are_the_same(
     assert {path.parent.name for path in (config.parent / "second/runs").glob("*/*")} == {"ALiBi"}
 
 
-BROKEN: list[tuple[Callable[[Path], object], str]] = [
-    (lambda r: rewrite(r, lambda c: c.update(version=1)), "version 1"),
-    (lambda r: rewrite(r, lambda c: c["run"].update(data="0")), "was trained on other data"),
-    (lambda r: rewrite(r, lambda c: c["run"].update(test={"x": 1})), "was tested otherwise"),
-    (lambda r: rewrite(r, lambda c: c.pop("run")), "cannot be read"),
-    (lambda r: rewrite(r, lambda c: c["run"].update(config=[1])), "cannot be read"),
-    (lambda r: rewrite(r, lambda c: c["run"].update(cost=1)), "cannot be read"),
-    (lambda r: rewrite(r, lambda c: c.update(evaluations={"fake": {"protocols": 7}})), "cannot be read"),
-    (lambda r: (r / results.ABOUT).write_text("[" * 100_000), "cannot be read"),
-    (lambda r: (r / results.TABLE).write_bytes(b"\x1f\x8b nothing"), "cannot be read"),
-    (lambda r: (r / results.TABLE).unlink(), "cannot be read"),
-    (lambda r: (r / "mine.csv").write_text(""), "cannot be read"),
+BROKEN: list[tuple[Callable[[dict], object] | dict[str, bytes | None], str]] = [
+    (lambda about: about.update(version=1), "version 1"),
+    (lambda about: about["run"].update(data="0"), "was trained on other data"),
+    (lambda about: about["run"].update(test={"x": 1}), "was tested otherwise"),
+    (lambda about: about.pop("run"), "cannot be read"),
+    (lambda about: about["run"].update(config=[1]), "cannot be read"),
+    (lambda about: about["run"].update(cost=1), "cannot be read"),
+    (lambda about: about.update(evaluations={"fake": {"protocols": 7}}), "cannot be read"),
+    ({results.ABOUT: b"[" * 100_000}, "cannot be read"),
+    ({results.TABLE: b"\x1f\x8b nothing"}, "cannot be read"),
+    ({results.TABLE: None}, "cannot be read"),
+    ({"mine.csv": b""}, "cannot be read"),
+    ({"results.csv": b"a\n1\n"}, "cannot be read"),  # would replace a table of the report
 ]
 
 
-def test_a_broken_record_is_refused_with_the_reason_and_leaves_nothing(
-    config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_broken_record_is_refused_with_the_reason_and_leaves_nothing(config: Path, tmp_path: Path) -> None:
+    change(config, strategies={"KerpleLog": {}}, seeds=[2])
     run(config)
-    record, whole = config.parent / "report" / "runs" / "ALiBi" / "seed-2", config.parent / "whole"
-    shutil.move(record, whole)
-    shutil.rmtree(config.parent / "runs")
-    for edit, reason in BROKEN:
+    whole, record, folder = (tmp_path / name for name in ("report/runs/KerpleLog/seed-2", "broken", "taken"))
+    flags = ["--model.position=KerpleLog", "--seed_everything=2", "--data.seed=2"]
+    job = Job("KerpleLog", 2, "", folder, folder / "test", flags, [], {})
+    for damage, reason in BROKEN:
         shutil.copytree(whole, record)
-        edit(record)
-        run(config, "--report-only")
-        (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("ALiBi seed 2: not from")]
-        assert reason in line
-        assert not (config.parent / "runs" / "ALiBi" / "seed-2").exists(), reason
+        if callable(damage):
+            about = json.loads((record / results.ABOUT).read_text())
+            damage(about)
+            (record / results.ABOUT).write_text(json.dumps(about))
+        for name, content in ({} if callable(damage) else damage).items():
+            (record / name).unlink() if content is None else (record / name).write_bytes(content)
+        assert reason in records.take(job, flat(resolve(job)), "a checksum", record)
+        assert not folder.exists(), reason
         shutil.rmtree(record)
-    shutil.copytree(whole, record)
-    (record / results.ABOUT).write_text("{")
-    run(config)  # trains it in its place, and keeps it
-    assert fits(config) == {"ALiBi seed-2": 1}
-    assert len(read(committed(config.parent / "report")).configs) == 4
+    assert records.take(job, flat(resolve(job)), "a checksum", whole) is None
+    assert (folder / "test" / results.TABLE).exists()
 
 
 # Kills
-
-
-def start(config: Path) -> subprocess.Popen:
-    """The command in a process of its own, as are its runs."""
-    code = (
-        "import sys; from tests.compare.conftest import stand_in; stand_in(processes=True); "
-        "from kerple.cli.main import main; main(sys.argv[1:])"
-    )
-    command = [sys.executable, "-c", code, "compare", "--config", str(config), "--parallel", "2"]
-    root = Path(__file__).parents[2]
-    environment = os.environ | {"PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}", "FAKE_STEP": "0.05"}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
 
 
 def process_of(run: Path) -> int:
@@ -371,14 +344,7 @@ def process_of(run: Path) -> int:
 
 def undisturbed(folder: Path) -> bytes:
     """The results of the comparison below that nobody kills."""
-    folder.mkdir()
-    return run(one_strategy(folder))
-
-
-def one_strategy(folder: Path) -> Path:
-    config = written(folder)
-    change(config, strategies={"KerpleLog": {}})
-    return config
+    return run(written(folder, strategies={"KerpleLog": {}}))
 
 
 def runs_at_work(folder: Path) -> list[Path]:
@@ -399,7 +365,7 @@ def test_a_run_that_was_stopped_goes_on(
         runs = runs_at_work(config.parent)
         os.kill(*((process_of(runs[0]), signal.SIGKILL) if whom == "child" else (os.getpid(), signal.SIGTERM)))
 
-    one_strategy(config.parent)
+    change(config, strategies={"KerpleLog": {}})
     monkeypatch.setenv("FAKE_STEP", "0.05")
     threading.Thread(target=kill).start()
     with pytest.raises(SystemExit) as end:
@@ -413,13 +379,14 @@ def test_a_run_that_was_stopped_goes_on(
 
 def test_runs_of_a_comparison_that_was_killed_are_waited_for(config: Path) -> None:
     """Processes as they really are; the command dies alone, and its runs go on."""
-    process = start(one_strategy(config.parent))
+    change(config, strategies={"KerpleLog": {}})
+    process = command(config)
     runs = runs_at_work(config.parent)
     process.kill()
-    process.communicate()
-    found = run(config)
+    process.join()
+    whole_table = run(config)
     assert fits(config) == {"KerpleLog seed-1": 1, "KerpleLog seed-2": 1}
-    assert found == undisturbed(config.parent / "undisturbed")
+    assert whole_table == undisturbed(config.parent / "undisturbed")
     assert not any("Error" in run.with_name(run.name + ".log").read_text() for run in runs)
 
 

@@ -14,10 +14,10 @@ def table(seeds: int = 3) -> pd.DataFrame:
     frames = []
     for strategy in ("KerpleLog", "_ALiBi$"):
         for seed in range(seeds):
-            own, beyond = generator.normal(0, 0.02), np.maximum(first - 64 + 8, 1)
+            offset, beyond = generator.normal(0, 0.02), np.maximum(first - 64 + 8, 1)
             columns = {"strategy": strategy, "seed": seed, "first": first, "length": 1024, "window": 64, "segments": 40}
-            columns |= {"loss": 4 - np.minimum(first, 64) / 64 + own, "loss_error": 0.03}
-            columns |= {"gain": np.where(first < 64, 0, 0.01 * np.log2(beyond)) + own, "gain_error": 0.01}
+            columns |= {"loss": 4 - np.minimum(first, 64) / 64 + offset, "loss_error": 0.03}
+            columns |= {"gain": np.where(first < 64, 0, 0.01 * np.log2(beyond)) + offset, "gain_error": 0.01}
             frames.append(pd.DataFrame(columns))
     return pd.concat(frames)
 
@@ -45,12 +45,12 @@ def test_gain_is_by_distance_beyond_the_window_two_points_an_octave() -> None:
 
 
 def test_a_figure_of_each_with_a_band_for_every_strategy() -> None:
-    found = dict(context_figures(table(), table()["strategy"]))
-    assert list(found) == ["loss-by-position", "context-gain"]
-    for figure in found.values():
+    drawn = dict(context_figures(table(), table()["strategy"]))
+    assert list(drawn) == ["loss-by-position", "context-gain"]
+    for figure in drawn.values():
         (ax,) = figure.axes
         assert [line.get_label() for line in ax.lines][:2] == ["KerpleLog", r" _ALiBi\$"]
         assert len(ax.collections) == 2
-    assert found["context-gain"].axes[0].get_xlabel() == "distance beyond the 64 tokens of the window"
+    assert drawn["context-gain"].axes[0].get_xlabel() == "distance beyond the 64 tokens of the window"
     parts = pd.concat([table().assign(part="a"), table().assign(part="b")])
     assert "context-gain-b" in dict(context_figures(parts, parts["strategy"]))

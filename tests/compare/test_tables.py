@@ -28,8 +28,8 @@ def test_columns_that_a_page_has_no_room_for_go_below_the_others(wide: Table) ->
     assert [len(part.splitlines()[0].split(" & ")) - 1 for part in parts] == [5, 4, 4]
     for row, name in enumerate(("NoPE", r"a\_b")):
         lines = [line for part in parts for line in part.splitlines() if line.startswith(name)]
-        found = re.findall(r"(\d)\.(\d\d) \$\\pm\$", "".join(lines))
-        assert found == [(str(row), f"{length:02d}") for length in LENGTHS]
+        cells = re.findall(r"(\d)\.(\d\d) \$\\pm\$", "".join(lines))
+        assert cells == [(str(row), f"{length:02d}") for length in LENGTHS]
     assert wide.latex().count(r"\caption") == 1
 
 
@@ -49,9 +49,9 @@ def test_costs_of_different_tasks_are_not_averaged_and_sizes_of_different_seeds_
     for part, parameters in (("copy", 8), ("reverse", 16)):
         for strategy in ("NoPE", "KerpleLog"):
             for i, seed in enumerate((1235, 1237)):
-                own = parameters + (i if strategy == "KerpleLog" else 0)
-                place = tmp_path / part / strategy / f"seed-{seed}"
-                test = write_run(place, strategy, seed, CURVES["KerpleLog"], position_parameters=own)
+                cost = {"position_parameters": parameters + (i if strategy == "KerpleLog" else 0)}
+                folder = tmp_path / part / strategy / f"seed-{seed}"
+                test = write_run(folder, strategy, seed, CURVES["KerpleLog"], **cost)
                 runs.append(Run(strategy, seed, test, part))
     body = costs(read(sorted(runs, key=lambda run: run.strategy, reverse=True)).costs).body
     assert list(body.index) == ["copy NoPE", "copy KerpleLog", "reverse NoPE", "reverse KerpleLog"]

@@ -17,6 +17,7 @@ from kerple.evaluation import results
 
 RUN_KEYS = ["strategy", "seed"]
 RESULT = ["metric", "protocol", "length"]
+REPORT_TABLES = ("results", "summary", "costs")  # that the report writes beside those of the analyses
 SEED_FOLDER = re.compile(r"seed-\d+(_v\d+)?")  # the name that `fit` gives, below a folder of the strategy
 
 # options of where and how data is read, in place of which the checksums of the data are compared
@@ -222,10 +223,17 @@ def _described(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _analyses(folder: Path) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Yield the name and the table of each analysis that a test wrote.
+
+    Raises:
+        UserError: If a table cannot be read, or has the name of a table that the report itself writes.
+    """
     for path in sorted([*folder.glob("*.csv"), *folder.glob("*.csv.gz")]):
         if path.name != results.TABLE:
+            if (name := path.name.split(".")[0]) in REPORT_TABLES:
+                raise UserError(f"{path}: has the name of a table of the report; give the analysis another name")
             try:
-                yield path.name.split(".")[0], pd.read_csv(path)
+                yield name, pd.read_csv(path)
             except ValueError as error:
                 raise UserError(f"{path}: is no CSV ({error}); test the run again") from error
 
