@@ -12,7 +12,7 @@ from kerple.base.atomic import write, writing
 FORK = multiprocessing.get_context("fork")
 
 
-def test_a_file_is_made_with_its_folder_and_replaced(tmp_path: Path) -> None:
+def test_a_file_is_made_with_its_folder_and_replaced(tmp_path):
     path = tmp_path / "deep" / "a[1].json"
     for content, read in (("über", "über".encode()), (b"\x00\xff", b"\x00\xff")):
         write(path, content)
@@ -24,9 +24,7 @@ def test_a_file_is_made_with_its_folder_and_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("durable", [True, False])
-def test_content_and_name_are_on_the_disk_before_it_returns_if_asked(
-    durable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_content_and_name_are_on_the_disk_before_it_returns_if_asked(durable, tmp_path, monkeypatch):
     steps = []
     fsync, replace = os.fsync, os.replace
     monkeypatch.setattr(os, "fsync", lambda file: steps.append("fsync") or fsync(file))
@@ -35,7 +33,7 @@ def test_content_and_name_are_on_the_disk_before_it_returns_if_asked(
     assert steps == (["fsync", "rename", "fsync"] if durable else ["rename"])
 
 
-def test_an_error_while_it_is_written_leaves_the_previous_one(tmp_path: Path) -> None:
+def test_an_error_while_it_is_written_leaves_the_previous_one(tmp_path):
     path = tmp_path / "a"
     write(path, "before")
 
@@ -57,7 +55,7 @@ def _die(path: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_what_a_kill_leaves_goes_with_the_next_file(tmp_path: Path) -> None:
+def test_what_a_kill_leaves_goes_with_the_next_file(tmp_path):
     path = tmp_path / "a"
     write(path, "before")
     process = FORK.Process(target=_die, args=(path,))
@@ -72,7 +70,7 @@ def test_what_a_kill_leaves_goes_with_the_next_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_writers_of_the_same_file_do_not_disturb_each_other(tmp_path: Path) -> None:
+def test_writers_of_the_same_file_do_not_disturb_each_other(tmp_path):
     path = tmp_path / "a"
     with writing(path) as first:
         first.write(b"first")

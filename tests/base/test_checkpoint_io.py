@@ -39,7 +39,7 @@ def fill_the_disk(path: Path) -> None:
     os._exit(7)
 
 
-def test_a_full_disk_leaves_the_previous_one_and_says_so(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_the_previous_one_and_says_so(tmp_path):
     path = tmp_path / "last.ckpt"
     AtomicCheckpointIO().save_checkpoint(state(1), path)
     process = FORK.Process(target=fill_the_disk, args=(path,))
@@ -67,7 +67,7 @@ class Falling(LightningModule):
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
-def test_the_best_checkpoint_is_one_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_checkpoint_is_one_that_is_there(tmp_path, monkeypatch):
     keep = ModelCheckpoint(tmp_path, "{step}", monitor="loss", save_top_k=1)
     loader = torch.utils.data.DataLoader(torch.zeros(2, 1))
     trainer = Trainer(
@@ -98,7 +98,7 @@ class Bomb:
         return os.mkdir, ("exploded",)
 
 
-def test_loading_runs_nothing_even_when_asked_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loading_runs_nothing_even_when_asked_to(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save({"state_dict": Bomb()}, tmp_path / "bomb.ckpt")
     with pytest.raises(pickle.UnpicklingError):

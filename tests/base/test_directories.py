@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from subprocess import PIPE
 
@@ -17,7 +16,7 @@ from kerple.base.errors import UserError
 
 
 @pytest.fixture(autouse=True)
-def leaving() -> Iterator[None]:
+def leaving():
     yield
     leave()
 
@@ -39,14 +38,14 @@ def with_checkpoint(run: Path) -> str:
     return str(run / "checkpoints" / "last.ckpt")
 
 
-def test_an_existing_run_gets_a_new_version_beside_it(tmp_path: Path) -> None:
+def test_an_existing_run_gets_a_new_version_beside_it(tmp_path):
     base = tmp_path / "demo" / "RoPE" / "seed-7"
     for expected in (base, Path(f"{base}_v1"), Path(f"{base}_v2")):
         assert fit(tmp_path) == expected
         write(expected)
 
 
-def test_last_resumes_in_the_newest_version_that_can_be_resumed(tmp_path: Path) -> None:
+def test_last_resumes_in_the_newest_version_that_can_be_resumed(tmp_path):
     base = tmp_path / "demo" / "RoPE" / "seed-7"
     assert fit(tmp_path, "last") == base
     leave()
@@ -56,7 +55,7 @@ def test_last_resumes_in_the_newest_version_that_can_be_resumed(tmp_path: Path) 
     assert fit(tmp_path, "last") == Path(f"{base}_v10")
 
 
-def test_a_checkpoint_of_a_version_resumes_in_it_and_a_foreign_one_does_not(tmp_path: Path) -> None:
+def test_a_checkpoint_of_a_version_resumes_in_it_and_a_foreign_one_does_not(tmp_path):
     base = tmp_path / "demo" / "RoPE" / "seed-7"
     first, second = with_checkpoint(base), with_checkpoint(Path(f"{base}_v1"))
     assert fit(tmp_path, first) == base
@@ -64,14 +63,14 @@ def test_a_checkpoint_of_a_version_resumes_in_it_and_a_foreign_one_does_not(tmp_
     assert fit(tmp_path, str(tmp_path / "elsewhere.ckpt")) == Path(f"{base}_v2")
 
 
-def test_a_folder_asked_for_is_used_and_never_reused(tmp_path: Path) -> None:
+def test_a_folder_asked_for_is_used_and_never_reused(tmp_path):
     wanted = tmp_path / "mine"
     assert fit(tmp_path, run_dir=str(wanted)) == wanted
     write(wanted)
     assert fit(tmp_path, run_dir=str(wanted)) == tmp_path / "mine_v1"
 
 
-def test_a_name_with_brackets_is_no_pattern(tmp_path: Path) -> None:
+def test_a_name_with_brackets_is_no_pattern(tmp_path):
     wanted = tmp_path / "lr[1]"
     with_checkpoint(wanted)
     with_checkpoint(tmp_path / "lr[1]_v1")
@@ -79,7 +78,7 @@ def test_a_name_with_brackets_is_no_pattern(tmp_path: Path) -> None:
     assert fit(tmp_path, "last", str(wanted)) == tmp_path / "lr[1]_v1"
 
 
-def test_a_test_writes_beside_the_checkpoints_of_its_run(tmp_path: Path) -> None:
+def test_a_test_writes_beside_the_checkpoints_of_its_run(tmp_path):
     checkpoint = with_checkpoint(tmp_path / "run")
     assert folder_of_a_test(None, checkpoint, "test") == tmp_path / "run" / "test"
     write(tmp_path / "run" / "test")
@@ -102,7 +101,7 @@ def start(*arguments: object) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True)
 
 
-def test_fits_started_at_once_each_get_a_folder(tmp_path: Path) -> None:
+def test_fits_started_at_once_each_get_a_folder(tmp_path):
     started = [start(tmp_path / "run") for _ in range(4)]
     found = [process.stdout.readline().strip() for process in started]  # type: ignore[union-attr]
     for process in started:
@@ -110,7 +109,7 @@ def test_fits_started_at_once_each_get_a_folder(tmp_path: Path) -> None:
     assert sorted(found) == [str(tmp_path / name) for name in ("run", "run_v1", "run_v2", "run_v3")]
 
 
-def test_a_live_run_is_not_resumed_until_it_is_killed(tmp_path: Path) -> None:
+def test_a_live_run_is_not_resumed_until_it_is_killed(tmp_path):
     checkpoint = with_checkpoint(tmp_path / "run")
     first = start(tmp_path / "run", checkpoint)
     assert first.stdout.readline().strip() == str(tmp_path / "run")  # type: ignore[union-attr]
@@ -122,7 +121,7 @@ def test_a_live_run_is_not_resumed_until_it_is_killed(tmp_path: Path) -> None:
     assert fit(tmp_path, checkpoint, run_dir=str(tmp_path / "run")) == tmp_path / "run"
 
 
-def test_a_child_that_lives_on_does_not_lock_the_folder(tmp_path: Path) -> None:
+def test_a_child_that_lives_on_does_not_lock_the_folder(tmp_path):
     checkpoint = with_checkpoint(tmp_path / "run")
     fit(tmp_path, checkpoint, run_dir=str(tmp_path / "run"))
     reading, writing = os.pipe()
@@ -141,15 +140,13 @@ def test_a_child_that_lives_on_does_not_lock_the_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("variable", "value"), [("NODE_RANK", "1"), ("SLURM_PROCID", "2")])
-def test_only_the_first_process_of_a_run_enters(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
-) -> None:
+def test_only_the_first_process_of_a_run_enters(tmp_path, monkeypatch, variable, value):
     monkeypatch.setenv(variable, value)
     assert fit(tmp_path, run_dir=str(tmp_path / "run")) == tmp_path / "run"
     assert not (tmp_path / "run").exists()
 
 
-def test_a_folder_that_cannot_be_written_to_is_named_before_anything_runs(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_to_is_named_before_anything_runs(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"run_dir: .*file/run cannot be written to \(Not a directory\)"):
         fit(tmp_path, run_dir=str(tmp_path / "file" / "run"))

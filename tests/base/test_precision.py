@@ -13,7 +13,7 @@ Machine = Callable[..., None]
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+def machine(monkeypatch):
     """A machine with these instructions on its CPU and CUDA devices of these compute capabilities."""
 
     def build(*instructions: str, gpus: tuple[tuple[int, int], ...] = (), limit: str | None = None) -> None:
@@ -35,7 +35,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 @pytest.mark.parametrize("instruction", INSTRUCTIONS)
-def test_a_processor_that_multiplies_bf16_trains_in_it(machine: Machine, instruction: str) -> None:
+def test_a_processor_that_multiplies_bf16_trains_in_it(machine, instruction):
     machine("avx2", instruction)
     assert choose("auto")[0] == choose("cpu")[0] == "bf16-mixed"
     machine("avx2")
@@ -46,7 +46,7 @@ def test_a_processor_that_multiplies_bf16_trains_in_it(machine: Machine, instruc
     ("limit", "precision"),
     [("AVX512_CORE", "32-true"), ("AVX512_CORE_BF16", "bf16-mixed"), ("avx2", "32-true"), ("DEFAULT", "bf16-mixed")],
 )
-def test_instructions_that_are_switched_off_do_not_count(machine: Machine, limit: str, precision: str) -> None:
+def test_instructions_that_are_switched_off_do_not_count(machine, limit, precision):
     machine("avx2", "amx_bf16", "avx512_bf16", limit=limit)
     assert choose("cpu")[0] == precision
 
@@ -54,9 +54,7 @@ def test_instructions_that_are_switched_off_do_not_count(machine: Machine, limit
 @pytest.mark.parametrize(
     ("gpus", "precision"), [(((7, 5),), "32-true"), (((8, 0),), "bf16-mixed"), (((9, 0), (7, 5)), "32-true")]
 )
-def test_the_compute_capability_of_the_oldest_gpu_decides(
-    machine: Machine, gpus: tuple[tuple[int, int], ...], precision: str
-) -> None:
+def test_the_compute_capability_of_the_oldest_gpu_decides(machine, gpus, precision):
     machine("avx2", gpus=gpus)
     assert choose("gpu")[0] == choose("auto")[0] == precision
     assert choose("cpu")[0] == "32-true"
@@ -68,19 +66,19 @@ def settled(precision: str, resumed: str | None = None) -> str:
     return trainer.precision
 
 
-def test_the_choice_is_printed_in_one_line(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_choice_is_printed_in_one_line(machine, capsys):
     machine("avx2")
     assert settled("auto") == "32-true"
     assert len(capsys.readouterr().out.splitlines()) == 1
 
 
-def test_a_resumed_fit_keeps_its_precision(machine: Machine) -> None:
+def test_a_resumed_fit_keeps_its_precision(machine):
     machine("avx2", "amx_bf16")
     assert settled("auto", "32-true") == "32-true"
     assert settled("bf16-mixed", "32-true") == "bf16-mixed"  # as the user says
 
 
-def test_emulated_bf16_has_one_warning(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+def test_emulated_bf16_has_one_warning(machine, capsys):
     machine("avx2")
     assert settled("bf16-mixed") == "bf16-mixed"
     (line,) = capsys.readouterr().out.splitlines()
@@ -93,12 +91,12 @@ def test_emulated_bf16_has_one_warning(machine: Machine, capsys: pytest.CaptureF
     assert emulated("bf16-mixed", "cpu")
 
 
-def test_the_trainer_takes_auto_without_the_command_line(machine: Machine) -> None:
+def test_the_trainer_takes_auto_without_the_command_line(machine):
     machine("avx2")
     assert AutoTrainer(accelerator="cpu", precision="auto", logger=False).precision == "32-true"
 
 
-def test_an_apple_gpu_is_left_out_because_it_has_no_fp64(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_apple_gpu_is_left_out_because_it_has_no_fp64(machine, monkeypatch):
     machine("bf16")
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     options = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}

@@ -7,7 +7,7 @@ import pytest
 from kerple.base.shipped_configs import found, with_shipped_configs
 
 
-def test_the_users_own_file_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_users_own_file_comes_first(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shipped = found("configs/demo.yaml")
     assert Path(shipped).is_file()
@@ -18,12 +18,12 @@ def test_the_users_own_file_comes_first(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("path", ["configs/none.yaml", "demo.yaml", "other/configs/demo.yaml", ""])
-def test_what_is_not_shipped_stays_as_it_is(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_shipped_stays_as_it_is(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert found(path) == path
 
 
-def test_only_configs_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_configs_are_replaced(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     demo = found("configs/demo.yaml")
     given = ["fit", "--config", "configs/demo.yaml", "--config=configs/demo.yaml", "--prompt", "configs/demo.yaml"]

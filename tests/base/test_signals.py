@@ -2,7 +2,6 @@
 
 import os
 import signal
-from pathlib import Path
 
 import pytest
 from pytorch_lightning import Callback, LightningModule, Trainer
@@ -15,7 +14,7 @@ from tests.analyses.random_text import RandomText
 
 
 @pytest.fixture
-def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def scontrol(tmp_path, monkeypatch):
     program = tmp_path / "scontrol"
     program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/told\n')
     program.chmod(0o755)
@@ -25,7 +24,7 @@ def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "told"
 
 
-def test_requeue_names_the_job_or_the_task_of_an_array(scontrol: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requeue_names_the_job_or_the_task_of_an_array(scontrol, monkeypatch):
     requeue()
     assert not scontrol.exists()  # no SLURM, nothing to requeue
     monkeypatch.setenv("SLURM_JOB_ID", "17")
@@ -36,7 +35,7 @@ def test_requeue_names_the_job_or_the_task_of_an_array(scontrol: Path, monkeypat
     assert scontrol.read_text().splitlines() == ["requeue 17", "requeue 12_3"]
 
 
-def test_signals_are_noted_and_the_handlers_of_others_put_back() -> None:
+def test_signals_are_noted_and_the_handlers_of_others_put_back():
     before = signal.getsignal(signal.SIGTERM)
     signals = Signals()
     signals.install()
@@ -53,7 +52,7 @@ class AskedToStop(Callback):
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_a_run_stopped_before_its_first_step_ends_after_it_and_does_not_look_finished(tmp_path: Path) -> None:
+def test_a_run_stopped_before_its_first_step_ends_after_it_and_does_not_look_finished(tmp_path):
     model = LanguageModel(
         lambda s: build("NoPE", dim=s.dim, heads=s.heads, length=s.length),
         vocabulary=23, length=8, layers=1, dim=16, heads=2,

@@ -46,14 +46,14 @@ def read(folder: Path, content: Any, allowed: Classes = OFFERED) -> dict[str, An
     return allowed.config(folder / "last.ckpt")
 
 
-def test_an_ordinary_configuration_is_read_whole_but_for_the_logger_and_libraries_callbacks(tmp_path: Path) -> None:
+def test_an_ordinary_configuration_is_read_whole_but_for_the_logger_and_libraries_callbacks(tmp_path):
     built, expected = read(tmp_path, config()), config()
     expected["model"]["position"]["class_path"] = "kerple.positions.rotary.RoPE"
     del expected["trainer"]["logger"], expected["trainer"]["callbacks"][1]
     assert built == expected
 
 
-def test_names_are_looked_up_and_never_imported(tmp_path: Path) -> None:
+def test_names_are_looked_up_and_never_imported(tmp_path):
     for name in ("RoPE", "kerple.RoPE", "kerple.no.such.module.RoPE"):
         changed = config()
         changed["model"]["position"] = name
@@ -62,7 +62,7 @@ def test_names_are_looked_up_and_never_imported(tmp_path: Path) -> None:
     assert OFFERED.find("torch.optim.lr_scheduler.StepLR", "") is torch.optim.lr_scheduler.StepLR
 
 
-def test_a_trusted_package_offers_its_own_classes_and_not_what_it_imports(tmp_path: Path) -> None:
+def test_a_trusted_package_offers_its_own_classes_and_not_what_it_imports(tmp_path):
     trusting = classes("tests,https://example.org/shards")
     assert trusting.find("tests.toy.ToyData", "data").__name__ == "ToyData"
     for name in ("tests.toy.Tensor", "tests.toy.torch", "tests.toy.os.system", "tests.nowhere.X", "os.system"):
@@ -133,7 +133,7 @@ sys.addaudithook(_watch)
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_whatever_stands_in_a_configuration_nothing_is_imported_or_opened(tmp_path: Path, data: st.DataObject) -> None:
+def test_whatever_stands_in_a_configuration_nothing_is_imported_or_opened(tmp_path, data):
     changed = copy.deepcopy(config())
     *parents, key = data.draw(st.sampled_from(below(changed)))
     node: Any = changed
@@ -170,13 +170,13 @@ def test_whatever_stands_in_a_configuration_nothing_is_imported_or_opened(tmp_pa
         {CONFIG: config() | {"trainer": 3}}, {CONFIG: config() | {"data": torch.zeros(1)}},
     ],
 )  # fmt: skip
-def test_what_is_no_checkpoint_is_an_error_that_names_the_file(content: Any, tmp_path: Path) -> None:
+def test_what_is_no_checkpoint_is_an_error_that_names_the_file(content, tmp_path):
     torch.save(content, tmp_path / "last.ckpt")
     with pytest.raises(UserError, match=r"last\.ckpt"):
         OFFERED.config(tmp_path / "last.ckpt")
 
 
-def test_damage_of_a_pickle_is_an_error_or_of_no_effect(tmp_path: Path) -> None:
+def test_damage_of_a_pickle_is_an_error_or_of_no_effect(tmp_path):
     path, refused = tmp_path / "last.ckpt", 0
     torch.save({CONFIG: {"a": 1}, "weights": torch.zeros(3), "more": [1, 2.5, None, (1, 2)]}, path)
     whole, generator = path.read_bytes(), random.Random(0)
@@ -198,7 +198,7 @@ def test_damage_of_a_pickle_is_an_error_or_of_no_effect(tmp_path: Path) -> None:
     assert refused > 130
 
 
-def test_a_folder_is_no_checkpoint(tmp_path: Path) -> None:
+def test_a_folder_is_no_checkpoint(tmp_path):
     """Lightning would read a sharded one by plain pickle."""
     with pytest.raises(UserError, match="which is not a file"):
         load(tmp_path)

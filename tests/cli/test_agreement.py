@@ -1,7 +1,6 @@
 """A test is of the checkpoint's model, and a resumed training is the one that began; or nothing is done."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")
-def genuine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def genuine(tmp_path_factory):
     return fit(tmp_path_factory.mktemp("genuine"), "--trainer.gradient_clip_val=1")
 
 
@@ -28,9 +27,7 @@ def refused(arguments: list[str], folder: Path, capsys: Capture) -> str:
 
 
 @pytest.mark.parametrize("option", ["eps=0.5", "dim=16"])
-def test_a_test_takes_the_architecture_of_the_checkpoint(
-    option: str, genuine: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_a_test_takes_the_architecture_of_the_checkpoint(option, genuine, tmp_path, capsys):
     name = option.partition("=")[0]
     assert f"model.{name}: " in refused(["test", f"--ckpt_path={genuine}", f"--model.{option}"], tmp_path, capsys)
     (tmp_path / "more.yaml").write_text(yaml.safe_dump({"model": {name: yaml.safe_load(option.partition("=")[2])}}))
@@ -39,9 +36,7 @@ def test_a_test_takes_the_architecture_of_the_checkpoint(
 
 
 @pytest.mark.parametrize("option", ["NoPE", "KerpleLog --model.position.floor=0.03"])
-def test_a_strategy_without_weights_of_its_own_may_replace_the_checkpoints(
-    option: str, genuine: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_a_strategy_without_weights_of_its_own_may_replace_the_checkpoints(option, genuine, tmp_path, capsys):
     options = f"--model.position={option}".split()
     main(["test", f"--ckpt_path={genuine}", f"--run_dir={tmp_path}/run", *options])
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "another strategy" in line]
@@ -50,14 +45,12 @@ def test_a_strategy_without_weights_of_its_own_may_replace_the_checkpoints(
     assert tested["class_path"].endswith(option.split()[0])
 
 
-def test_a_strategy_with_weights_that_the_checkpoint_lacks_is_refused(
-    genuine: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_a_strategy_with_weights_that_the_checkpoint_lacks_is_refused(genuine, tmp_path, capsys):
     line = refused(["test", f"--ckpt_path={genuine}", "--model.position=T5"], tmp_path, capsys)
     assert "network.positions.0" in line
 
 
-def test_how_numbers_are_computed_and_the_data_may_be_others(genuine: Path, tmp_path: Path) -> None:
+def test_how_numbers_are_computed_and_the_data_may_be_others(genuine, tmp_path):
     options = ["--model.attention=reference", "--data.length=32", "--data.batch_size=1"]
     main(["test", f"--ckpt_path={genuine}", f"--run_dir={tmp_path}/run", *options])
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["data"]["init_args"]["length"] == 32
@@ -76,15 +69,13 @@ def test_how_numbers_are_computed_and_the_data_may_be_others(genuine: Path, tmp_
         "model.lr=0.1",
     ],
 )
-def test_another_training_cannot_go_on(option: str, genuine: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_another_training_cannot_go_on(option, genuine, tmp_path, capsys):
     config = f"--config={genuine.parents[2]}/tiny.yaml"
     line = refused(["fit", config, f"--ckpt_path={genuine}", f"--{option}"], tmp_path, capsys)
     assert "samples" in line if "batch" in option else option.partition("=")[0].rpartition(".")[2] in line
 
 
-def test_the_same_batch_divided_otherwise_goes_on_and_other_differences_are_said(
-    genuine: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_the_same_batch_divided_otherwise_goes_on_and_other_differences_are_said(genuine, tmp_path, capsys):
     config = [f"--config={genuine.parents[2]}/tiny.yaml", f"--ckpt_path={genuine}", f"--run_dir={tmp_path}/run"]
     main(["fit", *config, "--data.batch_size=1", "--trainer.accumulate_grad_batches=2"])
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "other options" in line]
@@ -96,9 +87,7 @@ def test_the_same_batch_divided_otherwise_goes_on_and_other_differences_are_said
     "change",
     [{"loops": 3}, {"optimizer_states": 10**9}, {"state_dict": {}}, None],
 )
-def test_what_cannot_be_resumed_is_one_error_with_the_files_name(
-    change: Any, genuine: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_what_cannot_be_resumed_is_one_error_with_the_files_name(change, genuine, tmp_path, capsys):
     content = {} if change is None else torch.load(genuine, weights_only=True) | change
     torch.save(content, tmp_path / "changed.txt")
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(TINY | {"trainer": TINY["trainer"] | {"gradient_clip_val": 1}}))

@@ -32,7 +32,7 @@ def run(*commands: list[str]) -> tuple[list[int], set[str], str]:
     return statuses, set(names), done.stdout + done.stderr
 
 
-def test_help_and_early_mistakes_import_no_torch() -> None:
+def test_help_and_early_mistakes_import_no_torch():
     mistakes = [["inspect", "no/such/folder"], ["train"], []]
     statuses, imported, printed = run(["--help"], *mistakes)
     assert (statuses, imported) == ([0] + [2] * len(mistakes), set())

@@ -1,7 +1,7 @@
 """A stranger's checkpoint runs nothing, opens nothing and writes nothing: each way in that was found, and its kin."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,12 @@ Config = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def genuine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def genuine(tmp_path_factory):
     return fit(tmp_path_factory.mktemp("genuine"))
 
 
 @pytest.fixture
-def stranger(genuine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[str]]]:
+def stranger(genuine, tmp_path, monkeypatch):
     """Changes the genuine checkpoint's configuration; gives the option that names the result."""
     (tmp_path / "here").mkdir()
     (tmp_path / "kept").mkdir()
@@ -85,7 +85,7 @@ WAYS_IN = {
 
 
 @pytest.mark.parametrize("way", WAYS_IN)
-def test_nothing_is_let_in(way: str, stranger: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_let_in(way, stranger, capsys):
     options = stranger(WAYS_IN[way])
     before = set(os.listdir())
     for command in (["test"], ["predict", "--prompt=ab="]):
@@ -97,7 +97,7 @@ def test_nothing_is_let_in(way: str, stranger: Callable[..., list[str]], capsys:
     assert set(os.listdir()) == before
 
 
-def test_loggers_and_libraries_callbacks_in_a_checkpoint_are_left_out(stranger: Callable[..., list[str]]) -> None:
+def test_loggers_and_libraries_callbacks_in_a_checkpoint_are_left_out(stranger):
     def change(config: Config, folder: Path) -> None:
         config["trainer"]["logger"] = {"class_path": "os.system", "init_args": {"command": f"touch {folder}/ran"}}
         for name, options in (
@@ -110,7 +110,7 @@ def test_loggers_and_libraries_callbacks_in_a_checkpoint_are_left_out(stranger: 
     assert set(os.listdir()) == {"theirs.ckpt", "test"}
 
 
-def test_shards_are_not_written_where_a_checkpoint_says(stranger: Callable[..., list[str]]) -> None:
+def test_shards_are_not_written_where_a_checkpoint_says(stranger):
     def change(config: Config, folder: Path) -> None:
         (folder / "here" / "text.jsonl").write_text('{"text": "words of theirs, and words and words"}\n' * 200)
         options = {"corpus": "text.jsonl", "directory": f"{folder}/kept/shards", "vocabulary": 300, "length": 8}
@@ -120,7 +120,7 @@ def test_shards_are_not_written_where_a_checkpoint_says(stranger: Callable[..., 
         main(["test", *stranger(change), "--trainer.callbacks=[]"])
 
 
-def test_a_resumed_run_removes_no_file_that_a_checkpoint_names(genuine: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_removes_no_file_that_a_checkpoint_names(genuine, tmp_path):
     """Best checkpoints of before are removed when there are better ones; a checkpoint says what they were called."""
     victim, run = tmp_path / "folder" / "thesis.txt", tmp_path / "run"
     victim.parent.mkdir()

@@ -59,7 +59,7 @@ KINDS = ("Coupled", "Together", "KernelSum")
 
 
 @pytest.fixture
-def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def toy(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("toy.yaml").write_text(yaml.safe_dump(TOY))
     return tmp_path
@@ -73,7 +73,7 @@ def config_of(folder: Path) -> dict:
     return yaml.safe_load((folder / "config.yaml").read_text())
 
 
-def test_fit_leaves_checkpoints_events_and_its_configuration_in_a_folder_of_its_own(toy: Path) -> None:
+def test_fit_leaves_checkpoints_events_and_its_configuration_in_a_folder_of_its_own(toy):
     fit()
     run = toy / "logs" / "toy" / "KerpleLog" / "seed-3"
     assert {path.name for path in (run / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
@@ -91,7 +91,7 @@ def test_fit_leaves_checkpoints_events_and_its_configuration_in_a_folder_of_its_
 @pytest.mark.parametrize(
     "name", [name if name in KINDS else pytest.param(name, marks=pytest.mark.slow) for name in names()]
 )
-def test_test_needs_nothing_but_the_checkpoint(name: str, toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_test_needs_nothing_but_the_checkpoint(name, toy, capsys):
     if issubclass(strategies()[name], Placed):
         Path("toy.yaml").write_text(yaml.safe_dump(TOY | {"data": ADDITION}))
     fit("--trainer.max_steps", "1", "--model.position", name)
@@ -109,9 +109,7 @@ def test_test_needs_nothing_but_the_checkpoint(name: str, toy: Path, capsys: pyt
     assert tested == trained
 
 
-def test_a_flag_wins_over_the_checkpoint_and_its_foreign_class_has_to_be_trusted(
-    toy: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_flag_wins_over_the_checkpoint_and_its_foreign_class_has_to_be_trusted(toy, capsys):
     fit("--trainer.max_steps", "1", "--model.position.floor", "0.02")
     run = toy / "logs/toy/KerpleLog/seed-3"
     test = ["test", "--ckpt_path", str(run / "checkpoints" / "last.ckpt"), "--trust", "tests"]
@@ -127,7 +125,7 @@ def test_a_flag_wins_over_the_checkpoint_and_its_foreign_class_has_to_be_trusted
     assert config_of(run / "test_v1")["data"]["init_args"]["batch_size"] == 2
 
 
-def test_constraints_hold_in_the_checkpoint_after_steps_of_a_huge_rate(toy: Path) -> None:
+def test_constraints_hold_in_the_checkpoint_after_steps_of_a_huge_rate(toy):
     # such a rate soon breaks the rest of the model, which would stop the run
     skip = ["--trainer.callbacks+=Finite", "--trainer.callbacks.action=skip"]
     fit("--trainer.max_steps", "8", "--model.lr", "1.0", "--model.position", "KerplePower", *skip)
@@ -138,7 +136,7 @@ def test_constraints_hold_in_the_checkpoint_after_steps_of_a_huge_rate(toy: Path
         assert (value > 0).all()
 
 
-def test_bolts_monitors_draw_histograms_of_the_data(toy: Path) -> None:
+def test_bolts_monitors_draw_histograms_of_the_data(toy):
     monitors = Path(__file__).parents[2] / "configs" / "analyses" / "data-monitors.yaml"
     Path("monitors.yaml").write_text(monitors.read_text().replace("log_every_n_steps: 50", "log_every_n_steps: 2"))
     fit("--config", "monitors.yaml", "--trainer.max_steps", "2")
@@ -148,7 +146,7 @@ def test_bolts_monitors_draw_histograms_of_the_data(toy: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="this torch multiplies with another library")
-def test_products_are_made_in_the_reproducible_mode_by_a_fixed_number_of_threads() -> None:
+def test_products_are_made_in_the_reproducible_mode_by_a_fixed_number_of_threads():
     product = "import torch\n{}\ntorch.ones(64, 64) @ torch.ones(64, 64)"
     command = "from kerple.cli.torch_settings import settle_torch\nsettle_torch()"
     environment = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"} | {"MKL_VERBOSE": "1"}
@@ -162,9 +160,7 @@ def test_products_are_made_in_the_reproducible_mode_by_a_fixed_number_of_threads
     assert re.search("SGEMM.* CNR:AUTO Dyn:0 ", ours)
 
 
-def test_auto_precision_is_stored_resolved_and_a_test_emulates_nothing(
-    toy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_auto_precision_is_stored_resolved_and_a_test_emulates_nothing(toy, monkeypatch, capsys):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
     fit("--trainer.max_steps", "1", "--trainer.precision", "auto", "--trainer.callbacks+=Throughput")
     run = toy / "logs/toy/KerpleLog/seed-3"
@@ -184,9 +180,7 @@ def test_auto_precision_is_stored_resolved_and_a_test_emulates_nothing(
     assert yaml.safe_load((run / "config-resumed-1.yaml").read_text())["trainer"]["precision"] == "bf16-mixed"
 
 
-def test_a_strategy_of_the_current_folder_is_found_without_it_on_the_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_strategy_of_the_current_folder_is_found_without_it_on_the_path(tmp_path, monkeypatch):
     (tmp_path / "my_own_strategy.py").write_text("from kerple.positions import ALiBi\n\n\nclass Mine(ALiBi): pass\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder])

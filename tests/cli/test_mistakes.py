@@ -51,9 +51,7 @@ def config(folder: Path, **sections: Any) -> str:
         (["--ckpt_path=no-such.ckpt"], ["no-such.ckpt"]),
     ],
 )
-def test_an_option_of_fit(
-    options: list[str], parts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_option_of_fit(options, parts, tmp_path, capsys):
     line = complaint(capsys, "fit", config(tmp_path), f"--run_dir={tmp_path}/run", *options)
     assert all(part in line for part in parts), line
     assert not list((tmp_path / "run").rglob("*.ckpt"))
@@ -63,7 +61,7 @@ def test_an_option_of_fit(
     "sections",
     [{"trainer": {"max_step": 3}}, {"model": None}],
 )
-def test_a_file_of_options(sections: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_of_options(sections, tmp_path, capsys):
     line = complaint(capsys, "fit", config(tmp_path, **sections), f"--run_dir={tmp_path}/run")
     assert next(iter(sections)) in line
 
@@ -80,11 +78,11 @@ def test_a_file_of_options(sections: Any, tmp_path: Path, capsys: pytest.Capture
         (["export", "--ckpt_path=run.py", "--to=x"], "run.py is not a checkpoint"),
     ],
 )
-def test_an_option_of_another_command(arguments: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_option_of_another_command(arguments, part, capsys):
     assert part in complaint(capsys, *arguments)
 
 
-def test_debug_and_faults_of_the_program_have_a_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_debug_and_faults_of_the_program_have_a_traceback(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="heads: got 3"):
         main(["fit", "--debug", config(tmp_path), f"--run_dir={tmp_path}/run", "--model.heads=3"])
 
@@ -96,15 +94,13 @@ def test_debug_and_faults_of_the_program_have_a_traceback(tmp_path: Path, monkey
         main(["fit", config(tmp_path), f"--run_dir={tmp_path}/run"])
 
 
-def test_a_missing_package_is_one_line_with_the_command_that_installs_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_package_is_one_line_with_the_command_that_installs_it(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "rich.table", None)
     monkeypatch.delitem(sys.modules, "kerple.cli.plan", raising=False)
     assert complaint(capsys, "plan").endswith("pip install rich")
 
 
-def test_data_of_a_comparison_that_cannot_be_built() -> None:
+def test_data_of_a_comparison_that_cannot_be_built():
     data = TINY["data"] | {"init_args": TINY["data"]["init_args"] | {"length": 5}}
     with pytest.raises(UserError, match=r"^data.length: got 5 tokens, but copy .* set it to 6 or more"):
         fingerprint(data)
@@ -122,7 +118,7 @@ def _fit_on_a_full_disk(folder: Path, log: Path) -> None:
         os._exit(ended.code)
 
 
-def test_a_disk_that_is_full(tmp_path: Path) -> None:
+def test_a_disk_that_is_full(tmp_path):
     config(tmp_path)
     process = FORK.Process(target=_fit_on_a_full_disk, args=(tmp_path, tmp_path / "log.txt"))
     process.start()
@@ -133,14 +129,14 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
     assert not list((tmp_path / "run" / "checkpoints").iterdir())
 
 
-def test_a_run_that_diverges(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_diverges(tmp_path, capsys):
     # each step multiplies the matrices by 1 - lr · weight_decay = -1e9
     options = ["--model.lr=1000", "--model.weight_decay=1000000", "--model.warmup=0", "--trainer.max_steps=40"]
     line = complaint(capsys, "fit", config(tmp_path), f"--run_dir={tmp_path}/run", *options)
     assert "not finite" in line
 
 
-def test_a_path_with_brackets_and_accents(tmp_path: Path) -> None:
+def test_a_path_with_brackets_and_accents(tmp_path):
     folder = tmp_path / "a[b] {c} é"
     folder.mkdir()
     config(tmp_path)

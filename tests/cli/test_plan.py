@@ -1,7 +1,5 @@
 """`plan` reads a fit's configuration and says what it will take."""
 
-from pathlib import Path
-
 import pytest
 
 from kerple.cli.main import main
@@ -17,7 +15,7 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, li
     return {row[0]: row[1:] for row in rows}
 
 
-def test_the_paper_s_recipe(capsys) -> None:
+def test_the_paper_s_recipe(capsys):
     rows = printed(capsys, "--devices", "1,8")
     assert rows["parameters"] == ["162,322,968"]
     assert rows["tokens"] == ["819,200,000"]
@@ -32,7 +30,7 @@ def test_the_paper_s_recipe(capsys) -> None:
     assert hours["A100"][1] == pytest.approx(hours["A100"][0] / 8, abs=0.01)  # the exchange is hidden
 
 
-def test_what_gradients_take_between_nodes_is_added(capsys) -> None:
+def test_what_gradients_take_between_nodes_is_added(capsys):
     rows = printed(capsys, "--devices", "64")
     per_token = int(rows["FLOPs a token"][0].split()[0].replace(",", ""))
     compute, exchange = per_token * 16_384 / 64 / (312e12 * 0.4), 2 * 4 * 162_322_968 * 63 / 64 / NETWORK
@@ -41,7 +39,7 @@ def test_what_gradients_take_between_nodes_is_added(capsys) -> None:
     assert printed(capsys, "--data.batch_size", "1024")["A100"][0] == "no: accumulate"
 
 
-def test_flags_of_fit_and_of_plan(capsys) -> None:
+def test_flags_of_fit_and_of_plan(capsys):
     rows = printed(
         capsys, "--model.layers", "2", "--trainer.max_steps", "100", "--data.batch_size", "2", "--chips", "H200",
         "--efficiency", "0.5", "--trainer.devices", "[0,2]",
@@ -51,7 +49,7 @@ def test_flags_of_fit_and_of_plan(capsys) -> None:
     assert rows["H200"][0] == "yes"
 
 
-def test_weights_give_the_architecture(capsys, tmp_path: Path) -> None:
+def test_weights_give_the_architecture(capsys, tmp_path):
     import transformers as hf
 
     shape = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 2}
@@ -72,13 +70,13 @@ def test_weights_give_the_architecture(capsys, tmp_path: Path) -> None:
         (["--trainer.max_steps", "-1"], "trainer.max_steps: got -1"),
     ],
 )
-def test_a_mistake_is_one_line(flags, message, capsys) -> None:
+def test_a_mistake_is_one_line(flags, message, capsys):
     with pytest.raises(SystemExit) as end:
         main([*PAPER, *flags])
     assert end.value.code == 2
     assert message in capsys.readouterr().err
 
 
-def test_devices_are_those_that_fit_takes(capsys) -> None:
+def test_devices_are_those_that_fit_takes(capsys):
     rows = printed(capsys, "--trainer.devices", "[0,2]")
     assert rows["tokens a step"][0].endswith("× 2 devices")

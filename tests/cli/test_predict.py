@@ -32,7 +32,7 @@ def trained(folder: Path, data: dict, steps: int) -> str:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_trained_model_answers_and_stops(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_trained_model_answers_and_stops(tmp_path, capsys):
     task = {"class_path": "kerple.tasks.Copy", "init_args": {"repeated": True, "symbols": 2}}
     settings = {"task": task, "train_length": 1, "test_lengths": [2], "length": 4, "held_out": 0.01, "batch_size": 8}
     checkpoint = trained(tmp_path, {"class_path": "kerple.tasks.TaskData", "init_args": settings}, 60)
@@ -60,7 +60,7 @@ def test_a_trained_model_answers_and_stops(tmp_path: Path, capsys: pytest.Captur
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_text_is_drawn_again_by_its_seed(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_text_is_drawn_again_by_its_seed(tmp_path, capsys):
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     for i in range(30):
@@ -79,7 +79,7 @@ def test_text_is_drawn_again_by_its_seed(tmp_path: Path, capsys: pytest.CaptureF
     assert written("--seed=1") == first != written("--seed=2")
 
 
-def test_pieces_never_end_inside_a_character() -> None:
+def test_pieces_never_end_inside_a_character():
     class Bytes:
         def decode(self, tokens: list[int]) -> str:
             return bytes(tokens).decode(errors="replace")
@@ -90,7 +90,7 @@ def test_pieces_never_end_inside_a_character() -> None:
     assert list(pieces(Bytes(), [65], iter("é".encode()[:1]), end=0)) == ["\N{REPLACEMENT CHARACTER}"]
 
 
-def test_pieces_keep_the_spaces_that_a_tokenizer_drops_at_the_start_of_a_text() -> None:
+def test_pieces_keep_the_spaces_that_a_tokenizer_drops_at_the_start_of_a_text():
     words = ["</s>", "▁all", "▁", "▁work", "s"]
     tokenizer = Tokenizer(models.WordLevel(dict(zip(words, range(5), strict=True)), "</s>"))
     tokenizer.decoder = decoders.Metaspace()
@@ -101,7 +101,7 @@ def test_pieces_keep_the_spaces_that_a_tokenizer_drops_at_the_start_of_a_text() 
         assert tokenizer.decode(prompt) + "".join(streamed) == tokenizer.decode(prompt + new)
 
 
-def test_tasks_begin_every_prompt_with_the_begin_token() -> None:
+def test_tasks_begin_every_prompt_with_the_begin_token():
     data = TaskData(Copy(), 42)
     assert data.decode(data.encode("ab=")) == "«ab="
     assert data.encode("«ab=") == data.encode("ab=")

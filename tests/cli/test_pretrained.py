@@ -30,7 +30,7 @@ PERPLEXITY_ALONE = ("--trainer.callbacks", json.dumps(CALLBACKS[:1]))
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory):
     """A folder with a corpus, a model and a configuration."""
     folder = tmp_path_factory.mktemp("hf")
     corpus = folder / "corpus"
@@ -52,7 +52,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def here(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(place, monkeypatch):
     monkeypatch.chdir(place)
     return place
 
@@ -78,7 +78,7 @@ class _Full:
     name, skip = "full", 0
 
 
-def test_a_folder_is_tested_by_protocols_and_analyses(here: Path) -> None:
+def test_a_folder_is_tested_by_protocols_and_analyses(here):
     run(here, here / "llama")
     folder = here / "logs" / "pretrained" / "llama" / "test"
     config = yaml.safe_load((folder.parent / "config.yaml").read_text())
@@ -94,7 +94,7 @@ def test_a_folder_is_tested_by_protocols_and_analyses(here: Path) -> None:
     assert (folder / "receptive_window.csv").exists()
 
 
-def test_scaling_is_a_flag(here: Path) -> None:
+def test_scaling_is_a_flag(here):
     run(here, here / "llama", "--run_dir=plain", *PERPLEXITY_ALONE)
     run(here, here / "llama", "--model.scaling", "yarn", "--model.factor", "2", *PERPLEXITY_ALONE)
     folder = here / "logs/pretrained/llama-yarn2.0/test"
@@ -102,9 +102,7 @@ def test_scaling_is_a_flag(here: Path) -> None:
     assert (losses(folder) != losses(here / "plain")).all()
 
 
-def test_another_strategy_without_weights_may_replace_the_models_own(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_strategy_without_weights_may_replace_the_models_own(here, capsys):
     run(here, here / "llama", "--run_dir=before", *PERPLEXITY_ALONE)
     same = ["--model.position=RoPE", "--model.position.base=1000"]  # what the model has
     run(here, here / "llama", "--run_dir=same", *same, *PERPLEXITY_ALONE)
@@ -115,7 +113,7 @@ def test_another_strategy_without_weights_may_replace_the_models_own(
     assert "has weights that the model lacks" in refused(capsys, here, here / "llama", "--model.position=T5")
 
 
-def test_a_model_that_this_project_has_exported(here: Path) -> None:
+def test_a_model_that_this_project_has_exported(here):
     from kerple.hf.modeling import KerpleConfig, KerpleForCausalLM
 
     torch.manual_seed(0)
@@ -152,7 +150,7 @@ def broken(here: Path, name: str, *, without: tuple[str, ...] = (), **config: ob
     return folder
 
 
-def test_what_is_no_model_is_one_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_model_is_one_line(here, capsys):
     (here / "empty").mkdir()
     (here / "run.ckpt").write_text("words")
     (here / "damaged.gguf").write_bytes(b"GGUF" + bytes(200))
@@ -173,7 +171,7 @@ def test_what_is_no_model_is_one_line(here: Path, capsys: pytest.CaptureFixture[
         assert part in refused(capsys, here, model)
 
 
-def test_an_index_of_safetensors_that_names_a_pickle(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_index_of_safetensors_that_names_a_pickle(here, capsys):
     """transformers would read the file that an index names by torch.load, whatever its name says."""
     folder = broken(here, "indexed", without=("model.safetensors",))
     state = tiny("llama", vocab_size=257).state_dict()
@@ -185,7 +183,7 @@ def test_an_index_of_safetensors_that_names_a_pickle(here: Path, capsys: pytest.
     assert "the weights of" in refused(capsys, here, folder)
 
 
-def test_a_tokenizer_of_another_model(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_tokenizer_of_another_model(here, capsys):
     run(here, here / "llama", "--trainer.callbacks", "[]", "--run_dir", "none")  # the shards are there
     other = broken(here, "other")
     content = json.loads((other / "tokenizer.json").read_text())
@@ -198,7 +196,7 @@ def test_a_tokenizer_of_another_model(here: Path, capsys: pytest.CaptureFixture[
     assert f"were made with hf:{here / 'llama'}, not with the tokenizer of {other}" in line
 
 
-def test_a_length_beyond_learned_positions(here: Path) -> None:
+def test_a_length_beyond_learned_positions(here):
     saved(here / "gpt2", "gpt2", n_positions=40)
     run(here, here / "gpt2", "--data.directory", "shards-gpt2", *PERPLEXITY_ALONE)
     _, about = results.read(here / "logs/pretrained/gpt2/test")
@@ -230,9 +228,7 @@ def gguf_file(path: Path, architecture: str, packed: str) -> Path:
     return path
 
 
-def test_pickled_weights_are_refused_with_the_way_to_convert_them(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pickled_weights_are_refused_with_the_way_to_convert_them(here, capsys):
     folder = broken(here, "pickled", without=("model.safetensors",))
     torch.save(tiny("llama", vocab_size=257).state_dict(), folder / "pytorch_model.bin")
     line = refused(capsys, here, folder)
@@ -244,7 +240,7 @@ def test_pickled_weights_are_refused_with_the_way_to_convert_them(
     torch.testing.assert_close(converted.state_dict()["model.norm.weight"], original["model.norm.weight"])
 
 
-def test_code_that_comes_with_a_model_does_not_run(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_code_that_comes_with_a_model_does_not_run(here, capsys):
     folder = broken(
         here,
         "alive",
@@ -256,20 +252,18 @@ def test_code_that_comes_with_a_model_does_not_run(here: Path, capsys: pytest.Ca
     assert not (here / "ran").exists()
 
 
-def test_callbacks_that_look_inside_our_own_model_are_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_callbacks_that_look_inside_our_own_model_are_refused(here, capsys):
     line = refused(capsys, here, here / "llama", "--trainer.callbacks+", '{"class_path": "Kernels"}')
     assert "Kernels: look inside of this project's own Transformer" in line
 
 
-def test_the_line_that_installs_the_group(
-    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_line_that_installs_the_group(here, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert refused(capsys, here, here / "llama").endswith('install it with: pip install --editable ".[hf]"')
 
 
 @pytest.mark.slow
-def test_pretrained_models_are_rows_of_a_comparison(here: Path) -> None:
+def test_pretrained_models_are_rows_of_a_comparison(here):
     """Each in a process of its own, as `make pretrained` does it."""
     folder = str(here / "llama")
     comparison = {

@@ -1,6 +1,5 @@
 import json
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,13 +13,13 @@ WORDS = SENTENCE.split(" ")
 
 
 @pytest.fixture(scope="session")
-def documents() -> list[str]:
+def documents():
     draw = random.Random(0)
     return [" ".join(draw.choices(WORDS, k=draw.randint(5, 60))) + f" #{i}" for i in range(300)]
 
 
 @pytest.fixture(scope="session")
-def json_lines(documents: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def json_lines(documents, tmp_path_factory):
     """A folder of three files, which hold every third document."""
     folder = tmp_path_factory.mktemp("corpus")
     for part in range(3):
@@ -34,7 +33,7 @@ def write_lines(path: Path, documents: list[str]) -> Path:
 
 
 @pytest.fixture(scope="session")
-def small_build() -> Callable[..., Manifest]:
+def small_build():
     """Prepare in parts of 3,000 characters, so that a small corpus has many."""
 
     def run(
@@ -49,12 +48,12 @@ def small_build() -> Callable[..., Manifest]:
 
 
 @pytest.fixture(scope="session")
-def prepared(json_lines: Path, small_build: Callable[..., Manifest], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def prepared(json_lines, small_build, tmp_path_factory):
     directory = tmp_path_factory.mktemp("prepared")
     small_build(directory, json_lines)
     return directory
 
 
 @pytest.fixture
-def contents() -> Callable[[Path], dict[str, bytes]]:
+def contents():
     return lambda folder: {p.name: p.read_bytes() for p in sorted(folder.iterdir()) if not p.name.startswith(".")}

@@ -1,9 +1,6 @@
-import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -16,14 +13,13 @@ from kerple.base.errors import UserError
 from kerple.compare.records import fingerprint
 from kerple.data import TokenShards
 from kerple.data import loader as loading
-from kerple.data.manifest import Manifest
 from kerple.tasks import Copy, TaskData
 
 LENGTH = 16
 
 
 @pytest.fixture
-def module(prepared: Path) -> Callable[..., TokenShards]:
+def module(prepared):
     def make(rank: int = 0, ranks: int = 1, max_steps: int = 6, accumulate: int = 1, **options: object) -> TokenShards:
         settings = {"corpus": None, "directory": str(prepared), "vocabulary": 300, "length": LENGTH, "batch_size": 8}
         data = TokenShards(**{**settings, **options})  # type: ignore[arg-type]
@@ -45,9 +41,7 @@ def rows(*loaders: object) -> Tensor:
 @pytest.mark.parametrize(
     ("ranks", "accumulate", "batch_size", "workers"), [(2, 1, 4, 0), (1, 2, 4, 0), (4, 2, 1, 0), (1, 1, 8, 2)]
 )
-def test_the_order_is_that_of_one_device(
-    module: Callable[..., TokenShards], ranks: int, accumulate: int, batch_size: int, workers: int
-) -> None:
+def test_the_order_is_that_of_one_device(module, ranks, accumulate, batch_size, workers):
     expected = rows(module().train_dataloader())
 
     loaders = [
@@ -61,7 +55,7 @@ def test_the_order_is_that_of_one_device(
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_going_on_from_a_state_with_other_devices(module: Callable[..., TokenShards], workers: int) -> None:
+def test_going_on_from_a_state_with_other_devices(module, workers):
     expected = rows(module().train_dataloader())
     first = module(workers=workers).train_dataloader()
     batches = iter(first)
@@ -78,7 +72,7 @@ def test_going_on_from_a_state_with_other_devices(module: Callable[..., TokenSha
         module(batch_size=5).train_dataloader().load_state_dict(state)
 
 
-def test_few_samples_come_again_in_every_epoch(module: Callable[..., TokenShards]) -> None:
+def test_few_samples_come_again_in_every_epoch(module):
     loader = module(max_steps=6, samples=20).train_dataloader()
 
     first = rows(loader)
@@ -87,35 +81,26 @@ def test_few_samples_come_again_in_every_epoch(module: Callable[..., TokenShards
     assert torch.equal(rows(loader), first)
 
 
-def test_the_checksum_of_data_is_that_of_what_is_read(
-    module: Callable[..., TokenShards],
-    prepared: Path,
-    json_lines: Path,
-    tmp_path: Path,
-    small_build: Callable[..., Manifest],
-) -> None:
-    data, copy = module(), shutil.copytree(prepared, tmp_path / "copy")
-    small_build(tmp_path / "other", json_lines, tokenizer=str(prepared), shares=(0.7, 0.2, 0.1), part=700)
-    small_build(tmp_path / "recut", json_lines, tokenizer=str(prepared), part=700)
-    same = {module(directory=str(folder)).checksum() for folder in (copy, tmp_path / "recut")}
-    assert same == {data.checksum(), fingerprint(data)}
-    mixture = {str(prepared): 1.0, str(copy): 1.0}
+def test_the_checksum_of_data_is_that_of_what_is_read(module, prepared, json_lines, tmp_path, small_build):
+    data = module()
+    small_build(tmp_path / "other", json_lines, tokenizer=str(prepared), shares=(0.7, 0.2, 0.1))
+    small_build(tmp_path / "recut", json_lines, tokenizer=str(prepared), part=100_000)
+    recut = module(directory=str(tmp_path / "recut")).checksum()
+    assert recut == data.checksum() == fingerprint(data)
+    mixture = {str(prepared): 1.0, str(tmp_path / "recut"): 1.0}
     others = [module(directory=str(tmp_path / "other")).checksum(), module(mixture=mixture).checksum()]
-    manifest = json.loads((copy / "manifest.json").read_text()) | {"tokenizer": "0" * 64}
-    (copy / "manifest.json").write_text(json.dumps(manifest))
-    others.append(module(directory=str(copy)).checksum())
-    assert len({data.checksum(), *others}) == 4
+    assert len({data.checksum(), *others}) == 3
     assert fingerprint(TaskData(Copy(), 42)) is None
 
 
-def test_loading_leaves_the_random_state_of_the_model_alone(module: Callable[..., TokenShards]) -> None:
+def test_loading_leaves_the_random_state_of_the_model_alone(module):
     before = torch.get_rng_state()
     rows(module().train_dataloader())
     list(module().val_dataloader())
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_every_target_of_a_split_is_in_one_block(module: Callable[..., TokenShards]) -> None:
+def test_every_target_of_a_split_is_in_one_block(module):
     blocks, stream = module().blocks("test", 40), module().stream("test")
     targets = torch.cat([blocks[i]["tokens"][1:] for i in range(len(blocks))]).tolist()
     assert len(blocks) == (len(stream) - 1) // 40
@@ -124,7 +109,7 @@ def test_every_target_of_a_split_is_in_one_block(module: Callable[..., TokenShar
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_validation_scores_each_segment_once(module: Callable[..., TokenShards], ranks: int) -> None:
+def test_validation_scores_each_segment_once(module, ranks):
     batches = [b for rank in range(ranks) for b in module(rank, ranks, validation_segments=21).val_dataloader()]
 
     assert all(batch["tokens"].shape == (8, LENGTH + 1) for batch in batches)
@@ -133,9 +118,7 @@ def test_validation_scores_each_segment_once(module: Callable[..., TokenShards],
     assert sorted(scored.tolist()) == list(range(21))
 
 
-def test_a_mixture_takes_from_each_folder(
-    module: Callable[..., TokenShards], prepared: Path, tmp_path: Path, small_build: Callable[..., Manifest]
-) -> None:
+def test_a_mixture_takes_from_each_folder(module, prepared, tmp_path, small_build):
     (tmp_path / "other.jsonl").write_text("".join(f'{{"text": "zzz {i} zzz zzz zzz zzz"}}\n' for i in range(400)))
     small_build(tmp_path / "other", tmp_path / "other.jsonl", tokenizer=str(prepared))
     data = module(mixture={str(prepared): 3.0, str(tmp_path / "other"): 1.0}, max_steps=100)
@@ -143,15 +126,12 @@ def test_a_mixture_takes_from_each_folder(
     texts = [data.decode(row) for row in rows(data.train_dataloader())]
 
     assert abs(sum("zzz" in text for text in texts) / len(texts) - 0.25) < 0.05
-    small_build(tmp_path / "third", tmp_path / "other.jsonl")
-    with pytest.raises(ValueError, match=r"mixture: got .*third, which has another tokenizer"):
-        module(mixture={str(tmp_path / "third"): 1.0}).train_dataloader()
     small_build(tmp_path / "more", tmp_path / "other.jsonl", tokenizer=str(prepared), shares=(1.0, 0.0, 0.0))
     with pytest.raises(ValueError, match=r"mixture: got .*more, whose training split has 1 of .*, more than the 0\.8"):
         module(mixture={f"file://{tmp_path}/more": 1.0}).train_dataloader()
 
 
-def test_text_and_bytes(module: Callable[..., TokenShards]) -> None:
+def test_text_and_bytes(module):
     data = module()
     assert data.decode(data.encode("grey wolves <|endoftext|>")) == "grey wolves <|endoftext|>"
     sizes = data.token_bytes()
@@ -159,28 +139,6 @@ def test_text_and_bytes(module: Callable[..., TokenShards]) -> None:
     for name, split in data.manifest.splits.items():  # bytes were counted where the documents were read
         stream = data.stream(name)
         assert int(sizes[torch.from_numpy(stream.read(0, len(stream)).astype("int64"))].sum()) == split.bytes > 0
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"length": 0}, "length: got 0, expected 1 or more"),
-        ({"vocabulary": 299}, r"vocabulary: got 299, expected at least 300"),
-        ({"corpus": None, "directory": None}, "directory: got null, expected a folder"),
-        ({"directory": "/nowhere"}, r"/nowhere/manifest\.json: cannot be read"),
-        ({"shares": (1.0, 1.0, 1.0), "corpus": "stdlib"}, "shares"),
-    ],
-)
-def test_settings_that_cannot_be(module: Callable[..., TokenShards], options: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        module(**options)
-
-
-def test_a_split_shorter_than_a_block(module: Callable[..., TokenShards]) -> None:
-    with pytest.raises(ValueError, match=r"got \d+ tokens in split test, expected at least 1000001"):
-        module().blocks("test", 1_000_000)
-    with pytest.raises(ValueError, match="expected one of train, validation, test"):
-        module().blocks("dev", 10)
 
 
 class Watcher(LightningModule):
@@ -201,22 +159,16 @@ class Watcher(LightningModule):
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
-def test_lightning_resumes_with_the_next_sample(prepared: Path, tmp_path: Path) -> None:
+QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+
+
+def test_lightning_resumes_with_the_next_sample(prepared, tmp_path):
     def fit(steps: int, checkpoint: str | None = None) -> Tensor:
         data = TokenShards(None, directory=str(prepared), vocabulary=300, length=LENGTH, batch_size=8)
         keep = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=3, save_top_k=-1)
         model = Watcher()
-        trainer = Trainer(
-            max_steps=steps,
-            callbacks=[keep],
-            logger=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            accelerator="cpu",
-            val_check_interval=2,
-            check_val_every_n_epoch=None,
-            num_sanity_val_steps=0,
-        )
+        validation = {"val_check_interval": 2, "check_val_every_n_epoch": None, "num_sanity_val_steps": 0}
+        trainer = Trainer(max_steps=steps, callbacks=[keep], **QUIET, **validation)
         trainer.fit(model, data, ckpt_path=checkpoint, weights_only=True)
         return torch.cat(model.seen)
 
@@ -228,9 +180,7 @@ def test_lightning_resumes_with_the_next_sample(prepared: Path, tmp_path: Path) 
     assert torch.equal(torch.cat([whole, longer]), fit(12))
 
 
-def test_a_tokenizer_that_cuts_and_pads_cuts_and_pads_nothing_here(
-    prepared: Path, json_lines: Path, tmp_path: Path, small_build: Callable[..., Manifest]
-) -> None:
+def test_a_tokenizer_that_cuts_and_pads_cuts_and_pads_nothing_here(prepared, json_lines, tmp_path, small_build):
     tokenizer = Tokenizer.from_file(str(prepared / "tokenizer.json"))
     whole = tokenizer.encode("grey wolves sang").ids
     tokenizer.enable_truncation(3)
@@ -244,18 +194,14 @@ def test_a_tokenizer_that_cuts_and_pads_cuts_and_pads_nothing_here(
     assert again.tokenizer == made.tokenizer  # what is stored is what was given
 
 
-def test_a_checkpoint_knows_its_tokenizer_and_its_data(
-    prepared: Path, json_lines: Path, tmp_path: Path, small_build: Callable[..., Manifest]
-) -> None:
+def test_a_checkpoint_knows_its_tokenizer_and_its_data(prepared, json_lines, tmp_path, small_build):
     (tmp_path / "other.jsonl").write_text("".join(f'{{"text": "zzz {i} zzz zzz zzz zzz"}}\n' for i in range(400)))
     small_build(tmp_path / "text", tmp_path / "other.jsonl", tokenizer=str(prepared))
     small_build(tmp_path / "tokens", tmp_path / "other.jsonl")
 
     def trainer(steps: int) -> Trainer:
-        return Trainer(
-            max_steps=steps, logger=False, enable_progress_bar=False, enable_model_summary=False, accelerator="cpu",
-            enable_checkpointing=False, num_sanity_val_steps=0, limit_val_batches=0, limit_test_batches=1,
-        )  # fmt: skip
+        limits = {"enable_checkpointing": False, "limit_val_batches": 0, "limit_test_batches": 1}
+        return Trainer(max_steps=steps, **QUIET, **limits)
 
     def data(directory: Path) -> TokenShards:
         return TokenShards(None, directory=str(directory), vocabulary=300, length=LENGTH, batch_size=8)
@@ -273,25 +219,14 @@ def test_a_checkpoint_knows_its_tokenizer_and_its_data(
         trainer(1).test(Watcher(), data(tmp_path / "tokens"), **resume)
 
 
-@pytest.mark.parametrize(
-    "state",
-    [
-        ["hostile"],
-        {"samples_before_epoch": [1], "samples_in_epoch": 2},
-        {"samples_before_epoch": -8, "samples_in_epoch": 0},
-        None,
-    ],
-)
-def test_a_state_that_is_none_is_one_line(module: Callable[..., TokenShards], prepared: Path, state: Any) -> None:
-    data = TokenShards(None, directory=str(prepared), vocabulary=300)
-    data.load_state_dict(state)  # without checksums there is nothing to compare
+@pytest.mark.parametrize("state", [None, {"samples_before_epoch": [1], "samples_in_epoch": 2}])
+def test_a_state_that_is_none_is_one_line(module, prepared, state):
+    TokenShards(None, directory=str(prepared), vocabulary=300).load_state_dict(state)  # it has no checksums to compare
     with pytest.raises(UserError, match=r"ckpt_path: got .* as the state of the loader, expected two counts"):
         module().train_dataloader().load_state_dict(state)
 
 
-def test_batches_located_together_are_those_of_one_at_a_time(
-    module: Callable[..., TokenShards], prepared: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_located_together_are_those_of_one_at_a_time(module, prepared, monkeypatch):
     mixture = {str(prepared): 3.0, f"{prepared}/": 1.0}
     options = {"mixture": mixture, "max_steps": 40}
     together = [rows(module(rank, 3, **options).train_dataloader()) for rank in range(3)]
@@ -299,7 +234,7 @@ def test_batches_located_together_are_those_of_one_at_a_time(
     assert all(torch.equal(rows(module(rank, 3, **options).train_dataloader()), together[rank]) for rank in range(3))
 
 
-def test_test_prepares_nothing(json_lines: Path, tmp_path: Path) -> None:
+def test_test_prepares_nothing(json_lines, tmp_path):
     data = TokenShards(str(json_lines), directory=str(tmp_path / "none"), vocabulary=300)
     data.reads_only = True
     with pytest.raises(UserError, match=r"none/manifest\.json: cannot be read"):

@@ -1,7 +1,5 @@
 """The extrapolation test on real token shards: whole stream, and inside documents only."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from pytorch_lightning import Trainer
@@ -14,7 +12,7 @@ from kerple.training.language_model import LanguageModel
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_extrapolation_scores_what_the_shards_hold(prepared: Path, tmp_path: Path, inside: bool) -> None:
+def test_extrapolation_scores_what_the_shards_hold(prepared, tmp_path, inside):
     data = TokenShards(None, vocabulary=300, directory=str(prepared), length=8, batch_size=4)
     model = LanguageModel(NoPE, vocabulary=300, length=8, layers=1, dim=16, heads=2)
     callback = Extrapolation([8, 32], documents=inside)

@@ -6,13 +6,13 @@ from kerple.data.order import MIXTURE_PERIOD, Mixture, Order, Permutation
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 10, 99, 100, 101, 4096, 100_003])
-def test_a_permutation_visits_every_entry_once(size: int) -> None:
+def test_a_permutation_visits_every_entry_once(size):
     places = Permutation(size, 7)(np.arange(size))
 
     assert np.array_equal(np.sort(places), np.arange(size))
 
 
-def test_permutations_of_ten_entries_are_uniform_over_keys() -> None:
+def test_permutations_of_ten_entries_are_uniform_over_keys():
     counts = np.zeros((10, 10))
     for key in range(500):
         counts[np.arange(10), Permutation(10, key)(np.arange(10))] += 1
@@ -21,7 +21,7 @@ def test_permutations_of_ten_entries_are_uniform_over_keys() -> None:
     assert chi_square < 81 + 5 * np.sqrt(2 * 81)  # 81 degrees of freedom, five standard deviations
 
 
-def test_neighbours_are_torn_apart_over_the_whole_corpus() -> None:
+def test_neighbours_are_torn_apart_over_the_whole_corpus():
     places = Permutation(10**9, 3)(np.arange(10_000))
 
     quarter = np.bincount(places // 250_000_000, minlength=4)
@@ -29,7 +29,7 @@ def test_neighbours_are_torn_apart_over_the_whole_corpus() -> None:
     assert abs(np.corrcoef(places[:-1], places[1:])[0, 1]) < 0.05
 
 
-def test_an_epoch_reads_disjoint_targets_and_the_next_cuts_elsewhere() -> None:
+def test_an_epoch_reads_disjoint_targets_and_the_next_cuts_elsewhere():
     tokens, length = 10_007, 64
     order = Order(tokens, length, 1235)
 
@@ -44,7 +44,7 @@ def test_an_epoch_reads_disjoint_targets_and_the_next_cuts_elsewhere() -> None:
     assert not np.array_equal(permuted[0], permuted[1])
 
 
-def test_a_sample_does_not_depend_on_what_is_asked_with_it() -> None:
+def test_a_sample_does_not_depend_on_what_is_asked_with_it():
     order = Order(50_000, 32, 5)
 
     together = order.starts(np.arange(4000))
@@ -54,7 +54,7 @@ def test_a_sample_does_not_depend_on_what_is_asked_with_it() -> None:
     assert not np.array_equal(together, Order(50_000, 32, 6).starts(np.arange(4000)))
 
 
-def test_a_stream_too_short_for_a_sample_is_refused() -> None:
+def test_a_stream_too_short_for_a_sample_is_refused():
     for tokens in (0, 127):
         with pytest.raises(
             UserError, match=f"length: got 64, which needs at least 128 training tokens, there are {tokens}"
@@ -63,7 +63,7 @@ def test_a_stream_too_short_for_a_sample_is_refused() -> None:
     assert Order(128, 64, 0).samples == 1
 
 
-def test_a_mixture_draws_each_stream_by_its_weight_and_skips_none_of_its_samples() -> None:
+def test_a_mixture_draws_each_stream_by_its_weight_and_skips_none_of_its_samples():
     orders = [Order(5_000_000, 8, 1, 0), Order(5_000_000, 8, 1, 1), Order(40_000, 8, 1, 2)]
     mixture = Mixture(orders, [5.0, 3.0, 2.0], 1)
 
@@ -79,6 +79,6 @@ def test_a_mixture_draws_each_stream_by_its_weight_and_skips_none_of_its_samples
 
 
 @pytest.mark.parametrize("weights", [[1.0, 0.0], [1.0, -1.0], [1.0], [1.0, float("nan")], [1.0, 1e-9]])
-def test_weights_that_mean_nothing_are_refused(weights: list[float]) -> None:
+def test_weights_that_mean_nothing_are_refused(weights):
     with pytest.raises(ValueError, match="mixture"):
         Mixture([Order(100, 8, 0), Order(100, 8, 1)], weights, 0)

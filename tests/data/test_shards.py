@@ -3,7 +3,6 @@ import json
 import os
 import shutil
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ from tokenizers import Tokenizer
 
 from kerple.base.errors import UserError
 from kerple.cli import inspect
-from kerple.data.manifest import SPLITS, Manifest
+from kerple.data.manifest import SPLITS
 from kerple.data.prepare.build import split_of
 from kerple.data.shards import BLOCK, Folder, verify
 
@@ -28,7 +27,7 @@ def expected_streams(documents: list[str], folder: Path) -> dict[str, list[int]]
     return streams
 
 
-def test_shards_hold_every_document_once_in_order(prepared: Path, documents: list[str]) -> None:
+def test_shards_hold_every_document_once_in_order(prepared, documents):
     folder = Folder(str(prepared))
     for split, expected in expected_streams(documents, prepared).items():
         stream = folder.stream(split)
@@ -43,8 +42,8 @@ def test_shards_hold_every_document_once_in_order(prepared: Path, documents: lis
 
 
 def test_the_checksum_of_a_split_is_that_of_its_tokens_however_they_are_cut(
-    prepared: Path, json_lines: Path, documents: list[str], tmp_path: Path, small_build: Callable[..., Manifest]
-) -> None:
+    prepared, json_lines, documents, tmp_path, small_build
+):
     one = small_build(tmp_path, json_lines, tokenizer=str(prepared), part=1_000_000)
     assert [len(split.shards) for split in one.splits.values()] == [1, 1, 1]
     for split, expected in expected_streams(documents, prepared).items():
@@ -53,14 +52,14 @@ def test_the_checksum_of_a_split_is_that_of_its_tokens_however_they_are_cut(
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 700, 5000])
-def test_reading_across_shards(prepared: Path, documents: list[str], count: int) -> None:
+def test_reading_across_shards(prepared, documents, count):
     stream, expected = Folder(str(prepared)).stream("train"), expected_streams(documents, prepared)["train"]
     for start in {0, *(max(end - 1, 0) for end in stream.ends), *stream.ends}:
         if start + count <= len(stream):
             assert stream.read(start, count).tolist() == expected[start : start + count]
 
 
-def test_webdataset_and_tar_read_the_same(prepared: Path) -> None:
+def test_webdataset_and_tar_read_the_same(prepared):
     stream = Folder(str(prepared)).stream("train")
     shards = sorted(map(str, prepared.glob("train-*.tar")))
 
@@ -73,7 +72,7 @@ def test_webdataset_and_tar_read_the_same(prepared: Path) -> None:
 
 
 @pytest.fixture
-def copied(prepared: Path, tmp_path: Path) -> Path:
+def copied(prepared, tmp_path):
     return Path(shutil.copytree(prepared, tmp_path / "copy"))
 
 
@@ -93,7 +92,7 @@ def cut(path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["train-00001.tar", "test-00000.tar", "tokenizer.json"])
 @pytest.mark.parametrize("damage", [flip, grow, cut, Path.unlink])
-def test_a_damaged_file_is_named(copied: Path, damage: Callable[[Path], None], name: str) -> None:
+def test_a_damaged_file_is_named(copied, damage, name):
     damage(copied / name)
     with pytest.raises(UserError, match=name) as caught:
         verify(Folder(str(copied)))
@@ -105,7 +104,7 @@ def test_a_damaged_file_is_named(copied: Path, damage: Callable[[Path], None], n
 
 
 @pytest.mark.parametrize("token", [299, 300])
-def test_a_shard_whose_checksum_was_made_anew_is_found_by_its_tokens(copied: Path, token: int) -> None:
+def test_a_shard_whose_checksum_was_made_anew_is_found_by_its_tokens(copied, token):
     shard, manifest = copied / "train-00000.tar", json.loads((copied / "manifest.json").read_text())
     content = bytearray(shard.read_bytes())
     content[BLOCK : BLOCK + 2] = token.to_bytes(2, "little")
@@ -118,8 +117,8 @@ def test_a_shard_whose_checksum_was_made_anew_is_found_by_its_tokens(copied: Pat
 
 
 def test_a_path_may_have_bytes_that_are_no_unicode_and_the_marks_of_a_pattern(
-    json_lines: Path, tmp_path: Path, small_build: Callable[..., Manifest], capsys: pytest.CaptureFixture[str]
-) -> None:
+    json_lines, tmp_path, small_build, capsys
+):
     corpus, folder = (tmp_path / os.fsdecode(name) for name in (b"[1] caf\xe9*", b"[x] caf\xe9"))
     shutil.copytree(json_lines, corpus)
     small_build(folder, corpus)

@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,18 +25,18 @@ PIECES.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteF
 
 
 @pytest.fixture(scope="module")
-def tokenizer(documents: list[str]) -> Tokenizer:
+def tokenizer(documents):
     return train_tokenizer(documents, 400)
 
 
-def test_training_twice_gives_the_same_tokenizer(tokenizer: Tokenizer, documents: list[str]) -> None:
+def test_training_twice_gives_the_same_tokenizer(tokenizer, documents):
     assert train_tokenizer(documents, 400).to_str() == tokenizer.to_str()
     assert tokenizer.get_vocab_size() == 400
 
 
 @given(st.lists(st.text(alphabet="ab1-. \n\té", min_size=1, max_size=20) | st.sampled_from("ab1- \n"), max_size=20))
 @settings(max_examples=100, deadline=None)
-def test_only_what_is_longer_than_a_run_may_be_is_cut(parts: list[str]) -> None:
+def test_only_what_is_longer_than_a_run_may_be_is_cut(parts):
     text = "".join(part * (300 if len(part) == 1 else 1) for part in parts)
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
 
@@ -54,31 +52,23 @@ def test_only_what_is_longer_than_a_run_may_be_is_cut(parts: list[str]) -> None:
 
 @given(st.text(max_size=200))
 @settings(max_examples=100, deadline=None)
-def test_every_text_comes_back(tokenizer: Tokenizer, text: str) -> None:
-    ids = encode(tokenizer, text)
+def test_every_text_comes_back_and_its_tokens_have_its_bytes(tokenizer, text):
+    ids, sizes = encode(tokenizer, text), token_bytes(tokenizer)  # most characters are parts: there are 143 merges
 
     assert tokenizer.decode(ids, skip_special_tokens=False) == text
-
-
-@given(st.text(max_size=200))
-@settings(max_examples=100, deadline=None)
-def test_the_bytes_of_tokens_are_those_of_the_text(tokenizer: Tokenizer, text: str) -> None:
-    sizes = token_bytes(tokenizer)
-    ids = encode(tokenizer, text)  # most characters are parts here: the vocabulary has 143 merges
-
     assert sum(sizes[i] for i in ids) == len(text.encode())
 
 
 @given(st.lists(st.text(alphabet="ab é猫z.", min_size=1, max_size=8), max_size=9).map(" ".join))
 @settings(max_examples=100, deadline=None)
-def test_the_bytes_of_pieces_with_bytes_to_fall_back_to(text: str) -> None:
+def test_the_bytes_of_pieces_with_bytes_to_fall_back_to(text):
     sizes = token_bytes(PIECES)
     ids = PIECES.encode(text, add_special_tokens=False).ids
 
     assert sum(sizes[i] for i in ids) == len(text.encode())
 
 
-def test_special_tokens_have_no_bytes_and_added_ones_their_own(tokenizer: Tokenizer) -> None:
+def test_special_tokens_have_no_bytes_and_added_ones_their_own(tokenizer):
     copy = Tokenizer.from_str(tokenizer.to_str())
     copy.add_tokens(["é é"])
     sizes = token_bytes(copy)
@@ -87,27 +77,15 @@ def test_special_tokens_have_no_bytes_and_added_ones_their_own(tokenizer: Tokeni
     assert sizes[copy.token_to_id("<|endoftext|>")] == 0
 
 
-def test_the_name_of_the_end_of_text_token_in_a_text_is_only_letters(tokenizer: Tokenizer) -> None:
+def test_the_name_of_the_end_of_text_token_in_a_text_is_only_letters(tokenizer):
     ids = encode(tokenizer, "a<|endoftext|>b")
 
     assert tokenizer.token_to_id("<|endoftext|>") not in ids
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[1, 2]", '{"model": 3}', "\x00"])
-def test_a_file_that_is_no_tokenizer_is_named(tmp_path: Path, content: str) -> None:
+@pytest.mark.parametrize("content", ["", '{"model": 3}', "\x00"])
+def test_a_file_that_is_no_tokenizer_is_named(tmp_path, content):
     path = tmp_path / "tokenizer.json"
     path.write_text(content)
     with pytest.raises(ValueError, match=r"tokenizer: .*could not be loaded"):
         load_tokenizer(str(path))
-
-
-def test_a_directory_or_a_missing_file(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    with pytest.raises(ValueError, match="no file"):
-        load_tokenizer(str(tmp_path / "nothing.json"))
-    (tmp_path / "tokenizer.json").write_text(tokenizer.to_str())
-    assert load_tokenizer(str(tmp_path)).to_str() == tokenizer.to_str()
-
-
-def test_a_vocabulary_smaller_than_the_bytes_is_refused() -> None:
-    with pytest.raises(ValueError, match="got 256, expected at least 257"):
-        train_tokenizer(["text"], 256)

@@ -6,7 +6,6 @@ import re
 import runpy
 import shlex
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,7 +30,7 @@ def commands(page: str) -> list[list[str]]:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def trained(tmp_path_factory):
     """The folder of a reader who has trained and tested both models of the page."""
     folder = tmp_path_factory.mktemp("reader")
     (config,) = blocks("own-figure.md", "yaml")
@@ -56,7 +55,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_the_figure_shows_what_both_tests_have_written(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_figure_shows_what_both_tests_have_written(trained, capsys):
     runpy.run_path("my_figure.py")
     printed = dict(line.split(" ", 1) for line in capsys.readouterr().out.splitlines())
 
@@ -74,7 +73,7 @@ def test_the_figure_shows_what_both_tests_have_written(trained: Path, capsys: py
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_the_analysis_writes_the_mean_over_its_blocks(trained: Path) -> None:
+def test_the_analysis_writes_the_mean_over_its_blocks(trained):
     (command,) = commands("own-analysis.md")
     main(command)
     (written,) = (trained / "logs/first/KerpleLog/seed-1235").glob("test*/first_token.csv")

@@ -107,7 +107,7 @@ def test_offsets_move_learned_positions_and_not_rope():
         HuggingFaceNetwork(tiny("bloom"), LENGTH).losses(tokens, offset=1)
 
 
-def test_learned_positions_are_rows_of_a_table_but_the_reserved_ones() -> None:
+def test_learned_positions_are_rows_of_a_table_but_the_reserved_ones():
     network = HuggingFaceNetwork(small(hf.OPTConfig, ffn_dim=48, word_embed_proj_dim=32, max_position_embeddings=24))
     assert (network.max_length, network.strategy) == (24, "Learned")
     with torch.inference_mode():

@@ -56,7 +56,7 @@ def read_again(folder: Path) -> Transformer:
 
 @pytest.mark.parametrize("name", OURS)
 @torch.inference_mode()
-def test_out_and_in_again_gives_the_same_logits_and_text(name: str, tmp_path: Path) -> None:
+def test_out_and_in_again_gives_the_same_logits_and_text(name, tmp_path):
     ours, architecture = written(OURS[name], tmp_path)
     assert architecture == "KerpleForCausalLM"
     loaded, tokens = hf.AutoModelForCausalLM.from_pretrained(tmp_path).eval(), text(1, 40)
@@ -68,7 +68,7 @@ def test_out_and_in_again_gives_the_same_logits_and_text(name: str, tmp_path: Pa
 
 @pytest.mark.parametrize("name", STOCK)
 @torch.inference_mode()
-def test_a_run_that_is_a_llama_is_written_as_one(name: str, tmp_path: Path) -> None:
+def test_a_run_that_is_a_llama_is_written_as_one(name, tmp_path):
     ours, architecture = written(STOCK[name], tmp_path)
     assert architecture == f"{name}ForCausalLM"
     loaded, tokens = hf.AutoModelForCausalLM.from_pretrained(tmp_path).eval(), text(2, 40)
@@ -77,7 +77,7 @@ def test_a_run_that_is_a_llama_is_written_as_one(name: str, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_stock_llama_loads_without_this_package(tmp_path: Path) -> None:
+def test_a_stock_llama_loads_without_this_package(tmp_path):
     written(STOCK["Llama"], tmp_path)
     program = (
         "import sys; sys.modules['kerple'] = None\n"
@@ -90,13 +90,13 @@ def test_a_stock_llama_loads_without_this_package(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "position", ["Coupled", {"class_path": "Together", "init_args": {"parts": ["NoPE", "Abacus"]}}]
 )
-def test_places_that_a_task_gives_are_not_exported(position: Any, tmp_path: Path) -> None:
+def test_places_that_a_task_gives_are_not_exported(position, tmp_path):
     with pytest.raises(UserError, match=r"position: got (Coupled|Abacus), whose places a task gives"):
         written({"position": position}, tmp_path / "folder")
     assert not (tmp_path / "folder").exists()
 
 
-def test_the_trainer_takes_the_mean_over_accumulated_batches(tmp_path: Path) -> None:
+def test_the_trainer_takes_the_mean_over_accumulated_batches(tmp_path):
     rows = [{"input_ids": row, "labels": row} for row in text(4, 12)]
     trained = []
     for accumulated in (1, 4):
@@ -113,7 +113,7 @@ def test_the_trainer_takes_the_mean_over_accumulated_batches(tmp_path: Path) -> 
 
 
 @pytest.fixture(scope="module")
-def place(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(corpus, tmp_path_factory):
     folder = tmp_path_factory.mktemp("export")
     shards = {"corpus": str(corpus), "directory": str(folder / "shards"), "vocabulary": 270}
     config = {
@@ -138,7 +138,7 @@ def fit(place: Path, name: str, *flags: str) -> str:
     return str(place / name / "checkpoints" / "last.ckpt")
 
 
-def test_generate_writes_what_predict_writes(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_writes_what_predict_writes(place, capsys):
     path, folder = fit(place, "run", "--model.position=KerpleLog"), place / "out"
     main(["export", "--ckpt_path", path, "--to", str(folder)])
     capsys.readouterr()
@@ -152,7 +152,7 @@ def test_generate_writes_what_predict_writes(place: Path, capsys: pytest.Capture
     assert "out, which is not empty; name a new folder" in capsys.readouterr().err
 
 
-def test_weights_start_a_fit_with_another_strategy(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_weights_start_a_fit_with_another_strategy(place, capsys):
     folder = place / "theirs"
     tiny("llama", vocab_size=270).save_pretrained(folder)
     path = fit(place, "retrofit", "--weights", str(folder), "--model.position", "KerpleLog", "--model.lr", "1e-12")
@@ -170,7 +170,7 @@ def test_weights_start_a_fit_with_another_strategy(place: Path, capsys: pytest.C
     assert type(load(from_ours)[0].network.positions[0]).__name__ == "NoPE"
 
 
-def test_weights_for_another_vocabulary_are_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_weights_for_another_vocabulary_are_refused(place, capsys):
     tiny("llama", vocab_size=300).save_pretrained(place / "larger")
     with pytest.raises(SystemExit):
         fit(place, "refused", "--weights", str(place / "larger"))

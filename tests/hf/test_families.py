@@ -1,7 +1,5 @@
 """Models of each family, read into our own Transformer, give the same logits."""
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -33,7 +31,7 @@ VARIANTS = [
 
 @pytest.mark.parametrize(("family", "changes"), VARIANTS)
 @torch.inference_mode()
-def test_logits_are_theirs_beyond_the_training_length_and_with_a_cache(family: str, changes: dict) -> None:
+def test_logits_are_theirs_beyond_the_training_length_and_with_a_cache(family, changes):
     theirs = tiny(family, **changes)
     ours, tokens = imported(theirs), text(2, 3 * LENGTH)
     expected = theirs(tokens).logits
@@ -44,20 +42,20 @@ def test_logits_are_theirs_beyond_the_training_length_and_with_a_cache(family: s
 
 
 @torch.inference_mode()
-def test_a_mistral_is_read() -> None:
+def test_a_mistral_is_read():
     theirs = small(hf.MistralConfig, intermediate_size=48, num_key_value_heads=2, sliding_window=None)
     tokens = text(2, 3 * LENGTH)
     torch.testing.assert_close(imported(theirs)(tokens), theirs(tokens).logits, atol=1e-4, rtol=1e-4)
 
 
 @torch.inference_mode()
-def test_dynamic_scaling_is_read() -> None:
+def test_dynamic_scaling_is_read():
     theirs = tiny("llama", rope_parameters={"rope_type": "dynamic", "rope_theta": 500.0, "factor": 2.0})
     tokens = text(2, 3 * LENGTH)
     torch.testing.assert_close(imported(theirs)(tokens), theirs(tokens).logits, atol=1e-4, rtol=1e-4)
 
 
-def test_another_strategy_keeps_its_own_parameters_and_the_account_says_so() -> None:
+def test_another_strategy_keeps_its_own_parameters_and_the_account_says_so():
     theirs = tiny("gpt2")
     read = read_family(theirs.config, theirs.state_dict())
     options = {**read.model, "position": {"class_path": "kerple.positions.KerpleLog"}}
@@ -72,7 +70,7 @@ def test_another_strategy_keeps_its_own_parameters_and_the_account_says_so() -> 
     assert "(positions.0.table)" in str(account)
 
 
-def test_an_embedding_may_have_rows_to_spare() -> None:
+def test_an_embedding_may_have_rows_to_spare():
     theirs = tiny("llama")
     read = read_family(theirs.config, theirs.state_dict())
     network = transformer({**read.model, "vocabulary": VOCABULARY + 4})
@@ -91,7 +89,7 @@ def test_an_embedding_may_have_rows_to_spare() -> None:
         ({"bias": True}, "blocks.0.attention.qkv.bias|attention.out.bias is not there"),
     ],
 )
-def test_weights_that_do_not_fit_are_refused_and_nothing_is_changed(changes: dict, told: str) -> None:
+def test_weights_that_do_not_fit_are_refused_and_nothing_is_changed(changes, told):
     theirs = tiny("llama")
     read = read_family(theirs.config, theirs.state_dict())
     network = transformer(read.model | changes)
@@ -101,7 +99,7 @@ def test_weights_that_do_not_fit_are_refused_and_nothing_is_changed(changes: dic
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
 
 
-def test_a_table_of_positions_must_have_its_length() -> None:
+def test_a_table_of_positions_must_have_its_length():
     theirs = tiny("gpt2")
     read = read_family(theirs.config, theirs.state_dict())
     with pytest.raises(ValueError, match=r"set data.length to 128, or exchange the strategy"):
@@ -121,12 +119,12 @@ def test_a_table_of_positions_must_have_its_length() -> None:
         (hf.OPTConfig, {}, "is a opt, none of llama"),
     ],
 )
-def test_what_ours_does_not_have_is_refused(config: type, changes: dict[str, Any], reason: str) -> None:
+def test_what_ours_does_not_have_is_refused(config, changes, reason):
     with pytest.raises(ValueError, match=f"{reason}.*test --hf"):
         read_family(config(**changes), {})
 
 
-def test_a_file_may_name_no_strategies_but_ours() -> None:
+def test_a_file_may_name_no_strategies_but_ours():
     theirs = tiny("llama")
     read = read_family(theirs.config, theirs.state_dict())
     with pytest.raises(ValueError, match=r"position: names the class os.system, which is not one of this project"):

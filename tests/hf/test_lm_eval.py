@@ -37,7 +37,7 @@ TASK = {
 @pytest.mark.slow
 @pytest.mark.skipif(not (HARNESS / "lm_eval").is_dir(), reason="lm-evaluation-harness is not installed")
 @torch.inference_mode()
-def test_the_harness_reads_an_exported_model(tmp_path: Path) -> None:
+def test_the_harness_reads_an_exported_model(tmp_path):
     torch.manual_seed(0)
     options = {"dim": 16, "heads": 2, "length": LENGTH, "layers": 1, "vocabulary": 257, "position": "KerpleLog"}
     network = transformer(options | {"init": 0.3}).eval()

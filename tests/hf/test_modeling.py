@@ -1,6 +1,5 @@
 """The exported model under what transformers does with models: other optimisers, caches, masks and vocabularies."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ def made(position: Any = "KerpleLog") -> KerpleForCausalLM:
     return KerpleForCausalLM(KerpleConfig(network | {"init": 0.3})).eval()
 
 
-def test_parameters_are_in_their_ranges_after_each_step_of_any_optimiser() -> None:
+def test_parameters_are_in_their_ranges_after_each_step_of_any_optimiser():
     model = made().train()
     rate, other = model.network.positions[0].r2, made().train().network.positions[0].r2
     with torch.no_grad():
@@ -31,7 +30,7 @@ def test_parameters_are_in_their_ranges_after_each_step_of_any_optimiser() -> No
     assert float(other.detach().max()) < 0  # of a model that this optimiser does not train
 
 
-def test_positions_are_drawn_once_a_step_and_not_once_a_forward(tmp_path: Path) -> None:
+def test_positions_are_drawn_once_a_step_and_not_once_a_forward(tmp_path):
     model = made("RandomizedPositions").train()
     position = model.network.positions[0]
     before, rows = position.drawn.clone(), [{"input_ids": row, "labels": row} for row in text(12, 12)]
@@ -48,7 +47,7 @@ def test_positions_are_drawn_once_a_step_and_not_once_a_forward(tmp_path: Path) 
 
 
 @torch.inference_mode()
-def test_a_cache_that_is_given_is_used() -> None:
+def test_a_cache_that_is_given_is_used():
     model, prompt = made(), text(2, 9)
     begun = model(prompt[:, :5], use_cache=True).past_key_values
     went_on = model.generate(prompt, past_key_values=begun, max_new_tokens=5, do_sample=False)
@@ -56,14 +55,14 @@ def test_a_cache_that_is_given_is_used() -> None:
     assert torch.equal(went_on, model.generate(prompt, max_new_tokens=5, do_sample=False))
 
 
-def test_assisted_generation_is_refused_by_transformers() -> None:
+def test_assisted_generation_is_refused_by_transformers():
     """It would take rejected tokens out of the cache again."""
     with pytest.raises(ValueError, match="stateful"):
         made().generate(text(1, 9), max_new_tokens=5, prompt_lookup_num_tokens=3, do_sample=False)
 
 
 @pytest.mark.parametrize("use_cache", [True, False])
-def test_prompts_with_padding_are_refused(use_cache: bool) -> None:
+def test_prompts_with_padding_are_refused(use_cache):
     prompt = text(2, 9)
     seen = torch.ones_like(prompt)
     seen[0, 7:] = 0
@@ -74,14 +73,14 @@ def test_prompts_with_padding_are_refused(use_cache: bool) -> None:
 
 
 @torch.inference_mode()
-def test_padding_on_the_right_changes_no_text_that_is_scored() -> None:
+def test_padding_on_the_right_changes_no_text_that_is_scored():
     model, tokens = made(), text(2, 9)
     seen = torch.ones_like(tokens)
     seen[:, 7:] = 0
     torch.testing.assert_close(model(tokens, attention_mask=seen).logits[:, :7], model(tokens[:, :7]).logits)
 
 
-def test_the_loss_is_that_of_the_next_token_and_leaves_out_what_is_marked() -> None:
+def test_the_loss_is_that_of_the_next_token_and_leaves_out_what_is_marked():
     model, tokens = made(), text(2, 9)
     labels = tokens.clone()
     labels[0, 4:] = -100
@@ -90,7 +89,7 @@ def test_the_loss_is_that_of_the_next_token_and_leaves_out_what_is_marked() -> N
 
 
 @torch.inference_mode()
-def test_positions_of_several_texts_in_one_row_are_refused() -> None:
+def test_positions_of_several_texts_in_one_row_are_refused():
     model, tokens = made(), text(1, 6)
     with pytest.raises(UserError, match="position_ids: got others than those of one text"):
         model(tokens, position_ids=torch.tensor([[0, 1, 2, 0, 1, 2]]))
@@ -100,12 +99,12 @@ def test_positions_of_several_texts_in_one_row_are_refused() -> None:
 
 
 @torch.inference_mode()
-def test_there_is_no_cache_for_angles_that_depend_on_the_length() -> None:
+def test_there_is_no_cache_for_angles_that_depend_on_the_length():
     assert made(DYNAMIC)(text(1, 6), use_cache=True).past_key_values is None
 
 
 @torch.inference_mode()
-def test_beams_write_with_a_cache_what_they_write_without() -> None:
+def test_beams_write_with_a_cache_what_they_write_without():
     options = {"max_new_tokens": 6, "num_beams": 3, "do_sample": False}
     cached, whole = (made().generate(text(2, 9), use_cache=use_cache, **options) for use_cache in (True, False))
     assert torch.equal(cached, whole)

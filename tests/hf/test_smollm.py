@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 
 @torch.inference_mode()
-def test_our_import_reads_text_as_transformers_does() -> None:
+def test_our_import_reads_text_as_transformers_does():
     source = locate("smollm2-135m")
     model = read_model(source, read_model_config(source))
     theirs = HuggingFaceNetwork(model)
@@ -42,7 +42,7 @@ def test_our_import_reads_text_as_transformers_does() -> None:
 
 
 @pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> str:
+def shards(tmp_path_factory):
     """argparse.py in the model's tokens, all of it the test split."""
     folder = str(tmp_path_factory.mktemp("smollm") / "shards")
     given = {"corpus": argparse.__file__, "directory": folder, "shares": (0.0, 0.0, 1.0), "prepare_workers": 1}
@@ -57,9 +57,7 @@ def run(shards: str, callback: str, **options: object) -> None:
     main(["test", "--hf", "smollm2-135m", *data, *quiet, "--trainer.callbacks", given])
 
 
-def test_key_tokens_are_those_that_its_far_context_tells(
-    shards: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_key_tokens_are_those_that_its_far_context_tells(shards, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run(shards, "LongPerplexity", lengths=[128, 512, 2048], short=128, stride=64, blocks=1)
     ppl = results.totals(results.read(Path("out"))[0]).set_index("length")["value"]
@@ -70,7 +68,7 @@ def test_key_tokens_are_those_that_its_far_context_tells(
     assert 5 < len(keys) < 500
 
 
-def test_it_finds_needles(shards: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_finds_needles(shards, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run(shards, "Needle", lengths=[256, 512], depths=[0.0, 0.5, 1.0], problems=2)
     with Path("out/niah_single_1.csv").open() as file:

@@ -22,7 +22,7 @@ def saved(folder: Path, content: dict[str, Any]) -> str:
     return str(folder / "last.ckpt")
 
 
-def test_the_sizes_are_those_of_the_checkpoint(tmp_path: Path) -> None:
+def test_the_sizes_are_those_of_the_checkpoint(tmp_path):
     path = Path(saved(tmp_path, WHOLE)).rename(tmp_path / "best")  # whatever its name
     model = read(str(path), classes()).model
     assert (model["length"], model["vocabulary"]) == (16, 9)
@@ -37,6 +37,6 @@ def test_the_sizes_are_those_of_the_checkpoint(tmp_path: Path) -> None:
         WHOLE | {"hyper_parameters": {"length": "x"}},
     ],
 )
-def test_a_checkpoint_without_a_model_is_none(content: dict[str, Any], tmp_path: Path) -> None:
+def test_a_checkpoint_without_a_model_is_none(content, tmp_path):
     with pytest.raises(UserError, match=r"last\.ckpt is not a checkpoint"):
         read(saved(tmp_path, content), classes())

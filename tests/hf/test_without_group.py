@@ -41,7 +41,7 @@ COMMANDS = {
 
 
 @pytest.fixture(scope="module")
-def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def packages(tmp_path_factory):
     """A folder of links to every installed package but those of the group: as if nobody had installed it."""
     folder = tmp_path_factory.mktemp("packages")
     for entry in Path(sysconfig.get_paths()["purelib"]).iterdir():
@@ -62,7 +62,7 @@ def python(packages: Path, where: Path, *arguments: str) -> subprocess.Completed
 
 
 @pytest.mark.slow
-def test_the_package_imports_and_each_command_names_the_line_that_installs(packages: Path, tmp_path: Path) -> None:
+def test_the_package_imports_and_each_command_names_the_line_that_installs(packages, tmp_path):
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     ended = python(packages, tmp_path, "-c", PROGRAM % (GROUP, [arguments for arguments, _ in COMMANDS.values()]))
     assert ended.returncode == 0, ended.stderr[-3000:]

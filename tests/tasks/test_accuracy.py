@@ -19,7 +19,7 @@ from kerple.evaluation import results
 from kerple.evaluation.results import Row
 from kerple.model.generation import fill_in
 from kerple.positions import build
-from kerple.tasks import Addition, AssociativeRecall, Copy, ModularSum, Parity, Sort, Task, TaskData
+from kerple.tasks import Addition, AssociativeRecall, Copy, ModularSum, Parity, Sort, TaskData
 from kerple.tasks.accuracy import MOST_TICKS, AnswerAccuracy, TaskAccuracy, answer_table, heat_map, result_rows
 from kerple.tasks.base import Example
 from kerple.tasks.sampling import collate
@@ -62,7 +62,7 @@ TASKS = [Copy(), Addition(), Sort(), AssociativeRecall()]
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
-def test_teacher_forced_and_generated_exact_match_agree(task: Task) -> None:
+def test_teacher_forced_and_generated_exact_match_agree(task):
     data = TaskData(task, 200, train_length=6, test_lengths=[3, 6, 7], test_examples=25)
     sequences = [example.tokens() for group in data.test_problems for example in group]
     for generate in (False, True):
@@ -78,7 +78,7 @@ def test_teacher_forced_and_generated_exact_match_agree(task: Task) -> None:
 
 
 @pytest.mark.parametrize(("task", "chance"), [(Parity(), 1 / 2), (ModularSum(), 1 / 10)], ids=["parity", "sum"])
-def test_shuffled_answers_are_near_chance(task: Task, chance: float) -> None:
+def test_shuffled_answers_are_near_chance(task, chance):
     data = TaskData(task, 200, train_length=6, test_lengths=[20], test_examples=1500, eval_batch_size=1500)
     (batch,) = data.test_dataloader()
     tokens, count = batch["tokens"], AnswerAccuracy(1500)
@@ -90,7 +90,7 @@ def test_shuffled_answers_are_near_chance(task: Task, chance: float) -> None:
     assert table["right"].sum() / table["scored"].sum() == pytest.approx((exact + 1) / 2)  # the end is always right
 
 
-def test_counting_by_hand() -> None:
+def test_counting_by_hand():
     targets = torch.tensor([[1, 2, 3], [4, 5, 6], [7, 8, 9], [1, 1, 1]])
     predictions = torch.tensor([[1, 2, 3], [4, 0, 6], [0, 8, 9], [1, 1, 1]])
     scored = torch.tensor([[0, 1, 1], [1, 1, 1], [0, 1, 0], [1, 1, 1]]).bool()
@@ -116,13 +116,13 @@ def test_counting_by_hand() -> None:
     ]  # fmt: skip
 
 
-def test_padding_is_never_scored() -> None:
+def test_padding_is_never_scored():
     data = TaskData(Addition(), 200, train_length=6, test_lengths=[3, 6, 7], test_examples=25)
     batch = collate([example for group in data.test_problems for example in group])
     assert not (batch["scored"] & (batch["tokens"][:, 1:] == 0)).any()
 
 
-def test_a_single_example_is_counted_too() -> None:
+def test_a_single_example_is_counted_too():
     metric = AnswerAccuracy(1)
     metric.update(torch.ones(1, 2).long(), torch.ones(1, 2).long(), torch.ones(1, 2).bool(), torch.zeros(1).long())
     table = answer_table([Example("", "", (3,))], metric.compute())
@@ -150,7 +150,7 @@ def trained(
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_trained_model_is_reported_by_length_and_protocol(tmp_path: Path) -> None:
+def test_a_trained_model_is_reported_by_length_and_protocol(tmp_path):
     data = TaskData(Copy(repeated=True), 10, train_length=4, batch_size=32, test_examples=40, seed=0)
     table, about, folder = trained(data, tmp_path, 80, generate=True)
     assert about["protocols"] == ["repeated copy", "repeated copy generated"]
@@ -178,7 +178,7 @@ def test_a_trained_model_is_reported_by_length_and_protocol(tmp_path: Path) -> N
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("lengths", "read"), [([1, 2, 8, 9], [1, 2]), ([8, 9], [])])
-def test_lengths_beyond_the_last_position_are_skipped(tmp_path: Path, lengths: list[int], read: list[int]) -> None:
+def test_lengths_beyond_the_last_position_are_skipped(tmp_path, lengths, read):
     data = TaskData(Addition(), 10, train_length=2, test_lengths=lengths, batch_size=8, test_examples=4)
     table, about, folder = trained(data, tmp_path, 2, position="Learned")
     assert sorted(set(table["length"])) == read
@@ -186,14 +186,14 @@ def test_lengths_beyond_the_last_position_are_skipped(tmp_path: Path, lengths: l
     assert (folder / "accuracy_map.png").exists() == bool(read)
 
 
-def test_data_that_is_no_task_is_refused() -> None:
+def test_data_that_is_no_task_is_refused():
     trainer = Trainer(logger=False, enable_checkpointing=False, accelerator="cpu")
     trainer.datamodule = LightningDataModule()
     with pytest.raises(ValueError, match=r"TaskAccuracy: got data \w+, expected a task"):
         TaskAccuracy().setup(trainer, None, "test")
 
 
-def test_every_pair_of_sizes_has_its_cell_and_what_was_not_tested_is_empty() -> None:
+def test_every_pair_of_sizes_has_its_cell_and_what_was_not_tested_is_empty():
     nothing = float("nan")
     cells = pd.DataFrame([[0.9, 0.8], [0.5, nothing], [nothing, 0.1]], index=[20, 40, 80], columns=[0, 9])
     axes = heat_map(cells.rename_axis(index="length", columns="tenth"), 40, "a map").axes[0]
@@ -208,7 +208,7 @@ def test_every_pair_of_sizes_has_its_cell_and_what_was_not_tested_is_empty() -> 
 
 
 @pytest.mark.slow
-def test_the_command_line_reports_the_same_on_two_devices(tmp_path: Path) -> None:
+def test_the_command_line_reports_the_same_on_two_devices(tmp_path):
     """Through run.py, because a collective that one rank alone starts would hang there and nowhere else."""
 
     def run(*arguments: str) -> None:

@@ -40,14 +40,14 @@ class Spaces(Accents):
     letter = "a"
 
 
-def test_a_task_that_does_not_fit_is_told_when_it_is_made() -> None:
+def test_a_task_that_does_not_fit_is_told_when_it_is_made():
     with pytest.raises(UserError, match="the character 'é', expected one of"):
         TaskData(Accents(), 99, train_length=3)
     with pytest.raises(UserError, match="the task 'spaces' no validation problem; hold out more"):
         _ = TaskData(Spaces(), 99, train_length=3, held_out=1e-9).validation_problems
 
 
-def test_training_lengths_are_uniform() -> None:
+def test_training_lengths_are_uniform():
     data, draws = TaskData(Reverse(), 100, train_length=10, seed=3), 5_000
     counts = np.bincount([data.sample(i).sizes[0] for i in range(draws)], minlength=11)
     assert counts[0] == 0
@@ -59,7 +59,7 @@ def test_training_lengths_are_uniform() -> None:
     [Copy(symbols=3), Addition(), ModularSum(), VariableChain()],
     ids=lambda task: type(task).__name__,
 )
-def test_no_test_or_validation_problem_is_trained_on(task) -> None:
+def test_no_test_or_validation_problem_is_trained_on(task):
     data = TaskData(task, 200, train_length=4, test_lengths=list(range(1, 9)), validation_examples=200)
     trained = {data.sample(i).identity for i in range(2000)}
     tested = {example.identity for group in data.test_problems for example in group}
@@ -73,7 +73,7 @@ def test_no_test_or_validation_problem_is_trained_on(task) -> None:
     assert whole & tested  # or nothing of the training lengths would be tested
 
 
-def test_a_small_space_is_tested_once_each() -> None:
+def test_a_small_space_is_tested_once_each():
     data = TaskData(Parity(), 100, train_length=6, test_lengths=[1, 2, 6, 7])
     groups = dict(zip(data.test_lengths, data.test_problems, strict=True))
     for n, group in groups.items():
@@ -85,7 +85,7 @@ def test_a_small_space_is_tested_once_each() -> None:
     assert not groups[1]
 
 
-def test_batches_are_padded_on_the_right_and_score_answers_only() -> None:
+def test_batches_are_padded_on_the_right_and_score_answers_only():
     data = ranked(TaskData(Sort(), 100, train_length=9, batch_size=16, seed=1))
     for batch in data.train_dataloader():
         assert batch["tokens"].dtype == torch.int64
@@ -99,7 +99,7 @@ def test_batches_are_padded_on_the_right_and_score_answers_only() -> None:
             assert tokens[len(text) :].eq(0).all()
 
 
-def test_the_order_is_the_same_for_any_number_of_workers() -> None:
+def test_the_order_is_the_same_for_any_number_of_workers():
     def seen(workers: int) -> list[str]:
         return sequences(ranked(TaskData(Copy(), 100, batch_size=4, seed=5, workers=workers)).train_dataloader())
 
@@ -110,7 +110,7 @@ def test_the_order_is_the_same_for_any_number_of_workers() -> None:
     assert sequences(other.train_dataloader()) != alone
 
 
-def test_repeated_examples_come_in_a_new_order_each_time() -> None:
+def test_repeated_examples_come_in_a_new_order_each_time():
     data = TaskData(Copy(), 100, batch_size=5, examples=20, seed=5)
     whole = sequences(ranked(data, steps=8).train_dataloader())
     loader = ranked(data, steps=-1).train_dataloader()  # without a number of steps, an epoch has all examples once
@@ -121,7 +121,7 @@ def test_repeated_examples_come_in_a_new_order_each_time() -> None:
 
 
 @pytest.mark.parametrize("world", [1, 3])
-def test_every_test_example_is_seen_once_by_one_rank(world: int) -> None:
+def test_every_test_example_is_seen_once_by_one_rank(world):
     found: list[int] = []
     batches = set()
     for rank in range(world):
@@ -148,7 +148,7 @@ class Seen(Callback):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_resumed_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_a_resumed_run_goes_on_where_it_stopped(tmp_path):
     def run(steps: int, checkpoint: Path | None) -> list[Tensor]:
         seen = Seen()
         saver = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=3, save_top_k=-1)
@@ -178,13 +178,13 @@ def test_a_resumed_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
         ({"test_lengths": [60]}, "data.test_lengths: got lengths 60 to 60, but variable chain"),
     ],
 )
-def test_mistakes_are_named(settings: dict[str, Any], message: str) -> None:
+def test_mistakes_are_named(settings, message):
     with pytest.raises(ValueError, match=message):
         TaskData(VariableChain(), **{"length": 400} | settings)
 
 
 @pytest.mark.parametrize(("world", "accumulate"), [(1, 1), (2, 1), (1, 4)])
-def test_a_state_goes_on_with_other_devices_and_accumulation(world: int, accumulate: int) -> None:
+def test_a_state_goes_on_with_other_devices_and_accumulation(world, accumulate):
     def make(rank: int = 0, world: int = 1, batch_size: int = 4) -> TaskData:
         return ranked(TaskData(Copy(), 100, batch_size=batch_size, seed=5), rank, world, steps=12)
 

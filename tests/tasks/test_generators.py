@@ -49,7 +49,7 @@ def drawn(task: Task, lengths: range = range(1, 31), each: int = 10) -> list[tup
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_answers_and_lengths_are_those_of_an_independent_solver(name: str) -> None:
+def test_answers_and_lengths_are_those_of_an_independent_solver(name):
     task = TASKS[name]
     for n, example in drawn(task):
         solve, measure = CHECKERS[task.name]
@@ -63,13 +63,13 @@ def test_answers_and_lengths_are_those_of_an_independent_solver(name: str) -> No
         assert scored == (example.answer[1::2] if name == "recall" else example.answer) + "»"  # its keys are given
 
 
-def test_every_task_is_checked() -> None:
+def test_every_task_is_checked():
     classes = {value for value in vars(kerple.tasks).values() if inspect.isclass(value) and issubclass(value, Task)}
     assert {type(task) for task in TASKS.values()} == classes - {Task}
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_reversed_addition(padded: bool) -> None:
+def test_reversed_addition(padded):
     for n, example in drawn(Addition(order="reversed", padded=padded)):
         first, second = example.prompt.split("+")
         assert int(first[::-1]) + int(second[::-1]) == int(example.answer[::-1])
@@ -81,7 +81,7 @@ def test_reversed_addition(padded: bool) -> None:
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_reversed_multiplication(padded: bool) -> None:
+def test_reversed_multiplication(padded):
     for n, example in drawn(Multiplication(order="reversed", padded=padded)):
         number, digit = example.prompt.split("*")
         assert example.sizes == (n, int(digit))
@@ -90,7 +90,7 @@ def test_reversed_multiplication(padded: bool) -> None:
 
 
 @pytest.mark.parametrize("keys", [1, 3])
-def test_needles_lie_where_their_sizes_say_and_each_may_be_asked_for(keys: int) -> None:
+def test_needles_lie_where_their_sizes_say_and_each_may_be_asked_for(keys):
     tenths, asked_for = set(), set()
     for _, example in drawn(Needle(keys), range(50, 51), 400):
         haystack, asked = example.prompt.rsplit(";", 1)
@@ -104,21 +104,21 @@ def test_needles_lie_where_their_sizes_say_and_each_may_be_asked_for(keys: int) 
     assert asked_for == set(range(keys))
 
 
-def test_pairs_of_operand_sizes_are_equally_likely() -> None:
+def test_pairs_of_operand_sizes_are_equally_likely():
     sizes = [example.sizes[1:] for _, example in drawn(Addition(), range(4, 5), 7000)]
     pairs = {(a, b) for a in range(1, 5) for b in range(1, 5) if max(a, b) == 4}
     assert set(sizes) == pairs
     assert sum((sizes.count(pair) - 1000) ** 2 / 1000 for pair in pairs) < 22.5  # χ², 6 degrees: p > 0.001
 
 
-def test_the_same_state_gives_the_same_example() -> None:
+def test_the_same_state_gives_the_same_example():
     for task in TASKS.values():
         first, second = (task.example(7, np.random.default_rng(3)) for _ in range(2))
         assert first == second
         assert first != task.example(7, np.random.default_rng(4)) or task.name == "repeated copy"
 
 
-def test_mistakes_are_named() -> None:
+def test_mistakes_are_named():
     with pytest.raises(ValueError, match="symbols: got 53"):
         Copy(symbols=53)
     with pytest.raises(ValueError, match="keys: got 0"):

@@ -3,9 +3,7 @@
 import importlib
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -18,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def my_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+def my_task(tmp_path, monkeypatch):
     code = re.search(r"```python\n(.*?)```", (ROOT / "docs/how-to/own-task.md").read_text(), re.DOTALL)
     assert code
     (tmp_path / "my_task.py").write_text(code[1])
@@ -28,7 +26,7 @@ def my_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleT
     sys.modules.pop("my_task", None)
 
 
-def test_its_problems_and_places_are_what_the_page_says(my_task: ModuleType) -> None:
+def test_its_problems_and_places_are_what_the_page_says(my_task):
     task = my_task.Rotate()
     rng = np.random.default_rng(0)
     for n in range(1, 20):
@@ -44,7 +42,7 @@ def test_its_problems_and_places_are_what_the_page_says(my_task: ModuleType) -> 
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_commands_of_the_page_run(my_task: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_of_the_page_run(my_task, capsys):
     page = (ROOT / "docs/how-to/own-task.md").read_text().replace("\\\n", "")
     commands = [line.split()[2:] for line in page.splitlines() if line.startswith("    python run.py ")]
     fit, test, predict = ([part.strip('"').replace("configs/", f"{ROOT}/configs/") for part in c] for c in commands)

@@ -33,12 +33,12 @@ def places(task: Task, text: str) -> list[int]:
         ("reverse", "«cab=bac»", [0, 2, 3, 4, 5, 4, 3, 2, 0]),
     ],
 )
-def test_places_are_those_of_the_definition(task: str, text: str, expected: list[int]) -> None:
+def test_places_are_those_of_the_definition(task, text, expected):
     assert places(PLACED[task], text) == expected
 
 
 @pytest.mark.parametrize("name", PLACED)
-def test_what_belongs_together_has_one_place(name: str) -> None:
+def test_what_belongs_together_has_one_place(name):
     rng = np.random.default_rng(0)
     for n in (1, 2, 5, 9):
         example = PLACED[name].example(n, rng)
@@ -53,14 +53,14 @@ def test_what_belongs_together_has_one_place(name: str) -> None:
         assert max(found) <= n + 2
 
 
-def test_digits_are_counted_in_every_number() -> None:
+def test_digits_are_counted_in_every_number():
     text = "«-2:3*x^2-10*x^345=07··"
     expected = [0, 0, 1, 0, 1, 0, 0, 0, 1, 0, 1, 2, 0, 0, 0, 1, 2, 3, 0, 1, 2, 0, 0]
     assert abacus(torch.tensor([encode(text)]))[0].tolist() == expected
 
 
 @pytest.mark.parametrize("name", [*PLACED, "abacus"])
-def test_places_are_causal(name: str) -> None:
+def test_places_are_causal(name):
     """Whatever follows, and whatever the tokens are, the places of a prefix are the prefix of the places."""
     function = abacus if name == "abacus" else PLACED[name].places
     generator, rng = torch.Generator().manual_seed(0), np.random.default_rng(0)
@@ -79,7 +79,7 @@ def test_places_are_causal(name: str) -> None:
             torch.testing.assert_close(function(changed)[:, :end], whole[:, :end])
 
 
-def test_a_task_without_places_says_so_in_one_line() -> None:
+def test_a_task_without_places_says_so_in_one_line():
     without = [Addition(), Multiplication(), Sort(), Parity()]
     for task in without:
         with pytest.raises(UserError, match="places") as raised:
@@ -91,7 +91,7 @@ def test_a_task_without_places_says_so_in_one_line() -> None:
         assert TaskData(task, 999).places("abacus") is abacus
 
 
-def test_places_that_a_later_token_changes_are_refused() -> None:
+def test_places_that_a_later_token_changes_are_refused():
     class FromTheRight(Addition):
         """Digits of unpadded numbers counted from their end, which is not there yet."""
 

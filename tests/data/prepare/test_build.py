@@ -6,8 +6,6 @@ import random
 import re
 import resource
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,9 +29,8 @@ Contents = Callable[[Path], dict[str, bytes]]
 
 
 def test_going_on_after_a_stop_before_and_after_any_write(
-    json_lines: Path, prepared: Path, tmp_path: Path, small_build: Build, contents: Contents,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    json_lines, prepared, tmp_path, small_build, contents, monkeypatch
+):
     """Shards, the note of each part, tokenizer, settings, manifest: a stop at each of these writes, on either side."""
     writes, stop_at = 0, 0
 
@@ -64,8 +61,8 @@ def test_going_on_after_a_stop_before_and_after_any_write(
 
 
 def test_what_is_done_is_not_done_again_and_other_settings_are_refused(
-    json_lines: Path, prepared: Path, tmp_path: Path, small_build: Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    json_lines, prepared, tmp_path, small_build, monkeypatch
+):
     with monkeypatch.context() as patch:
         patch.setattr(build, "_check_losses", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
@@ -77,8 +74,8 @@ def test_what_is_done_is_not_done_again_and_other_settings_are_refused(
 
 
 def test_a_part_whose_text_changed_while_nothing_was_prepared_is_done_again(
-    documents: list[str], tmp_path: Path, small_build: Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    documents, tmp_path, small_build, monkeypatch
+):
     corpus = write_lines(tmp_path / "c.jsonl", documents)
     with monkeypatch.context() as patch:
         patch.setattr(build, "_check_losses", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -90,7 +87,7 @@ def test_a_part_whose_text_changed_while_nothing_was_prepared_is_done_again(
     assert changed.splits == small_build(tmp_path / "fresh", corpus, tokenizer=tokenizer).splits
 
 
-def test_duplicates_are_dropped_by_option(documents: list[str], tmp_path: Path, small_build: Build) -> None:
+def test_duplicates_are_dropped_by_option(documents, tmp_path, small_build):
     corpus = write_lines(tmp_path / "twice.jsonl", documents + documents[:40] + documents[:10])
 
     manifest = small_build(tmp_path / "out", corpus, drop_duplicates=True)
@@ -99,22 +96,14 @@ def test_duplicates_are_dropped_by_option(documents: list[str], tmp_path: Path, 
     assert sum(s.documents for s in manifest.splits.values()) == len(documents)
 
 
-def test_documents_go_to_splits_by_their_text_and_in_the_shares_asked_for() -> None:
+def test_documents_go_to_splits_by_their_text_and_in_the_shares_asked_for():
     splits = [split_of(str(i).encode(), (0.949, 0.05, 0.001)) for i in range(40_000)]
 
     assert abs(splits.count("train") / 40_000 - 0.949) < 0.005
     assert abs(splits.count("test") / 40_000 - 0.001) < 0.0008
 
 
-@pytest.mark.parametrize("shares", [(0.5, 0.5, 0.5), (1.2, -0.1, -0.1), (float("nan"), 0.5, 0.5)])
-def test_shares_that_are_none(shares: tuple[float, float, float], tmp_path: Path, small_build: Build) -> None:
-    with pytest.raises(UserError, match="shares"):
-        small_build(tmp_path, "stdlib", shares=shares)
-
-
-def test_bad_lines_are_counted_or_fatal(
-    documents: list[str], tmp_path: Path, small_build: Build, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_lines_are_counted_or_fatal(documents, tmp_path, small_build, capsys):
     corpus = write_lines(tmp_path / "bad.jsonl", documents)
     good = small_build(tmp_path / "good", corpus)
     corpus.write_bytes(b'{"text": "abc\n\n' + corpus.read_bytes() + b'{"text": 7}\n{"text": "\\ud800 alone"}\n{')
@@ -129,16 +118,7 @@ def test_bad_lines_are_counted_or_fatal(
     assert manifest.splits == good.splits
 
 
-def test_a_tokenizer_with_too_many_entries(
-    prepared: Path, json_lines: Path, tmp_path: Path, small_build: Build
-) -> None:
-    with pytest.raises(UserError, match=r"vocabulary: got 299, but tokenizer .* has 300"):
-        small_build(tmp_path, json_lines, tokenizer=str(prepared / "tokenizer.json"), vocabulary=299)
-
-
-def test_a_vocabulary_of_more_than_two_bytes_takes_four(
-    prepared: Path, json_lines: Path, tmp_path: Path, small_build: Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_vocabulary_of_more_than_two_bytes_takes_four(prepared, json_lines, tmp_path, small_build, monkeypatch):
     assert (token_dtype(1 << 16), token_dtype((1 << 16) + 1)) == (np.uint16, np.uint32)
     for module in ("manifest", "prepare.build"):
         monkeypatch.setattr(f"kerple.data.{module}.token_dtype", lambda _: np.dtype("<u4"))
@@ -168,8 +148,8 @@ def good_and_bad(documents: list[str]) -> dict[str, tuple[bytes, bytes]]:
     [*((name, "given") for name in good_and_bad([])), ("truncated.jsonl.gz", "bpe"), ("keyless.jsonl", "bpe")],
 )
 def test_a_corpus_that_is_lost_is_an_error_and_the_mended_one_at_the_same_path_is_used(
-    documents: list[str], prepared: Path, tmp_path: Path, small_build: Build, name: str, tokenizer: str
-) -> None:
+    documents, prepared, tmp_path, small_build, name, tokenizer
+):
     tokenizer = str(prepared) if tokenizer == "given" else tokenizer
     good, bad = good_and_bad(documents)[name]
     corpus, directory = tmp_path / name, tmp_path / "out"
@@ -190,7 +170,7 @@ def test_a_corpus_that_is_lost_is_an_error_and_the_mended_one_at_the_same_path_i
     assert manifest.splits["train"].documents == (len(documents) if "jsonl" in name else 1)
 
 
-def test_the_tokenizer_learns_nothing_of_what_is_held_out(tmp_path: Path, small_build: Build) -> None:
+def test_the_tokenizer_learns_nothing_of_what_is_held_out(tmp_path, small_build):
     shares = (0.5, 0.25, 0.25)
     every = [f"{n}: " + f"{word} " * 30 for n in range(100) for word in ("seen", "kept")]
     texts = [text for text in every if (split_of(text.encode(), shares) == "train") == ("seen" in text)]
@@ -201,7 +181,7 @@ def test_the_tokenizer_learns_nothing_of_what_is_held_out(tmp_path: Path, small_
     assert not any("ep" in piece or "pt" in piece for piece in learned)
 
 
-def test_a_corpus_that_has_changed_is_noticed(documents: list[str], tmp_path: Path, small_build: Build) -> None:
+def test_a_corpus_that_has_changed_is_noticed(documents, tmp_path, small_build):
     folder = tmp_path / "corpus"
     folder.mkdir()
     one, two = (write_lines(folder / f"{name}.jsonl", documents) for name in ("one", "two"))
@@ -216,13 +196,13 @@ def test_a_corpus_that_has_changed_is_noticed(documents: list[str], tmp_path: Pa
     small_build(tmp_path / "out", folder)
 
 
-def test_shards_inside_of_their_corpus_are_refused(json_lines: Path, small_build: Build) -> None:
+def test_shards_inside_of_their_corpus_are_refused(json_lines, small_build):
     with pytest.raises(UserError, match=r"data\.directory: got .*inside of the corpus"):
         small_build(json_lines / "below" / "shards", json_lines)
     assert not (json_lines / "below").exists()
 
 
-def test_shards_that_nobody_may_write_to_can_be_used(json_lines: Path, tmp_path: Path, small_build: Build) -> None:
+def test_shards_that_nobody_may_write_to_can_be_used(json_lines, tmp_path, small_build):
     directory = tmp_path / "out"
     small_build(directory, json_lines)
     (directory / ".lock").unlink()
@@ -236,9 +216,7 @@ def test_shards_that_nobody_may_write_to_can_be_used(json_lines: Path, tmp_path:
         small_build(directory, json_lines)
 
 
-def test_a_full_disk_leaves_what_is_done(
-    json_lines: Path, prepared: Path, tmp_path: Path, small_build: Build, contents: Contents
-) -> None:
+def test_a_full_disk_leaves_what_is_done(json_lines, prepared, tmp_path, small_build, contents):
     for limit in (1_500, 3_800, 5_400):  # a kernel refuses files larger than this
         directory = tmp_path / str(limit)
         process = FORK.Process(target=prepare_with_little_room, args=(directory, json_lines, limit, small_build))
@@ -257,31 +235,13 @@ def prepare_with_little_room(directory: Path, corpus: Path, limit: int, small_bu
     os._exit(7)
 
 
-def test_a_folder_that_cannot_be_is_named(json_lines: Path, tmp_path: Path, small_build: Build) -> None:
-    (tmp_path / "file").write_text("")
-    for place in (tmp_path / "file", tmp_path / "file/below"):
-        with pytest.raises(UserError, match=r"data\.directory: .*file.* cannot be made or written to"):
-            small_build(place, json_lines)
+def test_folders_are_named_after_the_corpus_and_never_by_a_pattern():
+    url = "https://zenodo.org/record/7/x.jsonl?download=1"
+    for corpus, name in (("stdlib", "stdlib"), ("books.d/*.jsonl", "books"), (url, "x"), ("/data/[2020] x", "2020-x")):
+        assert default_directory(corpus, "bpe", 300) == f"data/{name}-bpe300"
 
 
-@pytest.mark.parametrize(
-    ("corpus", "name"),
-    [
-        ("stdlib", "stdlib"),
-        ("books.d/*.jsonl", "books"),
-        ("hf:allenai/c4:en", "en"),
-        ("https://zenodo.org/record/7/x.jsonl?download=1", "x"),
-        ("/data/[2020] x", "2020-x"),
-        ("*", "corpus"),
-    ],
-)
-def test_folders_are_named_after_the_corpus_and_never_by_a_pattern(corpus: str, name: str) -> None:
-    assert default_directory(corpus, "bpe", 300) == f"data/{name}-bpe300"
-
-
-def test_the_command_prepares_what_a_configuration_says_and_inspect_shows_it(
-    json_lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prepares_what_a_configuration_says_and_inspect_shows_it(json_lines, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(json_lines, "books.d")
     options = "{corpus: elsewhere, vocabulary: 300, prepare_workers: 1, length: 8}"
@@ -297,11 +257,3 @@ def test_the_command_prepares_what_a_configuration_says_and_inspect_shows_it(
     for path in ("nowhere.yaml", "books.d/part0.jsonl"):
         with pytest.raises(UserError, match="config: got"):
             prepare.main(["--config", path])
-
-
-def test_prepare_and_inspect_need_no_torch() -> None:
-    code = (
-        "import kerple.cli.prepare, kerple.cli.inspect, sys; print({'torch', 'pytorch_lightning'} & set(sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(ROOT / "src")}, capture_output=True)
-    assert done.stdout == b"set()\n"

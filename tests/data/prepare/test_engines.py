@@ -19,9 +19,7 @@ Build = Callable[..., Manifest]
 Contents = Callable[[Path], dict[str, bytes]]
 
 
-def test_two_processes_write_what_one_does(
-    json_lines: Path, prepared: Path, tmp_path: Path, small_build: Build, contents: Contents
-) -> None:
+def test_two_processes_write_what_one_does(json_lines, prepared, tmp_path, small_build, contents):
     small_build(tmp_path, json_lines, prepare_workers=2)
 
     assert contents(tmp_path) == contents(prepared)
@@ -32,8 +30,8 @@ def die(*_: object) -> None:
 
 
 def test_a_process_that_dies_is_one_line_and_the_next_start_goes_on(
-    json_lines: Path, prepared: Path, tmp_path: Path, small_build: Build, contents: Contents
-) -> None:
+    json_lines, prepared, tmp_path, small_build, contents
+):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engines, "tokenise", die)
         with pytest.raises(UserError, match=r"data\.prepare_workers: got 2, of which one died"):
@@ -42,7 +40,7 @@ def test_a_process_that_dies_is_one_line_and_the_next_start_goes_on(
     assert contents(tmp_path) == contents(prepared)
 
 
-def test_processes_end_with_a_preparation_that_is_killed(json_lines: Path, tmp_path: Path) -> None:
+def test_processes_end_with_a_preparation_that_is_killed(json_lines, tmp_path):
     code = (
         "import sys, time; from kerple.data.prepare import engines\n"
         "if __name__ == '__main__':\n"
@@ -64,22 +62,9 @@ def test_processes_end_with_a_preparation_that_is_killed(json_lines: Path, tmp_p
     assert not psutil.wait_procs(workers, timeout=10)[1]
 
 
-def test_ray_that_is_not_there_is_named(
-    json_lines: Path, tmp_path: Path, small_build: Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UserError, match=r"prepare_engine: got 'ray'"):
-        small_build(tmp_path, json_lines, prepare_engine="ray")
-
-
 def test_what_a_cluster_tokenises_is_that_of_one_process(
-    json_lines: Path,
-    prepared: Path,
-    tmp_path: Path,
-    small_build: Build,
-    contents: Contents,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    json_lines, prepared, tmp_path, small_build, contents, monkeypatch
+):
     ray = Inline()
     monkeypatch.setitem(sys.modules, "ray", ray)
     small_build(tmp_path, json_lines, prepare_workers=2, prepare_engine="ray")
@@ -88,9 +73,7 @@ def test_what_a_cluster_tokenises_is_that_of_one_process(
 
 
 @pytest.mark.slow
-def test_a_real_cluster_writes_what_one_process_does(
-    json_lines: Path, prepared: Path, tmp_path: Path, small_build: Build, contents: Contents
-) -> None:
+def test_a_real_cluster_writes_what_one_process_does(json_lines, prepared, tmp_path, small_build, contents):
     ray = pytest.importorskip("ray")
     small_build(tmp_path / "own", json_lines, prepare_workers=2, prepare_engine="ray")
     assert not ray.is_initialized()
