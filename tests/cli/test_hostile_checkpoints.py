@@ -10,14 +10,9 @@ import torch
 import yaml
 
 from kerple.cli.main import main
-from tests.cli.tiny import TINY, fit
+from tests.cli.tiny import TINY
 
 Config = dict[str, Any]
-
-
-@pytest.fixture(scope="module")
-def genuine(tmp_path_factory):
-    return fit(tmp_path_factory.mktemp("genuine"))
 
 
 @pytest.fixture
@@ -70,14 +65,11 @@ WAYS_IN = {
     "a function of ours": position("kerple.base.atomic.write", path="{folder}/kept/thesis.txt"),
     "a file of configuration": further,
     "configuration as text": position("{class_path: os.system, init_args: {command: touch {folder}/ran}}"),
-    "a class of another kind": position("LastCheckpoint"),
-    "a strategy as data": lambda config, folder: config.update(data="kerple.positions.RoPE"),
     "a key with dots": lambda config, folder: config["model"].update({"position.class_path": "os.system"}),
     "a class within options": data(task={"class_path": "os.system", "init_args": RUN}),
     "a class within a strategy": position(
         "RandomizedPositions", position={"class_path": "os.system", "init_args": RUN}
     ),
-    "a precision that is a class": lambda config, folder: config["trainer"].update(precision={"class_path": "os.abc"}),
     "an address": lambda config, folder: config.update(
         data={"class_path": "TokenShards", "init_args": {"corpus": None, "directory": "http://127.0.0.1:1/shards"}}
     ),

@@ -8,7 +8,7 @@ from kerple.cli.plan import NETWORK
 PAPER = ["plan", "--config", "configs/paper.yaml"]
 
 
-def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, list[str]]:
+def printed(capsys, *arguments):
     """Cells of every row, by the first."""
     main([*PAPER, *arguments])
     rows = [[c.strip() for c in line.split("│")[1:-1]] for line in capsys.readouterr().out.splitlines() if "│" in line]
@@ -16,7 +16,7 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, li
 
 
 def test_the_paper_s_recipe(capsys):
-    rows = printed(capsys, "--devices", "1,8")
+    rows = printed(capsys, "--devices", "1,8,64")
     assert rows["parameters"] == ["162,322,968"]
     assert rows["tokens"] == ["819,200,000"]
     assert rows["weights"] == ["0.60 GiB"]
@@ -28,55 +28,33 @@ def test_the_paper_s_recipe(capsys):
     assert hours["A100"][0] == pytest.approx(per_token * 819.2e6 / (312e12 * 0.4) / 3600, abs=0.01)
     assert hours["A100"][0] == pytest.approx(hours["H100"][0] * 989 / 312, rel=0.01)
     assert hours["A100"][1] == pytest.approx(hours["A100"][0] / 8, abs=0.01)  # the exchange is hidden
-
-
-def test_what_gradients_take_between_nodes_is_added(capsys):
-    rows = printed(capsys, "--devices", "64")
-    per_token = int(rows["FLOPs a token"][0].split()[0].replace(",", ""))
     compute, exchange = per_token * 16_384 / 64 / (312e12 * 0.4), 2 * 4 * 162_322_968 * 63 / 64 / NETWORK
     assert exchange > compute  # a third of which is the forward pass, which hides nothing
-    assert float(rows["A100"][1]) == pytest.approx(50_000 * (compute / 3 + exchange) / 3600, abs=0.01)
-    assert printed(capsys, "--data.batch_size", "1024")["A100"][0] == "no: accumulate"
+    assert hours["A100"][2] == pytest.approx(50_000 * (compute / 3 + exchange) / 3600, abs=0.01)
 
 
 def test_flags_of_fit_and_of_plan(capsys):
-    rows = printed(
-        capsys, "--model.layers", "2", "--trainer.max_steps", "100", "--data.batch_size", "2", "--chips", "H200",
-        "--efficiency", "0.5", "--trainer.devices", "[0,2]",
-    )  # fmt: skip
+    options = "--model.layers 2 --trainer.max_steps 100 --data.batch_size 2 --chips H200 --trainer.devices [0,2]"
+    rows = printed(capsys, *options.split())
     assert rows["tokens"] == [f"{100 * 2 * 2 * 512:,}"]
+    assert rows["tokens a step"][0].endswith("× 2 devices")
     assert "A100" not in rows
     assert rows["H200"][0] == "yes"
 
 
 def test_weights_give_the_architecture(capsys, tmp_path):
-    import transformers as hf
-
+    transformers = pytest.importorskip("transformers")
     shape = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 2}
-    model = hf.LlamaForCausalLM(hf.LlamaConfig(vocab_size=40, intermediate_size=48, **shape))
-    model.save_pretrained(tmp_path)
+    sizes = transformers.LlamaConfig(vocab_size=40, intermediate_size=48, **shape)
+    transformers.LlamaForCausalLM(sizes).save_pretrained(tmp_path)
     rows = printed(capsys, "--weights", str(tmp_path), "--model.position", "NoPE")
     vocabulary = 2 * 32 * 50304  # a table for tokens, and one for logits: the data says how large
     layers = 3 * (4 * 32 * 32 + 3 * 32 * 48 + 2 * 32)
     assert rows["parameters"] == [f"{vocabulary + layers + 32:,}"]
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--chips", "TPU"], "chips: got 'TPU'"),
-        (["--devices", "0"], "devices: got '0'"),
-        (["--efficiency", "40"], "efficiency: got 40"),
-        (["--trainer.max_steps", "-1"], "trainer.max_steps: got -1"),
-    ],
-)
-def test_a_mistake_is_one_line(flags, message, capsys):
+def test_a_mistake_is_one_line(capsys):
     with pytest.raises(SystemExit) as end:
-        main([*PAPER, *flags])
+        main([*PAPER, "--chips", "TPU"])
     assert end.value.code == 2
-    assert message in capsys.readouterr().err
-
-
-def test_devices_are_those_that_fit_takes(capsys):
-    rows = printed(capsys, "--trainer.devices", "[0,2]")
-    assert rows["tokens a step"][0].endswith("× 2 devices")
+    assert "chips: got 'TPU'" in capsys.readouterr().err

@@ -103,8 +103,11 @@ def _is_empty(path: Path) -> bool:
 def _enter(path: Path) -> str | None:
     """Make a folder that is missing and lock it; return None, or who holds the lock if it is another process."""
     try:
+        os.fspath(path).encode()
         path.mkdir(parents=True, exist_ok=True)
         return _lock(path)
+    except UnicodeError as error:
+        raise UserError(f"run_dir: {str(path)!r} is not UTF-8, which TensorBoard needs; name another") from error
     except OSError as error:
         if error.errno not in NO_FOLDER:
             raise

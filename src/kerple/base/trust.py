@@ -48,8 +48,9 @@ def load(path: str | Path, device: str = "cpu") -> dict[str, Any]:
     """
     if not Path(path).is_file():
         raise UserError(f"ckpt_path: got {path}, which is not a file; expected a checkpoint written by `fit`")
+    unicode = str(path).encode(errors="ignore").decode() == str(path)  # torch cannot map a file of another path
     try:
-        content = torch.load(path, map_location=device, weights_only=True, mmap=True)
+        content = torch.load(path, map_location=device, weights_only=True, mmap=unicode)
         if not isinstance(content, dict):
             raise TypeError(f"it holds a {type(content).__name__}")
     except Exception as error:  # a damaged file can raise any error

@@ -22,7 +22,7 @@ from kerple.cli.parser import fit_parser, mistake_in
 from kerple.cli.reading import read
 from kerple.compare import page, records
 from kerple.compare.board import Board
-from kerple.compare.comparison import Comparison, Job
+from kerple.compare.comparison import Comparison, Job, Strategy
 from kerple.compare.engines import ENGINES
 from kerple.compare.job import Task, forget
 from kerple.compare.runs import Run, flat, locate
@@ -59,16 +59,20 @@ def main(arguments: list[str]) -> None:
 
 
 def _refuse_unknown(options: Namespace) -> None:
-    """Check the keys of the comparison's files, of which the parser overlooks those whose value is an empty mapping.
+    """Check the keys of the comparison's files; the parser ignores unknown ones whose value is an empty mapping.
 
     Raises:
-        UserError: If one is no option.
+        UserError: A key is not an option of a comparison or, inside a strategy, of a strategy.
     """
-    names = [field.name for field in fields(Comparison)]
     for path in options.config or []:
-        for key in yaml.safe_load(path.get_content()) or {}:
-            if key not in names:
-                raise UserError(f"compare: {path}: got {key}, expected one of {', '.join(names)}")
+        content = yaml.safe_load(path.get_content()) or {}
+        strategies = (
+            (f"strategies: {label}: ", content["strategies"][label]) for label in content.get("strategies") or ()
+        )
+        for place, mapping, kind in [("", content, Comparison), *((*strategy, Strategy) for strategy in strategies)]:
+            names = [field.name for field in fields(kind)]
+            if unknown := [key for key in mapping or () if key not in names]:
+                raise UserError(f"compare: {path}: {place}got {unknown[0]}, expected one of {', '.join(names)}")
 
 
 def _tasks(comparison: Comparison, report_only: bool, rerun_changed: bool) -> list[Task]:

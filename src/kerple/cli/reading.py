@@ -19,9 +19,14 @@ def read(parser: ArgumentParser, arguments: list[str]) -> Namespace:
         UserError: If they do not parse. The parser raises other errors than its own for some nested options.
     """
     try:
-        return parser.parse_args(arguments)
+        config = parser.parse_args(arguments)
     except (ArgumentError, TypeError, ValueError) as error:
         names = ""
         if 'key "model.position"' in str(error):  # the parser does not say which names there are
             names = f"; strategies: {', '.join(import_module('kerple.positions').names())}"
         raise UserError(f"{error}{names}") from error
+    options = config.get(str(config.get("subcommand")), config)  # those of `fit` are below the name of the command
+    for name in ("trainer", "model.position"):  # in their places the parser accepts lists
+        if isinstance(options.get(name), list):
+            raise UserError(f"{name}: got {options[name]}, expected a mapping of options")
+    return config
