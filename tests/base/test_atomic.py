@@ -23,16 +23,6 @@ def test_a_file_is_made_with_its_folder_and_replaced(tmp_path):
     assert path.stat().st_mode & 0o777 == 0o666 & ~mask  # as a file that is simply opened
 
 
-@pytest.mark.parametrize("durable", [True, False])
-def test_content_and_name_are_on_the_disk_before_it_returns_if_asked(durable, tmp_path, monkeypatch):
-    steps = []
-    fsync, replace = os.fsync, os.replace
-    monkeypatch.setattr(os, "fsync", lambda file: steps.append("fsync") or fsync(file))
-    monkeypatch.setattr(os, "replace", lambda source, to: steps.append("rename") or replace(source, to))
-    write(tmp_path / "a", "new", durable)
-    assert steps == (["fsync", "rename", "fsync"] if durable else ["rename"])
-
-
 def test_an_error_while_it_is_written_leaves_the_previous_one(tmp_path):
     path = tmp_path / "a"
     write(path, "before")

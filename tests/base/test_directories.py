@@ -38,44 +38,22 @@ def with_checkpoint(run: Path) -> str:
     return str(run / "checkpoints" / "last.ckpt")
 
 
-def test_an_existing_run_gets_a_new_version_beside_it(tmp_path):
-    base = tmp_path / "demo" / "RoPE" / "seed-7"
+@pytest.mark.parametrize("run_dir", [None, "lr[1]"])  # brackets are no pattern
+def test_a_new_run_gets_a_new_version_and_last_resumes_in_the_newest_that_can_be_resumed(tmp_path, run_dir):
+    base = tmp_path / run_dir if run_dir else tmp_path / "demo" / "RoPE" / "seed-7"
+    run_dir = run_dir and str(base)
     for expected in (base, Path(f"{base}_v1"), Path(f"{base}_v2")):
-        assert fit(tmp_path) == expected
+        assert fit(tmp_path, run_dir=run_dir) == expected
         write(expected)
-
-
-def test_last_resumes_in_the_newest_version_that_can_be_resumed(tmp_path):
-    base = tmp_path / "demo" / "RoPE" / "seed-7"
-    assert fit(tmp_path, "last") == base
+    assert fit(tmp_path, "last", run_dir) == Path(f"{base}_v3")
     leave()
-    for version in (base, *(Path(f"{base}_v{n}") for n in (2, 10))):
-        with_checkpoint(version)
+    first, second = with_checkpoint(base), with_checkpoint(Path(f"{base}_v10"))
+    with_checkpoint(tmp_path / "lr1_v20")  # another run's
     Path(f"{base}_v11").mkdir()  # stopped before its first checkpoint
-    assert fit(tmp_path, "last") == Path(f"{base}_v10")
-
-
-def test_a_checkpoint_of_a_version_resumes_in_it_and_a_foreign_one_does_not(tmp_path):
-    base = tmp_path / "demo" / "RoPE" / "seed-7"
-    first, second = with_checkpoint(base), with_checkpoint(Path(f"{base}_v1"))
-    assert fit(tmp_path, first) == base
-    assert fit(tmp_path, second) == Path(f"{base}_v1")
-    assert fit(tmp_path, str(tmp_path / "elsewhere.ckpt")) == Path(f"{base}_v2")
-
-
-def test_a_folder_asked_for_is_used_and_never_reused(tmp_path):
-    wanted = tmp_path / "mine"
-    assert fit(tmp_path, run_dir=str(wanted)) == wanted
-    write(wanted)
-    assert fit(tmp_path, run_dir=str(wanted)) == tmp_path / "mine_v1"
-
-
-def test_a_name_with_brackets_is_no_pattern(tmp_path):
-    wanted = tmp_path / "lr[1]"
-    with_checkpoint(wanted)
-    with_checkpoint(tmp_path / "lr[1]_v1")
-    with_checkpoint(tmp_path / "lr1_v2")  # another run's
-    assert fit(tmp_path, "last", str(wanted)) == tmp_path / "lr[1]_v1"
+    for path, expected in (("last", Path(f"{base}_v10")), (second, Path(f"{base}_v10")), (first, base)):
+        assert fit(tmp_path, path, run_dir) == expected
+        leave()
+    assert fit(tmp_path, str(tmp_path / "elsewhere.ckpt"), run_dir) == Path(f"{base}_v3")
 
 
 def test_a_test_writes_beside_the_checkpoints_of_its_run(tmp_path):
@@ -137,13 +115,6 @@ def test_a_child_that_lives_on_does_not_lock_the_folder(tmp_path):
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-
-
-@pytest.mark.parametrize(("variable", "value"), [("NODE_RANK", "1"), ("SLURM_PROCID", "2")])
-def test_only_the_first_process_of_a_run_enters(tmp_path, monkeypatch, variable, value):
-    monkeypatch.setenv(variable, value)
-    assert fit(tmp_path, run_dir=str(tmp_path / "run")) == tmp_path / "run"
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_folder_that_cannot_be_written_to_is_named_before_anything_runs(tmp_path):

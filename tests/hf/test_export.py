@@ -168,10 +168,3 @@ def test_weights_start_a_fit_with_another_strategy(place, capsys):
         torch.testing.assert_close(load(same)[0].network(tokens), theirs.eval()(tokens).logits, atol=1e-4, rtol=1e-4)
     from_ours = fit(place, "again", "--weights", same, "--model.position", "NoPE", "--model.lr", "1e-12")
     assert type(load(from_ours)[0].network.positions[0]).__name__ == "NoPE"
-
-
-def test_weights_for_another_vocabulary_are_refused(place, capsys):
-    tiny("llama", vocab_size=300).save_pretrained(place / "larger")
-    with pytest.raises(SystemExit):
-        fit(place, "refused", "--weights", str(place / "larger"))
-    assert "set data.vocabulary to 300" in capsys.readouterr().err

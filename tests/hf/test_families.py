@@ -48,13 +48,6 @@ def test_a_mistral_is_read():
     torch.testing.assert_close(imported(theirs)(tokens), theirs(tokens).logits, atol=1e-4, rtol=1e-4)
 
 
-@torch.inference_mode()
-def test_dynamic_scaling_is_read():
-    theirs = tiny("llama", rope_parameters={"rope_type": "dynamic", "rope_theta": 500.0, "factor": 2.0})
-    tokens = text(2, 3 * LENGTH)
-    torch.testing.assert_close(imported(theirs)(tokens), theirs(tokens).logits, atol=1e-4, rtol=1e-4)
-
-
 def test_another_strategy_keeps_its_own_parameters_and_the_account_says_so():
     theirs = tiny("gpt2")
     read = read_family(theirs.config, theirs.state_dict())
@@ -97,31 +90,6 @@ def test_weights_that_do_not_fit_are_refused_and_nothing_is_changed(changes, tol
     with pytest.raises(ValueError, match=told):
         fill(network, read)
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
-
-
-def test_a_table_of_positions_must_have_its_length():
-    theirs = tiny("gpt2")
-    read = read_family(theirs.config, theirs.state_dict())
-    with pytest.raises(ValueError, match=r"set data.length to 128, or exchange the strategy"):
-        fill(transformer(read.model | {"length": 64}), read)
-
-
-@pytest.mark.parametrize(
-    ("config", "changes", "reason"),
-    [
-        (hf.LlamaConfig, {"head_dim": 16}, "has heads of 16 in a width of 4096 / 32"),
-        (
-            hf.LlamaConfig,
-            {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}},
-            "has RoPE of type yarn",
-        ),
-        (hf.MistralConfig, {"sliding_window": 8}, "has sliding_window: 8"),
-        (hf.OPTConfig, {}, "is a opt, none of llama"),
-    ],
-)
-def test_what_ours_does_not_have_is_refused(config, changes, reason):
-    with pytest.raises(ValueError, match=f"{reason}.*test --hf"):
-        read_family(config(**changes), {})
 
 
 def test_a_file_may_name_no_strategies_but_ours():

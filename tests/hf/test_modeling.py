@@ -55,12 +55,6 @@ def test_a_cache_that_is_given_is_used():
     assert torch.equal(went_on, model.generate(prompt, max_new_tokens=5, do_sample=False))
 
 
-def test_assisted_generation_is_refused_by_transformers():
-    """It would take rejected tokens out of the cache again."""
-    with pytest.raises(ValueError, match="stateful"):
-        made().generate(text(1, 9), max_new_tokens=5, prompt_lookup_num_tokens=3, do_sample=False)
-
-
 @pytest.mark.parametrize("use_cache", [True, False])
 def test_prompts_with_padding_are_refused(use_cache):
     prompt = text(2, 9)

@@ -12,47 +12,32 @@ hf = pytest.importorskip("transformers")
 
 VOCABULARY = 96
 LENGTH = 32
-
+SIZES: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+WIDE: dict[str, Any] = SIZES | {"max_position_embeddings": LENGTH}
 CONFIGS = {
-    "llama": lambda: hf.LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=48,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        max_position_embeddings=LENGTH,
-        tie_word_embeddings=True,
-        rope_theta=1000.0,
+    "llama": (
+        hf.LlamaConfig,
+        WIDE
+        | {"hidden_size": 48, "intermediate_size": 64, "num_attention_heads": 6, "num_key_value_heads": 2}
+        | {"tie_word_embeddings": True, "rope_theta": 1000.0},
     ),
-    "qwen2": lambda: hf.Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=LENGTH,
-    ),
-    "gpt_neox": lambda: hf.GPTNeoXConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=LENGTH,
-        rotary_pct=0.5,
-        use_parallel_residual=True,
-    ),
-    "gpt2": lambda: hf.GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=4 * LENGTH),
-    "bloom": lambda: hf.BloomConfig(vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=4),
+    "qwen2": (hf.Qwen2Config, WIDE | {"intermediate_size": 48, "num_key_value_heads": 2}),
+    "gpt_neox": (hf.GPTNeoXConfig, WIDE | {"intermediate_size": 64, "rotary_pct": 0.5, "use_parallel_residual": True}),
+    "gpt2": (hf.GPT2Config, SIZES | {"n_positions": 4 * LENGTH}),
+    "bloom": (hf.BloomConfig, SIZES),
 }
+
+
+def configuration(family: str) -> Any:
+    """The configuration of the tiny model of a family."""
+    kind, options = CONFIGS[family]
+    return kind(**options)
 
 
 def tiny(family: str, seed: int = 0, **changes: Any) -> Any:
     """A random model of a family, with weights large enough that every part of it matters."""
     torch.manual_seed(seed)
-    config = CONFIGS[family]()
+    config = configuration(family)
     for name, value in changes.items():
         setattr(config, name, value)
     model = hf.AutoModelForCausalLM.from_config(config).eval()
@@ -65,9 +50,8 @@ def tiny(family: str, seed: int = 0, **changes: Any) -> Any:
 def small(config: type, model: type | None = None, **options: Any) -> Any:
     """A random model of another architecture: of a class of configurations, and of models, where Auto has another."""
     torch.manual_seed(0)
-    sizes = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-    made = config(**sizes | {"max_position_embeddings": 2 * LENGTH} | options)
-    return (model(made) if model else hf.AutoModelForCausalLM.from_config(made)).eval()
+    built = config(**SIZES | {"max_position_embeddings": 2 * LENGTH} | options)
+    return (model(built) if model else hf.AutoModelForCausalLM.from_config(built)).eval()
 
 
 def text(batch: int, length: int, seed: int = 1) -> torch.Tensor:

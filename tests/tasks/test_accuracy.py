@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from pytorch_lightning import LightningDataModule, Trainer
+from pytorch_lightning import Trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
 
@@ -22,7 +22,6 @@ from kerple.positions import build
 from kerple.tasks import Addition, AssociativeRecall, Copy, ModularSum, Parity, Sort, TaskData
 from kerple.tasks.accuracy import MOST_TICKS, AnswerAccuracy, TaskAccuracy, answer_table, heat_map, result_rows
 from kerple.tasks.base import Example
-from kerple.tasks.sampling import collate
 from kerple.tasks.vocabulary import CHARACTERS
 from kerple.training.language_model import LanguageModel
 
@@ -116,19 +115,6 @@ def test_counting_by_hand():
     ]  # fmt: skip
 
 
-def test_padding_is_never_scored():
-    data = TaskData(Addition(), 200, train_length=6, test_lengths=[3, 6, 7], test_examples=25)
-    batch = collate([example for group in data.test_problems for example in group])
-    assert not (batch["scored"] & (batch["tokens"][:, 1:] == 0)).any()
-
-
-def test_a_single_example_is_counted_too():
-    metric = AnswerAccuracy(1)
-    metric.update(torch.ones(1, 2).long(), torch.ones(1, 2).long(), torch.ones(1, 2).bool(), torch.zeros(1).long())
-    table = answer_table([Example("", "", (3,))], metric.compute())
-    assert [row.sum for row in result_rows("copy", table)] == [1, 2]
-
-
 def trained(
     data: TaskData, directory: Path, steps: int, position: str = "NoPE", **options: Any
 ) -> tuple[pd.DataFrame, dict[str, Any], Path]:
@@ -184,13 +170,6 @@ def test_lengths_beyond_the_last_position_are_skipped(tmp_path, lengths, read):
     assert sorted(set(table["length"])) == read
     assert [cell["length"] for cell in about["skipped"]] == [8, 9]
     assert (folder / "accuracy_map.png").exists() == bool(read)
-
-
-def test_data_that_is_no_task_is_refused():
-    trainer = Trainer(logger=False, enable_checkpointing=False, accelerator="cpu")
-    trainer.datamodule = LightningDataModule()
-    with pytest.raises(ValueError, match=r"TaskAccuracy: got data \w+, expected a task"):
-        TaskAccuracy().setup(trainer, None, "test")
 
 
 def test_every_pair_of_sizes_has_its_cell_and_what_was_not_tested_is_empty():

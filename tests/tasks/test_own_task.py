@@ -13,15 +13,14 @@ from kerple.cli.main import main
 from kerple.tasks.vocabulary import encode
 
 ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/how-to/own-task.md").read_text()
 
 
 @pytest.fixture
 def my_task(tmp_path, monkeypatch):
-    code = re.search(r"```python\n(.*?)```", (ROOT / "docs/how-to/own-task.md").read_text(), re.DOTALL)
-    assert code
-    (tmp_path / "my_task.py").write_text(code[1])
+    (tmp_path / "my_task.py").write_text(re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1])
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.syspath_prepend(tmp_path)
     yield importlib.import_module("my_task")
     sys.modules.pop("my_task", None)
 
@@ -43,23 +42,17 @@ def test_its_problems_and_places_are_what_the_page_says(my_task):
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_commands_of_the_page_run(my_task, capsys):
-    page = (ROOT / "docs/how-to/own-task.md").read_text().replace("\\\n", "")
-    commands = [line.split()[2:] for line in page.splitlines() if line.startswith("    python run.py ")]
+    lines = PAGE.replace("\\\n", "").splitlines()
+    commands = [line.split()[2:] for line in lines if line.startswith("    python run.py ")]
     fit, test, predict = ([part.strip('"').replace("configs/", f"{ROOT}/configs/") for part in c] for c in commands)
-    quick = [
-        "--trainer.max_steps=2",
-        "--trainer.accelerator=cpu",
-        "--data.batch_size=4",
-        "--data.validation_examples=8",
-    ]
-    quick += ["--data.test_examples=4", "--trainer.enable_progress_bar=false"]
+    fit += ["--trainer.max_steps=2", "--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false"]
+    fit += ["--data.batch_size=4", "--data.validation_examples=8", "--data.test_examples=4"]
     with pytest.raises(SystemExit):  # a length that is too small, as the page says
-        main([*fit, *quick, "--data.length=13"])
+        main([*fit, "--data.length=13"])
     assert "set it to 14 or more" in capsys.readouterr().err
-    main([*fit, *quick])  # into the folder that the page names, though the first attempt had chosen it too
+    main(fit)  # into the folder that the page names, though the first attempt had chosen it too
     main(test)
-    found = list(Path("logs/tasks/Coupled/seed-1235").glob("**/results.csv.gz"))
-    assert len(found) == 1
+    assert len(list(Path("logs/tasks/Coupled/seed-1235").glob("**/results.csv.gz"))) == 1
     capsys.readouterr()
     main([*predict, "--tokens", "5", "--device", "cpu"])
     assert capsys.readouterr().out.startswith("cab=")

@@ -66,10 +66,9 @@ def _refuse_unknown(options: Namespace) -> None:
     """
     for path in options.config or []:
         content = yaml.safe_load(path.get_content()) or {}
-        strategies = (
-            (f"strategies: {label}: ", content["strategies"][label]) for label in content.get("strategies") or ()
-        )
-        for place, mapping, kind in [("", content, Comparison), *((*strategy, Strategy) for strategy in strategies)]:
+        strategies = (content.get("strategies") or {}).items()
+        mappings = {f"strategies: {label}: ": (Strategy, mapping) for label, mapping in strategies}
+        for place, (kind, mapping) in ({"": (Comparison, content)} | mappings).items():
             names = [field.name for field in fields(kind)]
             if unknown := [key for key in mapping or () if key not in names]:
                 raise UserError(f"compare: {path}: {place}got {unknown[0]}, expected one of {', '.join(names)}")
