@@ -12,7 +12,7 @@ for arguments in (["--help"], ["inspect", "no/such/folder"], ["prepare", "--conf
         main(arguments)
     except SystemExit as end:
         assert end.code == 2
-print(*{"torch", "pytorch_lightning", "pandas", "matplotlib", "transformers"} & set(sys.modules))
+print(*{"torch", "pytorch_lightning", "matplotlib", "transformers"} & set(sys.modules))
 """
 
 

@@ -18,7 +18,10 @@ from kerple.model import Transformer
 from kerple.positions import Position, Shape
 
 VOCABULARY_ROWS = ("embedding.weight", "head.weight")
-TRAINING_OPTIONS = ("optimizer", "lr", "betas", "adam_eps", "weight_decay", "warmup", "compile", "pad_vocabulary_to")
+TRAINING_OPTIONS = (
+    *("optimizer", "lr", "betas", "adam_eps", "weight_decay"),
+    *("schedule", "warmup", "final_lr", "compile", "pad_vocabulary_to"),
+)
 """Options of `kerple.training.language_model.LanguageModel` that belong to training and not to the network."""
 
 
