@@ -20,7 +20,7 @@ from kerple.positions import Position, Shape
 VOCABULARY_ROWS = ("embedding.weight", "head.weight")
 TRAINING_OPTIONS = (
     *("optimizer", "lr", "betas", "adam_eps", "weight_decay"),
-    *("schedule", "warmup", "final_lr", "compile", "pad_vocabulary_to"),
+    *("schedule", "warmup", "final_lr", "decay", "compile", "pad_vocabulary_to"),
 )
 """Options of `kerple.training.language_model.LanguageModel` that belong to training and not to the network."""
 
