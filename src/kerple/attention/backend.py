@@ -1,4 +1,4 @@
-"""Selection of the implementation of attention, which is made here alone, and logged once with its reason."""
+"""Selection of the implementation of attention; it is made here alone, and each is logged once with its reason."""
 
 import logging
 from collections.abc import Iterator
@@ -12,9 +12,9 @@ import torch
 from kerple.base.errors import UserError
 
 AttentionOption = Literal["auto", "fused", "blocks", "reference"]
-"""What a user may choose: see `kerple.model.architecture.Architecture`."""
+"""The values of `model.attention`, which `kerple.model.architecture.Architecture` explains."""
 
-TINY = 16  # keys; so few gain no time from bf16, and lose most precision
+TINY = 16  # number of keys up to which attention is computed in fp32: so few gain no time from bf16
 DIMS = (16, 128)  # of a head; FlexAttention raises below, and above its kernels exceed the chip's shared memory
 
 logger = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ select._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.com
 
 
 def _obstacle(device: torch.device, dtype: torch.dtype, dims: tuple[int, int], queries: str, tiny: bool) -> str | None:
-    """Why FlexAttention and the kernel of the table's gradient are not possible, or None if they are."""
+    """Return why FlexAttention and the kernel of the table's gradient are not possible, or None if they are."""
     if device.type != "cuda":
         return f"there is no fused kernel with a table on {device.type}"
     if tiny:

@@ -17,7 +17,7 @@ from kerple.positions.products import precise, product
 from kerple.positions.token_positions import AttentionWeights, table_block
 
 QUERIES_AT_ONCE = 128  # queries
-LARGEST_STORED = 2**22  # scores of a call: tensors of so many, 16 MiB each, are stored for the backward pass
+LARGEST_STORED = 2**22  # scores of a call; up to so many, 16 MiB in fp32, are stored for the backward pass
 
 
 def attend_blocks(
@@ -34,7 +34,7 @@ def attend_blocks(
     starts = range(first, length, block)
     recompute = len(starts) > 1 and torch.is_grad_enabled() and q.shape[:3].numel() * length > LARGEST_STORED
     out = []
-    # the largest block first: no freed block of scores is large enough for the next, so memory would exceed T × T
+    # the largest block first, so that each block of scores fits into the memory that the one before it has freed
     for start in reversed(starts):
         rows = slice(start, min(length, start + block))
         columns = slice(0 if window is None else max(0, start - window + 1), rows.stop)
@@ -80,6 +80,6 @@ def attend_block(q: Tensor, k: Tensor, v: Tensor, modifiers: Modifiers, rows: sl
 
 def _products(q: Tensor, k: Tensor, scale: float) -> Tensor:
     if k.dtype.itemsize > 2:
-        return product(precise(q) * scale, k.mT)  # times the rows, not times all pairs
+        return product(precise(q) * scale, k.mT)  # fewer multiplications than scaling all pairs
     with torch.autocast(q.device.type, enabled=False):  # TF32, where it is on, rounds no number of 16 bits
         return torch.matmul(q.float(), k.float().mT).mul_(scale)

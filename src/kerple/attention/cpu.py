@@ -40,17 +40,17 @@ def table_attention(
     length = k.shape[2]
     block = forward_block(queries, window)
     line = hankel_line(table, length, block, window)
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))  # the kernel takes it for granted
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))  # which the kernel does not check
     out = q.new_empty(batch, heads, queries, dim)
     lse = table.new_empty(batch, heads, queries)
     for rows, columns in blocks(queries, length, block, window):
-        here = slice(rows.start - length + queries, rows.stop - length + queries)
+        indices = slice(rows.start - length + queries, rows.stop - length + queries)
         mask = hankel_view(line, length, rows, columns).expand(batch, -1, -1, -1)
         o, e = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            q[:, :, here].flip(2), k[:, :, columns], v[:, :, columns], 0.0, False, attn_mask=mask, scale=scale
+            q[:, :, indices].flip(2), k[:, :, columns], v[:, :, columns], 0.0, False, attn_mask=mask, scale=scale
         )
-        out[:, :, here] = o.flip(2)
-        lse[:, :, here] = (e if e.shape[1] == heads else e.transpose(1, 2)).flip(2)
+        out[:, :, indices] = o.flip(2)
+        lse[:, :, indices] = (e if e.shape[1] == heads else e.transpose(1, 2)).flip(2)
     return out, lse
 
 
@@ -73,7 +73,7 @@ def table_attention_backward(
 
 
 def blocks(queries: int, length: int, block: int, window: int | None) -> list[tuple[slice, slice]]:
-    """Row indices of each block of queries, with those of the keys that any of them sees."""
+    """Return the rows of each block of queries, and of the keys that any of them sees."""
     starts = range(length - queries, length, block)
     rows = [slice(start, min(length, start + block)) for start in starts]
     return [(r, slice(0 if window is None else max(0, r.start - window + 1), r.stop)) for r in rows]

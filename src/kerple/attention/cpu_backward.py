@@ -1,7 +1,8 @@
 """Gradients of attention with a table of biases by distance, (H, T), on the CPU, tile by tile.
 
-A tile is a block of queries against a block of keys, for as many heads and batch elements as fit the cache together:
-scores are made, used and forgotten there. Buffers are taken once per call: fresh pages cost as much as the arithmetic.
+A tile is a block of queries against a block of keys, for as many heads and batch elements as fit the cache together;
+its scores never leave the cache. Buffers are allocated once per call, because fresh pages of memory cost as much time
+as the arithmetic.
 """
 
 import math
@@ -12,12 +13,12 @@ from torch import Tensor
 
 from kerple.attention.hankel import hankel_line
 
-LEAST_EXPONENT = -80  # exp is many times slower where it comes close to underflow, and e^-80 adds to no sum
+LEAST_EXPONENT = -80  # exp is many times slower close to underflow, and e^-80 changes no sum
 
 
 @dataclass(frozen=True)
 class CpuTiling:
-    """How the work is cut: queries and keys in a tile, and scores in all the tiles that are worked on at once."""
+    """Sizes of the tiles: queries and keys of one, and scores of all that are computed at once."""
 
     queries: int
     keys: int
@@ -25,7 +26,7 @@ class CpuTiling:
 
     @classmethod
     def choose(cls, dtype: torch.dtype, length: int) -> "CpuTiling":
-        """The shortest time of twenty cuts tried, with two threads on cores of 2 MB of cache each."""
+        """Return the fastest of twenty that were timed, with two threads on cores with 2 MB of cache each."""
         return cls(128, 512, scores=(512 if dtype.itemsize > 2 or length <= 256 else 1024) * 1024)
 
 
@@ -59,14 +60,14 @@ def table_gradients(
     batch_at_once = max(1, min(batch, tiling.scores // (high * wide * heads_at_once)))
     together = heads_at_once * batch_at_once
 
-    def take(size: int, dtype: torch.dtype = precise) -> Tensor:
+    def buffer(size: int, dtype: torch.dtype = precise) -> Tensor:
         return torch.empty(size, dtype=dtype)
 
-    p_buffer, ds_buffer = take(together * high * wide), take(together * high * wide)
-    half_buffer = take(together * high * wide, q.dtype) if low else None
-    rows_buffer, columns_buffer = take(together * high * dim, q.dtype), take(together * wide * dim, q.dtype)
-    bias_buffer = take(heads_at_once * high * (high + wide))
-    skew_buffer = take(heads_at_once * (high + 1) * (high + wide)) if learned else None
+    p_buffer, ds_buffer = buffer(together * high * wide), buffer(together * high * wide)
+    half_buffer = buffer(together * high * wide, q.dtype) if low else None
+    rows_buffer, columns_buffer = buffer(together * high * dim, q.dtype), buffer(together * wide * dim, q.dtype)
+    bias_buffer = buffer(heads_at_once * high * (high + wide))
+    skew_buffer = buffer(heads_at_once * (high + 1) * (high + wide)) if learned else None
 
     line = hankel_line(table, length, high, window, hidden=0.0)
     lse, delta = lse.unsqueeze(-1), row_dots(grad, out, precise)  # (B, H, Tq, 1)
@@ -75,8 +76,8 @@ def table_gradients(
     once = wide >= length  # every query meets all its keys in one tile
     dq = q.new_empty(q.shape) if once else q.new_zeros(q.shape, dtype=precise)
     dk, dv, dtable = k.new_empty(k.shape), v.new_empty(v.shape), torch.zeros_like(table)
-    in_place = queries <= high or (once and not low and heads_at_once == heads)  # sums need no place of their own
-    sums = None if in_place else [take(batch * heads_at_once * wide * dim) for _ in "kv"]
+    in_place = queries <= high or (once and not low and heads_at_once == heads)  # sums need no buffers of their own
+    sums = None if in_place else [buffer(batch * heads_at_once * wide * dim) for _ in "kv"]
 
     for h in slices(0, heads, heads_at_once):
         n_heads = h.stop - h.start
@@ -101,7 +102,7 @@ def table_gradients(
                     p, ds = p_buffer[: g * n * w].view(g, n, w), ds_buffer[: g * n * w].view(g, n, w)
                     p4, ds4 = p.view(n_batch, n_heads, n, w), ds.view(n_batch, n_heads, n, w)
                     if half_buffer is not None:
-                        qt, gt, kt, vt = (x.contiguous() for x in (qt, gt, kt, vt))  # or each product copies its own
+                        qt, gt, kt, vt = (x.contiguous() for x in (qt, gt, kt, vt))  # or each product would copy them
                         half = half_buffer[: g * n * w].view(g, n, w)
                     torch.sub(bias, lse[b, h, here], out=p4)
                     p.baddbmm_(qt.to(precise), kt.to(precise).mT, alpha=scale).clamp_(min=LEAST_EXPONENT).exp_()
@@ -135,7 +136,7 @@ def table_gradients(
                             into.add_(ds4.sum(0) if n_batch > 1 else ds4[0])
                 if skew is not None:
                     add_by_distance(skew, dtable[h], n, w, above)
-            if not later_first:  # keys no query sees
+            if not later_first:  # keys that no query sees
                 dk_tile.zero_(), dv_tile.zero_()
             if sums is not None:
                 dk[:, h, j], dv[:, h, j] = dk_tile, dv_tile
@@ -148,9 +149,9 @@ def slices(start: int, stop: int, step: int, limit: int | None = None) -> list[s
 
 
 def row_dots(a: Tensor, b: Tensor, precise: torch.dtype) -> Tensor:
-    """Σ a·b over the last dimension, kept as 1, some batch elements at a time: temporaries are a megabyte or so."""
-    some = max(1, 2**18 // a[0].numel())
-    parts = zip(a.split(some), b.split(some), strict=True)
+    """Sum a·b over the last dimension, which stays as 1; in parts of the batch, so that temporaries are small."""
+    elements = max(1, 2**18 // a[0].numel())
+    parts = zip(a.split(elements), b.split(elements), strict=True)
     return torch.cat([(x.to(precise) * y.to(precise)).sum(-1, keepdim=True) for x, y in parts])
 
 

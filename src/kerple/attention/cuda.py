@@ -170,28 +170,28 @@ def compiled_by_itself() -> Callable[..., Any]:
 
 @lru_cache(maxsize=32)
 def causal_mask(length: int, window: int | None, device: torch.device) -> BlockMask:
-    """`build_mask`, once for each shape, for training even where evaluation asks first."""
+    """Return `build_mask`, computed once for each shape; it serves training also if evaluation needs it first."""
     with torch.inference_mode(False), torch.no_grad():  # autograd refuses to save a tensor of inference mode
         return build_mask(length, window, device)
 
 
 def build_mask(length: int, window: int | None, device: torch.device) -> BlockMask:
-    """Which blocks of 128 × 128 are empty, partial or full, found without a T × T tensor; T a multiple of 128."""
+    """Build the mask of blocks of 128 × 128 that are empty, partial or full, without a T × T tensor; T % 128 is 0."""
     blocks = length // MASK_BLOCK
-    reach = length if window is None else window
+    window = length if window is None else window
     i = torch.arange(blocks, device=device)
     behind = i[:, None] - i  # (query block, key block)
-    some = (behind >= 0) & ((behind - 1) * MASK_BLOCK + 1 < reach)
-    whole = some & (behind > 0) & ((behind + 1) * MASK_BLOCK - 1 < reach)
+    visited = (behind >= 0) & ((behind - 1) * MASK_BLOCK + 1 < window)
+    whole = visited & (behind > 0) & ((behind + 1) * MASK_BLOCK - 1 < window)
 
     def ordered(kind: Tensor) -> tuple[Tensor, Tensor]:
         order = kind.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
         return kind.sum(-1).to(torch.int32)[None, None], order.to(torch.int32)[None, None]
 
     def visible(b: Tensor, h: Tensor, m: Tensor, n: Tensor) -> Tensor:
-        return (m >= n) & (m - n < reach)
+        return (m >= n) & (m - n < window)
 
-    partial_count, partial_index = ordered(some & ~whole)
+    partial_count, partial_index = ordered(visited & ~whole)
     whole_count, whole_index = ordered(whole)
     return BlockMask.from_kv_blocks(
         partial_count, partial_index, whole_count, whole_index, BLOCK_SIZE=MASK_BLOCK, mask_mod=visible,

@@ -18,13 +18,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TILES = 16  # that one program adds up, at least: fewer programs write fewer partial sums
-PROGRAMS = 1024  # are enough for any chip; not asked of the chip, so that the sums have one order everywhere
+TILES = 16  # tiles that one program adds up at least: fewer programs write fewer partial sums
+PROGRAMS = 1024  # enough for any chip; the same on each, so that sums have one order everywhere
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """Side of a tile, and what a program of Triton's has. Fixed, as autotuning could change the order of the sums."""
+    """Side of a tile, and warps and stages of a Triton program; fixed, as autotuning could change the order of sums."""
 
     side: int
     warps: int
@@ -32,7 +32,9 @@ class Tiling:
 
 
 def tiling(capability: tuple[int, int], dim: int) -> Tiling:
-    """The largest that spills no register and fits the chip's shared memory; ``dim`` the wider of δ and δv.
+    """Return the largest tiling that spills no register and fits the chip's shared memory.
+
+    ``dim`` is the wider of δ and δv.
 
     From ahead-of-time compilations (`benchmarks.gpu.kernels`), not from timings.
     """
@@ -80,9 +82,10 @@ def diagonal_kernel(
 
 
 def shares(programs: int, tiles: int) -> int:
-    """How many programs have a diagonal of ``tiles`` tiles between them, where one each would be ``programs``.
+    """Return the number of programs that share a diagonal of ``tiles`` tiles.
 
-    Each writes a partial sum of its own: at 1 × 16,384 tokens one share is 48 MiB already.
+    ``programs`` is their number if each diagonal had one. Each program writes a partial sum of its own: at 1 × 16,384
+    tokens, those of one program for each diagonal have 48 MiB already.
     """
     return max(1, min(8, triton.cdiv(PROGRAMS, programs), tiles // TILES))
 

@@ -94,7 +94,7 @@ def attend(
 
 
 def with_sink(out: Tensor, lse: Tensor, sink: Tensor | None) -> Tensor:
-    """What is left of an output (B, H, Tq, δ) with log-sum-exp (B, H, Tq) once a sink has taken its part of it."""
+    """Multiply an output (B, H, Tq, δ) by the probability that a sink leaves to the keys; lse is (B, H, Tq)."""
     if sink is None:
         return out
     return (out * torch.sigmoid(lse - sink_of_queries(sink))[..., None]).to(out.dtype)  # (B, H, Tq, δ)

@@ -45,18 +45,18 @@ UNMODIFIED = Modifiers()
 
 
 def visible_keys(rows: slice, columns: slice, window: int | None, device: torch.device) -> Tensor:
-    """Which keys each query sees, bool (rows, columns): those before it, itself included, within the window."""
+    """Return which keys each query sees, bool (rows, columns): those up to itself, within the window."""
     queries = torch.arange(rows.start, rows.stop, device=device)
     distance = queries[:, None] - torch.arange(columns.start, columns.stop, device=device)
     return distance >= 0 if window is None else (distance >= 0) & (distance < window)
 
 
 def sink_of_queries(sink: Tensor) -> Tensor:
-    """A sink (H,) or (B, H, Tq) in a shape that broadcasts with (B, H, Tq)."""
+    """Return a sink (H,) or (B, H, Tq) in a shape that broadcasts with (B, H, Tq)."""
     return sink if sink.ndim == 3 else sink[:, None]
 
 
 def for_query_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values (B, G, Tk, δ), each repeated for the query heads it serves; (B, H, Tk, δ)."""
+    """Repeat keys and values (B, G, Tk, δ) for the query heads that they serve; (B, H, Tk, δ)."""
     repeats = q.shape[1] // k.shape[1]
     return k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)

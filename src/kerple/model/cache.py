@@ -14,7 +14,7 @@ class LayerCache:
         window: Number of last rows that are kept, because later queries may see them; None for all.
         keys: Projected keys (B, G, T, ·), None before the first call.
         values: Values (B, G, T, δ), None before the first call.
-        state: What the strategy remembers of these tokens, (B, H, T, c), or None.
+        state: `Position.token_state` of these tokens, (B, H, T, c), or None.
     """
 
     window: int | None = None
@@ -27,9 +27,9 @@ class LayerCache:
         if self.keys is not None and self.values is not None:
             k, v = torch.cat([self.keys, k], 2), torch.cat([self.values, v], 2)
             state = state if state is None or self.state is None else torch.cat([self.state, state], 2)
-        kept = slice(0 if self.window is None else max(0, k.shape[2] - self.window), None)
-        self.keys, self.values = k[:, :, kept], v[:, :, kept]
-        self.state = None if state is None else state[:, :, kept]
+        last = slice(0 if self.window is None else max(0, k.shape[2] - self.window), None)
+        self.keys, self.values = k[:, :, last], v[:, :, last]
+        self.state = None if state is None else state[:, :, last]
         return k, v, state
 
 

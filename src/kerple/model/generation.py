@@ -18,8 +18,8 @@ class _Reader:
         self.cache = network.new_cache(window) if network.prefix_consistent else None
 
     def __call__(self, tokens: Tensor) -> Tensor:
-        known = 0 if self.cache is None else self.cache.length
-        return self.network(tokens[:, known:], window=self.window, cache=self.cache, last=1)[:, -1]  # (B, V)
+        cached = 0 if self.cache is None else self.cache.length
+        return self.network(tokens[:, cached:], window=self.window, cache=self.cache, last=1)[:, -1]  # (B, V)
 
 
 def choose(
@@ -128,11 +128,11 @@ def fill_in(network: Transformer, tokens: Tensor, scored: Tensor) -> Tensor:
         (B, T + 1) int64: ``tokens`` with the scored targets replaced by the generated ones.
     """
     written = tokens.clone()
-    asked = scored.any(0).nonzero().flatten().tolist()
-    if not asked:
+    columns = scored.any(0).nonzero().flatten().tolist()
+    if not columns:
         return written
     reader = _Reader(network)
-    for t in range(asked[0], asked[-1] + 1):
+    for t in range(columns[0], columns[-1] + 1):
         logits = reader(written[:, : t + 1])  # (B, V)
         written[:, t + 1] = torch.where(scored[:, t], logits.argmax(-1), tokens[:, t + 1])
     return written

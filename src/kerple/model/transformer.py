@@ -176,8 +176,8 @@ class Transformer(nn.Module):
         Args:
             window: Largest window of the calls with this cache; None for any.
         """
-        of_layers = [self.positions[min(i, len(self.positions) - 1)].window for i in range(len(self.blocks))]
-        limits = [[w for w in (own, window) if w is not None] for own in of_layers]
+        strategies = [self.positions[min(i, len(self.positions) - 1)] for i in range(len(self.blocks))]
+        limits = [[w for w in (strategy.window, window) if w is not None] for strategy in strategies]
         return Cache(window, [LayerCache(min(limit, default=None)) for limit in limits])
 
     def constrain_(self) -> None:
@@ -199,12 +199,12 @@ def _strategies(build: Callable[[Shape], Position], shape: Shape, per_layer: boo
     torch.set_default_dtype(torch.promote_types(usual, torch.float32))  # with bf16-true the default is bf16
     try:
         first = build(shape)
-        each = first.per_layer if per_layer is None else per_layer
-        if first.differs and not each:
+        per_layer = first.per_layer if per_layer is None else per_layer
+        if first.differs and not per_layer:
             raise UserError(
                 f"per_layer: got false, but {type(first).__name__} has different strategies in different layers; leave "
                 "per_layer out, or set it to true"
             )
-        return [first, *(build(replace(shape, layer=i)) for i in range(1, shape.layers) if each)]
+        return [first, *(build(replace(shape, layer=i)) for i in range(1, shape.layers) if per_layer)]
     finally:
         torch.set_default_dtype(usual)

@@ -19,7 +19,7 @@ class NoPE(Position):
     Parameters: `0`. Cost: none.
 
     Args:
-        shape: What the model hands to every strategy.
+        shape: Sizes of the model.
     """
 
     shift_invariant = True
@@ -37,7 +37,7 @@ class Sinusoidal(Position):
     Parameters: `0`. Cost: one (T, D) table a forward.
 
     Args:
-        shape: What the model hands to every strategy; its width D must be even.
+        shape: Sizes of the model; its width D must be even.
         base: The longest wavelength is 2π times this.
         scaled: Multiply the embeddings by √D first, as section 3.4 of the paper does. Without it, as in GPT-NeoX and
             so in KERPLE's tables, waves of amplitude 1 drown embeddings that start at N(0, 0.02).
@@ -69,7 +69,7 @@ class Learned(Position):
     Parameters: `L * D`. Cost: one (T, D) look-up a forward.
 
     Args:
-        shape: What the model hands to every strategy.
+        shape: Sizes of the model.
         beyond: What to do with positions of L and more.
 
     Raises:
@@ -83,7 +83,7 @@ class Learned(Position):
         self.max_length = self.rows if beyond == "error" else None
         self.prefix_consistent = beyond != "interpolate"
         rows = torch.empty(self.rows, shape.dim, dtype=torch.float32).normal_(std=0.02)
-        # only the first layer's strategy is asked to `embed`
+        # `embed` is called for the first layer's strategy alone
         self.table = nn.Parameter(rows) if shape.layer == 0 else None
 
     def embed(self, x: Tensor, at: TokenPositions) -> Tensor:
@@ -91,10 +91,10 @@ class Learned(Position):
         positions, last = at.positions, self.rows - 1
         if self.beyond == "interpolate":
             end = positions.amax(-1, keepdim=True).clamp(min=last).to(exact(positions.device))  # ((B,) 1)
-            place = positions * (last / end)  # ((B,) T)
-            below = place.floor().long()
-            share = (place - below).to(self.table.dtype)[..., None]  # ((B,) T, 1)
-            rows = torch.lerp(self.table[below], self.table[(below + 1).clamp(max=last)], share)  # ((B,) T, D)
+            squeezed = positions * (last / end)  # ((B,) T)
+            below = squeezed.floor().long()
+            fraction = (squeezed - below).to(self.table.dtype)[..., None]  # ((B,) T, 1)
+            rows = torch.lerp(self.table[below], self.table[(below + 1).clamp(max=last)], fraction)  # ((B,) T, D)
         elif self.beyond == "clamp":
             rows = self.table[positions.clamp(max=last)]
         else:

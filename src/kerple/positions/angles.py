@@ -5,17 +5,17 @@ from torch import Tensor
 
 
 def exact(device: torch.device) -> torch.dtype:
-    """fp64, or fp32 on the one kind of device that has no fp64."""
+    """Return fp64, or fp32 on the one kind of device that has no fp64."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def frequencies(dim: int, base: float | Tensor, device: torch.device) -> Tensor:
-    """``base^(-2i/dim)`` for i = 0..dim/2-1, (dim/2,) fp64."""
+    """Compute the frequencies ``base^(-2i/dim)`` for i = 0..dim/2-1, (dim/2,) fp64."""
     i = torch.arange(0, dim, 2, dtype=exact(device), device=device)
     return torch.as_tensor(base, dtype=i.dtype, device=device) ** (-i / dim)
 
 
 def angles(positions: Tensor, dim: int, base: float) -> Tensor:
-    """Positions (…) times frequencies, (…, dim/2) fp64."""
-    turns = frequencies(dim, base, positions.device)
-    return positions.to(turns.dtype)[..., None] * turns
+    """Compute the angles in radians, positions (…) times frequencies; (…, dim/2) fp64."""
+    radians = frequencies(dim, base, positions.device)  # per position
+    return positions.to(radians.dtype)[..., None] * radians

@@ -1,8 +1,8 @@
 """`Position`, the base class of all positional strategies, and `Shape`, from which they are built.
 
-B batch, T length, H query heads, G key heads (a divisor of H), δ head dimension, D = H·δ width; d = m - n >= 0 is the
-distance from query m back to key n. A strategy overrides the hooks it uses and nothing else; the model asks
-`uses(hook)` and stays blind to the rest.
+Shapes are written with these letters: B is the batch size, T the number of tokens, H the number of query heads, G that
+of key heads (a divisor of H), δ the dimension of a head, and D = H·δ the width of the model. d = m - n >= 0 is the
+distance from query m back to key n. A strategy overrides the hooks that it needs; the others change nothing.
 """
 
 from abc import ABC, abstractmethod
@@ -21,15 +21,16 @@ F = TypeVar("F", bound=Callable)
 
 @dataclass(frozen=True)
 class Shape:
-    """What the model hands to every strategy.
+    """The sizes of a model, from which every strategy is built.
 
     Args:
         dim: Width D of the residual stream.
-        heads: Query heads H; must divide ``dim``.
+        heads: Number of query heads H; must divide ``dim``.
         length: Training length in tokens.
-        layer: Which layer the strategy is for, 0 for the first, and for one that all layers share.
-        layers: How many layers there are.
-        max_positions: Positions in training are below this; None for the training length. It sizes a learned table.
+        layer: Number of the layer that the strategy is for, from 0; 0 also for a strategy that all layers share.
+        layers: Number of layers.
+        max_positions: Positions in training are below this number; None for the training length. It sizes a learned
+            table.
 
     Raises:
         UserError: If a number is not positive, the heads do not divide the width or there is no such layer.
@@ -63,7 +64,7 @@ class Shape:
 
 
 def hook(function: F) -> F:
-    """Mark what a strategy may override: `HOOKS` lists it, and a `Wrapper` forwards it."""
+    """Mark a method that a strategy may override: `HOOKS` lists it, and a `Wrapper` forwards it."""
     function.is_hook = True  # type: ignore[attr-defined]
     return function
 
@@ -82,29 +83,31 @@ class Position(Constrained, ABC):
     """
 
     shift_invariant: bool | None = False
-    """Whether the logits stay the same when every position is shifted by one `offset`; None: that depends."""
+    """Whether the logits stay the same when every position is shifted by one offset; None if that depends."""
 
     prefix_consistent: bool = True
-    """Whether the logits of a prefix are the prefix of the logits; not where the input's length changes angles."""
+    """Whether the logits of a prefix are the prefix of the logits; False where the length of the input changes them."""
 
     per_layer: bool = False
-    """Whether the model builds one instance per layer, or one for all; the model's option of this name goes first."""
+    """Whether the model builds one instance per layer or one for all; the model's option of this name overrides it."""
 
     differs: bool = False
-    """Whether the strategies of its layers are different ones, so that one for all layers is refused."""
+    """Whether different layers have different strategies, so that one instance for all layers is refused."""
 
     window: int | None = None
-    """Keys that a query sees in this strategy's layers, its own included, unless the caller's window is smaller."""
+    """Number of keys that a query sees in this strategy's layers, its own included; None for all.
+
+    A smaller window of the caller takes precedence."""
 
     max_length: int | None = None
-    """First position that cannot be represented; None where there is no such bound."""
+    """The first position that the strategy cannot represent; None where there is no such bound."""
 
     @abstractmethod  # keeps the class abstract: jsonargparse would accept a concrete base as a strategy
     def __init__(self) -> None:
         super().__init__()
 
     def uses(self, hook: str) -> bool:
-        """Whether this strategy overrides ``hook``; may differ between training and evaluation, so ask each time."""
+        """Whether this strategy overrides ``hook``; a subclass may answer differently in training and evaluation."""
         return getattr(type(self), hook) is not getattr(Position, hook)
 
     def require(self, ok: bool, option: str, value: object, expected: str) -> None:
@@ -112,57 +115,63 @@ class Position(Constrained, ABC):
         if not ok:
             raise UserError(f"{type(self).__name__}: {option}: got {value}, expected {expected}")
 
-    # once a forward
+    # called once in a forward pass
 
     @hook
     def remap_positions(self, at: TokenPositions, tokens: Tensor) -> TokenPositions:
-        """Where the tokens (B, T) int64 stand instead, a causal function of them; those in a cache are among them."""
+        """Return other positions for the tokens (B, T) int64, which include those in a cache.
+
+        The position of a token may depend on the tokens up to it, not on later ones.
+        """
         return at
 
     @hook
     def embed(self, x: Tensor, at: TokenPositions) -> Tensor:
-        """Token embeddings x (B, T, D) with their positions worked in; (B, T, D). Asked of the first layer's alone."""
+        """Work positions into the token embeddings x, (B, T, D) -> (B, T, D); called for the first layer's strategy."""
         return x
 
     # functions of distance and head, or of one token
 
     @hook
     def bias(self, distance: Tensor) -> Tensor | None:
-        """What is added to a scaled score at these distances (N,) fp32; (H, N) fp32."""
+        """Return what is added to a scaled score at these distances, (N,) fp32 -> (H, N) fp32."""
         return None
 
     @hook
     def weight(self, distance: Tensor) -> Tensor | None:
-        """What a scaled score is multiplied by at these distances (N,) fp32, before the bias is added; (H, N) fp32."""
+        """Return the factor of a scaled score at these distances, before the bias is added, (N,) -> (H, N) fp32."""
         return None
 
     @hook
     def transform_qk(self, q: Tensor, k: Tensor, state: Tensor | None, at: TokenPositions) -> tuple[Tensor, Tensor]:
-        """Queries (B, H, T, δ) and keys (B, G, T, δ) with their own positions worked in, in their dtype.
+        """Work positions into queries (B, H, T, δ) and keys (B, G, T, δ); the result has their dtype.
 
         Their last dimension may change, for both alike; the scale of the scores stays 1/√δ. ``state`` is what
-        `token_state` made of these tokens.
+        `token_state` returned for these tokens.
         """
         return q, k
 
     @hook
     def sink_logit(self, q: Tensor, at: TokenPositions) -> Tensor | None:
-        """A logit beside those of the keys that has no value, for projected q; (H,) or (B, H, T) fp32, finite."""
+        """Return one more logit for the softmax, without a value vector: (H,) or (B, H, T) fp32, finite.
+
+        ``q`` are the queries after `transform_qk`.
+        """
         return None
 
-    # what earlier tokens were, and functions of pairs of tokens
+    # functions of earlier tokens, and of pairs of tokens
 
     @hook
     def token_state(self, x: Tensor, at: TokenPositions, past: Tensor | None) -> Tensor | None:
-        """Numbers per token that other hooks need, kept with the cached keys.
+        """Compute numbers for each token that other hooks need; the cache keeps them beside the keys.
 
         Args:
-            x: (B, T, D), the new tokens as the queries are made of them, after the block's norm.
-            at: Where they stand.
-            past: What is remembered of the tokens before them, (B, H, ·, c), or None.
+            x: (B, T, D), the new tokens after the block's norm, from which queries and keys are projected.
+            at: Positions of the new tokens.
+            past: The state of the tokens before them, (B, H, ·, c), or None.
 
         Returns:
-            (B, H, T, c) of the new tokens, fp32 or better, or None.
+            The state of the new tokens, (B, H, T, c) fp32 or better, or None.
         """
         return None
 
@@ -170,28 +179,31 @@ class Position(Constrained, ABC):
     def modify_scores(
         self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock
     ) -> Tensor | tuple[Tensor, Tensor] | AttentionWeights:
-        """New scores of a block of queries, from those that weight and bias have been worked into.
+        """Compute new scores of a block of queries, from scores that contain weight and bias already.
 
         Args:
-            s: (B, H, Tq, Tk) fp32, scaled, 0 where `QueryKeyBlock.seen` is false.
-            q: (B, H, Tq, δ'), projected.
-            k: (B, H, Tk, δ'), projected, each repeated for the query heads it serves.
-            block: Where they stand, which keys are seen, what is remembered of them.
+            s: Scaled scores, (B, H, Tq, Tk) fp32, 0 where `QueryKeyBlock.seen` is false.
+            q: Queries after `transform_qk`, (B, H, Tq, δ').
+            k: Keys after `transform_qk`, (B, H, Tk, δ'), each repeated for the query heads that it serves.
+            block: Positions of queries and keys, which keys are seen, and the state of the keys.
 
         Returns:
-            (B, H, Tq, Tk) fp32, finite; what is not seen does not count. Or that and a sink (B, H, Tq) fp32.
-            Or `AttentionWeights`: probabilities that need no softmax.
+            Scores (B, H, Tq, Tk) fp32, finite; those of keys that are not seen do not count. Or these and a sink
+            (B, H, Tq) fp32. Or `AttentionWeights`, which are probabilities without a softmax.
         """
-        raise AssertionError(f"{type(self).__name__} has no modify_scores; ask uses('modify_scores') first")
+        raise AssertionError(f"{type(self).__name__} does not override modify_scores")
 
     @hook
     def add_to_output(self, p: Tensor, v: Tensor, block: QueryKeyBlock) -> Tensor:
-        """What is added to the output: (B, H, Tq, δ) fp32 of probabilities (B, H, Tq, Tk) and values (B, H, Tk, δ)."""
-        raise AssertionError(f"{type(self).__name__} has no add_to_output; ask uses('add_to_output') first")
+        """Return what is added to the output, (B, H, Tq, δ) fp32.
+
+        ``p`` are the probabilities (B, H, Tq, Tk), and ``v`` the values (B, H, Tk, δ).
+        """
+        raise AssertionError(f"{type(self).__name__} does not override add_to_output")
 
 
 HOOKS = tuple(name for name, value in vars(Position).items() if getattr(value, "is_hook", False))
-"""Names of everything a strategy may override beside `clamp_`."""
+"""Names of all hooks."""
 
 
 def is_distance_bias(position: Position) -> bool:
@@ -201,4 +213,4 @@ def is_distance_bias(position: Position) -> bool:
 
 
 FLAGS = tuple(Position.__annotations__)
-"""Names of what a strategy declares of itself."""
+"""Names of the attributes by which a strategy describes itself."""

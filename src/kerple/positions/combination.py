@@ -13,13 +13,14 @@ from kerple.positions.transformer_xl import TransformerXL
 from kerple.positions.xpos import XPos
 
 OF_ONE_WIDTH = (CoPE, PaTH, PoPE, RoPE, Shaw, TransformerXL, XPos)
-"""Strategies that turn or multiply queries and keys of as many numbers as the model gives them."""
+"""Strategies that work with queries and keys of δ numbers, and so not with those of PoPE, which have 2δ."""
 
 
 def check_combination(parts: Sequence[Position]) -> None:
-    """Raise a UserError if there are no strategies, or one of them would not do what it does alone.
+    """Raise a UserError if there are no strategies, or if one of them would lose its effect beside another.
 
-    PaTH makes scores anew, without what others did to them, and PoPE makes queries and keys twice as wide.
+    PaTH replaces the scores, and with them what other strategies did to them; PoPE makes queries and keys twice as
+    wide.
     """
     if not parts:
         raise UserError("Together: parts: got none, expected at least one strategy")

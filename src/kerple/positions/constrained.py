@@ -73,17 +73,17 @@ class Constrained(nn.Module):
                 module.clamp_()
 
     def clamp_(self) -> None:
-        """Project the parameters of this module, without its children's, into their ranges, in place.
+        """Project the parameters of this module, without those of its children, into their ranges, in place.
 
-        NaN stays NaN: a run has to stop where it arises, not go on with a floor that nothing has learned.
+        NaN stays NaN, so that a run stops where it arises instead of going on with the lower bound.
         """
         for name, (minimum, maximum) in self.ranges.items():
             getattr(self, name).clamp_(minimum, maximum)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         def keep_precision(tensor: Tensor) -> Tensor:
-            moved: Any = fn(tensor)
-            lost = tensor.is_floating_point() and moved.dtype in (torch.bfloat16, torch.float16)
-            return tensor.to(moved.device) if lost else moved
+            converted: Any = fn(tensor)
+            halved = tensor.is_floating_point() and converted.dtype in (torch.bfloat16, torch.float16)
+            return tensor.to(converted.device) if halved else converted
 
         return super()._apply(keep_precision, recurse)

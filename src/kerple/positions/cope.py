@@ -19,7 +19,7 @@ class CoPE(Position):
     Cost: the scores once more, a running sum of them, and a look-up in rows products per query.
 
     Args:
-        shape: What the model hands to every strategy.
+        shape: Sizes of the model.
         rows: Number of vectors; further counts share the last.
 
     Raises:
@@ -40,5 +40,5 @@ class CoPE(Position):
         count = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=last)  # (B, H, Tq, Tk)
         products = product(q, self.vectors.T)  # (B, H, Tq, rows)
         below = count.detach().floor()
-        share, row = count - below, below.long()
-        return s + torch.lerp(products.gather(-1, row), products.gather(-1, (row + 1).clamp(max=last)), share)
+        fraction, row = count - below, below.long()
+        return s + torch.lerp(products.gather(-1, row), products.gather(-1, (row + 1).clamp(max=last)), fraction)

@@ -13,19 +13,19 @@ from kerple.positions.products import precise
 from kerple.positions.token_positions import TokenPositions, readable
 from kerple.positions.wrapper import Drawing
 
-GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, are as evenly spread as any
+GOLDEN = (5**0.5 - 1) / 2  # its multiples, modulo 1, are spread evenly between 0 and 1
 
 
 class Placed(Drawing):
     """Adds a learned vector for the place that the task gives a token, and nothing to a token without one.
 
-    In training all places of a sequence are shifted together, by a share of the rows that the table has behind the
-    largest place, so that every row is trained however short the problems are. In evaluation they start at 1. The share
-    is a function of the seed, the number of steps taken and the sequence's own tokens: how a batch is divided between
-    devices, or by accumulation, does not change it.
+    In training all places of a sequence are shifted by the same number, so that every row of the table is trained
+    however short the problems are. The number is a fraction of the rows that the table has after the largest place. The
+    fraction is a function of the seed, the number of optimiser steps and the tokens of the sequence; how a batch is
+    divided between devices, or by accumulation, does not change it. In evaluation there is no shift.
 
-    `kerple.training.language_model` gives the network the task's places, and refuses data without them. A network that
-    is used by itself has none; the place of a token is then its position, modulo the table's rows. `Coupled` explains
+    `kerple.training.language_model` passes the task's places to the network, and refuses data without them. Where a
+    network is used without a task, the place of a token is its position, modulo the number of rows. `Coupled` explains
     the options.
     """
 
@@ -34,7 +34,7 @@ class Placed(Drawing):
     @property
     @abstractmethod
     def scheme(self) -> str:
-        """Which of the task's places, for `kerple.tasks.TaskData.places`."""
+        """Name of the rule by which the task assigns places, for `kerple.tasks.TaskData.places`."""
 
     def __init__(
         self,
@@ -46,14 +46,14 @@ class Placed(Drawing):
         learned: bool = True,
     ) -> None:
         super().__init__(position(shape), seed)
-        self.require(reach >= 2, "reach", reach, "at least 2 rows; row 0 is of tokens without a place")
+        self.require(reach >= 2, "reach", reach, "at least 2 rows; row 0 belongs to tokens without a place")
         self.require(0 < size < float("inf"), "size", size, "a positive length such as 3")
         self.shift_invariant = False
         self.reach = reach
         rows = torch.empty(reach, shape.dim, dtype=torch.float32)
-        # places far apart never meet in training: at right angles none is mistaken for another from the start
+        # places far apart never occur together in training; rows at right angles are told apart from the start
         rows = nn.init.orthogonal_(rows) * size if reach <= shape.dim else rows.normal_(std=size * shape.dim**-0.5)
-        # only the first layer's strategy is asked to `embed`
+        # `embed` is called for the first layer's strategy alone
         self.table = nn.Parameter(rows, requires_grad=learned) if shape.layer == 0 else None
         self.register_buffer("share", torch.zeros((), dtype=torch.float64))
         self.draw_()
@@ -62,7 +62,7 @@ class Placed(Drawing):
         at = self.position.remap_positions(at, tokens)
         places = at.positions % (self.reach - 1) + 1 if at.places is None else at.places  # ((B,) T)
         largest = places.amax(-1, keepdim=True)
-        # a test may go farther than training, and a GPU that reads beyond a table takes the process with it
+        # a test may have larger places than training, and an index beyond the table ends the process on a GPU
         if readable(places, wait=not self.training):
             self.require(
                 int(largest.max()) < self.reach,
@@ -91,13 +91,14 @@ class Placed(Drawing):
 
 
 class Coupled(Placed):
-    """Position coupling: what belongs together by the task has one place (Cho et al. 2024, arXiv 2405.20671).
+    """Position coupling: tokens that belong together in the task have the same place (Cho et al. 2024, arXiv
+    2405.20671).
 
     Parameters: `reach * D` of its own, and those of ``position``.
     Cost: one (B, T, D) look-up a forward.
 
     Args:
-        shape: What the model hands to every strategy.
+        shape: Sizes of the model.
         position: Builder of the strategy beside it; the paper has none.
         reach: Rows of the table; places end below it.
         seed: Chooses the shifts in training.

@@ -24,7 +24,7 @@ class DAPE(Position):
     Cost: explicit scores, and ``hidden`` numbers for each.
 
     Args:
-        shape: What the model hands to every strategy.
+        shape: Sizes of the model.
         over: Builder of the strategy whose bias b is, given the shape.
         hidden: Width of the network.
 
@@ -66,14 +66,14 @@ class DAPEv2(DAPE):
     """`DAPE` whose two layers are convolutions that read each key with its two neighbours (Zheng et al. 2024, arXiv
     2410.04798, section 3.3).
 
-    What a query does not see is 0 before each convolution, the second one too, whose input the public code leaves as it
-    comes: so no result depends on the edge of a window or of a block.
+    Keys that a query does not see are 0 before each convolution, so that no result depends on the edge of a window or
+    of a block. The public code does this before the first convolution only.
 
     Parameters: `2 * H + 9 * H * hidden + hidden` with the default bias, one set per layer unless said otherwise.
     Cost: explicit scores, and ``hidden`` numbers for each with three times DAPE's products.
 
     Args:
-        shape: What the model hands to every strategy.
+        shape: Sizes of the model.
         over: Builder of the strategy whose bias b is, given the shape.
         hidden: Width of the network.
 
@@ -85,7 +85,7 @@ class DAPEv2(DAPE):
 
     def _network(self, s: Tensor, b: Tensor, block: QueryKeyBlock) -> Tensor:
         of_s, of_b = self.into.weight.unflatten(-1, (self.taps, -1)).chunk(2, -1)  # (hidden, taps, H) each
-        # what the first layer makes of b is the same for the whole batch, and made once
+        # the first layer's products with b are the same for the whole batch
         hidden = self._layer(of_s, s, block) + self._layer(of_b, b, block) + self.into.bias[:, None, None]
         hidden = F.leaky_relu(hidden, inplace=True)  # (B, hidden, Tq, Tk)
         return self._layer(self.out.weight.unflatten(-1, (self.taps, -1)), hidden, block)

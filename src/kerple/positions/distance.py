@@ -19,7 +19,7 @@ class ALiBi(Position):
     Parameters: `H * learnable`, shared by all layers. Cost: one (H, T) table a forward.
 
     Args:
-        shape: What the model hands to every strategy.
+        shape: Sizes of the model.
         learnable: Train the slopes; `constrain_` keeps them at 0 or above.
     """
 
@@ -55,7 +55,7 @@ class Sandwich(Position):
     Parameters: `0`. Cost: one (H, T) table a forward.
 
     Args:
-        shape: What the model hands to every strategy.
+        shape: Sizes of the model.
         size: Twice the number of cosines; the paper uses 128 for every head dimension.
 
     Raises:

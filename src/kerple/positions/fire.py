@@ -17,11 +17,11 @@ class FIRE(Position):
     depends on the position m of the query too once m > L: the logits move with an offset.
 
     Parameters: `2 * hidden + hidden * H + H + 2`, one set per layer unless said otherwise.
-    Cost: a function of one number is piecewise linear, so each score costs a search among the ``hidden`` knots and two
-    look-ups, where the network as written would hold ``hidden`` numbers for each.
+    Cost: the network is a piecewise linear function of one number, so each score costs a search among its ``hidden``
+    knots and two look-ups; evaluated layer by layer it would hold ``hidden`` numbers for each score.
 
     Args:
-        shape: What the model hands to every strategy.
+        shape: Sizes of the model.
         hidden: Width of the MLP.
         threshold: Start of L in tokens; None is a quarter of the training length, as the paper's 512 for 2048.
 
@@ -45,8 +45,8 @@ class FIRE(Position):
 
     def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> Tensor:
         distance = precise(block.distance.to(self.c.dtype))  # ((B,) Tq, Tk)
-        reach = torch.maximum(self.threshold_scale * self.threshold, block.queries.positions.to(self.c.dtype))
-        x = torch.log1p(self.c * distance) / torch.log1p(self.c * reach)[..., None]  # ((B,) Tq, Tk) in [0, 1]
+        scale = torch.maximum(self.threshold_scale * self.threshold, block.queries.positions.to(self.c.dtype))
+        x = torch.log1p(self.c * distance) / torch.log1p(self.c * scale)[..., None]  # ((B,) Tq, Tk) in [0, 1]
         slope, intercept, knots = self._pieces()
         piece = torch.bucketize(x.detach(), knots)  # ((B,) Tq, Tk)
         return s + heads_after_batch(slope[:, piece] * x + intercept[:, piece])

@@ -19,7 +19,7 @@ class FoX(Position):
     Cost: one running sum over the keys, and one difference of it per score.
 
     Args:
-        shape: What the model hands to every strategy.
+        shape: Sizes of the model.
         start: Initial value of b; the larger it is, the more is remembered at first.
     """
 
@@ -38,9 +38,9 @@ class FoX(Position):
         return sums if past is None else sums + past[:, :, -1:]
 
     def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> Tensor:
-        assert block.state is not None, "FoX's scores are made of what it remembers"
+        assert block.state is not None, "FoX's scores need the state of the keys"
         sums, queries = block.state[..., 0], len(block.queries.rows)  # (B, H, Tk)
-        # counted from the first query, so that rounding to fp32 spares the near keys and meets those long forgotten
+        # sums are counted from the first query, so that rounding to fp32 is smallest for the keys near to it
         sums = (sums - sums[..., -queries, None].detach()).to(s.dtype)
-        # a minus of the keys alone: of all pairs, the backward pass would write one more (B, H, Tq, Tk)
+        # not a difference of all pairs, for which the backward pass would write one more (B, H, Tq, Tk)
         return s + (sums[..., -queries:, None] + -sums[..., None, :])  # (B, H, Tq, Tk)

@@ -29,7 +29,7 @@ class KernelSum(Position):
     Parameters: `0` of its own, those of the kernels; shared by all layers. Cost: one (H, T) table a forward for each.
 
     Args:
-        shape: What the model hands to every strategy.
+        shape: Sizes of the model.
         kernels: Builders of strategies that are a bias by distance and nothing else, such as KerpleLog or one of
             your own.
         factors: A number of 0 or more for each kernel; None is 1 for all.

@@ -1,10 +1,13 @@
 """KERPLE: the eight kernels of distance of its paper (Chi et al. 2022, arXiv 2205.09921), under the paper's names.
 
-Power and log are section 4, the others tables 5 and 6. A kernel is added to a score, or multiplied with it, after the
-division by √δ, as in the authors' code; their equation divides it too. The constant that makes a conditionally positive
-definite kernel positive definite is not here: softmax cancels it. Every parameter has one number per head, and all
-layers share it. Each starts at the value that is given, one for all heads or one per head, or else at random between
-``floor`` and the end of the paper's range; `constrain_` keeps it at ``floor`` or above, and exponents at 2 or below.
+Power and log are in section 4, the others in tables 5 and 6. A score is q·k / √δ. A kernel of the distance d is added
+to it, or multiplied with it, after the division by √δ, as in the authors' code; their equation divides the kernel too.
+The constant that makes a conditionally positive definite kernel positive definite is left out, because softmax cancels
+it.
+
+The parameters r1, r2, … have one number per head, and all layers share them. An option of the same name sets their
+start: one number for all heads, a list of one per head, or None for random numbers between ``floor`` and the end of
+the paper's range. After each optimiser step `constrain_` raises parameters to ``floor`` and lowers exponents to 2.
 """
 
 from abc import abstractmethod
@@ -17,13 +20,13 @@ from kerple.positions.constrained import Start
 
 
 class KerpleKernel(Position):
-    """Base of the kernels: a function of distance with parameters r1, r2, … of one number per head.
+    """Base of the eight kernels: logits do not change with an offset, and parameters have a positive lower bound.
 
     Args:
-        floor: Lower bound of the parameters, positive.
+        floor: Lower bound of the parameters.
 
     Raises:
-        UserError: If it is not.
+        UserError: If ``floor`` is not positive.
     """
 
     shift_invariant = True
@@ -44,7 +47,7 @@ class KerpleLog(KerpleKernel):
     Parameters: `2 * H`, shared by all layers. Cost: one (H, T) table a forward.
 
     Args:
-        shape: What the model hands to every strategy.
+        shape: Sizes of the model.
         r1: Start of the strength; None draws from U(0, 2).
         r2: Start of the rate; None draws from U(0, 1).
         floor: Lower bound of both, positive.
@@ -68,7 +71,7 @@ class KerplePower(KerpleKernel):
     Parameters: `2 * H`, shared by all layers. Cost: one (H, T) table a forward.
 
     Args:
-        shape: What the model hands to every strategy.
+        shape: Sizes of the model.
         r1: Start of the strength; None draws from U(0, 1).
         r2: Start of the exponent; None draws from U(0, 2).
         floor: Lower bound of both, positive.
@@ -92,7 +95,7 @@ class KerpleLog3(KerpleKernel):
     Parameters: `3 * H`, shared by all layers. Cost: one (H, T) table a forward.
 
     Args:
-        shape: What the model hands to every strategy.
+        shape: Sizes of the model.
         r1: Start of the strength; None draws from U(0, 2).
         r2: Start of the rate; None draws from U(0, 1).
         r3: Start of the exponent; None draws from U(0, 2).
@@ -121,7 +124,7 @@ class KerpleBias2(KerpleKernel):
     Parameters: `2 * H`, shared by all layers. Cost: one (H, T) table a forward.
 
     Args:
-        shape: What the model hands to every strategy.
+        shape: Sizes of the model.
         r1: Start of the strength; None draws from U(0, 1).
         r2: Start of the rate; None draws from U(0, 1).
         floor: Lower bound of both, positive.
@@ -147,7 +150,7 @@ class KerpleBias3(KerpleKernel):
     Parameters: `3 * H`, shared by all layers. Cost: one (H, T) table a forward.
 
     Args:
-        shape: What the model hands to every strategy.
+        shape: Sizes of the model.
         r1: Start of the strength; None draws from U(0, 1).
         r2: Start of the rate; None draws from U(0, 1).
         r3: Start of the exponent; None draws from U(0, 2).
@@ -173,7 +176,7 @@ class KerpleWeight1(KerpleKernel):
     Parameters: `1 * H`, shared by all layers. Cost: explicit scores, and one (H, T) table a forward.
 
     Args:
-        shape: What the model hands to every strategy.
+        shape: Sizes of the model.
         r1: Start of the rate; None draws from U(0, 1).
         floor: Its lower bound, positive.
 
@@ -195,7 +198,7 @@ class KerpleWeight2(KerpleKernel):
     Parameters: `2 * H`, shared by all layers. Cost: explicit scores, and one (H, T) table a forward.
 
     Args:
-        shape: What the model hands to every strategy.
+        shape: Sizes of the model.
         r1: Start of the rate; None draws from U(0, 1).
         r2: Start of the exponent; None draws from U(0, 2).
         floor: Lower bound of both, positive.
@@ -219,7 +222,7 @@ class KerpleBiasWeight(KerpleKernel):
     Parameters: `4 * H`, shared by all layers. Cost: explicit scores, and two (H, T) tables a forward.
 
     Args:
-        shape: What the model hands to every strategy.
+        shape: Sizes of the model.
         r1: Start of the bias's strength; None draws from U(0, 1).
         r2: Start of the bias's exponent; None draws from U(0, 2).
         r3: Start of the weight's rate; None draws from U(0, 1).

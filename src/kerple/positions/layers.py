@@ -19,7 +19,7 @@ class Layers(Wrapper):
     Cost: that of the strategies; attention of the near layers is O(T · window), and so is their cache.
 
     Args:
-        shape: What the model hands to every strategy; ``every`` must divide its layers.
+        shape: Sizes of the model; ``every`` must divide its layers.
         near: Builder of the strategy of most layers.
         far: Builder of the strategy of layers every, 2 · every, …, counted from 1.
         every: None is 4, or the number of layers where that is smaller.

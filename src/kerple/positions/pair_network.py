@@ -1,4 +1,4 @@
-"""A small network over the heads at each pair of query and key, in pieces: its hidden numbers never leave the cache."""
+"""A small network over the heads at each pair of query and key, computed in pieces that fit the CPU's cache."""
 
 import torch
 from torch import Tensor
@@ -6,14 +6,17 @@ from torch.nn import functional as F
 
 from kerple.positions.products import unrounded
 
-HIDDEN = 2**18  # numbers of a piece on a CPU; elsewhere `MANY`, as each piece costs some launches
-MANY = 2**26
+HIDDEN = 2**18  # hidden numbers of a piece on a CPU
+MANY = 2**26  # the same elsewhere, where each piece costs some launches
 SLOPE = 0.01  # of LeakyReLU
 
 
 @torch.library.custom_op("kerple::pair_network", mutates_args=())
 def pair_network(s: Tensor, b: Tensor, into: Tensor, bias: Tensor, out: Tensor) -> Tensor:
-    """``out · LeakyReLU(into · [s; b] + bias)`` at each of N pairs, whatever autocast and TF32; differentiable once.
+    """Compute ``out · LeakyReLU(into · [s; b] + bias)`` at each of N pairs, unrounded by autocast and TF32.
+
+    It can be differentiated once.
+
 
     Args:
         s: (B, H, N), fp32 or fp64 with all others.
@@ -25,8 +28,7 @@ def pair_network(s: Tensor, b: Tensor, into: Tensor, bias: Tensor, out: Tensor) 
     Returns:
         (B, H, N).
     """
-    given, result = s.shape, torch.empty_like(s)
-    out = out.expand(given[0], -1, -1)
+    result, out = torch.empty_like(s), out.expand(len(s), -1, -1)
     with unrounded(s.device):
         for piece in _pieces(s, len(bias)):
             result[..., piece] = out.bmm(_hidden(s[..., piece], b[..., piece], into, bias))
@@ -37,7 +39,7 @@ def pair_network(s: Tensor, b: Tensor, into: Tensor, bias: Tensor, out: Tensor) 
 def pair_network_backward(
     grad: Tensor, s: Tensor, b: Tensor, into: Tensor, bias: Tensor, out: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of all that `pair_network` is given."""
+    """Compute the gradients of all arguments of `pair_network`."""
     of_s, of_b = into.chunk(2, -1)  # (hidden, H) each
     d_s, d_b = torch.empty_like(s), torch.empty_like(b)
     d_of_s, d_of_b, d_bias, d_out = (torch.zeros_like(x) for x in (of_s, of_b, bias, out))

@@ -17,15 +17,15 @@ class PaTH(Position):
     """``k_nᵀ · (Π_{t=n+1..m} H_t) · q_m / √δ``, ``H_t = I - β_t w_t w_tᵀ`` (Yang et al. 2025, arXiv 2505.16381, section
     3).
 
-    w_t is a normalised low-rank projection of the token, β_t in (0, 2) its gate: between the two H_t leaves w_t alone,
-    takes it away (1) or reflects it (2). The paper also convolves the projection over the last three tokens; that reads
-    up to two tokens beyond a window, and is not done here.
+    w_t is a normalised low-rank projection of the token, and β_t in (0, 2) its gate: H_t keeps the component along w_t
+    (β near 0), removes it (1) or reflects it (near 2). The paper also convolves the projection over the last three
+    tokens; that reads up to two tokens beyond a window, and is not done here.
 
     Parameters: `2 * D * rank + H * D + H`, one set per layer unless said otherwise.
     Cost: explicit scores, of queries and keys that are carried block by block (section 3.3): a few products more.
 
     Args:
-        shape: What the model hands to every strategy.
+        shape: Sizes of the model.
         rank: Rank of the projection.
 
     Raises:
@@ -49,18 +49,18 @@ class PaTH(Position):
         return torch.cat([F.normalize(w, dim=-1), beta], -1)  # (B, H, T, δ + 1)
 
     def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> Tensor:
-        assert block.state is not None, "PaTH's scores are made of what it remembers"
+        assert block.state is not None, "PaTH's scores need the state of the keys"
         q, k, dim = precise(q), precise(k), q.shape[-1]
         w, beta = block.state[..., :dim], block.state[..., dim : dim + 1]  # (B, H, Tk, δ), (B, H, Tk, 1)
         old = k.shape[2] - q.shape[2]  # keys before the first query
-        own_w, own_k = w[:, :, old:], k[:, :, old:]
-        met = product(product(q, own_w.mT).tril(), _joined(own_w, beta[:, :, old:]))  # (B, H, Tq, Tq)
-        scores = [product(q, own_k.mT) - product(met, product(own_w, own_k.mT).tril(-1))]
-        q = q - product(met, own_w)  # as the keys before the first query meet them
+        new_w, new_k = w[:, :, old:], k[:, :, old:]
+        reflected = product(product(q, new_w.mT).tril(), _joined(new_w, beta[:, :, old:]))  # (B, H, Tq, Tq)
+        scores = [product(q, new_k.mT) - product(reflected, product(new_w, new_k.mT).tril(-1))]
+        q = q - product(reflected, new_w)  # after all reflections since the first query
         for stop in range(old, 0, -KEYS):
-            here = slice(max(0, stop - KEYS), stop)
-            w_j, k_j = w[:, :, here], k[:, :, here]
-            joined = _joined(w_j, beta[:, :, here])  # (B, H, keys, keys)
+            keys = slice(max(0, stop - KEYS), stop)
+            w_j, k_j = w[:, :, keys], k[:, :, keys]
+            joined = _joined(w_j, beta[:, :, keys])  # (B, H, keys, keys)
             carried = k_j - product(product(product(k_j, w_j.mT).triu(1), joined.mT), w_j)  # to the end of the block
             scores.append(product(q, carried.mT))  # (B, H, Tq, keys)
             q = q - product(product(product(q, w_j.mT), joined), w_j)

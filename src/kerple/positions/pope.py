@@ -19,10 +19,10 @@ class PoPE(Position):
     RoPE turns a pair of numbers, so that what a key says and where it stands come out as one angle; here every number
     is a magnitude of its own with an angle that the position alone decides. -2π <= φ <= 0 is kept by `constrain_`.
 
-    Parameters: `H * δ`, shared by all layers. Cost: queries and keys of twice the width, on the fused way.
+    Parameters: `H * δ`, shared by all layers. Cost: queries and keys of twice the width, in fused attention.
 
     Args:
-        shape: What the model hands to every strategy.
+        shape: Sizes of the model.
         base: The longest wavelength is almost 2π times this.
         phase: Start of φ, from -2π to 0; None draws from that range.
 
@@ -44,16 +44,11 @@ class PoPE(Position):
         of_queries, of_keys = at.once(self.waves)
         return _spread(q, of_queries), _spread(k, of_keys)
 
-    def waves(self, at: TokenPositions) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of the angles of queries, ((B,) H, T, 2δ), and of keys, ((B, 1,) T, 2δ), in fp64."""
+    def waves(self, at: TokenPositions) -> tuple[Tensor, ...]:
+        """Cosines and sines of the angles of queries, ((B,) H, T, 2δ), and of keys, ((B,) 1, T, 2δ), in fp64."""
         phase = self.phase.unflatten(-1, (self.heads, 1, -1))  # (H, 1, δ)
-        angle = angles(at.positions, 2 * phase.shape[-1], self.base)  # ((B,) T, δ)
-        angle = angle if angle.ndim == 2 else angle[:, None]  # ((B, 1,) T, δ)
-        return _cosine_and_sine(angle + phase), _cosine_and_sine(angle)
-
-
-def _cosine_and_sine(angle: Tensor) -> Tensor:
-    return torch.cat([angle.cos(), angle.sin()], -1)
+        angle = angles(at.positions, 2 * phase.shape[-1], self.base).unsqueeze(-3)  # ((B,) 1, T, δ)
+        return tuple(torch.cat([a.cos(), a.sin()], -1) for a in (angle + phase, angle))
 
 
 def _spread(x: Tensor, waves: Tensor) -> Tensor:

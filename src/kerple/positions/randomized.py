@@ -13,18 +13,19 @@ from kerple.positions.wrapper import Drawing
 
 
 class RandomizedPositions(Drawing):
-    """Ordered random positions, in tests as in training (Ruoss et al. 2023, arXiv 2305.16843, § 3).
+    """Ordered random positions, in training and in evaluation (Ruoss et al. 2023, arXiv 2305.16843, § 3).
 
     Token t of an input of T tokens stands at the t-th smallest of T positions drawn without repetition from
-    0..reach-1: so training shows distances as far as those of a test. In training all inputs of a step share the draw,
-    as in the published code; evaluation always has the same one for inputs of one length. Since all positions of an
-    input depend on its length, the logits of a prefix are not the prefix of the logits, and generation has no cache.
+    0..reach-1: so training has distances as large as those of a test. In training all inputs of a step share the draw,
+    as in the published code; in evaluation all inputs of one length always have the same positions. Since all positions
+    of an input depend on its length, the logits of a prefix are not the prefix of the logits, and generation has no
+    cache.
 
     Parameters: `0` of its own, those of the wrapped strategy.
     Cost: that of the wrapped strategy; functions of distance are computed for each pair, T × T of them.
 
     Args:
-        shape: What the model hands to every strategy.
+        shape: Sizes of the model.
         position: Builder of the wrapped strategy, given the shape with ``reach`` as its `Shape.positions`.
         reach: Positions to draw from; None is 32 times the training length. At least the longest input to be tested.
         seed: Chooses the draws.
@@ -34,10 +35,10 @@ class RandomizedPositions(Drawing):
     """
 
     drawn: Tensor
-    """What the inputs of this step stand at, in the order of the draw; (L,) int64, of which T tokens take the first."""
+    """The positions of this step in the order of the draw, (L,) int64; an input of T tokens takes the first T."""
 
     fixed: Tensor
-    """The same for evaluation, the draw of step 0; (reach,) int64, not in checkpoints."""
+    """The positions in evaluation, the draw of step 0; (reach,) int64, not in checkpoints."""
 
     def __init__(
         self,

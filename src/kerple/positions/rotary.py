@@ -14,7 +14,9 @@ Layout = Literal["half", "interleaved"]
 
 
 def turn(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
-    """Turn the first 2·c dimensions of x (B, H, T, δ) by angles given as cos, sin ((B,) T, c); shape and dtype of x.
+    """Turn the first 2·c dimensions of x (B, H, T, δ) by angles, whose cosines and sines are ((B,) T, c).
+
+    The result has the shape and dtype of x.
 
     ``half`` pairs dimension i with i + c (GPT-NeoX, Llama), ``interleaved`` 2i with 2i + 1 (the paper, GPT-J).
     """
@@ -32,8 +34,8 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
 class RoPE(Position):
     """Rotary embedding: pairs of q and k turned by ``t · base^(-2i/r)`` (Su et al. 2021, arXiv 2104.09864, § 3.2).
 
-    Values are not turned. r = share · δ dimensions of each head are, the rest pass. Scaling needs no training: set it
-    when a checkpoint is tested past its training length L, with s = ``factor``:
+    r = share · δ dimensions of each head are turned, the others and the values are not. Scaling needs no training: set
+    it when a checkpoint is tested past its training length L, with s = ``factor``:
 
     - ``pi``: angles divided by s (Chen et al. 2023, arXiv 2306.15595).
     - ``ntk``: base · s^(r/(r-2)), which keeps the fast angles and divides the slowest by s.
@@ -46,7 +48,7 @@ class RoPE(Position):
     Parameters: `0`. Cost: four multiplications per entry of q and k.
 
     Args:
-        shape: What the model hands to every strategy; its length is L.
+        shape: Sizes of the model; its length is L.
         base: The longest wavelength is 2π times this.
         share: Part of each head that is turned, in (0, 1].
         layout: ``half`` pairs i with i + r/2 (GPT-NeoX, Llama), ``interleaved`` 2i with 2i + 1 (the paper, GPT-J). For
@@ -55,9 +57,9 @@ class RoPE(Position):
         factor: s >= 1, how many times L is to be reached; needed if there is a scaling.
         fast: Turns in L from which ``yarn`` keeps an angle.
         slow: Turns in L up to which ``yarn`` divides an angle by s.
-        mistake: A fault of public code to make on purpose, to measure what it costs; None for none. ``bf16`` rounds
-            positions, frequencies and their products as a model does that is cast to bf16 as a whole: above 256
-            positions fall together.
+        mistake: A mistake of public code that is made on purpose, to measure what it costs; None for none. ``bf16``
+            rounds positions, frequencies and their products, as in a model that is cast to bf16 as a whole: above 256,
+            several positions become one.
 
     Raises:
         UserError: If an option is out of range, or r is not an even number of dimensions.
@@ -111,7 +113,7 @@ def rounded(x: Tensor) -> Tensor:
 
 
 def turned_dimensions(position: Position, shape: Shape, base: float, share: float) -> int:
-    """Number of dimensions of each head that a rotary strategy turns, once its options are checked."""
+    """Check the options of a rotary strategy, and return the number of dimensions of each head that it turns."""
     position.require(base > 1, "base", base, "a number above 1; the paper uses 10000")
     position.require(0 < share <= 1, "share", share, "a part of the head in (0, 1]; the paper turns all: 1")
     turned = round(share * shape.head_dim)

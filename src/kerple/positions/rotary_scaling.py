@@ -36,32 +36,32 @@ class Turns:
 
     @property
     def size(self) -> float:
-        """Factor of q and k."""
+        """Factor of q and k, which YaRN makes larger than 1."""
         return 0.1 * math.log(self.factor or 1.0) + 1 if self.scaling == "yarn" else 1.0
 
     def __call__(self, positions: Tensor) -> Tensor:
-        """Radians per position, (r/2,) or ((B,) 1, r/2) fp64, for an input that ends at the last of the positions."""
+        """Compute radians per position, (r/2,) or ((B,) 1, r/2) fp64, for an input with these positions ((B,) T)."""
         r, device, factor = self.turned, positions.device, self.factor or 1.0
         if self.scaling == "ntk":
             return frequencies(r, self.base * factor ** (r / (r - 2)), device)
         if self.scaling == "dynamic_ntk":
             end = positions.amax(-1, keepdim=True)[..., None] + 1  # ((B,) 1, 1)
-            reach = end.clamp(min=self.length).to(exact(device)) / self.length
-            return frequencies(r, self.base * (factor * reach - (factor - 1)) ** (r / (r - 2)), device)
-        kept = frequencies(r, self.base, device)
+            ratio = end.clamp(min=self.length).to(exact(device)) / self.length
+            return frequencies(r, self.base * (factor * ratio - (factor - 1)) ** (r / (r - 2)), device)
+        unscaled = frequencies(r, self.base, device)
         if self.scaling == "pi":
-            return kept / factor
+            return unscaled / factor
         if self.scaling == "yarn":
-            return torch.lerp(kept, kept / factor, self._ramp().to(kept))
-        return kept
+            return torch.lerp(unscaled, unscaled / factor, self._ramp().to(unscaled))
+        return unscaled
 
     def _ramp(self) -> Tensor:
-        # how far each pair is on YaRN's way from kept (0) to divided (1), (r/2,) fp64
+        # YaRN's weight of each pair, from 0 (its angle is kept) to 1 (its angle is divided by s), (r/2,) fp64
         low = max(math.floor(self._pair(self.fast)), 0)
         high = min(math.ceil(self._pair(self.slow)), self.turned - 1)
         span = max(high, low + 0.001) - low
         return ((torch.arange(self.turned // 2, dtype=torch.float64) - low) / span).clamp(0, 1)
 
     def _pair(self, turns: float) -> float:
-        # the pair, not a whole number, that turns so often within the training length
+        # index of the pair, interpolated, that turns so often within the training length
         return self.turned * math.log(self.length / (turns * 2 * math.pi)) / (2 * math.log(self.base))

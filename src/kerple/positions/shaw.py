@@ -18,7 +18,7 @@ class Shaw(Position):
     Cost: q meets clip + 1 vectors, and the products are then read at each distance: never T × T vectors of δ.
 
     Args:
-        shape: What the model hands to every strategy.
+        shape: Sizes of the model.
         clip: Distance from which all are the same. 0 makes the strategy blind to distance.
 
     Raises:

@@ -13,13 +13,13 @@ class Sink(Position):
 
     Models make a sink of the first token where they are given none (Xiao et al. 2024, arXiv 2309.17453).
 
-    It is no encoding of position: over one, write `Together`.
+    It says nothing of positions; combine it with a strategy that does by `Together`.
 
     Parameters: `H * learnable`, one set per layer unless the model says otherwise.
-    Cost: the log-sum-exp, which the fused ways with a table of biases by distance have.
+    Cost: the log-sum-exp of the scores, which fused attention with a table of biases by distance returns.
 
     Args:
-        shape: What the model hands to every strategy.
+        shape: Sizes of the model.
         learnable: Whether σ is learned.
         start: Initial value of σ.
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from kerple.positions.base import Position, Shape
 from kerple.positions.token_positions import AttentionWeights, QueryKeyBlock
 
-CACHED = 2**17  # scores that are worked on at once
+SCORES_AT_ONCE = 2**17  # so that they stay in the cache of a CPU
 NEVER = -1e4  # a score whose σ is 0
 
 
@@ -23,7 +23,7 @@ class StickBreaking(Position):
     Parameters: `0`. Cost: explicit scores, one logarithm and one running sum for each, and a backward pass of its own.
 
     Args:
-        shape: What the model hands to every strategy.
+        shape: Sizes of the model.
         rest: Whether what is left goes to the query's own value.
     """
 
@@ -34,15 +34,15 @@ class StickBreaking(Position):
         self.rest = rest
 
     def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> AttentionWeights:
-        own = block.queries.rows[:, None] == block.keys.rows  # (Tq, Tk)
-        return AttentionWeights(Stick.apply(s, block.seen & ~own, own if self.rest else None))
+        itself = block.queries.rows[:, None] == block.keys.rows  # (Tq, Tk)
+        return AttentionWeights(Stick.apply(s, block.seen & ~itself, itself if self.rest else None))
 
 
 class Stick(torch.autograd.Function):
-    """Shares (B, H, Tq, Tk) of scores z of that shape.
+    """The share of each key, (B, H, Tq, Tk), from scores z of that shape.
 
-    ``before`` says which keys come before each query, (Tq, Tk) bool, and ``rest`` which key gets what is left; with
-    None no key gets it.
+    ``before`` is true for the keys before each query that it sees, (Tq, Tk) bool, and ``rest`` for the key that gets
+    what is left of the stick; None if no key gets it.
 
     With c_n = Σ_{n <= l < m} log(1 - σ(z_l)), A_n = exp(z_n + c_n), because log σ(z) = z + log(1 - σ(z)); and with
     w = A ∘ grad, the gradient of z_l is w_l - σ(z_l) · Σ_{n <= l} w_n, as A_n falls by σ(z_l) for every l from n on.
@@ -63,17 +63,18 @@ class Stick(torch.autograd.Function):
 
 
 def _parts(x: Tensor) -> tuple[Tensor, ...]:
-    """(B, H, Tq, Tk) as some (·, Tq, Tk), on a CPU so small that one stays in the cache through all that is done."""
+    """Split (B, H, Tq, Tk) into tensors (·, Tq, Tk); on a CPU, so small ones that each stays in its cache."""
     of_head = x[0, 0].numel()
-    return x.flatten(0, 1).split(max(1, CACHED // of_head) if x.device.type == "cpu" else x[..., 0, 0].numel())
+    return x.flatten(0, 1).split(max(1, SCORES_AT_ONCE // of_head) if x.device.type == "cpu" else x[..., 0, 0].numel())
 
 
 def _shares(z: Tensor, rest: Tensor | None) -> Tensor:
-    taken = F.softplus(z, threshold=40).flip(-1).cumsum_(-1)  # from the nearest key on, so that near ones are precise
-    least = math.log(torch.finfo(z.dtype).tiny) + 7  # below it the processor is many times slower
-    shares = (z - taken.flip(-1)).clamp_(min=least).exp_()
+    # -c_n, summed from the nearest key on, so that near keys are precise
+    logs = F.softplus(z, threshold=40).flip(-1).cumsum_(-1)
+    least = math.log(torch.finfo(z.dtype).tiny) + 7  # exp of smaller numbers is many times slower
+    shares = (z - logs.flip(-1)).clamp_(min=least).exp_()
     shares = F.threshold(shares, 2 * math.exp(least), 0.0, inplace=True)
-    return shares if rest is None else torch.where(rest, (-taken[..., -1:]).exp(), shares)
+    return shares if rest is None else torch.where(rest, (-logs[..., -1:]).exp(), shares)
 
 
 def _gradient(z: Tensor, shares: Tensor, grad: Tensor, rest: Tensor | None) -> Tensor:

@@ -19,7 +19,7 @@ class T5(Position):
     Parameters: `buckets * H`, shared by all layers. Cost: one (H, T) table a forward.
 
     Args:
-        shape: What the model hands to every strategy.
+        shape: Sizes of the model.
         buckets: Number of buckets, 2 or more.
         max_distance: Where the last bucket begins at the latest; more than half the buckets.
 

@@ -14,13 +14,13 @@ class SSMax(Position):
     """Scalable softmax, ``s_h · log(n) · q·k / √δ`` for a query that sees n keys (Nakanishi 2025, arXiv 2501.19399,
     section 3).
 
-    n is at most the window. A query that sees one key has no choice, and log 1 = 0 takes nothing from it. It is no
-    encoding of position: over one, write `Together`.
+    n is at most the window. For a query that sees one key the factor is log 1 = 0, which changes nothing. It says
+    nothing of positions; combine it with a strategy that does by `Together`.
 
     Parameters: `H`, one set per layer unless the model says otherwise. Cost: one multiplication per entry of q.
 
     Args:
-        shape: What the model hands to every strategy.
+        shape: Sizes of the model.
         start: Initial value of s; None is 1 / log L, with which scores at the training length are those of plain
             softmax.
 
@@ -34,8 +34,8 @@ class SSMax(Position):
     def __init__(self, shape: Shape, start: float | None = None) -> None:
         super().__init__()
         self.require(start is None or start > 0, "start", start, "a positive number, such as 0.43")
-        usual = 1 / math.log(max(shape.length, 2))
-        self.scale = nn.Parameter(torch.full((shape.heads,), usual if start is None else start, dtype=torch.float32))
+        start = 1 / math.log(max(shape.length, 2)) if start is None else start
+        self.scale = nn.Parameter(torch.full((shape.heads,), start, dtype=torch.float32))
 
     def transform_qk(self, q: Tensor, k: Tensor, state: Tensor | None, at: TokenPositions) -> tuple[Tensor, Tensor]:
         factor = self.scale[:, None, None] * at.visible.to(self.scale.dtype).log()[:, None]  # (H, T, 1)
@@ -45,15 +45,16 @@ class SSMax(Position):
 class Temperature(Position):
     """Llama 4's temperature of attention: ``q · (1 + share · log(1 + ⌊(m + 1) / every⌋))`` for the query in row m.
 
-    As in the published model, for the layers without rotary embedding: ``Layers`` with RoPE near and it far. Source:
+    The published model has it in the layers without rotary embedding: ``Layers`` with RoPE near and this far. Source:
     Meta, Llama 4 (2025), its published code; scalable softmax (arXiv 2501.19399) has learned factors for it.
 
     Parameters: `0`. Cost: one multiplication per entry of q.
 
     Args:
-        shape: What the model hands to every strategy.
+        shape: Sizes of the model.
         share: Factor of the logarithm.
-        every: Rows for one step of the staircase; None is the training length, as 8192 for Llama 4's pretraining.
+        every: Number of rows after which the factor grows; None is the training length, as 8192 for Llama 4's
+            pretraining.
 
     Raises:
         UserError: If a number is not positive.

@@ -20,19 +20,20 @@ if TYPE_CHECKING:
 
 
 class Together(Position):
-    """Combines strategies: biases and values are added, weights are multiplied, and sinks become one by logaddexp.
+    """Combines strategies: biases and additions to the output are summed, weights are multiplied.
 
-    Relocations, projections and mixes are applied one after the other, in the order of the parts.
+    `remap_positions`, `embed`, `transform_qk` and `modify_scores` of the parts are applied one after the other, in
+    their order. Several sinks are one whose logit is the logarithm of the sum of their exponentials.
 
     Parameters: `0` of its own, those of the parts; one set per layer if one of the parts has that.
     Cost: that of the parts; one that needs explicit scores takes all of them there.
 
     Args:
-        shape: What the model hands to every strategy.
+        shape: Sizes of the model.
         parts: Builders of the strategies, given the shape.
 
     Raises:
-        UserError: If there are none, or one of them would not do what it does alone: `check_combination` tells why.
+        UserError: If there are none, or one of them would lose its effect beside another (`check_combination`).
     """
 
     def __init__(self, shape: Shape, parts: Sequence[Callable[[Shape], Position]] = (SSMax, KerpleLog)) -> None:

@@ -20,7 +20,7 @@ class TransformerXL(Position):
     Where positions have gaps, H times the multiplications.
 
     Args:
-        shape: What the model hands to every strategy; its width D must be even.
+        shape: Sizes of the model; its width D must be even.
 
     Raises:
         UserError: If D is odd.

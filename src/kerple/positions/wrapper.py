@@ -13,7 +13,7 @@ from kerple.positions.base import FLAGS, HOOKS, Position
 
 
 class Wrapper(Position):
-    """Forwards every hook and copies every flag of the strategy it wraps; a subclass overrides what it changes.
+    """Forwards every hook to the strategy that it wraps, and copies its flags; a subclass overrides what it changes.
 
     Args:
         position: The wrapped strategy.
@@ -43,10 +43,10 @@ for _hook in HOOKS:  # a loop, so that hooks which are added later are forwarded
 
 
 class Drawing(Wrapper):
-    """A wrapper that draws something anew for each optimiser step.
+    """A wrapper that draws random numbers anew for each optimiser step.
 
-    The draw is a function of ``seed`` and of the number of steps taken, a buffer of the checkpoint: so it is the same
-    on every device, and after resuming. A subclass calls `draw_` once its own buffers are there.
+    The draw is a function of ``seed`` and of the number of steps, a buffer of the checkpoint: so it is the same on
+    every device, and after resuming. A subclass calls `draw_` once it has registered its own buffers.
 
     Args:
         position: The wrapped strategy.
@@ -54,7 +54,7 @@ class Drawing(Wrapper):
     """
 
     step: Tensor
-    """Optimiser steps taken, () int64."""
+    """Number of optimiser steps so far, () int64."""
 
     @abstractmethod
     def __init__(self, position: Position, seed: int) -> None:
@@ -67,8 +67,8 @@ class Drawing(Wrapper):
         """Fill the subclass's buffers with the draw of this step; on the meta device, do nothing."""
 
     def number(self, size: int) -> int:
-        """The draw of this step as an integer of ``size`` bytes, uniform over all values."""
-        # hashed: a generator's seed has 32 bits, in which no shift keeps seed and step apart
+        """Return the random number of this step, an integer of ``size`` bytes, uniform over all values."""
+        # a hash, because a generator's seed has only 32 bits for seed and step together
         return int.from_bytes(blake2b(f"{self.seed}/{int(self.step)}".encode(), digest_size=size).digest(), "big")
 
     def clamp_(self) -> None:

@@ -21,7 +21,7 @@ class XPos(Position):
     Parameters: `0`. Cost: four multiplications per entry of q and k.
 
     Args:
-        shape: What the model hands to every strategy; its head dimension must be even.
+        shape: Sizes of the model; its head dimension must be even.
         base: The longest wavelength is 2π times this.
         decay: B, the distance over which the fastest pair shrinks to 0.4/1.4.
         layout: ``half`` or ``interleaved``, see `RoPE`.
@@ -50,7 +50,7 @@ class XPos(Position):
         positions = at.positions
         angle = angles(positions, self.turned, self.base)
         pair = torch.arange(0, self.turned, 2, dtype=angle.dtype, device=angle.device) / self.turned  # (δ/2,)
-        # the same for every token of the input: keys in a cache were counted from it, too
+        # one origin for the whole input, from which the keys in a cache were counted, too
         origin = positions[..., :1] - at.rows[:1] if at.contiguous else 0
-        place = positions - origin  # ((B,) T)
-        return angle.cos(), angle.sin(), place[..., None] / self.decay * ((pair + 0.4) / 1.4).log()
+        counted = positions - origin  # ((B,) T)
+        return angle.cos(), angle.sin(), counted[..., None] / self.decay * ((pair + 0.4) / 1.4).log()

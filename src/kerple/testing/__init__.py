@@ -1,4 +1,4 @@
-"""The public property suite behind `python run.py check`: what has to hold for any strategy, and its checks.
+"""The public property suite behind `python run.py check`: properties that every strategy must have.
 
 Most properties are read at several lengths, `Subject.lengths`: 30, 90, and 300 tokens or more, which is beyond every
 whole number up to 1,000 among the strategy's options and across blocks of queries of the size that training uses. What
@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from kerple.positions import Position
-from kerple.testing import precision, reading, training  # noqa: F401 -- they register what they hold
+from kerple.testing import precision, reading, training  # noqa: F401 -- they register their properties
 from kerple.testing.subject import AT_LENGTHS, PROPERTIES, DoesNotApply, Property, Subject
 
 __all__ = ["AT_LENGTHS", "PROPERTIES", "DoesNotApply", "Outcome", "Property", "Subject", "check", "outcomes"]
@@ -25,7 +25,7 @@ class Outcome:
     Args:
         name: Name of the property, one of `PROPERTIES`.
         holds: Whether it holds; None if it does not apply.
-        lengths: Numbers of tokens it was read at; empty if it has a length of its own, or none.
+        lengths: Numbers of tokens of the readings; empty if the property does not depend on `Subject.lengths`.
         why: Why it does not hold or apply, in one line; empty if it holds.
     """
 

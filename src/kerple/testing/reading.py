@@ -1,4 +1,4 @@
-"""Properties of reading: on which tokens logits may depend, and what may not change them.
+"""Properties of reading: on which tokens logits may depend, and which circumstances must not change them.
 
 Most are read at several lengths, `Subject.lengths`.
 """
@@ -15,7 +15,7 @@ from kerple.testing.subject import SHORT, VOCABULARY, DoesNotApply, Subject, hol
 
 
 def cuts(length: int) -> tuple[int, int]:
-    """Where readings are cut in two: inside blocks of attention's queries, and close to the end."""
+    """Return where readings are cut in two: inside a block of attention's queries, and close to the end."""
     return 2 * length // 3, length - 20
 
 

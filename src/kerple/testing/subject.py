@@ -42,9 +42,9 @@ class Subject:
         The training length is ``trained``, or ``length`` if the strategy cannot represent so many positions else.
         Weights are so large that attention is not uniform; else the strategy would have hardly any effect.
         """
-        most = self.position().max_length
+        limit = self.position().max_length
         torch.manual_seed(0)
-        shape = Shape(32, 4, trained if most is None or most >= length else length)
+        shape = Shape(32, 4, trained if limit is None or limit >= length else length)
         network = Transformer(shape, 2, VOCABULARY, self.build, kv_heads=kv_heads)
         with torch.no_grad():
             for position in network.positions:
@@ -79,7 +79,7 @@ PROPERTIES: dict[str, Property] = {}
 
 
 AT_LENGTHS: set[Property] = set()
-"""Those that are read at each of `Subject.lengths`."""
+"""The properties that are read at each of `Subject.lengths`."""
 
 
 def holds(function: Property) -> Property:
