@@ -147,21 +147,21 @@ class Needle(Analysis):
     def analyse(self, trainer: Trainer, pl_module: LightningModule) -> None:
         lengths, skipped = self.possible(self.lengths, pl_module)
         cells = list(product(range(len(lengths)), range(len(self.depths)), range(self.problems)))
-        found = torch.zeros(len(lengths), len(self.depths), dtype=torch.float64, device=pl_module.device)
+        recalled = torch.zeros(len(lengths), len(self.depths), dtype=torch.float64, device=pl_module.device)
         for i, d, number in with_progress(trainer, cells[trainer.global_rank :: trainer.world_size]):
             with trainer.precision_plugin.forward_context():
-                found[i, d] += self._try(data_of(trainer), pl_module, lengths[i], self.depths[d], number)
-        found = trainer.strategy.reduce(found, reduce_op="sum").cpu()
+                recalled[i, d] += self._try(data_of(trainer), pl_module, lengths[i], self.depths[d], number)
+        recalled = trainer.strategy.reduce(recalled, reduce_op="sum").cpu()
         rows = [
-            {"length": length, "depth": depth, "problems": self.problems, "found": float(found[i, d])}
+            {"length": length, "depth": depth, "problems": self.problems, "found": float(recalled[i, d])}
             for i, length in enumerate(lengths)
             for d, depth in enumerate(self.depths)
         ]
-        figure = self._figure(found / self.problems, lengths, strategy_name(pl_module)) if lengths else None
+        figure = self._figure(recalled / self.problems, lengths, strategy_name(pl_module)) if lengths else None
         publish(trainer, self.kind, figure, rows)
         directory, count = log_directory(trainer), self.problems * len(self.depths)
         if trainer.is_global_zero:
-            sums = zip(lengths, found.sum(1).tolist(), strict=True)
+            sums = zip(lengths, recalled.sum(1).tolist(), strict=True)
             accuracies = [Row("accuracy", self.kind, length, None, None, total, count) for length, total in sums]
             results.write(directory, self.kind, accuracies, {"haystack": self.haystack, "skipped": skipped})
 

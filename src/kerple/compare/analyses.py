@@ -1,4 +1,4 @@
-"""Tables of the analyses that the report has no figure of, a user's own among them."""
+"""Tables of the analyses for which the report has no figure, including those that a user has added."""
 
 from collections.abc import Iterator, Mapping
 
@@ -7,25 +7,27 @@ import pandas as pd
 from kerple.compare.tables import MOST_COLUMNS, NOTHING, Cell, Table
 
 
-def analyses(found: Mapping[str, pd.DataFrame]) -> Iterator[Table]:
-    """Yield the table of each analysis, with means over seeds, and at last a list of those that are too large for one.
+def analyses(tables: Mapping[str, pd.DataFrame]) -> Iterator[Table]:
+    """Yield a table of means over seeds for each analysis, and last a list of the analyses that are too large for one.
 
-    Decimal columns are what was measured. The others, such as a layer or a length, say of what, unless they are the
-    same everywhere.
+    The columns with decimal numbers are measurements. The other columns, such as a layer or a length, say what was
+    measured; a column that has the same value in every row is left out.
 
     Args:
-        found: The table of each analysis by its name, with columns strategy and seed, and part if there are several.
+        tables: The table of each analysis by its name, with columns strategy and seed, and part if there are several.
     """
     larger = {}
-    for name, table in found.items():
+    for name, table in tables.items():
         runs = [column for column in ("part", "strategy") if column in table]
-        own = table.columns.drop([*runs, "seed"])
-        filled = own[table[own].notna().any()]  # reasons for what was skipped are a column of none, where nothing was
+        columns = table.columns.drop([*runs, "seed"])
+        filled = columns[
+            table[columns].notna().any()
+        ]  # a column of reasons for skipping is empty if nothing was skipped
         measured = [column for column in filled if pd.api.types.is_float_dtype(table[column])]
-        of = [column for column in filled if column not in measured and table[column].nunique() > 1]
-        once = not table.duplicated([*runs, "seed", *of]).any()
-        if measured and once and len(table[of].drop_duplicates()) * len(measured) <= MOST_COLUMNS:
-            yield _means(name, table, runs, of, measured)
+        keys = [column for column in filled if column not in measured and table[column].nunique() > 1]
+        once = not table.duplicated([*runs, "seed", *keys]).any()
+        if measured and once and len(table[keys].drop_duplicates()) * len(measured) <= MOST_COLUMNS:
+            yield _means(name, table, runs, keys, measured)
         else:
             larger[name] = {"rows": f"{len(table):,}", "file": f"{name}.csv"}
     if larger:
@@ -33,17 +35,17 @@ def analyses(found: Mapping[str, pd.DataFrame]) -> Iterator[Table]:
         yield Table("Larger tables of analyses", body, "Their files lie beside this report.")
 
 
-def _means(name: str, table: pd.DataFrame, runs: list[str], of: list[str], measured: list[str]) -> Table:
+def _means(name: str, table: pd.DataFrame, runs: list[str], keys: list[str], measured: list[str]) -> Table:
     rows: dict[str, dict[str, Cell]] = {}
-    for at, group in table.groupby([*runs, *of], sort=False, dropna=False):
-        run, where = at[: len(runs)], zip(of, at[len(runs) :], strict=True)
-        place = ", ".join(f"{column} {value}" for column, value in where)
+    for values, group in table.groupby([*runs, *keys], sort=False, dropna=False):
+        run, of_keys = values[: len(runs)], zip(keys, values[len(runs) :], strict=True)
+        subject = ", ".join(f"{column} {value}" for column, value in of_keys)  # such as "layer 0, head 1"
         for column in measured:
             mean, std = group[column].mean(), group[column].std()
             text = f"{mean:.4g} ± {std:.2g}" if std == std else f"{mean:.4g}"  # one seed has no deviation
-            heading = ": ".join(filter(None, [column if len(measured) > 1 or not place else "", place]))
+            heading = ": ".join(filter(None, [column if len(measured) > 1 or not subject else "", subject]))
             rows.setdefault(" ".join(map(str, run)), {})[heading] = Cell(text)
     body = pd.DataFrame.from_dict(rows, orient="index").fillna(NOTHING)
-    what = f": {measured[0]}" if len(measured) == 1 and of else ""
+    quantity = f": {measured[0]}" if len(measured) == 1 and keys else ""
     note = f"Mean ± standard deviation over seeds; {name}.csv has every run."
-    return Table(f"{name}{what}", body, note)
+    return Table(f"{name}{quantity}", body, note)

@@ -106,13 +106,13 @@ class Comparison:
         ]:
             if not isinstance(path, str) or not Path(found(path)).is_file():
                 raise UserError(f"compare: got {path!r}, expected the path of a configuration, from where you are")
-        own = dict.fromkeys(self.seeded, "use seeds") | SET_BY_COMPARE
-        _refuse("flags", self.flags, own)
+        advice = dict.fromkeys(self.seeded, "use seeds") | SET_BY_COMPARE
+        _refuse("flags", self.flags, advice)
         _refuse("test", self.test, {key: SET_BY_COMPARE[key] for key in ("run_dir", "ckpt_path")})
         for name, flags in self.parts.items():
-            _refuse(f"parts: {name}", flags, own)
+            _refuse(f"parts: {name}", flags, advice)
         for label, strategy in self.strategies.items():
-            _refuse(f"strategies: {label}: flags", strategy.flags if strategy else {}, own)
+            _refuse(f"strategies: {label}: flags", strategy.flags if strategy else {}, advice)
             number = strategy.seeds if strategy else None
             if number is not None and not 1 <= number <= len(self.seeds):
                 raise UserError(f"compare: strategies: {label}: seeds: got {number}, expected 1..{len(self.seeds)}")
@@ -137,8 +137,8 @@ class Comparison:
         folder = directory / self.test_folder
         test = [*as_flags(self.test), f"--run_dir={folder}"]
         if strategy.hf:
-            own = {"hf": strategy.hf} | {f"model.{key}": value for key, value in strategy.options.items()}
-            test = [*as_flags(own | strategy.flags), *test]
+            options = {"hf": strategy.hf} | {f"model.{key}": value for key, value in strategy.options.items()}
+            test = [*as_flags(options | strategy.flags), *test]
             return Job(label, seed, part, directory, folder, [], test, self.settings_of_test)
         fit = [f"--config={found(path)}" for path in self.base]
         fit += as_flags(self.parts.get(part, {}))
@@ -151,7 +151,7 @@ class Comparison:
 
     @property
     def settings_of_test(self) -> dict[str, Any]:
-        """What the tests are asked for, with dotted keys: flags, and what the configuration among them says."""
+        """Settings of the tests, with dotted keys: those of the configuration among the flags, and the other flags."""
         path = self.test.get("config")
         content = flat(yaml.safe_load(Path(found(path)).read_text(encoding="utf-8"))) if path else {}
         return content | flat({key: value for key, value in self.test.items() if key != "config"})
@@ -169,7 +169,7 @@ class Job:
         test_folder: Folder in it that the test writes to.
         fit: Arguments of ``run.py fit``; none for a pretrained model.
         test: Arguments of ``run.py test``, without the checkpoint.
-        settings_of_test: What the test is asked for, as `Comparison.settings_of_test`.
+        settings_of_test: Settings of the test, as `Comparison.settings_of_test` has them.
     """
 
     label: str
@@ -205,12 +205,18 @@ class Job:
         return report / "runs" / self.part / self.label / f"seed-{self.seed}"
 
 
-def _refuse(where: str, flags: Mapping[str, Any], own: Mapping[str, str]) -> None:
-    """Raise a UserError for flags, or parts of them, that the comparison sets itself."""
+def _refuse(where: str, flags: Mapping[str, Any], advice: Mapping[str, str]) -> None:
+    """Raise a UserError if a flag is one that the comparison sets itself, or an option below such a flag.
+
+    Args:
+        where: Name of the setting that has the flags.
+        flags: The flags.
+        advice: For each flag that the comparison sets, what to use instead.
+    """
     for key in flags:
-        for flag, advice in own.items():
+        for flag, instead in advice.items():
             if re.match(rf"{re.escape(flag)}(\.|$)", key.replace(".init_args.", ".")):  # flags may leave it out
-                raise UserError(f"compare: {where}: got {key}, which is set for every run; {advice} instead")
+                raise UserError(f"compare: {where}: got {key}, which is set for every run; {instead} instead")
 
 
 def as_flags(values: Mapping[str, Any]) -> list[str]:

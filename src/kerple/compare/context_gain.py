@@ -38,11 +38,11 @@ def context_figures(table: pd.DataFrame, strategies: pd.Series) -> Iterator[tupl
 
 
 def curve(table: pd.DataFrame, column: str) -> tuple[NDArray[np.float64], list[Estimate]]:
-    """One strategy's points: where each is, and its estimate.
+    """The points of one strategy's curve on the horizontal axis, and an estimate at each of them.
 
-    Bins are merged to `POINTS` equal ones for the loss, by distance beyond the window to `PER_OCTAVE` an octave for the
-    gain. The standard error of a mean of bins is at most the mean of theirs, whatever they have in common; that is
-    taken.
+    For the loss, bins are merged into `POINTS` bins of equal width. For the gain, they are merged by distance beyond
+    the window into `PER_OCTAVE` bins an octave. The standard error of a mean of bins is at most the mean of their
+    standard errors, however they are correlated; this upper bound is used.
 
     Args:
         table: The strategy's rows, of all seeds.
@@ -56,7 +56,7 @@ def curve(table: pd.DataFrame, column: str) -> tuple[NDArray[np.float64], list[E
     else:
         groups = middle // (table["length"] / POINTS)
     names = {"value": column, "error": f"{column}_error"}
-    at, estimates = [], []
+    points, estimates = [], []
     for _, group in table.assign(middle=middle).groupby(groups):
         by_seed = group.groupby("seed")[list(names.values())].mean()
         values, errors = by_seed[names["value"]], by_seed[names["error"]]
@@ -64,20 +64,20 @@ def curve(table: pd.DataFrame, column: str) -> tuple[NDArray[np.float64], list[E
         over_seeds = float(values.var(ddof=1) / seeds) if seeds > 1 else np.nan
         # all seeds read the same text: its variance does not shrink with their number
         text = float((errors**2).mean())
-        at.append(float(group["middle"].mean()))
+        points.append(float(group["middle"].mean()))
         estimates.append(Estimate(float(values.mean()), over_seeds, text, seeds, int(group["segments"].min())))
-    return np.asarray(at), estimates
+    return np.asarray(points), estimates
 
 
 def _drawn(table: pd.DataFrame, styles: Styles, column: str) -> Figure:
     figure = Figure(figsize=(8.2, 4.2), layout="constrained")
     ax = figure.subplots()
     for strategy, group in table.groupby("strategy", sort=False):
-        at, estimates = curve(group, column)
+        points, estimates = curve(group, column)
         low, high = np.transpose([estimate.interval() for estimate in estimates])
         style = styles[str(strategy)] | ({"marker": ""} if column == "loss" else {"markersize": 4})
-        ax.plot(at, [estimate.mean for estimate in estimates], label=strategy, linewidth=1.3, **style)
-        ax.fill_between(at, low, high, alpha=0.15, color=style["color"], linewidth=0)
+        ax.plot(points, [estimate.mean for estimate in estimates], label=strategy, linewidth=1.3, **style)
+        ax.fill_between(points, low, high, alpha=0.15, color=style["color"], linewidth=0)
     _axes(ax, table, column)
     figure.legend(loc="outside right center", frameon=False, fontsize=9)
     return figure

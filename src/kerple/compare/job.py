@@ -28,7 +28,7 @@ CHECKOUT, INSTALLED = SOURCES.parent / "run.py", Path(kerple.__file__).with_name
 # the command of the process; Lightning starts the other ranks of a run by the command line that `work` sets
 PROGRAM = "from kerple.cli.main import main; from kerple.compare.job import work; work(main)"
 PATIENCE = 60.0  # seconds in which a run that is asked to stop has to save its checkpoint
-KNOWN = {"kerple", "pytorch_lightning"}  # of these a checkpoint may name what is offered
+TRUSTED = {"kerple", "pytorch_lightning"}  # packages whose offered classes a checkpoint may name without --trust
 
 
 class Failed(RuntimeError):
@@ -104,7 +104,7 @@ def stop(processes: "list[subprocess.Popen[bytes]]") -> None:
 
 
 def work(main: Callable[[list[str]], None]) -> None:
-    """What the process does: finish the run that its argument describes, whatever the state of its folder is.
+    """Finish the run that the argument of this process describes, whatever the state of the run's folder is.
 
     Args:
         main: Runs one command of ``run.py``.
@@ -142,9 +142,9 @@ def _finish(task: Task, call: Callable[..., None]) -> None:
 
 
 def _trust(config: dict[str, Any]) -> list[str]:
-    """The flag by which a test may import the classes of the user's own that the comparison names, as its fit did."""
+    """The flag by which a test may import the user's own classes that the comparison names, as the fit did."""
     named = (str(value) for key, value in config.items() if key.endswith(".class_path"))
-    packages = sorted({name.split(".")[0] for name in named if "." in name} - KNOWN)
+    packages = sorted({name.split(".")[0] for name in named if "." in name} - TRUSTED)
     return [f"--trust={','.join(packages)}"] if packages else []
 
 
@@ -155,7 +155,7 @@ def remove(folder: Path) -> None:
 
 
 def forget(job: Job) -> None:
-    """Remove a run that was begun in another way than it is asked for now.
+    """Remove a run that was begun with another configuration than the comparison has now.
 
     Raises:
         UserError: If a process is at work in it.
@@ -166,7 +166,15 @@ def forget(job: Job) -> None:
 
 @contextlib.contextmanager
 def locked(job: Job, patient: bool = True) -> Iterator[None]:
-    """Context in which no other process works on the run; it is waited for, or else is an error."""
+    """Context in which no other process works on the run.
+
+    Args:
+        job: The run.
+        patient: Whether to wait for a process that works on it; if not, there is an error.
+
+    Raises:
+        UserError: If another process works on the run and ``patient`` is false.
+    """
     path = job.beside(".lock")
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:

@@ -29,7 +29,7 @@ UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticErro
 
 
 def described(folder: Path) -> dict[str, Any] | None:
-    """How a run was trained and tested, as the folder of a test that `compare` finished says; else None."""
+    """How a run was trained and tested, according to the folder of its test; None if `compare` has not finished it."""
     try:
         return json.loads((folder / results.ABOUT).read_text(encoding="utf-8"))["run"]
     except (OSError, ValueError, LookupError, TypeError):
@@ -37,7 +37,7 @@ def described(folder: Path) -> dict[str, Any] | None:
 
 
 def finished(job: Job, config: dict[str, Any], data: str | None) -> bool:
-    """Whether the run was fitted and tested as it is asked for.
+    """Whether the run was fitted and tested as the comparison describes it.
 
     Args:
         job: The run.
@@ -51,7 +51,7 @@ def finished(job: Job, config: dict[str, Any], data: str | None) -> bool:
 
 
 def changes(job: Job, config: dict[str, Any], data: str | None) -> list[str]:
-    """Differences between how the run in the job's folder was begun and how it is asked for; none if there is none."""
+    """Differences between how the run in the job's folder was begun and how the comparison describes it, if any."""
     if run := described(job.test_folder):
         other = ["its data has another checksum"] if data not in (None, run["data"]) else []
         return differences(run["config"], config) + other
@@ -63,14 +63,14 @@ def changes(job: Job, config: dict[str, Any], data: str | None) -> list[str]:
     return []
 
 
-def differences(written: dict[str, Any], asked: dict[str, Any]) -> list[str]:
-    """Each option that differs, with both values.
+def differences(written: dict[str, Any], resolved: dict[str, Any]) -> list[str]:
+    """Describe each option that differs between two configurations, with both values.
 
     Args:
-        written: Configuration of a run, with dotted keys. It may have more options than were asked for.
-        asked: Resolved configuration. What is ``auto`` in it may have any value.
+        written: Configuration with which a run was made, with dotted keys. It may have options that are not resolved.
+        resolved: Configuration that the comparison resolves now. An option that is ``auto`` in it may have any value.
     """
-    before, now = _named(written), _named(asked)
+    before, now = _named(written), _named(resolved)
     keys = [*now, *(key for key in before if key.startswith("trainer.callbacks.") and key not in now)]
     return [
         f"{key}: {before.get(key)!r} -> {now.get(key)!r}"
@@ -78,7 +78,7 @@ def differences(written: dict[str, Any], asked: dict[str, Any]) -> list[str]:
         if before.get(key) != now.get(key)
         and now.get(key) != "auto"
         and not PLACES.fullmatch(key)
-        and not (key not in before and is_default(asked, key))  # an option that is newer than the run
+        and not (key not in before and is_default(resolved, key))  # an option that is newer than the run
     ]
 
 
@@ -98,7 +98,7 @@ def fingerprint(data: Any) -> str | None:
 
 
 def complete(job: Job, config: dict[str, Any], data: str | None) -> None:
-    """Add to the results of a test how its run was trained and tested, after which it counts as finished.
+    """Add to the results of a test how its run was trained and tested; with this the run counts as finished.
 
     Raises:
         UserError: If the test left no results.
@@ -118,7 +118,7 @@ def complete(job: Job, config: dict[str, Any], data: str | None) -> None:
 
 
 def take(job: Job, config: dict[str, Any], data: str | None, record: Path) -> str | None:
-    """Make a finished run from a record, if that is the run that is asked for.
+    """Make a finished run from a record, if the record is of the same run.
 
     Args:
         job: The run.
@@ -131,8 +131,8 @@ def take(job: Job, config: dict[str, Any], data: str | None, record: Path) -> st
     """
     try:
         run = results.read(record)[1]["run"]
-        if changed := differences(run["config"], config):
-            return f"has another configuration: {'; '.join(changed)}"
+        if changes_of_config := differences(run["config"], config):
+            return f"has another configuration: {'; '.join(changes_of_config)}"
         if run["data"] != data:
             # the corpora that need no download are files of the installed Python
             python = run["cost"].get("environment", {}).get("python", "unknown")
@@ -160,7 +160,7 @@ def keep(job: Job, committed: list[Path]) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy what a report reads of a run; its description last, by which it counts."""
+    """Copy the files of a run that a report reads. The description is last, because a folder with it is complete."""
     for path in sorted([*source.glob("*.csv"), *source.glob("*.csv.gz")]):
         if path.name == results.TABLE:
             write(target / path.name, path.read_bytes())
@@ -172,7 +172,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def condensed(table: pd.DataFrame) -> pd.DataFrame:
-    """The table of an analysis with only the distances 2^(n/4), where it has more than 256 of them."""
+    """The table of an analysis; of more than 256 distances, only those nearest to 2^(n/4), 0 and the largest stay."""
     if "distance" not in table or table["distance"].nunique() <= 256:
         return table
     shown = {0, *np.unique(np.round(2 ** np.arange(0, 32, 0.25)).astype(np.int64)), table["distance"].max()}

@@ -132,11 +132,11 @@ def read(runs: Iterable[Run]) -> Runs:
         UserError: If a run has no results, or two runs have the same label, seed and cell. The message names them.
     """
     tables = {run: results.read(run.folder) for run in runs}
-    parts_with: dict[str, set[str]] = {}
+    parts_of: dict[str, set[str]] = {}  # by protocol
     for run, (table, _) in tables.items():
         for protocol in table["protocol"].unique():
-            parts_with.setdefault(protocol, set()).add(run.part)
-    found, costs = Runs(pd.DataFrame(), pd.DataFrame(), pd.DataFrame()), []
+            parts_of.setdefault(protocol, set()).add(run.part)
+    together, costs = Runs(pd.DataFrame(), pd.DataFrame(), pd.DataFrame()), []
     cells: list[pd.DataFrame] = []
     blocks: list[pd.DataFrame] = []
     analyses: dict[str, list[pd.DataFrame]] = {}
@@ -145,10 +145,10 @@ def read(runs: Iterable[Run]) -> Runs:
         key: dict[str, Any] = {"strategy": run.strategy, "seed": run.seed}
         part: dict[str, Any] = {"part": run.part} if run.part else {}
         config, cost = _trained(run.folder, about)
-        found.configs[run] = config
+        together.configs[run] = config
         if run.part:
-            # a task has a protocol of its own, which needs no part unless several parts have it
-            alone = table["protocol"].map(lambda protocol: len(parts_with[protocol]) == 1)
+            # the protocol of a task is its name, which does not need the part before it unless several parts have it
+            alone = table["protocol"].map(lambda protocol: len(parts_of[protocol]) == 1)
             prefixed = table["metric"].isin(LOGARITHMIC) | ~alone
             table["protocol"] = table["protocol"].where(~prefixed, run.part + " " + table["protocol"])
         totals = results.totals(table)
@@ -158,12 +158,12 @@ def read(runs: Iterable[Run]) -> Runs:
             lengths.setdefault(protocol, set()).add(training_length(config))
         for protocol, described in _described(about):
             name = protocol if protocol in set(table["protocol"]) else f"{run.part} {protocol}"
-            if described and described not in found.text.setdefault(name, []):
-                found.text[name].append(described)
+            if described and described not in together.text.setdefault(name, []):
+                together.text[name].append(described)
         cells.append(totals.assign(**key, folder=str(run.folder)))
         blocks.append(table[table["block"].notna()].assign(**key))
         if cost:
-            found.environments[run] = cost.pop("environment", {})
+            together.environments[run] = cost.pop("environment", {})
             costs.append(key | part | cost)
         for name, of_analysis in _analyses(run.folder):
             analyses.setdefault(name, []).append(of_analysis.assign(**key, **part))
@@ -176,10 +176,10 @@ def read(runs: Iterable[Run]) -> Runs:
             "expected one; leave one out, or, if their strategies differ, move each to <name>/seed-<n> with a name of "
             "its own, which is then its label"
         )
-    found.analyses.update({name: _joined(of_runs) for name, of_runs in analyses.items()})
-    found.trained.update({protocol: next(iter(of)) if len(of) == 1 else None for protocol, of in lengths.items()})
+    together.analyses.update({name: _joined(of_runs) for name, of_runs in analyses.items()})
+    together.trained.update({protocol: next(iter(of)) if len(of) == 1 else None for protocol, of in lengths.items()})
     return replace(
-        found,
+        together,
         results=all_cells[[*RUN_KEYS, *RESULT, "value", "sum", "count"]],
         blocks=pd.concat(blocks, ignore_index=True)[[*RUN_KEYS, *RESULT, "block", "sum", "count"]],
         costs=pd.DataFrame(costs, columns=None if costs else RUN_KEYS),
@@ -192,8 +192,10 @@ def _joined(tables: list[pd.DataFrame]) -> pd.DataFrame:
 
 
 def _trained(folder: Path, about: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """How a run was trained: its configuration, with dotted keys, and what it cost. Both are in the description of a
-    test of `compare`, and in the folder above that of any other test."""
+    """How a run was trained: its configuration, with dotted keys, and its costs.
+
+    A test that `compare` ran has both in its description. Any other test has them in files of the folder above its own.
+    """
     if "run" in about:
         return dict(about["run"]["config"]), dict(about["run"]["cost"])
     path, cost = folder.parent / "config.yaml", folder.parent / "cost.json"
@@ -239,8 +241,10 @@ def _analyses(folder: Path) -> Iterator[tuple[str, pd.DataFrame]]:
 
 
 def flat(config: dict[str, Any]) -> dict[str, Any]:
-    """A nested configuration with one level of dotted keys. Objects in a list (callbacks) have their class names as
-    keys. Values are as JSON reads them back."""
+    """Flatten a nested configuration to one level of dotted keys.
+
+    Objects in a list, such as callbacks, have their class names as keys. Values are as JSON reads them back.
+    """
     flattened: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, list) and any(isinstance(item, dict) for item in value):

@@ -48,8 +48,11 @@ class ContextGain(Metric):
         self.segments += means.shape[1]
 
     def compute(self) -> list[dict[str, Any]]:
-        """A row for each bin: its first position, the window, how many segments, mean loss in full and mean gain with
-        their standard errors, nan with one segment."""
+        """The rows of the table, one for each bin of positions.
+
+        A row has the first position of the bin, the length, the window, the number of segments, the mean loss in full
+        and the mean gain, and their standard errors, which are nan with one segment.
+        """
         n = int(self.segments)
         means = self.sums / n  # (2, bins)
         errors = ((self.squares / n - means.square()).clamp(min=0) / (n - 1)).sqrt()

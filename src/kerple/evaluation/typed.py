@@ -13,8 +13,8 @@ from kerple.model import Transformer
 def network_of(pl_module: LightningModule) -> Transformer:
     """The network of `kerple.training.language_model.LanguageModel`.
 
-    That of a pretrained model, `kerple.hf.adapter.HuggingFaceNetwork`, has as much of it as the callbacks use that are
-    offered for such models.
+    A pretrained model has a `kerple.hf.adapter.HuggingFaceNetwork` instead. It has the attributes and methods that are
+    used by the callbacks offered for such models.
     """
     return cast(Transformer, pl_module.network)
 

@@ -33,8 +33,8 @@ class Dashboards(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for writer in _writers(trainer):
-            # TensorBoard orders the sections of all runs as in the first; `test` fills in extrapolation, which is on
-            # top
+            # TensorBoard shows the sections of all runs in the order of the first run; the empty section
+            # "extrapolation" keeps the top for the curves that `test` writes
             writer.add_custom_scalars({"extrapolation": {}, "training": TRAINING_CHARTS})
         self._histograms(trainer, pl_module)
 

@@ -126,10 +126,10 @@ class LanguageModel(LightningModule):
         Raises:
             UserError: If the data has no such places.
         """
-        asking = [module for module in self.network.modules() if isinstance(module, Placed)]
-        if not asking:
+        placed = [module for module in self.network.modules() if isinstance(module, Placed)]
+        if not placed:
             return
-        names = sorted({type(strategy).__name__ for strategy in asking})
+        names = sorted({type(strategy).__name__ for strategy in placed})
         if len(names) > 1:
             raise UserError(f"position: got {' and '.join(names)}, expected one of them: a token has one place")
         if not hasattr(data, "places"):
@@ -137,7 +137,7 @@ class LanguageModel(LightningModule):
                 f"position: {names[0]} asks for the places of a task, got data {type(data).__name__}; use TaskData, or "
                 "another strategy"
             )
-        self.network.places = data.places(asking[0].scheme)
+        self.network.places = data.places(placed[0].scheme)
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
         losses, scored = self.network.losses(batch["tokens"]), batch.get("scored")

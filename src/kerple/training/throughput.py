@@ -27,8 +27,8 @@ class Throughput(Callback):
 
     A rate counts the targets of all devices in ``trainer.log_every_n_steps`` optimiser steps. Its time includes waiting
     for data but not validation. The first rate is left out, because the first step allocates, compiles and warms
-    caches. ``cost.json`` has the median rate, which a busy moment of the machine does not change,
-    the peak memory, the numbers of parameters, and the environment. Memory is the largest size of all tensors on a CUDA
+    caches. ``cost.json`` has the median rate, which a busy moment of the machine does not change, the peak memory, the
+    numbers of parameters, and the environment. Memory is the largest size of all tensors on a CUDA
     device, or the largest resident size of the process on a CPU. Checkpoints hold the rates and the memory.
     """
 
