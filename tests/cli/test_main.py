@@ -107,6 +107,13 @@ def test_a_flag_wins_over_the_checkpoint_and_its_foreign_class_has_to_be_trusted
     with pytest.raises(SystemExit):
         main(test[:-2])
     assert "names the class tests.toy.ToyData" in capsys.readouterr().err
+    for trust, part in (
+        ([], "names the class tests.toy.ToyData"),
+        (test[-2:], "ToyData, which cannot encode a prompt"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["export", *test[1:3], "--to=out", *trust])
+        assert part in capsys.readouterr().err
     main(test)
     main([*test, "--model.position.floor", "0.03", "--data.batch_size", "2"])
 

@@ -13,6 +13,7 @@ from kerple.base.errors import UserError
 from kerple.compare.records import fingerprint
 from kerple.data import TokenShards
 from kerple.data import loader as loading
+from kerple.data.shards import verify
 from kerple.tasks import Copy, TaskData
 
 LENGTH = 16
@@ -91,6 +92,21 @@ def test_the_checksum_of_data_is_that_of_what_is_read(module, prepared, json_lin
     others = [module(directory=str(tmp_path / "other")).checksum(), module(mixture=mixture).checksum()]
     assert len({data.checksum(), *others}) == 3
     assert fingerprint(TaskData(Copy(), 42)) is None
+
+
+def test_shards_that_are_prepared_are_not_hashed_again(module, monkeypatch):
+    for name in (
+        "hashlib.file_digest",
+        "kerple.data.shards.token_checksum",
+        "kerple.data.prepare.build.token_checksum",
+    ):
+        monkeypatch.setattr(name, lambda *_: pytest.fail("hashed"))
+    data = module(max_steps=2)
+    data.prepare_data()
+    assert len(rows(data.train_dataloader())) == 16
+    assert len(data.blocks("test", LENGTH)) > 0
+    with pytest.raises(pytest.fail.Exception, match="hashed"):
+        verify(data.folder)  # which `inspect` calls
 
 
 def test_loading_leaves_the_random_state_of_the_model_alone(module):

@@ -93,11 +93,6 @@ def test_positions_of_several_texts_in_one_row_are_refused():
 
 
 @torch.inference_mode()
-def test_there_is_no_cache_for_angles_that_depend_on_the_length():
-    assert made(DYNAMIC)(text(1, 6), use_cache=True).past_key_values is None
-
-
-@torch.inference_mode()
 def test_beams_write_with_a_cache_what_they_write_without():
     options = {"max_new_tokens": 6, "num_beams": 3, "do_sample": False}
     cached, whole = (made().generate(text(2, 9), use_cache=use_cache, **options) for use_cache in (True, False))

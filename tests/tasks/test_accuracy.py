@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -20,7 +19,7 @@ from kerple.evaluation.results import Row
 from kerple.model.generation import fill_in
 from kerple.positions import build
 from kerple.tasks import Addition, AssociativeRecall, Copy, ModularSum, Parity, Sort, TaskData
-from kerple.tasks.accuracy import MOST_TICKS, AnswerAccuracy, TaskAccuracy, answer_table, heat_map, result_rows
+from kerple.tasks.accuracy import AnswerAccuracy, TaskAccuracy, answer_table, result_rows
 from kerple.tasks.base import Example
 from kerple.tasks.vocabulary import CHARACTERS
 from kerple.training.language_model import LanguageModel
@@ -170,20 +169,6 @@ def test_lengths_beyond_the_last_position_are_skipped(tmp_path, lengths, read):
     assert sorted(set(table["length"])) == read
     assert [cell["length"] for cell in about["skipped"]] == [8, 9]
     assert (folder / "accuracy_map.png").exists() == bool(read)
-
-
-def test_every_pair_of_sizes_has_its_cell_and_what_was_not_tested_is_empty():
-    nothing = float("nan")
-    cells = pd.DataFrame([[0.9, 0.8], [0.5, nothing], [nothing, 0.1]], index=[20, 40, 80], columns=[0, 9])
-    axes = heat_map(cells.rename_axis(index="length", columns="tenth"), 40, "a map").axes[0]
-    expected = [[90, 80], [50, nothing], [nothing, 10]]
-    np.testing.assert_allclose(axes.images[0].get_array().filled(nothing), expected)
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("tenth", "length")
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["20", "40", "80"]
-    (frame,) = axes.lines
-    assert max(frame.get_ydata()) == 1.5  # between lengths 40 and 80
-    many = pd.DataFrame({0: [1.0] * 100}, index=range(1, 101))
-    assert 2 < len(heat_map(many, 10, "").axes[0].get_yticks()) <= MOST_TICKS
 
 
 @pytest.mark.slow

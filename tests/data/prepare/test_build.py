@@ -16,7 +16,6 @@ from tokenizers import Tokenizer
 from kerple.base.errors import UserError
 from kerple.cli import inspect, prepare
 from kerple.data.manifest import Manifest, token_dtype
-from kerple.data.options import default_directory
 from kerple.data.prepare import build
 from kerple.data.prepare.build import split_of
 from kerple.data.shards import BLOCK, Folder, verify
@@ -196,12 +195,6 @@ def test_a_corpus_that_has_changed_is_noticed(documents, tmp_path, small_build):
     small_build(tmp_path / "out", folder)
 
 
-def test_shards_inside_of_their_corpus_are_refused(json_lines, small_build):
-    with pytest.raises(UserError, match=r"data\.directory: got .*inside of the corpus"):
-        small_build(json_lines / "below" / "shards", json_lines)
-    assert not (json_lines / "below").exists()
-
-
 def test_shards_that_nobody_may_write_to_can_be_used(json_lines, tmp_path, small_build):
     directory = tmp_path / "out"
     small_build(directory, json_lines)
@@ -235,12 +228,6 @@ def prepare_with_little_room(directory: Path, corpus: Path, limit: int, small_bu
     os._exit(7)
 
 
-def test_folders_are_named_after_the_corpus_and_never_by_a_pattern():
-    url = "https://zenodo.org/record/7/x.jsonl?download=1"
-    for corpus, name in (("stdlib", "stdlib"), ("books.d/*.jsonl", "books"), (url, "x"), ("/data/[2020] x", "2020-x")):
-        assert default_directory(corpus, "bpe", 300) == f"data/{name}-bpe300"
-
-
 def test_the_command_prepares_what_a_configuration_says_and_inspect_shows_it(json_lines, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(json_lines, "books.d")
@@ -257,3 +244,9 @@ def test_the_command_prepares_what_a_configuration_says_and_inspect_shows_it(jso
     for path in ("nowhere.yaml", "books.d/part0.jsonl"):
         with pytest.raises(UserError, match="config: got"):
             prepare.main(["--config", path])
+
+
+def test_shards_inside_of_their_corpus_are_refused(json_lines, small_build):
+    with pytest.raises(UserError, match=r"data\.directory: got .*inside of the corpus"):
+        small_build(json_lines / "below" / "shards", json_lines)
+    assert not (json_lines / "below").exists()
