@@ -36,8 +36,8 @@ def browser(driver: Any, hostile_report: Path) -> Iterator[Any]:
     assert driver.get_log("browser") == []
 
 
-def point(browser: Any, share: float) -> str:
-    """Move the pointer to this share of the figure's width; the text that it shows."""
+def point(browser: Any, share: float) -> list[list[str]]:
+    """Move the pointer to this share of the figure's width; the cells of the legend's rows, its caption first."""
     browser.execute_script(
         "const over = document.querySelector('.figure .u-over'), box = over.getBoundingClientRect();"
         "over.dispatchEvent(new MouseEvent('mousemove', {bubbles: true, clientX: box.left + box.width * arguments[0],"
@@ -45,7 +45,8 @@ def point(browser: Any, share: float) -> str:
         share,
     )
     return browser.execute_async_script(
-        "requestAnimationFrame(() => setTimeout(arguments[0], 50, document.querySelector('.tip').innerText))"
+        "requestAnimationFrame(() => setTimeout(arguments[0], 50, [...document.querySelector('.legend')"
+        ".querySelectorAll('caption, tr')].map(r => [...(r.cells ?? [r])].map(cell => cell.textContent))))"
     )
 
 
@@ -61,26 +62,48 @@ def test_a_figure_is_drawn_and_fits_the_window(browser: Any, hostile_report: Pat
     assert hostile_report.stat().st_size < 2 * 2**20
     assert browser.execute_script("return document.documentElement.scrollWidth <= window.innerWidth")
     labels = browser.execute_script(
-        "return [...document.querySelectorAll('.figure .u-label')].slice(0, 5).map(e => e.textContent)"
+        "return [...document.querySelector('.legend').querySelectorAll('button')].map(e => e.textContent)"
     )
-    assert labels == ["length", *NAMES]
+    assert labels == NAMES
 
 
-def test_the_pointer_shows_values_spread_and_seeds_best_first(browser: Any) -> None:
-    lines = point(browser, 0.97).splitlines()
-    assert lines[0] == "512 tokens (8×)"
-    assert [row.split("\t")[0] for row in lines[2:]] == [BEST, SECOND, THIRD, WORST]
-    assert f"{BEST}\t17.19 ± 0.012\t–\t17.18, 17.20" in lines
-    assert "1.052 [1.052, 1.052]" in next(row for row in lines if row.startswith(SECOND))
+def test_the_pointer_shows_values_spread_and_seeds_in_a_legend_that_does_not_move(browser: Any) -> None:
+    def boxes() -> list[list[float]]:
+        return browser.execute_script(
+            "return [...document.querySelectorAll('.legend td, .plot canvas')].map(e => e.getBoundingClientRect())"
+            ".map(({x, y, width, height}) => [x, y, width, height])"
+        )
+
+    caption, _, *first = point(browser, 0.03)
+    assert caption == ["at 64 tokens (1×)"]
+    before = boxes()
+    caption, titles, *rows = point(browser, 0.97)
+    assert caption == ["at 512 tokens (8×)"]
+    assert titles == ["", "mean", f"÷ {BEST}", "seeds"]
+    assert [row[0] for row in first] == [row[0] for row in rows] == NAMES
+    assert rows[2] == [BEST, "17.19 ± 0.012", "–", "17.18, 17.20"]
+    assert rows[1][2] == "1.052 [1.052, 1.052]"
+    assert boxes() == before
+    assert browser.execute_script("return document.querySelector('.legend .best').textContent") == rows[2][1]
 
 
 def test_a_name_in_the_legend_hides_its_curve_and_shows_it_again(browser: Any) -> None:
-    name, before = ".figure .u-legend .u-series:nth-child(2) th", pixels(browser)
+    name, before = ".legend tr:nth-child(3) button", pixels(browser)
+    assert browser.execute_script("return document.querySelector(arguments[0]).textContent", name) == WORST
     click(browser, name)
     assert (hidden := pixels(browser)) != before
-    assert WORST not in point(browser, 0.97)
+    assert browser.execute_script("return document.querySelector(arguments[0]).ariaPressed", name) == "false"
     click(browser, name)
     assert pixels(browser) != hidden
+
+
+def test_a_name_under_the_pointer_is_the_one_that_is_seen(browser: Any) -> None:
+    before = pixels(browser)
+    row = "document.querySelector('.legend tr:nth-child(4)').dispatchEvent(new MouseEvent(arguments[0]))"
+    browser.execute_script(row, "mouseenter")
+    assert pixels(browser) != before
+    browser.execute_script(row, "mouseleave")
+    assert pixels(browser) == before
 
 
 @pytest.mark.parametrize(("select", "option"), [(".axis", 1), (".axis", 2), (".axis", 3), (".protocol", 1)])

@@ -120,7 +120,7 @@ def test_html_needs_no_other_file_and_says_what_was_done(folder: Path) -> None:
 def test_the_page_has_the_curves_as_data(folder: Path) -> None:
     text = re.search(r'id="data">(.*?)</script>', (folder / "report.html").read_text(), re.DOTALL)
     assert text
-    (full,) = (p for p in json.loads(text[1])["metrics"][0]["protocols"] if p["name"] == "full")
+    (full,) = (p for p in json.loads(text[1])["figures"][0]["protocols"] if p["name"] == "full")
     assert (full["trained"], full["lengths"]) == (64, list(LENGTHS))
     assert {curve["name"] for curve in full["strategies"]} == set(CURVES)
     for curve in full["strategies"]:
@@ -131,6 +131,23 @@ def test_the_page_has_the_curves_as_data(folder: Path) -> None:
         ratio = expected / np.array(CURVES["KerpleLog"])
         for name in ("ratio", "ratio_low", "ratio_high") if curve["name"] != "KerpleLog" else ():
             assert curve[name] == pytest.approx(ratio, rel=1e-6)  # blocks and seeds change both sides alike
+
+
+def test_the_page_begins_with_what_was_found_and_how_sure_it_is(root: Path, folder: Path, tmp_path: Path) -> None:
+    def sentences(page: Path) -> list[str]:
+        return re.findall('<p class="finding">(.*?)</p>', page.read_text())
+
+    best, gain = sentences(folder / "report.html")
+    assert best == (
+        "At length 512, 8 times that of training, KerpleLog has the lowest perplexity, 17.20. Against KerpleLog, over "
+        "3 seeds, none is better and ALiBi, RoPE are worse (p &lt; 0.05 after Holm&#39;s correction); none is not told "
+        "apart from it."
+    )
+    assert "text farther away than 64 tokens lowers the loss of ALiBi, KerpleLog, RoPE and raises that of none" in gain
+    one_seed = [run for run in locate([root]) if run.seed == SEEDS[0]]
+    (best, _) = sentences(report.write(read(one_seed), tmp_path, name="one seed", baseline="RoPE"))
+    assert "KerpleLog has the lowest perplexity, 17.18, 0.465 times RoPE&#39;s" in best  # 17.2 / 37
+    assert best.endswith("With one seed nothing is tested: another seed may order the strategies otherwise.")
 
 
 def test_perplexity_against_length_is_the_mean_of_each_strategy(folder: Path, root: Path) -> None:

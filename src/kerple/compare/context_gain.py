@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from kerple.compare.figures import Styles, literal, plain, styles_of
+from kerple.compare.figures import LEGEND, Styles, literal, plain, styles_of
 from kerple.compare.statistics import Estimate
 
 POINTS = 32  # of a position-wise curve
@@ -29,12 +29,24 @@ def context_figures(table: pd.DataFrame, strategies: pd.Series) -> Iterator[tupl
         strategies: All strategies of the comparison, so that each keeps its colour.
     """
     table, styles = table.assign(strategy=table["strategy"].map(literal)), styles_of(strategies.map(literal))
-    parts = table.groupby("part", sort=False) if "part" in table else [("", table)]
-    for part, of_part in parts:
-        suffix = f"-{part!s}" if part else ""
-        yield f"loss-by-position{suffix}", _drawn(of_part, styles, "loss")
-        if (of_part["first"] >= of_part["window"]).any():
-            yield f"context-gain{suffix}", _drawn(of_part[of_part["first"] >= of_part["window"]], styles, "gain")
+    for part, of_part in _parts(table):
+        yield f"loss-by-position{part and f'-{part}'}", _drawn(of_part, styles, "loss")
+    for part, of_part in beyond_window(table):
+        yield f"context-gain{part and f'-{part}'}", _drawn(of_part, styles, "gain")
+
+
+def beyond_window(table: pd.DataFrame | None) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Yield (part, rows) of the positions beyond the window; the part is empty if there is only one."""
+    for part, of_part in _parts(table) if table is not None else []:
+        rows = of_part[of_part["first"] >= of_part["window"]]
+        if len(rows):
+            yield part, rows
+
+
+def _parts(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    if "part" not in table:
+        return [("", table)]
+    return [(str(part), of_part) for part, of_part in table.groupby("part", sort=False)]
 
 
 def curve(table: pd.DataFrame, column: str) -> tuple[NDArray[np.float64], list[Estimate]]:
@@ -79,7 +91,7 @@ def _drawn(table: pd.DataFrame, styles: Styles, column: str) -> Figure:
         ax.plot(points, [estimate.mean for estimate in estimates], label=strategy, linewidth=1.3, **style)
         ax.fill_between(points, low, high, alpha=0.15, color=style["color"], linewidth=0)
     _axes(ax, table, column)
-    figure.legend(loc="outside right center", frameon=False, fontsize=9)
+    figure.legend(**LEGEND)
     return figure
 
 

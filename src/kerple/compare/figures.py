@@ -15,12 +15,14 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 from kerple.compare.statistics import in_tokens, lower_is_better
 from kerple.compare.tables import METRIC_NAMES
 
-# colours of Okabe and Ito, which colour-blind readers can tell apart; they are repeated with other dashes
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8A8A8A")
-DASHES = ("-", "--", ":", "-.")
+# The first seven are of Okabe and Ito, which colour-blind readers can tell apart. The others have dashes beside them.
+COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
+COLOURS += ["#7A1FE0", "#6B6B00", "#C00060", "#808080", "#7A3B1E", "#00008B", "#E030E0"]
+DASHES = ("-", "--", ":", "-.")  # of seven curves each
 MARKERS = "osD^vP*X"
 Styles = dict[str, dict[str, Any]]
 Draw = Callable[[Axes, pd.DataFrame, Styles], tuple[float, float]]
+LEGEND: Any = {"loc": "outside right center", "frameon": False, "fontsize": 9, "handlelength": 3.2}  # dashes are seen
 HEADROOM = 4.0  # the axis ends at so many times the best value
 
 
@@ -76,14 +78,13 @@ def plain(ax: Axes) -> None:
 
 def styles_of(strategies: pd.Series) -> Styles:
     """Colour, dashes and marker of each strategy, in the order in which they first occur."""
-    return {
-        strategy: {
-            "color": COLOURS[i % len(COLOURS)],
-            "linestyle": DASHES[i // len(COLOURS) % len(DASHES)],
-            "marker": MARKERS[i % len(MARKERS)],
-        }
-        for i, strategy in enumerate(dict.fromkeys(strategies))
-    }
+    return {strategy: style(i) for i, strategy in enumerate(dict.fromkeys(strategies))}
+
+
+def style(i: int) -> dict[str, Any]:
+    """Colour, dashes and marker of the i-th strategy, which no other of the first 28 has."""
+    color, linestyle = COLOURS[i % len(COLOURS)], DASHES[i // 7 % len(DASHES)]
+    return {"color": color, "linestyle": linestyle, "marker": MARKERS[i % len(MARKERS)]}
 
 
 def _panels(chosen: pd.DataFrame, styles: Styles, trained: Mapping[str, int | None], draw: Draw, label: str) -> Figure:
@@ -109,7 +110,7 @@ def _panels(chosen: pd.DataFrame, styles: Styles, trained: Mapping[str, int | No
     for ax in axes[:, 0]:
         ax.set_ylabel(label)
     handles = {label: h for ax in figure.axes for h, label in zip(*ax.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), loc="outside right center", frameon=False, fontsize=9)
+    figure.legend(handles.values(), handles.keys(), **LEGEND)
     return figure
 
 

@@ -1,23 +1,27 @@
-// The page's own behaviour: a figure that is asked questions, and tables that are sorted by a click.
+// The page's own behaviour: figures whose legend shows the values at a length, and tables that are sorted by a click.
 "use strict";
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const NICE = [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 10];
+const MOST_BANDS = 6; // bands of more curves would hide each other; then the name under the pointer has its band
+const MOST_SEEDS = 5; // that fit into a row of the legend; of more, the lowest and the highest
 const number = (x) => (!isFinite(x) ? "∞" : x >= 1000 ? x.toFixed(0) : x >= 100 ? x.toFixed(1) : x >= 10 ? x.toFixed(2) : x.toFixed(3));
-const percent = (x) => `${x > 0 ? "+" : ""}${x.toFixed(1)}%`;
+const signed = (x, digits) => `${x > 0 ? "+" : ""}${x.toFixed(digits)}`;
+const percent = (x) => `${signed(x, 1)}%`;
 
 // What a curve shows on each axis: [values, low, high], in the units of the axis.
 const AXES = {
-  log: { label: "logarithmic", show: number, log: true, of: (s) => [s.mean, minus(s), plus(s)] },
-  linear: { label: "linear", show: number, of: (s) => [s.mean, minus(s), plus(s)] },
+  log: { label: "logarithmic", log: true, of: (s) => [s.mean, minus(s), plus(s)] },
+  linear: { label: "linear", of: (s) => [s.mean, minus(s), plus(s)] },
   start: {
-    label: "relative to its own at the shortest length", show: percent,
+    label: "relative to its own at the shortest length", percent: true,
     of: (s) => [s.mean, minus(s), plus(s)].map((v) => v.map((x) => (x === null || !s.mean[0] ? null : 100 * (x / s.mean[0] - 1)))),
   },
   baseline: {
-    label: `relative to ${DATA.baseline}`, show: percent,
+    label: `relative to ${DATA.baseline}`, percent: true,
     of: (s) => [s.ratio, s.ratio_low, s.ratio_high].map((v) => v.map((x) => (x === null ? null : 100 * (x - 1)))),
   },
+  gain: { label: "windowed - full (nats per token)", of: (s) => [s.mean, s.low, s.high] },
 };
 const minus = (s) => s.mean.map((m, i) => (m === null ? null : m - (s.std[i] || 0)));
 const plus = (s) => s.mean.map((m, i) => (m === null ? null : m + (s.std[i] || 0)));
@@ -28,15 +32,13 @@ class Figure {
     this.metric = metric;
     this.hidden = new Set();
     this.protocol = metric.protocols[0];
-    this.axis = metric.lower ? "log" : "linear";
+    this.axis = metric.axes[0];
     this.place = root.querySelector(".plot");
-    this.tip = root.querySelector(".tip");
-    const axes = metric.lower ? Object.keys(AXES) : ["linear"];
     this.choose(".protocol", metric.protocols.map((p) => p.name), metric.protocols.map((p) => p.name), (name) => {
       this.protocol = metric.protocols.find((p) => p.name === name);
     });
-    this.choose(".axis", axes, axes.map((a) => AXES[a].label), (name) => (this.axis = name));
-    new ResizeObserver(() => this.chart && this.chart.setSize(this.size())).observe(this.place);
+    this.choose(".axis", metric.axes, metric.axes.map((a) => AXES[a].label), (name) => (this.axis = name));
+    new ResizeObserver(() => this.place.clientWidth !== this.width && this.draw()).observe(this.place);
     this.draw();
   }
 
@@ -47,95 +49,187 @@ class Figure {
     select.addEventListener("change", () => { set(select.value); this.draw(); });
   }
 
-  size() {
-    return { width: this.place.clientWidth, height: Math.max(280, Math.min(440, this.place.clientWidth * 0.55)) };
+  shown() {
+    return this.curves.filter((c) => !this.hidden.has(c.name));
+  }
+
+  // The range of the vertical axis that the shown curves need.
+  range() {
+    const axis = AXES[this.axis], values = this.shown().flatMap((c) => c.middle).filter((y) => y !== null);
+    if (!values.length) return [0, 1];
+    let low = Math.min(...values), high = Math.max(...values);
+    // beyond these bounds, a curve has said what it has to say
+    if (axis.log) high = Math.min(high, low + Math.log10(4));
+    else if (axis.percent) high = Math.min(high, 60), low = Math.max(low, -60);
+    else if (this.axis === "gain") low = Math.max(low, -3 * Math.max(high, 0.005));
+    const margin = (high - low || Math.abs(high) || 1) * 0.06;
+    return [low - margin, high + margin];
   }
 
   draw() {
-    const { protocol } = this, axis = AXES[this.axis];
+    this.list(); // before the figure, which gets the width that the legend leaves
+    const { protocol, metric } = this, axis = AXES[this.axis], { lengths } = protocol, last = lengths.length - 1;
+    const width = (this.width = this.place.clientWidth), height = Math.max(300, Math.min(460, width * 0.6));
     const to = axis.log ? Math.log10 : (y) => y, from = axis.log ? (y) => 10 ** y : (y) => y;
-    const octaves = protocol.lengths.length > 1 && protocol.lengths.at(-1) / protocol.lengths[0] >= 2 ** (protocol.lengths.length - 2);
+    const octaves = this.axis === "gain" || (last > 0 && lengths[last] / lengths[0] >= 2 ** (last - 1));
     const across = octaves ? Math.log2 : (x) => x;
     this.curves = protocol.strategies.map((s) => {
-      const [mid, low, high] = axis.of(s, protocol).map((v) => v.map((y) => (y === null || !isFinite(y) ? null : to(y))));
-      return { ...s, mid, low, high };
+      const [middle, low, high] = axis.of(s).map((v) => v.map((y) => (y === null || !isFinite(y) ? null : to(y))));
+      return { ...s, middle, low, high };
     });
-    const shown = () => this.curves.filter((c) => !this.hidden.has(c.name));
-    const range = () => {
-      const all = shown().flatMap((c) => c.mid).filter((y) => y !== null);
-      if (!all.length) return [0, 1];
-      let low = Math.min(...all), high = Math.max(...all);
-      if (axis.log) high = Math.min(high, low + Math.log10(4)); // beyond, a curve has said what it has to say
-      else if (this.axis !== "linear") high = Math.min(high, 60), low = Math.max(low, -60);
-      const margin = (high - low || Math.abs(high) || 1) * 0.06;
-      return [low - margin, high + margin];
-    };
+    const font = width < 480 ? 10 : 12, longest = Math.max(...this.curves.map((c) => c.name.length));
     if (this.chart) this.chart.destroy();
     this.chart = new uPlot(
       {
-        ...this.size(),
-        padding: [18, 12, 0, 0],
+        width,
+        height,
+        padding: [18, Math.min(longest * font * 0.6 + 22, width * 0.35), 0, 0], // the names at the curves' ends
+        legend: { show: false },
         cursor: { drag: { x: true, y: true, uni: 20 }, points: { size: 7 } },
-        scales: { x: { time: false, range: (u, low, high) => [low - (high - low) * 0.03, high + (high - low) * 0.03] }, y: { range } },
+        scales: { x: { time: false, range: (u, low, high) => [low - (high - low) * 0.03, high + (high - low) * 0.03] }, y: { range: () => this.range() } },
         axes: [
-          { label: protocol.tokens ? "evaluation length (tokens)" : "length of the problem", splits: () => ticksAcross(protocol.lengths, this.place.clientWidth).map(across),
-            values: (u, at) => at.map((x) => (octaves ? Math.round(2 ** x) : x).toLocaleString("en")), grid: { stroke: "#eee" } },
-          { label: axis.log || this.axis === "linear" ? this.metric.name.toLowerCase() : axis.label, size: 62,
+          { label: protocol.across, splits: () => ticksAcross(lengths, width * 0.8).map(across),
+            values: (u, at) => at.map((x) => Math.round(octaves ? 2 ** x : x).toLocaleString("en")), grid: { stroke: "#eee" } },
+          { label: axis.log || this.axis === "linear" ? metric.name.toLowerCase() : axis.label, size: 62,
             splits: (u, i, low, high) => (axis.log ? ticksLog(low, high) : ticksLinear(low, high)),
-            values: (u, at) => at.map((y) => (axis.show === percent ? percent(y) : String(+from(y).toPrecision(3)))), grid: { stroke: "#eee" } },
+            values: (u, at) => at.map((y) => (axis.percent ? percent(y) : String(+from(y).toPrecision(3)))), grid: { stroke: "#eee" } },
         ],
         series: [
-          { label: "length", value: (u, x) => (x === null ? "" : Math.round(octaves ? 2 ** x : x).toLocaleString("en")) },
+          {},
           ...this.curves.map((c) => ({
-            label: c.name, stroke: c.colour, width: 2, dash: c.dash, show: !this.hidden.has(c.name), points: { size: 6, show: true },
-            value: (u, y) => (y === null ? "–" : axis.show(from(y))),
+            label: c.name, stroke: c.colour, width: c.name === DATA.baseline ? 3.5 : 2, dash: c.dash,
+            show: !this.hidden.has(c.name), points: { size: 6, show: true },
           })),
         ],
         hooks: {
-          drawClear: [(u) => shown().forEach((c) => band(u, c))],
-          draw: [(u) => protocol.trained && mark(u, across(protocol.trained))],
-          setCursor: [(u) => this.tell(u)],
-          setSeries: [(u, i, options) => {
-            if (i > 0 && "show" in options) {
-              const { name } = this.curves[i - 1];
-              if (options.show) this.hidden.delete(name); else this.hidden.add(name);
-              u.setScale("y", { min: range()[0], max: range()[1] });
-            }
-          }],
+          drawClear: [(u) => this.bands(u)],
+          draw: [(u) => protocol.trained && mark(u, across(protocol.trained)), (u) => labelEnds(u, this.shown(), font, this.focused)],
+          setCursor: [(u) => u.cursor.left >= 0 && u.cursor.idx !== null && this.tell(u.cursor.idx)],
         },
       },
-      [protocol.lengths.map(across), ...this.curves.map((c) => c.mid)],
+      [lengths.map(across), ...this.curves.map((c) => c.middle)],
       this.place,
     );
   }
 
-  // Everything that is known at the length under the pointer, best first.
-  tell(u) {
-    const i = u.cursor.idx;
-    this.tip.hidden = i === null || u.cursor.left < 0;
-    if (this.tip.hidden) return;
-    const { protocol } = this, length = protocol.lengths[i];
-    const rows = protocol.strategies.filter((s) => !this.hidden.has(s.name) && s.mean[i] !== null);
-    rows.sort((a, b) => (this.metric.lower ? a.mean[i] - b.mean[i] : b.mean[i] - a.mean[i]));
-    const times = protocol.trained ? ` (${+(length / protocol.trained).toPrecision(3)}×)` : "";
-    const long = length.toLocaleString("en"), head = element("caption", (protocol.tokens ? `${long} tokens` : `length ${long}`) + times);
-    const ratios = rows.some((s) => s.ratio_low[i] !== null), several = rows.some((s) => Object.keys(s.seeds).length > 1);
-    const titles = ["", several ? "mean" : this.metric.name.toLowerCase(), ...(ratios ? [`÷ ${DATA.baseline}`] : []), ...(several ? ["seeds"] : [])];
-    const table = document.createElement("table");
-    table.append(head, line("th", titles));
-    rows.forEach((s) => {
-      const spread = s.std[i] === null ? "" : ` ± ${number(s.std[i])}`;
-      const ratio = s.ratio_low[i] === null ? "–" : `${s.ratio[i].toFixed(3)} [${s.ratio_low[i].toFixed(3)}, ${s.ratio_high[i].toFixed(3)}]`;
-      const seeds = Object.values(s.seeds).filter((v) => v[i] !== null).map((v) => number(v[i])).join(", ");
-      const row = line("td", [s.name, number(s.mean[i]) + spread, ...(ratios ? [ratio] : []), ...(several ? [seeds] : [])]);
-      row.firstChild.style.borderLeft = `.5rem solid ${s.colour}`;
-      table.append(row);
-    });
-    this.tip.replaceChildren(table);
-    if (getComputedStyle(this.tip).position === "static") return; // a phone has no room beside the pointer
-    const left = u.over.offsetLeft + u.cursor.left, width = this.tip.offsetWidth;
-    this.tip.style.left = `${Math.max(0, left > this.place.clientWidth / 2 ? left - width - 18 : left + 18)}px`;
+  bands(u) {
+    const shown = this.shown(), focused = shown.filter((c) => c.name === this.focused);
+    (focused.length || shown.length > MOST_BANDS ? focused : shown).forEach((c) => band(u, c));
   }
+
+  // The legend: a row for each strategy, which stays where it is; a click on its name hides the curve or shows it.
+  list() {
+    const { strategies, lengths } = this.protocol, columns = (this.columns = columnsOf(this.metric, this.protocol));
+    const table = document.createElement("table"), head = line("th", ["", ...columns.map((c) => c.title)]);
+    this.caption = element("caption", "");
+    this.rows = strategies.map((s, i) => {
+      const name = document.createElement("button"), row = line("td", ["", ...columns.map(() => "")]);
+      name.append(swatch(s), s.name);
+      name.setAttribute("aria-pressed", !this.hidden.has(s.name));
+      name.addEventListener("click", () => this.toggle(i, name));
+      row.firstChild.append(name);
+      row.addEventListener("mouseenter", () => this.focus(s.name));
+      row.addEventListener("mouseleave", () => this.focus(null));
+      return row;
+    });
+    table.append(this.caption, head, ...this.rows);
+    this.root.querySelector(".legend").replaceChildren(table);
+    // each column is as wide as its widest values at any length, so that nothing moves with the pointer
+    const widths = lengths.map((_, at) => (this.tell(at), [...head.children].map((cell) => cell.getBoundingClientRect().width)));
+    [...head.children].forEach((cell, i) => (cell.style.width = cell.style.minWidth = `${Math.max(...widths.map((w) => w[i]))}px`));
+  }
+
+  toggle(i, button) {
+    const { name } = this.curves[i], show = this.hidden.delete(name);
+    if (!show) this.hidden.add(name);
+    button.setAttribute("aria-pressed", show);
+    this.chart.setSeries(i + 1, { show });
+    const [min, max] = this.range();
+    this.chart.setScale("y", { min, max });
+  }
+
+  focus(name) {
+    this.focused = name;
+    this.chart.series.forEach((s) => (s.alpha = !name || s.label === name ? 1 : 0.15));
+    this.chart.redraw(false);
+  }
+
+  // Show in the legend what is known at a length; the best is bold.
+  tell(i) {
+    const { trained, lengths, strategies, tokens } = this.protocol, long = lengths[i].toLocaleString("en");
+    const times = trained ? ` (${+(lengths[i] / trained).toPrecision(3)}×)` : "";
+    this.caption.textContent = (this.axis === "gain" ? `at a distance of ${long} tokens` : tokens ? `at ${long} tokens` : `at length ${long}`) + times;
+    const best = (this.metric.lower ? Math.min : Math.max)(...strategies.map((s) => s.mean[i]).filter((x) => x !== null));
+    strategies.forEach((s, j) => {
+      this.columns.forEach(({ text }, k) => (this.rows[j].children[k + 1].textContent = text(s, i)));
+      this.rows[j].children[1].classList.toggle("best", s.mean[i] === best);
+    });
+  }
+}
+
+// The columns of a legend: their titles, and the text of a strategy's cell at the i-th length.
+function columnsOf(metric, { strategies }) {
+  if (metric.axes[0] === "gain")
+    return [
+      { title: "nats", text: (s, i) => (s.mean[i] === null ? "–" : signed(s.mean[i], 4)) },
+      { title: "95% interval", text: (s, i) => (s.low[i] === null ? "–" : `[${signed(s.low[i], 4)}, ${signed(s.high[i], 4)}]`) },
+    ];
+  const several = strategies.some((s) => Object.keys(s.seeds).length > 1);
+  const mean = (s, i) => (s.mean[i] === null ? "–" : number(s.mean[i]) + (s.std[i] === null ? "" : ` ± ${number(s.std[i])}`));
+  const columns = [{ title: several ? "mean" : metric.name.toLowerCase(), text: mean }];
+  if (strategies.some((s) => s.ratio_low.some((x) => x !== null)))
+    columns.push({
+      title: `÷ ${DATA.baseline}`,
+      text: (s, i) => (s.ratio_low[i] === null ? "–" : `${s.ratio[i].toFixed(3)} [${s.ratio_low[i].toFixed(3)}, ${s.ratio_high[i].toFixed(3)}]`),
+    });
+  if (several)
+    columns.push({
+      title: "seeds",
+      text: (s, i) => {
+        const values = Object.values(s.seeds).map((v) => v[i]).filter((x) => x !== null);
+        return values.length > MOST_SEEDS ? `${number(Math.min(...values))} to ${number(Math.max(...values))}` : values.map(number).join(", ");
+      },
+    });
+  return columns;
+}
+
+// A piece of a curve as it is drawn: its colour and its dashes.
+function swatch({ colour, dash }) {
+  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg"), piece = document.createElementNS(svg.namespaceURI, "path");
+  svg.setAttribute("viewBox", "0 0 32 10");
+  Object.entries({ d: "M0 5H32", stroke: colour, "stroke-width": 3, "stroke-dasharray": dash.join(" ") }).forEach(([k, v]) => piece.setAttribute(k, v));
+  svg.append(piece);
+  return svg;
+}
+
+// Names beside the right ends of the curves, moved apart where they would overlap; ↑ and ↓: the curve has left the figure.
+function labelEnds(u, curves, font, focused) {
+  const ratio = devicePixelRatio, { left, top, width, height } = u.bbox, right = left + width;
+  const ends = curves.flatMap((c) => {
+    const i = c.middle.findLastIndex((y) => y !== null);
+    if (i < 0) return [];
+    const y = u.valToPos(c.middle[i], "y", true), out = y < top ? " ↑" : y > top + height ? " ↓" : "";
+    return [{ c, out, wanted: y, x: u.valToPos(u.data[0][i], "x", true), end: Math.max(top, Math.min(top + height, y)) }];
+  });
+  ends.sort((a, b) => a.wanted - b.wanted);
+  const gap = Math.min(font * 1.15 * ratio, height / ends.length);
+  ends.forEach((e, i) => (e.y = i ? Math.max(e.end, ends[i - 1].y + gap) : e.end));
+  for (let i = ends.length - 1, low = top + height; i >= 0; i--, low -= gap) ends[i].y = Math.min(ends[i].y, low);
+  u.ctx.save();
+  u.ctx.font = `${font * ratio}px system-ui, sans-serif`;
+  u.ctx.textAlign = "left";
+  u.ctx.textBaseline = "middle";
+  ends.forEach(({ c, out, x, end, y }) => {
+    u.ctx.globalAlpha = !focused || c.name === focused ? 1 : 0.15;
+    u.ctx.strokeStyle = u.ctx.fillStyle = c.colour;
+    u.ctx.fillText(c.name + out, right + 12 * ratio, y);
+    u.ctx.globalAlpha *= 0.5;
+    u.ctx.beginPath();
+    u.ctx.moveTo(out ? right : Math.min(x + 5 * ratio, right), end);
+    u.ctx.lineTo(right + 10 * ratio, y);
+    u.ctx.stroke();
+  });
+  u.ctx.restore();
 }
 
 function line(kind, texts) {
@@ -227,5 +321,5 @@ function sortable(table) {
   });
 }
 
-document.querySelectorAll(".figure").forEach((root, i) => new Figure(root, DATA.metrics[i]));
+document.querySelectorAll(".figure").forEach((root, i) => new Figure(root, DATA.figures[i]));
 document.querySelectorAll("table").forEach((table) => table.tHead && sortable(table));

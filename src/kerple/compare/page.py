@@ -2,8 +2,6 @@
 
 import base64
 import json
-import math
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
@@ -17,12 +15,13 @@ from markupsafe import Markup
 from kerple.compare import tables
 from kerple.compare.analyses import analyses
 from kerple.compare.context_gain import context_figures
-from kerple.compare.figures import COLOURS, figures, save
+from kerple.compare.figures import figures, save
+from kerple.compare.findings import findings
+from kerple.compare.page_data import page_figures
 from kerple.compare.runs import PLACES, RESULT, Run, Runs
-from kerple.compare.statistics import in_tokens, lower_is_better, summarise
+from kerple.compare.statistics import in_tokens, summarise
 
 LATEX_HEAD = "% \\usepackage{booktabs,graphicx}\n"
-DASHES: tuple[list[int], ...] = ([], [8, 4], [2, 3], [10, 3, 2, 3])  # of curves, which repeat the colours
 PROTOCOLS = {
     "full": "non-overlapping segments of the length, every target scored, attention unrestricted (the paper's)",
     "windowed": "as full, attention limited to the last w keys in every layer; the name carries w",
@@ -75,15 +74,17 @@ def write(runs: Runs, folder: Path, *, name: str, baseline: str, missing: list[s
     images = {figure: save(drawing, folder, figure) for figure, drawing in drawings.items()}
 
     common, differing = _configs(runs)
+    data = {"baseline": baseline, "figures": page_figures(summary, runs)}
     template = resources.files("kerple.compare").joinpath("page.html.jinja").read_text(encoding="utf-8")
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     page = environment.from_string(template).render(
-        data=Markup(curves(summary, runs.results, runs.trained, baseline)),
+        data=Markup(json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")),
         script=Markup(_shipped("uPlot/uPlot.iife.min.js") + _shipped("page.js")),
         style=Markup(_shipped("uPlot/uPlot.min.css")),
-        metrics=[tables.METRIC_NAMES.get(str(metric), str(metric)) for metric in summary["metric"].unique()],
+        plots=data["figures"],
+        findings=list(findings(summary, runs, baseline)),
         name=name,
         baseline=baseline,
         strategies=list(dict.fromkeys(runs.results["strategy"])),
@@ -121,60 +122,13 @@ def _tables(summary: pd.DataFrame, runs: Runs, baseline: str) -> tuple[list[tabl
             trained = runs.trained[str(protocol)]
             # with one tokenizer, bits per byte say the same as perplexity, so they are details
             place = details if metric == "bits_per_byte" else main
+            if metric == "ppl" and str(protocol).split()[-1].startswith("windowed"):
+                main.append(tables.distant(summary, runs.blocks, str(protocol), trained))
             place.append(tables.comparison(cells, trained, baseline))
             details.append(tables.intervals(cells, trained, baseline))
-            if metric == "ppl" and str(protocol).split()[-1].startswith("windowed"):
-                details.append(tables.distant(summary, runs.blocks, str(protocol), trained))
     main.append(tables.costs(runs.costs))
     details += analyses({name: table for name, table in runs.analyses.items() if name != "context_gain"})
     return [table for table in main if table], [table for table in details if table]
-
-
-def curves(summary: pd.DataFrame, results: pd.DataFrame, trained: Mapping[str, int | None], baseline: str) -> str:
-    """All curves of the page's interactive figure as JSON, escaped for a ``script`` element.
-
-    Args:
-        summary: A row for each strategy and cell, with ratios and their intervals.
-        results: A row for each run and cell.
-        trained: Training length of each protocol, or None.
-        baseline: The strategy to which ratios are taken.
-    """
-    order = list(dict.fromkeys(summary["strategy"]))
-    metrics: list[dict[str, Any]] = []
-    for metric, of_metric in summary.groupby("metric", sort=False):
-        protocols = []
-        for protocol, chosen in of_metric.groupby("protocol", sort=False):
-            lengths = sorted(int(length) for length in chosen["length"].unique())
-            runs = results[(results["metric"] == metric) & (results["protocol"] == protocol)]
-            of_strategies = [_curve(chosen, runs, lengths, strategy, i) for i, strategy in enumerate(order)]
-            about = {"name": str(protocol), "trained": trained[str(protocol)], "lengths": lengths}
-            about |= {"tokens": in_tokens(str(metric), str(protocol))}
-            protocols.append(about | {"strategies": [curve for curve in of_strategies if curve]})
-        name = tables.METRIC_NAMES.get(str(metric), str(metric))
-        metrics.append({"name": name, "lower": lower_is_better(str(metric)), "protocols": protocols})
-    text = json.dumps({"baseline": baseline, "metrics": metrics}, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c")  # labels may contain anything
-
-
-def _curve(
-    chosen: pd.DataFrame, runs: pd.DataFrame, lengths: list[int], strategy: str, i: int
-) -> dict[str, Any] | None:
-    rows = chosen[chosen["strategy"] == strategy].set_index("length").reindex(lengths)
-    if rows["mean"].isna().all():
-        return None
-    seeds = runs[runs["strategy"] == strategy].pivot(index="length", columns="seed", values="value")
-    return {
-        "name": strategy,
-        "colour": COLOURS[i % len(COLOURS)],
-        "dash": DASHES[i // len(COLOURS) % len(DASHES)],
-        "seeds": {str(seed): _numbers(values.reindex(lengths)) for seed, values in seeds.items()},
-        **{name: _numbers(rows[name]) for name in ("mean", "std", "ratio", "ratio_low", "ratio_high")},
-    }
-
-
-def _numbers(values: pd.Series) -> list[float | None]:
-    """Values for strict JSON: missing and infinite ones become None."""
-    return [float(f"{value:.7g}") if math.isfinite(value) else None for value in values]
 
 
 def mixed(runs: Runs) -> list[str]:

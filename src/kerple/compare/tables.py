@@ -173,28 +173,43 @@ def distant(summary: pd.DataFrame, blocks: pd.DataFrame, window: str, trained: i
     """
     part, _, name = window.rpartition(" ")
     full, width = f"{part} full".strip(), name.removeprefix("windowed")
-    losses = blocks[(blocks["metric"] == "ppl") & blocks["protocol"].isin([full, window])]
-    sums: dict[Any, Any] = {key: by_block(of) for key, of in losses.groupby(["strategy", "protocol", "length"])}
-    rows: dict[str, dict[str, Cell]] = {}
-    gains: list[Estimate] = []
-    for strategy, protocol, length in sums:
-        gain = difference(sums.get((strategy, window, length)), sums[strategy, protocol, length])
-        if protocol == full and length > int(width) and gain is not None:
-            low, high = gain.interval()
-            text = f"{gain.mean:+.4f}" + (f" [{low:+.4f}, {high:+.4f}]" if low <= high else "")
-            rows.setdefault(strategy, {})[_times(length, trained)] = Cell(text, bool(low > 0))
-            gains.append(gain)
-    if not rows:
+    gains = context_gains(blocks, window)
+    if not gains:
         return None
+    rows: dict[str, dict[str, Cell]] = {}
+    for (strategy, length), gain in gains.items():
+        low, high = gain.interval()
+        text = f"{gain.mean:+.4f}" + (f" [{low:+.4f}, {high:+.4f}]" if low <= high else "")
+        rows.setdefault(strategy, {})[_times(length, trained)] = Cell(text, bool(low > 0))
     order = [s for s in dict.fromkeys(summary["strategy"]) if s in rows]
     body = pd.DataFrame.from_dict(rows, orient="index").loc[order].fillna(NOTHING)
-    seeds, sources = [gain.seeds for gain in gains], "seeds and text" if gains[0].blocks > 1 else "seeds"
+    seeds = [gain.seeds for gain in gains.values()]
+    sources = "seeds and text" if next(iter(gains.values())).blocks > 1 else "seeds"
     note = (
         f"{window} minus {full}, nats per token, on the same targets; 95% interval "
         f"{_varied(min(seeds), max(seeds), sources)}. Above 0, in bold if the whole interval is: text farther away "
         "than the window helps."
     )
     return Table(f"Context gain beyond {width} tokens{part and f', {part}'}", body, note)
+
+
+def context_gains(blocks: pd.DataFrame, window: str) -> dict[tuple[str, int], Estimate]:
+    """The context gain of each (strategy, length) above the window, of those that have the same blocks in both.
+
+    Args:
+        blocks: Sums by block of the runs.
+        window: Label of the windowed protocol, as above.
+    """
+    part, _, name = window.rpartition(" ")
+    full, width = f"{part} full".strip(), int(name.removeprefix("windowed"))
+    losses = blocks[(blocks["metric"] == "ppl") & blocks["protocol"].isin([full, window]) & (blocks["length"] > width)]
+    gains: dict[tuple[str, int], Estimate] = {}
+    cell: Any
+    for cell, cells in losses.groupby(["strategy", "length"], sort=False):
+        sums = {protocol: by_block(of_protocol) for protocol, of_protocol in cells.groupby("protocol")}
+        if (gain := difference(sums.get(window), sums.get(full))) is not None:
+            gains[cell] = gain
+    return gains
 
 
 def tasks(results: pd.DataFrame, metric: str, trained: Mapping[str, int | None]) -> Table | None:

@@ -1,0 +1,89 @@
+"""What a comparison shows, in sentences, and how sure that is."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+
+from kerple.compare.runs import Runs
+from kerple.compare.statistics import LOGARITHMIC, lower_is_better
+from kerple.compare.tables import METRIC_NAMES, context_gains, number
+
+
+def findings(summary: pd.DataFrame, runs: Runs, baseline: str) -> Iterator[str]:
+    """Yield the sentences at the top of a page: who is best at the longest length, and whom distant text helps.
+
+    They are of the first metric, and of the first protocol of each part, such as a task or a corpus.
+
+    Args:
+        summary: A row for each strategy and cell, with tests against the baseline.
+        runs: The runs that are summarised.
+        baseline: The strategy against which the others are tested.
+    """
+    of_metric = summary[summary["metric"] == summary["metric"].iloc[0]]
+    several = of_metric["protocol"].nunique() > 1
+    parts = set()
+    for protocol, cells in of_metric.groupby("protocol", sort=False):
+        label = str(protocol)
+        part = label.rpartition(" ")[0] if lower_is_better(str(cells["metric"].iloc[0])) else label
+        prefix = f"{part}: " if part and several else ""
+        if part not in parts:
+            yield prefix + " ".join(_at_longest(cells, baseline, runs.trained[label]))
+        if label.split()[-1].startswith("windowed"):
+            yield from (prefix + sentence for sentence in _distant(runs.blocks, label))
+        parts.add(part)
+
+
+def _at_longest(cells: pd.DataFrame, baseline: str, trained: int | None) -> Iterator[str]:
+    rows = cells[cells["length"] == cells["length"].max()].set_index("strategy")
+    length, metric = int(rows["length"].iloc[0]), str(rows["metric"].iloc[0])
+    lower, name = lower_is_better(metric), METRIC_NAMES.get(metric, metric).lower()
+    where = f"At length {length:,}" + (f", {length / trained:.3g} times that of training," if trained else "")
+    if not rows["best"].any():
+        yield f"{where} all strategies have the same {name}."
+        return
+    mean: pd.Series = rows["mean"]
+    best: Any = mean.idxmin() if lower else mean.idxmax()
+    row: Any = rows.loc[best]
+    value = f"{where} {best} has the {'lowest' if lower else 'highest'} {name}, {number(row['mean'], float('nan'))}"
+    if row["difference_low"] <= row["difference_high"]:  # not the baseline itself
+        ratio = metric in LOGARITHMIC
+        columns = [f"{'ratio' if ratio else 'difference'}{end}" for end in ("", "_low", "_high")]
+        middle, low, high = (f"{row[column]:.3f}" if ratio else f"{row[column]:+.3f}" for column in columns)
+        value += f", {middle} {'times' if ratio else 'from'} {baseline}'s, 95% interval {low} to {high}"
+    yield f"{value}."
+    others = rows[rows["pairs"] > 0]
+    if others["p_holm"].isna().all():
+        yield "With one seed nothing is tested: another seed may order the strategies otherwise."
+        return
+    differs, better = others["significant"].astype(bool), (others["difference"] < 0) == lower
+    yield (
+        f"Against {baseline}, over {int(rows['seeds'].max())} seeds, {_are(others.index[differs & better])} better and "
+        f"{_are(others.index[differs & ~better])} worse (p < 0.05 after Holm's correction); "
+        f"{_are(others.index[~differs])} not told apart from it."
+    )
+
+
+def _distant(blocks: pd.DataFrame, windowed: str) -> Iterator[str]:
+    """Yield a sentence on the context gain at the longest length."""
+    gains = context_gains(blocks, windowed)
+    longest = max((length for _, length in gains), default=0)
+    intervals = {strategy: gain.interval() for (strategy, length), gain in gains.items() if length == longest}
+    if any(low <= high for low, high in intervals.values()):
+        helped = [strategy for strategy, (low, _) in intervals.items() if low > 0]
+        harmed = [strategy for strategy, (_, high) in intervals.items() if high < 0]
+        neither = [strategy for strategy in intervals if strategy not in helped + harmed]
+        width = windowed.rpartition("windowed")[2]
+        yield (
+            f"At length {longest:,}, text farther away than {width} tokens lowers the loss of {_list(helped)} and "
+            f"raises that of {_list(harmed)} (the 95% interval of the gain is above or below 0); neither is shown for "
+            f"{_list(neither)}."
+        )
+
+
+def _list(names: Any) -> str:
+    return ", ".join(names) if len(names) else "none"
+
+
+def _are(names: Any) -> str:
+    return f"{_list(names)} {'are' if len(names) > 1 else 'is'}"
