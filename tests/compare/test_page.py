@@ -298,12 +298,13 @@ def test_the_report_says_what_was_scored_and_names_what_differs_in_it(tmp_path: 
     runs = []
     for seed, sampling, blocks, precision in ((1235, "blocks", 12, "32-true"), (1236, "paper", 3, "bf16-mixed")):
         about = {"sampling": sampling, "precision": precision, "skip": 7}
-        about |= {"documents": 4} if seed == 1235 else {}
+        about |= {"documents": 4, "overlapping": 2} if seed == 1235 else {}
         cost = {"tokens_per_second": None, "environment": {"precision": precision}}
         test = write_run(tmp_path / str(seed), "KerpleLog", seed, CURVES["KerpleLog"], blocks, about, **cost)
         runs.append(Run("KerpleLog", seed, test))
     page, text = written(runs[:1], tmp_path)
-    assert "test split, blocks of 512 targets, inside 4 documents, computed in 32-true" in page
+    left_out = "(2 left out, which the training text has too)"
+    assert f"test split, blocks of 512 targets, inside 4 documents {left_out}, computed in 32-true" in page
     assert "context only" not in page  # said of sliding alone
     assert "| KerpleLog | 8 | 1,310,000 | – | 500 |" in text  # too short to have a speed
     complaints = "; ".join(report.mixed(read(runs)))

@@ -122,5 +122,5 @@ def test_a_path_may_have_bytes_that_are_no_unicode_and_the_marks_of_a_pattern(
     corpus, folder = (tmp_path / os.fsdecode(name) for name in (b"[1] caf\xe9*", b"[x] caf\xe9"))
     shutil.copytree(json_lines, corpus)
     small_build(folder, corpus)
-    inspect.main([str(folder), "--tokens", "5", "--seed", "1"])
+    inspect.main([str(folder), "--tokens", "5", "--seed", "1", "--documents"])
     assert "every checksum is right" in capsys.readouterr().out

@@ -1,5 +1,6 @@
 """The callback inside a real Trainer: what it measures, logs and refuses; its sums depend on the text alone."""
 
+import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -198,6 +199,24 @@ def test_documents_are_never_left_within_a_block(tmp_path: Path) -> None:
         losses = network.losses(tokens).double()
     assert measured["full", 32].loss.nll.tolist() == pytest.approx(losses.sum(1).tolist(), rel=1e-6)
     assert {int(m.loss.targets.sum()) for m in measured.values()} == {5 * 32}
+
+
+@pytest.mark.parametrize("largest", [0.5, 0.8, 1.0])
+def test_documents_that_training_has_too_are_left_out_and_counted(largest: float, tmp_path: Path) -> None:
+    data = RandomText(tokens=200)
+    data.begins = [0, 20, 53, 54, 119, 187]
+    overlaps = [0.9, 0.7, 1.0, 0.5, 0.95, 0.0]
+    table = pd.DataFrame({"document": list("abcdef"), "group": list("xyxyzz"), "overlap": overlaps})
+    data.test_documents = lambda: table  # type: ignore[attr-defined]
+    measured = run(tmp_path, Extrapolation([8, 32], documents=True, overlap=largest), data=data)
+    blocks = {0.5: [54, 86], 0.8: [20, 54, 86], 1.0: [20, 54, 86, 119, 151]}[largest]
+    tokens = torch.stack([data.streams["test"][s : s + 33] for s in blocks])
+    with torch.no_grad():
+        losses = model_of().eval().network.losses(tokens).double()
+    assert measured["full", 32].loss.nll.tolist() == pytest.approx(losses.sum(1).tolist(), rel=1e-6)
+    about = json.loads((tmp_path / "results.json").read_text())["evaluations"]["extrapolation"]
+    assert about["overlapping"] == {0.5: 2, 0.8: 1, 1.0: 0}[largest]
+    assert about["groups"] == {0.5: ["y"], 0.8: ["y", "y"], 1.0: ["y", "y", "z"]}[largest]
 
 
 def test_weights_that_are_no_numbers_end_the_test_with_an_error(tmp_path: Path) -> None:

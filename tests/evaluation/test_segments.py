@@ -36,6 +36,12 @@ def test_blocks_tile_each_document_and_cross_no_border(length: int) -> None:
     assert few.documents.tolist() == documents[:1]
     with pytest.raises(IndexError):
         blocks[len(blocks)]
+    allowed = np.arange(len(begins)) % 2 == 0
+    some = DocumentBlocks(Counting(), begins, length, allowed=allowed)
+    assert [some[i]["tokens"].tolist() for i in range(len(some))] == [
+        tokens for tokens, document in zip(expected, documents, strict=True) if allowed[document]
+    ]
+    assert some.left_out == len({document for document in documents if not allowed[document]})
 
 
 def test_documents_that_are_all_too_short_are_an_error() -> None:

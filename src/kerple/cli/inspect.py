@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from kerple.base.errors import UserError
-from kerple.data.manifest import SPLITS, Manifest
+from kerple.data.manifest import SPLITS
 from kerple.data.shards import Folder, verify
 
 
@@ -27,20 +27,24 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--split", default="train", choices=SPLITS, help="split the sample is drawn from")
     parser.add_argument("--tokens", type=int, default=200, help="tokens of the sample")
     parser.add_argument("--seed", type=int, default=None, help="draw the same sample again")
+    parser.add_argument("--documents", action="store_true", help="list the test documents with what training shares")
     parser.add_argument("--no-verify", action="store_true", help="do not read and compare everything")
     options = parser.parse_args(arguments)
     if options.tokens < 0:
         raise UserError(f"tokens: got {options.tokens}, expected 0 or more")
     folder = Folder(options.directory)
-    show(folder.manifest)
+    show(folder)
+    if options.documents:
+        print(printable(folder.test_documents().to_csv(index=False)), end="")
     print(sample(folder, options.split, options.tokens, options.seed))
     if not options.no_verify:
         verify(folder)
         print("every checksum is right")
 
 
-def show(manifest: Manifest) -> None:
-    """Print a manifest's statistics as a table."""
+def show(folder: Folder) -> None:
+    """Print the statistics of a folder's manifest as a table, and what its test text shares with the training text."""
+    manifest, tested = folder.manifest, folder.test_documents()
     names = ("documents", "tokens", "bytes", "bytes per token", "tokens per document", "shards")
     numbers = [Column(name, justify="right") for name in names]
     table = Table("split", *numbers, title=escape(printable(manifest.place)))
@@ -60,6 +64,9 @@ def show(manifest: Manifest) -> None:
         f"vocabulary {manifest.vocabulary}, {manifest.dtype}, end of text {manifest.end_of_text}",
         f"prepared from {manifest.settings}",
         f"left out: {manifest.left_out or 'nothing'}",
+        f"sha256 of the text {manifest.text}",
+        f"of its {len(tested)} test documents, {(tested.overlap > 0.5).sum()} share more than half of their runs of 32 "
+        f"tokens with the training text, the mean document {tested.overlap.mean():.2%}",
     ):
         console.print(printable(line), markup=False)
 

@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> None:
     options = parser.instantiate_classes(parser.parse_args([*configs, *rest])).data
     if options.corpus is not None:
         prepare(options)
-    show(Folder(options.place, options.cache).manifest)
+    show(Folder(options.place, options.cache))
 
 
 def _data_section(path: str) -> dict[str, Any]:

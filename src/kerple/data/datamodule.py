@@ -5,6 +5,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
 from pytorch_lightning import LightningDataModule
@@ -156,6 +157,10 @@ class TokenShards(ShardOptions, LightningDataModule):
     def documents(self, split: str) -> NDArray[np.int64]:
         """Index of the first token of each document of a split, (documents,) int64, ascending."""
         return self.folder.documents(split)
+
+    def test_documents(self) -> pd.DataFrame:
+        """Columns document, group and overlap with the training text, a row for each test document."""
+        return self.folder.test_documents()
 
     def token_bytes(self) -> Tensor:
         """Number of bytes of text of each token id, (vocabulary,) int64; 0 for end-of-text and for unused ids."""

@@ -13,7 +13,7 @@ from kerple.base.errors import UserError
 
 FORMAT = 4
 MANIFEST_FILE = "manifest.json"
-TEST_DOCUMENTS = "test-documents.csv"  # a row for each: name, group, tokens, overlap with the training text
+TEST_DOCUMENTS = "test-documents.jsonl"  # a line for each: name, group, overlap with the training text
 SPLITS = ("train", "validation", "test")
 
 

@@ -41,32 +41,34 @@ class ShardOptions:
 
         Args:
             corpus: What to train on: `code` (the source of 44 packages, which pip fetches, 183 MB that are the same
-                everywhere), `code-demo` (ten of them, 30 MB), `stdlib` (the standard library of the running Python),
-                `modules` (only the modules at its top, in alphabetical order), `packages` (`stdlib` and the packages
-                which this project requires), a file, folder, glob pattern or URL of .jsonl, .jsonl.zst, .jsonl.gz, .tar
-                of those, .parquet or text files, or `hf:NAME[:CONFIG[:SPLIT]]`. With null, the shards in `directory`
-                are used as they are.
-            tokenizer: `bpe` trains a byte-level BPE on the training split. Else a tokenizer.json, a folder with one, a
-                name on the Hugging Face hub such as gpt2, or `hf:` and a pretrained model's folder, GGUF file or name.
+                everywhere), `code-demo` (ten of them, 30 MB), `rfc` (the RFCs, 462 MB, which Debian's apt fetches),
+                `stdlib` (the standard library of the running Python), `modules` (only the modules at its top, in
+                alphabetical order), `packages` (`stdlib` and the packages which this project requires), a file, folder,
+                glob pattern or URL of .jsonl, .jsonl.zst, .jsonl.gz, .tar of those, .parquet or text files, or
+                `hf:NAME[:CONFIG[:SPLIT]]`. With null, the shards in `directory` are used as they are.
+            tokenizer: `bpe` trains a byte-level BPE on the training split; those of `code` and `rfc` with 2048 and 8192
+                entries are part of this package. Else a tokenizer.json, a folder with one, a name on the Hugging Face
+                hub such as gpt2, or `hf:` and a pretrained model's folder, GGUF file or name.
             vocabulary: Number of entries of a tokenizer that is trained here, and of rows of the model's embedding. Any
                 other tokenizer may have at most so many entries.
             directory: Folder of the shards, or the URL of a prepared one. With null, data/<corpus>-<tokenizer>.
-            source: Folder with the wheels of `code` and `code-demo`, where those that are missing are fetched to. With
-                null, the folder `cache`.
+            source: Folder with the wheels of `code` and `code-demo`, or with rfc1.txt, rfc2.txt and so on; what is
+                missing is fetched to it. With null, a folder in `cache`.
             length: Training length T in tokens; a sample has T targets.
             batch_size: Samples per device and micro-batch.
             seed: Chooses the order of the training samples.
             samples: Number of different training samples, over all devices, which are repeated until
                 `trainer.max_steps`. With null, as many as `trainer.max_steps` needs, or without that the training split
                 once.
-            shares: Shares of the documents in the training, validation and test split. A hash of the text decides.
+            shares: Shares of the documents in the training, validation and test split. A hash of the text decides; in
+                `code` and `code-demo` the package, whatever the shares are.
             text_field: Key of the text in JSON lines, or its column in Parquet files and datasets.
             drop_duplicates: Whether only the first of several documents with exactly equal text is kept. About 100
                 bytes of memory for each document.
             largest_loss: Largest share of the corpus's bytes that may be left out because they are damaged, not
                 Unicode, or JSON without a text.
             validation_segments: Largest number of segments, of `length` targets each, for the validation loss.
-            cache: Folder for copies of shards from a URL.
+            cache: Folder for copies of shards from a URL, and for what is fetched.
             mixture: Prepared folders and their weights in the training samples. Validation and test data stay those of
                 `directory`. With null, `directory` alone.
             workers: Number of processes that load batches ahead; memory-mapped shards seldom need one.

@@ -6,7 +6,7 @@ about itself is used. The tokens of a split are those of its shards, one after t
 """
 
 import hashlib
-import io
+import json
 import tarfile
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
@@ -104,7 +104,7 @@ class Folder:
         return np.concatenate([[0], ends + 1])[:-1].astype(np.int64) if len(stream) else np.empty(0, np.int64)
 
     def test_documents(self) -> pd.DataFrame:
-        """A row for each document of the test split: document, group, tokens, overlap with the training text.
+        """A row for each document of the test split: document, group, overlap with the training text.
 
         Raises:
             UserError: The table is missing, or is not the one that the manifest names.
@@ -113,7 +113,8 @@ class Folder:
         content = path.read_bytes() if path.is_file() else b""
         if hashlib.sha256(content).hexdigest() != self.manifest.test_documents:
             raise UserError(f"{path}: is missing or its sha256 is not the manifest's; prepare or copy the folder again")
-        return pd.read_csv(io.BytesIO(content), keep_default_na=False)
+        rows = [json.loads(line) for line in content.splitlines()]
+        return pd.DataFrame(rows, columns=["document", "group", "overlap"])
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that the shards were made with.

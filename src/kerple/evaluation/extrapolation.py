@@ -51,6 +51,8 @@ class Extrapolation(Analysis):
         documents: Whether only blocks inside one document are scored, cut from its first token on. Documents shorter
             than a block are left out. It needs a data module with ``stream`` and ``documents``. Reports take documents
             as independent of each other, not blocks.
+        overlap: With ``documents``, the largest share of a document's runs of 32 tokens that may stand in the training
+            text, if the data module says it by ``test_documents``; reports say how many have more and are left out.
         validation_blocks: Largest number of blocks that are scored after each validation; 0 for none.
 
     Raises:
@@ -74,6 +76,7 @@ class Extrapolation(Analysis):
         segments: int = 320,
         seed: int = 0,
         documents: bool = False,
+        overlap: float = 0.5,
         validation_blocks: int = 4,
     ) -> None:
         self.lengths = ordered_lengths(lengths)
@@ -90,7 +93,7 @@ class Extrapolation(Analysis):
         self.options: dict[str, Any] = {"window": window, "stride": stride, "skip": skip, "k": k}
         choose_protocols(self.names, self.lengths, self.block, **self.options)  # an error now, not in `setup`
         self.sampling, self.segments, self.seed = sampling, segments, seed
-        self.documents = documents
+        self.documents, self.overlap = documents, overlap
         self.validation_blocks = validation_blocks
         self.measurements: list[Measurement] = []
 
@@ -119,9 +122,15 @@ class Extrapolation(Analysis):
                     f"Extrapolation: documents: got true, but {type(data).__name__} does not know where documents "
                     "begin; use TokenShards, or documents: false"
                 )
-            return DocumentBlocks(data.stream("test"), data.documents("test"), length, self.blocks)
+            tested = self._test_documents(trainer)
+            allowed = None if tested is None else tested["overlap"].to_numpy() <= self.overlap
+            return DocumentBlocks(data.stream("test"), data.documents("test"), length, self.blocks, allowed)
         blocks = super().text(trainer, length)
         return Subset(blocks, shuffled(len(blocks), self.segments, self.seed)) if self.sampling == "paper" else blocks
+
+    def _test_documents(self, trainer: Trainer) -> Any:
+        """Name, group and overlap of each test document, if the data module knows them."""
+        return data.test_documents() if hasattr(data := data_of(trainer), "test_documents") else None
 
     def analyse(self, trainer: Trainer, pl_module: LightningModule) -> None:
         training_length, data = network_of(pl_module).shape.length, data_of(trainer)
@@ -130,12 +139,15 @@ class Extrapolation(Analysis):
         )
         token_bytes = data.token_bytes().to(pl_module.device) if hasattr(data, "token_bytes") else None
         gain = self._context_gain(protocols, pl_module)
-        self.measurements, about = [], {}
+        self.measurements = []
+        about: dict[str, Any] = {}
         for length in self.lengths if self.sampling == "paper" else [self.block]:
             text, lengths = self.text(trainer, length), [length] if self.sampling == "paper" else self.lengths
             self.measurements += self._measure(trainer, pl_module, text, protocols, lengths, token_bytes, gain)
             if self.documents:
-                about["block_document"] = text.documents.tolist()
+                about |= {"block_document": text.documents.tolist(), "overlapping": text.left_out}
+                if (tested := self._test_documents(trainer)) is not None:
+                    about["groups"] = tested["group"][list(dict.fromkeys(text.documents.tolist()))].tolist()
         synchronise(*(m.loss for m in self.measurements))
         for m in self.measurements:
             if m.skipped is None and m.protocol.name != "per_position":

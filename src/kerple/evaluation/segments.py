@@ -19,19 +19,26 @@ class DocumentBlocks(Dataset[dict[str, Any]]):
         begins: Index of the first token of each document, ascending; the last document ends with the stream.
         length: Targets in a block.
         limit: Number of blocks, the first of the split; None for all.
+        allowed: Which documents may be read, (documents,) bool; None for all.
 
     Attributes:
         documents: Which document each block is of, (blocks,) int64, ascending.
+        left_out: Number of documents that are long enough for a block and may not be read.
 
     Raises:
         UserError: If there are fewer blocks than ``limit``, or none.
     """
 
-    def __init__(self, stream: Any, begins: ArrayLike, length: int, limit: int | None = None) -> None:
+    def __init__(
+        self, stream: Any, begins: ArrayLike, length: int, limit: int | None = None, allowed: ArrayLike | None = None
+    ) -> None:
         self.stream, self.length = stream, length
         begin = torch.as_tensor(begins, dtype=torch.int64)
         sizes = torch.diff(begin, append=torch.tensor([len(stream)]))
         counts = ((sizes - 1) // length).clamp(min=0)  # blocks in each document
+        denied = torch.zeros(len(counts), dtype=torch.bool) if allowed is None else ~torch.as_tensor(allowed)
+        self.left_out = int((denied & (counts > 0)).sum())
+        counts[denied] = 0
         documents = torch.repeat_interleave(torch.arange(len(counts)), counts)
         if len(documents) < (limit or 1):
             raise UserError(

@@ -5,9 +5,7 @@ is tokenised by a worker and becomes one shard of each split, number n for part 
 the corpus again and does the parts that are missing.
 """
 
-import csv
 import hashlib
-import io
 import json
 import shutil
 import sys
@@ -19,7 +17,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from filelock import FileLock
 from tokenizers import Tokenizer
 from tqdm import tqdm
@@ -319,15 +316,10 @@ def _write_test_documents(
     def tokens(split: str) -> Iterator[Tokens]:
         return read_shards(directory, split, splits[split].shards, encoder.dtype)
 
-    ends = (np.flatnonzero(shard == encoder.end_of_text) + 1 for shard in tokens("test"))
-    sizes = np.concatenate([np.empty(0, np.int64), *(np.diff(end, prepend=0) for end in ends)])
-    overlaps = overlap(tokens("test"), tokens("train"), encoder.end_of_text)
-    table = io.StringIO()
-    rows = csv.writer(table, lineterminator="\n")
-    rows.writerow(["document", "group", "tokens", "overlap"])
-    for document, size, share in zip(documents, sizes, overlaps, strict=True):
-        rows.writerow([document.name, document.group, size, f"{share:.6f}"])
-    content = table.getvalue().encode("utf-8", "replace")  # a name may have bytes that are no Unicode
+    shares = overlap(tokens("test"), tokens("train"), encoder.end_of_text).round(6)
+    names = (document.name.encode("utf-8", "replace").decode() for document in documents)  # a path may be no Unicode
+    rows = zip(names, (document.group for document in documents), shares, strict=True)
+    content = "".join(json.dumps(row) + "\n" for row in rows).encode()
     write(directory / TEST_DOCUMENTS, content)
     return hashlib.sha256(content).hexdigest()
 

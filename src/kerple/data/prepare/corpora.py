@@ -9,7 +9,6 @@ import os
 import random
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from typing import NamedTuple
@@ -20,9 +19,14 @@ from kerple.base.errors import UserError
 from kerple.data.files import is_remote
 from kerple.data.options import HUB
 from kerple.data.prepare.readers import Document, Fault, dataset, list_files, read_files, read_text
+from kerple.data.prepare.rfc import read_rfcs
 from kerple.data.prepare.wheels import read_list, read_wheels
 
 FILE_ORDER = 0  # seed of the shuffle of files
+# checksums of the texts of the corpora that are the same on every machine, see `Manifest`
+CODE = "1971f33401c2326b7f4f6e6ba1fb21a1e7c153cf5ce7e266b4d138eda863d7d4"
+CODE_DEMO = "55b3706fbfcbb02bdd667a48f6756ba6e9a345801b65ef62e5c38a0e59628491"
+RFC = "576c5d9a328c12ba1de346761cd62aab581db2fbd44efac1c5c71e512c0ef4b1"
 PACKED = (".zst", ".gz", ".tgz", ".parquet")
 
 
@@ -125,15 +129,11 @@ def _required(project: str) -> dict[str, Distribution]:
     return packages
 
 
-def wheels(demo: bool, text: str, text_bytes: int, folder: Path) -> Corpus:
-    """The .py files of a fixed list of packages, which are fetched to a folder when they are read."""
-    return Corpus(lambda: read_wheels(read_list(demo), folder), [], text, text_bytes)
-
-
-# of the fetched ones: what makes them of the folder that their files are in or go to
+# those that are fetched, when they are read, to a folder
 FETCHED: dict[str, Callable[[Path], Corpus]] = {
-    "code": partial(wheels, False, "1971f33401c2326b7f4f6e6ba1fb21a1e7c153cf5ce7e266b4d138eda863d7d4", 183271102),
-    "code-demo": partial(wheels, True, "55b3706fbfcbb02bdd667a48f6756ba6e9a345801b65ef62e5c38a0e59628491", 29953133),
+    "code": lambda folder: Corpus(lambda: read_wheels(read_list(False), folder), [], CODE, 183271102),
+    "code-demo": lambda folder: Corpus(lambda: read_wheels(read_list(True), folder), [], CODE_DEMO, 29953133),
+    "rfc": lambda folder: Corpus(lambda: read_rfcs(folder), [], RFC, 462315088),
 }
 CORPORA: dict[str, Callable[[], Corpus]] = {
     "stdlib": standard_library,

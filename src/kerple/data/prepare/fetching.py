@@ -1,0 +1,51 @@
+"""A folder that files are fetched to, by a program that may fail or be stopped at any time."""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock
+
+from kerple.base.errors import UserError
+
+
+@contextmanager
+def arriving(folder: Path) -> Iterator[Path]:
+    """Context with an empty folder inside of another, from which all files but those it had are moved to the other.
+
+    Files get their places only at the end; an error leaves none. Other processes wait.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / ".lock"):
+        fresh = folder.absolute() / ".arriving"
+        shutil.rmtree(fresh, ignore_errors=True)  # a kill may have left it
+        fresh.mkdir()
+        yield fresh
+        for path in fresh.glob("*.*"):
+            path.replace(folder / path.name)
+        shutil.rmtree(fresh)
+
+
+def call(command: list[str], advice: str, folder: Path) -> None:
+    """Run a program that fetches.
+
+    Args:
+        command: The program and its arguments.
+        advice: What else the user may do, for the error.
+        folder: Working folder of the program.
+
+    Raises:
+        UserError: It failed; the message has the first line in which it says why.
+    """
+    process = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    if process.returncode:
+        reasons = (
+            re.findall("^E(?:RROR)?: (.*)", process.stderr, re.M) or process.stderr.splitlines()[-1:] or ["silent"]
+        )
+        raise UserError(
+            f"data.corpus: its files cannot be fetched ({reasons[0][:300]}); what came is kept: start again to go on "
+            f"when the network is there, or {advice}"
+        )

@@ -1,0 +1,129 @@
+"""`rfc`: the RFCs of Debian's packages doc-rfc, each once, without page breaks, running heads and page numbers.
+
+apt fetches the packages with the machine's own sources and a configuration in a folder of its own, so that nothing of
+the system changes; of the packages only the texts are taken. The list is rfc.txt: a name and the first quarter of a
+sha256 of the text without its pages, so that a folder of RFCs from elsewhere does as well.
+"""
+
+import gzip
+import hashlib
+import re
+import shutil
+import subprocess
+import tarfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, cast
+
+from kerple.base.errors import UserError
+from kerple.data.prepare.fetching import arriving, call
+from kerple.data.prepare.readers import Document
+
+LIST = Path(__file__).with_name("rfc.txt")
+KINDS = ("experimental", "fyi-bcp", "informational", "misc", "old-std", "others", "std", "std-proposed")
+SOURCES = Path("/etc/apt")
+MEMBER = re.compile(r".*/(rfc[1-9]\d*\.txt(\.gz)?)")
+ADVICE = "name a folder of rfc1.txt, rfc2.txt and so on with data.source (rfc-editor.org has them as one archive)"
+NUMBER = re.compile(r"\d+|\b[ivxlc]+\b")
+PAGE_END = re.compile(r"^(.*\[page +\w+\])[ \t]*\n(?!\s*\f)", re.M | re.I)  # where the form feed has been lost
+
+
+def read_rfcs(folder: Path) -> Iterator[Document]:
+    """Yield the RFCs of the list in an order of their own, that of a hash of their numbers.
+
+    Args:
+        folder: Where rfc1.txt, rfc2.txt and so on are, packed by gzip or not; they are fetched to it if one is missing.
+
+    Raises:
+        UserError: They cannot be fetched, or one is missing or has another text.
+    """
+    checksums = dict(line.split() for line in LIST.read_text().splitlines())
+    if not _present(folder) >= checksums.keys():
+        fetch_rfcs(folder)
+    there = _present(folder)
+    if missing := [name for name in checksums if name not in there]:
+        some = f"{', '.join(missing[:5])}: {len(missing)} of {len(checksums)} RFCs"
+        raise UserError(f"data.source: {folder} lacks {some}; {ADVICE}")
+    for name in sorted(checksums, key=lambda name: hashlib.sha256(name.encode()).digest()):
+        path = folder / f"{name}.txt"
+        content = path.read_bytes() if path.exists() else gzip.decompress(Path(f"{path}.gz").read_bytes())
+        try:
+            text = without_pages(content.decode("utf-8-sig"))
+        except UnicodeDecodeError:
+            text = without_pages(content.decode("latin-1"))
+        if hashlib.sha256(text.encode()).hexdigest()[:16] != checksums[name]:
+            raise UserError(
+                f"data.source: {path} has another text than the list says; delete it to fetch it, or {ADVICE}"
+            )
+        yield Document(path.name, text)
+
+
+def _present(folder: Path) -> set[str]:
+    return {path.name.partition(".")[0] for path in folder.glob("rfc*.txt*")}
+
+
+def fetch_rfcs(folder: Path) -> None:
+    """Fetch Debian's packages of RFCs by apt, and put the texts into a folder.
+
+    Raises:
+        UserError: There is no apt, or it finds no such package or no network.
+    """
+    if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
+        raise UserError(f"data.corpus: got rfc, which Debian's apt-get fetches, and there is none here; {ADVICE}")
+    with arriving(folder) as fresh:
+        for below in ("apt/sources", "apt/lists/partial", "apt/cache/archives/partial"):
+            (fresh / below).mkdir(parents=True)
+        for path in filter(Path.is_file, [SOURCES / "sources.list", *SOURCES.glob("sources.list.d/*")]):
+            lines = re.sub(r"^((deb|Components:)\s.*\bmain\b.*)", r"\1 non-free", path.read_text(), flags=re.M)
+            (fresh / "apt/sources" / path.name).write_text(lines)
+        places = {"Etc::SourceParts": "sources", "State::Lists": "lists", "Cache": "cache"}
+        options = ["Dir::Etc::SourceList=/dev/null", *(f"Dir::{name}={fresh}/apt/{at}" for name, at in places.items())]
+        apt = ["apt-get", *(f"--option={option}" for option in options)]
+        subprocess.run([*apt, "update"], capture_output=True)  # what is amiss shows in what follows
+        call([*apt, "download", *(f"doc-rfc-{kind}" for kind in KINDS)], ADVICE, fresh / "apt")
+        for package in (fresh / "apt").glob("*.deb"):
+            with (
+                subprocess.Popen(["dpkg-deb", "--fsys-tarfile", package], stdout=subprocess.PIPE) as unpacking,
+                tarfile.open(fileobj=unpacking.stdout, mode="r|") as archive,
+            ):
+                for member in archive:
+                    if (match := MEMBER.fullmatch(member.name)) and member.isreg():
+                        content = cast("IO[bytes]", archive.extractfile(member)).read()
+                        (fresh / match[1]).write_bytes(content)
+
+
+def without_pages(text: str) -> str:
+    """The text of an RFC as one page.
+
+    The first and the last line of a page are taken away, up to three times, where the same line, but for its numbers
+    and spaces, begins or ends three pages and a quarter of all, or where it has a page number in brackets. Where a page
+    ended inside a sentence, which the next one continues with a small letter, the text goes on in the next line, else
+    after an empty one. Spaces at the ends of lines go, and all but one of several empty lines.
+    """
+    text = PAGE_END.sub("\\1\n\f", text.replace("\r\n", "\n").replace("\x00", ""))
+    pages = [[line.rstrip() for line in page.strip("\n\f ").split("\n")] for page in text.split("\f")]
+    pages = [_stripped(page) for page in pages]
+    for end in (0, -1):
+        for _ in range(3):  # running heads have up to three lines
+            lines = Counter(_pattern(page[end]) for page in pages if page)
+            for number, page in enumerate(pages):
+                if page and (
+                    lines[_pattern(page[end])] >= max(3, len(pages) / 4) or re.search(r"\[page +\w+\]", page[end], re.I)
+                ):
+                    pages[number] = _stripped(page[1:] if end == 0 else page[:-1])
+    whole = ""
+    for page in pages:
+        inside = whole and page and whole[-1] not in ".:;!?" and page[0].lstrip()[:1].islower()
+        whole += ("\n" if inside else "\n\n" if whole and page else "") + "\n".join(page)
+    return re.sub(r"\n{3,}", "\n\n", whole) + "\n"
+
+
+def _stripped(lines: list[str]) -> list[str]:
+    """Lines without the empty ones at both ends."""
+    full = [number for number, line in enumerate(lines) if line.strip()]
+    return lines[full[0] : full[-1] + 1] if full else []
+
+
+def _pattern(line: str) -> str:
+    return " ".join(NUMBER.sub("#", line.lower()).split())
