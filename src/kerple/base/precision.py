@@ -33,11 +33,11 @@ class AutoTrainer(Trainer):
     """
 
     def __init__(self, *args: Any, precision: Literal["auto"] | _PRECISION_INPUT | None = None, **kwargs: Any) -> None:
-        asked = kwargs.get("accelerator", "auto")
+        accelerator = kwargs.get("accelerator", "auto")
         if torch.backends.mps.is_available() and not torch.cuda.is_available():
-            if asked in ("gpu", "mps"):
-                raise UserError(f"trainer.accelerator: got {asked}, an Apple GPU, which has no fp64; expected cpu")
-            kwargs["accelerator"] = "cpu" if asked == "auto" else asked
+            if accelerator in ("gpu", "mps"):
+                raise UserError(f"trainer.accelerator: got {accelerator}, an Apple GPU without fp64; expected cpu")
+            kwargs["accelerator"] = "cpu" if accelerator == "auto" else accelerator
         chosen = choose(kwargs.get("accelerator", "auto"))[0] if precision == "auto" else precision
         if kwargs.get("overfit_batches"):  # Lightning would take the order of the data away
             raise UserError("trainer.overfit_batches: got a number, expected 0; give data.samples to fit few samples")
@@ -68,8 +68,10 @@ def choose(accelerator: Any = "auto") -> tuple[str, str]:
         return (FAST if capability >= AMPERE else SAFE), f"the device is {what}"
     if accelerator not in ("auto", "cpu"):
         return SAFE, f"the accelerator is {accelerator}"
-    found = _bf16_instructions()
-    return (FAST, f"the processor has {found}") if found else (SAFE, "the processor does not multiply bf16 in hardware")
+    instructions = _bf16_instructions()
+    if instructions:
+        return FAST, f"the processor has {instructions}"
+    return SAFE, "the processor does not multiply bf16 in hardware"
 
 
 def settle(trainer: Namespace, resumed: str | None = None) -> None:

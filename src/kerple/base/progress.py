@@ -34,14 +34,14 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02} min"
 
 
-def line(told: dict[str, Any]) -> str:
+def line(content: dict[str, Any]) -> str:
     """The content of the file as one line of text."""
-    if "done" not in told:
-        return str(told.get("doing", "starting"))
-    unit = "step" if told["doing"] == "training" else "block"
-    at = math.ceil(told["done"])  # of a long block a share is done
-    parts = [f"{told['doing']}, {unit} {at:,} of {told['of']:,}" if told["of"] > 0 else told["doing"]]
-    parts += [f"{duration(told['left'])} left"] if told.get("left", 0) >= 0.5 else []  # before a terminal ends
-    parts += [f"loss {told['loss']:.3f}"] if "loss" in told else []
-    parts += [f"{told['tokens_per_second']:,.0f} tokens/s"] if "tokens_per_second" in told else []
+    if "done" not in content:
+        return str(content.get("doing", "starting"))
+    unit = "step" if content["doing"] == "training" else "block"
+    position = math.ceil(content["done"])  # of a long block a share is done
+    parts = [f"{content['doing']}, {unit} {position:,} of {content['of']:,}" if content["of"] > 0 else content["doing"]]
+    parts += [f"{duration(content['left'])} left"] if content.get("left", 0) >= 0.5 else []  # before a terminal ends
+    parts += [f"loss {content['loss']:.3f}"] if "loss" in content else []
+    parts += [f"{content['tokens_per_second']:,.0f} tokens/s"] if "tokens_per_second" in content else []
     return ", ".join(parts)

@@ -132,10 +132,10 @@ class Classes:
         node = {"class_path": node} if isinstance(node, str) else node
         if not isinstance(node, dict) or not {"class_path"} <= node.keys() <= {"class_path", "init_args"}:
             raise UserError(f"{option}: got {node!r:.100}, expected class_path and init_args")
-        found = self.find(node["class_path"], option)
+        kind = self.find(node["class_path"], option)
         return {
-            "class_path": f"{found.__module__}.{found.__qualname__}",
-            "init_args": self.options(found, node.get("init_args") or {}, f"{option}.{found.__name__}"),
+            "class_path": f"{kind.__module__}.{kind.__qualname__}",
+            "init_args": self.options(kind, node.get("init_args") or {}, f"{option}.{kind.__name__}"),
         }
 
     def find(self, name: Any, option: str) -> type:
@@ -150,12 +150,12 @@ class Classes:
                 f"{package[:100]}, add --trust {package[:100]}"
             )
         try:
-            found = getattr(import_module(module), last)
+            kind = getattr(import_module(module), last)
         except (ImportError, AttributeError) as error:
             raise UserError(f"{option}: names {name!s:.100}, which cannot be imported ({error})") from error
-        if not isclass(found) or _package(found.__module__) not in self.trusted:  # what it has imported is not its own
+        if not isclass(kind) or _package(kind.__module__) not in self.trusted:  # what it has imported is not its own
             raise UserError(f"{option}: names {name!s:.100}, expected a class that {package} defines")
-        return found
+        return kind
 
     def options(self, owner: type, node: Any, option: str) -> dict[str, Any]:
         """The options of a class, without those that say where files are written."""

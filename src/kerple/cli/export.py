@@ -26,14 +26,14 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--ckpt_path", type=str, required=True, help="a checkpoint that `fit` has written")
     parser.add_argument("--to", type=str, required=True, help="folder that AutoModelForCausalLM is to load; a new one")
     parser.add_argument("--trust", default="", help="packages whose classes the checkpoint may name: a,b,c")
-    given = read(parser, arguments)
+    options = read(parser, arguments)
     need()
     from kerple.hf import weights
     from kerple.hf.export import export
 
-    _, data = load(given.ckpt_path, given.trust)
+    _, data = load(options.ckpt_path, options.trust)
     tokenizer = load_tokenizer(str(data.folder.directory)) if isinstance(data, TokenShards) else None
-    model = weights.read(given.ckpt_path, classes(given.trust))
-    name = export(model, Path(given.to), tokenizer, end_of_text(data))
+    model = weights.read(options.ckpt_path, classes(options.trust))
+    name = export(model, Path(options.to), tokenizer, end_of_text(data))
     needs = "import kerple.hf first" if name.startswith("Kerple") else "nothing of ours is needed"
-    print(f"{given.to}: {name}; AutoModelForCausalLM.from_pretrained loads it ({needs})")
+    print(f"{options.to}: {name}; AutoModelForCausalLM.from_pretrained loads it ({needs})")

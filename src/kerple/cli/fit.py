@@ -48,17 +48,17 @@ def checkpoint_first(arguments: list[str]) -> list[str]:
         UserError: There is no checkpoint, or it cannot be read.
     """
     command, *rest = arguments
-    given, _ = peek(rest, "ckpt_path", "weights", "trust")
-    if command == "fit" and given.weights is not None:
+    options, _ = peek(rest, "ckpt_path", "weights", "trust")
+    if command == "fit" and options.weights is not None:
         from kerple.cli.weights import architecture_first  # needs optional packages
 
-        return [command, *architecture_first(rest, given.weights, given.trust)]
+        return [command, *architecture_first(rest, options.weights, options.trust)]
     if command == "fit" or {"-h", "--help"} & set(rest):
         return arguments
-    if given.ckpt_path is None:
+    if options.ckpt_path is None:
         raise UserError(f"ckpt_path: got nothing, expected a checkpoint to {command}; add --ckpt_path FILE")
     # without devices and strategy, which belong to the machine that trained
-    config = classes(given.trust or "").config(given.ckpt_path)
+    config = classes(options.trust or "").config(options.ckpt_path)
     if emulated(precision := config["trainer"].get("precision")):
         config["trainer"]["precision"] = SAFE
         say(f"precision {SAFE}, because this machine emulates {precision}, in which the run was trained")

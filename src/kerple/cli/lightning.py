@@ -177,15 +177,16 @@ class CLI(LightningCLI):
             raise
 
     def instantiate_trainer(self, **options: Any) -> Trainer:
-        given = self._get(self.config_init, "trainer")
+        trainer = self._get(self.config_init, "trainer")
         if self.logger is not None:
             options["logger"] = self.logger
-        options["plugins"] = [*_listed(given["plugins"]), AtomicCheckpointIO()]
-        callbacks = _listed(given["callbacks"])
+        options["plugins"] = [*_listed(trainer["plugins"]), AtomicCheckpointIO()]
+        callbacks = _listed(trainer["callbacks"])
         if self.subcommand == "fit":
-            callbacks = _with_safety(callbacks, given["enable_checkpointing"])
-        options["enable_model_summary"] = bool(given["enable_model_summary"])  # `before_fit` says what concerns a user
-        shown = given["enable_progress_bar"]
+            callbacks = _with_safety(callbacks, trainer["enable_checkpointing"])
+        # the summary is off by default, because `before_fit` says what concerns a user
+        options["enable_model_summary"] = bool(trainer["enable_model_summary"])
+        shown = trainer["enable_progress_bar"]
         # a file cannot show a bar, and analyses read text that Lightning's bar does not count
         if shown is not False and (self.subcommand == "test" or not sys.stdout.isatty()):
             options["enable_progress_bar"] = False

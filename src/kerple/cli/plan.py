@@ -39,22 +39,22 @@ def main(arguments: list[str]) -> None:
         "--efficiency", type=float, default=EFFICIENCY, help="share of a chip's peak: measured, or it is an assumption"
     )
     _, *arguments = checkpoint_first(["fit", *arguments])  # the architecture of --weights
-    given = read(parser, arguments)
-    if not 0 < given.efficiency <= 1:
-        raise UserError(f"efficiency: got {given.efficiency}, expected a share of the peak in (0, 1]")
+    options = read(parser, arguments)
+    if not 0 < options.efficiency <= 1:
+        raise UserError(f"efficiency: got {options.efficiency}, expected a share of the peak in (0, 1]")
     chips = {chip.name: chip for chip in CHIPS}
-    if unknown := [name for name in given.chips.split(",") if name not in chips]:
+    if unknown := [name for name in options.chips.split(",") if name not in chips]:
         raise UserError(f"chips: got {unknown[0]!r}, expected some of {', '.join(chips)}")
-    if any(not n.isdecimal() or int(n) < 1 for n in given.devices.split(",")):
-        raise UserError(f"devices: got {given.devices!r}, expected numbers such as 1,8")
-    devices = [int(n) for n in given.devices.split(",")]
+    if any(not n.isdecimal() or int(n) < 1 for n in options.devices.split(",")):
+        raise UserError(f"devices: got {options.devices!r}, expected numbers such as 1,8")
+    devices = [int(n) for n in options.devices.split(",")]
     logging.getLogger("kerple").setLevel(logging.WARNING)  # without the choice of attention, as nothing is trained
     console = Console()
-    for table in tables(given, [chips[name] for name in given.chips.split(",")], devices, given.efficiency):
+    for table in tables(options, [chips[name] for name in options.chips.split(",")], devices, options.efficiency):
         console.print(table)
     console.print(
-        f"Hours are arithmetic: FLOPs over the data sheet's peak times {given.efficiency:.2f}, "
-        f"{'an assumption' if given.efficiency == EFFICIENCY else 'as you gave it'}, and the exchange of gradients "
+        f"Hours are arithmetic: FLOPs over the data sheet's peak times {options.efficiency:.2f}, "
+        f"{'an assumption' if options.efficiency == EFFICIENCY else 'as you gave it'}, and the exchange of gradients "
         "where it takes longer than the backward pass. Nothing of it was measured."
     )
 
@@ -80,9 +80,9 @@ def tables(config: Namespace, chips: list[Chip], devices: list[int], efficiency:
     with torch.device("meta"):
         model = build(config)
     count, work = parameters(model.network), flops(model.network, data.length)
-    own = device_count(trainer.devices)
+    devices_per_node = device_count(trainer.devices)
     micro = data.batch_size * data.length
-    step = micro * trainer.accumulate_grad_batches * own * trainer.num_nodes
+    step = micro * trainer.accumulate_grad_batches * devices_per_node * trainer.num_nodes
     tokens = step * trainer.max_steps
     total = work.training * tokens
     rows = {
@@ -90,7 +90,7 @@ def tables(config: Namespace, chips: list[Chip], devices: list[int], efficiency:
         **{f"  {part}": f"{n:,}" for part, n in count.items()},
         "steps": f"{trainer.max_steps:,}",
         "tokens a step": f"{step:,} = {data.batch_size} × {data.length} × {trainer.accumulate_grad_batches} "
-        f"accumulated × {own * trainer.num_nodes} devices",
+        f"accumulated × {devices_per_node * trainer.num_nodes} devices",
         "tokens": f"{tokens:,}",
         "FLOPs a token": f"{work.training:,} = 3 × ({work.products:,} products + {work.attention:,} attention)",
         "FLOPs": f"{total:.3g}",

@@ -81,10 +81,10 @@ def _call(cli: type[PretrainedCLI], arguments: list[str]) -> PretrainedCLI:
     need()
     from kerple.hf.pretrained import Pretrained
 
-    given, rest = peek(arguments[1:], "hf")
-    if not given.hf:
+    options, rest = peek(arguments[1:], "hf")
+    if not options.hf:
         raise UserError("hf: got nothing, expected a folder, a .gguf file or a name on the hub")
-    return cli(Pretrained, ["test", "--config", yaml.safe_dump(_defaults(given.hf)), *rest], __doc__ or "")
+    return cli(Pretrained, ["test", "--config", yaml.safe_dump(_defaults(options.hf)), *rest], __doc__ or "")
 
 
 def _defaults(path: str) -> dict[str, Any]:

@@ -55,8 +55,8 @@ class KerpleCache(DynamicCache):
             self.cache.tokens = self.cache.tokens[beam_idx]
         for layer in self.cache.layers:
             for name in ("keys", "values", "state"):
-                if (kept := getattr(layer, name)) is not None:
-                    setattr(layer, name, kept[beam_idx])
+                if (rows := getattr(layer, name)) is not None:
+                    setattr(layer, name, rows[beam_idx])
 
 
 class KerpleForCausalLM(PreTrainedModel, GenerationMixin):

@@ -70,9 +70,9 @@ class Pretrained(LightningModule):
         data: Any = getattr(self.trainer, "datamodule", None)
         manifest = getattr(data, "manifest", None)
         if manifest is not None and manifest.tokenizer != digest(read_tokenizer(self.source)):
-            made = manifest.settings.get("tokenizer", "another one")
+            tokenizer = manifest.settings.get("tokenizer", "another one")
             raise UserError(
-                f"tokenizer: the shards in {manifest.place} were made with {made}, not with the tokenizer of "
+                f"tokenizer: the shards in {manifest.place} were made with {tokenizer}, not with the tokenizer of "
                 f"{self.source.name}; give data.directory another folder and data.tokenizer hf:{self.source.name}"
             )
 

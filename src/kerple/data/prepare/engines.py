@@ -84,7 +84,7 @@ def local(workers: int) -> Iterator[Engine]:
         return
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker)
     try:
-        yield lambda *given: pool.submit(tokenise, *given), lambda future: future.result(), workers
+        yield lambda *arguments: pool.submit(tokenise, *arguments), lambda future: future.result(), workers
     except BrokenProcessPool as error:
         raise UserError(
             f"data.prepare_workers: got {workers}, of which one died, most likely for want of memory; start again with "
