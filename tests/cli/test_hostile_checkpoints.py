@@ -65,6 +65,9 @@ WAYS_IN = {
     "a function of ours": position("kerple.base.atomic.write", path="{folder}/kept/thesis.txt"),
     "a file of configuration": further,
     "configuration as text": position("{class_path: os.system, init_args: {command: touch {folder}/ran}}"),
+    "a class of another kind": position("LastCheckpoint"),
+    "a strategy as data": lambda config, folder: config.update(data="kerple.positions.RoPE"),
+    "a precision that is a class": lambda config, folder: config["trainer"].update(precision={"class_path": "os.abc"}),
     "a key with dots": lambda config, folder: config["model"].update({"position.class_path": "os.system"}),
     "a class within options": data(task={"class_path": "os.system", "init_args": RUN}),
     "a class within a strategy": position(

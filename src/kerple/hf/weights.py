@@ -1,7 +1,7 @@
 """Transfer of a model's weights to our own `Transformer`, which may have another positional strategy."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 from zipfile import is_zipfile
 
@@ -15,14 +15,11 @@ from kerple.base.trust import Classes, foreign, load
 from kerple.hf.families import StoredModel, Weights, read_family
 from kerple.hf.source import locate, read_model, read_model_config
 from kerple.model import Transformer
+from kerple.model.architecture import Architecture
 from kerple.positions import Position, Shape
 
 VOCABULARY_ROWS = ("embedding.weight", "head.weight")
-TRAINING_OPTIONS = (
-    *("optimizer", "lr", "betas", "adam_eps", "weight_decay"),
-    *("schedule", "warmup", "final_lr", "decay", "compile", "pad_vocabulary_to"),
-)
-"""Options of `kerple.training.language_model.LanguageModel` that belong to training and not to the network."""
+NETWORK_OPTIONS = ("position", "layers", "dim", "heads", *(field.name for field in fields(Architecture)))
 
 
 def read(path: str, classes: Classes | None = None) -> StoredModel:
@@ -46,7 +43,7 @@ def read(path: str, classes: Classes | None = None) -> StoredModel:
             length, rows = int(content["hyper_parameters"]["length"]), len(weights["embedding.weight"])
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise foreign(path, error) from error
-        options = {key: value for key, value in model.items() if key not in TRAINING_OPTIONS}
+        options = {key: value for key, value in model.items() if key in NETWORK_OPTIONS}  # not those of training
         return StoredModel({**options, "length": length, "vocabulary": rows}, weights)
     source = locate(path)
     config = read_model_config(source)
