@@ -107,7 +107,7 @@ def table(measured: pd.DataFrame, losses: pd.DataFrame) -> Table:
 def _ratio(measured: pd.DataFrame, strategy: str, column: str) -> str:
     by_round = measured.pivot(index="seed", columns="strategy", values=column)
     logs = np.log((by_round[strategy] / by_round[BASELINE]).to_numpy())[:, None]
-    mean = estimate(logs, np.ones_like(logs))
+    mean = estimate((logs, np.ones_like(logs)))
     low, high = np.exp(mean.interval())
     return f"{np.exp(mean.mean):.2f} [{low:.2f}, {high:.2f}]"
 

@@ -1,23 +1,30 @@
-"""`python -m results.judge results`: judge the field's claims by the committed numbers, and write CLAIMS.md.
+"""`python -m results.judge results`: judge the field's claims by the committed numbers, and write two pages.
 
-Every verdict is computed, at each tier of comparisons: *reproduced* if all a claim says is shown to hold,
+CLAIMS.md has every verdict, at each tier of comparisons: *reproduced* if all a claim says is shown to hold,
 *contradicted* if some of it is shown not to, *not resolved* if the spread over seeds and text is too wide to tell,
-*not tested* if the numbers are not there.
+*not tested* if the numbers are not there. README.md is findings.md with its numbers put in.
 """
 
 import math
+import re
 import sys
+from collections import Counter
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
+from scipy import stats
 
 from results.judge.evidence import Tier, Untested
-from results.judge.statements import MOST_SEEDS, POWER, Part, parts, refuting, verdict
+from results.judge.statements import ALPHA, Part, chances, combined, parts, verdict
 
-TABLE = yaml.safe_load(Path(__file__).with_name("claims.yaml").read_text())
+HERE = Path(__file__).parent
+TABLE = yaml.safe_load((HERE / "claims.yaml").read_text())
 VERDICTS = ("reproduced", "contradicted", "not resolved", "not tested")
+SLOT = re.compile(r"\{(?P<tier>\w+), (?P<shown>%|nats|ppl|sd): (?P<expression>[^}]+)\}")
 
 
 @dataclass(frozen=True)
@@ -41,28 +48,18 @@ class Finding:
 
     @property
     def seeds(self) -> int:
-        """The fewest behind any part on which the verdict rests: one that fails is enough to contradict."""
-        resting = refuting(self.all_parts) if self.verdict == "contradicted" else self.all_parts
-        return min((part.found.seeds for part in resting), default=0)
+        """The fewest behind any part."""
+        return min((part.number.found.seeds for part in self.all_parts), default=0)
 
     @property
-    def wanted(self) -> str:
-        """For a claim that is not resolved: what these seeds could have shown, and how many it takes."""
-        open_parts = [part for part in self.all_parts if not part.shows]
-        if self.verdict != "not resolved" or not open_parts:
-            return ""
-        if self.seeds < 2:
-            return "one seed: what another would give is not known"
-        against = [part for part in open_parts if not part.agrees]
-        # one part that fails is enough to contradict, if it stands out among all; to reproduce, all have to hold
-        among = len(self.all_parts) if against else 1
-        wanted = [(part.needed(among) or MOST_SEEDS + 1, part) for part in against or open_parts]
-        seeds, part = (min if against else max)(wanted, key=lambda pair: pair[0])
-        effect = part.effect(part.found.seeds, among)
-        size = f"{effect:.2g}" if part.linear else f"{float(f'{100 * math.expm1(effect):.2g}'):g}%"
-        takes = f"{seeds} seeds" if seeds <= MOST_SEEDS else f"more than {MOST_SEEDS} seeds, or more text"
-        side = "contradict" if against else "reproduce"
-        return f"{part.found.seeds} seeds show {size} from the bound; to {side} by what was found takes {takes}"
+    def width(self) -> float:
+        """Mean width of the intervals of its parts."""
+        return float(np.mean([np.diff(part.number.found.interval()) for part in self.all_parts]))
+
+    @property
+    def p(self) -> float:
+        """Two-sided p-value of the verdict: how often numbers on the edge of the claim would be told as clearly."""
+        return min(1.0, 2 * min(chances(self.all_parts)))
 
 
 def judge(claim: dict[str, Any], tier: Tier) -> Finding:
@@ -72,7 +69,7 @@ def judge(claim: dict[str, Any], tier: Tier) -> Finding:
             given = parts(statement, tier, TABLE["tie"])
         except Untested as reason:
             return Finding("not tested", {}, str(reason))
-        if not all(part.shows for part in given):
+        if verdict(given) != "reproduced":
             return Finding("not tested", {}, f"`{statement}` is not shown: {', '.join(map(str, given))}")
     found, reasons = {}, []
     for statement in claim["holds"]:
@@ -87,6 +84,7 @@ def judge(claim: dict[str, Any], tier: Tier) -> Finding:
     return Finding(answer, found, missing)
 
 
+@cache
 def tiers(root: Path) -> dict[str, Tier]:
     """The tiers of the table, with their results below a folder."""
     return {name: Tier(root, name, **about) for name, about in TABLE["tiers"].items()}
@@ -94,68 +92,85 @@ def tiers(root: Path) -> dict[str, Tier]:
 
 def judge_all(root: Path) -> dict[str, dict[str, Finding]]:
     """Number of the claim -> tier -> finding, for each tier that is committed and that the claim is about."""
-    known = tiers(root)
+    known = {name: tier for name, tier in tiers(root).items() if tier.there}
     return {
-        number: {
-            name: judge(claim, tier)
-            for name, tier in known.items()
-            if tier.there and name in claim.get("at", TABLE["usual"])
-        }
+        number: {name: judge(claim, tier) for name, tier in known.items() if name in claim.get("at", TABLE["usual"])}
         for number, claim in TABLE["claims"].items()
+        if "holds" in claim
     }
 
 
 def better(findings: dict[str, Finding]) -> str | None:
-    """The tier that is the better test: the last of the table that tested it with two seeds or more, else with one."""
-    tested = [name for name, finding in findings.items() if finding.verdict != "not tested"]
-    several = [name for name in tested if findings[name].seeds > 1]
-    return (several or tested or [None])[-1]
+    """The tier that is the better test: that of the narrowest intervals among those of two seeds or more, else one."""
+    tested = {
+        name: finding
+        for name, finding in findings.items()
+        if finding.verdict != "not tested" and not TABLE["tiers"][name].get("second_look")
+    }
+    several = {name: finding for name, finding in tested.items() if finding.seeds > 1}
+    return min(several or tested, key=lambda name: (several or tested)[name].width, default=None)
 
 
 def markdown(root: Path) -> str:
     """CLAIMS.md: a row for each claim, and below it what each verdict rests on."""
     known = {name: tier for name, tier in tiers(root).items() if tier.there}
-    findings = judge_all(root)
-    chosen = {number: better(of_claim) for number, of_claim in findings.items()}
-    final = {n: findings[n][tier].verdict if tier else "not tested" for n, tier in chosen.items()}
-    counts = ", ".join(f"{list(final.values()).count(verdict)} {verdict}" for verdict in VERDICTS)
+    findings, claims = judge_all(root), TABLE["claims"]
+    chosen = {number: tier for number, of_claim in findings.items() if (tier := better(of_claim))}
+    final = {number: findings[number][tier] for number, tier in chosen.items()}
+    judged = [number for number, finding in final.items() if finding.verdict in VERDICTS[:2]]
+    adjusted = dict(zip(final, stats.false_discovery_control([finding.p for finding in final.values()]), strict=True))
+    passing = [number for number in judged if adjusted[number] < ALPHA]
+    counts = Counter(finding.verdict for finding in final.values())
+    counts["not tested"] = len(claims) - len(final)
+    head = (
+        (HERE / "claims.md")
+        .read_text()
+        .format(
+            changed="\n".join(
+                f"- **{number}** was {about['changed']}" for number, about in claims.items() if "changed" in about
+            ),
+            gone=", ".join(f"{number} ({about['gone']})" for number, about in claims.items() if "gone" in about),
+            counts=", ".join(f"{counts[name]} {name}" for name in VERDICTS),
+            judged=len(judged),
+            passing=len(passing),
+            tested=len(final),
+            tiers="\n".join(
+                f"- **{name}**: trained at {of.trained} {of.unit}, {of.what}" for name, of in known.items()
+            ),
+            tie=TABLE["tie"],
+        )
+    )
     lines = [
-        "# Claims, and what the committed numbers say of them",
-        "",
-        "Written by `python -m results.judge results` from [judge/claims.yaml](judge/claims.yaml) and the numbers",
-        "beside this file; a test computes it again. All networks are small (1.3M parameters, trained on source code;",
-        "tasks: 0.1M): a contradicted claim is contradicted here, not for the models it was made of.",
-        "",
-        *(f"- **{name}**: trained at {tier.trained} {tier.unit}, {tier.what}" for name, tier in known.items()),
-        "",
-        "A claim is reproduced if each of its parts is shown to hold by a one-sided t-test at 2.5% over paired seeds",
-        "(and over text, where the runs' sums by block are kept), contradicted if one is shown not to, corrected for",
-        "the number of its parts (Bonferroni) and for nothing else. One seed resolves nothing. What so many seeds",
-        f"show, and how many it takes, is said for a test that shows it {POWER:.0%} of the time. In brackets: 95%",
-        "intervals.",
-        f"`tie` is {TABLE['tie']}, 1x the training length.",
-        "",
-        f"By the better test of each: {counts}.",
-        "",
-        f"| | claim | source | {' | '.join(known)} | better test |",
-        f"| --- | --- | --- | {' | '.join('---' for _ in known)} | --- |",
+        f"{head}| | claim | source | {' | '.join(known)} | better test | p, adjusted |",
+        f"| --- | --- | --- | {' | '.join('---' for _ in known)} | --- | --- |",
     ]
-    for number, claim in TABLE["claims"].items():
-        cells = [_cell(findings[number].get(name), name == chosen[number], _end(claim, known[name])) for name in known]
-        test = f"{chosen[number]}: {_why(findings[number], chosen[number], known)}" if chosen[number] else "–"
-        lines.append(f"| {' | '.join([number, claim['claim'], claim['source'], *cells, test])} |")
+    for number, of_claim in findings.items():
+        claim, tier = claims[number], chosen.get(number)
+        cells = [_cell(of_claim.get(name), name == tier, _end(claim, known[name]), known[name]) for name in known]
+        p = f"{adjusted[number]:.2g}{' ‡' * (number in judged and number not in passing)}" if tier else "–"
+        about = claim["claim"] + " \\*" * ("our_bound" in claim) + " ◊" * ("looked_at" in claim)
+        lines.append(f"| {' | '.join([number, about, claim['source'], *cells, tier or '–', p])} |")
     lines += ["", "## What each verdict rests on", ""]
-    for number, claim in TABLE["claims"].items():
-        lines.append(f"**{number}** {claim['claim']} ({claim['source']}). Holds if {_holds(claim)}.")
-        lines += ["", *(f"- {name}: {_rests(finding)}" for name, finding in findings[number].items()), ""]
+    for number, of_claim in findings.items():
+        claim = claims[number]
+        notes = [f"Looked at before: {claim['looked_at']}."] if "looked_at" in claim else []
+        notes += [f"Bound of ours: {claim['our_bound']}."] if "our_bound" in claim else []
+        about = " ".join([f"{claim['claim']} ({claim['source']}).", f"Holds if {_holds(claim)}.", *notes])
+        lines += [
+            f"**{number}** {about}",
+            "",
+            *(f"- {name}: {_rests(finding)}" for name, finding in of_claim.items()),
+            "",
+        ]
     return "\n".join(lines)
 
 
-def _cell(finding: Finding | None, chosen: bool, end: str) -> str:
+def _cell(finding: Finding | None, chosen: bool, end: str, tier: Tier) -> str:
     if finding is None:
         return "–"
     said = finding.verdict + (end if finding.verdict == "reproduced" else "")
-    seeds = f", {finding.seeds} seed{'s' * (finding.seeds > 1)}" if finding.seeds else ""
+    sample = tier.samples.removesuffix("s") + "s" * (finding.seeds > 1)
+    seeds = f", {finding.seeds} {sample}" if finding.seeds else ""
     return f"**{said}**{seeds}" if chosen else f"{said}{seeds}"
 
 
@@ -163,12 +178,6 @@ def _end(claim: dict[str, Any], tier: Tier) -> str:
     """Where a tier's lengths end, if that is before those that the claim names."""
     last = max(tier.lengths, default=0) // tier.trained
     return f" to {last}×" if last < claim.get("to", 0) else ""
-
-
-def _why(findings: dict[str, Finding], chosen: str, known: dict[str, Tier]) -> str:
-    later = [n for n, finding in findings.items() if list(known).index(n) > list(known).index(chosen)]
-    single = [name for name in later if findings[name].seeds == 1]
-    return known[chosen].why + (f"; {', '.join(single)} has one seed" if single else "")
 
 
 def _holds(claim: dict[str, Any]) -> str:
@@ -181,15 +190,36 @@ def _rests(finding: Finding) -> str:
         return f"{finding.verdict}: {finding.missing}"
     # both sides of a ± are about one number
     numbers = [dict.fromkeys(map(str, found)) for found in finding.parts.values()]
-    shown = dict.fromkeys(path for found in finding.parts.values() for part in found for path in part.shown)
+    shown = dict.fromkeys(path for part in finding.all_parts for path in part.number.shown)
     links = ", ".join(f"[{path}]({path})" for path in shown)
-    wanted = f" ({finding.wanted})" if finding.wanted else ""
     missing = f" (not tested: {finding.missing})" if finding.missing else ""
-    return f"{finding.verdict}{wanted}: {'; '.join(', '.join(number) for number in numbers)}{missing}; {links}"
+    return f"{finding.verdict}: {'; '.join(', '.join(number) for number in numbers)}{missing}; {links}"
+
+
+def findings_page(root: Path) -> str:
+    """README.md: the page of findings, each number and its interval computed from the committed runs."""
+    known = tiers(root)
+
+    def number(slot: re.Match[str]) -> str:
+        found = combined(slot["expression"], known[slot["tier"]]).found
+        middle, low, high = found.mean, *found.interval()
+        if slot["shown"] == "ppl":
+            return f"{math.exp(middle):.2f}"
+        if slot["shown"] == "sd":  # of one number a seed; its interval is that of a normal sample
+            spread = math.sqrt(found.seed_variance * found.seeds)
+            ends = (found.seeds - 1) / stats.chi2.ppf([1 - ALPHA / 2, ALPHA / 2], found.seeds - 1)
+            low, high = 100 * spread * np.sqrt(ends)
+            return f"{100 * spread:.1f}% [{low:.1f}, {high:.1f}]"
+        if slot["shown"] == "nats":
+            return f"{middle:+.4f} [{low:+.4f}, {high:+.4f}]".replace("-", "−")
+        middle, low, high = (100 * math.expm1(value) for value in (middle, low, high))
+        return f"{middle:+.1f}% [{low:+.1f}, {high:+.1f}]".replace("-", "−")
+
+    return SLOT.sub(number, (HERE / "findings.md").read_text())
 
 
 def main(arguments: list[str]) -> None:
-    """Write CLAIMS.md into the folder of results given, ``results`` if none is.
+    """Write CLAIMS.md and README.md into the folder of results given, ``results`` if none is.
 
     Raises:
         ValueError: If there is no such folder.
@@ -197,9 +227,9 @@ def main(arguments: list[str]) -> None:
     root = Path(arguments[0] if arguments else "results")
     if not root.is_dir():
         raise ValueError(f"results: got {root}, expected the folder that holds the comparisons' reports")
-    text = markdown(root)
-    (root / "CLAIMS.md").write_text(text)
-    print(text)
+    (root / "CLAIMS.md").write_text(markdown(root))
+    (root / "README.md").write_text(findings_page(root))
+    print(markdown(root))
 
 
 if __name__ == "__main__":

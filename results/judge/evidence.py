@@ -1,17 +1,15 @@
 """The committed numbers of a tier, as values that statements compare."""
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from kerple.compare.runs import Runs, committed, read
-from kerple.compare.statistics import by_block
+from kerple.compare.statistics import Sums, by_block
 
 
 class Untested(LookupError):
@@ -24,18 +22,18 @@ class Value:
 
     Args:
         of_seed: A number for each seed.
-        blocks: Where the number is a mean over blocks of text: sums and counts, (seeds, blocks) each.
         shown: The file that has it.
+        blocks: Where the number is a mean over documents or blocks of text: sums and counts, (seeds, blocks) each.
     """
 
     of_seed: pd.Series
     shown: str
-    blocks: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
+    blocks: Sums | None = None
 
 
 @dataclass(frozen=True)
 class Tier:
-    """Comparisons that were trained alike.
+    """Comparisons that were trained alike, all of their numbers or some.
 
     Args:
         root: Folder of the comparisons' folders.
@@ -43,8 +41,12 @@ class Tier:
         comparisons: Folders, in the order in which a strategy is looked for.
         trained: Training length.
         what: What its runs are.
-        why: When it is the better test of a claim, why.
         unit: Unit of the lengths.
+        samples: What there are several of: seeds, or rounds of timing, in each of which all strategies take turns.
+        left_out: Test documents that stand in the training text, by their number in the test.
+        first_seed: Seeds below it are left out.
+        first_document: Test documents below it are left out.
+        second_look: Whether it is a part of another tier, and so no test of its own.
     """
 
     root: Path
@@ -52,8 +54,12 @@ class Tier:
     comparisons: list[str]
     trained: int
     what: str
-    why: str
     unit: str = "tokens"
+    samples: str = "seeds"
+    left_out: list[int] = field(default_factory=list)
+    first_seed: int = 0
+    first_document: int = 0
+    second_look: bool = False
 
     @property
     def there(self) -> bool:
@@ -70,28 +76,31 @@ class Tier:
         """The runs of all its comparisons; one that is in several is that of the first."""
         runs = {}
         for name in self.comparisons[::-1]:
-            runs |= {(run.part, run.strategy, run.seed): run for run in committed(self.root / name)}
+            of_comparison = [run for run in committed(self.root / name) if run.seed >= self.first_seed]
+            runs |= {(run.part, run.strategy, run.seed): run for run in of_comparison}
         empty = pd.DataFrame(columns=["strategy", "seed", "metric", "protocol", "length", "block", "sum", "count"])
         return read(runs.values()) if runs else Runs(empty, empty, empty)
 
     @cached_property
     def blocks(self) -> dict[tuple[str, str, str, int], pd.DataFrame]:
         """Sums by block of text, by strategy, metric, protocol and length."""
-        return dict(iter(self.runs.blocks.groupby(["strategy", "metric", "protocol", "length"])))
+        blocks = self.runs.blocks
+        if self.left_out or self.first_document:
+            blocks = blocks[~blocks["block"].isin(self.left_out) & (blocks["block"] >= self.first_document)]
+        return dict(iter(blocks.groupby(["strategy", "metric", "protocol", "length"])))
 
-    def rows(self, strategy: str, *names: str) -> tuple[pd.DataFrame, str]:
-        """Rows of a strategy in the first of some tables that has any, and the page that shows them.
+    def rows(self, strategy: str, name: str) -> tuple[pd.DataFrame, str]:
+        """Rows of a strategy in a table, and the page that shows them.
 
         Raises:
-            Untested: If none has.
+            Untested: If there are none.
         """
-        for name in names:
-            file = self.root / self.comparisons[0] / f"{name}.csv"  # of costs, which are of no run
-            tables = {"results": self.runs.results, "costs": self.runs.costs, **self.runs.analyses}
-            table = pd.read_csv(file) if name == "costs" and file.exists() else tables.get(name)
-            if table is not None and len(rows := table[table["strategy"] == strategy]):
-                return rows, f"{self.comparison_of.get(strategy, self.comparisons[0])}/table.md"
-        raise Untested(f"no {strategy} in {' or '.join(names)} of {', '.join(self.comparisons)}")
+        file = self.root / self.comparisons[0] / f"{name}.csv"  # of costs, which are of no run
+        tables = {"results": self.runs.results, "costs": self.runs.costs, **self.runs.analyses}
+        table = pd.read_csv(file) if name == "costs" and file.exists() else tables.get(name)
+        if table is None or not len(rows := table[table["strategy"] == strategy]):
+            raise Untested(f"no {strategy} in {name} of {', '.join(self.comparisons)}")
+        return rows, f"{self.comparison_of.get(strategy, self.comparisons[0])}/table.md"
 
     @cached_property
     def lengths(self) -> list[int]:
@@ -110,9 +119,11 @@ class Tier:
         if rows.empty:
             raise Untested(f"{page} has no {protocol} of {strategy} at {length}")
         rows = rows[rows["protocol"] == rows["protocol"].iloc[0]].sort_values("seed")
-        values = rows.set_index("seed")["value"]
+        values = np.log(rows.set_index("seed")["value"])
         blocks = self.blocks.get((strategy, "ppl", rows["protocol"].iloc[0], length))
-        return Value(np.log(values), page, None if blocks is None else by_block(blocks, values.index))
+        if blocks is None or (sums := by_block(blocks, values.index)) is None:
+            return Value(values, page)
+        return Value(pd.Series(sums[0].sum(1) / sums[1].sum(1), values.index), page, sums)
 
 
 def _length(tier: Tier, key: str) -> int:
@@ -126,40 +137,33 @@ def perplexity(protocol: str) -> Callable[[Tier, str, str], Value]:
     return lambda tier, strategy, key: tier.losses(strategy, protocol, _length(tier, key))
 
 
-def position(which: str) -> Callable[[Tier, str, str], Value]:
-    """Mean loss over positions of a long segment, in full or with the window; the key is a range of them."""
+def position(protocol: str) -> Callable[[Tier, str, str], Value]:
+    """Mean loss at some positions of a segment, such as those from 4x to 8x; the end may be missing.
+
+    What segments of 8x lose less what segments of 4x lose is what their second halves do: segments that start elsewhere
+    are taken for those halves' beginnings. So the sums by document give it, which are not kept by position.
+    """
 
     def measure(tier: Tier, strategy: str, key: str) -> Value:
-        rows, path = tier.rows(strategy, "context_gain", "position_wise")
         start, end = key.split("..")
-        low, high = _length(tier, start), _length(tier, end) if end else math.inf
-        width = np.diff(np.sort(rows["first"].unique())).min()
-        if rows["first"].max() + width < (high if end else low + 1):
-            raise Untested(f"{path} does not reach {key} of {strategy}")
-        rows = rows[(rows["first"] >= low) & (rows["first"] < high)]
-        if "nll_full" in rows:
-            loss = rows[f"nll_{which}"] / rows["targets"]
-        else:
-            loss = rows["loss"] + (rows["gain"] if which == "windowed" else 0)
-        return Value(loss.groupby(rows["seed"]).mean(), path)
+        low, high = _length(tier, start), _length(tier, end or "longest")
+        near, far = (tier.losses(strategy, protocol, n) for n in (low, high))
+
+        def beyond(of_far, of_near):
+            return (high * of_far - low * of_near) / (high - low)
+
+        blocks = None if near.blocks is None or far.blocks is None else beyond(far.blocks[0], near.blocks[0])
+        of_text = None if blocks is None or far.blocks is None else (blocks, far.blocks[1])
+        return Value(beyond(far.of_seed, near.of_seed), far.shown, of_text)
 
     return measure
 
 
 def head(tier: Tier, strategy: str, key: str) -> Value:
-    """The factor that the bias puts on a key's weight at the longest distance, the second largest of all heads."""
+    """Logarithm of the factor that the bias puts on a key's weight at the longest distance, second largest of heads."""
     rows, path = tier.rows(strategy, "kernels")
     far = rows[rows["distance"] == rows["distance"].max()]
-    return Value(far.groupby("seed")["bias"].agg(lambda bias: math.exp(bias.nlargest(2).iloc[-1])), path)
-
-
-def shift(tier: Tier, strategy: str, key: str) -> Value:
-    """Mean loss of the same segments, started later by the key's positions."""
-    rows, path = tier.rows(strategy, "shift")
-    rows = rows[rows["shift"] == (rows["shift"].max() if key == "longest" else int(key))]
-    if rows.empty:
-        raise Untested(f"{path} has no shift of {key} of {strategy}")
-    return Value(np.log(rows.set_index("seed")["ppl"]).sort_index(), path)
+    return Value(far.groupby("seed")["bias"].agg(lambda bias: bias.nlargest(2).iloc[-1]), path)
 
 
 def term(tier: Tier, strategy: str, key: str) -> Value:
@@ -176,50 +180,30 @@ def speed(tier: Tier, strategy: str, key: str) -> Value:
 
 
 def exact_match(tier: Tier, strategy: str, key: str) -> Value:
-    """Share of exact answers; the key is a task and a length, or a task alone: the mean of lengths beyond training."""
+    """Angle of the share of exact answers; the key is a task and a length, or a task: the mean beyond training."""
     task, _, length = key.partition(", ")
     rows, path = tier.rows(strategy, "results")
     rows = rows[(rows["metric"] == "exact_match") & (rows["protocol"] == task)]
     rows = rows[rows["length"] == int(length) if length else rows["length"] > tier.trained]
     if rows.empty:
         raise Untested(f"{path} has no {key} of {strategy}")
-    return Value(rows.groupby("seed")["value"].mean(), path)
+    return Value(angle(rows.groupby("seed")["value"].mean()), path)
 
 
-def reach(tier: Tier, strategy: str, key: str) -> Value:
-    """Tokens beyond the key's length to which perplexity is within 5% of its own there, at most the longest length.
-
-    Between two lengths, along the straight line in log2 of the length.
-    """
-    start = _length(tier, key)
-    lengths = [n for n in tier.lengths if n >= start]
-    if not lengths:
-        raise Untested(f"no length of {key} or more in the results")
-    found = [tier.losses(strategy, "full", n) for n in lengths]
-    curves, reached = pd.concat([value.of_seed for value in found], axis=1, keys=lengths), {}
-    for seed, curve in curves.iterrows():
-        relative, end = np.exp(curve - curve[start]).tolist(), float(lengths[-1])
-        for i in range(1, len(lengths)):
-            if relative[i] > 1.05:
-                share = (1.05 - relative[i - 1]) / (relative[i] - relative[i - 1])
-                end = 2 ** (math.log2(lengths[i - 1]) + share * math.log2(lengths[i] / lengths[i - 1]))
-                break
-        reached[seed] = end - start
-    return Value(pd.Series(reached), found[0].shown)
+def angle(share):
+    """asin √share, from 0 to π/2: a scale on which a share spreads alike wherever it is (Fisher), and has bounds."""
+    return np.arcsin(np.sqrt(share))
 
 
-# name before the colon -> measure; those in LINEAR are compared as they are, all others are logarithms
+# name before the colon -> measure; those in SHARES are angles of shares, all others are logarithms
 MEASURES: dict[str, Callable[[Tier, str, str], Value]] = {
     "full": perplexity("full"),
     "windowed": perplexity("windowed"),
-    "sliding": perplexity("sliding"),
     "position": position("full"),
     "position windowed": position("windowed"),
     "second flattest head": head,
-    "shift": shift,
     "term": term,
     "speed": speed,
     "exact match": exact_match,
-    "reach": reach,
 }
-LINEAR = ("second flattest head", "exact match", "reach")
+SHARES = ("exact match",)

@@ -29,7 +29,9 @@ def test_points_are_means_over_seeds_with_the_spread_of_both() -> None:
     seeds = one[one["first"].isin([512, 528])].groupby("seed")["loss"].mean()
     assert estimates[16].mean == pytest.approx(seeds.mean())
     assert estimates[16].error == pytest.approx(np.hypot(stats.sem(seeds), 0.03))
-    assert estimates[16].interval()[1] - seeds.mean() == pytest.approx(stats.t.isf(0.025, 2) * estimates[16].error)
+    assert estimates[16].interval()[1] - seeds.mean() == pytest.approx(
+        stats.t.isf(0.025, estimates[16].freedom) * estimates[16].error
+    )
 
 
 def test_gain_is_by_distance_beyond_the_window_two_points_an_octave() -> None:

@@ -64,7 +64,8 @@ def test_markdown_table_marks_best_and_significant(folder: Path) -> None:
     assert header == "|  | 64 (1×) | 128 (2×) | 256 (4×) | 512 (8×) | ratio to KerpleLog at 512 |"
     table = {row.split(" | ")[0].strip("| "): row.strip("| ").split(" | ")[1:] for row in body}
     assert table["KerpleLog"] == ["18.50 ± 0.02", *(f"**{v:.2f} ± 0.02**" for v in CURVES["KerpleLog"][1:]), "–"]
-    assert table["ALiBi"][4] == "1.052 [1.052, 1.052]"  # 18.1 / 17.2, the blocks' hardness being the same on both sides
+    # 18.1 / 17.2, the blocks' hardness being the same on both sides; 2.776 √(2/3) 0.001 to either side
+    assert table["ALiBi"][4] == "1.052 [1.050, 1.055]"
     assert table["RoPE"][0] == "**18.40 ± 0.02†**"  # 0.1 lower at every seed: lower, and significantly so
     assert table["RoPE"][3] == "37.00 ± 0.04†"
 

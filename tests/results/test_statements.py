@@ -1,4 +1,4 @@
-"""One comparison of a number with a bound, and what several come to together, against SciPy and simulations."""
+"""One comparison of a number with a bound, and what several come to together, against SciPy and by hand."""
 
 import math
 from dataclasses import replace
@@ -8,13 +8,13 @@ import pytest
 from scipy import stats
 
 from kerple.compare.statistics import estimate
-from results.judge.__main__ import Finding
-from results.judge.statements import Part, verdict
+from results.judge.evidence import angle
+from results.judge.statements import Number, Part, chances, verdict
 
 
 def part(values: list[float], bound: float, least: bool = False) -> Part:
     logs = np.log(np.asarray(values))[:, None]
-    return Part("", estimate(logs, np.ones_like(logs)), math.log(bound), least, False, ())
+    return Part("", Number(estimate((logs, np.ones_like(logs)))), math.log(bound), least)
 
 
 def test_a_part_is_judged_by_scipys_one_sided_tests() -> None:
@@ -39,27 +39,12 @@ def test_all_parts_must_be_shown_and_one_wrong_part_must_stand_out_among_them() 
     assert verdict([shown, wrong]) == "contradicted"
     assert 0.025 / 8 < wrong.chances[1] < 0.025 / 2
     assert verdict([shown, wrong, *[open_] * 6]) == "not resolved"  # one of eight, by chance
+    assert chances([shown, wrong]) == (max(shown.chances[0], wrong.chances[0]), 2 * wrong.chances[1])
 
 
-def test_what_seeds_can_show_is_found_by_as_many_simulated_comparisons() -> None:
-    seen = part([1.00, 1.02, 0.98, 1.01], 1.0)
-    spread, generator = math.sqrt(4 * seen.found.seed_variance), np.random.default_rng(0)
-    logs = generator.normal(seen.effect(6), spread, (20_000, 6))
-    shown = stats.ttest_1samp(logs, 0, axis=1, alternative="greater").pvalue < 0.025
-    assert shown.mean() == pytest.approx(0.8, abs=0.03)
-    among = stats.ttest_1samp(
-        generator.normal(seen.effect(6, 4), spread, (20_000, 6)), 0, axis=1, alternative="greater"
-    )
-    assert (among.pvalue < 0.025 / 4).mean() == pytest.approx(0.8, abs=0.03)
-    for parts_ in (1, 4):
-        wanted = seen.needed(parts_)
-        assert seen.effect(wanted, parts_) <= abs(seen.found.mean) < seen.effect(wanted - 1, parts_)
-
-
-def test_seeds_that_would_contradict_are_those_of_the_corrected_test() -> None:
-    off, held = part([1.00, 1.02, 0.99], 1.0), part([0.8, 0.81, 0.79], 1.0)
-    found = Finding("not resolved", {"a": [off], "b": [held] * 5})
-    assert found.wanted == (
-        f"3 seeds show {100 * math.expm1(off.effect(3, 6)):.2g}% from the bound; "
-        f"to contradict by what was found takes {off.needed(6)} seeds"
-    )
+def test_the_interval_of_a_share_is_that_of_its_angle_and_inside_of_0_to_1() -> None:
+    shares = np.array([0.80, 0.93, 1.0, 1.0, 0.96])
+    low, high = stats.ttest_1samp(angle(shares), 0).confidence_interval()
+    assert low < math.pi / 2 < high  # beyond what a share can be
+    number = Number(estimate((angle(shares)[:, None], np.ones((5, 1)))), share=True, terms=1)
+    assert str(number) == f"{math.sin(angle(shares).mean()) ** 2:.3g} [{math.sin(low) ** 2:.3g}, 1]"

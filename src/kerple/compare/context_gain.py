@@ -77,7 +77,8 @@ def curve(table: pd.DataFrame, column: str) -> tuple[NDArray[np.float64], list[E
         # all seeds read the same text: its variance does not shrink with their number
         text = float((errors**2).mean())
         points.append(float(group["middle"].mean()))
-        estimates.append(Estimate(float(values.mean()), over_seeds, text, seeds, int(group["segments"].min())))
+        segments = int(group["segments"].min())
+        estimates.append(Estimate(float(values.mean()), over_seeds, text, seeds, segments, seeds - 1, segments - 1))
     return np.asarray(points), estimates
 
 

@@ -130,8 +130,8 @@ def comparison(chosen: pd.DataFrame, trained: int | None, baseline: str) -> Tabl
     compared = "differences of mean loss" if metric in LOGARITHMIC else "differences"
     note = (
         f"Mean ± standard deviation over {seeds}; best mean of a column in bold; {DAGGER}: differs from {baseline} "
-        f"(two-sided t-test of {compared}, paired by seed, over {_sources(chosen)}; p < 0.05 after Holm's correction "
-        "over the strategies of a column, the only one)."
+        f"(two-sided Welch test of {compared} over {_sources(chosen)}; p < 0.05 after Holm's correction over the "
+        "strategies of a column, the only one)."
     )
     if most == 1:
         note = "One seed; best of a column in bold, whether another seed would have it so or not."
@@ -155,9 +155,7 @@ def intervals(cells: pd.DataFrame, trained: int | None, baseline: str) -> Table 
         rows.setdefault(row.strategy, {})[_times(row.length, trained)] = Cell(text)
     order = [strategy for strategy in dict.fromkeys(cells["strategy"]) if strategy in rows]
     body = pd.DataFrame.from_dict(rows, orient="index").loc[order].fillna(NOTHING)
-    note = (
-        f"Divided by {baseline}'s, on the same seeds and text; geometric mean over seeds, 95% interval {_over(chosen)}."
-    )
+    note = f"Geometric mean over seeds divided by {baseline}'s, on the same text; 95% interval {_over(chosen)}."
     return Table(f"{METRIC_NAMES.get(metric, metric)} relative to {baseline}, {protocol}", body, note)
 
 
@@ -207,7 +205,7 @@ def context_gains(blocks: pd.DataFrame, window: str) -> dict[tuple[str, int], Es
     cell: Any
     for cell, cells in losses.groupby(["strategy", "length"], sort=False):
         sums = {protocol: by_block(of_protocol) for protocol, of_protocol in cells.groupby("protocol")}
-        if (gain := difference(sums.get(window), sums.get(full))) is not None:
+        if (gain := difference(sums.get(window), sums.get(full), same_runs=True)) is not None:
             gains[cell] = gain
     return gains
 
@@ -284,7 +282,7 @@ def number(mean: float, std: float) -> str:
 
 def _over(ratios: pd.DataFrame) -> str:
     """Over what the intervals of these ratios to the baseline are."""
-    return _varied(ratios["pairs"].min(), ratios["pairs"].max(), _sources(ratios))
+    return _varied(ratios["fewest_seeds"].min(), ratios["fewest_seeds"].max(), _sources(ratios))
 
 
 def _varied(fewest: int, most: int, sources: str) -> str:
