@@ -52,7 +52,7 @@ def _at_longest(cells: pd.DataFrame, baseline: str, trained: int | None) -> Iter
         middle, low, high = (f"{row[column]:.3f}" if ratio else f"{row[column]:+.3f}" for column in columns)
         value += f", {middle} {'times' if ratio else 'from'} {baseline}'s, 95% interval {low} to {high}"
     yield f"{value}."
-    others = rows[rows["pairs"] > 0]
+    others = rows[rows["fewest_seeds"] > 0]
     if others["p_holm"].isna().all():
         yield "With one seed nothing is tested: another seed may order the strategies otherwise."
         return
