@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from kerple.data.shards import Tokens
 
 GRAM = 32  # tokens
-CHUNK = 1 << 22  # tokens that are hashed at once
+CHUNK = 1 << 18  # tokens that are hashed at once, so that they stay in the cache of a processor
 
 
 def gram_hashes(tokens: Tokens, end_of_text: int) -> NDArray[np.uint64]:
