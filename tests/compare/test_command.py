@@ -48,6 +48,24 @@ def test_runs_everything_once_and_reports(config: Path, capsys: pytest.CaptureFi
     assert "4 runs: 4 finished, 0 to do" in capsys.readouterr().out
 
 
+def test_the_first_line_says_what_is_not_as_planned(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = config.with_name("plan.yaml")
+    shutil.copy(config, plan)
+    change(config, plan=str(plan))
+    run(config)
+    assert not (config.parent / "report/table.md").read_text().startswith("Not as planned")
+    change(plan, strategies={"KerpleLog": {"flags": {"trainer.max_steps": 30}}, "T5": {}}, looked_at=[2])
+    change(plan, planned_data="of the plan", baseline="KerpleLog")
+    run(config)
+    line, *_ = (config.parent / "report/table.md").read_text().splitlines()
+    assert line.startswith("Not as planned: T5 seed 1 is not there; T5 seed 2 is not there; KerpleLog seed 1: flags.")
+    assert "trainer.max_steps: None -> '30'" in line
+    assert "ALiBi seed 1 is not planned" in line
+    assert "KerpleLog seed 1 has other data, checksum " in line
+    assert "KerpleLog seed 2: its seed was looked at before" in line
+    assert line in capsys.readouterr().out
+
+
 def test_a_new_strategy_runs_alone_and_changed_settings_or_data_are_refused(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

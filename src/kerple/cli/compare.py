@@ -16,7 +16,7 @@ from rich.console import Console
 
 from kerple.base.errors import UserError
 from kerple.base.precision import choose
-from kerple.base.shipped_configs import with_shipped_configs
+from kerple.base.shipped_configs import found, with_shipped_configs
 from kerple.cli.fit import checkpoint_first
 from kerple.cli.parser import fit_parser, mistake_in
 from kerple.cli.reading import read
@@ -43,10 +43,8 @@ def main(arguments: list[str]) -> None:
         runs = locate(map(Path, options.directories), options.test_folder)
         print(_report(runs, Path(options.output), options.name, options.baseline, []))
         return
-    parser = _parser()
-    options = parser.instantiate_classes(read(parser, arguments))
-    _refuse_unknown(options)
-    comparison = Comparison(**{field.name: options[field.name] for field in fields(Comparison)})
+    options = _options(arguments)
+    comparison = _comparison(options)
     if options.parallel < 1:
         raise UserError(f"compare: parallel: got {options.parallel}, expected at least 1 run at a time")
     tasks = _tasks(comparison, options.report_only, options.rerun_changed)
@@ -56,6 +54,17 @@ def main(arguments: list[str]) -> None:
         print(f"what a run prints goes to a file like {to_do[0].job.beside('.log')}", flush=True)
         _run(comparison, tasks, to_do, options.parallel, options.engine)
     _report_of(comparison, tasks)
+
+
+def _options(arguments: list[str]) -> Namespace:
+    parser = _parser()
+    options = parser.instantiate_classes(read(parser, arguments))
+    _refuse_unknown(options)
+    return options
+
+
+def _comparison(options: Namespace) -> Comparison:
+    return Comparison(**{field.name: options[field.name] for field in fields(Comparison)})
 
 
 def _refuse_unknown(options: Namespace) -> None:
@@ -185,17 +194,39 @@ def _report_of(comparison: Comparison, tasks: list[Task]) -> None:
     labels = [run.strategy for run in runs]
     baseline = comparison.baseline if comparison.baseline in labels else labels[0]  # until the baseline is finished
     missing = [task.job.name for task in tasks if task.job not in ready]
-    path = _report(runs, comparison.report_folder, comparison.name, baseline, missing)
+    deviations = _deviations(comparison.plan, tasks) if comparison.plan else []
+    path = _report(runs, comparison.report_folder, comparison.name, baseline, missing, deviations)
     title, first, *_ = (comparison.report_folder / "table.md").read_text(encoding="utf-8").split("### ")
     print(f"{title}### {first}")
     print(f"report: {path}")
 
 
-def _report(runs: list[Run], folder: Path, name: str, baseline: str, missing: list[str]) -> Path:
+def _deviations(path: str, tasks: list[Task]) -> list[str]:
+    """What is otherwise in the finished runs than in the plan, which is the configuration of a comparison."""
+    plan = _comparison(_options(["--config", found(path)]))
+    planned = {job.name: job for job in plan.jobs()}
+    finished = {task.job.name: task.job for task in tasks if task.finished}
+    complaints = [f"{name} is not there" for name in planned if name not in finished]
+    for name, job in finished.items():
+        run = records.described(job.test_folder) or {}
+        if name not in planned:
+            complaints.append(f"{name} is not planned")
+        elif changed := records.differences(run["config"], flat(resolve(planned[name]))):
+            complaints.append(f"{name}: {'; '.join(changed)}")
+        if plan.planned_data not in (None, run["data"]):
+            complaints.append(f"{name} has other data, checksum {run['data']}")
+        if job.seed in plan.looked_at:
+            complaints.append(f"{name}: its seed was looked at before")
+    return complaints
+
+
+def _report(
+    runs: list[Run], folder: Path, name: str, baseline: str, missing: list[str], deviations: list[str] | None = None
+) -> Path:
     tables = read_runs(runs)
     for difference in page.mixed(tables):
         print(f"warning: runs differ in more than strategy and seed: {difference}")
-    return page.write(tables, folder, name=name, baseline=baseline, missing=missing)
+    return page.write(tables, folder, name=name, baseline=baseline, missing=missing, deviations=deviations)
 
 
 def resolve(job: Job) -> dict[str, Any]:

@@ -65,6 +65,9 @@ class Comparison:
             and seed are the same.
         minutes: Number of minutes that the comparison should take. If it will take longer, ``smaller`` is suggested.
         smaller: A command for a smaller comparison, with ``{steps}`` in place of its number of steps.
+        plan: Configuration of the comparison as it was planned; the first line of the report says what is otherwise.
+        planned_data: Checksum of the data of all runs as it was planned; null for any.
+        looked_at: Seeds that were looked at before the plan was written.
 
     Raises:
         UserError: If a list is empty or has an entry twice, the baseline is not among the strategies, a configuration
@@ -86,6 +89,9 @@ class Comparison:
     also: list[str] = field(default_factory=list)
     minutes: float | None = None
     smaller: str | None = None
+    plan: str | None = None
+    planned_data: str | None = None
+    looked_at: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         fitted = any(s is None or s.hf is None for s in self.strategies.values())

@@ -34,7 +34,15 @@ POSITIONAL = ("model.position", "model.scaling", "model.factor")  # settings; th
 PRIVATE = ("seed_everything", "run_dir", "config", "ckpt_path")  # settings that differ from run to run
 
 
-def write(runs: Runs, folder: Path, *, name: str, baseline: str, missing: list[str] | None = None) -> Path:
+def write(
+    runs: Runs,
+    folder: Path,
+    *,
+    name: str,
+    baseline: str,
+    missing: list[str] | None = None,
+    deviations: list[str] | None = None,
+) -> Path:
     """Write the report of finished runs.
 
     It writes ``results.csv`` (a row for each run and cell, with the same bytes for the same runs), ``summary.csv``
@@ -47,6 +55,7 @@ def write(runs: Runs, folder: Path, *, name: str, baseline: str, missing: list[s
         name: Name of the comparison.
         baseline: The strategy against which the others are tested.
         missing: Runs of the comparison that are not finished; the report names them.
+        deviations: What is otherwise than in the comparison's plan; the first line of the report.
 
     Returns:
         The path of report.html.
@@ -64,7 +73,8 @@ def write(runs: Runs, folder: Path, *, name: str, baseline: str, missing: list[s
     main, details = _tables(summary, runs, baseline)
     differences = mixed(runs)
     warning = f"Runs differ in more than strategy and seed: {'; '.join(differences)}.\n\n" if differences else ""
-    markdown = f"# {name}\n\n{warning}" + "\n".join(table.markdown() for table in (*main, *details))
+    otherwise = f"Not as planned: {'; '.join(deviations)}.\n\n" if deviations else ""
+    markdown = f"{otherwise}# {name}\n\n{warning}" + "\n".join(table.markdown() for table in (*main, *details))
     (folder / "table.md").write_text(markdown, encoding="utf-8")
     latex = "\n".join([LATEX_HEAD, *(table.latex() for table in (*main, *details))])
     (folder / "table.tex").write_text(latex, encoding="utf-8")
@@ -101,6 +111,7 @@ def write(runs: Runs, folder: Path, *, name: str, baseline: str, missing: list[s
         common=yaml.safe_dump(common, sort_keys=False),
         differing=differing,
         missing=missing or [],
+        deviations=deviations or [],
         written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     )
     path = folder / "report.html"
