@@ -30,6 +30,19 @@ def test_blocks_of_one_document_are_one_piece_of_text(tmp_path: Path) -> None:
     assert of_documents["count"].tolist() == [512 * n for n in (3, 4, 1, 4)]
 
 
+def test_documents_of_one_package_are_one_piece_of_text(tmp_path: Path) -> None:
+    test = write_run(tmp_path / "run", "ALiBi", 1236, CURVE)
+    rows = [Row("ppl", "last8", 128, None, block, float(block), 512) for block in range(5)]
+    about = {"block_document": [3, 3, 5, 8, 9], "groups": ["attrs", "flask", "attrs", "click"]}  # of the documents
+    results.write(test, "more", rows, about)
+    blocks = read([Run("ALiBi", 1236, test)]).blocks
+    of_packages = blocks[blocks["protocol"] == "last8"]
+    assert of_packages["block"].tolist() == ["attrs", "flask", "click"]
+    assert of_packages["sum"].tolist() == [0 + 1 + 3, 2, 4]
+    assert of_packages["count"].tolist() == [512 * n for n in (3, 1, 1)]
+    assert len(blocks[blocks["protocol"] == "full"]["block"].unique()) > 1  # of another evaluator, as before
+
+
 def test_a_collapsed_run_has_an_infinite_perplexity_and_losses_by_position_are_no_result(tmp_path: Path) -> None:
     test = write_run(tmp_path / "run", "ALiBi", 1236, CURVE)
     results.write(test, "more", [Row("ppl", "last8", 64, None, 0, 1e6, 8), Row("ppl", "pos", 64, 1, None, 9.0, 8)], {})

@@ -56,7 +56,7 @@ class Runs:
     Args:
         results: Columns metric, protocol, length, value, sum and count.
         blocks: Columns metric, protocol, length, block, sum, count; empty if the runs have no sums by block. A block
-            is a document, where the test kept to documents.
+            is a document, where the test kept to documents, or a group such as a package, where it knows these.
         costs: What training cost: a row for each run of which it is known, with its part if it has one.
         analyses: The tables of the analyses, by name.
         configs: The resolved configuration of each run, with dotted keys.
@@ -161,7 +161,7 @@ def read(runs: Iterable[Run]) -> Runs:
             if described and described not in together.text.setdefault(name, []):
                 together.text[name].append(described)
         cells.append(totals.assign(**key, folder=str(run.folder)))
-        blocks.append(table[table["block"].notna()].assign(**key))
+        blocks.append(_of_text(table, about).assign(**key))
         if cost:
             together.environments[run] = cost.pop("environment", {})
             costs.append(key | part | cost)
@@ -184,6 +184,21 @@ def read(runs: Iterable[Run]) -> Runs:
         blocks=pd.concat(blocks, ignore_index=True)[[*RUN_KEYS, *RESULT, "block", "sum", "count"]],
         costs=pd.DataFrame(costs, columns=None if costs else RUN_KEYS),
     )
+
+
+def _of_text(table: pd.DataFrame, about: dict[str, Any]) -> pd.DataFrame:
+    """The sums by block of text, added up over the documents of a group, such as a package, where a test knows groups.
+
+    Documents of one package are by the same authors, so that packages, not documents, are the sample of text.
+    """
+    blocks = table[table["block"].notna()]
+    for evaluation in about["evaluations"].values():
+        if len(set(groups := evaluation.get("groups") or [])) > 1:
+            mine = blocks["protocol"].isin(evaluation["protocols"])
+            named = blocks[mine].assign(block=[groups[block] for block in blocks["block"][mine]])
+            added = named.groupby([*RESULT, "block"], sort=False, as_index=False)[["sum", "count"]].sum()
+            blocks = pd.concat([blocks[~mine], added])
+    return blocks
 
 
 def _joined(tables: list[pd.DataFrame]) -> pd.DataFrame:
