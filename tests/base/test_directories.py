@@ -10,7 +10,7 @@ from subprocess import PIPE
 
 import pytest
 
-from kerple.base.directories import fit_directory, leave
+from kerple.base.directories import fit_directory, unlock
 from kerple.base.directories import test_directory as folder_of_a_test
 from kerple.base.errors import UserError
 
@@ -18,14 +18,14 @@ from kerple.base.errors import UserError
 @pytest.fixture(autouse=True)
 def leaving():
     yield
-    leave()
+    unlock()
 
 
 def write(folder: Path) -> None:
     """As a run does in its folder, and then it ends."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").touch()
-    leave()
+    unlock()
 
 
 def fit(logs: Path, ckpt_path: str | None = None, run_dir: str | None = None) -> Path:
@@ -46,13 +46,13 @@ def test_a_new_run_gets_a_new_version_and_last_resumes_in_the_newest_that_can_be
         assert fit(tmp_path, run_dir=run_dir) == expected
         write(expected)
     assert fit(tmp_path, "last", run_dir) == Path(f"{base}_v3")
-    leave()
+    unlock()
     first, second = with_checkpoint(base), with_checkpoint(Path(f"{base}_v10"))
     with_checkpoint(tmp_path / "lr1_v20")  # another run's
     Path(f"{base}_v11").mkdir()  # stopped before its first checkpoint
     for path, expected in (("last", Path(f"{base}_v10")), (second, Path(f"{base}_v10")), (first, base)):
         assert fit(tmp_path, path, run_dir) == expected
-        leave()
+        unlock()
     assert fit(tmp_path, str(tmp_path / "elsewhere.ckpt"), run_dir) == Path(f"{base}_v3")
 
 
@@ -110,7 +110,7 @@ def test_a_child_that_lives_on_does_not_lock_the_folder(tmp_path):
         os._exit(0)
     try:
         os.read(reading, 1)
-        leave()
+        unlock()
         assert fit(tmp_path, checkpoint, run_dir=str(tmp_path / "run")) == tmp_path / "run"
     finally:
         os.kill(child, signal.SIGKILL)

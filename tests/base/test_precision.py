@@ -4,7 +4,7 @@ import pytest
 import torch
 from jsonargparse import Namespace
 
-from kerple.base.precision import INSTRUCTIONS, AutoTrainer, choose, emulated, settle
+from kerple.base.precision import INSTRUCTIONS, AutoTrainer, choose, emulated, resolve_auto
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_the_compute_capability_of_the_oldest_gpu_decides(machine, gpus, precisi
 
 def settled(precision, resumed=None):
     trainer = Namespace(precision=precision, accelerator="cpu")
-    settle(trainer, resumed)
+    resolve_auto(trainer, resumed)
     return trainer.precision
 
 

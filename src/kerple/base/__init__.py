@@ -1,1 +1,1 @@
-"""What every layer may use: errors, atomic writes, run folders, precision, the cluster, what may be read."""
+"""What every layer may use: errors, atomic writes, folders of runs, precision, cluster, safe reading of checkpoints."""

@@ -9,37 +9,38 @@ from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
 
-LEFT_OVER = 3600.0  # seconds without a change after which a temporary file is one that a killed process left
+# seconds without a change after which a temporary file must be one that a killed process left behind
+STALE_AFTER = 3600.0
 
 
 @contextmanager
 def writing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
-    """Context with a file to write to, which replaces ``path`` at the end, or is removed if an error is raised.
+    """Open a temporary file for writing, which replaces ``path`` at the end of the context, or is removed on an error.
 
     A kill at any time leaves either the previous file or the new one.
 
     Args:
-        path: Path of the file, whose folder is made if it is missing.
-        durable: Whether this is also true of a power cut, for which the disk is waited for twice.
+        path: Path of the file. Its folder is made if it is missing.
+        durable: Whether the same holds for a power cut. This waits for the disk twice.
 
     Raises:
         OSError: The file cannot be written; the previous file is intact.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    for other in path.parent.glob(f".{escape(path.name)}.*.part"):  # of another process, which may be writing
+    for other in path.parent.glob(f".{escape(path.name)}.*.part"):  # another process may still be writing it
         with suppress(FileNotFoundError):
-            if time.time() - other.stat().st_mtime > LEFT_OVER:
+            if time.time() - other.stat().st_mtime > STALE_AFTER:
                 other.unlink()
-    fresh = path.with_name(f".{path.name}.{uuid4().hex}.part")
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}.part")
     try:
-        with fresh.open("wb") as file:
+        with temporary.open("wb") as file:
             yield file
             file.flush()
             if durable:
                 os.fsync(file.fileno())
-        os.replace(fresh, path)
+        os.replace(temporary, path)
     except BaseException:
-        fresh.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     if durable:
         folder = os.open(path.parent, os.O_RDONLY)

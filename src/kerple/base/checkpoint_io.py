@@ -53,7 +53,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 def _folder(path: str | Path) -> str:
-    """The folder of a file or of an object in a store."""
+    """The folder of a file, or of an object in an object store."""
     return str(path).rpartition("/")[0] if "://" in str(path) else os.path.realpath(os.path.dirname(path))
 
 
@@ -61,7 +61,7 @@ def _write(checkpoint: dict[str, Any], path: Path) -> None:
     with writing(path) as file:
         try:
             torch.save(checkpoint, cast("IO[bytes]", file))
-        except RuntimeError:  # torch's writer hides why it could not write; the next write says it
+        except RuntimeError:  # torch's writer hides why it could not write; writing once more raises the system's error
             file.write(bytes(2**20))
             file.flush()
             raise

@@ -15,16 +15,17 @@ def cores() -> int:
 
 
 @contextmanager
-def joined(setting: str, instead: str) -> Iterator[Any]:
-    """Context in which this process belongs to a Ray cluster; it gives the module `ray`.
+def connect_to_ray(setting: str, alternative: str) -> Iterator[Any]:
+    """Connect this process to a Ray cluster for the time of the context, which yields the module `ray`.
 
-    The cluster is that of RAY_ADDRESS, or one that runs on this machine, or else one that is started here and ends with
-    the context. This package is sent to the machines of the cluster, which need the packages that it depends on, in the
-    same versions. If the process belonged to a cluster before, it stays in it, and that cluster needs the package too.
+    The cluster is that of RAY_ADDRESS, or one that runs on this machine, or else one that is started here and stopped
+    at the end of the context. This package is sent to the machines of the cluster. They need the packages that it
+    depends on, in the same versions. A process that is connected to a cluster already stays connected, and that cluster
+    must have this package installed.
 
     Args:
-        setting: The option that asked for Ray, for messages.
-        instead: The option that does without Ray, for messages.
+        setting: Name of the option that chose Ray, for messages.
+        alternative: The option that does without Ray, for messages.
 
     Raises:
         UserError: Ray is not installed, or its cluster does not answer.
@@ -32,9 +33,9 @@ def joined(setting: str, instead: str) -> Iterator[Any]:
     try:
         import ray
     except ImportError as error:
-        raise UserError(f"{setting}: got 'ray', which is not installed; pip install ray, or {instead}") from error
-    before = ray.is_initialized()
-    if not before:
+        raise UserError(f"{setting}: got 'ray', which is not installed; pip install ray, or {alternative}") from error
+    was_connected = ray.is_initialized()
+    if not was_connected:
         try:
             ray.init(
                 address=os.environ.get("RAY_ADDRESS"),
@@ -45,10 +46,10 @@ def joined(setting: str, instead: str) -> Iterator[Any]:
         except ConnectionError as error:
             raise UserError(
                 f"{setting}: Ray's cluster does not answer ({error}); start it, set RAY_ADDRESS to one that runs or to "
-                f"'local', set RAY_AUTH_MODE=token for one that was started with a token, or {instead}"
+                f"'local', set RAY_AUTH_MODE=token for one that was started with a token, or {alternative}"
             ) from error
     try:
         yield ray
     finally:
-        if not before:
+        if not was_connected:
             ray.shutdown()

@@ -1,4 +1,8 @@
-"""Default values of options: one that is newer than a run is no difference to it while it has its default value."""
+"""Default values of options.
+
+An option that was added after a run has no value in the configuration of that run. As long as it has its default value
+now, the two configurations are the same.
+"""
 
 from importlib import import_module
 from typing import Any
@@ -23,8 +27,8 @@ def is_default(config: dict[str, Any], key: str) -> bool:
 
 def _owner(config: dict[str, Any], key: str) -> tuple[str | None, str]:
     """Import path of the class to which an option belongs, or None, and the option's name in its signature."""
-    before, separator, name = key.rpartition(".init_args.")
+    parent, separator, name = key.rpartition(".init_args.")
     if separator:
-        return config.get(f"{before}.class_path"), name
+        return config.get(f"{parent}.class_path"), name
     section, _, name = key.partition(".")
     return SECTIONS.get(section), name

@@ -1,4 +1,4 @@
-"""Folders of runs: each run gets its own, never overwrites an earlier one, and locks it while it works."""
+"""Folders of runs: each run writes to a folder of its own, which it locks, and never overwrites an earlier run."""
 
 import fcntl
 import os
@@ -12,7 +12,8 @@ from typing import TextIO
 from kerple.base.errors import NO_FOLDER, UserError
 
 LOCK = ".lock"
-RANKS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")  # set by launchers
+# launchers set one or more of these
+RANKS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
 
 _held: list[TextIO] = []
 
@@ -23,8 +24,8 @@ def fit_directory(
     """Choose and lock the folder that a fit writes to.
 
     Args:
-        run_dir: The folder, or None for ``<logs>/<experiment>/<strategy>/seed-<seed>``. If it is in use, a version of
-            it is taken: ``…_v1``, ``…_v2``, …
+        run_dir: The folder, or None for ``<logs>/<experiment>/<strategy>/seed-<seed>``. If it is not empty,
+            the run gets a new version of it: ``…_v1``, ``…_v2``, …
         logs: Root of all runs.
         experiment: First folder below the root.
         strategy: Class name of the positional strategy.
@@ -33,14 +34,14 @@ def fit_directory(
             a version resumes in that version. Otherwise a new version is begun.
 
     Returns:
-        A folder to which no run has written, or the folder to resume in. It is locked until `leave`.
+        A folder to which no run has written, or the folder to resume in. It stays locked until `unlock`.
 
     Raises:
         UserError: Another process has locked the folder to resume in, or a new folder cannot be made.
     """
-    wanted = Path(run_dir) if run_dir else Path(logs) / experiment / strategy / f"seed-{seed}"
-    versions = [wanted] if wanted.exists() else []
-    versions += sorted(wanted.parent.glob(f"{escape(wanted.name)}_v*"), key=lambda path: _version(path.name))
+    preferred = Path(run_dir) if run_dir else Path(logs) / experiment / strategy / f"seed-{seed}"
+    versions = [preferred] if preferred.exists() else []
+    versions += sorted(preferred.parent.glob(f"{escape(preferred.name)}_v*"), key=lambda path: _version(path.name))
     if ckpt_path == "last":
         for path in reversed(versions):
             if (path / "checkpoints" / "last.ckpt").is_file():
@@ -49,7 +50,7 @@ def fit_directory(
         for path in versions:
             if Path(ckpt_path).resolve().is_relative_to(path.resolve()):
                 return _resume(path)
-    return _unused(wanted)
+    return _unused(preferred)
 
 
 def test_directory(run_dir: str | None, ckpt_path: str, command: str) -> Path:
@@ -61,14 +62,14 @@ def test_directory(run_dir: str | None, ckpt_path: str, command: str) -> Path:
     return _unused(run / command)
 
 
-def leave() -> None:
+def unlock() -> None:
     """Unlock the folders that this process has locked, as the end of the process does too."""
     while _held:
         _held.pop().close()
 
 
-# a child that outlives this process (a worker of a loader) must not keep the folders locked
-os.register_at_fork(after_in_child=leave)
+# a child process that outlives this one, such as a worker of a loader, must not keep the folders locked
+os.register_at_fork(after_in_child=unlock)
 
 
 def _version(name: str) -> int:
@@ -77,19 +78,19 @@ def _version(name: str) -> int:
 
 
 def _resume(path: Path) -> Path:
-    if _decides() and (other := _enter(path)):
-        raise UserError(f"run_dir: {path} is in use by {other}; wait for its end or stop it, then resume")
+    if _is_first_process() and (holder := _make_and_lock(path)):
+        raise UserError(f"run_dir: {path} is in use by {holder}; wait for its end or stop it, then resume")
     return path
 
 
-def _unused(wanted: Path) -> Path:
-    """Make and lock the first version of a folder that is empty and not locked by another process."""
-    if not _decides():
-        return wanted
-    for path in chain([wanted], (wanted.with_name(f"{wanted.name}_v{n}") for n in count(1))):
+def _unused(preferred: Path) -> Path:
+    """Make and lock the first version of a folder that is empty and that no other process has locked."""
+    if not _is_first_process():
+        return preferred
+    for path in chain([preferred], (preferred.with_name(f"{preferred.name}_v{n}") for n in count(1))):
         if path.exists() and not _is_empty(path):
             continue
-        if _enter(path) is None:
+        if _make_and_lock(path) is None:
             if _is_empty(path):  # else another run began and ended since the check
                 return path
             _held.pop().close()
@@ -100,8 +101,8 @@ def _is_empty(path: Path) -> bool:
     return path.is_dir() and all(entry.name == LOCK for entry in path.iterdir())
 
 
-def _enter(path: Path) -> str | None:
-    """Make a folder that is missing and lock it; return None, or who holds the lock if it is another process."""
+def _make_and_lock(path: Path) -> str | None:
+    """Make a folder if it is missing, and lock it; return None, or the process that holds the lock already."""
     try:
         os.fspath(path).encode()
         path.mkdir(parents=True, exist_ok=True)
@@ -115,9 +116,10 @@ def _enter(path: Path) -> str | None:
 
 
 def _lock(path: Path) -> str | None:
-    """Lock a folder; return None, or who holds the lock if it is another process.
+    """Lock a folder; return None, or the process that holds the lock already.
 
-    The lock's file says who holds it. `filelock` cannot be used, because it empties the file when it asks for the lock.
+    The lock's file names the process that holds it. `filelock` cannot be used, because it empties the file when it
+    asks for the lock.
     """
     file = (path / LOCK).open("a+")
     try:
@@ -134,6 +136,6 @@ def _lock(path: Path) -> str | None:
     return None
 
 
-def _decides() -> bool:
-    """Whether this process chooses the folder, as the first of a run does for all."""
+def _is_first_process() -> bool:
+    """Whether this is the first process of a run, which chooses the folder for all of them."""
     return all(os.environ.get(name, "0") == "0" for name in RANKS)

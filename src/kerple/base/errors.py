@@ -8,7 +8,7 @@ NO_FOLDER = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR
 
 
 class UserError(ValueError):
-    """What a user got wrong: one line with the option's name, what was given, what is expected and what to do.
+    """A mistake of the user: one line with the option's name, its value, what is expected and what to do.
 
     It is raised where the user's input is read. The command prints it without a traceback and ends with status 2; any
     other exception keeps its traceback, because it is a fault of this project or of a library.

@@ -14,7 +14,7 @@ from kerple.base.errors import UserError
 FAST, SAFE = "bf16-mixed", "32-true"
 AMPERE = (8, 0)  # the first CUDA compute capability whose tensor cores multiply bf16
 INSTRUCTIONS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16", "bf16": "ARM BF16", "sve_bf16": "SVE BF16"}
-# oneDNN multiplies matrices on the CPU, and can be told to use fewer instructions than the processor has
+# oneDNN multiplies matrices on the CPU; this variable can forbid it some of the processor's instructions
 LIMIT = "ONEDNN_MAX_CPU_ISA"
 LIMITS_WITH_BF16 = ("AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX512_CORE_AMX", "AVX10", "ALL", "DEFAULT")
 EMULATED = "this processor emulates bf16, and a step takes 2 to 20 times as long as in fp32"
@@ -38,10 +38,10 @@ class AutoTrainer(Trainer):
             if accelerator in ("gpu", "mps"):
                 raise UserError(f"trainer.accelerator: got {accelerator}, an Apple GPU without fp64; expected cpu")
             kwargs["accelerator"] = "cpu" if accelerator == "auto" else accelerator
-        chosen = choose(kwargs.get("accelerator", "auto"))[0] if precision == "auto" else precision
-        if kwargs.get("overfit_batches"):  # Lightning would take the order of the data away
+        resolved = choose(kwargs.get("accelerator", "auto"))[0] if precision == "auto" else precision
+        if kwargs.get("overfit_batches"):  # Lightning would replace our sampler, and with it the order
             raise UserError("trainer.overfit_batches: got a number, expected 0; give data.samples to fit few samples")
-        super().__init__(*args, precision=cast("_PRECISION_INPUT | None", chosen), **kwargs)
+        super().__init__(*args, precision=cast("_PRECISION_INPUT | None", resolved), **kwargs)
 
     @property
     def log_dir(self) -> str:
@@ -59,13 +59,13 @@ def choose(accelerator: Any = "auto") -> tuple[str, str]:
     is kept.
 
     Args:
-        accelerator: The Trainer's option. With ``auto`` and ``gpu``, a CUDA device is taken if there is one.
+        accelerator: The Trainer's option. With ``auto`` and ``gpu``, a CUDA device is used if there is one.
     """
     if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
         oldest = min(range(torch.cuda.device_count()), key=torch.cuda.get_device_capability)
         capability = torch.cuda.get_device_capability(oldest)
-        what = f"{torch.cuda.get_device_name(oldest)}, compute capability {capability[0]}.{capability[1]}"
-        return (FAST if capability >= AMPERE else SAFE), f"the device is {what}"
+        device = f"{torch.cuda.get_device_name(oldest)}, compute capability {capability[0]}.{capability[1]}"
+        return (FAST if capability >= AMPERE else SAFE), f"the device is {device}"
     if accelerator not in ("auto", "cpu"):
         return SAFE, f"the accelerator is {accelerator}"
     instructions = _bf16_instructions()
@@ -74,12 +74,12 @@ def choose(accelerator: Any = "auto") -> tuple[str, str]:
     return SAFE, "the processor does not multiply bf16 in hardware"
 
 
-def settle(trainer: Namespace, resumed: str | None = None) -> None:
+def resolve_auto(trainer: Namespace, resumed: str | None = None) -> None:
     """Replace ``auto`` in the Trainer's options by a precision, and print one line that says which and why.
 
     Args:
         trainer: The options.
-        resumed: Precision of the fit that goes on, which it keeps; None for a new one.
+        resumed: Precision of the fit that is resumed, which keeps it; None for a new fit.
     """
     if trainer.precision == "auto":
         trainer.precision, reason = (resumed, "the run was begun with it") if resumed else choose(trainer.accelerator)

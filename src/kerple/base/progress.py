@@ -11,10 +11,10 @@ from kerple.base.atomic import write
 FILE = "progress.json"  # in the folder of a fit or a test
 
 
-def note(path: Path, **what: Any) -> None:
-    """Replace the content of the file atomically. Errors of the disk are ignored, because a run can go on without."""
+def note(path: Path, **content: Any) -> None:
+    """Replace the content of the file atomically. Errors of the disk are ignored: a run does not need this file."""
     with suppress(OSError):
-        write(path, json.dumps(what), durable=False)
+        write(path, json.dumps(content), durable=False)
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -39,9 +39,9 @@ def line(content: dict[str, Any]) -> str:
     if "done" not in content:
         return str(content.get("doing", "starting"))
     unit = "step" if content["doing"] == "training" else "block"
-    position = math.ceil(content["done"])  # of a long block a share is done
+    position = math.ceil(content["done"])  # a long block can be done in part
     parts = [f"{content['doing']}, {unit} {position:,} of {content['of']:,}" if content["of"] > 0 else content["doing"]]
-    parts += [f"{duration(content['left'])} left"] if content.get("left", 0) >= 0.5 else []  # before a terminal ends
+    parts += [f"{duration(content['left'])} left"] if content.get("left", 0) >= 0.5 else []  # none at the end
     parts += [f"loss {content['loss']:.3f}"] if "loss" in content else []
     parts += [f"{content['tokens_per_second']:,.0f} tokens/s"] if "tokens_per_second" in content else []
     return ", ".join(parts)

@@ -7,8 +7,8 @@ import kerple
 OPTIONS = ("--config", "-c")
 
 
-def found(path: str) -> str:
-    """The path of the user's own file, or else of the shipped file of that name, or else ``path`` itself.
+def config_path(path: str) -> str:
+    """The path of a configuration: the user's own file if it exists, else the shipped file of that name, else ``path``.
 
     For example, ``configs/demo.yaml`` is the shipped demo in any folder that has no such file.
     """
@@ -22,14 +22,14 @@ def found(path: str) -> str:
 
 
 def with_shipped_configs(arguments: list[str]) -> list[str]:
-    """The arguments of a command line with each ``--config FILE`` replaced by the file that `found` returns."""
+    """The arguments of a command line with each ``--config FILE`` replaced by the file that `config_path` returns."""
     replaced: list[str] = []
     for argument in arguments:
         option, equals, value = argument.partition("=")
         if replaced and replaced[-1] in OPTIONS:
-            replaced.append(found(argument))
+            replaced.append(config_path(argument))
         elif equals and option in OPTIONS:
-            replaced.append(f"{option}={found(value)}")
+            replaced.append(f"{option}={config_path(value)}")
         else:
             replaced.append(argument)
     return replaced

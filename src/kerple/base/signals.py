@@ -26,7 +26,7 @@ class Signals:
         self._group: Any = None  # the processes of the run, connected by gloo
 
     def install(self) -> None:
-        """Set the signal handlers, unless they are set."""
+        """Set the signal handlers, unless this object has set them already."""
         if self._before:
             return
         self.received = 0
@@ -43,8 +43,8 @@ class Signals:
         """Connect the hosts of all processes, so that agreeing does not wait for a GPU. Call it on every rank."""
         if trainer.world_size > 1 and self._group is None:
             self._group = torch.distributed.new_group(backend="gloo")
-            # Lightning broadcasts signals at each micro-batch and waits for the device, but its handlers are not set
-            # here
+            # at each micro-batch Lightning would wait for the device to broadcast its signals, which its handlers, not
+            # set here, never record
             trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
     def agreed(self, trainer: Trainer, wish: bool = False) -> tuple[int, bool]:

@@ -5,9 +5,9 @@ mapping of numbers and texts, from which `test` and other commands build the mod
 does that, imports whatever a ``class_path`` names, and any text where it expects a class or a function; it also opens
 texts that look like files there. Therefore it gets a copy of the configuration, in which
 
-- a class is one of a fixed set, which is already imported, under the name that this set has for it,
+- a class is one of a fixed set of classes that are already imported, under its own full name,
 - every option is one that the class has, and
-- a text stands only where the type of the option consists of texts and numbers.
+- an option has a text as its value only if its type consists of texts and numbers.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ from kerple.base.errors import UserError
 CONFIG = "config"  # key of the configuration in a checkpoint
 PLAIN = {int, float, bool, str, complex, type(None), Path, PathLike, timedelta}
 CONTAINERS = {list, tuple, dict, set, frozenset, Collection, Iterable, Mapping, Sequence, Union, UnionType}
-LIBRARIES = ("pytorch_lightning", "lightning", "pl_bolts")  # their callbacks act on a training only
+LIBRARIES = ("pytorch_lightning", "lightning", "pl_bolts")  # their callbacks are left out: they act only in training
 FOLDERS = ("cache", "keys")  # options that say where files are written
 
 
@@ -54,11 +54,11 @@ def load(path: str | Path, device: str = "cpu") -> dict[str, Any]:
         if not isinstance(content, dict):
             raise TypeError(f"it holds a {type(content).__name__}")
     except Exception as error:  # a damaged file can raise any error
-        raise foreign(path, error) from error
+        raise not_a_checkpoint(path, error) from error
     return content
 
 
-def foreign(path: str | Path, error: Exception) -> UserError:
+def not_a_checkpoint(path: str | Path, error: Exception) -> UserError:
     """The error that says that a file is no checkpoint of this project, and why."""
     reason = (str(error).splitlines() or [""])[0][:200]
     return UserError(f"ckpt_path: {path} is not a checkpoint written by `fit` ({type(error).__name__}: {reason})")
@@ -89,11 +89,11 @@ class Classes:
             path: Path of a checkpoint that `fit` has written.
 
         Returns:
-            The sections ``model`` and ``data``; of ``trainer`` the analyses among the callbacks, precision and
-            ``limit_test_batches``; and the seed and the experiment.
+            The sections ``model`` and ``data``; the seed and the experiment; and of the section ``trainer`` the
+            callbacks but those of libraries, the precision and ``limit_test_batches``.
 
         Raises:
-            UserError: It is no such checkpoint, or it names a class that is not offered.
+            UserError: The file is no such checkpoint, or it names a class that is not offered.
         """
         content = load(path, "meta")
         try:
@@ -103,21 +103,21 @@ class Classes:
             trainer: dict[str, Any] = {
                 "callbacks": [self.instance(c, "trainer.callbacks") for c in callbacks if not _of_a_library(c)]
             }
-            built = {
+            safe_config = {
                 "model": self.options(self.model, config["model"], "model"),
                 "data": self.instance(config["data"], "data"),
                 "trainer": trainer,
             }
             for section, target, names in (
                 (config["trainer"], trainer, ("precision", "limit_test_batches")),
-                (config, built, ("seed_everything", "experiment")),
+                (config, safe_config, ("seed_everything", "experiment")),
             ):
                 target |= {name: self.value(section[name], str, name) for name in names if name in section}
         except UserError as error:
             raise UserError(f"ckpt_path: {path}: {error}") from error
         except (LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise foreign(path, error) from error
-        return built
+            raise not_a_checkpoint(path, error) from error
+        return safe_config
 
     def instance(self, node: Any, option: str) -> dict[str, Any]:
         """``class_path`` and ``init_args`` of an offered class.
@@ -139,7 +139,7 @@ class Classes:
         }
 
     def find(self, name: Any, option: str) -> type:
-        """The class of this name. Only a module of a trusted package is imported."""
+        """The class of this name. Only modules of trusted packages are imported to find it."""
         module, _, last = str(name).rpartition(".")
         package = _package(module or "kerple")
         if (package, last) in self.by_name:
@@ -153,7 +153,7 @@ class Classes:
             kind = getattr(import_module(module), last)
         except (ImportError, AttributeError) as error:
             raise UserError(f"{option}: names {name!s:.100}, which cannot be imported ({error})") from error
-        if not isclass(kind) or _package(kind.__module__) not in self.trusted:  # what it has imported is not its own
+        if not isclass(kind) or _package(kind.__module__) not in self.trusted:  # an imported class is another's
             raise UserError(f"{option}: names {name!s:.100}, expected a class that {package} defines")
         return kind
 
@@ -203,7 +203,7 @@ def _of_a_library(callback: Any) -> bool:
 
 
 def _leaves(annotation: Any) -> Iterator[Any]:
-    """The types of which an annotation is made, and the words of a Literal."""
+    """Yield the types of which an annotation consists, and the values that a Literal allows."""
     arguments, origin = get_args(annotation), get_origin(annotation)
     if origin is Literal:
         yield from arguments

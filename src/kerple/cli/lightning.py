@@ -17,8 +17,8 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from kerple.base.checkpoint_io import AtomicCheckpointIO
 from kerple.base.directories import fit_directory, test_directory
 from kerple.base.errors import UserError
-from kerple.base.precision import AutoTrainer, settle
-from kerple.base.trust import CONFIG, foreign, load
+from kerple.base.precision import AutoTrainer, resolve_auto
+from kerple.base.trust import CONFIG, load, not_a_checkpoint
 from kerple.cli.agreement import SAMPLES_PER_STEP, check_resumption, check_test
 from kerple.cli.parser import SEED, add_run_arguments, link_model_to_data, mistake_in
 from kerple.cli.reading import read
@@ -119,8 +119,8 @@ class CLI(LightningCLI):
                 else:  # the training length is the checkpoint's, even if data.length is another
                     config.model.length = int(length)
             except (LookupError, TypeError, ValueError, AttributeError) as error:
-                raise foreign(config.ckpt_path, error) from error
-        settle(config.trainer, resumed)
+                raise not_a_checkpoint(config.ckpt_path, error) from error
+        resolve_auto(config.trainer, resumed)
         config.weights_only = True  # nothing in a checkpoint may run
         self.write_to(directory)
 

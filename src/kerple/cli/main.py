@@ -6,7 +6,7 @@ from argparse import ArgumentError
 from importlib import import_module
 from itertools import pairwise
 
-from kerple.base.directories import leave
+from kerple.base.directories import unlock
 from kerple.base.errors import NO_ROOM, UserError
 from kerple.base.shipped_configs import OPTIONS, with_shipped_configs
 
@@ -70,7 +70,7 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"error: {' '.join(message.split())}", file=sys.stderr)
         raise SystemExit(2) from error
     finally:
-        leave()
+        unlock()
 
 
 def _call(arguments: list[str]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from kerple.base.errors import UserError
-from kerple.base.shipped_configs import found
+from kerple.base.shipped_configs import config_path
 from kerple.compare.runs import Run, flat
 
 SET_BY_COMPARE = {  # flags that would replace what a comparison sets itself, and what to use instead
@@ -110,7 +110,7 @@ class Comparison:
             *self.base,
             *(flags["config"] for flags in (self.test, *self.parts.values()) if "config" in flags),
         ]:
-            if not isinstance(path, str) or not Path(found(path)).is_file():
+            if not isinstance(path, str) or not Path(config_path(path)).is_file():
                 raise UserError(f"compare: got {path!r}, expected the path of a configuration, from where you are")
         advice = dict.fromkeys(self.seeded, "use seeds") | SET_BY_COMPARE
         _refuse("flags", self.flags, advice)
@@ -146,7 +146,7 @@ class Comparison:
             options = {"hf": strategy.hf} | {f"model.{key}": value for key, value in strategy.options.items()}
             test = [*as_flags(options | strategy.flags), *test]
             return Job(label, seed, part, directory, folder, [], test, self.settings_of_test)
-        fit = [f"--config={found(path)}" for path in self.base]
+        fit = [f"--config={config_path(path)}" for path in self.base]
         fit += as_flags(self.parts.get(part, {}))
         fit += as_flags(self.flags | strategy.flags)
         # after all other flags, so that they win: a seed in a configuration would make all runs the same
@@ -159,7 +159,7 @@ class Comparison:
     def settings_of_test(self) -> dict[str, Any]:
         """Settings of the tests, with dotted keys: those of the configuration among the flags, and the other flags."""
         path = self.test.get("config")
-        content = flat(yaml.safe_load(Path(found(path)).read_text(encoding="utf-8"))) if path else {}
+        content = flat(yaml.safe_load(Path(config_path(path)).read_text(encoding="utf-8"))) if path else {}
         return content | flat({key: value for key, value in self.test.items() if key != "config"})
 
 
@@ -228,6 +228,6 @@ def _refuse(where: str, flags: Mapping[str, Any], advice: Mapping[str, str]) -> 
 def as_flags(values: Mapping[str, Any]) -> list[str]:
     """Command line flags with these values; values other than text are written as JSON, which is also YAML."""
     return [
-        f"--{key}={found(value) if key == 'config' else value if isinstance(value, str) else json.dumps(value)}"
+        f"--{key}={config_path(value) if key == 'config' else value if isinstance(value, str) else json.dumps(value)}"
         for key, value in values.items()
     ]

@@ -6,7 +6,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from typing import Any
 
-from kerple.base.cluster import cores, joined
+from kerple.base.cluster import connect_to_ray, cores
 from kerple.compare.job import Failed, Task, start, stop, wait
 
 Ended = Generator[tuple[Task, str | None] | None, None, None]
@@ -76,7 +76,7 @@ def ray(tasks: Sequence[Task], parallel: int) -> Ended:
             stop([process])
             raise
 
-    with joined("compare: engine", "--engine local") as cluster:
+    with connect_to_ray("compare: engine", "--engine local") as cluster:
         gpus = 1 if cluster.cluster_resources().get("GPU", 0) else 0
         run = cluster.remote(num_cpus=threads, num_gpus=gpus, max_retries=3)(remote)
         waiting = {run.remote(task): task for task in tasks}

@@ -22,15 +22,15 @@ class Analysis(Callback):
 
     It writes numbers to ``<name>.csv`` and a figure to ``<name>.png``, in the run's log directory, and the figure to
     TensorBoard. A subclass sets ``name`` and overrides `analyse`. It reads the first blocks of the test split; each
-    device reads a share of them, and their sums are added.
+    device reads some of them, and the sums of all devices are added.
 
     Args:
         length: Targets in a block; None for the training length.
         blocks: Number of blocks to read; None for all.
 
     Raises:
-        UserError: If a number is not positive. In `setup`, if the data is no text, the test split has fewer blocks, the
-            length is above `max_length`, or two analyses would write the same files.
+        UserError: If a number is not positive. In `setup`, if the data is not text, if the test split has fewer blocks,
+            if the length is above `max_length`, or if two analyses would write the same files.
     """
 
     name: str
@@ -50,18 +50,18 @@ class Analysis(Callback):
         data = data_of(trainer)
         if not hasattr(data, "blocks"):
             raise UserError(
-                f"{type(self).__name__}: got data {type(data).__name__}, expected text in blocks; use data "
-                "TokenShards, or drop this callback"
+                f"{type(self).__name__}: got data {type(data).__name__}, expected text in blocks; use the "
+                "data module TokenShards, or drop this callback"
             )
         if sum(getattr(callback, "name", None) == self.name for callback in untyped(trainer).callbacks) > 1:
             raise UserError(
                 f"trainer.callbacks: got more than one {type(self).__name__} that writes {self.name}, expected one; "
                 "test once for each, with another --run_dir"
             )
-        length, most = self.targets(pl_module), self.max_length
-        if most is not None and length > most:
+        length, limit = self.targets(pl_module), self.max_length
+        if limit is not None and length > limit:
             raise UserError(
-                f"{type(self).__name__}: length: got {length}, expected at most {most}; set a shorter length"
+                f"{type(self).__name__}: length: got {length}, expected at most {limit}; set a shorter length"
             )
         if stage == "test":  # raise now, not after hours, if there is too little text
             self.text(trainer, length)
@@ -98,7 +98,7 @@ class Analysis(Callback):
         return blocks
 
     def possible(self, lengths: Sequence[int], pl_module: LightningModule) -> tuple[list[int], list[dict[str, Any]]]:
-        """The lengths that the strategy can represent, and for each of the others what the results say of it."""
+        """The lengths that the strategy can represent, and for each other length why it is skipped."""
         limit = max_positions(network_of(pl_module))
         possible = [length for length in lengths if limit is None or length <= limit]
         reason = f"the strategy has only {limit} positions"
@@ -106,12 +106,12 @@ class Analysis(Callback):
         return possible, [{"protocol": self.name, "length": length, "reason": reason} for length in others]
 
     def read(self, trainer: Trainer, pl_module: LightningModule) -> Iterator[tuple[int, Tensor]]:
-        """Yield this device's share of the blocks: (index, tokens (1, length + 1) int64 on the device)."""
-        yield from share(trainer, pl_module, self.text(trainer, self.targets(pl_module)))
+        """Yield the blocks that this device reads: (index, tokens (1, length + 1) int64 on the device)."""
+        yield from device_blocks(trainer, pl_module, self.text(trainer, self.targets(pl_module)))
 
 
-def share(trainer: Trainer, pl_module: LightningModule, blocks: Any) -> Iterator[tuple[int, Tensor]]:
-    """Yield this device's share of the blocks: (index, tokens (1, length + 1) int64 on the device)."""
+def device_blocks(trainer: Trainer, pl_module: LightningModule, blocks: Any) -> Iterator[tuple[int, Tensor]]:
+    """Yield the blocks that this device reads, every n-th of n devices: (index, tokens (1, length + 1) int64)."""
     for i in with_progress(trainer, range(trainer.global_rank, len(blocks), trainer.world_size)):
         yield i, blocks[i]["tokens"].to(pl_module.device)[None]
 
@@ -120,7 +120,7 @@ def synchronise(*losses: TokenLoss) -> None:
     """Replace each device's sums by those of all devices.
 
     Raises:
-        UserError: If a sum is no finite number.
+        UserError: If a sum is not finite.
     """
     for loss in losses:
         loss.sync()

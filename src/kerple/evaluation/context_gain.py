@@ -1,4 +1,4 @@
-"""Context gain: how much loss falls when a model reads text beyond a window, by position in the segment."""
+"""Context gain: how much the loss falls because a model reads text beyond a window, by position in the segment."""
 
 from typing import Any
 
@@ -10,15 +10,15 @@ BINS = 64
 
 
 class ContextGain(Metric):
-    """Loss in full and loss with a window less loss in full, in nats per target, averaged over bins of positions.
+    """The loss with full attention, and the loss with a window minus it, in nats per target, by bins of positions.
 
-    A segment gives one number for each bin, so that the standard error is over segments: targets inside one are far
-    from independent. Segments of one document are not quite independent either, see `kerple.compare.context_gain`.
-    States are fp64 sums and sums of squares, added over devices.
+    Each segment gives one mean for each bin, and the standard error is over segments, because the targets inside a
+    segment are far from independent. Segments of one document are not quite independent either, see
+    `kerple.compare.context_gain`. The states are fp64 sums and sums of squares, added over devices.
 
     Args:
         length: Tokens L in a segment.
-        window: Keys that a query sees with the window.
+        window: Number of keys that a query sees with the window.
     """
 
     full_state_update = False
@@ -50,8 +50,8 @@ class ContextGain(Metric):
     def compute(self) -> list[dict[str, Any]]:
         """The rows of the table, one for each bin of positions.
 
-        A row has the first position of the bin, the length, the window, the number of segments, the mean loss in full
-        and the mean gain, and their standard errors, which are nan with one segment.
+        A row has the first position of the bin, the length, the window, the number of segments, the mean loss with full
+        attention and the mean gain, and their standard errors, which are nan with one segment.
         """
         n = int(self.segments)
         means = self.sums / n  # (2, bins)

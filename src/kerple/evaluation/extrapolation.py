@@ -10,7 +10,7 @@ from torch.utils.data import Subset
 
 from kerple.base.errors import UserError
 from kerple.evaluation import results
-from kerple.evaluation.analysis import Analysis, publish, share, synchronise
+from kerple.evaluation.analysis import Analysis, device_blocks, publish, synchronise
 from kerple.evaluation.context_gain import ContextGain
 from kerple.evaluation.extrapolation_figures import figure, table
 from kerple.evaluation.measurement import Measurement, measure
@@ -27,8 +27,9 @@ class Extrapolation(Analysis):
     scored exactly once at every length. Writes the sums of the losses and a figure into the run's log directory, prints
     a table, and logs ``test/ppl/<protocol>/<length>`` and ``test/bits_per_byte/<protocol>/<length>``. The latter
     divides by the bytes of the scored targets, which the data module's ``token_bytes`` gives. Lengths that the strategy
-    cannot represent are reported as skipped. Where the protocols have ``full`` and then ``windowed``,
-    ``context_gain.csv`` says what text beyond the window is worth, by position in segments of the longest length.
+    cannot represent are reported as skipped. If the protocols are ``full`` and then ``windowed``,
+    ``context_gain.csv`` has the fall in loss that text beyond the window brings, by position in segments of the longest
+    length.
 
     After each validation of `fit`, ``val/ppl/full/<length>`` is measured on the first blocks of the validation split.
 
@@ -49,14 +50,15 @@ class Extrapolation(Analysis):
         segments: Number of segments at each length with ``sampling: paper``.
         seed: Chooses the shuffle of ``sampling: paper``.
         documents: Whether only blocks inside one document are scored, cut from its first token on. Documents shorter
-            than a block are left out. It needs a data module with ``stream`` and ``documents``. Reports take documents
-            as independent of each other, not blocks.
-        overlap: With ``documents``, the largest share of a document's runs of 32 tokens that may stand in the training
-            text, if the data module says it by ``test_documents``; reports say how many have more and are left out.
+            than a block are left out. It needs a data module with ``stream`` and ``documents``. Reports treat
+            documents, not blocks, as independent of each other.
+        overlap: With ``documents``, the largest share of a document's runs of 32 tokens that may also be in the
+            training text. Documents with more are left out, and reports give their number. Only a data module with
+            ``test_documents`` knows these shares.
         validation_blocks: Largest number of blocks that are scored after each validation; 0 for none.
 
     Raises:
-        UserError: If an option is out of range or two contradict each other. In `setup`, if the data is no text or too
+        UserError: If an option is out of range or two contradict each other. In `setup`, if the data is not text or too
             little. In `test`, if a loss is not finite.
     """
 
@@ -102,8 +104,8 @@ class Extrapolation(Analysis):
         if stage == "test":
             if trainer.limit_test_batches != 1:
                 raise UserError(
-                    f"trainer.limit_test_batches: got {trainer.limit_test_batches}, but Extrapolation reads blocks, no "
-                    "batches; use its option blocks, or segments with sampling: paper"
+                    f"trainer.limit_test_batches: got {trainer.limit_test_batches}, but Extrapolation reads blocks, "
+                    "not batches; use its option blocks, or segments with sampling: paper"
                 )
             for length in self.lengths if self.sampling == "paper" else []:
                 self.text(trainer, length)
@@ -191,14 +193,14 @@ class Extrapolation(Analysis):
         lengths: Sequence[int],
         *context: Any,
     ) -> list[Measurement]:
-        """Sums of this device's share of the text; ``context`` are the last arguments of `measure`."""
+        """Sums over the blocks that this device reads; ``context`` holds the last two arguments of `measure`."""
         network, limit = network_of(pl_module), max_positions(network_of(pl_module))
         measurements = []
         for protocol, length in product(protocols, lengths):
             loss = TokenLoss(length if protocol.name == "per_position" else len(text)).to(pl_module.device)
             skipped = None if limit is None or length <= limit else f"the strategy has only {limit} positions"
             measurements.append(Measurement(protocol, length, loss, skipped))
-        for i, tokens in share(trainer, pl_module, text):
+        for i, tokens in device_blocks(trainer, pl_module, text):
             with trainer.precision_plugin.forward_context():
                 measure(network, tokens, i, measurements, *context)
         return measurements
@@ -213,7 +215,7 @@ class Extrapolation(Analysis):
         return blocks
 
     def _context_gain(self, protocols: Sequence[Protocol], pl_module: LightningModule) -> ContextGain | None:
-        """For the longest length, if it is measured in full and then with a window that takes something away."""
+        """The metric for the longest length, or None unless it is measured in full and then with a shorter window."""
         length, limit = self.lengths[-1], max_positions(network_of(pl_module))
         names = [protocol.name for protocol in protocols]
         window = next((protocol.window for protocol in protocols if protocol.window is not None), length)

@@ -10,7 +10,7 @@ from kerple.evaluation.measurement import Measurement
 
 
 def table(measurements: Sequence[Measurement], training_length: int) -> str:
-    """Perplexity and bits per byte as text: a row per length, a column per protocol, notes on skipped lengths."""
+    """Perplexity and bits per byte as text: a row for each length, a column for each protocol, and notes."""
     cells: dict[str, dict[str, str]] = {}
     for m in measurements:
         cells.setdefault(m.protocol.label, {})[f"{m.length:,} ({m.length / training_length:g}×)"] = _cell(m)
@@ -21,7 +21,7 @@ def table(measurements: Sequence[Measurement], training_length: int) -> str:
 
 
 def figure(measurements: Sequence[Measurement], training_length: int, title: str) -> Figure:
-    """Figure of perplexity against length, a line per protocol, with a mark at the training length."""
+    """Figure of perplexity against length, a line for each protocol, with a mark at the training length."""
     result = Figure(figsize=(6.4, 4.2), layout="constrained")
     axes = result.add_subplot()
     measured = [m for m in measurements if m.skipped is None]

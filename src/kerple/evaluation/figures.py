@@ -1,4 +1,4 @@
-"""What the figures of analyses have in common."""
+"""Functions that the figures of all analyses use."""
 
 from typing import Any
 
@@ -6,16 +6,16 @@ from matplotlib.axes import Axes
 from torch import Tensor
 
 
-def finish(axes: Axes, trained: int | None = None, **settings: Any) -> None:
+def finish(axes: Axes, training_length: int | None = None, **settings: Any) -> None:
     """Add labels, a grid, a legend, and a mark at the training length.
 
     Args:
         axes: Axes with labelled curves.
-        trained: The training length in tokens; None for no mark.
+        training_length: The training length in tokens; None for no mark.
         **settings: Of `Axes.set`, such as xlabel, ylabel and title.
     """
-    if trained is not None:
-        axes.axvline(trained, color="0.6", linestyle="--", linewidth=1, label=f"training length {trained:,}")
+    if training_length is not None:
+        axes.axvline(training_length, color="0.6", ls="--", lw=1, label=f"training length {training_length:,}")
     axes.set(**settings)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
@@ -27,7 +27,7 @@ def heat_map(axes: Axes, values: Tensor, form: str, **settings: Any) -> Any:
     Args:
         axes: Empty axes.
         values: The numbers.
-        form: How a number is written, such as ``.3g``.
+        form: Format of the numbers, such as ``.3g``.
         **settings: Of `Axes.imshow`, such as cmap.
     """
     image = axes.imshow(values.numpy(), aspect="auto", **settings)

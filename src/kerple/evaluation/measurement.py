@@ -1,4 +1,4 @@
-"""`Measurement`: the sums of the losses of one protocol at one length, and how a block of text is added to many."""
+"""`Measurement`: the sums of the losses of one protocol at one length; `measure` adds a block of text to them."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -57,22 +57,22 @@ def measure(
         block: Number of the block.
         measurements: The measurements.
         token_bytes: Number of bytes of text of each token id, (V,) int64; None leaves bits per byte out.
-        gain: Is given the losses of its length in full and with its window; None for no context gain.
+        gain: The metric to update with the losses at its length, in full and with its window; None for no context gain.
     """
-    in_full: dict[int, Tensor] = {}  # losses (1, N) at each length
+    full_losses: dict[int, Tensor] = {}  # losses (1, N) at each length
     targets = tokens[:, 1:]  # (1, N)
     for m in measurements:
         if m.skipped is not None:
             continue
         scored = m.protocol.scored(m.length, targets.shape[1]).to(tokens.device)
         if m.protocol.part_of_full(m.length):
-            if m.length not in in_full:
-                in_full[m.length] = full(network, tokens, m.length)
-            losses = in_full[m.length][:, scored]  # (1, n)
+            if m.length not in full_losses:
+                full_losses[m.length] = full(network, tokens, m.length)
+            losses = full_losses[m.length][:, scored]  # (1, n)
         else:
             losses = m.protocol(network, tokens, m.length)
         if gain is not None and m.protocol.window == gain.window and m.length == gain.length:
-            gain.update(*(x.unflatten(1, (-1, m.length)) for x in (in_full[m.length], losses)))
+            gain.update(*(x.unflatten(1, (-1, m.length)) for x in (full_losses[m.length], losses)))
         if m.protocol.name == "per_position":
             m.loss.update(losses.unflatten(1, (-1, m.length)))  # (1, N / L, L)
         else:

@@ -28,8 +28,8 @@ class TokenLoss(Metric):
     def __init__(self, groups: int = 1) -> None:
         super().__init__()
         self.add_state("nll", torch.zeros(groups, dtype=torch.float64), dist_reduce_fx="sum")
-        for counted in ("targets", "bytes"):
-            self.add_state(counted, torch.zeros(groups, dtype=torch.int64), dist_reduce_fx="sum")
+        for name in ("targets", "bytes"):
+            self.add_state(name, torch.zeros(groups, dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, losses: Tensor, group: int | None = None, bytes: Tensor | None = None) -> None:
         """Add losses in nats, fp32 or fp64.
@@ -39,7 +39,7 @@ class TokenLoss(Metric):
             group: Number of the group, 0..G-1, or None.
             bytes: Number of bytes of text of each target, int64, shaped as the losses. Only `bits_per_byte` needs it.
         """
-        assert losses.dtype in (torch.float32, torch.float64), f"losses came in {losses.dtype}"
+        assert losses.dtype in (torch.float32, torch.float64), f"losses have dtype {losses.dtype}"
         values = losses.detach().double()
         # sums are deterministic on CUDA, index_add is not
         if group is not None:
@@ -47,7 +47,7 @@ class TokenLoss(Metric):
             self.targets[group] += values.numel()
             self.bytes[group] += 0 if bytes is None else bytes.sum()
             return
-        assert values.shape[-1] == len(self.nll), "there is a column for each group"
+        assert values.shape[-1] == len(self.nll), "losses need a column for each group"
         rows = values.reshape(-1, len(self.nll))  # (n, G)
         self.nll += rows.sum(0)
         self.targets += len(rows)

@@ -1,4 +1,4 @@
-"""`ProgressLines`: lines of text that say how far a run is, and a file with the same, which `compare` reads."""
+"""`ProgressLines`: prints lines that say how far a run is, and writes a file with the same, which `compare` reads."""
 
 import time
 from collections.abc import Iterator, Sequence

@@ -107,10 +107,10 @@ class Protocol:
 
     Args:
         name: One of full, windowed, sliding, last, per_position.
-        window: Number of keys that a query sees; of windowed alone.
-        stride: Number of new targets in each step; of sliding alone.
-        skip: Number of targets of a block that are context only; of sliding alone.
-        k: Number of targets scored at the end of a segment; of last alone.
+        window: Number of keys that a query sees; only for windowed.
+        stride: Number of new targets in each step; only for sliding.
+        skip: Number of targets of a block that are context only; only for sliding.
+        k: Number of targets scored at the end of a segment; only for last.
     """
 
     name: Name
@@ -125,7 +125,7 @@ class Protocol:
         return f"{self.name}{self.window or self.stride or self.k or ''}"
 
     def part_of_full(self, length: int) -> bool:
-        """Whether the losses at ``length`` are those of `full`, all or some of them."""
+        """Whether the losses at ``length`` are all or some of those of `full`."""
         if self.window is not None:
             return self.window >= length
         if self.stride is not None:
@@ -201,12 +201,12 @@ def choose_protocols(
         if name not in names or (name == "windowed" and value is None):
             continue
         if value is None or value < 1 or (name != "windowed" and value > lengths[0]):
-            most = "" if name == "windowed" else f", at most {lengths[0]}, the shortest length"
-            raise UserError(f"{option}: got {value}, expected a positive number{most}, for the protocol {name}")
-    least = lengths[-1] - (stride or 0)
-    if skip and ("sliding" not in names or not least <= skip < block):
+            limit = "" if name == "windowed" else f", at most {lengths[0]}, the shortest length"
+            raise UserError(f"{option}: got {value}, expected a positive number{limit}, for the protocol {name}")
+    minimum = lengths[-1] - (stride or 0)
+    if skip and ("sliding" not in names or not minimum <= skip < block):
         raise UserError(
-            f"skip: got {skip}, expected 0, or, with sliding among protocols, at least {least}, the longest length "
+            f"skip: got {skip}, expected 0, or, with sliding among protocols, at least {minimum}, the longest length "
             f"less the stride, and less than {block}, the length of a block; a longer block_length leaves more targets"
         )
     settings: dict[str, dict[str, Any]] = {
@@ -220,6 +220,6 @@ def choose_protocols(
 def _losses(network: Network, segments: Tensor, window: int | None = None, last: int | None = None) -> Tensor:
     """Losses (B, S·L), or (B, S·last), of the segments (B, S, L+1)."""
     rows = segments.flatten(0, 1)  # (B·S, L+1)
-    at_once = max(1, TOKENS_PER_FORWARD // (rows.shape[1] - 1))
-    parts = [network.losses(some, window=window, last=last) for some in rows.split(at_once)]
+    batch_size = max(1, TOKENS_PER_FORWARD // (rows.shape[1] - 1))
+    parts = [network.losses(batch, window=window, last=last) for batch in rows.split(batch_size)]
     return torch.cat(parts).reshape(len(segments), -1)

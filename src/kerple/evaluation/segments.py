@@ -1,4 +1,4 @@
-"""Text to score other than consecutive blocks: blocks inside documents, and the paper's shuffled segments."""
+"""Texts to score that are not consecutive blocks: blocks inside documents, and the paper's shuffled segments."""
 
 from typing import Any
 
@@ -22,8 +22,8 @@ class DocumentBlocks(Dataset[dict[str, Any]]):
         allowed: Which documents may be read, (documents,) bool; None for all.
 
     Attributes:
-        documents: Which document each block is of, (blocks,) int64, ascending.
-        left_out: Number of documents that are long enough for a block and may not be read.
+        documents: Index of the document that each block is cut from, (blocks,) int64, ascending.
+        left_out: Number of documents that are long enough for a block but may not be read.
 
     Raises:
         UserError: If there are fewer blocks than ``limit``, or none.
@@ -46,7 +46,8 @@ class DocumentBlocks(Dataset[dict[str, Any]]):
                 f"each, there are {len(documents)}, and the longest document has {int(sizes.max())} tokens; use "
                 "shorter lengths, fewer blocks, a split with longer documents, or documents: false"
             )
-        within = torch.arange(len(documents)) - (counts.cumsum(0) - counts)[documents]  # number within the document
+        # number of each block within its document
+        within = torch.arange(len(documents)) - (counts.cumsum(0) - counts)[documents]
         self.documents = documents[:limit]
         self.starts = (begin[documents] + within * length)[:limit]
 

@@ -13,8 +13,8 @@ from kerple.model import Transformer
 def network_of(pl_module: LightningModule) -> Transformer:
     """The network of `kerple.training.language_model.LanguageModel`.
 
-    A pretrained model has a `kerple.hf.adapter.HuggingFaceNetwork` instead. It has the attributes and methods that are
-    used by the callbacks offered for such models.
+    A pretrained model has a `kerple.hf.adapter.HuggingFaceNetwork` instead, with the attributes and methods that the
+    callbacks for such models use.
     """
     return cast(Transformer, pl_module.network)
 
@@ -37,16 +37,16 @@ def data_of(trainer: Trainer) -> Any:
 
 
 def refuse_shards(trainer: Trainer, callback: str, advice: str) -> None:
-    """Raise a UserError where the network's parameters are in shards, whole only inside of their own forward pass."""
+    """Raise a UserError if FSDP has sharded the parameters, which are then whole only inside the forward pass."""
     if isinstance(trainer.strategy, FSDPStrategy):
         raise UserError(
-            f"trainer.callbacks: got {callback} with parameters in shards (FSDP), expected it in tests alone, on one "
-            f"device; {advice}, and test the checkpoint afterwards"
+            f"trainer.callbacks: got {callback} with parameters that FSDP has sharded, expected it only in tests, "
+            f"on one device; {advice}, and test the checkpoint afterwards"
         )
 
 
 def untyped(trainer: Trainer) -> Any:
-    """The trainer, with what its connectors set: ``callbacks``, ``log_every_n_steps`` and more."""
+    """The trainer without its type, which lacks the attributes ``callbacks``, ``log_every_n_steps`` and more."""
     return trainer
 
 

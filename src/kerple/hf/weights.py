@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kerple import positions
 from kerple.base.errors import UserError
-from kerple.base.trust import Classes, foreign, load
+from kerple.base.trust import Classes, load, not_a_checkpoint
 from kerple.hf.families import StoredModel, Weights, read_family
 from kerple.hf.source import locate, read_model, read_model_config
 from kerple.model import Transformer
@@ -42,7 +42,7 @@ def read(path: str, classes: Classes | None = None) -> StoredModel:
                 raise TypeError(f"{odd[0]} is no tensor")
             length, rows = int(content["hyper_parameters"]["length"]), len(weights["embedding.weight"])
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise foreign(path, error) from error
+            raise not_a_checkpoint(path, error) from error
         options = {key: value for key, value in model.items() if key in NETWORK_OPTIONS}  # not those of training
         return StoredModel({**options, "length": length, "vocabulary": rows}, weights)
     source = locate(path)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tokenizers import Tokenizer
 
-from kerple.base.cluster import cores, joined
+from kerple.base.cluster import connect_to_ray, cores
 from kerple.base.errors import UserError
 from kerple.data.manifest import SPLITS
 from kerple.data.prepare.readers import Document
@@ -113,7 +113,7 @@ def ray(workers: int) -> Iterator[Engine]:
     Raises:
         UserError: Ray is not installed, its cluster does not answer, or work was lost too often.
     """
-    with joined("data.prepare_engine", "data.prepare_engine: local") as cluster:
+    with connect_to_ray("data.prepare_engine", "data.prepare_engine: local") as cluster:
         task = cluster.remote(num_cpus=1)(tokenise)
         try:
             yield task.remote, cluster.get, workers or int(cluster.cluster_resources().get("CPU", 1))
