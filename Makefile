@@ -1,4 +1,4 @@
-# make demo: from nothing to a trained model, its extrapolation table and a plot. make test: the fast tests.
+# make demo: from nothing to four trained models, a table of how far they extrapolate, and a report. make test: the fast tests.
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python

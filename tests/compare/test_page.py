@@ -273,10 +273,10 @@ def test_seeds_that_were_trained_otherwise_are_not_averaged_in_silence(tmp_path:
     assert "differ in more" not in page
     assert "everything but the strategy is the same" in page
     reconfigure(other, data={"tokenizer": None, "directory": "elsewhere"})
-    assert report.mixed(read(runs)) == []
+    assert report.complaints(read(runs)) == []
     reconfigure(other, data={"batch_size": 16})
     complaint = "RoPE: data.init_args.batch_size: 16 | 8"
-    assert report.mixed(read(runs)) == [complaint]
+    assert report.complaints(read(runs)) == [complaint]
     page, text = written(runs, tmp_path)
     assert text.index(complaint) < text.index("| KerpleLog")
     assert page.index(complaint) < page.index("<table")
@@ -311,7 +311,7 @@ def test_the_report_says_what_was_scored_and_names_what_differs_in_it(tmp_path: 
     assert f"test split, blocks of 512 targets, inside 4 documents {left_out}, computed in 32-true" in page
     assert "context only" not in page  # said of sliding alone
     assert "| KerpleLog | 8 | 1,310,000 | – | 500 |" in text  # too short to have a speed
-    complaints = "; ".join(report.mixed(read(runs)))
+    complaints = "; ".join(report.complaints(read(runs)))
     for different in (
         "other text at each length",
         "precision: 32-true | bf16-mixed (KerpleLog seed 1236)",
@@ -326,7 +326,7 @@ def test_corpora_of_different_sizes_are_no_mixture_and_all_are_explained(tmp_pat
         Run("KerpleLog", 1235, write_run(tmp_path / part, "KerpleLog", 1235, CURVES["KerpleLog"], blocks), part)
         for part, blocks in (("code", 12), ("prose", 3))
     ]
-    assert report.mixed(read(runs)) == []
+    assert report.complaints(read(runs)) == []
     page, _ = written(runs, tmp_path)
     for part in ("code", "prose"):
         assert f'<th>{part} full</th><td class="text">non-overlapping segments of the length' in page

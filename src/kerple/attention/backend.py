@@ -25,7 +25,8 @@ class AttentionBackend:
     """An implementation, and the reason for it.
 
     - ``sdpa`` is torch's fused attention without a table.
-    - ``tiles`` is torch's fused kernel on the CPU with the table as its mask, and a backward pass of our own (`cpu`).
+    - ``tiles`` is for the CPU. Forward it is torch's fused kernel with the table as its mask, backward our own in tiles
+      (`cpu`).
     - ``flex`` is FlexAttention with the kernel of the table's gradient, on a GPU (`cuda`).
     - ``blocks`` is explicit scores in blocks of queries, on any device (`blocks`).
     - ``reference`` is explicit scores of T × T.

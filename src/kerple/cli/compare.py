@@ -87,7 +87,8 @@ def _tasks(comparison: Comparison, report_only: bool, rerun_changed: bool) -> li
     """All runs of a comparison, after those that are committed have been taken."""
     jobs = comparison.jobs()
     nested = {job: resolve(job) for job in jobs}
-    if fitted := next((job for job in jobs if job.fit), None):  # all have the same flags of their tests
+    # one stands for all: the flags of the tests are the comparison's
+    if fitted := next((job for job in jobs if job.fit), None):
         check_test(fitted, nested[fitted])
     configs = {job: flat(config) for job, config in nested.items()}
     committed = [comparison.report_folder, *map(Path, comparison.also)]
@@ -95,9 +96,10 @@ def _tasks(comparison: Comparison, report_only: bool, rerun_changed: bool) -> li
     data = {job: yaml.safe_dump(config.get("data")) for job, config in nested.items()}
     sums: dict[str, str | None] = {}
     for job in jobs:
-        needed = not records.finished(job, configs[job], None) and (recorded[job] or not report_only)
-        if needed and data[job] not in sums:
-            sums[data[job]] = fingerprint(nested[job].get("data"))
+        # None: a finished run is believed without reading its data again
+        needs_checksum = not records.finished(job, configs[job], None) and (recorded[job] or not report_only)
+        if needs_checksum and data[job] not in sums:
+            sums[data[job]] = prepare_and_checksum(nested[job].get("data"))
     tasks = [Task(job, configs[job], sums.get(data[job])) for job in jobs]
     _check(tasks, report_only, rerun_changed)
     for task in tasks:
@@ -153,7 +155,7 @@ def _run(comparison: Comparison, tasks: list[Task], to_do: list[Task], parallel:
                 if ended is not None:
                     task, error = ended
                     board.open.remove(task)
-                    board.say(error or f"{task.job.name}: {_row(task.job.finished)}")
+                    board.say(error or f"{task.job.name}: {_row(task.job.as_run)}")
                     failed += error is not None
                     if error is None:
                         records.keep(task.job, [comparison.report_folder, *map(Path, comparison.also)])
@@ -190,7 +192,7 @@ def _report_of(comparison: Comparison, tasks: list[Task]) -> None:
     if not ready:
         raise UserError(f"compare: runs: got no finished run of {comparison.name}; run it first")
     order = list(comparison.strategies)
-    runs = [job.finished for job in sorted(ready, key=lambda job: (order.index(job.label), job.seed))]
+    runs = [job.as_run for job in sorted(ready, key=lambda job: (order.index(job.label), job.seed))]
     labels = [run.strategy for run in runs]
     baseline = comparison.baseline if comparison.baseline in labels else labels[0]  # until the baseline is finished
     missing = [task.job.name for task in tasks if task.job not in ready]
@@ -224,7 +226,7 @@ def _report(
     runs: list[Run], folder: Path, name: str, baseline: str, missing: list[str], deviations: list[str] | None = None
 ) -> Path:
     tables = read_runs(runs)
-    for difference in page.mixed(tables):
+    for difference in page.complaints(tables):
         print(f"warning: runs differ in more than strategy and seed: {difference}")
     return page.write(tables, folder, name=name, baseline=baseline, missing=missing, deviations=deviations)
 
@@ -266,7 +268,7 @@ def _fit_parser() -> LightningArgumentParser:
     return fit_parser()
 
 
-def fingerprint(data: dict[str, Any] | None) -> str | None:
+def prepare_and_checksum(data: dict[str, Any] | None) -> str | None:
     """Checksum of the data of a configuration, which is prepared before several runs start with it; None for a task.
 
     Raises:
@@ -280,7 +282,7 @@ def fingerprint(data: dict[str, Any] | None) -> str | None:
         raise mistake_in(error) or error from error
     module.prepare_data()
     module.setup("fit")
-    return records.fingerprint(module)
+    return records.checksum_of(module)
 
 
 def _parser() -> ArgumentParser:

@@ -14,6 +14,7 @@ from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_info
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
+from kerple.base.atomic import write
 from kerple.base.checkpoint_io import AtomicCheckpointIO
 from kerple.base.directories import fit_directory, test_directory
 from kerple.base.errors import UserError
@@ -44,7 +45,7 @@ class StoreConfig(SaveConfigCallback):
         while path.exists() and path.read_text(encoding="utf-8") != self.text:
             resumption += 1
             path = directory / f"config-resumed-{resumption}.yaml"
-        path.write_text(self.text, encoding="utf-8")
+        write(path, self.text)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint[CONFIG] = yaml.safe_load(self.text)

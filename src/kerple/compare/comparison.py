@@ -198,8 +198,8 @@ class Job:
         return self.directory / "checkpoints" / "last.ckpt"
 
     @property
-    def finished(self) -> Run:
-        """The finished run."""
+    def as_run(self) -> Run:
+        """The run as reports read it; its files exist only once it is finished."""
         return Run(self.label, self.seed, self.test_folder, self.part)
 
     def beside(self, suffix: str) -> Path:

@@ -127,8 +127,9 @@ def _call(main: Callable[[list[str]], None], arguments: tuple[str, ...]) -> None
 def _finish(task: Task, call: Callable[..., None]) -> None:
     job = task.job
     resumed = job.checkpoint.is_file()
-    fitted = resumed and any(records.described(path.parent) for path in job.directory.glob(f"*/{results.ABOUT}"))
-    if job.fit and not fitted:
+    # another test of this run is complete; otherwise a fit that has ended is called once more, and ends at once
+    tested_before = resumed and any(records.described(path.parent) for path in job.directory.glob(f"*/{results.ABOUT}"))
+    if job.fit and not tested_before:
         if not resumed:
             remove(job.directory)
         # a path instead of "last", which would take the newest version of this folder, even one made by hand

@@ -18,8 +18,8 @@ from kerple.compare.context_gain import context_figures
 from kerple.compare.figures import figures, save
 from kerple.compare.findings import findings
 from kerple.compare.page_data import page_figures
-from kerple.compare.runs import PLACES, RESULT, Run, Runs
-from kerple.compare.statistics import in_tokens, summarise
+from kerple.compare.runs import PLACES, Run, Runs
+from kerple.compare.statistics import CELL, in_tokens, summarise
 
 LATEX_HEAD = "% \\usepackage{booktabs,graphicx}\n"
 PROTOCOLS = {
@@ -71,7 +71,7 @@ def write(
             table.to_csv(folder / f"{file}.csv", index=False, float_format=digits)
 
     main, details = _tables(summary, runs, baseline)
-    differences = mixed(runs)
+    differences = complaints(runs)
     warning = f"Runs differ in more than strategy and seed: {'; '.join(differences)}.\n\n" if differences else ""
     otherwise = f"Not as planned: {'; '.join(deviations)}.\n\n" if deviations else ""
     markdown = f"{otherwise}# {name}\n\n{warning}" + "\n".join(table.markdown() for table in (*main, *details))
@@ -142,7 +142,7 @@ def _tables(summary: pd.DataFrame, runs: Runs, baseline: str) -> tuple[list[tabl
     return [table for table in main if table], [table for table in details if table]
 
 
-def mixed(runs: Runs) -> list[str]:
+def complaints(runs: Runs) -> list[str]:
     """Describe differences between runs that make a comparison meaningless; none if it is sound.
 
     These are settings, other than the seed, in which runs of one strategy differ, because their mean has no meaning;
@@ -176,7 +176,7 @@ def _precisions(runs: Runs) -> list[str]:
 def _unequal(results: pd.DataFrame) -> list[str]:
     """Protocols that scored different numbers of targets in different runs, each at the first such length."""
     complaints: dict[str, str] = {}
-    for (_, protocol, length), group in results.groupby(RESULT, sort=False):
+    for (_, protocol, length), group in results.groupby(CELL, sort=False):
         usual = group["count"].mode()[0]
         counts = [f"{usual:,.0f}"]
         for count, odd in group[group["count"] != usual].groupby("count", sort=False):

@@ -88,7 +88,7 @@ def _named(config: dict[str, Any]) -> dict[str, Any]:
     return json.loads(text, parse_constant=str)
 
 
-def fingerprint(data: Any) -> str | None:
+def checksum_of(data: Any) -> str | None:
     """A checksum of all data that a data module reads; None for a task, which reads nothing.
 
     Args:
@@ -103,7 +103,7 @@ def complete(job: Job, config: dict[str, Any], data: str | None) -> None:
     Raises:
         UserError: If the test left no results.
     """
-    read([job.finished])
+    read([job.as_run])
     _, about = results.read(job.test_folder)
     written, cost = job.directory / "config.yaml", job.directory / "cost.json"
     if written.is_file():  # the precision was chosen where the run began
@@ -139,7 +139,7 @@ def take(job: Job, config: dict[str, Any], data: str | None, record: Path) -> st
             return f"was trained on other data: with Python {python}, here is {platform.python_version()}"
         if run["test"] != job.settings_of_test:
             return "was tested otherwise"
-        read([replace(job.finished, folder=record)])  # all of it, so that a damaged one cannot spoil the report
+        read([replace(job.as_run, folder=record)])  # all of it, so that a damaged one cannot spoil the report
         _copy(record, job.test_folder)
     except UNREADABLE as error:
         return f"cannot be read ({type(error).__name__}: {error})"

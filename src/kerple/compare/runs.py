@@ -12,11 +12,10 @@ import pandas as pd
 import yaml
 
 from kerple.base.errors import UserError
-from kerple.compare.statistics import LOGARITHMIC
+from kerple.compare.statistics import CELL, LOGARITHMIC
 from kerple.evaluation import results
 
 RUN_KEYS = ["strategy", "seed"]
-RESULT = ["metric", "protocol", "length"]
 REPORT_TABLES = ("results", "summary", "costs")  # that the report writes beside those of the analyses
 SEED_FOLDER = re.compile(r"seed-\d+(_v\d+)?")  # the name that `fit` gives, below a folder of the strategy
 
@@ -168,7 +167,7 @@ def read(runs: Iterable[Run]) -> Runs:
         for name, of_analysis in _analyses(run.folder):
             analyses.setdefault(name, []).append(of_analysis.assign(**key, **part))
     all_cells = pd.concat(cells, ignore_index=True)
-    twice = all_cells[all_cells.duplicated([*RUN_KEYS, *RESULT], keep=False)]
+    twice = all_cells[all_cells.duplicated([*RUN_KEYS, *CELL], keep=False)]
     if len(twice):
         names = ", ".join(dict.fromkeys(twice["folder"]))
         raise UserError(
@@ -180,8 +179,8 @@ def read(runs: Iterable[Run]) -> Runs:
     together.trained.update({protocol: next(iter(of)) if len(of) == 1 else None for protocol, of in lengths.items()})
     return replace(
         together,
-        results=all_cells[[*RUN_KEYS, *RESULT, "value", "sum", "count"]],
-        blocks=pd.concat(blocks, ignore_index=True)[[*RUN_KEYS, *RESULT, "block", "sum", "count"]],
+        results=all_cells[[*RUN_KEYS, *CELL, "value", "sum", "count"]],
+        blocks=pd.concat(blocks, ignore_index=True)[[*RUN_KEYS, *CELL, "block", "sum", "count"]],
         costs=pd.DataFrame(costs, columns=None if costs else RUN_KEYS),
     )
 
@@ -196,7 +195,7 @@ def _of_text(table: pd.DataFrame, about: dict[str, Any]) -> pd.DataFrame:
         if len(set(groups := evaluation.get("groups") or [])) > 1:
             mine = blocks["protocol"].isin(evaluation["protocols"])
             named = blocks[mine].assign(block=[groups[block] for block in blocks["block"][mine]])
-            added = named.groupby([*RESULT, "block"], sort=False, as_index=False)[["sum", "count"]].sum()
+            added = named.groupby([*CELL, "block"], sort=False, as_index=False)[["sum", "count"]].sum()
             blocks = pd.concat([blocks[~mine], added])
     return blocks
 

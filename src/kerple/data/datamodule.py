@@ -109,11 +109,11 @@ class TokenShards(ShardOptions, LightningDataModule):
             orders.append(Order(len(streams[-1]), self.length, self.seed, number))
             weights.append(weight)
         rank, ranks = rank_in(self)
-        together = self.batch_size * ranks
-        batches = self._batches(sum(order.samples for order in orders), together)
+        samples = self.batch_size * ranks  # of all ranks
+        batches = self._batches(sum(order.samples for order in orders), samples)
         mixture = Mixture(orders, weights, self.seed)
         dataset = TrainingBatches(streams, mixture, self.length, self.batch_size, batches, rank, ranks)
-        return BatchLoader(dataset, together, self.workers, self._pin_memory())
+        return BatchLoader(dataset, samples, self.workers, self._pin_memory())
 
     def val_dataloader(self) -> EvaluationLoader:
         """Batches of segments of `length` targets from the beginning of the validation split.
@@ -207,18 +207,18 @@ class TokenShards(ShardOptions, LightningDataModule):
         sums = [folder.manifest.splits["train"].sha256 for folder, _ in self._training_folders]
         return hashlib.sha256(repr(sums).encode()).hexdigest()
 
-    def _batches(self, samples_in_corpus: int, together: int) -> int:
-        """Number of micro-batches in an epoch, of `together` samples each."""
+    def _batches(self, samples_in_corpus: int, samples: int) -> int:
+        """Number of micro-batches in an epoch, of so many samples each."""
         trainer = self.trainer
         if self.samples is not None:
-            batches = self.samples // together
+            batches = self.samples // samples
         elif trainer is not None and trainer.max_steps > 0:
             return trainer.max_steps * trainer.accumulate_grad_batches
         else:
-            batches = samples_in_corpus // together
+            batches = samples_in_corpus // samples
         if batches == 0:
             raise UserError(
-                f"data.batch_size: got {self.batch_size}, {together} samples on all devices, but there are only "
+                f"data.batch_size: got {self.batch_size}, {samples} samples on all devices, but there are only "
                 f"{self.samples or samples_in_corpus}; use a smaller batch_size or length, or a larger corpus"
             )
         return batches

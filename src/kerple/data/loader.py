@@ -52,16 +52,17 @@ class TrainingBatches(Dataset[Batch]):
     ) -> None:
         self.streams, self.order, self.length = streams, order, length
         self.batch_size, self.batches, self.rank, self.ranks = batch_size, batches, rank, ranks
-        self.together = -(-LOCATED // batch_size)  # batches
+        self.batches_at_once = -(-LOCATED // batch_size)
         self.located: tuple[int, NDArray[np.int64]] = -1, np.empty((0, 2, 0), np.int64)
 
     def __len__(self) -> int:
         return self.batches
 
     def __getitem__(self, index: int) -> Batch:
-        group, number = divmod(index % self.batches, self.together)
+        group, number = divmod(index % self.batches, self.batches_at_once)
         if self.located[0] != group:
-            batches = np.arange(group * self.together, min((group + 1) * self.together, self.batches))  # (K,)
+            first = group * self.batches_at_once
+            batches = np.arange(first, min(first + self.batches_at_once, self.batches))  # (K,)
             samples = (batches[:, None] * self.ranks + self.rank) * self.batch_size + np.arange(self.batch_size)
             located = np.stack(self.order.locate(samples.ravel()))  # (2, K · B): stream and first token
             self.located = group, located.reshape(2, len(batches), self.batch_size).swapaxes(0, 1)

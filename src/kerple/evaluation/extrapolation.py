@@ -102,7 +102,7 @@ class Extrapolation(Analysis):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         if stage == "test":
-            if trainer.limit_test_batches != 1:
+            if trainer.limit_test_batches != 1:  # 1.0, Lightning's default, is no limit
                 raise UserError(
                     f"trainer.limit_test_batches: got {trainer.limit_test_batches}, but Extrapolation reads blocks, "
                     "not batches; use its option blocks, or segments with sampling: paper"

@@ -139,7 +139,10 @@ class Position(Constrained, ABC):
 
     @hook
     def weight(self, distance: Tensor) -> Tensor | None:
-        """Return the factor of a scaled score at these distances, before the bias is added, (N,) -> (H, N) fp32."""
+        """Return the factor of a scaled score at these distances, before the bias is added, (N,) -> (H, N) fp32.
+
+        It is no parameter, but may be computed from some.
+        """
         return None
 
     @hook

@@ -22,7 +22,8 @@ class TokenPositions:
     Args:
         rows: (T,) int64, 0 for the first token of the input.
         positions: (T,) int64, or (B, T) where they differ between sequences.
-        contiguous: Whether positions are rows plus a constant. If not, functions of distance are computed pair by pair.
+        contiguous: Whether positions are rows plus a constant; it has nothing to do with memory. If not, functions of
+            distance are computed pair by pair.
         places: The place that a task gives each token, (B, T) int64, 0 for none; None where there is no such task.
         window: Number of keys that a query sees in this layer, or None for all before it.
     """

@@ -17,6 +17,7 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from kerple.attention.backend import forget, used
+from kerple.base.atomic import write
 from kerple.evaluation.typed import log_directory, untyped
 from kerple.positions import Position
 from kerple.training.provenance import git
@@ -85,7 +86,7 @@ class Throughput(Callback):
             "attention": [asdict(backend) for backend in used],
             "environment": environment(trainer, pl_module.device),
         }
-        path.write_text(json.dumps(cost, indent=1) + "\n", encoding="utf-8")
+        write(path, json.dumps(cost, indent=1) + "\n")
 
     def state_dict(self) -> dict[str, Any]:
         return {"rates": self.rates, "peak": self.peak}
