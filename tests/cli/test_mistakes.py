@@ -1,5 +1,6 @@
 """Mistakes that users make: each is one line on standard error and exit status 2."""
 
+import logging
 import multiprocessing
 import os
 import resource
@@ -9,7 +10,7 @@ import pytest
 import yaml
 
 from kerple.base.errors import UserError
-from kerple.cli.compare import fingerprint
+from kerple.cli.compare import prepare_and_checksum
 from kerple.cli.main import main
 from kerple.training import provenance
 from tests.cli.tiny import TINY
@@ -110,7 +111,7 @@ def test_an_unknown_option_of_a_strategy_in_a_comparison(tmp_path, capsys):
 def test_data_of_a_comparison_that_cannot_be_built():
     data = TINY["data"] | {"init_args": TINY["data"]["init_args"] | {"length": 5}}
     with pytest.raises(UserError, match=r"^data.length: got 5 tokens, but copy .* set it to 6 or more"):
-        fingerprint(data)
+        prepare_and_checksum(data)
 
 
 def _fit_on_a_full_disk(folder, log):
@@ -143,13 +144,15 @@ def test_a_run_that_diverges(tmp_path, capsys):
     assert "not finite" in line
 
 
-def test_a_path_with_brackets_and_accents_or_bytes_that_are_no_unicode(tmp_path, capsys):
+@pytest.mark.filterwarnings("ignore")
+def test_a_path_with_brackets_and_accents_or_bytes_that_are_no_unicode(tmp_path, capsys, monkeypatch):
     folder = tmp_path / "a[b] {c} é"
     main(["fit", config(tmp_path), f"--run_dir={folder}/run[1]"])
     main(["test", f"--ckpt_path={folder}/run[1]/checkpoints/last.ckpt"])
     assert (folder / "run[1]" / "test" / "config.yaml").is_file()
     main(["fit", config(tmp_path), f"--run_dir={folder}/run[1]", "--ckpt_path=last"])
 
+    monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)  # pytest-xdist cannot send such a path
     latin = folder.rename(tmp_path / os.fsdecode(b"caf\xe9"))
     main(["test", f"--ckpt_path={latin}/run[1]/checkpoints/last.ckpt", f"--run_dir={tmp_path}/test"])
     capsys.readouterr()

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from kerple.base.errors import UserError
-from kerple.compare.records import fingerprint
+from kerple.compare.records import checksum_of
 from kerple.data import TokenShards
 from kerple.data import loader as loading
 from kerple.data.shards import verify
@@ -87,11 +87,11 @@ def test_the_checksum_of_data_is_that_of_what_is_read(module, prepared, json_lin
     small_build(tmp_path / "other", json_lines, tokenizer=str(prepared), shares=(0.7, 0.2, 0.1))
     small_build(tmp_path / "recut", json_lines, tokenizer=str(prepared), part=100_000)
     recut = module(directory=str(tmp_path / "recut")).checksum()
-    assert recut == data.checksum() == fingerprint(data)
+    assert recut == data.checksum() == checksum_of(data)
     mixture = {str(prepared): 1.0, str(tmp_path / "recut"): 1.0}
     others = [module(directory=str(tmp_path / "other")).checksum(), module(mixture=mixture).checksum()]
     assert len({data.checksum(), *others}) == 3
-    assert fingerprint(TaskData(Copy(), 42)) is None
+    assert checksum_of(TaskData(Copy(), 42)) is None
 
 
 def test_shards_that_are_prepared_are_not_hashed_again(module, monkeypatch):

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from kerple.base.errors import UserError
 from kerple.base.precision import choose
-from kerple.base.shipped_configs import found, with_shipped_configs
+from kerple.base.shipped_configs import config_path, with_shipped_configs
 from kerple.cli.fit import checkpoint_first
 from kerple.cli.parser import fit_parser, mistake_in
 from kerple.cli.reading import read
@@ -205,7 +205,7 @@ def _report_of(comparison: Comparison, tasks: list[Task]) -> None:
 
 def _deviations(path: str, tasks: list[Task]) -> list[str]:
     """What is otherwise in the finished runs than in the plan, which is the configuration of a comparison."""
-    plan = _comparison(_options(["--config", found(path)]))
+    plan = _comparison(_options(["--config", config_path(path)]))
     planned = {job.name: job for job in plan.jobs()}
     finished = {task.job.name: task.job for task in tasks if task.finished}
     complaints = [f"{name} is not there" for name in planned if name not in finished]
