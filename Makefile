@@ -5,7 +5,7 @@ RUN := $(VENV)/bin/python
 # make demo STEPS=200: so many steps a model, in folders of their own
 SMALLER = $(if $(STEPS),--flags '{"trainer.max_steps": $(STEPS)}' --runs logs/quick-$(STEPS) --output logs/quick-$(STEPS)/report)
 
-.PHONY: demo pretrained test test-slow lint format docs bench gpu gpu-toy clean
+.PHONY: demo pretrained test test-slow lint format docs bench gpu gpu-bundle gpu-toy clean
 .DEFAULT_GOAL := help
 
 help: ## list these commands
@@ -75,11 +75,28 @@ $(VENV)/docs: $(VENV)/ready requirements-docs.txt
 bench: $(VENV)/ready ## a training step beside hand-written blocks and other libraries; NAME=processor keeps the record
 	$(RUN) -m benchmarks.peers $(if $(NAME),--name $(NAME))
 
-# on a machine with a GPU python3 has torch for it already: nothing is installed
-gpu: ## what a GPU has to show, a line as soon as it is measured; GPU="step attention --deadline 540" for some
-	PYTHONPATH=src $(PYTHON) -m benchmarks.gpu $(GPU)
+# A machine with a GPU has torch for it already, and may have no network: what else is needed comes in a folder.
+BUNDLE := data/gpu-bundle
+GPU_WHEELS = $(shell grep -E '^(braceexpand|docstring_parser|jsonargparse|lightning-bolts|typeshed_client|webdataset|zstandard)==' requirements.txt)
+GPU_PYTHON ?= 3.12
+gpu-bundle: $(BUNDLE)/shards/manifest.json ## wheels (for GPU_PYTHON=3.12) and shards that `make gpu` takes to a machine without a network
+	rm -rf $(BUNDLE)/wheels $(BUNDLE)/site
+	$(PIP) download --quiet --no-deps --only-binary=:all: --ignore-requires-python --python-version $(GPU_PYTHON) \
+	  --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
+	  --dest $(BUNDLE)/wheels $(GPU_WHEELS)
+	@size=$$( (git ls-files -z; find $(BUNDLE) -type f -print0) | du --bytes --total --files0-from=- | tail -1 | cut -f1); \
+	  echo "make: this tree and $(BUNDLE) have $$((size >> 20)) MiB"; test $$size -lt $$((60 << 20))
 
-gpu-toy: $(VENV)/ready ## the same on the CPU at a toy size
+$(BUNDLE)/shards/manifest.json: $(VENV)/ready
+	$(RUN) run.py prepare --config configs/gpu.yaml --data.corpus '$(VENV)/lib/python3*/site-packages/torch*/**/*.py'
+
+gpu: ## what a GPU has to show, a line as soon as it is measured; GPU="step attention --deadline 540" for some
+	@test ! -d $(BUNDLE)/wheels || $(PYTHON) -m pip install -qqq --no-index --no-deps --upgrade --find-links $(BUNDLE)/wheels \
+	  --target $(BUNDLE)/site $(GPU_WHEELS) || { echo "make: $(BUNDLE)/wheels has not what requirements.txt names for" \
+	  "$$($(PYTHON) --version): make gpu-bundle GPU_PYTHON=..."; exit 1; }
+	PYTHONPATH=src:$(BUNDLE)/site $(PYTHON) -m benchmarks.gpu $(GPU)
+
+gpu-toy: $(BUNDLE)/shards/manifest.json ## the same on the CPU at a toy size
 	PYTHONPATH=src $(RUN) -m benchmarks.gpu --toy $(GPU)
 
 clean: ## remove the virtual environment and caches; data and logs stay

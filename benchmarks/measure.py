@@ -1,5 +1,6 @@
 """Interleaved timings, memory above a baseline, and the machine's description for a record."""
 
+import hashlib
 import os
 import platform
 import subprocess
@@ -63,5 +64,8 @@ def machine() -> dict[str, object]:
 
 
 def record() -> dict[str, object]:
-    """The head of a record: when and on what it was measured."""
-    return {"when": datetime.now(UTC).isoformat(timespec="seconds"), "machine": machine()}
+    """The head of a record: when, of what code and on what it was measured."""
+    root = Path(__file__).parents[1]  # a checksum, because a copy of the files has no commit
+    files = sorted(path for folder in ("src", "benchmarks") for path in (root / folder).rglob("*.py"))
+    code = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
+    return {"when": datetime.now(UTC).isoformat(timespec="seconds"), "code": code, "machine": machine()}

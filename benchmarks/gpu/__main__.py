@@ -28,8 +28,8 @@ from kerple.evaluation import results
 ROOT = Path(__file__).parents[2]
 STRATEGIES = ("KerpleLog", "ALiBi", "RoPE", "T5", "NoPE")
 TOY = [  # sizes at which a CPU trains in seconds
-    "--model.layers=2", "--model.dim=32", "--model.heads=2", "--model.compile=false", "--data.corpus=stdlib",
-    "--data.vocabulary=512", "--data.length=32", "--data.batch_size=4", "--data.validation_segments=4",
+    "--model.layers=2", "--model.dim=32", "--model.heads=2", "--model.compile=false",
+    "--data.length=32", "--data.batch_size=4", "--data.validation_segments=4",
     "--trainer.accelerator=cpu", "--trainer.precision=32-true", "--trainer.val_check_interval=4",
     "--trainer.log_every_n_steps=1",
     '--trainer.callbacks=[{"class_path": "LastCheckpoint"}, {"class_path": "Throughput"}, '
@@ -66,7 +66,7 @@ def parity(dtype: str, toy: bool, out: Path) -> dict[str, Any]:
 
 
 def trained(steps: int, name: str, toy: bool) -> dict[str, Any]:
-    """Fit and test one strategy as `run.py compare` does, on the largest built-in corpus; perplexity by length.
+    """Fit and test one strategy as `run.py compare` does, on the bundle's shards; perplexity by length.
 
     A fit that was cut off goes on from its last checkpoint.
     """
@@ -78,11 +78,14 @@ def trained(steps: int, name: str, toy: bool) -> dict[str, Any]:
     cost = json.loads((folder / "cost.json").read_text())
     cells = results.totals(results.read(folder / "test")[0]).query("metric == 'ppl' and protocol == 'full'")
     perplexity = dict(zip(cells["length"].tolist(), cells["value"].tolist(), strict=True))
-    return {"tokens per second": cost["tokens_per_second"], "perplexity": perplexity}
+    speed = {"tokens per second": cost["tokens_per_second"], "compilation, seconds": cost["compilation_seconds"]}
+    return {**speed, "perplexity": perplexity}
 
 
 def _command(*arguments: str) -> None:
-    subprocess.run([sys.executable, "run.py", *arguments], cwd=ROOT, check=True)
+    done = subprocess.run([sys.executable, "run.py", *arguments], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise RuntimeError((done.stderr.splitlines() or [f"run.py ended with {done.returncode}"])[-1])
 
 
 def measurements(toy: bool, out: Path) -> dict[str, Callable[[], dict[str, Any]]]:
@@ -109,12 +112,15 @@ def measurements(toy: bool, out: Path) -> dict[str, Callable[[], dict[str, Any]]
 
 
 def read(paths: list[Path]) -> dict[str, dict[str, Any]]:
-    """The lines of earlier runs by the name of their measurement; later ones win, and half a line is none."""
-    rows = {}
+    """Earlier lines of this code by the name of their measurement; later ones win, and half a line is none."""
+    rows, code = {}, record()["code"]
     for line in (line for path in paths if path.exists() for line in path.read_text().splitlines()):
         try:
             row = json.loads(line)
         except json.JSONDecodeError:  # of a run that was cut off while it wrote
+            continue
+        if row.get("code") != code:
+            print(f"{row['name']}: was measured of other code ({row.get('code')}, here {code}): it counts as missing")
             continue
         rows[row["name"]] = row
     return rows
@@ -153,8 +159,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.toy:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    elif not torch.cuda.is_available():
-        parser.error("there is no CUDA device here; --toy makes the measurements on the CPU")
+    elif not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):
+        parser.error("there is no CUDA device of compute capability 8.0 here; --toy makes the measurements on the CPU")
     out = options.out or ROOT / "logs" / ("gpu-toy" if options.toy else "gpu") / "records"
     out.mkdir(parents=True, exist_ok=True)
     calls = measurements(options.toy, out)
@@ -174,8 +180,8 @@ def main() -> None:
         seconds, head = time.monotonic() - start, record()
         gpu = head["machine"]["gpu"]  # type: ignore[index]
         rows[name] = {"name": name, "gpu": gpu, "seconds": seconds, "error": error, "result": result, **head}
-        with (out / "rows.jsonl").open("a") as file:
-            file.write(json.dumps(rows[name]) + "\n")
+        with (out / "rows.jsonl").open("a") as file:  # half a line may stand at its end
+            file.write("\n" + json.dumps(rows[name]) + "\n")
     _finish(out, rows, list(calls))
 
 
@@ -191,4 +197,7 @@ def _stop(out: Path, rows: dict[str, dict[str, Any]], names: list[str], *_: obje
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except OSError as error:  # a disk that is full, or a folder that cannot be written to
+        sys.exit(f"benchmarks.gpu: {error}")

@@ -53,7 +53,7 @@ class LanguageModel(LightningModule):
         warmup: Share of ``trainer.max_steps`` in which the learning rate rises linearly.
         final_lr: Share of the peak at which the learning rate ends.
         decay: Share of ``trainer.max_steps`` in which ``wsd`` falls.
-        compile: Whether network and loss are compiled by torch.compile; a mapping holds options for it.
+        compile: Whether network and loss are compiled by torch.compile in a fit; a mapping holds options for it.
         **options: Options of the network, see `kerple.model.architecture.Architecture`.
 
     Raises:
@@ -117,7 +117,7 @@ class LanguageModel(LightningModule):
                 "for; use the data it was trained on, or train a model for this data"
             )
         self.attach(data)
-        if self.compile_options:
+        if self.compile_options and stage == "fit":  # a test has few batches of many lengths, and each compiles again
             self.network.compile(**(self.compile_options if isinstance(self.compile_options, dict) else {}))
 
     def attach(self, data: object) -> None:

@@ -28,9 +28,10 @@ class Throughput(Callback):
 
     A rate counts the targets of all devices in ``trainer.log_every_n_steps`` optimiser steps. Its time includes waiting
     for data but not validation. The first rate is left out, because the first step allocates, compiles and warms
-    caches. ``cost.json`` has the median rate, which a busy moment of the machine does not change, the peak memory, the
-    numbers of parameters, and the environment. Memory is the largest size of all tensors on a CUDA
-    device, or the largest resident size of the process on a CPU. Checkpoints hold the rates and the memory.
+    caches. ``cost.json`` has the median rate, which a busy moment of the machine does not change, the seconds that
+    torch.compile took in this process, the peak memory, the numbers of parameters, and the environment. Memory is the
+    largest size of all tensors on a CUDA device, or the largest resident size of the process on a CPU. Checkpoints hold
+    the rates and the memory.
     """
 
     def __init__(self) -> None:
@@ -77,8 +78,11 @@ class Throughput(Callback):
         path = log_directory(trainer) / "cost.json"
         if not trainer.is_global_zero or (path.exists() and self._intervals is None):
             return  # the latter: a finished run was resumed, and this process has not trained
+        from torch._dynamo.utils import calculate_time_spent  # slow to import, and by now imported by the optimiser
+
         cost = {
             "tokens_per_second": median(self.rates) if self.rates else None,
+            "compilation_seconds": calculate_time_spent()["total_wall_time"],
             "peak_memory_bytes": self.peak,
             "parameters": sum(p.numel() for p in pl_module.parameters()),
             "position_parameters": position_parameters(pl_module),
