@@ -9,11 +9,11 @@ import torch
 import yaml
 from jsonargparse import ArgumentParser
 from pytorch_lightning.strategies import Strategy
-from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from kerple.base.errors import UserError
 from kerple.cli.lightning import CLI
 from kerple.training.language_model import LanguageModel
+from kerple.training.sharding import ShardedBlocks
 from tests.parsers import build_parsers_once
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -89,9 +89,9 @@ def test_a_seed_may_be_a_date() -> None:
     assert model.network.positions[0].seed == 20251123
 
 
-def test_fsdp_wraps_block_by_block() -> None:
+def test_fsdp_is_that_which_keeps_strategies_in_fp32() -> None:
     config = parsed("--config", str(CONFIGS / "demo.yaml"), "--trainer", str(CONFIGS / "trainer" / "fsdp.yaml"))
     parser = ArgumentParser()
     parser.add_subclass_arguments(Strategy, "strategy")
     strategy = parser.instantiate_classes(parser.parse_object({"strategy": config.trainer.strategy.as_dict()}))
-    assert isinstance(strategy.strategy.kwargs["auto_wrap_policy"], ModuleWrapPolicy)
+    assert isinstance(strategy.strategy, ShardedBlocks)

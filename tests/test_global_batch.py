@@ -4,23 +4,23 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from pytorch_lightning import Callback, Trainer, seed_everything
 from pytorch_lightning.plugins import MixedPrecision
-from pytorch_lightning.strategies import FSDPStrategy
 from pytorch_lightning.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 from torch import Tensor
 from torch.distributed.fsdp import FullyShardedDataParallel
-from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.utils.data import DataLoader
 
-from kerple.model.block import Block
-from kerple.positions import KerpleLog
+from kerple.model import Batch
+from kerple.positions import ALiBi, KerpleLog, Position
 from kerple.tasks import Addition, TaskData
 from kerple.tasks.accuracy import TaskAccuracy
 from kerple.training.language_model import LanguageModel
+from kerple.training.sharding import ShardedBlocks
 from tests.toy import ToyData
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -32,7 +32,20 @@ QUIET: dict[str, Any] = {
 
 
 class Kept(LanguageModel):
-    """Keeps the gradient of the last step as it comes to be clipped."""
+    """Keeps the gradient of the last step as it comes to be clipped, the strategy's table and a block's dtype."""
+
+    def training_step(self, batch: Batch, index: int) -> Tensor:
+        self.table = self.network.positions[0].bias(torch.arange(9.0)).detach()
+        tensors = [*self.network.positions.parameters(), *self.network.positions.buffers()]
+        self.dtypes = sorted({str(x.dtype) for x in tensors})
+        hook = (
+            self.network.blocks[0]
+            .mlp[0]
+            .register_forward_pre_hook(lambda layer, _: setattr(self, "dtype_of_block", str(layer.weight.dtype)))
+        )
+        # on a GPU, Lightning does this
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.trainer.precision == "bf16-mixed"), hook:
+            return super().training_step(batch, index)
 
     def configure_gradient_clipping(self, *args: Any, **kwargs: Any) -> None:
         wrapped = self.trainer.strategy.model
@@ -49,17 +62,19 @@ class Forked(_MultiProcessingLauncher):
     def _recover_results_in_main_process(self, *_: Any) -> None: ...
 
 
-class Sharded(FSDPStrategy):
+class Sharded(ShardedBlocks):
     """FSDP as configs/trainer/fsdp.yaml has it, on the CPU, which Lightning does not know."""
 
     def _configure_launcher(self) -> None:
         self._launcher = Forked(self, start_method="fork")
 
     def _setup_model(self, model: torch.nn.Module) -> torch.nn.Module:
-        blocks = ModuleWrapPolicy({Block})
-        return FullyShardedDataParallel(
-            model, device_id=torch.device("cpu"), auto_wrap_policy=blocks, use_orig_params=True
-        )
+        def init(*args: Any, **options: Any) -> None:
+            on_gpu(*args, **options | {"device_id": torch.device("cpu")})
+
+        on_gpu = FullyShardedDataParallel.__init__
+        with patch.object(FullyShardedDataParallel, "__init__", init):
+            return super()._setup_model(model)
 
 
 class Write(Callback):
@@ -71,12 +86,13 @@ class Write(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: Kept) -> None:
         logged = {k: v for k, v in trainer.callback_metrics.items() if isinstance(v, Tensor)}
         if trainer.is_global_zero:
-            torch.save(logged | {"gradient": pl_module.gradient}, self.file)
+            of_module = {name: getattr(pl_module, name) for name in ("gradient", "table", "dtypes", "dtype_of_block")}
+            torch.save(logged | of_module, self.file)
 
 
-def model() -> Kept:
+def model(position: type[Position] = KerpleLog) -> Kept:
     seed_everything(0, verbose=False)
-    return Kept(KerpleLog, TaskData(Addition(), LENGTH, 3).vocabulary, LENGTH, layers=1, dim=16, heads=2)
+    return Kept(position, TaskData(Addition(), LENGTH, 3).vocabulary, LENGTH, layers=1, dim=16, heads=2)
 
 
 def data(batch_size: int) -> TaskData:
@@ -85,7 +101,13 @@ def data(batch_size: int) -> TaskData:
 
 
 def step(
-    folder: Path, batch_size: int, accumulate: int = 1, processes: int = 1, sharded: bool = False
+    folder: Path,
+    batch_size: int,
+    accumulate: int = 1,
+    processes: int = 1,
+    sharded: bool = False,
+    position: type[Position] = KerpleLog,
+    **options: Any,
 ) -> dict[str, Any]:
     """Gradient and logs of one step over the first batch_size · accumulate · processes problems."""
     folder.mkdir(exist_ok=True)
@@ -93,10 +115,10 @@ def step(
         **QUIET, max_steps=1, accumulate_grad_batches=accumulate, devices=processes, default_root_dir=folder,
         strategy=Sharded() if sharded else "ddp_fork" if processes > 1 else "auto", num_sanity_val_steps=0,
         callbacks=[Write(folder / "logged.pt"), TaskAccuracy()], log_every_n_steps=1, val_check_interval=accumulate,
-        check_val_every_n_epoch=None, limit_val_batches=0 if sharded else None,
+        check_val_every_n_epoch=None, limit_val_batches=0 if sharded else None, **options,
     )  # fmt: skip
-    module = model()
-    module.optimiser["lr"] = 1e-12  # validation comes after the step: it shall be of the same weights
+    module = model(position)
+    module.lr = 1e-12  # validation comes after the step: it shall be of the same weights
     trainer.fit(module, data(batch_size))
     return torch.load(folder / "logged.pt", weights_only=True)
 
@@ -119,7 +141,7 @@ def test_a_last_step_of_fewer_micro_batches_has_the_gradient_of_their_mean() -> 
     generator = torch.Generator().manual_seed(0)
     text = [{"tokens": torch.randint(12, (2, LENGTH + 1), generator=generator)} for _ in range(3)]
     trainer, ours = Trainer(**QUIET, max_steps=2, accumulate_grad_batches=2), model()
-    ours.optimiser["lr"] = 1e-12  # so that both steps are of the same weights
+    ours.lr = 1e-12  # so that both steps are of the same weights
     trainer.fit(ours, DataLoader(text, batch_size=None))
     expected = model()
     expected.network.losses(text[2]["tokens"]).mean().backward()
@@ -139,6 +161,20 @@ def test_the_gradient_is_that_of_the_mean_over_the_targets_of_the_global_batch(
     assert logged["gradient"].keys() == gradient.keys()
     for name, expected in gradient.items():
         torch.testing.assert_close(logged["gradient"][name], expected, rtol=1e-4, atol=1e-7, msg=name)
+
+
+@pytest.mark.parametrize("position", [KerpleLog, ALiBi])
+def test_strategies_stay_in_fp32_where_blocks_are_gathered_in_bf16(tmp_path: Path, position: type[Position]) -> None:
+    """A parameter and a buffer: Lightning's FSDP under bf16-mixed rounds both to bf16."""
+    options = {"position": position, "precision": "bf16-mixed"}
+    one = step(tmp_path / "one", 4, accumulate=2, **options)
+    two = step(tmp_path / "two", 2, accumulate=2, processes=2, sharded=True, **options)
+    assert (one["dtype_of_block"], two["dtype_of_block"]) == ("torch.float32", "torch.bfloat16")
+    assert one["dtypes"] == two["dtypes"] == ["torch.float32"]
+    assert torch.equal(one["table"], two["table"])
+    assert one["gradient"].keys() == two["gradient"].keys()
+    for name, expected in one["gradient"].items():  # of both processes' problems, but for roundings of bf16
+        assert (two["gradient"][name] - expected).norm() < 0.02 * expected.norm(), name
 
 
 def test_validation_is_the_mean_over_its_targets_whatever_the_fillers(tmp_path: Path) -> None:

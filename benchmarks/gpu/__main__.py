@@ -28,10 +28,9 @@ from kerple.evaluation import results
 ROOT = Path(__file__).parents[2]
 STRATEGIES = ("KerpleLog", "ALiBi", "RoPE", "T5", "NoPE")
 TOY = [  # sizes at which a CPU trains in seconds
-    "--model.layers=2", "--model.dim=32", "--model.heads=2", "--model.compile=false",
-    "--data.length=32", "--data.batch_size=4", "--data.validation_segments=4",
-    "--trainer.accelerator=cpu", "--trainer.precision=32-true", "--trainer.val_check_interval=4",
-    "--trainer.log_every_n_steps=1",
+    "--model.layers=2", "--model.dim=32", "--model.heads=2", "--model.compile=false", "--trainer.log_every_n_steps=1",
+    "--data.length=32", "--data.batch_size=4", "--data.validation_segments=4", "--trainer.val_check_interval=4",
+    "--trainer.accelerator=cpu", "--trainer.precision=32-true",
     '--trainer.callbacks=[{"class_path": "LastCheckpoint"}, {"class_path": "Throughput"}, '
     '{"class_path": "Extrapolation", "init_args": {"lengths": [32, 64, 128], "blocks": 2, "validation_blocks": 0}}]',
 ]  # fmt: skip
@@ -78,8 +77,7 @@ def trained(steps: int, name: str, toy: bool) -> dict[str, Any]:
     cost = json.loads((folder / "cost.json").read_text())
     cells = results.totals(results.read(folder / "test")[0]).query("metric == 'ppl' and protocol == 'full'")
     perplexity = dict(zip(cells["length"].tolist(), cells["value"].tolist(), strict=True))
-    speed = {"tokens per second": cost["tokens_per_second"], "compilation, seconds": cost["compilation_seconds"]}
-    return {**speed, "perplexity": perplexity}
+    return {"perplexity": perplexity, **{name: cost[name] for name in ("tokens_per_second", "compilation_seconds")}}
 
 
 def _command(*arguments: str) -> None:
