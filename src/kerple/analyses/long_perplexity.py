@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kerple.base.atomic import write
 from kerple.base.errors import UserError
-from kerple.data.tokenizer import load_tokenizer, uncut
+from kerple.data.tokenizer import load_tokenizer, without_truncation
 from kerple.evaluation import results
 from kerple.evaluation.analysis import Analysis, synchronise
 from kerple.evaluation.metrics import TokenLoss
@@ -217,7 +217,7 @@ class LongPerplexity(Analysis):
         spelt = [spell(token) for token in tokens.tolist()]
         text = b"".join(spelt).decode("utf-8", "surrogateescape")
         readable = text.encode("utf-8", "replace").decode()  # "?" for each byte that is not text, as many characters
-        whole = uncut(Tokenizer.from_str(tokenizer.to_str()))  # a copy: this one is known by its JSON
+        whole = without_truncation(Tokenizer.from_str(tokenizer.to_str()))  # a copy, because this changes its JSON
         encoding = whole.encode(readable, add_special_tokens=False)
         is_key = [False, *self._judge(network, torch.tensor(encoding.ids))]  # of each token; the first is no target
         return carry_over([len(token) for token in spelt], byte_spans(text, encoding.offsets), is_key)[1:]

@@ -12,7 +12,7 @@ from kerple.base.errors import UserError
 from kerple.cli.lightning import CLI
 from kerple.cli.parser import add_folder_arguments, peek
 from kerple.compare.runs import model_name
-from kerple.data.tokenizer import OF_A_MODEL, vocabulary_size
+from kerple.data.tokenizer import MODEL_PREFIX, vocabulary_size
 from kerple.hf import need
 from kerple.hf.adapter import training_length
 from kerple.hf.source import locate, read_model_config, read_tokenizer
@@ -92,7 +92,7 @@ def _defaults(path: str) -> dict[str, Any]:
     source = locate(path)
     length = training_length(read_model_config(source))
     data: dict[str, Any] = {
-        "tokenizer": f"{OF_A_MODEL}{source.name}",
+        "tokenizer": f"{MODEL_PREFIX}{source.name}",
         "vocabulary": vocabulary_size(read_tokenizer(source)),
     }
     if length is not None:

@@ -31,16 +31,16 @@ class TokenShards(ShardOptions, LightningDataModule):
     of the whole corpus are shuffled. Sample k is a function of `seed` and k alone, for any number of devices, workers
     and accumulation steps.
 
-    The training loader has one epoch, which lasts as long as the run: `trainer.max_steps` steps, or, without these, the
-    training split once. With `samples`, an epoch has these samples, and every further one has them again.
+    The training loader has one epoch, which lasts as long as the run: `trainer.max_steps` steps, or, if they are not
+    set, the training split once. With `samples`, every epoch has the same samples, as many as this option says.
     """
 
     reads_only: bool = False
-    """Whether missing shards are an error and no new URL is read, instead of preparing and fetching them. `test` and
-    `predict` set it, because the options come from a checkpoint."""
+    """Whether missing shards and new URLs are errors, instead of being prepared and fetched. `test` and `predict` set
+    it, because their options come from a checkpoint, which must not decide what is written or fetched."""
 
     def prepare_data(self) -> None:
-        """Prepare the shards unless they are there; a stopped preparation goes on where it stopped."""
+        """Prepare the shards unless they exist; a preparation that was stopped goes on where it stopped."""
         if self.corpus is not None:
             _ = check_prepared(self) if self.reads_only else prepare(self)
 
@@ -65,9 +65,9 @@ class TokenShards(ShardOptions, LightningDataModule):
     def checksum(self) -> str:
         """A sha256 of all data that is read: tokenizer and tokens of each split of `directory` and of all of `mixture`.
 
-        It is that of a line for each of these folders (`directory` first) and splits, "tokenizer split tokens", where
-        tokenizer and tokens are the checksums of the manifest. Equal text in the same tokens has the same, wherever it
-        lies and however it is cut into shards.
+        It is the checksum of a text with one line, "tokenizer split tokens", for each folder (`directory` first) and
+        split, where tokenizer and tokens are the checksums in the manifest. Equal tokens have an equal checksum,
+        wherever their folder is and however they are cut into shards.
         """
         manifests = [self.manifest, *(folder.manifest for folder, _ in self._training_folders)]
         lines = (f"{m.tokenizer} {name} {m.splits[name].sha256}\n" for m in manifests for name in SPLITS)
@@ -78,23 +78,23 @@ class TokenShards(ShardOptions, LightningDataModule):
         return {"tokenizer": self.manifest.tokenizer, "training": self._training_checksum}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Refuse a checkpoint that was fitted with another tokenizer, or, where a fit goes on, on other data.
+        """Refuse a checkpoint that was fitted with another tokenizer, or, when a fit is resumed, on other data.
 
         Raises:
             UserError: The checksums in `state` are not those of these shards.
         """
-        state = state if isinstance(state, dict) else {}  # a stranger may have written it
+        state = state if isinstance(state, dict) else {}  # the checkpoint may be from anybody
         if state.get("tokenizer", self.manifest.tokenizer) != self.manifest.tokenizer:
             raise UserError(
                 f"data.directory: got {self.place}, whose tokenizer is not the one that the checkpoint was trained "
-                "with, so that its token ids mean other text; name the folder of before, or prepare one with its "
+                "with, so that its token ids mean other text; give the earlier folder, or prepare one with its "
                 "tokenizer.json as data.tokenizer"
             )
         fitting = self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
         if fitting and state.get("training", self._training_checksum) != self._training_checksum:
             raise UserError(
-                f"data.directory: got {self.place}, whose training tokens are not those with which the fit began; name "
-                "the folders of before, or start a new training from its weights with --weights"
+                f"data.directory: got {self.place}, whose training tokens are not those with which the fit began; give "
+                "the earlier folders, or start a new training from its weights with --weights"
             )
 
     def train_dataloader(self) -> BatchLoader:
@@ -128,7 +128,7 @@ class TokenShards(ShardOptions, LightningDataModule):
     def test_dataloader(self) -> EvaluationLoader:
         """One batch of one block of the test split for each rank, because Lightning tests nothing without a batch.
 
-        What measures on text reads it by `blocks` or `stream`, at lengths and in an order of its own.
+        Callbacks that measure on text do not use these batches, but read the split by `blocks` or `stream`.
         """
         rank, ranks = rank_in(self)
         return EvaluationLoader(BlockBatches(self.blocks("test", self.length, ranks), 1, rank, ranks))
@@ -165,8 +165,8 @@ class TokenShards(ShardOptions, LightningDataModule):
     def token_bytes(self) -> Tensor:
         """Number of bytes of text of each token id, (vocabulary,) int64; 0 for end-of-text and for unused ids."""
         sizes = torch.zeros(self.vocabulary, dtype=torch.int64)
-        of_tokenizer = torch.tensor(token_bytes(self._tokenizer))
-        sizes[: len(of_tokenizer)] = of_tokenizer
+        used = torch.tensor(token_bytes(self._tokenizer))
+        sizes[: len(used)] = used
         return sizes
 
     def encode(self, text: str) -> list[int]:
@@ -178,7 +178,7 @@ class TokenShards(ShardOptions, LightningDataModule):
         ids = tokens.tolist() if isinstance(tokens, Tensor) else tokens
         return self._tokenizer.decode(ids, skip_special_tokens=False)
 
-    @cached_property  # every checkpoint asks for it, and a folder may be at a URL
+    @cached_property  # every checkpoint needs it, and a folder may be at a URL
     def _training_folders(self) -> list[tuple[Folder, float]]:
         if self.mixture is None:
             return [(self.folder, 1.0)]
@@ -191,19 +191,19 @@ class TokenShards(ShardOptions, LightningDataModule):
                     f"data.mixture: got {folder.place}, which has another tokenizer than {self.place}; prepare it with "
                     f"data.tokenizer: {self.place}/tokenizer.json"
                 )
-            # a hash of its text puts a document in a split, so that equal shares keep a text of both in the same one
-            share, tested = (manifest.settings.get("shares", [0])[0] for manifest in (folder.manifest, self.manifest))
-            if share > tested:
+            # a hash of its text assigns a document to a split; with equal shares, a text in both folders has one split
+            share, allowed = (m.settings.get("shares", [0])[0] for m in (folder.manifest, self.manifest))
+            if share > allowed:
                 raise UserError(
                     f"data.mixture: got {folder.place}, whose training split has {share:g} of its documents, more than "
-                    f"the {tested:g} of {self.place}, so that it may hold validation and test text of the latter; "
+                    f"the {allowed:g} of {self.place}, so that it may hold validation and test text of the latter; "
                     "prepare it with the same data.shares"
                 )
         return folders
 
     @property
     def _training_checksum(self) -> str:
-        """A sha256 of the training tokens of all folders, which does not read them."""
+        """A sha256 for the training tokens of all folders, computed from the checksums in their manifests."""
         sums = [folder.manifest.splits["train"].sha256 for folder, _ in self._training_folders]
         return hashlib.sha256(repr(sums).encode()).hexdigest()
 
@@ -224,7 +224,7 @@ class TokenShards(ShardOptions, LightningDataModule):
         return batches
 
     def _open(self, place: str) -> Folder:
-        folder = Folder(place, self.cache, visited_only=self.reads_only)
+        folder = Folder(place, self.cache, cached_only=self.reads_only)
         if folder.manifest.vocabulary > self.vocabulary:
             raise UserError(
                 f"data.vocabulary: got {self.vocabulary}, expected at least {folder.manifest.vocabulary}, with which "

@@ -21,12 +21,12 @@ PROTOCOLS = {"file", "http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "m
 
 
 def is_remote(path: str) -> bool:
-    """Whether a path is a URL, not a file of this machine."""
+    """Whether a path is a URL, and not a file on this machine."""
     return "://" in path and not path.startswith("file://")
 
 
-def bare(path: str) -> str:
-    """A path or URL whose end is that of its file's name, without the query and fragment of a web address."""
+def without_query(path: str) -> str:
+    """A path or URL without the query and fragment of a web address, so that it ends as the name of its file does."""
     return path.partition("?")[0].partition("#")[0] if path.startswith(("http://", "https://")) else path
 
 
@@ -67,9 +67,9 @@ def decompress(file: IO[bytes], name: str) -> IO[bytes]:
 
     Reading a file that breaks off or is damaged raises an error of the library that decompresses it.
     """
-    if bare(name).endswith(".zst"):
+    if without_query(name).endswith(".zst"):
         return cast("IO[bytes]", io.BufferedReader(_ZstdFrames(file), 1 << 20))
-    if bare(name).endswith((".gz", ".tgz")):
+    if without_query(name).endswith((".gz", ".tgz")):
         return cast("IO[bytes]", gzip.GzipFile(fileobj=file))
     return file
 
@@ -77,8 +77,8 @@ def decompress(file: IO[bytes], name: str) -> IO[bytes]:
 class _ZstdFrames(io.RawIOBase):
     """The content of a file of zstd frames.
 
-    zstandard's own reader takes a file that ends inside a frame, such as half a download, for a whole one. Here it is
-    an EOFError.
+    zstandard's own reader accepts a file that ends inside a frame, such as half a download. This one raises an EOFError
+    for it.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -104,11 +104,11 @@ class _ZstdFrames(io.RawIOBase):
 
 
 def fetch(url: str, path: Path, sha256: str | None = None) -> None:
-    """Copy a file from a URL to ``path`` unless it is there; processes that need the same file wait for one of them.
+    """Copy a file from a URL to ``path`` unless it exists; of several processes one copies and the others wait.
 
     Args:
-        url: Where it is.
-        path: Where the copy belongs. It gets this name when it is complete.
+        url: The file's URL.
+        path: Path of the copy, which gets this name when it is complete.
         sha256: Checksum of the file; None for any content.
 
     Raises:
@@ -126,7 +126,7 @@ def fetch(url: str, path: Path, sha256: str | None = None) -> None:
                 copy.flush()
                 with open(copy.name, "rb") as written:
                     if sha256 not in (None, hashlib.file_digest(written, "sha256").hexdigest()):
-                        raise UserError(f"{url}: its sha256 is not the manifest's; upload it, or download it, again")
+                        raise UserError(f"{url}: its sha256 is not the manifest's; upload or download it again")
     except UserError:
         raise
     except Exception as error:  # each file system has errors of its own

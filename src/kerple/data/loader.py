@@ -1,4 +1,4 @@
-"""Datasets of batches of text, and loaders that hand them to Lightning and can resume; for tasks: `tasks.sampling`."""
+"""Datasets of batches of text, and the loaders that give batches, of text or tasks, to Lightning and can resume."""
 
 import operator
 from collections.abc import Iterator, Sized
@@ -15,17 +15,17 @@ from kerple.data.order import Mixture
 from kerple.data.shards import TokenStream
 from kerple.model import Batch
 
-LOCATED = 4096  # samples whose places are computed at once, which takes hardly longer than for one batch
+LOCATED = 4096  # number of samples that are located at once, which takes hardly longer than for one batch
 
 
 def rank_in(module: LightningDataModule) -> tuple[int, int]:
-    """Number of this process and of all processes of a data module's trainer; 0 and 1 without one."""
+    """The rank of this process and the number of processes of a data module's trainer; 0 and 1 without a trainer."""
     return (module.trainer.global_rank, module.trainer.world_size) if module.trainer is not None else (0, 1)
 
 
 class TrainingBatches(Dataset[Batch]):
     """Dataset of training batches. Item i is this rank's part of micro-batch i, {"tokens": (B, T + 1) int64}; after the
-    last one they come again in the same order.
+    last item the same ones follow again in the same order.
 
     Micro-batch i consists of the samples i·W·B .. (i + 1)·W·B - 1, and rank r of W gets the r-th B of them. So the
     samples of an optimiser step depend on the global batch alone, not on how ranks and accumulation divide it.
@@ -81,7 +81,7 @@ class Blocks(Dataset[dict[str, Any]]):
     Args:
         stream: The tokens of a split.
         length: Targets per block.
-        limit: Largest number of blocks, counted from the beginning; None takes all.
+        limit: Largest number of blocks, counted from the beginning; None for all.
     """
 
     def __init__(self, stream: TokenStream, length: int, limit: int | None = None) -> None:
@@ -102,8 +102,9 @@ class Blocks(Dataset[dict[str, Any]]):
 class BlockBatches(Dataset[Batch]):
     """Dataset of batches of blocks. Item i is {"tokens": (B, T + 1) int64, "index": (B,), "scored": (B, T) bool}.
 
-    The ranks take batches in turn, and every rank gets the same number of them. If the blocks do not suffice, the last
-    rows are fillers, of index -1 and not scored. No block is repeated, so sums over ranks are those of one process.
+    The ranks take batches in turn, and every rank gets the same number of them. If there are too few blocks, the
+    last rows are fillers with index -1, which are not scored. No block is repeated, so sums over ranks are those of one
+    process.
 
     Args:
         blocks: The blocks.
@@ -181,7 +182,7 @@ class BatchLoader:
         if before % self.samples or inside % self.samples:
             raise UserError(
                 f"data.batch_size: got {self.samples} samples on all devices together, expected a divisor of the "
-                f"{before + inside} after which the run stopped; choose another batch_size, or the devices of before"
+                f"{before + inside} after which the run stopped; use another batch_size, or other devices"
             )
         self.start, self.done, self.resumed = before // self.samples, inside // self.samples, True
 

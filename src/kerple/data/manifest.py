@@ -13,7 +13,7 @@ from kerple.base.errors import UserError
 
 FORMAT = 4
 MANIFEST_FILE = "manifest.json"
-TEST_DOCUMENTS = "test-documents.jsonl"  # a line for each: name, group, overlap with the training text
+TEST_DOCUMENTS = "test-documents.jsonl"  # one line for each document: name, group, overlap with the training text
 SPLITS = ("train", "validation", "test")
 
 
@@ -32,14 +32,14 @@ class Shard:
 
 @dataclass(frozen=True)
 class Split:
-    """What the manifest says of one split.
+    """The entry of one split in the manifest.
 
     Args:
         shards: Its shards in the order of their numbers.
         documents: Number of documents.
         bytes: UTF-8 bytes of the documents, without end-of-text tokens.
         sha256: Checksum of the tokens of all shards, one after the other, as little-endian integers of the manifest's
-            dtype. It does not depend on how the tokens are cut into shards: it is what makes two corpora the same.
+            dtype. It does not depend on how the tokens are cut into shards, so two corpora are the same if it is equal.
     """
 
     shards: tuple[Shard, ...]
@@ -65,12 +65,12 @@ class Manifest:
     Args:
         place: Path or URL of the folder, for messages.
         vocabulary: Number of token ids; every id in every shard is below it.
-        end_of_text: Id of the token that ends each document, and stands nowhere else.
+        end_of_text: Id of the token that ends each document; it occurs nowhere else.
         tokenizer: sha256 of the `tokenizer.json` beside the shards.
         splits: Train, validation and test by their names.
-        settings: What the shards were prepared from; two preparations with equal settings write equal bytes.
+        settings: Options and input files of the preparation; two preparations with equal settings write equal bytes.
         left_out: Number of documents that were left out, by reason.
-        text: sha256 of the texts, in order, with their groups and splits; the tokenizer has no part in it.
+        text: sha256 of the texts, in order, with their groups and splits; it does not depend on the tokenizer.
         test_documents: sha256 of `TEST_DOCUMENTS`, a table of the documents of the test split.
     """
 

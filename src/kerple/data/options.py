@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kerple.base.errors import UserError
-from kerple.data.files import bare, is_remote
-from kerple.data.tokenizer import OF_A_MODEL, TRAINED_HERE
+from kerple.data.files import is_remote, without_query
+from kerple.data.tokenizer import MODEL_PREFIX, TRAINED_HERE
 
 HUB = "hf:"
-OF_THE_SHARDS = ("corpus", "tokenizer", "vocabulary", "shares", "text_field", "drop_duplicates")
+CONTENT_OPTIONS = ("corpus", "tokenizer", "vocabulary", "shares", "text_field", "drop_duplicates")
 
 
 class ShardOptions:
@@ -47,33 +47,33 @@ class ShardOptions:
                 glob pattern or URL of .jsonl, .jsonl.zst, .jsonl.gz, .tar of those, .parquet or text files, or
                 `hf:NAME[:CONFIG[:SPLIT]]`. With null, the shards in `directory` are used as they are.
             tokenizer: `bpe` trains a byte-level BPE on the training split; those of `code` and `rfc` with 2048 and 8192
-                entries are part of this package. Else a tokenizer.json, a folder with one, a name on the Hugging Face
-                hub such as gpt2, or `hf:` and a pretrained model's folder, GGUF file or name.
+                entries are part of this package. Any other value is a tokenizer.json, a folder with one, a name on the
+                Hugging Face hub such as gpt2, or `hf:` and a pretrained model's folder, GGUF file or name.
             vocabulary: Number of entries of a tokenizer that is trained here, and of rows of the model's embedding. Any
                 other tokenizer may have at most so many entries.
             directory: Folder of the shards, or the URL of a prepared one. With null, data/<corpus>-<tokenizer>.
-            source: Folder with the wheels of `code` and `code-demo`, or with rfc1.txt, rfc2.txt and so on; what is
-                missing is fetched to it. With null, a folder in `cache`.
+            source: Folder with the wheels of `code` and `code-demo`, or with rfc1.txt, rfc2.txt and so on; missing
+                files are fetched into it. With null, a folder in `cache`.
             length: Training length T in tokens; a sample has T targets.
             batch_size: Samples per device and micro-batch.
             seed: Chooses the order of the training samples.
             samples: Number of different training samples, over all devices, which are repeated until
-                `trainer.max_steps`. With null, as many as `trainer.max_steps` needs, or without that the training split
-                once.
-            shares: Shares of the documents in the training, validation and test split. A hash of the text decides; in
-                `code` and `code-demo` the package, whatever the shares are.
+                `trainer.max_steps`. With null, as many as `trainer.max_steps` needs, or, if it is not set, the training
+                split once.
+            shares: Shares of the documents in the training, validation and test split. A hash of its text assigns
+                a document to a split; in `code` and `code-demo` its package does, whatever the shares are.
             text_field: Key of the text in JSON lines, or its column in Parquet files and datasets.
-            drop_duplicates: Whether only the first of several documents with exactly equal text is kept. About 100
-                bytes of memory for each document.
+            drop_duplicates: Whether only the first of several documents with exactly equal text is kept. This
+                needs about 100 bytes of memory for each document.
             largest_loss: Largest share of the corpus's bytes that may be left out because they are damaged, not
                 Unicode, or JSON without a text.
             validation_segments: Largest number of segments, of `length` targets each, for the validation loss.
-            cache: Folder for copies of shards from a URL, and for what is fetched.
+            cache: Folder for copies of shards from a URL, and for the files of a corpus that is fetched.
             mixture: Prepared folders and their weights in the training samples. Validation and test data stay those of
                 `directory`. With null, `directory` alone.
             workers: Number of processes that load batches ahead; memory-mapped shards seldom need one.
             prepare_workers: Number of processes that tokenise. With 0, one per core.
-            prepare_engine: Where they run: on this machine (`local`) or on a cluster by Ray (`ray`).
+            prepare_engine: Where these processes run: on this machine (`local`) or on a cluster by Ray (`ray`).
 
         Raises:
             UserError: An option is out of its range, or corpus and directory are both null.
@@ -92,7 +92,9 @@ class ShardOptions:
             if value < low:
                 raise UserError(f"data.{name}: got {value}, expected {low} or more")
         if len(shares) != 3 or not all(0 <= share <= 1 for share in shares) or abs(sum(shares) - 1) > 1e-6:
-            raise UserError(f"data.shares: got {shares}, expected three numbers, for train, validation, test, of sum 1")
+            raise UserError(
+                f"data.shares: got {shares}, expected three numbers for train, validation and test of sum 1"
+            )
         place = directory or default_directory(corpus or "", tokenizer, vocabulary)
         self.place = place.removeprefix("file://")
         self.corpus = None if is_remote(self.place) else corpus  # shards at a URL are already prepared
@@ -104,18 +106,18 @@ class ShardOptions:
         self.cache, self.workers = cache, workers
         self.prepare_workers, self.prepare_engine = prepare_workers, prepare_engine
 
-    def of_the_shards(self) -> dict[str, Any]:
-        """The options that decide, with the corpus, what is in the shards; as JSON."""
-        return {name: getattr(self, name) for name in OF_THE_SHARDS} | {"shares": list(self.shares)}
+    def content_options(self) -> dict[str, Any]:
+        """The options on which the content of the shards depends, as JSON."""
+        return {name: getattr(self, name) for name in CONTENT_OPTIONS} | {"shares": list(self.shares)}
 
 
 def default_directory(corpus: str, tokenizer: str, vocabulary: int) -> str:
     """The folder data/<corpus>-<tokenizer>, made of the last part of each name without its endings and patterns."""
 
     def name(path: str) -> str:
-        parts = (re.sub(r"[^\w+]+", "-", part.partition(".")[0]).strip("-") for part in re.split("[/:]", bare(path)))
-        return next(filter(None, reversed(list(parts))), "corpus")
+        parts = [re.sub(r"[^\w+]+", "-", part.partition(".")[0]) for part in re.split("[/:]", without_query(path))]
+        return next(filter(None, (part.strip("-") for part in reversed(parts))), "corpus")
 
-    trained = tokenizer == TRAINED_HERE
-    source = str(Path(tokenizer.removeprefix(OF_A_MODEL).removesuffix("/tokenizer.json")).with_suffix(""))
-    return f"data/{name(corpus.removeprefix(HUB))}-{f'{tokenizer}{vocabulary}' if trained else Path(source).name}"
+    is_trained = tokenizer == TRAINED_HERE
+    source = str(Path(tokenizer.removeprefix(MODEL_PREFIX).removesuffix("/tokenizer.json")).with_suffix(""))
+    return f"data/{name(corpus.removeprefix(HUB))}-{f'{tokenizer}{vocabulary}' if is_trained else Path(source).name}"

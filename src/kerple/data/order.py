@@ -94,8 +94,8 @@ class Mixture:
     """Which stream sample k is taken from, and where it begins there, for several streams with weights.
 
     Each period of `MIXTURE_PERIOD` samples holds each stream as often as its weight says, rounded by the method of
-    largest remainders, in shuffled order. So the stream of sample k and its number in that stream follow by arithmetic.
-    A stream that is used up begins its next epoch while the others go on.
+    largest remainders, in shuffled order. So the stream of sample k and its number in that stream are computed, without
+    a state. A stream that has come to its end begins its next epoch while the others go on.
 
     Args:
         orders: The order of each stream.
@@ -132,7 +132,7 @@ class Mixture:
             inside = periods == period
             slots[inside] = Permutation(MIXTURE_PERIOD, self.seed, int(period))(slots[inside])
         streams = np.searchsorted(self.first, slots, side="right") - 1
-        numbers = periods * self.quota[streams] + slots - self.first[streams]  # of the sample in its stream
+        numbers = periods * self.quota[streams] + slots - self.first[streams]  # number of the sample in its stream
         starts = np.empty_like(samples)
         for stream in np.unique(streams):
             inside = streams == stream
@@ -147,7 +147,7 @@ def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return values ^ (values >> np.uint64(31))
 
 
-@lru_cache(maxsize=4096)  # the keys of the permutations of an epoch are asked for with every sample
+@lru_cache(maxsize=4096)  # every sample needs the keys of its epoch's permutation
 def hash_integers(*values: int) -> int:
     """A hash of integers of any size and sign, 0 .. 2⁶⁴ - 1, the same on every machine."""
     state = np.array([0x9E3779B97F4A7C15], dtype=np.uint64)

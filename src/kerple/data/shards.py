@@ -1,8 +1,8 @@
 """Folders of shards: WebDataset tar files of raw token ids, written once and mapped into memory.
 
 A shard has one member, `<split>-<number>.u16` (or `.u32`), the little-endian token ids of some documents, each followed
-by the end-of-text token. Its place and size in the file follow from the number of tokens, so nothing that the file says
-about itself is used. The tokens of a split are those of its shards, one after the other.
+by the end-of-text token. Its position and size in the file follow from the number of tokens, so the headers of the tar
+file are not read. The tokens of a split are those of its shards, one after the other.
 """
 
 import hashlib
@@ -55,27 +55,27 @@ def write_shard(directory: Path, split: str, number: int, tokens: Tokens) -> Sha
 
 
 class Folder:
-    """A folder of shards on this machine, or at a URL, of which files are copied to a cache when they are needed.
+    """A folder of shards on this machine, or at a URL, from which files are copied to a cache when they are needed.
 
     Args:
         place: Path or URL of the folder.
         cache: Folder for copies of files at a URL; several processes and runs may share it.
-        visited_only: Whether a URL is refused unless the cache has copies from it.
+        cached_only: Whether a URL is refused unless the cache has files from it.
 
     Attributes:
-        directory (Path): The folder, or that of the copies.
+        directory (Path): The folder, or the folder of the copies.
         manifest (Manifest): What the folder holds.
 
     Raises:
         UserError: The folder has no manifest that can be used, or its URL was refused.
     """
 
-    def __init__(self, place: str, cache: str = "data/.cache", visited_only: bool = False) -> None:
+    def __init__(self, place: str, cache: str = "data/.cache", cached_only: bool = False) -> None:
         self.place = place.removeprefix("file://").rstrip("/") or "/"
         self.directory = Path(self.place)
         if is_remote(self.place):
             self.directory = Path(cache, hashlib.sha256(self.place.encode()).hexdigest()[:16])
-            if visited_only and not (self.directory / MANIFEST_FILE).exists():
+            if cached_only and not (self.directory / MANIFEST_FILE).exists():
                 raise UserError(
                     f"data.directory: got {self.place}, which nobody has read here before, and a checkpoint may name "
                     f"any address; `python run.py inspect {self.place}` reads it, if you trust it"
@@ -83,7 +83,7 @@ class Folder:
         self.manifest = read_manifest(self.file(MANIFEST_FILE), self.place)
 
     def file(self, name: str, sha256: str | None = None) -> Path:
-        """Path of a file of this folder, or of its copy, which is fetched unless it is there.
+        """Path of a file of this folder; a file at a URL is copied first, unless there is a copy.
 
         Raises:
             UserError: The file cannot be fetched, or its checksum is not ``sha256``.
@@ -179,14 +179,14 @@ class TokenStream:
 
 
 def read_shards(directory: Path, split: str, shards: Iterable[Shard], dtype: np.dtype[Any]) -> Iterator[Tokens]:
-    """Yield the tokens (tokens,) of each shard of a folder on this machine that has any, mapped from its file."""
+    """Yield the tokens (tokens,) of each shard that is not empty, mapped from its file in a local folder."""
     for number, shard in enumerate(shards):
         if shard.tokens:
             yield np.memmap(directory / shard_file(split, number), dtype, "r", BLOCK, (shard.tokens,)).view(np.ndarray)
 
 
 def token_checksum(directory: Path, split: str, shards: Iterable[Shard], dtype: np.dtype[Any]) -> str:
-    """sha256 of all tokens of a split, as the manifest has it, see `Split`; it is read back from the disk."""
+    """sha256 of all tokens of a split as `Split` defines it, computed from the files."""
     digest = hashlib.sha256()
     for tokens in read_shards(directory, split, shards, dtype):
         digest.update(tokens.data)

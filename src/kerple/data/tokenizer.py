@@ -11,7 +11,7 @@ from kerple.base.errors import UserError
 
 END_OF_TEXT = "<|endoftext|>"
 TRAINED_HERE = "bpe"
-OF_A_MODEL = "hf:"
+MODEL_PREFIX = "hf:"
 BYTE = re.compile("<0x[0-9A-F]{2}>")  # how SentencePiece vocabularies write a single byte
 LONGEST_RUN = 256  # characters of a pre-token in training; no pre-token of the standard library is half as long
 LONG = re.compile(rf"\S{{{LONGEST_RUN}}}|\s{{{LONGEST_RUN}}}")
@@ -64,10 +64,10 @@ def load_tokenizer(source: str) -> Tokenizer:
     Raises:
         UserError: `source` is none of these, the hub cannot be reached, or the file holds no tokenizer.
     """
-    if source.startswith(OF_A_MODEL):
+    if source.startswith(MODEL_PREFIX):
         from kerple.hf.source import locate, read_tokenizer  # needs optional packages
 
-        return read_tokenizer(locate(source.removeprefix(OF_A_MODEL)))
+        return read_tokenizer(locate(source.removeprefix(MODEL_PREFIX)))
     path = Path(source)
     if path.is_dir():
         path = path / "tokenizer.json"
@@ -84,8 +84,8 @@ def load_tokenizer(source: str) -> Tokenizer:
         ) from error
 
 
-def uncut(tokenizer: Tokenizer) -> Tokenizer:
-    """The tokenizer itself, which now cuts and pads no text, whatever its file asks for; its JSON is another then."""
+def without_truncation(tokenizer: Tokenizer) -> Tokenizer:
+    """Switch off truncation and padding, which a tokenizer's file can ask for; this changes its JSON. Return it."""
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -110,7 +110,7 @@ def vocabulary_size(tokenizer: Tokenizer) -> int:
 
 
 def token_bytes(tokenizer: Tokenizer) -> list[int]:
-    """Number of bytes of text of each token id; 0 for special tokens, which are no part of a text.
+    """Number of bytes of text of each token id; 0 for special tokens, which are not text.
 
     The numbers are exact for byte-level vocabularies, where a token may be part of a character, and for the byte tokens
     of others. For any other token, the number is that of the UTF-8 bytes which it adds when it follows another token.
@@ -118,12 +118,12 @@ def token_bytes(tokenizer: Tokenizer) -> list[int]:
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     added = tokenizer.get_added_tokens_decoder()
     byte_level = tokenizer.decoder is not None and b'"ByteLevel"' in tokenizer.decoder.__getstate__()
-    before = tokenizer.encode("a", add_special_tokens=False).ids
+    prefix = tokenizer.encode("a", add_special_tokens=False).ids
     texts = {}
     if not byte_level:
-        decoded = tokenizer.decode_batch([[*before, i] for i in vocabulary.values()], skip_special_tokens=False)
+        decoded = tokenizer.decode_batch([[*prefix, i] for i in vocabulary.values()], skip_special_tokens=False)
         texts = dict(zip(vocabulary.values(), decoded, strict=True))
-    start = len(tokenizer.decode(before, skip_special_tokens=False).encode())
+    start = len(tokenizer.decode(prefix, skip_special_tokens=False).encode())
     sizes = [0] * vocabulary_size(tokenizer)
     for token, i in vocabulary.items():
         if i in added:
@@ -136,6 +136,6 @@ def token_bytes(tokenizer: Tokenizer) -> list[int]:
 
 
 def encode(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Token ids of a text. A `<|endoftext|>` in it is spelt by its letters, as ordinary tokens."""
-    uncut(tokenizer).encode_special_tokens = True
+    """Token ids of a text. A `<|endoftext|>` in it is encoded as ordinary tokens, letter by letter."""
+    without_truncation(tokenizer).encode_special_tokens = True
     return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids

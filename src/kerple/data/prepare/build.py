@@ -71,7 +71,7 @@ def prepare(options: ShardOptions, progress: bool = True) -> Manifest:
         if (directory / MANIFEST_FILE).exists():
             return check_prepared(options)
         corpus = find_corpus(options.corpus, options.text_field, options.source)
-        settings = options.of_the_shards() | {"files": corpus.state()}
+        settings = options.content_options() | {"files": corpus.state()}
         tokenizer = _begin(directory, options, corpus, settings, progress)
         end, vocabulary = end_of_text(tokenizer, options.tokenizer), vocabulary_size(tokenizer)
         content = (directory / "tokenizer.json").read_bytes()
@@ -111,7 +111,7 @@ def check_prepared(options: ShardOptions) -> Manifest:
         UserError: There is no manifest, or the options or the files differ; the message names the differences.
     """
     manifest = Folder(options.place).manifest
-    settings = options.of_the_shards()
+    settings = options.content_options()
     if options.corpus and not is_remote(options.corpus) and not options.corpus.startswith(HUB):
         with suppress(UserError):  # shards are used where the corpus is not, too
             settings["files"] = find_corpus(options.corpus, options.text_field, options.source).state()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from kerple.base.errors import UserError
-from kerple.data.files import bare, decompress, filesystem, is_remote, open_bytes
+from kerple.data.files import decompress, filesystem, is_remote, open_bytes, without_query
 
 LINES = tuple(f".{kind}{packed}" for kind in ("jsonl", "ndjson") for packed in ("", ".zst", ".gz"))
 TARS = (".tar", ".tar.gz", ".tgz", ".tar.zst")
@@ -71,8 +71,8 @@ def list_files(corpus: str) -> list[str]:
         paths = paths or [path for path in glob.glob(root, recursive=True) if os.path.isfile(path)]
         return sorted(paths)
     system, inner = filesystem(corpus)
-    pattern = any(mark in bare(corpus) for mark in "*?[")
-    if not pattern and bare(corpus).endswith(LINES + TARS + PARQUET):
+    pattern = any(mark in without_query(corpus) for mark in "*?[")
+    if not pattern and without_query(corpus).endswith(LINES + TARS + PARQUET):
         return [corpus]  # web servers seldom list folders, so a single file is not looked for
     try:
         paths = system.glob(inner) if pattern else system.find(inner)
@@ -98,21 +98,21 @@ def read_files(paths: list[str], text_field: str) -> Iterator[Document | Fault]:
     Raises:
         UserError: Some files are of the one kind and some of the other, or one cannot be read.
     """
-    tables = [path for path in paths if bare(path).endswith(LINES + TARS + PARQUET)]
+    tables = [path for path in paths if without_query(path).endswith(LINES + TARS + PARQUET)]
     if tables and len(tables) < len(paths):
         other = next(path for path in paths if path not in tables)
         raise UserError(
             f"data.corpus: holds {other} beside {tables[0]}; name the files to read by a pattern, such as "
-            f"'{os.path.dirname(tables[0])}/*{''.join(Path(bare(tables[0])).suffixes)}'"
+            f"'{os.path.dirname(tables[0])}/*{''.join(Path(without_query(tables[0])).suffixes)}'"
         )
     if not tables:
         yield from (read_text(path) for path in paths)
     for path in tables:
-        if bare(path).endswith(PARQUET):
+        if without_query(path).endswith(PARQUET):
             yield from read_parquet(path, text_field)
         else:
             with open_bytes(path) as file:
-                if bare(path).endswith(TARS):
+                if without_query(path).endswith(TARS):
                     yield from read_tar(decompress(file, path), path, text_field)
                 else:
                     yield from read_lines(decompress(file, path), path, text_field)
