@@ -9,9 +9,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from kerple.base.errors import UserError
 from kerple.compare import page as report
 from kerple.compare.figures import figures
+from kerple.compare.print_figures import write_print_figures
 from kerple.compare.runs import Run, locate, read
 from kerple.compare.statistics import summarise
 from kerple.evaluation import results
@@ -152,6 +155,32 @@ def test_the_page_begins_with_what_was_found_and_how_sure_it_is(root: Path, fold
     (best, _) = sentences(report.write(read(one_seed), tmp_path, name="one seed", baseline="RoPE"))
     assert "KerpleLog has the lowest perplexity, 17.18, 0.465 times RoPE&#39;s" in best  # 17.2 / 37
     assert best.endswith("With one seed nothing is tested: another seed may order the strategies otherwise.")
+
+
+def test_figures_for_print_are_narrow_pdfs_of_the_chosen_strategies(root: Path, tmp_path: Path) -> None:
+    found = read(locate([root]))
+    summary = summarise(found.results, "KerpleLog", blocks=found.blocks)
+    for folder in ("one", "two"):
+        write_print_figures(summary, found, ["RoPE", "KerpleLog"], "KerpleLog", tmp_path / folder)
+    names = {path.name for path in (tmp_path / "one").iterdir()}
+    assert {"ppl-against-length-full.pdf", "ppl-against-length-windowed64.pdf"} <= names
+    for name in names:
+        pdf = (tmp_path / "one" / name).read_bytes()
+        assert b"/MediaBox [ 0 0 234 194.4 ]" in pdf  # 3.25 inches of 72 points
+        assert pdf == (tmp_path / "two" / name).read_bytes()
+    with pytest.raises(UserError, match=r"figure_strategies: got T5, FIRE without .* ALiBi, KerpleLog, RoPE"):
+        write_print_figures(summary, found, ["T5", "RoPE", "FIRE"], "KerpleLog", tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+def test_tensorboard_has_one_picture_of_all_strategies(root: Path, tmp_path: Path) -> None:
+    for _ in range(2):  # a second report replaces the first
+        report.write(read(locate([root])), tmp_path, name="x", baseline="KerpleLog", events=tmp_path / "events")
+    (path,) = (tmp_path / "events").iterdir()
+    events = EventAccumulator(str(path)).Reload()
+    assert "comparison/ppl-against-length" in events.Tags()["images"]
+    (tables,) = events.Tensors("comparison/tables/text_summary")
+    assert b"### Perplexity, full" in tables.tensor_proto.string_val[0]
 
 
 def test_perplexity_against_length_is_the_mean_of_each_strategy(folder: Path, root: Path) -> None:

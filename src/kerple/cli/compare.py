@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> None:
     if any(argument.startswith("--directories") for argument in arguments):
         options = read(_directories_parser(), arguments)
         runs = locate(map(Path, options.directories), options.test_folder)
-        print(_report(runs, Path(options.output), options.name, options.baseline, []))
+        print(_report(runs, Path(options.output), options.name, options.baseline, printed=_printed(options)))
         return
     options = _options(arguments)
     comparison = _comparison(options)
@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> None:
     if to_do and not options.report_only:
         print(f"what a run prints goes to a file like {to_do[0].job.beside('.log')}", flush=True)
         _run(comparison, tasks, to_do, options.parallel, options.engine)
-    _report_of(comparison, tasks)
+    _report_of(comparison, tasks, _printed(options))
 
 
 def _options(arguments: list[str]) -> Namespace:
@@ -187,7 +187,7 @@ def _row(run: Run) -> str:
     return f"{metric} ({protocol}) {', '.join(f'{value:.4g} at {length:,}' for value, length in cells)}"
 
 
-def _report_of(comparison: Comparison, tasks: list[Task]) -> None:
+def _report_of(comparison: Comparison, tasks: list[Task], printed: list[str] | None) -> None:
     ready = [task.job for task in tasks if task.finished]
     if not ready:
         raise UserError(f"compare: runs: got no finished run of {comparison.name}; run it first")
@@ -197,7 +197,9 @@ def _report_of(comparison: Comparison, tasks: list[Task]) -> None:
     baseline = comparison.baseline if comparison.baseline in labels else labels[0]  # until the baseline is finished
     missing = [task.job.name for task in tasks if task.job not in ready]
     deviations = _deviations(comparison.plan, tasks) if comparison.plan else []
-    path = _report(runs, comparison.report_folder, comparison.name, baseline, missing, deviations)
+    texts = {"missing": missing, "deviations": deviations}
+    events = comparison.runs_folder / "comparison"
+    path = _report(runs, comparison.report_folder, comparison.name, baseline, **texts, printed=printed, events=events)
     title, first, *_ = (comparison.report_folder / "table.md").read_text(encoding="utf-8").split("### ")
     print(f"{title}### {first}")
     print(f"report: {path}")
@@ -222,13 +224,11 @@ def _deviations(path: str, tasks: list[Task]) -> list[str]:
     return complaints
 
 
-def _report(
-    runs: list[Run], folder: Path, name: str, baseline: str, missing: list[str], deviations: list[str] | None = None
-) -> Path:
+def _report(runs: list[Run], folder: Path, name: str, baseline: str, **options: Any) -> Path:
     tables = read_runs(runs)
     for difference in page.complaints(tables):
         print(f"warning: runs differ in more than strategy and seed: {difference}")
-    return page.write(tables, folder, name=name, baseline=baseline, missing=missing, deviations=deviations)
+    return page.write(tables, folder, name=name, baseline=baseline, **options)
 
 
 def resolve(job: Job) -> dict[str, Any]:
@@ -303,7 +303,21 @@ def _parser() -> ArgumentParser:
         ("report-only", "train nothing, report what is finished"),
     ):
         parser.add_argument(f"--{name.replace('-', '_')}", f"--{name}", action="store_true", help=text)
+    _add_figure(parser)
     return parser
+
+
+def _add_figure(parser: ArgumentParser) -> None:
+    parser.add_argument("--figure", type=Literal["paper"] | None, help="figures for print too: PDFs, a column wide")
+    parser.add_argument(
+        "--figure_strategies", "--figure-strategies", type=str, nargs="+", help="of those in them; all if left out"
+    )
+
+
+def _printed(options: Namespace) -> list[str] | None:
+    """The strategies in figures for print: none stands for all, None for no such figures."""
+    chosen = options.figure_strategies or []
+    return chosen if chosen or options.figure else None
 
 
 def _directories_parser() -> ArgumentParser:
@@ -323,4 +337,5 @@ def _directories_parser() -> ArgumentParser:
     parser.add_argument("--baseline", type=str, required=True, help="strategy the others are tested against")
     parser.add_argument("--output", type=str, required=True, help="folder of the report")
     parser.add_argument("--name", type=str, default="comparison", help="its title")
+    _add_figure(parser)
     return parser

@@ -128,6 +128,11 @@ class Comparison:
         """Folder of the report."""
         return Path(self.output or f"results/{self.name}")
 
+    @property
+    def runs_folder(self) -> Path:
+        """Folder of the runs."""
+        return Path(self.runs or f"logs/compare/{self.name}")
+
     def jobs(self) -> list["Job"]:
         """All runs, seed by seed, so that the first seeds give a complete comparison early."""
         return [
@@ -139,7 +144,7 @@ class Comparison:
         ]
 
     def _job(self, part: str, label: str, strategy: Strategy, seed: int) -> "Job":
-        directory = Path(self.runs or f"logs/compare/{self.name}") / part / label / f"seed-{seed}"
+        directory = self.runs_folder / part / label / f"seed-{seed}"
         folder = directory / self.test_folder
         test = [*as_flags(self.test), f"--run_dir={folder}"]
         if strategy.hf:

@@ -2,6 +2,7 @@
 
 import base64
 import json
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
@@ -11,6 +12,7 @@ import jinja2
 import pandas as pd
 import yaml
 from markupsafe import Markup
+from matplotlib.figure import Figure
 
 from kerple.compare import tables
 from kerple.compare.analyses import analyses
@@ -18,6 +20,7 @@ from kerple.compare.context_gain import context_figures
 from kerple.compare.figures import figures, save
 from kerple.compare.findings import findings
 from kerple.compare.page_data import page_figures
+from kerple.compare.print_figures import write_print_figures
 from kerple.compare.runs import PLACES, Run, Runs
 from kerple.compare.statistics import CELL, in_tokens, summarise
 
@@ -42,6 +45,8 @@ def write(
     baseline: str,
     missing: list[str] | None = None,
     deviations: list[str] | None = None,
+    printed: Sequence[str] | None = None,
+    events: Path | None = None,
 ) -> Path:
     """Write the report of finished runs.
 
@@ -56,15 +61,20 @@ def write(
         baseline: The strategy against which the others are tested.
         missing: Runs of the comparison that are not finished; the report names them.
         deviations: What is otherwise than in the comparison's plan; the first line of the report.
+        printed: Strategies in figures for print, which are written to ``paper/*.pdf``; all if it is empty, no such
+            figures for None.
+        events: Folder of TensorBoard's events, in place of which the figures and the tables are written; None for none.
 
     Returns:
         The path of report.html.
 
     Raises:
-        UserError: If the baseline has no results, or a metric is unknown.
+        UserError: If the baseline has no results, a metric is unknown, or a strategy in ``printed`` has no run.
     """
     folder.mkdir(parents=True, exist_ok=True)
     summary = summarise(runs.results, baseline, blocks=runs.blocks)
+    if printed is not None:
+        write_print_figures(summary, runs, printed, baseline, folder / "paper")
     for file, table in {"results": runs.results, "summary": summary, "costs": runs.costs, **runs.analyses}.items():
         if not table.empty:
             digits = None if file == "results" else "%.8g"
@@ -83,6 +93,8 @@ def write(
         drawings |= context_figures(runs.analyses["context_gain"], summary["strategy"])
     images = {figure: save(drawing, folder, figure) for figure, drawing in drawings.items()}
 
+    if events is not None:
+        _show_in_tensorboard(events, drawings, "\n".join(table.markdown() for table in main))
     common, differing = _configs(runs)
     data = {"baseline": baseline, "figures": page_figures(summary, runs)}
     template = resources.files("kerple.compare").joinpath("page.html.jinja").read_text(encoding="utf-8")
@@ -117,6 +129,18 @@ def write(
     path = folder / "report.html"
     path.write_text(page, encoding="utf-8")
     return path
+
+
+def _show_in_tensorboard(folder: Path, drawings: Mapping[str, Figure], tables: str) -> None:
+    """Write the figures and the tables of a comparison as TensorBoard's images and text, in place of earlier ones."""
+    from torch.utils.tensorboard import SummaryWriter  # takes seconds
+
+    for earlier in folder.glob("events.*"):
+        earlier.unlink()
+    with SummaryWriter(str(folder)) as writer:
+        for name, figure in drawings.items():
+            writer.add_figure(f"comparison/{name}", figure, close=False)
+        writer.add_text("comparison/tables", tables)
 
 
 def _shipped(file: str) -> str:

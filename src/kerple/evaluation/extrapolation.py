@@ -12,7 +12,7 @@ from kerple.base.errors import UserError
 from kerple.evaluation import results
 from kerple.evaluation.analysis import Analysis, device_blocks, publish, synchronise
 from kerple.evaluation.context_gain import ContextGain
-from kerple.evaluation.extrapolation_figures import figure, table
+from kerple.evaluation.extrapolation_figures import figure, gain_figure, table
 from kerple.evaluation.measurement import Measurement, measure
 from kerple.evaluation.metrics import TokenLoss
 from kerple.evaluation.protocols import Name, Protocol, choose_protocols, ordered_lengths
@@ -172,7 +172,8 @@ class Extrapolation(Analysis):
             print(table(self.measurements, training_length))
         title = f"{strategy}: perplexity by evaluation length"
         publish(trainer, self.name, figure(self.measurements, training_length, title), [])
-        publish(trainer, "context_gain", None, gain.compute() if gain is not None else [])
+        gains = gain.compute() if gain is not None else []
+        publish(trainer, "context_gain", gain_figure(gains, f"{strategy}: context gain by distance"), gains)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         fitting = trainer.state.fn == TrainerFn.FITTING and trainer.state.stage != RunningStage.SANITY_CHECKING

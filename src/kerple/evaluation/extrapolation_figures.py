@@ -1,6 +1,7 @@
 """The table and the figure of `Extrapolation`: perplexity by evaluation length."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -37,6 +38,24 @@ def figure(measurements: Sequence[Measurement], training_length: int, title: str
     if perplexities and max(perplexities) > 4 * min(perplexities):
         axes.set_yscale("log")
     finish(axes, training_length, xlabel="evaluation length (tokens)", ylabel="perplexity (per token)", title=title)
+    return result
+
+
+def gain_figure(rows: Sequence[dict[str, Any]], title: str) -> Figure | None:
+    """Figure of the context gain by distance beyond the window, of the rows of `ContextGain`; None if there is none."""
+    beyond = [row for row in rows if row["first"] >= row["window"]]
+    if not beyond:
+        return None
+    result = Figure(figsize=(6.4, 4.2), layout="constrained")
+    axes = result.add_subplot()
+    distances = [row["first"] - row["window"] for row in beyond]
+    gains, errors = ([row[name] for row in beyond] for name in ("gain", "gain_error"))
+    axes.errorbar(
+        distances, gains, errors, marker="o", markersize=3, elinewidth=0.8, label="± standard error over text"
+    )
+    axes.axhline(0, color="black", linewidth=0.8)
+    xlabel = f"distance beyond the {beyond[0]['window']:,} tokens of the window"
+    finish(axes, xlabel=xlabel, ylabel="windowed - full (nats per token)", title=title)
     return result
 
 

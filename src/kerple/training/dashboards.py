@@ -1,18 +1,20 @@
 """`Dashboards`: the layout of TensorBoard's pages."""
 
-import re
+import os
 from collections.abc import Iterator
 
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.loggers import TensorBoardLogger
+from pytorch_lightning.strategies import FSDPStrategy
 from torch.utils.tensorboard import SummaryWriter
 
+from kerple.evaluation.typed import data_of, network_of
+from kerple.model.generation import generate
 from kerple.positions import Position
 from kerple.training.throughput import position_parameters
 
-AGAINST_LENGTH = "against_length"
-CURVE = re.compile(r"test/([^/]+)/([^/]+)/(\d+)")  # metric, protocol, length
+MOST_NEW = 64  # tokens of a sample of text
 TRAINING_CHARTS = {
     "loss": ["Multiline", ["train/loss", "val/loss"]],
     "validation perplexity at each length, by step": ["Multiline", ["val/ppl/full/.*"]],
@@ -23,41 +25,29 @@ TRAINING_CHARTS = {
 class Dashboards(Callback):
     """Lays out TensorBoard's pages, and writes what they show beside the scalars that other callbacks log.
 
-    - *Custom scalars*: each ``test/<metric>/<protocol>/<length>`` of `Extrapolation` as a curve over length. For this
-      it is also written as the scalar ``against_length/<metric>/<protocol>``, whose step is the length.
-    - *HParams*: the model's settings, the strategy, and the last value of each metric.
+    - *Custom scalars*: the course of training in three charts. What is measured against length is a figure instead,
+      among the images, because TensorBoard smooths every scalar over its steps.
+    - *HParams*: the strategy, the seed, the model's settings, and the last value of each metric.
     - *Histograms*: each parameter of the strategy as ``kernels/<name>``, after each validation.
+    - *Text*: how the model continues the beginning of the validation split, after each validation, where data are text.
 
     It does nothing without a TensorBoardLogger.
     """
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for writer in _writers(trainer):
-            # TensorBoard shows the sections of all runs in the order of the first run; the empty section
-            # "extrapolation" keeps the top for the curves that `test` writes
-            writer.add_custom_scalars({"extrapolation": {}, "training": TRAINING_CHARTS})
+            writer.add_custom_scalars({"training": TRAINING_CHARTS})
         self._histograms(trainer, pl_module)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             self._histograms(trainer, pl_module)
+            self._sample(trainer, pl_module)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._hyperparameters(trainer, pl_module, ("train/", "val/"))
+        self._hyperparameters(trainer, pl_module, ("val/", "train/"))
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        names = {name: CURVE.fullmatch(name) for name in trainer.callback_metrics}
-        curves = {match.groups(): float(trainer.callback_metrics[name]) for name, match in names.items() if match}
-        # a tag is a regular expression, and a chart shows it for all runs that are selected
-        charts = {
-            f"{metric} against length": ["Multiline", [f"{AGAINST_LENGTH}/{metric}/.*"]]
-            for metric in dict.fromkeys(metric for metric, _, _ in curves)
-        }
-        for writer in _writers(trainer):
-            if charts:
-                writer.add_custom_scalars({"extrapolation": charts})
-            for (metric, protocol, length), value in curves.items():
-                writer.add_scalar(f"{AGAINST_LENGTH}/{metric}/{protocol}", value, global_step=int(length))
         self._hyperparameters(trainer, pl_module, ("test/",))
 
     def _histograms(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -66,14 +56,37 @@ class Dashboards(Callback):
                 if torch.isfinite(parameter).all():  # else TensorBoard raises, before `Finite` can say what is wrong
                     writer.add_histogram(f"kernels/{name}", parameter.detach().float().cpu(), trainer.global_step)
 
+    def _sample(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write half a segment of the validation split, and how the model continues it greedily, at most as long."""
+        data = data_of(trainer)
+        # this rank alone generates, so it needs all parameters; and tasks have no text
+        if not (hasattr(data, "blocks") and hasattr(data, "decode")) or isinstance(trainer.strategy, FSDPStrategy):
+            return
+        network = network_of(pl_module)
+        half = max(1, network.shape.length // 2)
+        for writer in _writers(trainer):
+            start = data.blocks("validation", half, 1)[0]["tokens"][:half]
+            with trainer.precision_plugin.forward_context():
+                tokens = generate(network, start[None].to(pl_module.device), min(half, MOST_NEW))
+                new = [int(token) for token in tokens]
+            given = data.decode(start)
+            texts = {"given": given, "continued": data.decode(start.tolist() + new)[len(given) :]}
+            # an indented line is shown as it is
+            parts = [f"{name}:\n\n    " + "\n    ".join(text.splitlines()) for name, text in texts.items()]
+            writer.add_text("sample", "\n\n".join(parts), trainer.global_step)
+
     def _hyperparameters(self, trainer: Trainer, pl_module: LightningModule, prefixes: tuple[str, ...]) -> None:
-        settings = {
-            key: value for key, value in pl_module.hparams.items() if isinstance(value, bool | int | float | str)
-        }
         strategy = next((type(m).__name__ for m in pl_module.modules() if isinstance(m, Position)), "none")
-        parameters = position_parameters(pl_module)
-        settings |= {"strategy": strategy, "position_parameters": parameters, "max_steps": trainer.max_steps}
-        metrics = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith(prefixes)}
+        # TensorBoard shows the first few columns by name, and then the metrics: these two belong among them
+        settings = {"1 strategy": strategy, "2 seed": int(os.environ.get("PL_GLOBAL_SEED", -1))}
+        settings |= {"position_parameters": position_parameters(pl_module), "max_steps": trainer.max_steps}
+        settings |= {
+            name: value
+            for name, value in pl_module.hparams.items()
+            if isinstance(value, bool | int | float | str) and not name.startswith("_")
+        }
+        logged = trainer.callback_metrics
+        metrics = {k: float(logged[k]) for prefix in prefixes for k in logged if k.startswith(prefix)}  # results first
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger) and metrics:
                 logger.log_hyperparams(settings, metrics, step=trainer.global_step)

@@ -1,0 +1,69 @@
+"""Figures for print: PDFs as wide as a column of a paper with two, a file for each protocol."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from kerple.base.errors import UserError
+from kerple.compare.context_gain import context_figures
+from kerple.compare.figures import figures
+from kerple.compare.runs import Runs
+
+SIZE = (3.25, 2.7)  # inches: a column, with three rows of the legend below the axes
+TYPE_42 = {"pdf.fonttype": 42, "font.size": 7}  # fonts as TrueType, which publishers ask for
+
+
+def write_print_figures(
+    summary: pd.DataFrame, runs: Runs, strategies: Sequence[str], baseline: str, folder: Path
+) -> None:
+    """Write the figures of the report as ``<folder>/<figure>.pdf``, for print. They are the same for the same runs.
+
+    Args:
+        summary: A row for each strategy, metric, protocol and length.
+        runs: The runs that are summarised.
+        strategies: The strategies to show, in the order of their colours; all if it is empty.
+        baseline: The strategy to which ratios are taken.
+        folder: Where to write; it is made if needed.
+
+    Raises:
+        UserError: If a strategy has no finished run.
+    """
+    present = list(dict.fromkeys(summary["strategy"]))
+    if missing := [strategy for strategy in strategies if strategy not in present]:
+        raise UserError(
+            f"compare: figure_strategies: got {', '.join(missing)} without a finished run, expected some of "
+            f"{', '.join(present)}"
+        )
+    order = {strategy: i for i, strategy in enumerate(strategies or present)}
+    chosen = summary[summary["strategy"].isin(list(order))].sort_values("strategy", key=lambda s: s.map(order))
+    drawings: dict[str, Figure] = {}
+    with rc_context(TYPE_42):
+        for protocol, cells in chosen.groupby("protocol", sort=False):
+            drawings |= {f"{name}-{protocol}": figure for name, figure in figures(cells, runs.trained, baseline)}
+        if (gains := runs.analyses.get("context_gain")) is not None:
+            gains = gains[gains["strategy"].isin(list(order))]
+            drawings |= context_figures(gains, chosen["strategy"])
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, figure in drawings.items():
+            _narrow(figure)
+            file = re.sub(r"[^\w.-]+", "_", name)  # labels may have slashes
+            figure.savefig(folder / f"{file}.pdf", metadata={"CreationDate": None})
+
+
+def _narrow(figure: Figure) -> None:
+    """Fit a figure of one panel into a column: its legend below, thin lines, and no title, which the caption has."""
+    (ax,) = figure.axes
+    figure.set_size_inches(*SIZE)
+    figure.legends[0].remove()
+    handles, labels = ax.get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=7, handlelength=3, columnspacing=1
+    )
+    ax.set_title("")
+    for line in ax.lines:
+        line.set_markersize(min(line.get_markersize(), 2.5))
+        line.set_linewidth(min(line.get_linewidth(), 1.1))
