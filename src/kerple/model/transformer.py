@@ -48,6 +48,8 @@ class Transformer(nn.Module):
         architecture = Architecture(**options)
         self.shape = shape
         self.attention = architecture.attention
+        # first, because DDP sends gradients from the last parameter to the first, and a shared strategy's comes last
+        self.positions = cast("Modules[Position]", nn.ModuleList())
         self.embedding = nn.Embedding(vocabulary, shape.dim)
         self.dropout = nn.Dropout(architecture.dropout)
         self.embedding_norm = architecture.make_norm(shape.dim) if architecture.embedding_norm else nn.Identity()
@@ -58,8 +60,7 @@ class Transformer(nn.Module):
         self._initialise(architecture.init)
         if architecture.tied:
             self.head.weight = self.embedding.weight
-        strategies = _strategies(position, replace(shape, layers=layers), architecture.per_layer)
-        self.positions = cast("Modules[Position]", nn.ModuleList(strategies))
+        self.positions.extend(_strategies(position, replace(shape, layers=layers), architecture.per_layer))
         self.places: Callable[[Tensor], Tensor] | None = None
         """Function from tokens (B, T) to the task's places (B, T) int64 of `TokenPositions.places`, or None."""
 
