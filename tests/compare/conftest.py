@@ -70,7 +70,7 @@ def stand_in(patch: Callable[[object, str, object], None], processes: bool = Fal
         patch(engines, "start", Fork)
     patch(compare, "resolve", resolve)
     patch(compare, "check_test", lambda job, config: None)
-    patch(compare, "fingerprint", lambda data: "a checksum")
+    patch(compare, "prepare_and_checksum", lambda data: "a checksum")
 
 
 def command(config: Path) -> Any:

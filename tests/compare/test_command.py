@@ -81,7 +81,7 @@ def test_a_new_strategy_runs_alone_and_changed_settings_or_data_are_refused(
     assert sum(fits(config).values()) == 6
     run(config, "--rerun-changed")
     assert (fits(config)["T5 seed-1"], sum(fits(config).values())) == (2, 8)
-    monkeypatch.setattr(compare, "fingerprint", lambda data: "another")
+    monkeypatch.setattr(compare, "prepare_and_checksum", lambda data: "another")
     change(config, output=str(config.parent / "report" / "second"))  # else its runs are finished, and nothing is read
     shutil.rmtree(config.parent / "runs" / "ALiBi" / "seed-2" / "test")
     with pytest.raises(ValueError, match="KerpleLog seed 1: its data has another checksum"):

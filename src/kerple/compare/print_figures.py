@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from matplotlib import rc_context
@@ -14,7 +15,7 @@ from kerple.compare.figures import figures
 from kerple.compare.runs import Runs
 
 SIZE = (3.25, 2.7)  # inches: a column, with three rows of the legend below the axes
-TYPE_42 = {"pdf.fonttype": 42, "font.size": 7}  # fonts as TrueType, which publishers ask for
+TYPE_42: Any = {"pdf.fonttype": 42, "font.size": 7}  # fonts as TrueType, which publishers ask for
 
 
 def write_print_figures(
