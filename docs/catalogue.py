@@ -1,7 +1,4 @@
-"""Writes the tables of docs/catalogue.md from docstrings and the runs in results/, and the pictures in docs/figures.
-
-`make docs` runs `python docs/catalogue.py`.
-"""
+"""Writes the tables of docs/catalogue.md from docstrings and the runs in results/ and the pictures in docs/figures."""
 
 import inspect
 import re
