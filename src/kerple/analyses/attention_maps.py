@@ -1,4 +1,4 @@
-"""`AttentionStatistics` and `AttentionMaps`: where the heads of a network look, as numbers and as pictures."""
+"""`AttentionStatistics` and `AttentionMaps`: which keys each head attends to, as numbers and pictures."""
 
 import copy
 from collections.abc import Callable, Sequence

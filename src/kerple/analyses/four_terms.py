@@ -29,7 +29,7 @@ def four_terms(network: Transformer, tokens: Tensor) -> dict[str, Tensor]:
     of W_Q and W_K belong to neither part and are a fifth term.
 
     Args:
-        network: A model for which `no_four_terms` has no reason.
+        network: A model for which `no_four_terms` returns None.
         tokens: (B, T) int64.
 
     Returns:
@@ -46,7 +46,7 @@ def four_terms(network: Transformer, tokens: Tensor) -> dict[str, Tensor]:
         words = network.embedding_norm(network.embedding(tokens)).to(wide)  # (B, T, D)
         both = position.embed(words, positions)
         alone = position.embed(torch.zeros_like(words), positions)  # the strategy may scale the words
-        centred = _centred if isinstance(norm, nn.LayerNorm) else lambda x: x  # RMSNorm takes no mean away
+        centred = _centred if isinstance(norm, nn.LayerNorm) else lambda x: x  # RMSNorm does not subtract the mean
         gain = norm.weight.to(wide) / (centred(both).square().mean(-1, keepdim=True) + norm.eps).sqrt()
         parts = {"word": centred(both - alone) * gain, "position": centred(alone) * gain}
         shift = getattr(norm, "bias", None)  # RMSNorm has none

@@ -1,4 +1,4 @@
-"""`Kernels`: each head's bias against distance, after training and in the course of it."""
+"""`Kernels`: each head's bias against distance, after training and during it."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +15,7 @@ from kerple.evaluation.figures import finish
 from kerple.evaluation.typed import network_of, strategy_name
 from kerple.positions import Position
 
-MAX_RECORDS = 400  # in the course of a training
+MAX_RECORDS = 400  # during a whole training
 
 
 class Kernels(Callback):
@@ -24,7 +24,7 @@ class Kernels(Callback):
     At the end of `test` it writes ``kernels.csv`` (layer, head, distance, bias, weight) and a figure. During `fit` it
     records the strategy's parameters and the bias at a few distances; at the end of `fit` it writes them as
     ``kernels_trajectory.csv`` (step, layer, head, name, value) and a figure. Checkpoints hold the records, at most
-    `MAX_RECORDS`: when there are more, every second one goes, and the steps between two of them double. Strategies
+    `MAX_RECORDS`: when there are more, every second one is dropped, and `every` doubles. Strategies
     whose bias is no function of the distance are skipped with a message.
 
     Args:

@@ -60,9 +60,9 @@ def carry_over(sizes: Sequence[int], spans: Sequence[tuple[int, int]], is_key: S
     key_bytes = torch.zeros(sum(sizes) + 1, dtype=torch.int64)
     for (first, last), key in zip(spans, is_key, strict=True):
         key_bytes[first:last] = int(key)
-    before = torch.cat([torch.zeros(1, dtype=torch.int64), key_bytes.cumsum(0)])  # key bytes before each byte
+    preceding = torch.cat([torch.zeros(1, dtype=torch.int64), key_bytes.cumsum(0)])  # key bytes before each byte
     end = torch.tensor([0, *sizes]).cumsum(0)
-    return (before[end[1:]] > before[end[:-1]]).tolist()
+    return (preceding[end[1:]] > preceding[end[:-1]]).tolist()
 
 
 def spelling(tokenizer: Tokenizer, end_of_text: int) -> Callable[[int], bytes]:
@@ -107,13 +107,13 @@ class LongPerplexity(Analysis):
 
     Args:
         lengths: Evaluation lengths in tokens; each must divide the longest, which the evaluator reads as a block.
-        short: Tokens in the evaluator's short context; the paper takes 4,096 for texts of 32,768.
-        stride: Tokens by which the short context moves; the paper takes 1,024.
+        short: Tokens in the evaluator's short context; the paper uses 4,096 for texts of 32,768.
+        stride: Tokens by which the short context moves; the paper uses 1,024.
         blocks: Number of blocks of the test split.
         evaluator: A pretrained model: a folder, a GGUF file or a name; ``smollm2-135m`` is the name of a packaged one.
-        gain: Least rise of a key token's log-probability, in nats.
-        likely: Least log-probability of a key token with the whole context, in nats.
-        keys: Folder in which the choice is kept. A checkpoint does not choose it.
+        gain: Smallest rise of a key token's log-probability, in nats.
+        likely: Smallest log-probability of a key token with the whole context, in nats.
+        keys: Folder in which the choice is stored. The value in a checkpoint is ignored.
 
     Raises:
         UserError: If an option is out of range, or the evaluator cannot be loaded or cannot read such long blocks.

@@ -63,14 +63,14 @@ def draw(kind: Kind, depth: float, rng: np.random.Generator) -> Problem:
     keys = [f"{ADJECTIVES[pair % len(ADJECTIVES)]}-{NOUNS[pair // len(ADJECTIVES)]}" for pair in pairs]
     values = [str(number) for number in rng.choice(9 * 10**6, count, replace=False) + 10**6]
     depths = [depth, *rng.random(count - 1)]
-    many = kind == "niah_multivalue"
-    if many:
+    multivalue = kind == "niah_multivalue"
+    if multivalue:
         keys = keys[:1] * count
     sentences = [f"One of the special magic numbers for {k} is: {v}." for k, v in zip(keys, values, strict=True)]
-    be, every, number = ("are", "all the", "numbers") if many else ("is", "the", "number")
+    verb, article, number = ("are", "all the", "numbers") if multivalue else ("is", "the", "number")
     subject = f"special magic {number} for {keys[0]} mentioned in the provided text"
-    question = f"What {be} {every} {subject}? The {subject} {be}"
-    return Problem(tuple(zip(depths, sentences, strict=True)), question, tuple(values if many else values[:1]))
+    question = f"What {verb} {article} {subject}? The {subject} {verb}"
+    return Problem(tuple(zip(depths, sentences, strict=True)), question, tuple(values if multivalue else values[:1]))
 
 
 def prompt(problem: Problem, length: int, haystack: Sequence[int], encode: Callable[[str], list[int]]) -> list[int]:
@@ -91,12 +91,12 @@ def prompt(problem: Problem, length: int, haystack: Sequence[int], encode: Calla
     if room < 1:
         raise UserError(f"lengths: got {length}, of which needles, question and answer take {length - room}; read more")
     tokens: list[int] = []
-    before = 0
+    start = 0
     for depth, sentence in sentences:
         cut = round(depth * room)
-        tokens += [*haystack[before:cut], *sentence]
-        before = cut
-    return [*tokens, *haystack[before:room], *question]
+        tokens += [*haystack[start:cut], *sentence]
+        start = cut
+    return [*tokens, *haystack[start:room], *question]
 
 
 def recall(answer: str, values: Sequence[str]) -> float:

@@ -117,7 +117,7 @@ class ReceptiveField(Analysis):
     def _figure(
         self, cumulative: Tensor, perplexities: dict[int, float], sufficient: int, pl_module: LightningModule
     ) -> Figure:
-        trained, length = network_of(pl_module).shape.length, len(cumulative)
+        training_length, length = network_of(pl_module).shape.length, len(cumulative)
         figure = Figure(figsize=(10.4, 4.2), layout="constrained")
         left, right = figure.subplots(1, 2)
         left.plot(range(1, length + 1), cumulative.tolist(), label="cumulative share")
@@ -132,7 +132,7 @@ class ReceptiveField(Analysis):
             axes.set_xscale("log", base=2)
             axes.xaxis.set_major_formatter("{x:,.0f}")
         share = "cumulative share of the norm of the last loss's gradient"
-        finish(left, trained, xlabel="last inputs (tokens)", ylabel=share, ylim=(0, 1.02))
-        finish(right, trained, xlabel="window (keys in each layer)", ylabel="perplexity")
+        finish(left, training_length, xlabel="last inputs (tokens)", ylabel=share, ylim=(0, 1.02))
+        finish(right, training_length, xlabel="window (keys in each layer)", ylabel="perplexity")
         figure.suptitle(f"{strategy_name(pl_module)}: receptive field in {self.blocks} segments of {length:,} tokens")
         return figure

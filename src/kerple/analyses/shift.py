@@ -22,7 +22,7 @@ class ShiftTest(Analysis):
     than the training length.
 
     Args:
-        shifts: What is added to every position of a segment, in tokens. One shift must be 0, for comparison.
+        shifts: Numbers of tokens that are added to every position of a segment. One shift must be 0, for comparison.
         length: Targets in a segment; None for the training length.
         blocks: Number of segments.
 

@@ -1,4 +1,4 @@
-"""Comparison of the configuration in a checkpoint with the one that is given, before a test or a resumed training."""
+"""Comparison of a checkpoint's configuration with that of the command, before a test or a resumed training."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from kerple.compare.records import differences
 from kerple.compare.runs import flat
 
 SAMPLES_PER_STEP = "samples_per_step"  # key in a checkpoint: samples of all devices and micro-batches of a step
-FREE = ("model.compile", "model.attention")  # how the same numbers are computed
+FREE = ("model.compile", "model.attention")  # they may differ: they change how numbers are computed, not which
 # what changes the order of the training samples, or the learning rates that the state in the checkpoint has
 DATA = ("seed", "length", "samples", "examples", "mixture", "train_length", "held_out", "task")
 SAME = (
@@ -26,12 +26,12 @@ OF_A_START = (*ELSEWHERE, "weights_only", "trainer.default_root_dir", "trainer.c
 
 
 def check_test(path: str, content: dict[str, Any], config: dict[str, Any], model: LightningModule) -> None:
-    """Check that a test is one of the checkpoint's model; only its strategy may be another, and needs no new weights.
+    """Check that a test is of the checkpoint's model; its strategy alone may be another, one that needs no new weights.
 
     Args:
         path: Path of the checkpoint, for messages.
-        content: What it holds.
-        config: The given configuration, nested.
+        content: The loaded checkpoint.
+        config: The configuration of the command, nested.
         model: The model that was built from it.
 
     Raises:
@@ -50,22 +50,22 @@ def check_weights(path: str, content: dict[str, Any], model: LightningModule, ot
     """Check that a checkpoint has the model's weights, and no others unless the strategy is another.
 
     Raises:
-        UserError: It has not.
+        UserError: A weight is missing, has another shape or belongs to no part of the model.
     """
-    weights, ours = content.get("state_dict", {}), model.state_dict()
-    odd = [name for name, value in ours.items() if getattr(weights.get(name), "shape", None) != value.shape]
-    odd += [] if other_strategy else [name for name in weights if name not in ours]
+    weights, expected = content.get("state_dict", {}), model.state_dict()
+    odd = [name for name, value in expected.items() if getattr(weights.get(name), "shape", None) != value.shape]
+    odd += [] if other_strategy else [name for name in weights if name not in expected]
     if odd:
         raise UserError(f"ckpt_path: {path} has other weights than the model needs, such as {odd[0]}")
 
 
 def check_resumption(path: str | Path, content: dict[str, Any], config: dict[str, Any], samples: int | None) -> None:
-    """Check that a training goes on as it began; print the differences that do no harm.
+    """Check that a resumed training continues as it began; print the differences that are harmless.
 
     Args:
         path: Path of the checkpoint, for messages.
-        content: What it holds.
-        config: The given configuration, nested.
+        content: The loaded checkpoint.
+        config: The configuration of the command, nested.
         samples: Samples of a step over all devices, or None if the data does not say.
 
     Raises:
@@ -79,7 +79,7 @@ def check_resumption(path: str | Path, content: dict[str, Any], config: dict[str
         refused.append(f"samples of a step over all devices: {before} -> {samples}")
     if refused:
         raise UserError(
-            f"ckpt_path: {path} is of another training: {'; '.join(refused)}; give the options of before, or start a "
+            f"ckpt_path: {path} is of another training: {'; '.join(refused)}; give the earlier options, or start a "
             f"new training from its weights with --weights {path}"
         )
     if changes:

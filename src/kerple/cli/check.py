@@ -9,7 +9,7 @@ from kerple.cli.reading import read
 from kerple.positions import Position, Shape
 from kerple.testing import PROPERTIES, outcomes
 
-WORDS = {True: "holds", False: "FAILS", None: "does not apply"}
+OUTCOMES = {True: "holds", False: "FAILS", None: "does not apply"}
 
 
 class Model:
@@ -37,12 +37,12 @@ def main(arguments: list[str]) -> None:
     parser.add_class_arguments(Model, "model")
     config = read(parser, arguments)
     build = parser.instantiate_classes(config).model.build
-    build(Shape(32, 4, 32))  # raises for a mistake in an option, which would else be reported with each property
+    build(Shape(32, 4, 32))  # raises here for a wrong option, which every property would report otherwise
     failed = 0
     for outcome in outcomes(build):
         lengths = f" ({', '.join(map(str, outcome.lengths))} tokens)" if outcome.lengths else ""
-        why = f": {outcome.why}" if outcome.why else ""
-        print(f"{WORDS[outcome.holds]:14}  {outcome.name}{lengths}{why}", flush=True)
+        reason = f": {outcome.why}" if outcome.why else ""
+        print(f"{OUTCOMES[outcome.holds]:14}  {outcome.name}{lengths}{reason}", flush=True)
         failed += outcome.holds is False
     if failed:
         print(f"{failed} of {len(PROPERTIES)} properties do not hold", file=sys.stderr)

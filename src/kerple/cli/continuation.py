@@ -68,20 +68,20 @@ def print_continuation(options: Namespace) -> None:
 
 
 def pieces(data: Text, start: list[int], tokens: Iterator[int], end: int) -> Iterator[str]:
-    """Yield the text of a stream of tokens after those of ``start``, in pieces of whole characters, without the end."""
-    known, waiting = start, list[int]()
+    """Yield the text of the tokens that follow those of ``start`` until ``end``, in pieces of whole characters."""
+    context, pending = start, list[int]()
 
     def new() -> str:
-        # with known ones before them: some tokenizers drop the space before a text's first word
-        return data.decode(known + waiting)[len(data.decode(known)) :]
+        # decoded after the tokens before them, because some tokenizers drop the space before a text's first word
+        return data.decode(context + pending)[len(data.decode(context)) :]
 
     for token in tokens:
         if token == end:
             break
-        waiting.append(token)
+        pending.append(token)
         text = new()
         if text and not text.endswith(UNFINISHED):
             yield text
-            known, waiting = waiting, []
-    if waiting:
+            context, pending = pending, []
+    if pending:
         yield new()

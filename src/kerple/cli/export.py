@@ -19,12 +19,12 @@ def main(arguments: list[str]) -> None:
         arguments: Arguments of the command.
 
     Raises:
-        UserError: If the checkpoint cannot be read, the folder is not empty, or the strategy needs places that a task
-            gives.
+        UserError: If the checkpoint cannot be read, the folder is not empty, or the strategy needs places, which
+            only a task has.
     """
     parser = ArgumentParser(prog="run.py export", description=__doc__, exit_on_error=False)
     parser.add_argument("--ckpt_path", type=str, required=True, help="a checkpoint that `fit` has written")
-    parser.add_argument("--to", type=str, required=True, help="folder that AutoModelForCausalLM is to load; a new one")
+    parser.add_argument("--to", type=str, required=True, help="new folder, which AutoModelForCausalLM loads")
     parser.add_argument("--trust", default="", help="packages whose classes the checkpoint may name: a,b,c")
     options = read(parser, arguments)
     need()

@@ -22,11 +22,11 @@ def run(arguments: list[str], description: str) -> None:
         description: Description of the program, for its help.
 
     Raises:
-        UserError: If the model, its data or its trainer cannot be built as asked.
+        UserError: If the model, its data or its trainer cannot be built from the options.
     """
     settle_torch()
     command = arguments[0]
-    if command != "fit":  # it has callbacks of its own
+    if command != "fit":  # the warning is about validate and test, which print their checkpoint
         warnings.filterwarnings("ignore", "Be aware that when using `ckpt_path`")
     if command == "test" and peek(arguments, "hf")[0].hf is not None:
         from kerple.cli.pretrained import main  # needs optional packages
@@ -57,7 +57,7 @@ def checkpoint_first(arguments: list[str]) -> list[str]:
         return arguments
     if options.ckpt_path is None:
         raise UserError(f"ckpt_path: got nothing, expected a checkpoint to {command}; add --ckpt_path FILE")
-    # without devices and strategy, which belong to the machine that trained
+    # its devices and parallel strategy are left out, because they are those of another machine
     config = classes(options.trust or "").config(options.ckpt_path)
     if emulated(precision := config["trainer"].get("precision")):
         config["trainer"]["precision"] = SAFE

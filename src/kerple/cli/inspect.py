@@ -27,8 +27,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--split", default="train", choices=SPLITS, help="split the sample is drawn from")
     parser.add_argument("--tokens", type=int, default=200, help="tokens of the sample")
     parser.add_argument("--seed", type=int, default=None, help="draw the same sample again")
-    parser.add_argument("--documents", action="store_true", help="list the test documents with what training shares")
-    parser.add_argument("--no-verify", action="store_true", help="do not read and compare everything")
+    parser.add_argument("--documents", action="store_true", help="list the test documents with their overlap")
+    parser.add_argument("--no-verify", action="store_true", help="do not read all shards to compare checksums")
     options = parser.parse_args(arguments)
     if options.tokens < 0:
         raise UserError(f"tokens: got {options.tokens}, expected 0 or more")
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> None:
 
 
 def show(folder: Folder) -> None:
-    """Print the statistics of a folder's manifest as a table, and what its test text shares with the training text."""
+    """Print the statistics of a folder's manifest, and how much its test text overlaps with the training text."""
     manifest, tested = folder.manifest, folder.test_documents()
     names = ("documents", "tokens", "bytes", "bytes per token", "tokens per document", "shards")
     numbers = [Column(name, justify="right") for name in names]
@@ -72,7 +72,7 @@ def show(folder: Folder) -> None:
 
 
 def sample(folder: Folder, split: str, count: int, seed: int | None = None) -> str:
-    """Decode `count` tokens at a random place of a split, below a line that says where they are."""
+    """Decode `count` tokens from a random position in a split, below a line that names the position."""
     stream, documents = folder.stream(split), folder.documents(split)
     count = min(count, len(stream))
     start = random.Random(seed).randint(0, len(stream) - count)
@@ -82,5 +82,5 @@ def sample(folder: Folder, split: str, count: int, seed: int | None = None) -> s
 
 
 def printable(text: str) -> str:
-    """A text that any stream of UTF-8 takes; bytes of a path that are not Unicode become question marks."""
+    """The text with question marks for what UTF-8 cannot encode, such as bytes of a path that are not Unicode."""
     return text.encode("utf-8", "replace").decode()

@@ -104,7 +104,8 @@ class CLI(LightningCLI):
             directory = fit_directory(
                 config.run_dir, config.logs, config.experiment, strategy, config.seed_everything, config.ckpt_path
             )
-            if config.ckpt_path == "last":  # without one this is a new start, so that a requeued job can use it always
+            # without a last checkpoint the run starts anew, so that a requeued job can always use this option
+            if config.ckpt_path == "last":
                 last = directory / "checkpoints" / "last.ckpt"
                 config.ckpt_path = str(last) if last.is_file() else None
         else:
@@ -126,7 +127,7 @@ class CLI(LightningCLI):
         self.write_to(directory)
 
     def write_to(self, directory: Path) -> None:
-        """Have the run write into a folder: its configuration, checkpoints, results and TensorBoard's events."""
+        """Set the folder to which the run writes its configuration, checkpoints, results and TensorBoard's events."""
         trainer = self.config[self.subcommand].trainer
         trainer.default_root_dir = str(directory)
         if trainer.logger in (None, True):
@@ -134,13 +135,13 @@ class CLI(LightningCLI):
             self.logger = TensorBoardLogger(str(directory), name="", version="", default_hp_metric=False)
         for logger in _listed(trainer.logger):
             options = getattr(logger, "init_args", {})
-            if "save_dir" in options:  # a relative folder lies in that of the run
+            if "save_dir" in options:  # a relative folder is inside the run's folder
                 options["save_dir"] = str(directory / (options["save_dir"] or ""))
 
     def instantiate_classes(self) -> None:
         try:
             super().instantiate_classes()
-        except (ValueError, TypeError) as error:  # the parser's, of what a class said when it was built
+        except (ValueError, TypeError) as error:  # of the parser, which wraps the error of a class
             raise mistake_in(error) or error from error
         if self.checkpoint is None:
             return
@@ -157,7 +158,7 @@ class CLI(LightningCLI):
 
     def before_fit(self) -> None:
         config = self.config[self.subcommand]
-        if config.weights is not None and config.ckpt_path is None:  # a resumed run has weights
+        if config.weights is not None and config.ckpt_path is None:  # a resumed run has its weights already
             from kerple.cli.weights import start_from  # needs optional packages
 
             start_from(self.model.network, config.weights, config.trust)
@@ -185,7 +186,7 @@ class CLI(LightningCLI):
         callbacks = _listed(trainer["callbacks"])
         if self.subcommand == "fit":
             callbacks = _with_safety(callbacks, trainer["enable_checkpointing"])
-        # the summary is off by default, because `before_fit` says what concerns a user
+        # Lightning's summary is off by default, because `before_fit` prints the number of parameters
         options["enable_model_summary"] = bool(trainer["enable_model_summary"])
         shown = trainer["enable_progress_bar"]
         # a file cannot show a bar, and analyses read text that Lightning's bar does not count
@@ -196,7 +197,7 @@ class CLI(LightningCLI):
             callbacks = [*callbacks, SteadyProgress()]
         try:
             return super().instantiate_trainer(**options, callbacks=callbacks)
-        except (MisconfigurationException, ValueError, TypeError) as error:  # about the options, all that it is given
+        except (MisconfigurationException, ValueError, TypeError) as error:  # all that this call depends on are options
             raise mistake_in(error) or UserError(f"trainer: {error}") from error
 
 
@@ -205,6 +206,6 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _with_safety(callbacks: list[Callback], checkpoints: bool | None) -> list[Callback]:
-    """The callbacks, and those by which every fit can be resumed and explained, unless they are configured."""
+    """The callbacks, and those that every fit needs to be resumed and explained, unless they are configured."""
     safety = [RandomState, Finite, Provenance, *([] if checkpoints is False else [LastCheckpoint])]
     return callbacks + [kind() for kind in safety if not any(isinstance(callback, kind) for callback in callbacks)]

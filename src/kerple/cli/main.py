@@ -22,7 +22,7 @@ COMMANDS = {
     "predict": "continue a prompt with a trained model",
     "plan": "what a fit will take: parameters, FLOPs, memory, hours, before anything runs",
     "inspect": "statistics, a decoded sample and checksums of token shards",
-    "check": "hold a positional strategy of one's own to every property",
+    "check": "check that your own positional strategy has every property",
 }
 LIGHTNING = ("fit", "test", "validate")
 HELP = "\n".join(
@@ -31,7 +31,7 @@ HELP = "\n".join(
         "",
         "Length extrapolation of transformers.",
         "",
-        *(f"  {name:9} {what}" for name, what in COMMANDS.items()),
+        *(f"  {name:9} {text}" for name, text in COMMANDS.items()),
         "",
         "python run.py COMMAND --help lists the options of a command.",
         "--debug, anywhere, shows the traceback of every error.",
@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> None:
         arguments: The command and its arguments; None for those of the process.
     """
     if os.getcwd() not in sys.path:  # it is there with `python run.py`, but not with `kerple`
-        sys.path.append(os.getcwd())  # where users have strategies of their own; last, so that no file hides a library
+        sys.path.append(os.getcwd())  # for users' own strategies; last, so that no file there hides a library
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if arguments[:1] == ["demo"]:
         arguments = DEMO + arguments[1:]
@@ -101,7 +101,7 @@ def check_early(arguments: list[str]) -> None:
 
 
 def _mistake(error: Exception) -> str | None:
-    """What to print of an error that the user can mend; None if it is a fault of this program or a library."""
+    """The message of an error that the user can mend; None for a fault of this program or a library."""
     if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("kerple"):
         package = error.name.partition(".")[0]
         return f"{package} is not installed, and this command needs it; install it with: pip install {package}"

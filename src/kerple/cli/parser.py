@@ -72,7 +72,7 @@ def add_folder_arguments(parser: LightningArgumentParser, experiment: str, run_d
 
 
 def peek(arguments: list[str], *names: str) -> tuple[argparse.Namespace, list[str]]:
-    """The values of some options before the arguments are parsed, None for those not there, and the other arguments."""
+    """The values of the named options before all arguments are parsed, None where one is missing, and the rest."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in names:
         parser.add_argument(f"--{name}")
@@ -80,13 +80,13 @@ def peek(arguments: list[str], *names: str) -> tuple[argparse.Namespace, list[st
 
 
 def mistake_in(error: BaseException) -> UserError | None:
-    """What a class of ours or of Lightning's said of its options, under whatever the parser made of it."""
+    """The error of a class of ours or of Lightning's about its options, which the parser may have wrapped."""
     if isinstance(error, UserError):
         return error
     if isinstance(error, MisconfigurationException | ModuleNotFoundError):  # the latter of a logger's package
         return UserError(f"trainer: {error}")
     inner: list[Any] = [error.__cause__]
     for frame, _ in traceback.walk_tb(error.__traceback__):
-        # where one of several types is expected, the parser keeps what each of them said in this variable
+        # for an option of several types, the parser collects the error of each type in this variable
         inner += frame.f_locals.get("exceptions", [])
     return next((mistake for e in inner if isinstance(e, Exception) and (mistake := mistake_in(e))), None)

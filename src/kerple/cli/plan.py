@@ -15,7 +15,7 @@ from kerple.cli.reading import read
 from kerple.model.cost import CHIPS, Chip, Memory, flops, memory, parameters
 from kerple.training.language_model import LanguageModel
 
-EFFICIENCY = 0.4  # share of a chip's peak: the goal on an H100 (docs/how-to/gpu.md), not a measurement
+EFFICIENCY = 0.4  # share of a chip's peak: the goal for an H100 (docs/how-to/gpu.md), not a measurement
 MEMORY = ("weights", "gradients", "optimiser", "activations", "logits", "total")
 NODE = 8  # devices in a node
 NETWORK = 50e9  # bytes per second between devices of two nodes: 400 Gb/s each
@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> None:
     """
     parser = fit_parser()
     parser.prog, parser.description = "run.py plan", __doc__
-    parser.add_argument("--chips", default=",".join(c.name for c in CHIPS), help="devices asked about: A100,H100")
+    parser.add_argument("--chips", default=",".join(c.name for c in CHIPS), help="devices to plan for: A100,H100")
     parser.add_argument("--devices", type=str, default=f"1,{NODE},{8 * NODE}", help="how many of them: 1,8")
     parser.add_argument(
         "--efficiency", type=float, default=EFFICIENCY, help="share of a chip's peak: measured, or it is an assumption"
@@ -109,7 +109,7 @@ def tables(config: Namespace, chips: list[Chip], devices: list[int], efficiency:
 
 
 def device_count(devices: Any) -> int:
-    """Number of devices of a node that the Trainer's option means, with 1 where it leaves that to the machine."""
+    """Number of devices of a node that the Trainer's option means; 1 if the option leaves it to the machine."""
     if isinstance(devices, list):
         return len(devices)
     numbers = str(devices).rstrip(",").split(",")

@@ -34,9 +34,9 @@ def main(arguments: list[str]) -> None:
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     first.add_argument("-c", "--config", action="append", default=[])
     first.add_argument("--data", "--data.class_path", dest="kind", default=None)
-    known, rest = first.parse_known_args(arguments)
-    sections = [_data_section(path) for path in known.config]
-    for kind in [known.kind] if known.kind else [section.get("class_path", DATA) for section in sections]:
+    files, rest = first.parse_known_args(arguments)
+    sections = [_data_section(path) for path in files.config]
+    for kind in [files.kind] if files.kind else [section.get("class_path", DATA) for section in sections]:
         if str(kind).rpartition(".")[2] != DATA:
             raise UserError(f"data: got {kind}, which has no shards to prepare; expected {DATA}")
     configs = [

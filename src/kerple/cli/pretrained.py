@@ -19,7 +19,7 @@ from kerple.hf.source import locate, read_model_config, read_tokenizer
 
 
 class PretrainedCLI(CLI):
-    """The command line of `test` for a model that is not trained here."""
+    """The command line of `test` for a pretrained model of transformers."""
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
@@ -40,13 +40,13 @@ class PretrainedCLI(CLI):
         run = Path(config.logs) / config.experiment / label
         directory = test_directory(config.run_dir, str(run / "checkpoints" / "none"), "test")
         self.write_to(directory)
-        above = directory.parent / "config.yaml"  # where a report expects that of a run
-        if directory.parent.resolve() != Path.cwd() and not above.exists():
-            write(above, self._parser("test").dump(config, skip_none=False))
+        run_config = directory.parent / "config.yaml"  # where a report looks for the configuration of a run
+        if directory.parent.resolve() != Path.cwd() and not run_config.exists():
+            write(run_config, self._parser("test").dump(config, skip_none=False))
 
 
-class Parsed(PretrainedCLI):
-    """The command line, which stops before data, model and trainer are built."""
+class ParseOnly(PretrainedCLI):
+    """The same command line, which is parsed only: no data, model or trainer is built."""
 
     def before_instantiate_classes(self) -> None: ...
 
@@ -73,7 +73,7 @@ def configuration(arguments: list[str]) -> str:
     Raises:
         UserError: If there is no such model, or it does not support an option.
     """
-    cli = _call(Parsed, arguments)
+    cli = _call(ParseOnly, arguments)
     return cli._parser("test").dump(cli.config.test, skip_none=False)
 
 

@@ -1,4 +1,4 @@
-"""Parsing of a command line, whose mistakes are told in the parser's own words."""
+"""Parsing of a command line; the message about a mistake is that of the parser."""
 
 from argparse import ArgumentError
 from importlib import import_module
@@ -26,7 +26,7 @@ def read(parser: ArgumentParser, arguments: list[str]) -> Namespace:
             names = f"; strategies: {', '.join(import_module('kerple.positions').names())}"
         raise UserError(f"{error}{names}") from error
     options = config.get(str(config.get("subcommand")), config)  # those of `fit` are below the name of the command
-    for name in ("trainer", "model.position"):  # in their places the parser accepts lists
+    for name in ("trainer", "model.position"):  # the parser also accepts a list here
         if isinstance(options.get(name), list):
             raise UserError(f"{name}: got {options[name]}, expected a mapping of options")
     return config

@@ -7,7 +7,7 @@ import warnings
 import torch
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
-# warnings of every run that no user has to act on
+# warnings in every run, about which a user has nothing to do
 HARMLESS = (
     "The dirpath has changed",  # a test writes into a folder of its own
     r"`isinstance\(treespec, LeafSpec\)`",
@@ -17,7 +17,7 @@ HARMLESS = (
 
 
 def settle_torch() -> None:
-    """TF32 on a GPU, reproducible products on a CPU, fewer warnings, log messages on the first process only.
+    """Choose TF32 on a GPU and reproducible products on a CPU, and silence warnings and all processes but the first.
 
     Resumption bit for bit needs matrix products with the same bits each time. MKL gives them only in its reproducible
     mode, and only if it does not choose the number of threads.
@@ -25,12 +25,12 @@ def settle_torch() -> None:
     if torch.cuda.is_available():  # TF32; on the CPU "high" is a slower path, four times at width 64
         torch.set_float32_matmul_precision("high")
     os.environ.setdefault("MKL_CBWR", "AUTO")  # read at the first product
-    torch.set_num_threads(torch.get_num_threads())  # switches MKL's own choice off
-    # what it advertises is not for this run
+    torch.set_num_threads(torch.get_num_threads())  # a fixed number stops MKL from choosing one
+    # Lightning's tips advertise its other products
     logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(
         lambda record: "Tip:" not in record.getMessage()
     )
-    # at every checkpoint: that it holds more than weights
+    # it says of every checkpoint that it holds more than weights
     logging.getLogger("pytorch_lightning.trainer.connectors.checkpoint_connector").setLevel(logging.WARNING)
     for message in HARMLESS:
         warnings.filterwarnings("ignore", message)

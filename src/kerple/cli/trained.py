@@ -30,19 +30,19 @@ def load(path: str, packages: str = "", device: str = "cpu") -> tuple[LanguageMo
     parser = LightningArgumentParser(exit_on_error=False)
     add_model_and_data(parser)
     try:
-        built = parser.instantiate_classes(parser.parse_object({key: config[key] for key in ("model", "data")}))
-    except (ArgumentError, ValueError, TypeError) as error:  # the parser's, also of what a class said when it was made
+        loaded = parser.instantiate_classes(parser.parse_object({key: config[key] for key in ("model", "data")}))
+    except (ArgumentError, ValueError, TypeError) as error:  # of the parser, which also wraps the error of a class
         raise UserError(f"ckpt_path: {path}: {mistake_in(error) or error}") from error
-    if not isinstance(built.data, Text):  # a user's own data module
-        raise UserError(f"ckpt_path: {path} was trained on {type(built.data).__name__}, which cannot encode a prompt")
-    built.data.setup("predict")
+    if not isinstance(loaded.data, Text):  # a user's own data module
+        raise UserError(f"ckpt_path: {path} was trained on {type(loaded.data).__name__}, which cannot encode a prompt")
+    loaded.data.setup("predict")
     content = trust.load(path)
-    check_weights(path, content, built.model)
-    if (state := content.get(type(built.data).__qualname__)) is not None:
-        built.data.load_state_dict(state)
-    built.model.load_state_dict(content["state_dict"])
-    built.model.attach(built.data)
-    return built.model.to(device).eval(), built.data
+    check_weights(path, content, loaded.model)
+    if (state := content.get(type(loaded.data).__qualname__)) is not None:
+        loaded.data.load_state_dict(state)
+    loaded.model.load_state_dict(content["state_dict"])
+    loaded.model.attach(loaded.data)
+    return loaded.model.to(device).eval(), loaded.data
 
 
 def end_of_text(data: Text) -> int:

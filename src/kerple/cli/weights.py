@@ -10,16 +10,16 @@ from kerple.base.errors import UserError
 from kerple.cli.classes import classes
 from kerple.model import Transformer
 
-OF_THE_DATA = ("length", "vocabulary")  # the model takes these from the data
+DATA_OPTIONS = ("length", "vocabulary")  # the model takes these from the data
 
 
-@lru_cache(maxsize=1)  # called for the options first, then for the weights
+@lru_cache(maxsize=1)  # it is called twice: for the options, then for the weights
 def _read(path: str, trust: str) -> Any:
     from kerple.hf import weights  # imports transformers, which takes seconds
 
     try:
         return weights.read(path, classes(trust))
-    except UserError as error:  # of a model that `test` calls --hf
+    except UserError as error:  # it names the option --hf of `test`
         raise UserError(f"weights: {str(error).removeprefix('hf: ')}") from error
 
 
@@ -37,7 +37,7 @@ def architecture_first(arguments: list[str], path: str, trust: str | None = None
     Raises:
         UserError: If the model cannot be read.
     """
-    model = {key: value for key, value in _read(path, trust or "").model.items() if key not in OF_THE_DATA}
+    model = {key: value for key, value in _read(path, trust or "").model.items() if key not in DATA_OPTIONS}
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--config", "-c", action="append", default=[])
     files, flags = parser.parse_known_args(arguments)

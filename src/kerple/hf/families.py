@@ -38,17 +38,17 @@ class StoredModel:
 
 @dataclass(frozen=True)
 class Family:
-    """What a family of models of transformers calls its modules and options.
+    """How a family of models of transformers names its modules and options.
 
     Args:
-        modules: Their modules by ours; ``*`` stands for the number of a layer. Several, separated by spaces, are one
-            after the other in the rows of ours.
+        modules: Names of the family's modules by the names of ours; ``*`` stands for the number of a layer. Where
+            several names are separated by spaces, the rows of our weight are those of these modules in this order.
         position: Class name of the positional strategy.
         options: Options of our Transformer that are the same in the whole family.
-        expected: Entries of the configuration for which our Transformer has no other value than this one.
+        expected: Entries of the configuration that must have this value, because our Transformer has no other.
         partial_rotary: Whether RoPE turns the share ``partial_rotary_factor`` of the channels.
-        fused: Order of the rows of the weight that makes queries, keys and values: ``qkv`` as ours, all queries first;
-            ``heads``: queries, keys and values of the first head first.
+        fused: Order of the rows of the weight that computes queries, keys and values: ``qkv`` has all queries first, as
+            ours; ``heads`` has queries, keys and values of the first head first.
         transposed: Whether weights of the layers are (in, out), the transpose of ours.
     """
 
@@ -196,7 +196,7 @@ def read_options(family: Family, config: Any) -> dict[str, Any]:
 
 
 def read_weights(family: Family, state: Mapping[str, Tensor], layers: int, heads: int) -> Weights:
-    """Weights of a model by their names in our Transformer; what is not in its state is left out."""
+    """Weights of a model by their names in our Transformer; a name that is not in its state is left out."""
     weights: Weights = {}
     for ours, theirs in parameters(family, layers):
         parts = [state[name] for name in theirs if name in state]

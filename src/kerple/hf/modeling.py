@@ -73,7 +73,7 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
     _tied_weights_keys = {"network.head.weight": "network.embedding.weight"}  # noqa: RUF012
     _keep_in_fp32_modules_strict = ["positions"]  # noqa: RUF012
     _supports_sdpa = True
-    _is_stateful = True  # transformers refuses assisted generation, which would take rows out of the cache again
+    _is_stateful = True  # transformers refuses assisted generation, which would remove rows from the cache
 
     def __init__(self, config: KerpleConfig) -> None:
         super().__init__(config)
@@ -86,9 +86,9 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
         """Load a model as transformers does, and compute what files do not hold, such as ALiBi's slopes."""
         loaded = super().from_pretrained(*args, **kwargs)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
-        fresh = transformer(model.config.network | {"vocabulary": 1, "hidden": 1})
+        initial = transformer(model.config.network | {"vocabulary": 1, "hidden": 1})
         stored = model.network.state_dict()
-        for name, value in fresh.named_buffers():
+        for name, value in initial.named_buffers():
             if name not in stored:
                 model.network.get_buffer(name).copy_(value)
         return loaded
@@ -149,7 +149,7 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
                     "position_ids: got others than those of one text from its first token on, which this model cannot "
                     "read; give each text a row of its own"
                 )
-        logits = self.network(input_ids, cache=cache, last=logits_to_keep or None)  # (B, T or kept, V)
+        logits = self.network(input_ids, cache=cache, last=logits_to_keep or None)  # (B, T or logits_to_keep, V)
         loss = None
         if labels is not None:
             targets = labels[:, 1:].flatten()

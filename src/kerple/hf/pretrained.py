@@ -26,7 +26,7 @@ class Pretrained(LightningModule):
         path: A folder, a .gguf file, ``smollm2-135m`` or a name on the Hugging Face hub.
         length: Training length in tokens; null for that in the model's configuration.
         scaling: Scaling of RoPE: ``none``, ``pi``, ``ntk``, ``dynamic_ntk`` or ``yarn``; null for the model's own.
-        factor: Length that the scaling should reach, as a multiple of the training length.
+        factor: Length for which the scaling is meant, as a multiple of the training length.
         position: Strategy in place of the model's own, without weights that the model lacks. The model is then tested
             as our own network, in fp32, as is one that this project has exported.
         dtype: Dtype of the weights in memory. Scores and losses are always fp32.
@@ -64,7 +64,7 @@ class Pretrained(LightningModule):
         inside = [type(c).__name__ for c in trainer.callbacks if type(c).__name__ in LOOK_INSIDE]
         if inside and isinstance(self.network, HuggingFaceNetwork):
             raise UserError(
-                f"trainer.callbacks: {', '.join(inside)}: look inside of this project's own Transformer, and "
+                f"trainer.callbacks: {', '.join(inside)}: work only with this project's own Transformer, and "
                 f"{self.source.name} is not one; leave them out"
             )
         data: Any = getattr(self.trainer, "datamodule", None)

@@ -17,7 +17,7 @@ def scaled(config: Any, scaling: AnyScaling | None, factor: float | None, length
         config: The model's `transformers.PreTrainedConfig`.
         scaling: ``none`` for RoPE without any scaling; `RoPE` explains ``pi``, ``ntk``, ``dynamic_ntk`` and ``yarn``.
             None leaves the configuration unchanged.
-        factor: Length that the scaling should reach, as a multiple s >= 1 of the training length; all scalings but
+        factor: Length for which the scaling is meant, as a multiple s >= 1 of the training length; all scalings but
             ``none`` need it.
         length: Training length L in tokens.
 
@@ -37,12 +37,12 @@ def scaled(config: Any, scaling: AnyScaling | None, factor: float | None, length
         reason = "has RoPE that differs between layers" if rope else "has no RoPE"
         raise UserError(f"scaling: got {scaling}, but {config.model_type} {reason}; leave scaling out")
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    turned = int(head_dim * rope.get("partial_rotary_factor", 1.0))  # channels of a head
+    rotated = int(head_dim * rope.get("partial_rotary_factor", 1.0))  # channels of a head that RoPE rotates
     s = factor or 1.0
     changes: dict[str, dict[str, Any]] = {
         "none": {"rope_type": "default"},
         "pi": {"rope_type": "linear", "factor": s},
-        "ntk": {"rope_type": "default", "rope_theta": rope["rope_theta"] * s ** (turned / (turned - 2))},
+        "ntk": {"rope_type": "default", "rope_theta": rope["rope_theta"] * s ** (rotated / (rotated - 2))},
         "dynamic_ntk": {"rope_type": "dynamic", "factor": s},
         "yarn": {"rope_type": "yarn", "factor": s, "original_max_position_embeddings": length},
     }

@@ -51,10 +51,10 @@ def read(path: str, classes: Classes | None = None) -> StoredModel:
 
 
 def transformer(model: Mapping[str, Any], position: Callable[[Shape], Position] | None = None) -> Transformer:
-    """Build the network of some options, which are those of `StoredModel.model`, or with another strategy.
+    """Build the network that the options of `StoredModel.model` describe, or the same with another strategy.
 
     Raises:
-        UserError: If the options do not fit together.
+        UserError: If the options contradict each other.
     """
     options = dict(model)
     shape = Shape(options.pop("dim"), options.pop("heads"), options.pop("length"))

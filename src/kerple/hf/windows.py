@@ -17,7 +17,7 @@ CHANGE_SCORES = ("softcap", "s_aux", "position_bias")  # options of attention th
 
 @contextmanager
 def windowed(model: Any, size: int) -> Iterator[None]:
-    """Context in which every layer's attention is limited to the last ``size`` keys, the query's own included.
+    """Limit every layer's attention to the last ``size`` keys, the query's own included, within the context.
 
     Args:
         model: A `transformers.PreTrainedModel`.
@@ -68,22 +68,22 @@ def windowed_attention(
     """Attention to the last ``size`` keys, with the arguments and results of an attention function of transformers.
 
     Raises:
-        UserError: If the layer asks for more than this attention has.
+        UserError: If the layer needs an option that this attention does not have.
     """
     unsupported = [name for name in CHANGE_SCORES if options.get(name) is not None]
     if unsupported or attention_mask is not None or not getattr(module, "is_causal", True) or dropout:
         needs = ", ".join(unsupported) or "a mask, dropout or attention to the future"
         raise UserError(f"window: {type(module).__name__} needs {needs}, which attention in a window does not have")
     size = min(size, sliding_window or size)
-    length, earlier = query.shape[2], key.shape[2] - query.shape[2]
+    length, cached = query.shape[2], key.shape[2] - query.shape[2]
     parts = []
     for first in range(0, length, QUERY_ROWS):
         last = min(first + QUERY_ROWS, length)
-        begin = max(0, earlier + first - size + 1)
-        rows = torch.arange(earlier + first, earlier + last, device=query.device)[:, None]
-        columns = torch.arange(begin, earlier + last, device=query.device)
+        begin = max(0, cached + first - size + 1)
+        rows = torch.arange(cached + first, cached + last, device=query.device)[:, None]
+        columns = torch.arange(begin, cached + last, device=query.device)
         mask = (columns <= rows) & (columns > rows - size)  # (rows, columns)
-        k, v = key[:, :, begin : earlier + last], value[:, :, begin : earlier + last]
+        k, v = key[:, :, begin : cached + last], value[:, :, begin : cached + last]
         grouped = query.shape[1] != key.shape[1]
         q = query[:, :, first:last]
         parts.append(F.scaled_dot_product_attention(q, k, v, mask, scale=scaling, enable_gqa=grouped))

@@ -21,7 +21,7 @@ from kerple.tasks.base import Example
 from kerple.tasks.datamodule import TaskData
 
 TEACHER_FORCED, GENERATED = "teacher_forced", "generated"
-MOST_TICKS = 12  # of an axis of the heat map
+MAX_TICKS = 12  # on an axis of the heat map
 
 
 class AnswerAccuracy(Metric):
@@ -67,7 +67,7 @@ def answer_table(examples: list[Example], counts: Tensor) -> pd.DataFrame:
         counts: What `AnswerAccuracy` counted, (2, N).
 
     Returns:
-        A row an example, with the columns ``length``, the last two of its sizes as ``row`` and ``column``, numbers of
+        A row for each example, with columns ``length``, the last two of its sizes as ``row`` and ``column``, numbers of
         ``right`` and of ``scored`` tokens, ``exact``, which is 1 if all are right and else 0, and ``block``, its number
         among the examples of its length.
     """
@@ -156,8 +156,8 @@ class TaskAccuracy(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         network, tokens, scored = network_of(pl_module), batch["tokens"], batch["scored"]  # (B, T + 1), (B, T)
-        bound = max_positions(network)
-        if bound is not None and scored.shape[1] > bound:  # the strategy cannot represent these examples
+        limit = max_positions(network)
+        if limit is not None and scored.shape[1] > limit:  # the strategy cannot represent these examples
             return
         with trainer.precision_plugin.forward_context():
             for protocol, count in self.counts.items():
@@ -183,8 +183,8 @@ class TaskAccuracy(Callback):
         tables = {name: answer_table(self.examples, count.compute()) for name, count in self.counts.items()}
         labels = {TEACHER_FORCED: task.name, GENERATED: f"{task.name} generated"}
         rows = {name: result_rows(labels[name], table) for name, table in tables.items()}
-        for name, of_protocol in rows.items():
-            cells = results.totals(pd.DataFrame(of_protocol, columns=COLUMNS))
+        for name, protocol_rows in rows.items():
+            cells = results.totals(pd.DataFrame(protocol_rows, columns=COLUMNS))
             names = "test/" + cells["metric"] + f"/{name}/" + cells["length"].astype(str)
             for logger in trainer.loggers:
                 logger.log_metrics(dict(zip(names, cells["value"], strict=True)), trainer.global_step)
@@ -250,7 +250,7 @@ def heat_map(cells: pd.DataFrame, train_length: int, title: str) -> Figure:
     axes = figure.subplots()
     image = axes.imshow(100 * cells, origin="lower", vmin=0, vmax=100, cmap="viridis", aspect="auto")
     for axis, sizes in ((axes.xaxis, cells.columns), (axes.yaxis, cells.index)):
-        ticks = range(0, len(sizes), -(-len(sizes) // MOST_TICKS))
+        ticks = range(0, len(sizes), -(-len(sizes) // MAX_TICKS))
         axis.set_ticks(ticks, [str(sizes[i]) for i in ticks])
     top, right = (np.sum(sizes.to_numpy() <= train_length) - 0.5 for sizes in (cells.index, cells.columns))
     axes.plot([-0.5, right, right], [top, top, -0.5], color="red", linewidth=1)

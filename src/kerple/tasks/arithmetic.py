@@ -19,7 +19,7 @@ class Addition(Task):
     """The sum of two natural numbers (Kazemnejad et al. 2023, arXiv 2305.19466, table 1): ``36+57=93``.
 
     The length of a problem is the number of digits of the longer operand; all pairs of sizes with that maximum are
-    equally likely. ``a+b`` and ``b+a`` count as the same problem: both are trained on, or neither.
+    equally likely. ``a+b`` and ``b+a`` count as the same problem: either both are used in training, or neither.
 
     Args:
         order: ``plain`` writes numbers with the first digit first. ``reversed`` writes operands and sum with the last
@@ -50,16 +50,16 @@ class Addition(Task):
         return Example(f"{first}+{second}", total, (length, *sizes), key=key)
 
     def places(self, tokens: Tensor) -> Tensor:
-        """Digits of one significance have one place, as in `kerple.tasks.places.in_step`.
+        """Digits of equal significance have the same place, as in `kerple.tasks.places.in_step`.
 
-        Between padded numbers the ``+`` has the place behind the first number's last digit, where the sum alone has a
-        digit. So the last digit and the end are announced by a token; in the paper, where the ``+`` has the place of
-        the ``=``, they are to be told by the absence of one.
+        Between padded numbers the ``+`` has the place after the first number's last digit, where only the sum has a
+        digit. So a token marks where the last digit and the end come. In the paper the ``+`` has the place of the
+        ``=``, and the model has to notice that no token is there.
         """
         _check_coupled(self, self.order)
         places = in_step(tokens, DIGIT_IDS)
-        behind = F.pad(places, (1, 0))[:, :-1] + 1
-        return behind.where(tokens == IDS["+"], places) if self.padded else places
+        next_place = F.pad(places, (1, 0))[:, :-1] + 1
+        return next_place.where(tokens == IDS["+"], places) if self.padded else places
 
 
 class Multiplication(Task):
@@ -86,21 +86,21 @@ class Multiplication(Task):
     def places(self, tokens: Tensor) -> Tensor:
         """The places of `Addition`; the digit after the ``*`` has none, because it belongs to all of them."""
         _check_coupled(self, self.order)
-        behind = torch.zeros_like(tokens, dtype=torch.bool)
-        behind[:, 1:] = tokens[:, :-1] == IDS["*"]
-        return in_step(tokens, DIGIT_IDS).where(~behind, 0)
+        is_factor = torch.zeros_like(tokens, dtype=torch.bool)  # the digit after the *
+        is_factor[:, 1:] = tokens[:, :-1] == IDS["*"]
+        return in_step(tokens, DIGIT_IDS).where(~is_factor, 0)
 
 
 def _check_coupled(task: Task, order: str) -> None:
     if order != "reversed":
         raise UserError(
-            f"{type(task).__name__}: order: got {order}, which gives digits no places, because how significant one is "
-            "cannot be told before its number is over; expected order: reversed for Coupled"
+            f"{type(task).__name__}: order: got {order}, which gives digits no places, because the significance of "
+            "one is not known before its number ends; expected order: reversed for Coupled"
         )
 
 
 def _number(digits: int, rng: np.random.Generator) -> str:
-    """A random decimal number of so many digits, uniform; 0 is a number of one digit."""
+    """A uniformly random decimal number of this many digits; 0 has one digit."""
     number = rng.integers(10, size=digits)
     if digits > 1:
         number[0] = rng.integers(1, 10)
@@ -118,7 +118,7 @@ class ModularSum(Task):
 
 
 class Parity(Task):
-    """Whether the number of ones is even, 0, or odd, 1 (Kazemnejad et al. 2023, table 1): ``1101=1``."""
+    """Whether the number of ones is even (0) or odd (1) (Kazemnejad et al. 2023, table 1): ``1101=1``."""
 
     numbers = True
 

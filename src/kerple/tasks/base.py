@@ -22,7 +22,7 @@ class Example:
         prompt: The text that the model reads.
         answer: The text that it has to write.
         sizes: The length, then the other sizes that the task's `axes` name.
-        not_scored: Indices of the characters of ``answer`` that the model is given and does not have to write.
+        not_scored: Indices of the characters of ``answer`` that are input and need not be written.
         key: Identity of the problem, equal for the same question in another order; the prompt if it is empty. It
             decides whether the problem is used in training, validation or test.
     """
@@ -60,12 +60,12 @@ class Example:
 class Task(ABC):
     """A family of problems of every length.
 
-    Subclasses override `example`, and use no other random numbers than those of the generator that it is given: the
-    same state of the generator must give the same example.
+    Subclasses override `example`, which draws random numbers from its argument ``rng`` alone: the same state of this
+    generator must give the same example.
     """
 
     axes: ClassVar[tuple[str, ...]] = ("length",)
-    """Names of the entries of `Example.sizes`, length first. The last two of several give a heat map."""
+    """Names of the entries of `Example.sizes`, length first. The last two of several are a heat map's axes."""
 
     longest: int | None = None
     """Largest length for which there are problems; None if there is no bound."""
@@ -75,7 +75,7 @@ class Task(ABC):
 
     @abstractmethod
     def example(self, length: int, rng: np.random.Generator) -> Example:
-        """Draw a problem of this length, 1 or more, by ``rng`` alone."""
+        """Draw a problem of this length, 1 or more, with random numbers from ``rng`` alone."""
 
     def places(self, tokens: Tensor) -> Tensor:
         """Places of tokens for `kerple.positions.Coupled`, which are equal for tokens that belong together.

@@ -168,14 +168,14 @@ class TaskData(LightningDataModule):
         return abacus
 
     def _check_causal(self) -> None:
-        """Raise an error, before the first step, where a later token changes places: such a model could not write."""
+        """Raise an error before the first step if a later token changes places: such a model could not generate."""
         tokens = collate([self.sampler.training_problem(self.seed, i, self.train_length) for i in range(8)])["tokens"]
         places = self.task.places(tokens)
         for end in range(1, tokens.shape[1]):
             if not torch.equal(self.task.places(tokens[:, :end]), places[:, :end]):
                 raise UserError(
                     f"data.task: got {self.task.name!r}, whose places are not causal: what follows the first {end} "
-                    "tokens changes theirs; let the place of a token depend on it and on those before it alone"
+                    "tokens changes theirs; let the place of a token depend only on it and those before it"
                 )
 
     def encode(self, text: str) -> list[int]:

@@ -18,16 +18,16 @@ def inside(tokens: Tensor, ids: range) -> Tensor:
     return (tokens >= ids.start) & (tokens < ids.stop)
 
 
-def counted(tokens: Tensor, ids: range) -> Tensor:
+def number_in_run(tokens: Tensor, ids: range) -> Tensor:
     """Number of each token in its run of consecutive tokens of these ids, from 1; 0 for other tokens."""
     rows = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-    before = rows.where(~inside(tokens, ids), -1).cummax(1).values  # index of the last token of another id
-    return rows - before
+    boundary = rows.where(~inside(tokens, ids), -1).cummax(1).values  # index of the last token of another id
+    return rows - boundary
 
 
 def abacus(tokens: Tensor) -> Tensor:
     """Place i for the i-th digit of a number from its start (McLeish et al. 2024, arXiv 2405.17399, section 3.1)."""
-    return counted(tokens, DIGIT_IDS)
+    return number_in_run(tokens, DIGIT_IDS)
 
 
 def is_text(tokens: Tensor) -> Tensor:
@@ -40,10 +40,10 @@ def in_step(tokens: Tensor, ids: range) -> Tensor:
 
     The token to be written next then has the place after that of the token it follows. In numbers that are written with
     the last digit first, digits of one significance have the same place (Cho et al. 2024, arXiv 2405.20671, section 4).
-    Begin and end have none: where no symbol stands at the place that is sought, as after the last digit, attention can
-    go to the begin token, which is then the same one for every place.
+    Begin and end have none. After the last digit, where no symbol has the place that attention looks for, it can go to
+    the begin token, which is the same for every place.
     """
-    return (counted(tokens, ids) + 1).where(is_text(tokens), 0)
+    return (number_in_run(tokens, ids) + 1).where(is_text(tokens), 0)
 
 
 def mirrored(tokens: Tensor, ids: range) -> Tensor:

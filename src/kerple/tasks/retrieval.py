@@ -33,7 +33,7 @@ class Needle(Task):
 
     The problems are those of RULER with one and with many keys (Hsieh et al. 2024, arXiv 2404.06654, section 3.1), in
     this vocabulary, in the filler of `Passkey`. The length is the number of filler characters; places are uniform, and
-    a random key is asked for. A model that stays fluent at long lengths without using them fails.
+    the question is about a random key. A model that stays fluent at long lengths without using them fails.
 
     Args:
         keys: Number of needles; 1 for RULER's single needle.
@@ -55,12 +55,12 @@ class Needle(Task):
         values = [digits_text(rng.integers(10, size=self.digits)) for _ in keys]
         places = sorted(rng.integers(length + 1, size=self.keys).tolist())
         filler = _filler(length, rng)
-        text, before = "", 0
+        text, start = "", 0
         for key, value, place in zip(keys, values, places, strict=True):
-            text += f"{filler[before:place]}[{key}:{value}]"
-            before = place
-        target = int(rng.integers(self.keys))  # number of the needle that the question is for
-        prompt = f"{text}{filler[before:]};{keys[target]}"
+            text += f"{filler[start:place]}[{key}:{value}]"
+            start = place
+        target = int(rng.integers(self.keys))  # index of the needle that the question is about
+        prompt = f"{text}{filler[start:]};{keys[target]}"
         return Example(prompt, values[target], (length, 10 * places[target] // (length + 1)))
 
     @property
@@ -76,8 +76,8 @@ def _filler(length: int, rng: np.random.Generator) -> str:
 class AssociativeRecall(Task):
     """Recall values by their keys, many times (Arora et al. 2023, arXiv 2312.04927: MQAR): ``a3b1c7=c7a3b1``.
 
-    The length is the number of pairs of a letter and a digit. After the ``=`` all keys follow in random order. The keys
-    are given, and only the value after each is scored.
+    The length is the number of pairs of a letter and a digit. After the ``=`` all keys follow in random order. The
+    keys are part of the input, and only the value after each is scored.
     """
 
     longest = len(LETTERS)

@@ -3,7 +3,7 @@
 No test problem occurs in training:
 
 - up to the training length, a hash of the problem assigns it to training, validation or test, and problems are drawn
-  until one belongs to the split that is asked for;
+  until one belongs to the requested split;
 - longer problems do not occur in training at all.
 
 The hash does not depend on the seed, so all runs of a comparison hold out the same problems.
@@ -25,7 +25,7 @@ from kerple.tasks.base import Example, Task
 from kerple.tasks.vocabulary import PAD_ID
 
 Split = Literal["train", "validation", "test"]
-MOST_DRAWS = 1000  # draws after which a split counts as empty
+MAX_DRAWS = 1000  # draws after which a split counts as empty
 STALE = 200  # draws without a new problem after which a length counts as exhausted
 
 
@@ -65,7 +65,7 @@ class Sampler:
         rng = np.random.Generator(stream)
         if length is None:
             length = int(rng.integers(1, self.train_length + 1))
-        for _ in range(MOST_DRAWS):
+        for _ in range(MAX_DRAWS):
             example = self.task.example(length, rng)
             if (split == "test" and length > self.train_length) or self.split_of(example) == split:
                 return example
@@ -91,7 +91,7 @@ class Sampler:
         The seed is always 0, so that all runs are tested on the same problems.
         """
         examples: dict[str, Example] = {}
-        index = last = 0  # of this draw, and of the last one that was new
+        index = last = 0  # index of this draw, and of the last draw that gave a new problem
         while len(examples) < count and index - last <= STALE:
             example = self.draw(split, 0, index, length)
             if example is None and length is not None:
@@ -162,8 +162,8 @@ class HeldOutProblems(Dataset[Batch]):
     """Dataset of batches of fixed examples, each of one length. Every rank gets the same number of batches.
 
     Beside the entries of `collate`, a batch has an ``index`` (B,) int64 with the numbers of its examples, counted over
-    all groups. If the batches do not suffice for all ranks, the last ones are fillers of one row, of index -1 and not
-    scored.
+    all groups. If there are too few batches for all ranks, the last ones are fillers of one row with index -1, which is
+    not scored.
 
     Args:
         groups: Groups of examples of one length; no batch has examples of two groups.
