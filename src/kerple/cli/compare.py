@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> None:
     """Fit and test the runs that are missing and report all; or report only the finished ones.
 
     Raises:
-        UserError: If the comparison cannot be run as asked; nothing was started then.
+        UserError: If an option or a configuration is wrong; nothing was started then.
         SystemExit: With status 1 if runs failed, with status 130 if it was stopped. Finished runs are kept.
     """
     if any(argument.startswith("--directories") for argument in arguments):
@@ -84,7 +84,7 @@ def _refuse_unknown(options: Namespace) -> None:
 
 
 def _tasks(comparison: Comparison, report_only: bool, rerun_changed: bool) -> list[Task]:
-    """All runs of a comparison, after those that are committed have been taken."""
+    """All runs of a comparison, after the results of runs that are committed have been copied into their folders."""
     jobs = comparison.jobs()
     nested = {job: resolve(job) for job in jobs}
     # one stands for all: the flags of the tests are the comparison's
@@ -272,13 +272,13 @@ def prepare_and_checksum(data: dict[str, Any] | None) -> str | None:
     """Checksum of the data of a configuration, which is prepared before several runs start with it; None for a task.
 
     Raises:
-        UserError: If the data cannot be made as asked.
+        UserError: If the data module cannot be built, or its data cannot be prepared.
     """
     parser = ArgumentParser()
     parser.add_subclass_arguments(LightningDataModule, "data")
     try:
         module = parser.instantiate_classes(parser.parse_object({"data": data})).data
-    except (ValueError, TypeError) as error:  # the parser's, of what the class said when it was made
+    except (ValueError, TypeError) as error:  # of the parser, which wraps the error of a class
         raise mistake_in(error) or error from error
     module.prepare_data()
     module.setup("fit")

@@ -34,17 +34,17 @@ from kerple.data.shards import Folder, Tokens, read_shards, token_checksum, writ
 from kerple.data.tokenizer import TRAINED_HERE, end_of_text, load_tokenizer, train_tokenizer, vocabulary_size
 
 TRAINING_BYTES = 10**8  # bytes of the training split that a tokenizer is trained on
-SHIPPED = Path(__file__).parents[1] / "tokenizers"  # what the training would give for the corpora of every machine
-PARTS = "parts"  # folder with a small file for each part that is done, and the options; it goes at the end
+SHIPPED = Path(__file__).parents[1] / "tokenizers"  # tokenizers of the corpora that are the same on every machine
+PARTS = "parts"  # folder with a small file for each finished part, and the options; removed at the end
 
 
 def part_size(number: int) -> int:
-    """Characters of a part, at least: small ones first, so that a small corpus occupies many cores, then large ones."""
+    """Least number of characters of a part: small first, so that a small corpus occupies many cores, and then large."""
     return 1 << 22 if number < 64 else 1 << 25
 
 
 def prepare(options: ShardOptions, progress: bool = True) -> Manifest:
-    """Prepare the shards in ``options.place`` unless they are there; a stopped preparation does what is missing.
+    """Prepare the shards in ``options.place`` unless they exist; a preparation that was stopped goes on.
 
     Several processes may call this at the same time. One of them works; the others wait and find the shards.
 
@@ -105,7 +105,7 @@ def prepare(options: ShardOptions, progress: bool = True) -> Manifest:
 
 
 def check_prepared(options: ShardOptions) -> Manifest:
-    """The manifest of a prepared folder, if it was prepared with these options from the files that are there now.
+    """The manifest of a prepared folder, if it was prepared with these options from the files that exist now.
 
     Raises:
         UserError: There is no manifest, or the options or the files differ; the message names the differences.
@@ -113,7 +113,7 @@ def check_prepared(options: ShardOptions) -> Manifest:
     manifest = Folder(options.place).manifest
     settings = options.content_options()
     if options.corpus and not is_remote(options.corpus) and not options.corpus.startswith(HUB):
-        with suppress(UserError):  # shards are used where the corpus is not, too
+        with suppress(UserError):  # shards can be used on a machine without the corpus
             settings["files"] = find_corpus(options.corpus, options.text_field, options.source).state()
     _refuse_other(options.place, manifest.settings, settings)
     return manifest
@@ -130,7 +130,7 @@ def _refuse_other(place: str, before: dict[str, Any], now: dict[str, Any]) -> No
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Make the folder, and let no other process work in it."""
+    """Make the folder, and lock it against other processes."""
     lock = FileLock(directory / ".lock")
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -216,10 +216,10 @@ class Reading:
 
     Attributes:
         left_out (Counter[str]): Number of documents that were left out so far, by reason.
-        lost (int): Their bytes, of all but the empty and the duplicates.
+        lost (int): Bytes of these documents, without empty ones and duplicates.
         used (int): Bytes of the documents that were read.
         text (hashlib._Hash): Checksum of these documents, see `Manifest`.
-        tested (list[Document]): Those of the test split, without their texts.
+        tested (list[Document]): Documents of the test split, without their texts.
     """
 
     def __init__(self, corpus: Corpus, shares: tuple[float, float, float], drop_duplicates: bool = False) -> None:
@@ -273,7 +273,7 @@ def _parts(documents: Iterable[Document]) -> Iterator[list[Document]]:
 def _write_parts(
     directory: Path, options: ShardOptions, encoder: Encoder, reading: Reading, progress: bool
 ) -> list[dict[str, Any]]:
-    """Tokenise all parts that are not done, and return what each part holds of each split."""
+    """Tokenise all parts that are not finished, and return the entries of each part by split."""
     paths = list[Path]()
     waiting = deque[tuple[int, str, Any]]()
     tokens = 0
@@ -325,7 +325,7 @@ def _write_test_documents(
 
 
 def _check_losses(options: ShardOptions, reading: Reading) -> None:
-    """Refuse a corpus without documents or with too many faults, and one that has another text than everywhere else."""
+    """Refuse a corpus without documents, with too many faults, or with a text that is not that of its checksum."""
     if not reading.used:
         shutil.rmtree(Path(options.place, PARTS))  # so that the next start reads a mended corpus
         raise UserError(

@@ -23,7 +23,7 @@ from kerple.data.tokenizer import encode
 
 
 class Encoder(NamedTuple):
-    """What turns texts into tokens of the splits.
+    """Everything that a worker needs to turn texts into tokens.
 
     Attributes:
         tokenizer: The content of a `tokenizer.json`.
@@ -45,7 +45,7 @@ class Encoded(NamedTuple):
 
 
 def tokenise(encoder: Encoder, documents: list[Document]) -> dict[str, Encoded]:
-    """The tokens of documents, which know their splits, by these, in order.
+    """The tokens of documents by split, in the order of the documents, whose splits are set.
 
     Raises:
         UserError: The end-of-text token of the tokenizer stands in a text.
@@ -71,9 +71,9 @@ Engine = tuple[Submit, Callable[[Any], dict[str, Encoded]], int]
 
 @contextmanager
 def local(workers: int) -> Iterator[Engine]:
-    """Context with processes of this machine that tokenise; 0 means one per core, 1 means this process.
+    """Start processes on this machine that tokenise; 0 means one per core, 1 means this process.
 
-    It gives a function that starts to tokenise, one that waits for the result, and the number of workers.
+    The context yields a function that starts to tokenise, one that waits for the result, and the number of workers.
 
     Raises:
         UserError: A process died.
@@ -108,7 +108,7 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def ray(workers: int) -> Iterator[Engine]:
-    """As `local`, on a Ray cluster; 0 means one worker per CPU. Ray gives what a dead worker had to another one.
+    """As `local`, on a Ray cluster; 0 means one worker per CPU. Ray repeats the work of a dead worker on another one.
 
     Raises:
         UserError: Ray is not installed, its cluster does not answer, or work was lost too often.

@@ -1,4 +1,4 @@
-"""A folder that files are fetched to, by a program that may fail or be stopped at any time."""
+"""A folder into which a program fetches files; the program may fail or be stopped at any time."""
 
 import re
 import shutil
@@ -14,9 +14,9 @@ from kerple.base.errors import UserError
 
 @contextmanager
 def arriving(folder: Path) -> Iterator[Path]:
-    """Context with an empty folder inside of another, from which all files but those it had are moved to the other.
+    """Make an empty folder inside ``folder``; when the context ends, its files with an ending move to ``folder``.
 
-    Files get their places only at the end; an error leaves none. Other processes wait.
+    After an error no file is moved. Other processes wait for the end of the context.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / ".lock"):

@@ -1,7 +1,7 @@
 """Readers of documents: text files, JSON lines, tar files of both, Parquet files and Hugging Face datasets.
 
-A reader yields a `Document`, or a `Fault` where there should be one and what is there cannot be used. What cannot be
-read at all is a UserError.
+A reader yields a `Document`, or a `Fault` for a document that cannot be used. A file that cannot be read at all raises
+a UserError.
 """
 
 import glob
@@ -28,7 +28,7 @@ class Document:
     Args:
         name: What messages call it, such as its file and line.
         text: Its text.
-        group: What it belongs to with others, such as its package; empty if nothing.
+        group: Name of the group to which it belongs, such as its package; empty if there is none.
         split: Its split, where the corpus decides it; else empty, and a hash of the text decides.
     """
 
@@ -40,11 +40,11 @@ class Document:
 
 @dataclass(frozen=True)
 class Fault:
-    """What stands in the place of a document and is none.
+    """A document that cannot be used.
 
     Args:
         name: What messages call it.
-        reason: Why it is none; `empty` is no loss.
+        reason: Why it cannot be used; `empty` does not count as a loss.
         bytes: Number of bytes that are lost with it. A file that breaks off counts as a whole, because nobody knows how
             much is missing.
         details: More about this one.
@@ -93,10 +93,10 @@ def _walk(root: str) -> Iterator[str]:
 
 
 def read_files(paths: list[str], text_field: str) -> Iterator[Document | Fault]:
-    """Yield the documents of files of JSON lines, tars of these or Parquet; or of text files, one of each.
+    """Yield the documents of files of JSON lines, tars of these or Parquet; or of text files, one document in each.
 
     Raises:
-        UserError: Some files are of the one kind and some of the other, or one cannot be read.
+        UserError: Text files are mixed with files of the other kinds, or a file cannot be read.
     """
     tables = [path for path in paths if without_query(path).endswith(LINES + TARS + PARQUET)]
     if tables and len(tables) < len(paths):
