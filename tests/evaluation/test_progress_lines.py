@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 from kerple.base.progress import FILE, read
 from kerple.evaluation.progress_lines import ProgressLines, with_progress
@@ -32,6 +33,17 @@ def test_lines_and_the_file_say_how_far_a_fit_is(tmp_path: Path, capsys: pytest.
     printed = [text for text in capsys.readouterr().out.splitlines() if text.startswith("training")]
     assert [text.split(",")[1] for text in printed] == [f" step {n} of 4" for n in (1, 2, 3, 4)]
     assert all("loss" in text and "tokens/s" in text for text in printed)
+
+
+def test_the_loss_is_the_logged_one(tmp_path: Path) -> None:
+    class Logged(Line):
+        def training_step(self, batch: object, index: int) -> Tensor:
+            self.log("train/loss", 1.25)
+            return super().training_step(batch, index)
+
+    options = {"max_steps": 2, "enable_checkpointing": False, "limit_val_batches": 0}
+    trainer(tmp_path, ProgressLines(every=0.0, file_every=0.0), **options).fit(Logged(), ToyData())
+    assert read(tmp_path / FILE)["loss"] == 1.25
 
 
 def test_blocks_that_an_analysis_reads_are_counted(tmp_path: Path) -> None:

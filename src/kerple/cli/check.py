@@ -47,3 +47,4 @@ def main(arguments: list[str]) -> None:
     if failed:
         print(f"{failed} of {len(PROPERTIES)} properties do not hold", file=sys.stderr)
         raise SystemExit(1)
+    print(f"all {len(PROPERTIES)} properties hold, or do not apply")

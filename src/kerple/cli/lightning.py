@@ -168,6 +168,7 @@ class CLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         try:
             super()._run_subcommand(subcommand)
+            rank_zero_info(f"written to {self.trainer.default_root_dir}")
         except UserError:
             raise
         except MisconfigurationException as error:

@@ -73,7 +73,8 @@ class ProgressLines(Callback):
         if self._tokens:
             state["tokens_per_second"] = self._tokens / seconds
         if isinstance(outputs, dict) and "loss" in outputs:
-            state["loss"] = float(outputs["loss"])  # waits for the device, but only every `file_every` seconds
+            # a step's own loss is scaled where only some targets count; this waits for the device, but seldom
+            state["loss"] = float(trainer.callback_metrics.get("train/loss") or outputs["loss"])
         if self._path is not None:
             note(self._path, **state)
         if last or now - self._printed >= self.every:
