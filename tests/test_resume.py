@@ -40,6 +40,10 @@ def test_the_reference_run_is_one_that_could_go_wrong(undisturbed) -> None:
     assert [n for kind, n in rows if kind == "batch"] == list(range(24))
     assert [n for kind, n in rows if kind == "validation"] == [0, 3, 6, 9, 12]
     assert undisturbed("workers").rows() == rows
+
+
+@pytest.mark.slow
+def test_an_epoch_has_the_same_samples_again(undisturbed) -> None:
     epochs = undisturbed("epochs").rows()
     assert all(epochs["batch", n][1] == epochs["batch", n % 10][1] for n in range(24))  # the same tokens again
     assert epochs["batch", 0][1] != epochs["batch", 1][1]
@@ -48,17 +52,18 @@ def test_the_reference_run_is_one_that_could_go_wrong(undisturbed) -> None:
 @pytest.mark.parametrize(
     ("setting", "stop", "status"),
     [
-        ("epochs", interruption("on_train_batch_start", 12), -signal.SIGKILL),  # the first epoch's end is saved
-        ("one epoch", interruption("on_validation_batch_end", 4), -signal.SIGKILL),  # saved before, not validated
         ("one epoch", interruption("on_train_batch_start", 14, signal.SIGTERM), 143),  # in the middle of a step
         ("one epoch", interruption("on_before_backward", 21, 0), 1),  # an exception
         ("workers", interruption("on_train_batch_start", 17), -signal.SIGKILL),
         *(
-            pytest.param("one epoch", stop, status, marks=pytest.mark.slow)
-            for stop, status in (
-                (interruption("on_before_optimizer_step", 8), -signal.SIGKILL),
-                (interruption("on_validation_batch_start", 4, signal.SIGTERM), 143),
-                (interruption("on_train_batch_end", 10, signal.SIGUSR1), 138),
+            pytest.param(setting, stop, status, marks=pytest.mark.slow)
+            for setting, stop, status in (
+                ("epochs", interruption("on_train_batch_start", 12), -signal.SIGKILL),  # the first epoch's end is saved
+                # saved before, not validated
+                ("one epoch", interruption("on_validation_batch_end", 4), -signal.SIGKILL),
+                ("one epoch", interruption("on_before_optimizer_step", 8), -signal.SIGKILL),
+                ("one epoch", interruption("on_validation_batch_start", 4, signal.SIGTERM), 143),
+                ("one epoch", interruption("on_train_batch_end", 10, signal.SIGUSR1), 138),
             )
         ),
     ],
@@ -72,6 +77,7 @@ def test_a_stopped_run_continues_in_every_bit(
     assert_same_run(fit, undisturbed(setting))
 
 
+@pytest.mark.slow
 def test_a_run_may_be_stopped_again_and_again(shards: Path, tmp_path: Path, undisturbed) -> None:
     fit = Fit(tmp_path / "fit", shards, **EPOCHS)
     stops = 0
