@@ -74,16 +74,14 @@ def _distant(blocks: pd.DataFrame, windowed: str) -> Iterator[str]:
         harmed = [strategy for strategy, (_, high) in intervals.items() if high < 0]
         neither = [strategy for strategy in intervals if strategy not in helped + harmed]
         width = windowed.rpartition("windowed")[2]
-        yield (
-            f"At length {longest:,}, text farther away than {width} tokens lowers the loss of {_list(helped)} and "
-            f"raises that of {_list(harmed)} (the 95% interval of the gain is above or below 0); neither is shown for "
-            f"{_list(neither)}."
-        )
-
-
-def _list(names: Any) -> str:
-    return ", ".join(names) if len(names) else "none"
+        gains = [
+            ("lowers the loss of", helped),
+            ("raises the loss of", harmed),
+            ("is not shown to change that of", neither),
+        ]
+        effects = [f"{effect} {', '.join(strategies)}" for effect, strategies in gains if strategies]
+        yield f"At length {longest:,}, text farther away than {width} tokens {'; it '.join(effects)} (95% intervals)."
 
 
 def _are(names: Any) -> str:
-    return f"{_list(names)} {'are' if len(names) > 1 else 'is'}"
+    return f"{', '.join(names) or 'none'} {'are' if len(names) > 1 else 'is'}"
