@@ -74,12 +74,12 @@ def _distant(blocks: pd.DataFrame, windowed: str) -> Iterator[str]:
         harmed = [strategy for strategy, (_, high) in intervals.items() if high < 0]
         neither = [strategy for strategy in intervals if strategy not in helped + harmed]
         width = windowed.rpartition("windowed")[2]
-        gains = [
+        groups = [
             ("lowers the loss of", helped),
             ("raises the loss of", harmed),
             ("is not shown to change that of", neither),
         ]
-        effects = [f"{effect} {', '.join(strategies)}" for effect, strategies in gains if strategies]
+        effects = [f"{effect} {', '.join(strategies)}" for effect, strategies in groups if strategies]
         yield f"At length {longest:,}, text farther away than {width} tokens {'; it '.join(effects)} (95% intervals)."
 
 
