@@ -43,8 +43,8 @@ class ShardOptions:
             corpus: What to train on: `code` (the source of 44 packages, which pip fetches, 183 MB that are the same
                 everywhere), `code-demo` (ten of them, 30 MB), `rfc` (the RFCs, 462 MB, which Debian's apt fetches),
                 `stdlib` (the standard library of the running Python), `modules` (only the modules at its top, in
-                alphabetical order), `packages` (`stdlib` and the packages which this project requires), a file, folder,
-                glob pattern or URL of .jsonl, .jsonl.zst, .jsonl.gz, .tar of those, .parquet or text files, or
+                alphabetical order), a file, folder, glob pattern or URL of .jsonl, .jsonl.zst, .jsonl.gz, .tar of
+                those, .parquet or text files, or
                 `hf:NAME[:CONFIG[:SPLIT]]`. With null, the shards in `directory` are used as they are.
             tokenizer: `bpe` trains a byte-level BPE on the training split; those of `code` and `rfc` with 2048 and 8192
                 entries are part of this package. Any other value is a tokenizer.json, a folder with one, a name on the

@@ -14,7 +14,7 @@ from pyarrow import parquet
 
 from kerple.base.errors import UserError
 from kerple.data.files import decompress
-from kerple.data.prepare.corpora import find_corpus, installed_packages, library_modules, standard_library, text_files
+from kerple.data.prepare.corpora import find_corpus, library_modules, standard_library
 from kerple.data.prepare.readers import Document, Fault, read_lines
 
 TEXTS = [f"document {i} " * (i + 1) for i in range(25)]
@@ -180,35 +180,6 @@ def test_the_built_in_corpora():
     assert names == sorted(names)
     assert "argparse.py" in names
     assert set(modules.files) < set(library.files)
-
-
-def install(site: Path, name: str, requires: list[str], files: dict[str, str]) -> None:
-    """What pip leaves of a package: its files, its metadata and a list of both."""
-    metadata = site / f"{name.replace('-', '_')}-1.0.dist-info" / "METADATA"
-    metadata.parent.mkdir(parents=True)
-    needs = "".join(f"Requires-Dist: {line}\n" for line in requires)
-    metadata.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{needs}")
-    for path, text in files.items():
-        (site / path).parent.mkdir(parents=True, exist_ok=True)
-        (site / path).write_text(text)
-    listed = [*files, f"{metadata.parent.name}/METADATA", f"{name}/gone.py"]
-    (metadata.parent / "RECORD").write_text("".join(f"{path},,\n" for path in listed))
-
-
-def test_packages_are_those_that_are_required_however_far(tmp_path, monkeypatch):
-    needs = ["near>=1", "absent", 'extra; extra == "more"', 'old; python_version < "3"']
-    install(tmp_path, "mine", needs, {"mine/a.py": "0"})
-    install(tmp_path, "near", ["Far_Away"], {"near/b.py": "1", "near/c.so": "2", "near/sub/d.py": "3"})
-    install(tmp_path, "far-away", ["near"], {"far.py": "4"})
-    for other in ("extra", "old", "stranger"):
-        install(tmp_path, other, [], {f"{other}.py": "5"})
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("kerple.data.prepare.corpora.standard_library", lambda: text_files([__file__]))
-    corpus = installed_packages("mine")
-    added = {str(tmp_path / path) for path in ("near/b.py", "near/sub/d.py", "far.py")}
-    assert {document.name for document in corpus.documents()} == added | {__file__}
-    with pytest.raises(UserError, match="nobody-has-this requires, which is not installed"):
-        installed_packages("nobody-has-this")
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,8 @@ import os
 import random
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
-from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from typing import NamedTuple
-
-from packaging.requirements import Requirement
 
 from kerple.base.errors import UserError
 from kerple.data.files import is_remote
@@ -87,48 +84,6 @@ def library_modules() -> Corpus:
     return text_files(str(path) for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")))
 
 
-def installed_packages(project: str = "kerple") -> Corpus:
-    """The .py files of the standard library and of all packages that a project requires, about 210 MB.
-
-    Other packages in the environment do not change the corpus, but the versions of the required ones do.
-
-    Raises:
-        UserError: The project is not installed, so that its requirements are unknown.
-    """
-    paths = standard_library().files
-    packages = _required(project)
-    for name in sorted(packages.keys() - {project}):
-        files = sorted(Path(str(file.locate())) for file in packages[name].files or () if file.suffix == ".py")
-        paths += [str(path) for path in files if path.is_file()]
-    paths = list(dict.fromkeys(paths))
-    random.Random(FILE_ORDER).shuffle(paths)
-    return text_files(paths)
-
-
-def _required(project: str) -> dict[str, Distribution]:
-    """The installed packages that a project requires, directly or through others, and the project itself, by name.
-
-    Requirements of extras are left out, and so are packages that are not installed.
-    """
-    packages: dict[str, Distribution] = {}
-    wanted = [project]
-    while wanted:
-        try:
-            package = distribution(wanted.pop())
-        except PackageNotFoundError:
-            continue
-        if package.name not in packages:
-            packages[package.name] = package
-            needs = [Requirement(line) for line in package.requires or ()]
-            wanted += [need.name for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})]
-    if not packages:
-        raise UserError(
-            f"data.corpus: got 'packages', the packages that {project} requires, which is not installed; run "
-            "`pip install --no-deps -e .`, or choose the corpus stdlib"
-        )
-    return packages
-
-
 # those that are fetched, when they are read, to a folder
 FETCHED: dict[str, Callable[[Path], Corpus]] = {
     "code": lambda folder: Corpus(lambda: read_wheels(read_list(False), folder), [], CODE, 183271102),
@@ -138,7 +93,6 @@ FETCHED: dict[str, Callable[[Path], Corpus]] = {
 CORPORA: dict[str, Callable[[], Corpus]] = {
     "stdlib": standard_library,
     "modules": library_modules,
-    "packages": installed_packages,
 }
 
 
