@@ -64,15 +64,17 @@ class Dashboards(Callback):
             return
         network = network_of(pl_module)
         half = max(1, network.shape.length // 2)
-        for writer in _writers(trainer):
-            start = data.blocks("validation", half, 1)[0]["tokens"][:half]
-            with trainer.precision_plugin.forward_context():
-                tokens = generate(network, start[None].to(pl_module.device), min(half, MOST_NEW))
-                new = [int(token) for token in tokens]
-            given = data.decode(start)
-            texts = {"given": given, "continued": data.decode(start.tolist() + new)[len(given) :]}
-            # an indented line is shown as it is
-            parts = [f"{name}:\n\n    " + "\n    ".join(text.splitlines()) for name, text in texts.items()]
+        if not (writers := list(_writers(trainer))):
+            return
+        start = data.blocks("validation", half, 1)[0]["tokens"][:half]
+        with trainer.precision_plugin.forward_context():
+            tokens = generate(network, start[None].to(pl_module.device), min(half, MOST_NEW))
+            new = [int(token) for token in tokens]
+        prompt = data.decode(start)
+        texts = {"given": prompt, "continued": data.decode(start.tolist() + new)[len(prompt) :]}
+        # an indented line is shown as it is
+        parts = [f"{name}:\n\n    " + "\n    ".join(text.splitlines()) for name, text in texts.items()]
+        for writer in writers:
             writer.add_text("sample", "\n\n".join(parts), trainer.global_step)
 
     def _hyperparameters(self, trainer: Trainer, pl_module: LightningModule, prefixes: tuple[str, ...]) -> None:
