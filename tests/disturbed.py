@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import random
 import signal
 import socket
 import sys
@@ -12,6 +13,8 @@ from typing import Any
 import torch
 import yaml
 from pytorch_lightning import Callback, LightningModule, Trainer
+
+from tests.toy import QUIET
 
 ROOT = Path(__file__).parents[1]
 # torch is imported once, and the parser built, in a process that has run nothing and forks the others
@@ -65,58 +68,37 @@ def interruption(hook: str, call: int, number: int = signal.SIGKILL, rank: int =
 class Fit:
     """One configuration of a small run in a folder; each `start` is a new process that goes on where the last stopped.
 
-    Args:
-        folder: Of the run; must not exist.
-        shards: Prepared tokens, vocabulary 300.
-        processes: Over gloo, if more than one.
-        config: Settings of model, data and trainer that differ from those below.
+    `config` has settings of model, data and trainer that differ from those below.
     """
 
     def __init__(self, folder: Path, shards: Path, processes: int = 1, **config: dict[str, Any]) -> None:
         folder.mkdir()
         self.folder, self.processes = folder, processes
-        self.run = folder / "run"
+        model = {"position": "KerpleLog", "layers": 1, "dim": 16, "heads": 2, "lr": 0.01, "dropout": 0.2}
         data = {"corpus": None, "directory": str(shards), "vocabulary": 300, "length": 16, "batch_size": 4}
+        data |= {"validation_segments": 8}
+        trainer = {
+            **QUIET, "devices": processes, "strategy": "auto" if processes == 1 else "ddp",
+            "max_steps": 12, "accumulate_grad_batches": 2, "val_check_interval": 6, "check_val_every_n_epoch": None,
+            "num_sanity_val_steps": 1, "log_every_n_steps": 1, "gradient_clip_val": 1.0, "logger": False,
+            "use_distributed_sampler": False,
+        }  # fmt: skip
         self.config: dict[str, Any] = {
             "seed_everything": 7,
-            "run_dir": str(self.run),
-            "model": {"position": "KerpleLog", "layers": 1, "dim": 16, "heads": 2, "lr": 0.01, "dropout": 0.2}
-            | config.get("model", {}),
-            "data": {
-                "class_path": "TokenShards",
-                "init_args": data | {"validation_segments": 8} | config.get("data", {}),
-            },
-            "trainer": {
-                "accelerator": "cpu",
-                "devices": processes,
-                "strategy": "auto" if processes == 1 else "ddp",
-                "max_steps": 12,
-                "accumulate_grad_batches": 2,
-                "val_check_interval": 6,
-                "check_val_every_n_epoch": None,
-                "num_sanity_val_steps": 1,
-                "log_every_n_steps": 1,
-                "gradient_clip_val": 1.0,
-                "logger": False,
-                "enable_progress_bar": False,
-                "enable_model_summary": False,
-                "use_distributed_sampler": False,
-            }
-            | config.get("trainer", {}),
+            "run_dir": str(folder / "run"),
+            "model": model | config.get("model", {}),
+            "data": {"class_path": "TokenShards", "init_args": data | config.get("data", {})},
+            "trainer": trainer | config.get("trainer", {}),
         }
-        self.every = 3
 
     def start(self, interruption: list[dict[str, Any]] | None = None) -> int:
         """Exit status of the first process (negative: the signal that killed it)."""
-        checkpoint = {"class_path": "LastCheckpoint", "init_args": {"every_n_train_steps": self.every}}
+        checkpoint = {"class_path": "LastCheckpoint", "init_args": {"every_n_train_steps": 3}}
         record = {"class_path": "tests.disturbed.Record", "init_args": {"folder": str(self.folder)}}
         self.config["trainer"]["callbacks"] = [record, *(interruption or []), checkpoint]
         path = self.folder / "config.yaml"
         path.write_text(yaml.safe_dump(self.config))
         arguments = ["fit", "--config", str(path), "--ckpt_path", "last"]
-        return self._command(arguments)
-
-    def _command(self, arguments: list[str]) -> int:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -186,11 +168,10 @@ def prepare(folder: Path) -> Path:
     from kerple.data.datamodule import TokenShards
 
     words = ["alpha", "beta", "gamma", "delta", "kernel", "distance", "length", "token", "bias", "head"]
-    generator = torch.Generator().manual_seed(0)
+    draw = random.Random(0)
     (folder / "text").mkdir()
     for document in range(60):
-        chosen = torch.randint(len(words), (200,), generator=generator).tolist()
-        (folder / "text" / f"{document}.txt").write_text(" ".join(words[i] for i in chosen))
+        (folder / "text" / f"{document}.txt").write_text(" ".join(draw.choices(words, k=200)))
     shards = folder / "shards"
     TokenShards(str(folder / "text"), vocabulary=300, directory=str(shards), prepare_workers=1).prepare_data()
     return shards

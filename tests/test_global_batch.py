@@ -1,6 +1,6 @@
 """What a step and a validation of tasks compute does not depend on how the batch is divided."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,14 @@ from kerple.model import Batch
 from kerple.positions import ALiBi, KerpleLog, Position
 from kerple.tasks import Addition, TaskData
 from kerple.tasks.accuracy import TaskAccuracy
+from kerple.tasks.base import Example
 from kerple.training.language_model import LanguageModel
 from kerple.training.sharding import ShardedBlocks
-from tests.toy import ToyData
+from tests.toy import QUIET, ToyData
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 LENGTH = 13
-QUIET: dict[str, Any] = {
-    "accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False,
-    "enable_checkpointing": False,
-}  # fmt: skip
+ALONE: dict[str, Any] = QUIET | {"logger": False, "enable_checkpointing": False}
 
 
 class Kept(LanguageModel):
@@ -38,11 +36,8 @@ class Kept(LanguageModel):
         self.table = self.network.positions[0].bias(torch.arange(9.0)).detach()
         tensors = [*self.network.positions.parameters(), *self.network.positions.buffers()]
         self.dtypes = sorted({str(x.dtype) for x in tensors})
-        hook = (
-            self.network.blocks[0]
-            .mlp[0]
-            .register_forward_pre_hook(lambda layer, _: setattr(self, "dtype_of_block", str(layer.weight.dtype)))
-        )
+        layer = self.network.blocks[0].mlp[0]
+        hook = layer.register_forward_pre_hook(lambda *_: setattr(self, "dtype_of_block", str(layer.weight.dtype)))
         # on a GPU, Lightning does this
         with torch.autocast("cpu", torch.bfloat16, enabled=self.trainer.precision == "bf16-mixed"), hook:
             return super().training_step(batch, index)
@@ -112,7 +107,7 @@ def step(
     """Gradient and logs of one step over the first batch_size · accumulate · processes problems."""
     folder.mkdir(exist_ok=True)
     trainer = Trainer(
-        **QUIET, max_steps=1, accumulate_grad_batches=accumulate, devices=processes, default_root_dir=folder,
+        **ALONE, max_steps=1, accumulate_grad_batches=accumulate, devices=processes, default_root_dir=folder,
         strategy=Sharded() if sharded else "ddp_fork" if processes > 1 else "auto", num_sanity_val_steps=0,
         callbacks=[Write(folder / "logged.pt"), TaskAccuracy()], log_every_n_steps=1, val_check_interval=accumulate,
         check_val_every_n_epoch=None, limit_val_batches=0 if sharded else None, **options,
@@ -123,24 +118,21 @@ def step(
     return torch.load(folder / "logged.pt", weights_only=True)
 
 
-def by_hand(problems: int) -> tuple[float, dict[str, Tensor]]:
+def by_hand(problems: Iterable[Example]) -> tuple[float, dict[str, Tensor]]:
     """Mean loss over all answers' tokens and its gradient, one problem at a time and without padding."""
-    network, source, total, targets = model().network, data(1), 0.0, 0
-    for number in range(problems):
-        example = source.sample(number)
-        losses = network.losses(torch.tensor([example.tokens()]))[0]
-        for loss, scored in zip(losses, example.scored(), strict=True):
-            if scored:
-                total, targets = total + loss, targets + 1
-    (total / targets).backward()
-    return float(total / targets), {f"network.{n}": p.grad for n, p in network.named_parameters()}
+    network, losses = model().network, []
+    for example in problems:
+        losses.append(network.losses(torch.tensor([example.tokens()]))[0][torch.tensor(example.scored())])
+    mean = torch.cat(losses).mean()
+    mean.backward()
+    return float(mean), {f"network.{n}": p.grad for n, p in network.named_parameters()}
 
 
 def test_a_last_step_of_fewer_micro_batches_has_the_gradient_of_their_mean() -> None:
     """Three micro-batches of text and two a step: the second step has one alone."""
     generator = torch.Generator().manual_seed(0)
     text = [{"tokens": torch.randint(12, (2, LENGTH + 1), generator=generator)} for _ in range(3)]
-    trainer, ours = Trainer(**QUIET, max_steps=2, accumulate_grad_batches=2), model()
+    trainer, ours = Trainer(**ALONE, max_steps=2, accumulate_grad_batches=2), model()
     ours.lr = 1e-12  # so that both steps are of the same weights
     trainer.fit(ours, DataLoader(text, batch_size=None))
     expected = model()
@@ -155,7 +147,7 @@ def test_a_last_step_of_fewer_micro_batches_has_the_gradient_of_their_mean() -> 
 def test_the_gradient_is_that_of_the_mean_over_the_targets_of_the_global_batch(
     tmp_path: Path, batch_size: int, accumulate: int, processes: int, sharded: bool
 ) -> None:
-    loss, gradient = by_hand(8)
+    loss, gradient = by_hand(map(data(1).sample, range(8)))
     logged = step(tmp_path, batch_size, accumulate, processes, sharded)
     assert float(logged["train/loss"]) == pytest.approx(loss, rel=1e-5)
     assert logged["gradient"].keys() == gradient.keys()
@@ -179,30 +171,17 @@ def test_strategies_stay_in_fp32_where_blocks_are_gathered_in_bf16(tmp_path: Pat
 
 def test_validation_is_the_mean_over_its_targets_whatever_the_fillers(tmp_path: Path) -> None:
     one, two = (step(tmp_path / str(n), 8 // n, processes=n) for n in (1, 2))
-    network, total, targets = model().network, 0.0, 0
     assert two["val/loss"] == pytest.approx(float(one["val/loss"]), rel=1e-7)
     for name in ("val/exact_match", "val/token_accuracy"):
         assert two[name] == one[name]
-    for example in data(1).validation_problems:
-        losses = network.losses(torch.tensor([example.tokens()]))[0]
-        total += float(losses[torch.tensor(example.scored())].sum())
-        targets += sum(example.scored())
-    assert float(one["val/loss"]) == pytest.approx(total / targets, rel=1e-5)
-
-
-class Unscored(ToyData):
-    """Counting without a target to score."""
-
-    def train_dataloader(self) -> Iterator[dict[str, Tensor]]:
-        for batch in super().train_dataloader():
-            yield batch | {"scored": torch.zeros(4, 8, dtype=torch.bool)}
+    assert float(one["val/loss"]) == pytest.approx(by_hand(data(1).validation_problems)[0], rel=1e-5)
 
 
 def test_a_step_without_a_target_moves_nothing() -> None:
-    module = LanguageModel(KerpleLog, 11, 8, layers=1, dim=16, heads=2)
-    before = {name: p.clone() for name, p in module.named_parameters()}
-    Trainer(**QUIET, max_steps=3, limit_val_batches=0).fit(module, Unscored())
-    assert all(torch.equal(p, before[name]) for name, p in module.named_parameters())
+    ours, unscored = model(), {"tokens": torch.ones(2, LENGTH + 1, dtype=torch.long)}
+    unscored["scored"] = torch.zeros(2, LENGTH, dtype=torch.bool)
+    Trainer(**ALONE, max_steps=3).fit(ours, DataLoader([unscored] * 3, batch_size=None))
+    assert all(map(torch.equal, ours.parameters(), model().parameters()))
 
 
 def test_gradients_are_unscaled_before_they_are_clipped() -> None:
@@ -212,7 +191,7 @@ def test_gradients_are_unscaled_before_they_are_clipped() -> None:
         module = LanguageModel(KerpleLog, 11, 8, layers=1, dim=16, heads=2, lr=0.01)
         # Lightning itself refuses fp16 on a CPU; its plugin and torch's scaler work there
         plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=scale))
-        trainer = Trainer(**QUIET, max_steps=3, limit_val_batches=0, gradient_clip_val=1.0, plugins=[plugin])
+        trainer = Trainer(**ALONE, max_steps=3, limit_val_batches=0, gradient_clip_val=1.0, plugins=[plugin])
         trainer.fit(module, ToyData())
         norms.append(float(trainer.callback_metrics["train/gradient_norm"]))
         assert trainer.precision == "16-mixed"

@@ -1,14 +1,23 @@
 """A run that was stopped, however, and resumed is the run that was not: samples, losses, validations, every bit."""
 
 import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.disturbed import Fit, assert_same_state, interruption, prepare
 
-EPOCHS = {"data": {"samples": 40}}  # 10 micro-batches an epoch: its end is in the middle of everything
-SETTINGS = {"one epoch": {}, "epochs": EPOCHS, "workers": {"data": {"workers": 2}}}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "one epoch": {},
+    "epochs": {"data": {"samples": 40}},  # 10 micro-batches an epoch: its end is in the middle of everything
+    "others": {  # an optimiser, a schedule and a logger by name, and processes that load
+        "model": {"optimizer": {"class_path": "torch.optim.SGD", "init_args": {"momentum": 0.9}}, "schedule": "wsd"},
+        "data": {"workers": 2},
+        "trainer": {"logger": {"class_path": "CSVLogger", "init_args": {"save_dir": "."}}},
+    },
+}
 
 
 @pytest.fixture(scope="session")
@@ -17,7 +26,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(shards: Path, tmp_path_factory: pytest.TempPathFactory):
+def undisturbed(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Fit]:
     fits: dict[str, Fit] = {}
 
     def of(name: str) -> Fit:
@@ -35,40 +44,31 @@ def assert_same_run(fit: Fit, undisturbed: Fit) -> None:
     assert_same_state(fit.checkpoint(), undisturbed.checkpoint())
 
 
-def test_the_reference_run_is_one_that_could_go_wrong(undisturbed) -> None:
-    rows = undisturbed("one epoch").rows()
-    assert [n for kind, n in rows if kind == "batch"] == list(range(24))
-    assert [n for kind, n in rows if kind == "validation"] == [0, 3, 6, 9, 12]
-    assert undisturbed("workers").rows() == rows
+def test_a_run_stopped_by_a_signal_an_exception_and_a_kill_continues_in_every_bit(
+    shards: Path, tmp_path: Path, undisturbed
+) -> None:
+    fit, whole = Fit(tmp_path / "fit", shards, **SETTINGS["others"]), undisturbed("others")
+    assert fit.start(interruption("on_train_batch_start", 8, signal.SIGTERM)) == 143  # in the middle of a step
+    assert fit.start(interruption("on_before_backward", 7, 0)) == 1  # an exception
+    assert fit.start(interruption("on_train_batch_start", 6)) == -signal.SIGKILL
+    assert fit.start() == 0
+    assert_same_run(fit, whole)
+    assert [n for kind, n in whole.rows() if kind == "batch"] == list(range(24))
+    assert [n for kind, n in whole.rows() if kind == "validation"] == [0, 3, 6, 9, 12]
 
 
 @pytest.mark.slow
-def test_an_epoch_has_the_same_samples_again(undisturbed) -> None:
-    epochs = undisturbed("epochs").rows()
-    assert all(epochs["batch", n][1] == epochs["batch", n % 10][1] for n in range(24))  # the same tokens again
-    assert epochs["batch", 0][1] != epochs["batch", 1][1]
-
-
 @pytest.mark.parametrize(
     ("setting", "stop", "status"),
     [
-        ("one epoch", interruption("on_train_batch_start", 14, signal.SIGTERM), 143),  # in the middle of a step
-        ("one epoch", interruption("on_before_backward", 21, 0), 1),  # an exception
-        ("workers", interruption("on_train_batch_start", 17), -signal.SIGKILL),
-        *(
-            pytest.param(setting, stop, status, marks=pytest.mark.slow)
-            for setting, stop, status in (
-                ("epochs", interruption("on_train_batch_start", 12), -signal.SIGKILL),  # the first epoch's end is saved
-                # saved before, not validated
-                ("one epoch", interruption("on_validation_batch_end", 4), -signal.SIGKILL),
-                ("one epoch", interruption("on_before_optimizer_step", 8), -signal.SIGKILL),
-                ("one epoch", interruption("on_validation_batch_start", 4, signal.SIGTERM), 143),
-                ("one epoch", interruption("on_train_batch_end", 10, signal.SIGUSR1), 138),
-            )
-        ),
+        ("epochs", interruption("on_train_batch_start", 12), -signal.SIGKILL),  # the first epoch's end is saved
+        ("one epoch", interruption("on_validation_batch_end", 4), -signal.SIGKILL),  # saved before, not validated
+        ("one epoch", interruption("on_before_optimizer_step", 8), -signal.SIGKILL),
+        ("one epoch", interruption("on_validation_batch_start", 4, signal.SIGTERM), 143),
+        ("one epoch", interruption("on_train_batch_end", 10, signal.SIGUSR1), 138),
     ],
 )
-def test_a_stopped_run_continues_in_every_bit(
+def test_a_run_stopped_at_any_hook_continues_in_every_bit(
     setting: str, stop: list, status: int, shards: Path, tmp_path: Path, undisturbed
 ) -> None:
     fit = Fit(tmp_path / "fit", shards, **SETTINGS[setting])
@@ -79,7 +79,10 @@ def test_a_stopped_run_continues_in_every_bit(
 
 @pytest.mark.slow
 def test_a_run_may_be_stopped_again_and_again(shards: Path, tmp_path: Path, undisturbed) -> None:
-    fit = Fit(tmp_path / "fit", shards, **EPOCHS)
+    epochs = undisturbed("epochs").rows()
+    assert all(epochs["batch", n][1] == epochs["batch", n % 10][1] for n in range(24))  # the same tokens again
+    assert epochs["batch", 0][1] != epochs["batch", 1][1]
+    fit = Fit(tmp_path / "fit", shards, **SETTINGS["epochs"])
     stops = 0
     while fit.start(interruption("on_train_batch_end", 9, signal.SIGTERM)) != 0:
         stops += 1

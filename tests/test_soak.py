@@ -45,13 +45,8 @@ def log_of(folder: Path) -> str:
 def disturb(folder: Path, arguments: list[str], number: int, times: int, at_work: str) -> int:
     """Send a signal at random moments until the command has been hit so often; returns how often it was.
 
-    Args:
-        folder: Where the command works and logs.
-        arguments: Arguments of the command, the same every time.
-        number: The signal.
-        times: How often to hit it. A command that ends by itself first is not started again.
-        at_work: Pattern of files that change once the command has begun its work. Moments are within the 3 seconds
-            after it, and a quarter of them within the 3 seconds after the start of the process.
+    Moments are within the 3 seconds after files of the pattern `at_work` have begun to change, and a quarter of them
+    within the 3 seconds after the start of the process. A command that ends by itself is not started again.
     """
     draw, hits = random.Random(number), 0
     while hits < times:

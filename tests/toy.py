@@ -12,6 +12,8 @@ from torch.utils.data import DataLoader, Dataset
 from kerple.positions import strategies
 from kerple.training.language_model import LanguageModel
 
+QUIET: dict[str, Any] = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
+
 
 class Counting(Dataset[dict[str, Tensor]]):
     """Item i counts upwards from i, modulo the vocabulary: {"tokens": (length + 1,) int64, "index": i}."""
@@ -51,9 +53,8 @@ class ToyData(LightningDataModule):
 
 def trainer(folder: Path, *callbacks: Callback, events: bool = False, **options: Any) -> Trainer:
     """A trainer on the CPU that shows nothing; with `events` it writes TensorBoard's files into the folder."""
-    quiet = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
-    quiet["logger"] = TensorBoardLogger(folder, name="", version="", default_hp_metric=False) if events else False
-    return Trainer(default_root_dir=folder, callbacks=list(callbacks), **quiet | options)
+    logger = TensorBoardLogger(folder, name="", version="", default_hp_metric=False) if events else False
+    return Trainer(default_root_dir=folder, callbacks=list(callbacks), **QUIET | {"logger": logger} | options)
 
 
 def small_model(position: Any = "KerpleLog", vocabulary: int = 11, **options: Any) -> LanguageModel:

@@ -7,17 +7,14 @@ import torch
 import yaml
 
 from kerple.cli.main import main
-from tests.cli.tiny import TINY
+from tests.cli.tiny import TINY, complaint
 
 Capture = pytest.CaptureFixture[str]
 
 
 def refused(arguments: list[str], folder: Path, capsys: Capture) -> str:
-    with pytest.raises(SystemExit) as ended:
-        main([*arguments, f"--run_dir={folder}/run"])
-    assert ended.value.code == 2
+    line = complaint(capsys, *arguments, f"--run_dir={folder}/run")
     assert not list((folder / "run").rglob("*.ckpt"))
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     return line
 
 
@@ -28,24 +25,19 @@ def test_a_test_takes_the_architecture_of_the_checkpoint(genuine, tmp_path, caps
 
 
 @pytest.mark.parametrize("option", ["NoPE", "KerpleLog --model.position.floor=0.03"])
-def test_a_strategy_without_weights_of_its_own_may_replace_the_checkpoints(option, genuine, tmp_path, capsys):
-    options = f"--model.position={option}".split()
+def test_a_strategy_without_weights_of_its_own_and_the_data_may_be_others(option, genuine, tmp_path, capsys):
+    options = [*f"--model.position={option}".split(), "--model.attention=reference", "--data.length=32"]
     main(["test", f"--ckpt_path={genuine}", f"--run_dir={tmp_path}/run", *options])
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "another strategy" in line]
     assert "model.position." in line
-    tested = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["model"]["position"]
-    assert tested["class_path"].endswith(option.split()[0])
+    tested = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert tested["model"]["position"]["class_path"].endswith(option.split()[0])
+    assert tested["data"]["init_args"]["length"] == 32
 
 
 def test_a_strategy_with_weights_that_the_checkpoint_lacks_is_refused(genuine, tmp_path, capsys):
     line = refused(["test", f"--ckpt_path={genuine}", "--model.position=T5"], tmp_path, capsys)
     assert "network.positions.0" in line
-
-
-def test_how_numbers_are_computed_and_the_data_may_be_others(genuine, tmp_path):
-    options = ["--model.attention=reference", "--data.length=32", "--data.batch_size=1"]
-    main(["test", f"--ckpt_path={genuine}", f"--run_dir={tmp_path}/run", *options])
-    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["data"]["init_args"]["length"] == 32
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from kerple.cli.main import main
-from tests.cli.tiny import TINY
+from tests.cli.tiny import TINY, complaint
 
 Config = dict[str, Any]
 
@@ -84,11 +84,7 @@ def test_nothing_is_let_in(way, stranger, capsys):
     options = stranger(WAYS_IN[way])
     before = set(os.listdir())
     for command in (["test"], ["predict", "--prompt=ab="]):
-        with pytest.raises(SystemExit) as ended:
-            main([*command, *options])
-        assert ended.value.code == 2
-        (line,) = [line for line in capsys.readouterr().err.splitlines() if "rror" in line]
-        assert line.startswith("error: ")
+        assert complaint(capsys, *command, *options)
     assert set(os.listdir()) == before
 
 

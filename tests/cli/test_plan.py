@@ -33,15 +33,6 @@ def test_the_paper_s_recipe(capsys):
     assert hours["A100"][2] == pytest.approx(50_000 * (compute / 3 + exchange) / 3600, abs=0.01)
 
 
-def test_flags_of_fit_and_of_plan(capsys):
-    options = "--model.layers 2 --trainer.max_steps 100 --data.batch_size 2 --chips H200 --trainer.devices [0,2]"
-    rows = printed(capsys, *options.split())
-    assert rows["tokens"] == [f"{100 * 2 * 2 * 512:,}"]
-    assert rows["tokens a step"][0].endswith("× 2 devices")
-    assert "A100" not in rows
-    assert rows["H200"][0] == "yes"
-
-
 def test_weights_give_the_architecture(capsys, tmp_path):
     transformers = pytest.importorskip("transformers")
     shape = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 2}
@@ -51,10 +42,3 @@ def test_weights_give_the_architecture(capsys, tmp_path):
     vocabulary = 2 * 32 * 50304  # a table for tokens, and one for logits: the data says how large
     layers = 3 * (4 * 32 * 32 + 3 * 32 * 48 + 2 * 32)
     assert rows["parameters"] == [f"{vocabulary + layers + 32:,}"]
-
-
-def test_a_mistake_is_one_line(capsys):
-    with pytest.raises(SystemExit) as end:
-        main([*PAPER, "--chips", "TPU"])
-    assert end.value.code == 2
-    assert "chips: got 'TPU'" in capsys.readouterr().err

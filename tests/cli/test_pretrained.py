@@ -11,8 +11,10 @@ import yaml
 from kerple.cli.main import main
 from kerple.data import TokenShards
 from kerple.evaluation import results
+from tests.cli.tiny import complaint
 from tests.hf.test_adapter import plain_loop
 from tests.hf.tiny import LENGTH, saved, tiny
+from tests.toy import QUIET
 
 hf = pytest.importorskip("transformers")
 
@@ -26,17 +28,12 @@ PERPLEXITY_ALONE = ("--trainer.callbacks", json.dumps(CALLBACKS[:1]))
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """A folder with a corpus, a model and a configuration."""
+def place(corpus, tmp_path_factory):
+    """A folder with a model and a configuration."""
     folder = tmp_path_factory.mktemp("hf")
-    corpus = folder / "corpus"
-    corpus.mkdir()
-    for i in range(40):
-        (corpus / f"{i}.txt").write_text(f"document {i}: " + "all work and no play. " * 12)
     saved(folder / "llama", "llama")
     data = {"class_path": "TokenShards", "init_args": {"corpus": str(corpus), "shares": [0.4, 0.2, 0.4]}}
-    quiet = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
-    (folder / "hf.yaml").write_text(yaml.safe_dump({"data": data, "trainer": quiet | {"callbacks": CALLBACKS}}))
+    (folder / "hf.yaml").write_text(yaml.safe_dump({"data": data, "trainer": QUIET | {"callbacks": CALLBACKS}}))
     return folder
 
 
@@ -46,8 +43,12 @@ def here(place, monkeypatch):
     return place
 
 
+def command(place: Path, model: Path | str, *flags: str) -> list[str]:
+    return ["test", "--hf", str(model), "--config", str(place / "hf.yaml"), "--data.directory", "shards", *flags]
+
+
 def run(place: Path, model: Path | str, *flags: str) -> None:
-    main(["test", "--hf", str(model), "--config", str(place / "hf.yaml"), "--data.directory", "shards", *flags])
+    main(command(place, model, *flags))
 
 
 def losses(folder: Path, length: int = 64) -> np.ndarray:
@@ -94,28 +95,8 @@ def test_another_strategy_without_weights_may_replace_the_models_own(here, capsy
     assert "has weights that the model lacks" in refused(capsys, here, here / "llama", "--model.position=T5")
 
 
-def test_a_model_that_this_project_has_exported(here):
-    from kerple.hf.modeling import KerpleConfig, KerpleForCausalLM
-
-    torch.manual_seed(0)
-    network = {"layers": 1, "dim": 16, "heads": 2, "length": LENGTH, "vocabulary": 257, "init": 0.3}
-    model = KerpleForCausalLM(KerpleConfig(network=network | {"position": "KerpleLog"})).eval()
-    ours = broken(here, "ours", without=("config.json", "generation_config.json", "model.safetensors"))
-    model.save_pretrained(ours)
-    run(here, ours, "--run_dir=of-ours", "--data.directory=shards-ours", *PERPLEXITY_ALONE)
-    with torch.inference_mode():
-        expected = model.network.losses(blocks("shards-ours")).double().sum(1)
-    np.testing.assert_allclose(losses(here / "of-ours"), expected, rtol=1e-6)
-    assert results.read(here / "of-ours")[1]["evaluations"]["extrapolation"]["strategy"] == "KerpleLog"
-
-
 def refused(capsys: pytest.CaptureFixture[str], place: Path, model: Path | str, *flags: str) -> str:
-    with pytest.raises(SystemExit) as ended:
-        run(place, model, *flags)
-    line = capsys.readouterr().err.strip().splitlines()[-1]
-    assert ended.value.code == 2
-    assert line.startswith("error: ")
-    return line
+    return complaint(capsys, *command(place, model, *flags))
 
 
 def broken(here: Path, name: str, *, without: tuple[str, ...] = (), **config: object) -> Path:
@@ -131,8 +112,7 @@ def broken(here: Path, name: str, *, without: tuple[str, ...] = (), **config: ob
     return folder
 
 
-def test_what_is_no_model_is_one_line(here, capsys):
-    (here / "damaged.gguf").write_bytes(b"GGUF" + bytes(200))
+def test_what_is_no_model_and_a_tokenizer_of_another_is_one_line(here, capsys):
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     hf.BertModel(hf.BertConfig(vocab_size=257, **sizes)).save_pretrained(here / "bert")
     for model, part in (
@@ -140,25 +120,9 @@ def test_what_is_no_model_is_one_line(here, capsys):
         (broken(here, "bare", without=("model.safetensors",)), "no weights"),
         (here / "bert", "expected a causal language model"),
         (broken(here, "mute", without=("tokenizer.json", "tokenizer_config.json")), "tokenizer.json"),
-        (here / "damaged.gguf", "damaged.gguf could not be read"),
         (broken(here, "deeper", num_hidden_layers=3), "do not fit its config.json"),
     ):
         assert part in refused(capsys, here, model)
-
-
-def test_an_index_of_safetensors_that_names_a_pickle(here, capsys):
-    """transformers would read the file that an index names by torch.load, whatever its name says."""
-    folder = broken(here, "indexed", without=("model.safetensors",))
-    state = tiny("llama", vocab_size=257).state_dict()
-    torch.save(state, folder / "weights.bin")
-    index = {"metadata": {}, "weight_map": dict.fromkeys(state, "weights.bin")}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert "are pickled, and a pickle can run anything when it is read" in refused(capsys, here, folder)
-    (folder / "model.safetensors.index.json").write_text("[")
-    assert "the weights of" in refused(capsys, here, folder)
-
-
-def test_a_tokenizer_of_another_model(here, capsys):
     run(here, here / "llama", "--trainer.callbacks", "[]", "--run_dir", "none")  # the shards are there
     other = broken(here, "other")
     content = json.loads((other / "tokenizer.json").read_text())
@@ -169,23 +133,21 @@ def test_a_tokenizer_of_another_model(here, capsys):
     assert f"were made with hf:{here / 'llama'}, not with the tokenizer of {other}" in line
 
 
-def test_a_length_beyond_learned_positions(here):
-    saved(here / "gpt2", "gpt2", n_positions=40)
-    run(here, here / "gpt2", "--data.directory", "shards-gpt2", *PERPLEXITY_ALONE)
-    _, about = results.read(here / "logs/pretrained/gpt2/test")
-    assert {row["length"] for row in about["evaluations"]["extrapolation"]["skipped"]} == {64}
-
-
 def test_pickled_weights_are_refused_with_the_way_to_convert_them(here, capsys):
     folder = broken(here, "pickled", without=("model.safetensors",))
-    torch.save(tiny("llama", vocab_size=257).state_dict(), folder / "pytorch_model.bin")
+    state = tiny("llama", vocab_size=257).state_dict()
+    torch.save(state, folder / "pytorch_model.bin")
     line = refused(capsys, here, folder)
     assert "can run anything when it is read" in line
     command = line[line.index('python -c "') + len('python -c "') : line.rindex('"')]
     exec(command)
     converted = hf.AutoModelForCausalLM.from_pretrained(f"{folder}-safetensors", use_safetensors=True)
-    original = torch.load(folder / "pytorch_model.bin", weights_only=True)
-    torch.testing.assert_close(converted.state_dict()["model.norm.weight"], original["model.norm.weight"])
+    torch.testing.assert_close(converted.state_dict()["model.norm.weight"], state["model.norm.weight"])
+    # transformers would read the file that an index names by torch.load, whatever its name says
+    (folder / "pytorch_model.bin").rename(folder / "weights.bin")
+    index = {"metadata": {}, "weight_map": dict.fromkeys(state, "weights.bin")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "are pickled, and a pickle can run anything when it is read" in refused(capsys, here, folder)
 
 
 def test_code_that_comes_with_a_model_does_not_run(here, capsys):
@@ -200,14 +162,10 @@ def test_code_that_comes_with_a_model_does_not_run(here, capsys):
 def test_pretrained_models_are_rows_of_a_comparison(here):
     """Each in a process of its own, as `make pretrained` does it."""
     folder = str(here / "llama")
-    comparison = {
-        "name": "windows",
-        "base": [],
-        "seeds": [1],
-        "baseline": "RoPE",
-        "test": {"config": "hf.yaml", "data.directory": "shards-compared", "trainer.logger": False},
-        "strategies": {"RoPE": {"hf": folder}, "PI": {"hf": folder, "options": {"scaling": "pi", "factor": 2}}},
-    }
+    comparison: dict = {"name": "windows", "base": [], "seeds": [1], "baseline": "RoPE"}
+    comparison["test"] = {"config": "hf.yaml", "data.directory": "shards-compared", "trainer.logger": False}
+    pi = {"hf": folder, "options": {"scaling": "pi", "factor": 2}}
+    comparison["strategies"] = {"RoPE": {"hf": folder}, "PI": pi}
     Path("windows.yaml").write_text(yaml.safe_dump(comparison))
     main(["compare", "--config", "windows.yaml"])
     table = Path("results/windows/table.md").read_text()
