@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
 from kerple.data.tokenizer import train_tokenizer
 from kerple.hf.export import export
@@ -22,16 +21,11 @@ HARNESS = Path(os.environ.get("LM_EVAL", f"{sys.prefix}/lm-eval"))
 PROGRAM = "import kerple.hf; from lm_eval.__main__ import cli_evaluate; cli_evaluate()"  # of docs/how-to/pretrained.md
 LENGTH = 16
 TEXTS = ["all work and no play. " * 9, "no play", "document 7: work and work and all. " * 4]
-TASK = {
-    "task": "local_text",
-    "dataset_path": "json",
-    "dataset_kwargs": {"data_files": {"test": "texts.jsonl"}},
-    "test_split": "test",
-    "output_type": "loglikelihood_rolling",
-    "doc_to_text": "",
-    "doc_to_target": "{{text}}",
-    "metric_list": [{"metric": "byte_perplexity"}],
-}
+TASK = """
+{task: local_text, dataset_path: json, dataset_kwargs: {data_files: {test: texts.jsonl}}, test_split: test,
+ output_type: loglikelihood_rolling, doc_to_text: "", doc_to_target: "{{text}}",
+ metric_list: [{metric: byte_perplexity}]}
+"""
 
 
 @pytest.mark.slow
@@ -45,13 +39,10 @@ def test_the_harness_reads_an_exported_model(tmp_path):
     end = tokenizer.token_to_id("<|endoftext|>")
     export(StoredModel(options, dict(network.state_dict())), tmp_path / "model", tokenizer, end)
     (tmp_path / "tasks").mkdir()
-    (tmp_path / "tasks" / "local.yaml").write_text(yaml.safe_dump(TASK))
+    (tmp_path / "tasks" / "local.yaml").write_text(TASK)
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(HARNESS)]),
-        "HF_HUB_OFFLINE": "1",
-        "HF_HOME": str(tmp_path / "hf"),
-    }
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(HARNESS)])}
+    environment |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
     command = [sys.executable, "-c", PROGRAM, "--model", "hf", "--device", "cpu"]
     command += ["--model_args", f"pretrained=model,max_length={LENGTH},dtype=float32"]
     command += ["--tasks", "local_text", "--include_path", "tasks", "--output_path", "out"]
@@ -68,8 +59,6 @@ def test_the_harness_reads_an_exported_model(tmp_path):
             logits = network(window[None])[0, first - last :].double().log_softmax(-1)
             total -= float(logits.gather(-1, tokens[first + 1 : last + 1, None]).sum())
     size = sum(len(text.encode()) for text in TEXTS)
-    expected = math.exp(total / size)
-    assert json.loads(path.read_text())["results"]["local_text"]["byte_perplexity,none"] == pytest.approx(
-        expected, 1e-5
-    )
+    (measured,) = json.loads(path.read_text())["results"].values()
+    assert measured["byte_perplexity,none"] == pytest.approx(math.exp(total / size), 1e-5)
     assert hf.AutoConfig.from_pretrained(tmp_path / "model").model_type == "kerple"

@@ -9,8 +9,6 @@ from kerple.base.errors import UserError
 from kerple.hf.modeling import KerpleConfig, KerpleForCausalLM
 from tests.hf.tiny import VOCABULARY, hf, text
 
-DYNAMIC = {"class_path": "RoPE", "init_args": {"scaling": "dynamic_ntk", "factor": 2.0}}
-
 
 def made(position: Any = "KerpleLog") -> KerpleForCausalLM:
     torch.manual_seed(0)
@@ -47,30 +45,25 @@ def test_positions_are_drawn_once_a_step_and_not_once_a_forward(tmp_path):
 
 
 @torch.inference_mode()
-def test_a_cache_that_is_given_is_used():
+def test_a_cache_that_is_given_is_used_and_beams_write_with_one_what_they_write_without():
     model, prompt = made(), text(2, 9)
     begun = model(prompt[:, :5], use_cache=True).past_key_values
     went_on = model.generate(prompt, past_key_values=begun, max_new_tokens=5, do_sample=False)
     assert begun.get_seq_length() == 13
     assert torch.equal(went_on, model.generate(prompt, max_new_tokens=5, do_sample=False))
+    options = {"max_new_tokens": 6, "num_beams": 3, "do_sample": False}
+    assert torch.equal(*(model.generate(prompt, use_cache=use_cache, **options) for use_cache in (True, False)))
 
 
-@pytest.mark.parametrize("use_cache", [True, False])
-def test_prompts_with_padding_are_refused(use_cache):
-    prompt = text(2, 9)
-    seen = torch.ones_like(prompt)
-    seen[0, 7:] = 0
-    with pytest.raises(UserError, match="attention_mask: got padding"):
-        made().generate(prompt, attention_mask=seen, max_new_tokens=1, use_cache=use_cache)
-    with pytest.raises(UserError, match="attention_mask: got padding"):
-        made()(prompt, attention_mask=seen.flip(1))
-
-
-@torch.inference_mode()
-def test_padding_on_the_right_changes_no_text_that_is_scored():
+def test_padding_on_the_left_and_in_prompts_is_refused_and_on_the_right_changes_no_text_that_is_scored():
     model, tokens = made(), text(2, 9)
     seen = torch.ones_like(tokens)
     seen[:, 7:] = 0
+    for use_cache in (True, False):
+        with pytest.raises(UserError, match="attention_mask: got padding"):
+            model.generate(tokens, attention_mask=seen, max_new_tokens=1, use_cache=use_cache)
+    with pytest.raises(UserError, match="attention_mask: got padding"):
+        model(tokens, attention_mask=seen.flip(1))
     torch.testing.assert_close(model(tokens, attention_mask=seen).logits[:, :7], model(tokens[:, :7]).logits)
 
 
@@ -90,10 +83,3 @@ def test_positions_of_several_texts_in_one_row_are_refused():
     begun = model(tokens[:, :4], use_cache=True, position_ids=torch.arange(4)[None]).past_key_values
     ended = model(tokens[:, 4:], past_key_values=begun, position_ids=torch.tensor([[4, 5]])).logits
     torch.testing.assert_close(ended, model(tokens).logits[:, 4:])
-
-
-@torch.inference_mode()
-def test_beams_write_with_a_cache_what_they_write_without():
-    options = {"max_new_tokens": 6, "num_beams": 3, "do_sample": False}
-    cached, whole = (made().generate(text(2, 9), use_cache=use_cache, **options) for use_cache in (True, False))
-    assert torch.equal(cached, whole)

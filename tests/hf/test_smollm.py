@@ -41,36 +41,21 @@ def test_our_import_reads_text_as_transformers_does():
     torch.testing.assert_close(parts, expected, atol=1e-4 * float(expected.abs().max()), rtol=1e-4)
 
 
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory):
-    """argparse.py in the model's tokens, all of it the test split."""
-    folder = str(tmp_path_factory.mktemp("smollm") / "shards")
-    given = {"corpus": argparse.__file__, "directory": folder, "shares": (0.0, 0.0, 1.0), "prepare_workers": 1}
-    TokenShards(tokenizer="hf:smollm2-135m", vocabulary=49152, **given).prepare_data()
-    return folder
-
-
-def run(shards: str, callback: str, **options: object) -> None:
-    given = json.dumps([{"class_path": callback, "init_args": options}])
-    data = ["--data", "TokenShards", "--data.corpus", "null", "--data.directory", shards]
-    quiet = ["--trainer.logger", "false", "--trainer.accelerator", "cpu", "--run_dir", "out"]
-    main(["test", "--hf", "smollm2-135m", *data, *quiet, "--trainer.callbacks", given])
-
-
-def test_key_tokens_are_those_that_its_far_context_tells(shards, tmp_path, monkeypatch):
+def test_key_tokens_are_those_that_its_far_context_tells_and_it_finds_needles(tmp_path, monkeypatch):
+    """In argparse.py, all of which is the test split."""
     monkeypatch.chdir(tmp_path)
-    run(shards, "LongPerplexity", lengths=[128, 512, 2048], short=128, stride=64, blocks=1)
-    ppl = results.totals(results.read(Path("out"))[0]).set_index("length")["value"]
+    options = {"corpus": argparse.__file__, "directory": "shards", "shares": (0.0, 0.0, 1.0), "prepare_workers": 1}
+    TokenShards(tokenizer="hf:smollm2-135m", vocabulary=49152, **options).prepare_data()
+    keys = {"lengths": [128, 512, 2048], "short": 128, "stride": 64, "blocks": 1}
+    needle = {"lengths": [256, 512], "depths": [0.0, 0.5, 1.0], "problems": 2}
+    callbacks = [{"class_path": "LongPerplexity", "init_args": keys}, {"class_path": "Needle", "init_args": needle}]
+    data = ["--data", "TokenShards", "--data.corpus", "null", "--data.directory", "shards"]
+    quiet = ["--trainer.logger", "false", "--trainer.accelerator", "cpu", "--run_dir", "out"]
+    main(["test", "--hf", "smollm2-135m", *data, *quiet, "--trainer.callbacks", json.dumps(callbacks)])
+
+    ppl = results.totals(results.read(Path("out"))[0]).query("metric == 'ppl'").set_index("length")["value"]
     assert ppl[2048] < math.exp(2)  # the evaluator is the model: what it was chosen by is what it says
     assert ppl[128] > ppl[512] > ppl[2048]
-    (path,) = Path(shards).glob("keys-*.json")
-    (keys,) = json.loads(path.read_text())["keys"]
-    assert 5 < len(keys) < 500
-
-
-def test_it_finds_needles(shards, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    run(shards, "Needle", lengths=[256, 512], depths=[0.0, 0.5, 1.0], problems=2)
     with Path("out/niah_single_1.csv").open() as file:
         found = {(int(row["length"]), float(row["depth"])): float(row["found"]) for row in csv.DictReader(file)}
     assert len(found) == 6

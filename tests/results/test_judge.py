@@ -1,17 +1,19 @@
 """Verdicts on hand-made runs: the paper's own numbers, their opposite, too much noise, nothing at all."""
 
 import math
+import re
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from kerple.evaluation import results
 from kerple.evaluation.results import Row
-from results.judge.__main__ import TABLE, better, findings_page, judge, judge_all, main, markdown, tiers
+from results.judge.__main__ import TABLE, better, findings_page, judge, judge_all, markdown, tiers
 from results.judge.evidence import Tier
 from results.judge.statements import combined, parts
-from tests.results.made_up import write
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048)  # of the demo; the curves are the paper's at 512 to 16,384
 SEEDS = (1235, 1236, 1237, 1238, 1239, 1240)
@@ -27,6 +29,15 @@ PAPER = {  # OpenWebText2: KERPLE (Chi et al. 2022), Tables 3, 5 and 6, complete
 }
 
 
+def write(folder: Path, rows: list[Row], **config: object) -> None:
+    """Write a run as it is committed, into results/NAME/runs/[PART/]LABEL/seed-N."""
+    results.write(folder, "extrapolation", rows, {})
+    _, about = results.read(folder)
+    about["run"] = {"config": {"data.init_args." + key: value for key, value in config.items()}, "cost": {}}
+    about["run"]["config"]["trainer.max_steps"] = 1
+    results.write_about(folder, about)
+
+
 def runs(root: Path, comparison: str, curves: dict[str, tuple[float, ...]], noise: float = 0.0005) -> Path:
     """Runs whose seeds move each strategy alone by ``noise``, of two blocks of text."""
     generator = np.random.default_rng(0)
@@ -38,7 +49,7 @@ def runs(root: Path, comparison: str, curves: dict[str, tuple[float, ...]], nois
                 for n, loss in zip(LENGTHS, losses, strict=False)
                 for block in (0, 1)
             ]
-            write(root / comparison / "runs" / strategy / f"seed-{seed}", rows, {}, length=64)
+            write(root / comparison / "runs" / strategy / f"seed-{seed}", rows, length=64)
     return root
 
 
@@ -71,7 +82,7 @@ def test_strategies_that_have_not_learned_what_a_claim_starts_from_do_not_test_i
     for seed in SEEDS:
         right = {5: 1000 * learned + seed % 5, 15: 100 + seed % 5}
         rows = [Row("exact_match", "addition", n, None, None, value, 1000) for n, value in right.items()]
-        write(tmp_path / f"addition/runs/Abacus/seed-{seed}", rows, {}, train_length=5)
+        write(tmp_path / f"addition/runs/Abacus/seed-{seed}", rows, train_length=5)
     assert judge(TABLE["claims"]["C28b"], tiers(tmp_path)["addition"]).verdict == expected
 
 
@@ -104,14 +115,22 @@ def test_a_tier_leaves_out_seeds_and_documents_and_the_better_test_has_the_narro
     assert better({"unseen": found["demo"], "small": found["small"]}) == "small"  # a second look is no test of its own
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"results: got .*nowhere"):
-        main([str(tmp_path / "nowhere")])
-
-
 COMMITTED = Path(__file__).parents[2] / "results"
 
 
 def test_the_committed_verdicts_and_findings_follow_from_the_committed_numbers() -> None:
     assert (COMMITTED / "CLAIMS.md").read_text() == markdown(COMMITTED)
     assert (COMMITTED / "README.md").read_text() == findings_page(COMMITTED)
+
+
+def test_the_readme_has_the_table_of_the_demo() -> None:
+    def cells(line: str) -> list[str]:
+        return [re.sub(r"\*\*|†", "", cell).strip() for cell in line.strip().strip("|").split("|")]
+
+    lines, table = (p.read_text().splitlines() for p in (COMMITTED.parent / "README.md", COMMITTED / "quick/table.md"))
+    start = next(i for i, line in enumerate(lines) if line.startswith("|") and "2048 (32×)" in line)
+    said = list(takewhile(lambda line: line.startswith("|"), lines[start + 2 :]))
+    assert len(said) > 3
+    for name, *values in map(cells, said):
+        row = next(row for row in table if row.startswith(f"| {name} |"))
+        assert cells(row)[1 : len(values) + 1] == values, name
