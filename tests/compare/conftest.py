@@ -57,12 +57,7 @@ def resolve(job: Job) -> dict[str, Any]:
 
 
 def stand_in(patch: Callable[[object, str, object], None], processes: bool = False) -> None:
-    """Make `compare` start stand-in runs.
-
-    Args:
-        patch: Sets an attribute, such as ``monkeypatch.setattr``.
-        processes: Whether each is a process of its own from the beginning, as a real run.
-    """
+    """Make `compare` start stand-in runs, set by `patch`; with `processes` they start as real ones do."""
     if processes:
         patch(jobs, "PROGRAM", fake_run.PROGRAM)
         patch(engines, "start", jobs.start)

@@ -14,11 +14,7 @@ from kerple.evaluation.results import Row
 LENGTHS = (64, 128, 256, 512)
 BYTES_PER_TOKEN = 3.5
 # perplexity at each length: one strategy that improves, one that stays, one that collapses
-CURVES = {
-    "KerpleLog": (18.5, 17.9, 17.4, 17.2),
-    "ALiBi": (18.6, 18.2, 18.1, 18.1),
-    "RoPE": (18.4, 21.0, 26.0, 37.0),
-}
+CURVES = {"KerpleLog": (18.5, 17.9, 17.4, 17.2), "ALiBi": (18.6, 18.2, 18.1, 18.1), "RoPE": (18.4, 21.0, 26.0, 37.0)}
 
 
 def write_run(

@@ -12,7 +12,7 @@ FLAGS = ("headless", "no-sandbox", "disable-gpu", "no-first-run", "disable-backg
 FLAGS += ("disable-component-update", "disable-sync")
 WORST, SECOND, BEST, THIRD = NAMES = ["<b>|$&", "_low & 50%", "base/line", r"$\nosuch$"]
 pytestmark = [
-    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="no browser: apt-get install chromium chromium-driver"),
+    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="no browser: apt-get install chromium chromium-driver")
 ]
 
 
