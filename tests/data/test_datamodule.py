@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -13,8 +12,9 @@ from kerple.base.errors import UserError
 from kerple.compare.records import checksum_of
 from kerple.data import TokenShards
 from kerple.data import loader as loading
-from kerple.data.shards import verify
 from kerple.tasks import Copy, TaskData
+from tests.analyses.line import Line
+from tests.toy import trainer
 
 LENGTH = 16
 
@@ -43,16 +43,13 @@ def rows(*loaders: object) -> Tensor:
     ("ranks", "accumulate", "batch_size", "workers"), [(2, 1, 4, 0), (1, 2, 4, 0), (4, 2, 1, 0), (1, 1, 8, 2)]
 )
 def test_the_order_is_that_of_one_device(module, ranks, accumulate, batch_size, workers):
-    expected = rows(module().train_dataloader())
-
-    loaders = [
-        module(rank, ranks, accumulate=accumulate, batch_size=batch_size, workers=workers).train_dataloader()
-        for rank in range(ranks)
-    ]
-
+    state, expected = torch.get_rng_state(), rows(module().train_dataloader())
+    options = {"accumulate": accumulate, "batch_size": batch_size, "workers": workers}
+    loaders = [module(rank, ranks, **options).train_dataloader() for rank in range(ranks)]
     assert expected.shape == (6 * 8, LENGTH + 1)
     assert torch.equal(rows(*loaders), expected)
     assert not torch.equal(rows(module(seed=3).train_dataloader()), expected)
+    assert torch.equal(torch.get_rng_state(), state)  # the model's random numbers are left alone
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -63,11 +60,9 @@ def test_going_on_from_a_state_with_other_devices(module, workers):
     for _ in range(2):
         next(batches)
     state = first.state_dict()
-
     again = [module(rank, 2, batch_size=4).train_dataloader() for rank in range(2)]
     for loader in again:
         loader.load_state_dict(state)
-
     assert torch.equal(rows(*again), expected[16:])
     with pytest.raises(ValueError, match="a divisor of the 16 after which"):
         module(batch_size=5).train_dataloader().load_state_dict(state)
@@ -75,9 +70,7 @@ def test_going_on_from_a_state_with_other_devices(module, workers):
 
 def test_few_samples_come_again_in_every_epoch(module):
     loader = module(max_steps=6, samples=20).train_dataloader()
-
     first = rows(loader)
-
     assert torch.equal(first, rows(module(max_steps=6).train_dataloader())[:16])  # the two whole batches
     assert torch.equal(rows(loader), first)
 
@@ -94,28 +87,6 @@ def test_the_checksum_of_data_is_that_of_what_is_read(module, prepared, json_lin
     assert checksum_of(TaskData(Copy(), 42)) is None
 
 
-def test_shards_that_are_prepared_are_not_hashed_again(module, monkeypatch):
-    for name in (
-        "hashlib.file_digest",
-        "kerple.data.shards.token_checksum",
-        "kerple.data.prepare.build.token_checksum",
-    ):
-        monkeypatch.setattr(name, lambda *_: pytest.fail("hashed"))
-    data = module(max_steps=2)
-    data.prepare_data()
-    assert len(rows(data.train_dataloader())) == 16
-    assert len(data.blocks("test", LENGTH)) > 0
-    with pytest.raises(pytest.fail.Exception, match="hashed"):
-        verify(data.folder)  # which `inspect` calls
-
-
-def test_loading_leaves_the_random_state_of_the_model_alone(module):
-    before = torch.get_rng_state()
-    rows(module().train_dataloader())
-    list(module().val_dataloader())
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 def test_every_target_of_a_split_is_in_one_block(module):
     blocks, stream = module().blocks("test", 40), module().stream("test")
     targets = torch.cat([blocks[i]["tokens"][1:] for i in range(len(blocks))]).tolist()
@@ -127,20 +98,23 @@ def test_every_target_of_a_split_is_in_one_block(module):
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_validation_scores_each_segment_once(module, ranks):
     batches = [b for rank in range(ranks) for b in module(rank, ranks, validation_segments=21).val_dataloader()]
-
     assert all(batch["tokens"].shape == (8, LENGTH + 1) for batch in batches)
     assert sum(int(batch["scored"].sum()) for batch in batches) == 21 * LENGTH
     scored = torch.cat([batch["index"][batch["scored"][:, 0]] for batch in batches])
     assert sorted(scored.tolist()) == list(range(21))
 
 
-def test_a_mixture_takes_from_each_folder(module, prepared, tmp_path, small_build):
+@pytest.fixture
+def other(prepared, tmp_path, small_build):
+    """Shards of another text in the tokens of the first."""
     (tmp_path / "other.jsonl").write_text("".join(f'{{"text": "zzz {i} zzz zzz zzz zzz"}}\n' for i in range(400)))
     small_build(tmp_path / "other", tmp_path / "other.jsonl", tokenizer=str(prepared))
-    data = module(mixture={str(prepared): 3.0, str(tmp_path / "other"): 1.0}, max_steps=100)
+    return tmp_path / "other"
 
+
+def test_a_mixture_takes_from_each_folder(module, prepared, other, tmp_path, small_build):
+    data = module(mixture={str(prepared): 3.0, str(other): 1.0}, max_steps=100)
     texts = [data.decode(row) for row in rows(data.train_dataloader())]
-
     assert abs(sum("zzz" in text for text in texts) / len(texts) - 0.25) < 0.05
     small_build(tmp_path / "more", tmp_path / "other.jsonl", tokenizer=str(prepared), shares=(1.0, 0.0, 0.0))
     with pytest.raises(ValueError, match=r"mixture: got .*more, whose training split has 1 of .*, more than the 0\.8"):
@@ -157,39 +131,31 @@ def test_text_and_bytes(module):
         assert int(sizes[torch.from_numpy(stream.read(0, len(stream)).astype("int64"))].sum()) == split.bytes > 0
 
 
-class Watcher(LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(1))
-        self.seen: list[Tensor] = []
+class Watcher(Line):
+    """Keeps the tokens of its batches."""
 
     def training_step(self, batch: dict[str, Tensor], index: int) -> Tensor:
         self.seen.append(batch["tokens"])
-        return self.weight.sum()
+        return self.weight**2
 
     def validation_step(self, batch: dict[str, Tensor], index: int) -> None: ...
 
     def test_step(self, batch: dict[str, Tensor], index: int) -> None: ...
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), 0.1)
 
-
-QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+def shards(directory: Path) -> TokenShards:
+    return TokenShards(None, directory=str(directory), vocabulary=300, length=LENGTH, batch_size=8)
 
 
 def test_lightning_resumes_with_the_next_sample(prepared, tmp_path):
     def fit(steps: int, checkpoint: str | None = None) -> Tensor:
-        data = TokenShards(None, directory=str(prepared), vocabulary=300, length=LENGTH, batch_size=8)
-        keep = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=3, save_top_k=-1)
-        model = Watcher()
+        keep, model = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=3, save_top_k=-1), Watcher()
         validation = {"val_check_interval": 2, "check_val_every_n_epoch": None, "num_sanity_val_steps": 0}
-        trainer = Trainer(max_steps=steps, callbacks=[keep], **QUIET, **validation)
-        trainer.fit(model, data, ckpt_path=checkpoint, weights_only=True)
+        run = trainer(tmp_path, keep, max_steps=steps, **validation)
+        run.fit(model, shards(prepared), ckpt_path=checkpoint, weights_only=True)
         return torch.cat(model.seen)
 
     whole = fit(9)
-
     assert torch.equal(fit(9, str(tmp_path / "step=3.ckpt")), whole[24:])
     longer = fit(12, str(tmp_path / "step=9.ckpt"))  # from the end of the run-long epoch
     assert len(longer) == 24
@@ -204,35 +170,29 @@ def test_a_tokenizer_that_cuts_and_pads_cuts_and_pads_nothing_here(prepared, jso
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     made = small_build(tmp_path / "out", json_lines, tokenizer=str(tmp_path / "tokenizer.json"))
     assert made.splits == TokenShards(None, directory=str(prepared)).manifest.splits
-    data = TokenShards(None, directory=str(tmp_path / "out"), vocabulary=300, length=LENGTH)
-    assert data.encode("grey wolves sang") == whole
+    assert shards(tmp_path / "out").encode("grey wolves sang") == whole
     again = small_build(tmp_path / "again", json_lines, tokenizer=str(tmp_path / "out/tokenizer.json"))
     assert again.tokenizer == made.tokenizer  # what is stored is what was given
 
 
-def test_a_checkpoint_knows_its_tokenizer_and_its_data(prepared, json_lines, tmp_path, small_build):
-    (tmp_path / "other.jsonl").write_text("".join(f'{{"text": "zzz {i} zzz zzz zzz zzz"}}\n' for i in range(400)))
-    small_build(tmp_path / "text", tmp_path / "other.jsonl", tokenizer=str(prepared))
+def test_a_checkpoint_knows_its_tokenizer_and_its_data(prepared, other, tmp_path, small_build):
+    limits = {"enable_checkpointing": False, "limit_val_batches": 0, "limit_test_batches": 1}
+    first = trainer(tmp_path, max_steps=2, **limits)
+    first.fit(Watcher(), shards(prepared))
+    first.save_checkpoint(tmp_path / "it.ckpt")
+    shutil.copytree(prepared, tmp_path / "copy")
     small_build(tmp_path / "tokens", tmp_path / "other.jsonl")
 
-    def trainer(steps: int) -> Trainer:
-        limits = {"enable_checkpointing": False, "limit_val_batches": 0, "limit_test_batches": 1}
-        return Trainer(max_steps=steps, **QUIET, **limits)
+    def resume(stage: str, directory: Path) -> None:
+        run = trainer(tmp_path, max_steps=3, **limits)
+        getattr(run, stage)(Watcher(), shards(directory), ckpt_path=str(tmp_path / "it.ckpt"), weights_only=True)
 
-    def data(directory: Path) -> TokenShards:
-        return TokenShards(None, directory=str(directory), vocabulary=300, length=LENGTH, batch_size=8)
-
-    first = trainer(2)
-    first.fit(Watcher(), data(prepared))
-    first.save_checkpoint(tmp_path / "it.ckpt")
-    resume = {"ckpt_path": str(tmp_path / "it.ckpt"), "weights_only": True}
-    shutil.copytree(prepared, tmp_path / "copy")
-    trainer(3).fit(Watcher(), data(tmp_path / "copy"), **resume)  # the same tokens elsewhere
-    trainer(1).test(Watcher(), data(tmp_path / "text"), **resume)  # other text in the same tokens
-    with pytest.raises(ValueError, match=r"directory: got .*text, whose training tokens are not those"):
-        trainer(3).fit(Watcher(), data(tmp_path / "text"), **resume)
+    resume("fit", tmp_path / "copy")  # the same tokens elsewhere
+    resume("test", other)  # other text in the same tokens
+    with pytest.raises(ValueError, match=r"directory: got .*other, whose training tokens are not those"):
+        resume("fit", other)
     with pytest.raises(ValueError, match=r"directory: got .*tokens, whose tokenizer is not the one"):
-        trainer(1).test(Watcher(), data(tmp_path / "tokens"), **resume)
+        resume("test", tmp_path / "tokens")
 
 
 @pytest.mark.parametrize("state", [None, {"samples_before_epoch": [1], "samples_in_epoch": 2}])

@@ -62,10 +62,8 @@ def test_reading_across_shards(prepared, documents, count):
 def test_webdataset_and_tar_read_the_same(prepared):
     stream = Folder(str(prepared)).stream("train")
     shards = sorted(map(str, prepared.glob("train-*.tar")))
-
     dataset = webdataset.DataPipeline(webdataset.SimpleShardList(shards), webdataset.tarfile_to_samples())
     payloads = b"".join(sample["u16"] for sample in dataset)
-
     assert np.frombuffer(payloads, "<u2").tolist() == stream.read(0, len(stream)).tolist()
     with tarfile.open(shards[0]) as archive:
         assert archive.getnames() == ["train-00000.u16"]

@@ -44,7 +44,6 @@ def test_only_what_is_longer_than_a_run_may_be_is_cut(parts):
         return [text[first:end] for _, (first, end) in byte_level.pre_tokenize_str(text)]
 
     pieces = list(cut_runs(text, byte_level))
-
     assert "".join(pieces) == text
     expected = [w[i : i + LONGEST_RUN] for w in words(text) for i in range(0, len(w), LONGEST_RUN)]
     assert [word for piece in pieces for word in words(piece)] == expected
@@ -54,7 +53,6 @@ def test_only_what_is_longer_than_a_run_may_be_is_cut(parts):
 @settings(max_examples=100, deadline=None)
 def test_every_text_comes_back_and_its_tokens_have_its_bytes(tokenizer, text):
     ids, sizes = encode(tokenizer, text), token_bytes(tokenizer)  # most characters are parts: there are 143 merges
-
     assert tokenizer.decode(ids, skip_special_tokens=False) == text
     assert sum(sizes[i] for i in ids) == len(text.encode())
 
@@ -64,7 +62,6 @@ def test_every_text_comes_back_and_its_tokens_have_its_bytes(tokenizer, text):
 def test_the_bytes_of_pieces_with_bytes_to_fall_back_to(text):
     sizes = token_bytes(PIECES)
     ids = PIECES.encode(text, add_special_tokens=False).ids
-
     assert sum(sizes[i] for i in ids) == len(text.encode())
 
 
@@ -72,14 +69,12 @@ def test_special_tokens_have_no_bytes_and_added_ones_their_own(tokenizer):
     copy = Tokenizer.from_str(tokenizer.to_str())
     copy.add_tokens(["é é"])
     sizes = token_bytes(copy)
-
     assert sizes[copy.token_to_id("é é")] == 5
     assert sizes[copy.token_to_id("<|endoftext|>")] == 0
 
 
 def test_the_name_of_the_end_of_text_token_in_a_text_is_only_letters(tokenizer):
     ids = encode(tokenizer, "a<|endoftext|>b")
-
     assert tokenizer.token_to_id("<|endoftext|>") not in ids
 
 

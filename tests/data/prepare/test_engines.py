@@ -21,7 +21,6 @@ Contents = Callable[[Path], dict[str, bytes]]
 
 def test_two_processes_write_what_one_does(json_lines, prepared, tmp_path, small_build, contents):
     small_build(tmp_path, json_lines, prepare_workers=2)
-
     assert contents(tmp_path) == contents(prepared)
 
 

@@ -34,7 +34,6 @@ def test_shares_are_those_of_a_loop_over_sets(chunk: int, monkeypatch: pytest.Mo
         [*training[5][:40], 4, *training[5][40:80]],
     ]
     expected = shares_by_loop(test, training)
-
     assert sum(0 < share < 1 for share in expected) >= 2
     computed = overlap(shards(test, [0, 3, 4, len(test)]), shards(training, [0, 1, 4, 6]), END)
     assert computed.tolist() == pytest.approx(expected, abs=1e-12)

@@ -33,7 +33,6 @@ def test_pages_of_an_rfc_become_one_text() -> None:
         "1. Doves\n\n   A dove carries a message, and what\n   it carries arrives.  Table:\n\n   | a dove |\n\n"
         "   | a dove |\n\n   Ends here.\n\n   A new paragraph, and after it\n\n   two.\n"
     )
-
     assert without_pages(text) == expected
     assert without_pages(text.replace("\f", "")) == expected
     assert without_pages("One page.\n\n\n\nOf a new RFC.\n") == "One page.\n\nOf a new RFC.\n"
@@ -58,9 +57,8 @@ def apt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "package/DEBIAN/control").write_text(control)
     subprocess.run(["dpkg-deb", "--build", tmp_path / "package", tmp_path / "std.deb"], check=True, capture_output=True)
     (tmp_path / "sources/sources.list.d").mkdir(parents=True)
-    (tmp_path / "sources/sources.list.d/debian.sources").write_text(
-        "Types: deb\nURIs: http://d.org\nSuites: x\nComponents: main\n"
-    )
+    deb822 = "Types: deb\nURIs: http://d.org\nSuites: x\nComponents: main\n"
+    (tmp_path / "sources/sources.list.d/debian.sources").write_text(deb822)
     (tmp_path / "sources/sources.list").write_text("deb http://d.org x main\n# deb http://d.org y main\n")
     monkeypatch.setattr(rfc, "SOURCES", tmp_path / "sources")
     (tmp_path / "bin").mkdir()
@@ -83,7 +81,6 @@ def test_rfcs_come_from_debians_packages_once(apt: Path) -> None:
         list(read_rfcs(folder))
     (apt / "offline").unlink()
     documents = {document.name: document.text for document in read_rfcs(folder)}
-
     assert documents == {f"{name}.txt": text for name, text in CLEAN.items()}
     assert (apt / "seen").read_text().count("main non-free") == 2
     assert "Dir::State::Lists=" in (apt / "calls").read_text()
