@@ -1,18 +1,12 @@
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from pytorch_lightning import Callback, Trainer
-from pytorch_lightning.callbacks import ModelCheckpoint
-from torch import Tensor
 
 from kerple.base.errors import UserError
-from kerple.positions import NoPE
-from kerple.tasks import Addition, Copy, Example, ModularSum, Parity, Reverse, Sort, Task, TaskData, VariableChain
-from kerple.training.language_model import LanguageModel
+from kerple.tasks import Addition, Copy, Example, Parity, Reverse, Sort, Task, TaskData, VariableChain
 
 
 def ranked(data: TaskData, rank: int = 0, world: int = 1, steps: int = 6, done: int = 0) -> TaskData:
@@ -28,23 +22,15 @@ def sequences(loader: Any) -> list[str]:
 
 
 class Accents(Task):
-    """As many letters as there are spaces: one problem of each length, of a letter that is no token."""
-
-    letter = "é"
+    """As many letters as there are spaces, of a letter that is no token."""
 
     def example(self, length: int, rng: np.random.Generator) -> Example:
-        return Example(prompt=" " * length, answer=self.letter * length, sizes=(length,))
-
-
-class Spaces(Accents):
-    letter = "a"
+        return Example(prompt=" " * length, answer="é" * length, sizes=(length,))
 
 
 def test_a_task_that_does_not_fit_is_told_when_it_is_made():
     with pytest.raises(UserError, match="the character 'é', expected one of"):
         TaskData(Accents(), 99, train_length=3)
-    with pytest.raises(UserError, match="the task 'spaces' no validation problem; hold out more"):
-        _ = TaskData(Spaces(), 99, train_length=3, held_out=1e-9).validation_problems
 
 
 def test_training_lengths_are_uniform():
@@ -54,21 +40,14 @@ def test_training_lengths_are_uniform():
     assert ((counts[1:] - draws / 10) ** 2 / (draws / 10)).sum() < 27.9  # χ², 9 degrees: p > 0.001
 
 
-@pytest.mark.parametrize(
-    "task",
-    [Copy(symbols=3), Addition(), ModularSum(), VariableChain()],
-    ids=lambda task: type(task).__name__,
-)
+@pytest.mark.parametrize("task", [Copy(symbols=3), Addition(), VariableChain()], ids=lambda task: task.name)
 def test_no_test_or_validation_problem_is_trained_on(task):
     data = TaskData(task, 200, train_length=4, test_lengths=list(range(1, 9)), validation_examples=200)
     trained = {data.sample(i).identity for i in range(2000)}
     tested = {example.identity for group in data.test_problems for example in group}
     validated = {example.identity for example in data.validation_problems}
-    assert tested
-    assert validated
-    assert not trained & tested
-    assert not trained & validated
-    assert not tested & validated
+    assert min(len(tested), len(validated)) > 0
+    assert not (trained & (tested | validated) | tested & validated)
     whole = {task.example(n, np.random.default_rng(i)).identity for n in range(1, 5) for i in range(500)}
     assert whole & tested  # or nothing of the training lengths would be tested
 
@@ -93,8 +72,7 @@ def test_batches_are_padded_on_the_right_and_score_answers_only():
         assert batch["tokens"].shape == (16, batch["scored"].shape[1] + 1)
         for tokens, scored in zip(batch["tokens"], batch["scored"], strict=True):
             text = data.decode(tokens.tolist())
-            assert text[0] == "«"
-            assert text[-1] == "»"
+            assert text[0] + text[-1] == "«»"
             assert data.decode(tokens[1:][scored].tolist()) == text.partition("=")[2]
             assert tokens[len(text) :].eq(0).all()
 
@@ -136,37 +114,7 @@ def test_every_test_example_is_seen_once_by_one_rank(world):
     assert sorted(found) == list(range(len(every)))
 
 
-class Seen(Callback):
-    def __init__(self) -> None:
-        self.batches: list[Tensor] = []
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
-        self.batches.append(batch["tokens"])
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_resumed_run_goes_on_where_it_stopped(tmp_path):
-    def run(steps: int, checkpoint: Path | None) -> list[Tensor]:
-        seen = Seen()
-        saver = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=3, save_top_k=-1)
-        trainer = Trainer(
-            max_steps=steps, callbacks=[seen, saver], logger=False, enable_progress_bar=False, accelerator="cpu",
-            enable_model_summary=False, limit_val_batches=0,
-        )  # fmt: skip
-        data = TaskData(Copy(), 42, batch_size=4, seed=5)
-        model = LanguageModel(NoPE, data.vocabulary, 42, layers=1, dim=8, heads=1)
-        trainer.fit(model, data, ckpt_path=checkpoint, weights_only=False)  # our own file: it names NoPE
-        return seen.batches
-
-    whole = run(7, None)
-    resumed = run(7, tmp_path / "step=3.ckpt")
-    assert len(whole) == 7
-    assert len(resumed) == 4
-    for expected, got in zip(whole[3:], resumed, strict=True):
-        torch.testing.assert_close(got, expected, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize(("world", "accumulate"), [(1, 1), (2, 1), (1, 4)])
+@pytest.mark.parametrize(("world", "accumulate"), [(2, 1), (1, 4)])
 def test_a_state_goes_on_with_other_devices_and_accumulation(world, accumulate):
     def make(rank: int = 0, world: int = 1, batch_size: int = 4) -> TaskData:
         return ranked(TaskData(Copy(), 100, batch_size=batch_size, seed=5), rank, world, steps=12)
@@ -180,6 +128,5 @@ def test_a_state_goes_on_with_other_devices_and_accumulation(world, accumulate):
     for loader in loaders:
         loader.load_state_dict(first.state_dict())
     parts = [iter(loader) for loader in loaders]
-    rest = [sequences([next(part)]) for _ in range(3 * accumulate) for part in parts]
-    got = [row for rows in rest for row in rows]
+    got = [row for _ in range(3 * accumulate) for part in parts for row in sequences([next(part)])]
     assert got == whole[24 : 24 + len(got)]
