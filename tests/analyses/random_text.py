@@ -2,28 +2,12 @@
 
 import numpy as np
 import torch
-from pytorch_lightning import LightningDataModule
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
+
+from tests.toy import ToyData
 
 SPLITS = ("train", "validation", "test")
-
-
-class Blocks(Dataset[dict[str, Tensor | int]]):
-    """Disjoint runs of ``length`` targets of a stream (n,)."""
-
-    def __init__(self, stream: Tensor, length: int, limit: int | None) -> None:
-        self.stream, self.length = stream, length
-        count = (len(stream) - 1) // length
-        self.count = count if limit is None else min(count, limit)
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, i: int) -> dict[str, Tensor | int]:
-        if i >= self.count:
-            raise IndexError(i)
-        return {"tokens": self.stream[i * self.length : (i + 1) * self.length + 1], "index": i}
 
 
 class Stream:
@@ -39,22 +23,22 @@ class Stream:
         return self.tokens[start : start + count].numpy()
 
 
-class RandomText(LightningDataModule):
+class RandomText(ToyData):
     """Splits of ``tokens`` random tokens each."""
 
-    def __init__(
-        self, vocabulary: int = 23, length: int = 8, tokens: int = 200, batch_size: int = 4, workers: int = 0
-    ) -> None:
-        super().__init__()
-        self.vocabulary, self.length, self.batch_size, self.workers = vocabulary, length, batch_size, workers
+    def __init__(self, vocabulary: int = 23, length: int = 8, tokens: int = 200) -> None:
+        super().__init__(vocabulary, length)
         self.begins = [0]
         self.streams = {
             split: torch.randint(vocabulary, (tokens,), generator=torch.Generator().manual_seed(i))
             for i, split in enumerate(SPLITS)
         }
 
-    def blocks(self, split: str, length: int, limit: int | None = None) -> Blocks:
-        return Blocks(self.streams[split], length, limit)
+    def blocks(self, split: str, length: int, limit: int | None = None) -> list[dict[str, Tensor | int]]:
+        """Disjoint runs of ``length`` targets."""
+        stream = self.streams[split]
+        starts = range(0, len(stream) - length, length)[:limit]
+        return [{"tokens": stream[start : start + length + 1], "index": i} for i, start in enumerate(starts)]
 
     def stream(self, split: str) -> Stream:
         return Stream(self.streams[split])
@@ -66,10 +50,10 @@ class RandomText(LightningDataModule):
         return torch.arange(self.vocabulary) % 5  # some tokens are no text
 
     def train_dataloader(self) -> DataLoader:
-        return DataLoader(self.blocks("train", self.length), self.batch_size, num_workers=self.workers)
+        return DataLoader(self.blocks("train", self.length), self.batch_size)
 
     def val_dataloader(self) -> DataLoader:
-        return DataLoader(self.blocks("validation", self.length), self.batch_size, num_workers=self.workers)
+        return DataLoader(self.blocks("validation", self.length), self.batch_size)
 
     def test_dataloader(self) -> DataLoader:
         return DataLoader(self.blocks("test", self.length, 1), 1)

@@ -18,6 +18,7 @@ from kerple.analyses.kernels import Kernels
 from kerple.analyses.receptive_field import ReceptiveField
 from kerple.analyses.shift import ShiftTest
 from kerple.base.errors import UserError
+from kerple.evaluation.extrapolation import Extrapolation
 from kerple.evaluation.protocols import full, windowed
 from kerple.positions import Sinusoidal, SSMax, strategies
 from kerple.training.language_model import LanguageModel
@@ -188,8 +189,6 @@ def test_what_a_strategy_cannot_show_is_skipped_with_a_reason(
     ("make", "message"),
     [
         (lambda: ShiftTest(shifts=[1, 2]), "0 among them"),
-        (lambda: ShiftTest(blocks=0), "blocks: got 0"),
-        (lambda: Kernels(every=0), "every 0"),
         (lambda: ShiftTest(blocks=1000), "the test split has only 49 of 8 targets"),
         (lambda: AttentionMaps(heads=[(2, 0)]), r"got \[\(2, 0\)\], expected layers 0..1"),
         (lambda: FourTerms(length=513), "length: got 513, expected at most 512"),
@@ -202,7 +201,7 @@ def test_options_that_make_no_sense_or_ask_for_what_is_not_there_are_errors(
         analysed(tmp_path, make(), model_of("Sinusoidal"))
 
 
-@pytest.mark.parametrize("callback", [ShiftTest(length=4), ReceptiveField(8, 4)], ids=type)
+@pytest.mark.parametrize("callback", [ShiftTest(length=4), ReceptiveField(8, 4), Extrapolation([8, 32])], ids=type)
 def test_a_model_whose_losses_are_no_numbers_is_an_error(tmp_path: Path, callback: Callback) -> None:
     model = model_of("KerpleLog")
     torch.nn.init.constant_(model.network.embedding.weight, math.nan)

@@ -11,46 +11,39 @@ from kerple.positions import Shape, strategies
 LLAMA = {"norm": "rms", "bias": False, "kv_heads": 2, "embedding_norm": True}
 
 
+@torch.no_grad()
 @pytest.mark.parametrize(("name", "options"), [("Learned", {}), ("Sinusoidal", LLAMA)])
 def test_terms_add_up_to_the_models_own_scores(name: str, options: dict) -> None:
     network = Transformer(Shape(32, 4, 32), 2, 50, strategies()[name], init=0.2, **options).eval()
     tokens = torch.randint(50, (2, 12))
-    with torch.no_grad():
-        # norms start at 1, biases at 0, a table of positions near it: give them something to say
-        small = [*network.positions.parameters(), *(p for p in network.parameters() if p.ndim == 1)]
-        for parameter in small:
-            parameter.normal_()
+    # norms start at 1, biases at 0, a table of positions near it: give them something to say
+    for parameter in (*network.positions.parameters(), *(p for p in network.parameters() if p.ndim == 1)):
+        parameter.normal_()
     seen: list[Tensor] = []
     hook = network.blocks[0].attention.qkv.register_forward_hook(lambda m, i, output: seen.append(output))
-    with torch.no_grad():
-        network(tokens)
+    network(tokens)
     hook.remove()
     q, k, _ = network.blocks[0].attention.split(seen[0])  # (B, H, T, δ), (B, G, T, δ)
     k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
     expected = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
-
     terms = four_terms(network, tokens)
-
     assert set(terms) == {*TERMS, "rest"}
     torch.testing.assert_close(sum(terms.values()), expected, rtol=1e-4, atol=1e-4)
     biased = network.blocks[0].attention.qkv.bias is not None
     assert all(float(term.abs().max()) > 1e-3 for name, term in terms.items() if biased or name != "rest")
 
 
+@torch.no_grad()
 def test_each_term_depends_on_what_it_is_named_after(tiny_network) -> None:
-    network = tiny_network("Learned")
-    same = torch.full((1, 12), 7)
+    network, same = tiny_network("Learned"), torch.full((1, 12), 7)
     terms = four_terms(network, same)
-    position = network.positions[0]
-    with torch.no_grad():
-        position.table.zero_()
+    network.positions[0].table.zero_()
     without = four_terms(network, same)
     assert not any(without[t].any() for t in TERMS[1:])  # no position, no term with one
     torch.testing.assert_close(without["word-word"], without["word-word"][..., :1, :1].expand(-1, -1, 12, 12))
     assert terms["position-position"].std() > 0
-    with torch.no_grad():
-        position.table.normal_()
-        network.embedding.weight.zero_()
+    network.positions[0].table.normal_()
+    network.embedding.weight.zero_()
     wordless = four_terms(network, same)
     assert not any(wordless[t].any() for t in TERMS[:3])
     assert wordless["position-position"].any()
@@ -59,8 +52,7 @@ def test_each_term_depends_on_what_it_is_named_after(tiny_network) -> None:
 def test_words_that_the_strategy_scales_are_still_words(tiny_network) -> None:
     scaled, plain = tiny_network("Sinusoidal", scaled=True), tiny_network("Sinusoidal")
     plain.load_state_dict(scaled.state_dict())
-    with torch.no_grad():
-        plain.embedding.weight *= 32**0.5  # the same model
+    plain.embedding.weight.data *= 32**0.5  # the same model
     tokens = torch.randint(50, (2, 12))
     expected, terms = four_terms(plain, tokens), four_terms(scaled, tokens)
     for name in expected:

@@ -11,7 +11,7 @@ import torch
 import yaml
 from tokenizers import Tokenizer
 
-from kerple.analyses.long_perplexity import LongPerplexity, byte_spans, carry_over, key_targets, spelling
+from kerple.analyses.long_perplexity import LongPerplexity, byte_spans, key_targets, spelling
 from kerple.cli.main import main
 from kerple.data import TokenShards
 from kerple.data.tokenizer import load_tokenizer, train_tokenizer
@@ -56,7 +56,6 @@ def test_models_are_scored_on_the_same_key_tokens(place: Path, monkeypatch: pyte
     for cells in (first, second):
         assert (cells["length"].tolist(), cells["count"].tolist()) == ([16, 48], [count, count])
         assert cells["value"][0] != cells["value"][1]
-
     stream = TokenShards(corpus=None, directory="shards").stream("test")
     model = hf.AutoModelForCausalLM.from_pretrained("model").eval()
     total = 0.0
@@ -79,7 +78,6 @@ def test_keys_of_another_tokenizer_are_found_through_the_bytes(corpus: Path, pla
     callback = LongPerplexity(**LONG | {"evaluator": "evaluator", "keys": "kept"})
     keys = callback._keys(merged)
     assert sum(map(len, keys)) > 0
-
     spell = spelling(load_tokenizer("merged"), merged.manifest.end_of_text)
     evaluator = HuggingFaceNetwork(hf.AutoModelForCausalLM.from_pretrained("evaluator").eval())
     reader = hf.AutoTokenizer.from_pretrained("evaluator")  # a token for each byte
@@ -146,15 +144,6 @@ def test_keys_are_what_the_formula_says() -> None:
 def test_settings_that_make_no_sense_are_refused(options: dict) -> None:
     with pytest.raises(ValueError, match="1 <= stride <= short < 48, the longest length"):
         LongPerplexity(**LONG | options)
-
-
-def test_keys_of_one_tokenisation_are_those_that_share_a_byte_in_another() -> None:
-    #          ab   c    é      d
-    spans = [(0, 2), (2, 3), (3, 5), (5, 6)]
-    sizes = [1, 2, 0, 1, 2]  # a, bc, nothing, the first byte of é, the second and d
-    assert carry_over(sizes, spans, [False, False, True, False]) == [False, False, False, True, True]
-    assert carry_over(sizes, spans, [True, False, False, False]) == [True, True, False, False, False]
-    assert carry_over(sizes, spans, [False] * 4) == [False] * 5
 
 
 def test_tokens_are_spelt_in_the_bytes_they_were_made_of() -> None:

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 
 from kerple.evaluation.metrics import TokenLoss
 
@@ -37,19 +36,3 @@ def test_columns_are_groups_without_a_group() -> None:
     assert metric.nll.tolist() == [17.0, 21.0]
     assert metric.targets.tolist() == [5, 5]
     assert metric.bytes.tolist() == [160, 200]
-
-
-def test_states_of_devices_are_added() -> None:
-    here, there = TokenLoss(groups=2), TokenLoss(groups=2)
-    here.update(torch.tensor([1.0, 2.0]), 0)
-    there.update(torch.tensor([4.0]), 1, torch.tensor([7]))
-
-    def gather(state: Tensor, group: object = None) -> list[Tensor]:
-        (name,) = (name for name in ("nll", "targets", "bytes") if state is getattr(here, name))
-        return [state, getattr(there, name)]
-
-    here.sync(dist_sync_fn=gather, distributed_available=lambda: True)
-    assert here.nll.tolist() == [3.0, 4.0]
-    assert here.targets.tolist() == [2, 1]
-    assert here.bytes.tolist() == [0, 7]
-    assert here.nll.dtype == torch.float64
