@@ -7,7 +7,6 @@ from torch import Tensor
 from kerple.attention import Modifiers, attend, blocks
 from kerple.attention.backend import TINY
 from kerple.attention.blocks import attend_blocks
-from kerple.attention.cpu import forward_block
 from kerple.attention.reference import attend_reference
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -76,8 +75,7 @@ def test_a_steep_table_has_a_finite_gradient() -> None:
 
 
 def test_long_inputs_are_read_in_larger_blocks() -> None:
-    assert forward_block(2100, None) == 768
-    compare(attend, torch.float32, 1, 1, 2100, 2100, None, True)  # two whole blocks and one that is cut
+    compare(attend, torch.float32, 1, 1, 2100, 2100, None, True)  # two blocks of 768 and one that is cut
 
 
 def test_few_keys_are_done_in_fp32() -> None:
@@ -88,27 +86,22 @@ def test_few_keys_are_done_in_fp32() -> None:
     assert rounded_twice.double().mean() < 0.02
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("window", [None, 20])
 @pytest.mark.parametrize("which", range(3))
-def test_any_strides(which, window, dtype) -> None:
+def test_any_strides(which, window) -> None:
     """Rows that are not contiguous: torch's fused kernel, called by itself, would read past them."""
-    tensors = [x.to(dtype) for x in inputs(2, 3, 70, 70, dtype)[:3]]
-    table = torch.randn(3, 70)
+    tensors, table = [x.float() for x in inputs(2, 3, 70, 70, torch.float32)[:3]], torch.randn(3, 70)
     for x in (tensors[which].mT.contiguous().mT, tensors[which][..., :1].expand(tensors[which].shape)):
         strided, dense = ([*tensors[:which], y, *tensors[which + 1 :]] for y in (x, x.contiguous()))
         wanted = attend_reference(*(y.double() for y in dense), Modifiers(table=table.double(), window=window))
-        got = attend(*strided, Modifiers(table=table, window=window))
-        assert error(got, wanted) < TOLERANCE[dtype]
+        assert error(attend(*strided, Modifiers(table=table, window=window)), wanted) < 1e-5
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_the_same_bits_in_every_run(dtype) -> None:
-    q, k, v, grad = (x.to(dtype).requires_grad_() for x in inputs(3, 4, 300, 300, dtype))
+def test_the_same_bits_in_every_run() -> None:
+    q, k, v, grad = (x.float().requires_grad_() for x in inputs(3, 4, 300, 300, torch.float32))
     table = torch.randn(4, 300, requires_grad=True)
-    runs = [torch.autograd.grad(attend(q, k, v, Modifiers(table=table)), (q, k, v, table), grad) for _ in range(3)]
-    for other in runs[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(runs[0], other, strict=True))
+    runs = [torch.autograd.grad(attend(q, k, v, Modifiers(table=table)), (q, k, v, table), grad) for _ in range(2)]
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 
 def test_weight_mix_sinks_and_values_in_blocks_are_those_of_explicit_attention() -> None:
@@ -152,60 +145,10 @@ def test_the_custom_operators_keep_torchs_contract() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "name"),
-    [
-        ({"q": torch.zeros(1, 2, 7, 4)}, "q"),
-        ({"table": torch.zeros(2, 5)}, "table"),
-        ({name: torch.zeros(0, 2, 6, 4) for name in "qkv"}, "q, k, v"),
-        ({"sink": torch.zeros(3)}, "sink"),
-        ({"q": torch.zeros(1, 3, 6, 4)}, "q, k, v"),
-    ],
+    ("queries", "change", "name"),
+    [(7, {}, "q"), (6, {"table": torch.zeros(2, 5)}, "table"), (6, {"sink": torch.zeros(3)}, "sink")],
 )
-def test_what_does_not_fit_is_refused(change, name) -> None:
-    tensors = {"q": torch.zeros(1, 2, 6, 4), "k": torch.zeros(1, 2, 6, 4), "v": torch.zeros(1, 2, 6, 4)}
-    modifiers = Modifiers(**{key: value for key, value in change.items() if key not in tensors})
+def test_what_does_not_fit_is_refused(queries, change, name) -> None:
+    q, k, v, _ = inputs(1, 2, queries, 6, torch.float32)
     with pytest.raises(ValueError, match=f"^{name}: got .*expected"):
-        attend(*(tensors | {key: value for key, value in change.items() if key in tensors}).values(), modifiers)
-
-
-@pytest.mark.parametrize("spread", [1.0, 3.0])
-@pytest.mark.parametrize("implementation", [attend, attend_blocks])
-def test_bf16_scores_are_not_rounded_before_the_softmax(implementation, spread: float) -> None:
-    """Against fp64, no implementation in bf16 is further off than torch's fused kernel, forward or backward."""
-    q, k, v, grad = inputs(2, 4, 300, 300, torch.bfloat16, dim=64)
-    q, k = ((x * spread**0.5).bfloat16().double() for x in (q, k))  # scaled scores of this standard deviation
-
-    def errors(attention, modifiers: Modifiers) -> list[float]:
-        results = []
-        for kind in (torch.float64, torch.bfloat16):
-            leaves = [x.to(kind).requires_grad_() for x in (q, k, v)]
-            out = (attend_reference if kind == torch.float64 else attention)(*leaves, modifiers)
-            results.append([out, *torch.autograd.grad(out, leaves, grad.to(kind))])
-        return [error(got, wanted) for wanted, got in zip(*results, strict=True)]
-
-    fused = errors(
-        lambda q, k, v, _: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True), Modifiers()
-    )
-    ours = errors(implementation, Modifiers(table=torch.zeros(4, 300)))
-    assert all(a <= 1.5 * b for a, b in zip(ours, fused, strict=True)), (ours, fused)
-
-
-@pytest.mark.parametrize("window", [None, 50])
-@pytest.mark.parametrize("queries", [300, 7])
-@pytest.mark.parametrize("each", [False, True])
-@pytest.mark.parametrize("biased", [False, True])
-def test_a_sink_is_one_more_logit(window, queries: int, each: bool, biased: bool) -> None:
-    """Gradients come through the log-sum-exp: against the reference in fp64, with grouped heads and a narrow v."""
-    q = torch.randn(2, 4, queries, 16, dtype=torch.float64)
-    k, v = torch.randn(2, 2, 300, 16, dtype=torch.float64), torch.randn(2, 2, 300, 8, dtype=torch.float64)
-    added = {"sink": torch.randn(*((2, 4, queries) if each else (4,)), dtype=torch.float64)}
-    if biased:
-        added["table"] = torch.randn(4, 300, dtype=torch.float64)
-    grad, results = torch.randn(2, 4, queries, 8, dtype=torch.float64), []
-    for attention in (attend_reference, attend, attend_blocks):
-        leaves = [x.clone().requires_grad_() for x in (q, k, v, *added.values())]
-        out = attention(*leaves[:3], Modifiers(0.3, window=window, **dict(zip(added, leaves[3:], strict=True))))
-        results.append([out, *torch.autograd.grad(out, leaves, grad)])
-    for other in results[1:]:
-        for wanted, got in zip(results[0], other, strict=True):
-            torch.testing.assert_close(got, wanted, atol=1e-13, rtol=1e-12)
+        attend(q, k, v, Modifiers(**change))

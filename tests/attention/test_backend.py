@@ -1,6 +1,5 @@
 """Which implementation of attention `select` takes, for each device, dtype and length, and what it refuses."""
 
-import logging
 from typing import Any
 
 import pytest
@@ -28,7 +27,6 @@ def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
     ("case", "name"),
     [
         ({}, "flex"),
-        ({"dtype": torch.float16, "dims": (16, 128)}, "flex"),
         ({"dtype": torch.float32}, "blocks"),
         ({"dims": (8, 8)}, "blocks"),
         ({"explicit": True}, "blocks"),
@@ -54,20 +52,6 @@ def test_an_older_chip_and_a_system_without_triton_go_in_blocks(monkeypatch) -> 
     assert backend.select(**CASE) == "blocks"
     with pytest.raises(UserError, match=r"model\.attention: got 'fused', but the fused kernels need capability 8.0"):
         backend.select(**CASE | {"option": "fused"})
-
-
-def test_each_decision_is_logged_once_until_forgotten(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "kerple")
-    for _ in range(3):
-        backend.select(**CASE)
-        backend.select(**CASE | {"dtype": torch.float32})
-    assert [r.getMessage() for r in caplog.records] == [
-        "attention: flex, because FlexAttention and the kernel of the table's gradient take it",
-        "attention: blocks, because the fused kernels take bfloat16 and float16, not float32",
-    ]
-    backend.forget()
-    backend.select(**CASE)
-    assert len(caplog.records) == 3
 
 
 def test_a_compiled_network_decides_as_it_is_traced_and_in_one_graph() -> None:

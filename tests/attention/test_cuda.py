@@ -17,6 +17,7 @@ import json, torch
 from torch.library import opcheck
 from kerple.attention import cuda
 from kerple.attention.diagonals import table_gradient
+from tests.attention.test_flex_on_cpu import by_definition
 
 def error(batch, heads, groups, length, dim, v_dim, window, dtype, strided):
     torch.manual_seed(0)
@@ -25,13 +26,7 @@ def error(batch, heads, groups, length, dim, v_dim, window, dtype, strided):
     if not strided:
         q, k, v, grad = (x.contiguous() for x in (q, k, v, grad))
     table = torch.randn(heads, length + 3, dtype=torch.float64, requires_grad=True)
-    index = torch.arange(length)
-    distance = index[:, None] - index
-    hidden = (distance < 0) | (distance >= (window or length))
-    exact = [x.double().repeat_interleave(heads // x.shape[1], 1) for x in (q, k, v)]
-    s = exact[0] @ exact[1].mT * 0.3 + table[:, distance.clamp(min=0)]
-    s = s.masked_fill(hidden, float("-inf"))
-    lse, out = s.logsumexp(-1), s.softmax(-1) @ exact[2]
+    out, lse = by_definition(q.double(), k.double(), v.double(), table, window, 0.3)
     grad_lse = torch.randn(lse.shape)
     wanted, = torch.autograd.grad((out, lse), table, (grad.double(), grad_lse.double()))
     fp32 = table.detach().float().requires_grad_()

@@ -42,15 +42,15 @@ def tensors(length: int, heads: int, groups: int, dim: int, v_dim: int, dtype: t
     return [q, k, v, torch.randn(heads, length + 3), grad]
 
 
-def wanted(q: Tensor, k: Tensor, v: Tensor, table: Tensor, window: int | None, scale: float) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp, by the definition."""
-    index = torch.arange(q.shape[2])
+def by_definition(q: Tensor, k: Tensor, v: Tensor, table: Tensor, window: int | None, scale: float) -> list[Tensor]:
+    """Output and log-sum-exp."""
+    index = torch.arange(q.shape[2], device=q.device)
     distance = index[:, None] - index
     hidden = (distance < 0) | (distance >= (window or len(index)))
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     s = q @ k.mT * scale + table[:, distance.clamp(min=0)]
     s = s.masked_fill(hidden, float("-inf"))
-    return s.softmax(-1) @ v, s.logsumexp(-1)
+    return [s.softmax(-1) @ v, s.logsumexp(-1)]
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_output_log_sum_exp_and_gradients_are_those_of_fp64(
     inputs = [x.requires_grad_() for x in inputs]
     grad_lse = torch.randn(grad.shape[:3])
     out, lse = cuda.attend_flex(*inputs, window, scale=0.3, differentiable_lse=True)
-    theirs = wanted(*exact, window, 0.3)
+    theirs = by_definition(*exact, window, 0.3)
     assert (out.dtype, lse.dtype) == (dtype, torch.float32)
     got = torch.autograd.grad((out, lse), inputs[:3], (grad, grad_lse))
     expected = torch.autograd.grad(theirs, exact[:3], (grad.double(), grad_lse.double()))

