@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from kerple.base.errors import UserError
-from kerple.model import Transformer
 from kerple.positions import Learned, Shape, Sinusoidal, TokenPositions
 
 SHAPE = Shape(12, 2, 10)
@@ -21,16 +20,10 @@ def test_the_sinusoid_is_the_papers() -> None:
             angle = t / 10000 ** (2 * i / 12)
             assert row[2 * i].item() == pytest.approx(math.sin(angle), abs=1e-6)
             assert row[2 * i + 1].item() == pytest.approx(math.cos(angle), abs=1e-6)
-
     x = torch.randn(1, 5, 12)
     torch.testing.assert_close(Sinusoidal(SHAPE).embed(x, at) - x, waves[None])
     torch.testing.assert_close(Sinusoidal(SHAPE, scaled=True).embed(x, at) - x * 12**0.5, waves[None])
     assert Sinusoidal(SHAPE).embed(x.bfloat16(), at).dtype == torch.bfloat16
-
-
-def test_only_the_first_layer_has_a_table() -> None:
-    network = Transformer(SHAPE, 3, 20, Learned, per_layer=True)
-    assert [name for name, _ in network.positions.named_parameters()] == ["0.table"]
 
 
 def test_past_the_table_is_an_error_the_last_row_or_a_squeezed_input() -> None:
@@ -42,10 +35,8 @@ def test_past_the_table_is_an_error_the_last_row_or_a_squeezed_input() -> None:
     with pytest.raises(UserError, match=r"got 10, but Learned has 10 rows.*beyond: clamp or beyond: interpolate"):
         embedded(learned["error"], 9, 10)
     assert [position.max_length for position in learned.values()] == [10, None, None]
-
     rows = learned["clamp"].table.detach()
     torch.testing.assert_close(embedded(learned["clamp"], 8, 9, 10, 900), rows[[8, 9, 9, 9]])
-
     rows, squeezed = learned["interpolate"].table.detach(), embedded(learned["interpolate"], *range(19))
     torch.testing.assert_close(squeezed[::2], rows)  # position 18 is row 9, so every position is half a row
     torch.testing.assert_close(squeezed[1::2], (rows[1:] + rows[:-1]) / 2)

@@ -50,7 +50,6 @@ def test_fox_keeps_near_gates_precise_after_a_long_past() -> None:
     first = ours.token_state(x[:, :99_000], at[:99_000], None)  # in two pieces, as with a cache
     state = torch.cat([first, ours.token_state(x[:, 99_000:], at[99_000:], first)], 2)
     bias = added(ours, q, k, state, 100_000)
-
     gates = torch.nn.functional.logsigmoid(ours.gates(x[0, -50:]).double()).T
     expected = gates.flip(-1).cumsum(-1).flip(-1)  # of keys 51 to 2 before the end
     torch.testing.assert_close(bias[0, :, 0, -51:-1].double(), expected, atol=1e-5, rtol=1e-6)

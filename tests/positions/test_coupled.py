@@ -9,7 +9,7 @@ from pytorch_lightning import LightningDataModule
 from kerple.base.errors import UserError
 from kerple.model.generation import fill_in
 from kerple.positions import FIRE, Abacus, Coupled, NoPE, Position, Shape, TokenPositions
-from kerple.tasks import Addition, Copy, TaskData
+from kerple.tasks import Addition, TaskData
 from kerple.tasks.sampling import collate
 from kerple.training.language_model import LanguageModel
 from tests.toy import ToyData
@@ -58,12 +58,6 @@ def test_a_shift_does_not_depend_on_how_a_batch_is_divided_or_padded(strategy: t
     assert len({tuple(row) for row in first[:, 0].tolist()}) > 25  # or all would have one shift
 
 
-def test_up_to_as_many_rows_as_dimensions_start_at_right_angles() -> None:
-    few, many = Coupled(SHAPE, reach=8, size=2.0), Coupled(SHAPE, reach=9, size=2.0)
-    assert torch.allclose(few.table @ few.table.T, 4 * torch.eye(8), atol=1e-5)
-    assert not torch.allclose(many.table @ many.table.T, 4 * torch.eye(9), atol=1e-1)
-
-
 def test_in_evaluation_a_gpu_is_asked_too_whether_the_table_has_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it reads beyond a table would end the process; in training a question at each step would stall it."""
     monkeypatch.setattr("kerple.positions.coupled.readable", lambda places, wait: wait)
@@ -82,8 +76,6 @@ def model(position: object, data: LightningDataModule) -> LanguageModel:
 def test_data_without_places_are_refused_in_one_line() -> None:
     with pytest.raises(UserError, match="position: Coupled asks for the places of a task, got data ToyData"):
         model(Coupled, ToyData())
-    with pytest.raises(UserError, match="got 'copy', expected one with numbers"):
-        model(Abacus, TaskData(Copy(), 42))
     with pytest.raises(UserError, match="got Abacus and Coupled, expected one of them"):
         model(partial(Coupled, position=Abacus), TaskData(Addition(order="reversed"), 64))
     assert model(NoPE, ToyData()).network.places is None

