@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 
 import kerple.base.checkpoint_io
 from kerple.base.checkpoint_io import AtomicCheckpointIO
 from kerple.base.errors import UserError
+from tests.analyses.line import Line
+from tests.toy import ToyData, trainer
 
 FORK = multiprocessing.get_context("fork")
 
@@ -50,30 +51,17 @@ def test_a_full_disk_leaves_the_previous_one_and_says_so(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-class Falling(LightningModule):
+class Falling(Line):
     """Has a validation loss that falls, so that each validation makes a new best checkpoint."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(1))
-
-    def training_step(self, batch: torch.Tensor, index: int) -> torch.Tensor:
-        return self.weight.sum()
-
-    def validation_step(self, batch: torch.Tensor, index: int) -> None:
+    def validation_step(self, batch: dict[str, torch.Tensor], index: int) -> None:
         self.log("loss", -float(self.global_step))
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), 0.1)
 
 
 def test_the_best_checkpoint_is_one_that_is_there(tmp_path, monkeypatch):
     keep = ModelCheckpoint(tmp_path, "{step}", monitor="loss", save_top_k=1)
-    loader = torch.utils.data.DataLoader(torch.zeros(2, 1))
-    trainer = Trainer(
-        max_epochs=4, callbacks=[keep], plugins=[AtomicCheckpointIO()], accelerator="cpu", logger=False,
-        enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0,
-    )  # fmt: skip
+    often = {"max_steps": 8, "val_check_interval": 2, "num_sanity_val_steps": 0}
+    run = trainer(tmp_path, keep, plugins=[AtomicCheckpointIO()], **often)
     write, calls = kerple.base.checkpoint_io._write, []
 
     def full_at_the_third(checkpoint: dict[str, Any], path: Path) -> None:
@@ -84,8 +72,7 @@ def test_the_best_checkpoint_is_one_that_is_there(tmp_path, monkeypatch):
 
     monkeypatch.setattr(kerple.base.checkpoint_io, "_write", full_at_the_third)
     with pytest.raises(UserError, match="no room for the checkpoint"):
-        trainer.fit(Falling(), loader, loader)
-
+        run.fit(Falling(), ToyData())
     kept = list(tmp_path.glob("*.ckpt"))
     assert [path.name for path in kept] == ["step=4.ckpt"]
     stored = torch.load(kept[0], weights_only=True)["callbacks"]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from jsonargparse import Namespace
 
-from kerple.base.precision import INSTRUCTIONS, AutoTrainer, choose, emulated, resolve_auto
+from kerple.base.precision import AutoTrainer, choose, emulated, resolve_auto
 
 
 @pytest.fixture
@@ -25,35 +25,26 @@ def machine(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("instructions", "limit", "precision"),
+    ("instructions", "limit", "gpus", "precision"),
     [
-        *((["avx2", name], "DEFAULT", "bf16-mixed") for name in INSTRUCTIONS),
-        (["avx2"], "DEFAULT", "32-true"),
-        (["amx_bf16"], "AVX512_CORE_BF16", "bf16-mixed"),
-        (["amx_bf16"], "AVX512_CORE", "32-true"),  # instructions that are switched off do not count
+        (["avx2", "amx_bf16"], "DEFAULT", [], "bf16-mixed"),
+        (["avx2"], "DEFAULT", [], "32-true"),
+        (["amx_bf16"], "AVX512_CORE", [], "32-true"),  # instructions that are switched off do not count
+        (["avx2"], "DEFAULT", [(8, 0)], "bf16-mixed"),
+        (["avx2"], "DEFAULT", [(9, 0), (7, 5)], "32-true"),  # the oldest GPU decides
     ],
 )
-def test_a_processor_that_multiplies_bf16_trains_in_it(machine, instructions, limit, precision):
-    machine(*instructions, limit=limit)
-    assert choose("auto")[0] == choose("cpu")[0] == precision
-
-
-@pytest.mark.parametrize(
-    ("gpus", "precision"), [([(7, 5)], "32-true"), ([(8, 0)], "bf16-mixed"), ([(9, 0), (7, 5)], "32-true")]
-)
-def test_the_compute_capability_of_the_oldest_gpu_decides(machine, gpus, precision):
-    machine("avx2", gpus=gpus)
-    assert choose("gpu")[0] == choose("auto")[0] == precision
-    assert choose("cpu")[0] == "32-true"
-
-
-def settled(precision, resumed=None):
-    trainer = Namespace(precision=precision, accelerator="cpu")
-    resolve_auto(trainer, resumed)
-    return trainer.precision
+def test_hardware_that_multiplies_bf16_trains_in_it(machine, instructions, limit, gpus, precision):
+    machine(*instructions, limit=limit, gpus=gpus)
+    assert choose("auto")[0] == choose("gpu" if gpus else "cpu")[0] == precision
 
 
 def test_a_resumed_fit_keeps_its_precision_and_emulated_bf16_has_one_warning(machine, capsys):
+    def settled(precision, resumed=None):
+        trainer = Namespace(precision=precision, accelerator="cpu")
+        resolve_auto(trainer, resumed)
+        return trainer.precision
+
     machine("amx_bf16")
     assert settled("auto", "32-true") == "32-true"
     assert settled("bf16-mixed", "32-true") == "bf16-mixed"  # as the user says

@@ -7,10 +7,8 @@ import pytest
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from kerple.base.signals import Signals, requeue
-from kerple.positions import build
-from kerple.training.language_model import LanguageModel
 from kerple.training.last_checkpoint import LastCheckpoint
-from tests.analyses.random_text import RandomText
+from tests.toy import ToyData, small_model, trainer
 
 
 @pytest.fixture
@@ -53,18 +51,11 @@ class AskedToStop(Callback):
 
 
 def test_a_run_stopped_before_its_first_step_ends_after_it_and_does_not_look_finished(tmp_path):
-    model = LanguageModel(
-        lambda s: build("NoPE", dim=s.dim, heads=s.heads, length=s.length),
-        vocabulary=23, length=8, layers=1, dim=16, heads=2,
-    )  # fmt: skip
-    trainer = Trainer(
-        callbacks=[LastCheckpoint(), AskedToStop()], max_steps=2, accelerator="cpu", logger=False,
-        default_root_dir=tmp_path, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=1,
-    )  # fmt: skip
+    run = trainer(tmp_path, LastCheckpoint(), AskedToStop(), max_steps=2, num_sanity_val_steps=1)
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit) as end:
-        trainer.fit(model, RandomText())
+        run.fit(small_model(), ToyData())
     assert end.value.code == 143
-    assert trainer.global_step == 1
+    assert run.global_step == 1
     assert (tmp_path / "checkpoints" / "last.ckpt").is_file()
     assert signal.getsignal(signal.SIGTERM) == before

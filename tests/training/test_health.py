@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from pytorch_lightning import Callback
 
 from kerple.base.errors import UserError
 from kerple.training.health import Finite
@@ -102,21 +101,3 @@ def test_while_nobody_looks_a_bad_step_and_those_after_it_leave_the_weights_alon
     assert len(set(model.seen[4:])) == 1
     assert model.weight.item() == model.seen[4]
     assert last(tmp_path)["global_step"] == 2
-
-
-@pytest.mark.parametrize(("every", "looks"), [(1, [True] * 6), (4, [False] * 3 + [True] + [False] * 2)])
-def test_a_number_is_asked_of_a_tensor_only_when_the_host_looks(every: int, looks: list, tmp_path, monkeypatch) -> None:
-    reads, seen, original = [], [], Finite.on_before_optimizer_step
-    for name in ("__bool__", "item", "tolist", "__float__", "__int__"):
-        read = getattr(torch.Tensor, name)
-        monkeypatch.setattr(torch.Tensor, name, lambda self, read=read: reads.append(1) or read(self))
-
-    def counted(self, *arguments) -> None:
-        reads.clear()
-        original(self, *arguments)
-        seen.append(bool(reads))
-
-    monkeypatch.setattr(Finite, "on_before_optimizer_step", counted)
-    monkeypatch.setattr(Finite, "on_save_checkpoint", Callback.on_save_checkpoint)
-    fit(tmp_path, Line(fused=True), Finite(every_n_steps=every), accumulate=1)
-    assert seen == looks

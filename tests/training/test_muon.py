@@ -53,9 +53,8 @@ def test_matrices_move_as_in_torchs_muon_and_the_rest_as_in_adamw() -> None:
     assert torch.equal(ours[3], adamw[3])
 
 
-@pytest.mark.parametrize("other", [torch.optim.Adam, torch.optim.AdamW])
-def test_hooks_run_once_a_step_whatever_was_made_before(other: type[torch.optim.Optimizer]) -> None:
-    other([torch.zeros(1, requires_grad=True)])
+def test_hooks_run_once_a_step_whatever_was_made_before() -> None:
+    torch.optim.AdamW([torch.zeros(1, requires_grad=True)])
     ours, calls = muon(parameters()), []
     ours.register_step_pre_hook(lambda *_: calls.append("before"))
     ours.register_step_post_hook(lambda *_: calls.append("after"))

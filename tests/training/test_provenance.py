@@ -25,7 +25,7 @@ def test_provenance_of_each_start(tmp_path: Path) -> None:
     assert f"torch=={version('torch')}" in (tmp_path / "provenance" / "1" / "lock.txt").read_text().splitlines()
 
 
-@pytest.mark.parametrize(("diff", "added"), [("", []), ("+ changed\n", []), ("", ["src/new.py", "b.py"])])
+@pytest.mark.parametrize(("diff", "added"), [("", []), ("+ changed\n", ["src/new.py", "b.py"])])
 def test_a_start_says_what_git_says(diff: str, added: list[str], tmp_path: Path, monkeypatch) -> None:
     output = {"rev-parse": "f00d\n", "diff": diff, "ls-files": "".join(f"{name}\n" for name in added)}
     monkeypatch.setattr(provenance, "git", lambda *arguments: output[arguments[0]])
