@@ -94,12 +94,6 @@ def test_both_kinds_of_networks_write_greedily() -> None:
     assert len(continuation(small_model(vocabulary=96).eval().network, tokens, 6)) == 6
 
 
-@pytest.mark.parametrize("options", [{"lengths": []}, {"depths": [1.5]}])
-def test_options_are_checked(options: dict) -> None:
-    with pytest.raises(ValueError, match="at least one of each"):
-        Needle(**options)
-
-
 def encode(text: str) -> list[int]:
     return list(text.encode())
 

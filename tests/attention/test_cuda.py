@@ -37,7 +37,7 @@ def error(batch, heads, groups, length, dim, v_dim, window, dtype, strided):
     delta = (grad.float() * passed[0].float()).sum(-1) - grad_lse
     again = (grad, q, k, v, fp32.detach(), passed[1].detach(), delta.detach(), 0.3, window)
     assert torch.equal(got, table_gradient(*again))
-    if length < 100:
+    if strided:
         opcheck(table_gradient, again)
     return ((got.double() - wanted).norm() / wanted.norm().clamp(min=1e-6)).item()
 
@@ -49,7 +49,7 @@ def test_the_kernel_in_the_interpreter_gives_the_gradient_of_the_table() -> None
     pytest.importorskip("triton", reason="Triton has no wheel for this system")
     cases = [  # batch, heads, key heads, T, δ, δv, window, dtype, strided
         (2, 1, 1, 70, 16, 20, None, "float32", False),
-        (1, 4, 2, 70, 20, 16, 40, "float32", True),
+        (1, 2, 1, 70, 20, 16, 40, "float32", True),
         (1, 1, 1, 40, 80, 128, None, "float16", True),  # tiles of 32; numpy, and so the interpreter, has no bfloat16
     ]
     code = f"CASES = {json.dumps(json.dumps(cases))}\n" + INTERPRETED

@@ -3,14 +3,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from kerple.data.tokenizer import (
-    LONGEST_RUN,
-    cut_runs,
-    encode,
-    load_tokenizer,
-    token_bytes,
-    train_tokenizer,
-)
+from kerple.data import tokenizer as module
+from kerple.data.tokenizer import cut_runs, encode, token_bytes, train_tokenizer
 
 # as sentencepiece makes them: ▁ for a space, a token for each byte that no piece has
 PIECES = Tokenizer(
@@ -45,7 +39,7 @@ def test_only_what_is_longer_than_a_run_may_be_is_cut(parts):
 
     pieces = list(cut_runs(text, byte_level))
     assert "".join(pieces) == text
-    expected = [w[i : i + LONGEST_RUN] for w in words(text) for i in range(0, len(w), LONGEST_RUN)]
+    expected = [w[i : i + module.LONGEST_RUN] for w in words(text) for i in range(0, len(w), module.LONGEST_RUN)]
     assert [word for piece in pieces for word in words(piece)] == expected
 
 
@@ -83,4 +77,4 @@ def test_a_file_that_is_no_tokenizer_is_named(tmp_path, content):
     path = tmp_path / "tokenizer.json"
     path.write_text(content)
     with pytest.raises(ValueError, match=r"tokenizer: .*could not be loaded"):
-        load_tokenizer(str(path))
+        module.load_tokenizer(str(path))

@@ -38,10 +38,15 @@ def loops(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 def ours_and_loops(
-    position: Position, score: Score, window: int | None = None, offset: int = 0, probabilities: Callable = softmax
+    position: Position,
+    score: Score,
+    window: int | None = None,
+    offset: int = 0,
+    probabilities: Callable = softmax,
+    beside_value: Callable = lambda m, n: 0.0,
 ) -> None:
     """Of `window` keys with positions from `offset` on; `probabilities` are a function of the scores that a query of a
-    head sees, (n,)."""
+    head sees, (n,), and `beside_value` is added to the value of a key."""
     torch.manual_seed(0)
     attention = SelfAttention(SHAPE, Architecture(bias=False)).double()
     torch.nn.init.normal_(attention.qkv.weight, std=0.4)
@@ -54,7 +59,8 @@ def ours_and_loops(
             for m in range(LENGTH):
                 first = 0 if window is None else max(0, m - window + 1)
                 s = torch.stack([score(q, k, x, b, h, m, n) for n in range(first, m + 1)])
-                rows.append(probabilities(s, h) @ v[b, h, first : m + 1])
+                values = torch.stack([v[b, h, n] + beside_value(m, n) for n in range(first, m + 1)])
+                rows.append(probabilities(s, h) @ values)
     expected = torch.stack(rows).view(2, HEADS, LENGTH, HEAD_DIM).transpose(1, 2).flatten(2)
     leaves, grad = [x, attention.qkv.weight, *position.parameters()], torch.randn_like(expected)
     expected_gradients = torch.autograd.grad(expected, leaves, grad, materialize_grads=True)
@@ -173,6 +179,16 @@ def test_transformer_xl(window: int | None, offset: int, loops: Callable) -> Non
         return ((q[b, h, m] + position.u[h]) @ k[b, h, n] + (q[b, h, m] + position.v[h]) @ r) / HEAD_DIM**0.5
 
     loops(position, score, window, offset)
+
+
+@pytest.mark.parametrize(("clip", "window"), [(0, None), (3, None), (3, 5)])
+def test_shaw(clip: int, window: int | None, loops: Callable) -> None:
+    position = positions.Shaw(SHAPE, clip=clip).double()
+
+    def score(q: Tensor, k: Tensor, x: Tensor, b: int, h: int, m: int, n: int) -> Tensor:
+        return q[b, h, m] @ (k[b, h, n] + position.key_vectors[min(m - n, clip)]) / HEAD_DIM**0.5
+
+    loops(position, score, window, 5, beside_value=lambda m, n: position.value_vectors[min(m - n, clip)])
 
 
 def fire(threshold: float) -> positions.FIRE:

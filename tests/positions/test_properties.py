@@ -7,20 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kerple.positions import (
-    FIRE,
-    FoX,
-    KerpleLog,
-    KerpleWeight1,
-    Layers,
-    Position,
-    RandomizedPositions,
-    RoPE,
-    Shape,
-    Sinusoidal,
-    names,
-    strategies,
-)
+from kerple import positions
+from kerple.positions import Layers, Position, RandomizedPositions, Shape, names, strategies
 from kerple.positions.base import HOOKS
 from kerple.positions.products import product
 from kerple.positions.wrapper import Wrapper
@@ -32,10 +20,10 @@ SETTINGS = {
     "DAPEv2": {"hidden": 3},
     "PaTH": {"rank": 3},
     "Learned, clamp": {"beyond": "clamp"},
-    "RandomizedPositions, FoX": {"position": FoX},
-    "Layers, window": {"near": KerpleLog, "window": 6},
-    "Together, four": {"parts": (Sinusoidal, FoX, RoPE, KerpleWeight1)},
-    "Abacus, FIRE": {"position": FIRE},
+    "RandomizedPositions, FoX": {"position": positions.FoX},
+    "Layers, window": {"near": positions.KerpleLog, "window": 6},
+    "Together, four": {"parts": (positions.Sinusoidal, positions.FoX, positions.RoPE, positions.KerpleWeight1)},
+    "Abacus, FIRE": {"position": positions.FIRE},
 }
 # one for each hook; all others are compiled by the slow test below
 COMPILED = {

@@ -1,25 +1,15 @@
 """Random positions: what is drawn, when, and that any strategy sees the draw through every hook."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import torch
-from torch import Tensor
 
 from kerple.model.transformer import Transformer
-from kerple.positions import (
-    Coupled,
-    Layers,
-    RandomizedPositions,
-    Shape,
-    SSMax,
-    Temperature,
-    TokenPositions,
-    strategies,
-)
-from kerple.positions.wrapper import Drawing, Wrapper
+from kerple.positions import Coupled, Layers, RandomizedPositions, Shape, SSMax, Temperature, TokenPositions, strategies
+from kerple.positions.wrapper import Drawing
+from kerple.testing.subject import move
 
 SHAPE = Shape(32, 4, 12)
 
@@ -73,17 +63,6 @@ def test_draws_are_a_function_of_the_seed_and_the_steps_taken(strategy: type[Dra
     assert draws(resumed) == draws(position)
 
 
-class Apart(Wrapper):
-    """Every position where it is told to be."""
-
-    def __init__(self, position: Wrapper, where: Tensor) -> None:
-        super().__init__(position)
-        self.where = where
-
-    def remap_positions(self, at: TokenPositions, tokens: Tensor) -> TokenPositions:
-        return replace(at, positions=self.where[at.rows], contiguous=False)
-
-
 @pytest.mark.parametrize("name", ["FoX", "FIRE", "KerpleLog", "Learned", "RoPE"])
 def test_in_training_a_strategy_stands_where_was_drawn(name: str, tiny_network: Callable[..., Transformer]) -> None:
     """The draw reaches every hook: with it, logits are those of explicit distances, read one pair at a time."""
@@ -91,14 +70,10 @@ def test_in_training_a_strategy_stands_where_was_drawn(name: str, tiny_network: 
     tokens, wrapped = torch.randint(0, 50, (1, 12)), list(network.positions)
     logits = network(tokens)
     for i, position in enumerate(wrapped):
-        network.positions[i] = Apart(position.position, wrapped[0].drawn.sort().values)
-    torch.testing.assert_close(logits, network(tokens), atol=1e-5, rtol=1e-4)
-    for i, position in enumerate(wrapped):
         network.positions[i] = position.position
-    if name == "FoX":  # it knows no positions
-        torch.testing.assert_close(logits, network(tokens), atol=1e-5, rtol=1e-4)
-    else:
-        assert (logits - network(tokens)).abs().max() > 1e-3
+    in_line = network(tokens)
+    torch.testing.assert_close(move(network, wrapped[0].drawn.sort().values)(tokens), logits, atol=1e-5, rtol=1e-4)
+    assert torch.allclose(logits, in_line, atol=1e-3) == (name == "FoX")  # it knows no positions
 
 
 def test_windows_and_counts_of_keys_are_not_of_its_reach() -> None:

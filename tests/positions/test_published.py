@@ -1,0 +1,153 @@
+"""Strategies against published code and formulas."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from kerple import positions
+from kerple.attention import Modifiers
+from kerple.attention.reference import attend_reference
+from kerple.base.errors import UserError
+from kerple.positions import T5, ALiBi, CoPE, FoX, Learned, QueryKeyBlock, Shape, Sinusoidal, TokenPositions
+from kerple.positions.t5 import t5_bucket
+
+HEADS, HEAD_DIM, LENGTH = 3, 8, 40
+SHAPE = Shape(HEADS * HEAD_DIM, HEADS, 64)
+
+
+def test_the_sinusoid_is_the_papers() -> None:
+    where = torch.tensor([0, 1, 7, 511, 40_000])
+    at = TokenPositions(torch.arange(5), where, contiguous=False)
+    waves = Sinusoidal(Shape(12, 2, 10)).embed(torch.zeros(1, 5, 12), at)[0]
+    for row, t in zip(waves, where.tolist(), strict=True):
+        for i in range(6):
+            angle = t / 10000 ** (2 * i / 12)
+            assert row[2 * i].item() == pytest.approx(math.sin(angle), abs=1e-6)
+            assert row[2 * i + 1].item() == pytest.approx(math.cos(angle), abs=1e-6)
+    x = torch.randn(1, 5, 12)
+    torch.testing.assert_close(Sinusoidal(Shape(12, 2, 10)).embed(x, at) - x, waves[None])
+    torch.testing.assert_close(Sinusoidal(Shape(12, 2, 10), scaled=True).embed(x, at) - x * 12**0.5, waves[None])
+    assert Sinusoidal(Shape(12, 2, 10)).embed(x.bfloat16(), at).dtype == torch.bfloat16
+
+
+def test_past_the_table_is_an_error_the_last_row_or_a_squeezed_input() -> None:
+    def embedded(learned: Learned, *positions: int) -> torch.Tensor:
+        at = TokenPositions(torch.arange(len(positions)), torch.tensor(positions), False)
+        return learned.embed(torch.zeros(1, len(positions), 12), at)[0].detach()
+
+    learned = {beyond: Learned(Shape(12, 2, 10), beyond) for beyond in ("error", "clamp", "interpolate")}
+    with pytest.raises(UserError, match=r"got 10, but Learned has 10 rows.*beyond: clamp or beyond: interpolate"):
+        embedded(learned["error"], 9, 10)
+    assert [position.max_length for position in learned.values()] == [10, None, None]
+    rows = learned["clamp"].table.detach()
+    torch.testing.assert_close(embedded(learned["clamp"], 8, 9, 10, 900), rows[[8, 9, 9, 9]])
+    rows, squeezed = learned["interpolate"].table.detach(), embedded(learned["interpolate"], *range(19))
+    torch.testing.assert_close(squeezed[::2], rows)  # position 18 is row 9, so every position is half a row
+    torch.testing.assert_close(squeezed[1::2], (rows[1:] + rows[:-1]) / 2)
+
+
+def shape(heads: int) -> Shape:
+    return Shape(8 * heads, heads, 64)
+
+
+@pytest.mark.parametrize("heads", [1, 8, 12, 20])
+def test_alibi_has_the_slopes_of_bloom(heads: int) -> None:
+    bloom = pytest.importorskip("transformers.models.bloom.modeling_bloom")
+    theirs = bloom.build_alibi_tensor(torch.ones(1, 50, dtype=torch.int64), heads, torch.float32).view(heads, 50)
+    ours = ALiBi(shape(heads)).bias(torch.arange(50).float())
+    torch.testing.assert_close(ours.flip(-1), theirs - theirs[:, -1:], atol=1e-4, rtol=1e-5)
+
+
+def test_learnable_slopes_start_at_alibis_and_never_turn_negative() -> None:
+    fixed, learnable = ALiBi(shape(12)), ALiBi(shape(12), learnable=True)
+    torch.testing.assert_close(learnable.slopes.data, fixed.slopes)
+    learnable.slopes.data -= 0.1
+    learnable.constrain_()
+    torch.testing.assert_close(learnable.slopes.data, (fixed.slopes - 0.1).clamp(min=0))
+
+
+@pytest.mark.parametrize(("buckets", "max_distance"), [(32, 128), (32, 4096), (8, 20), (16, 512)])
+def test_t5_buckets_are_those_of_transformers_far_past_the_last(buckets: int, max_distance: int) -> None:
+    t5 = pytest.importorskip("transformers.models.t5.modeling_t5")
+    distance = torch.arange(40_000)
+    expected = t5.T5Attention._relative_position_bucket(
+        -distance, bidirectional=False, num_buckets=buckets, max_distance=max_distance
+    )
+    assert torch.equal(t5_bucket(distance, buckets, max_distance), expected)
+    ours = T5(shape(12), buckets, max_distance)
+    assert torch.equal(ours.bias(distance.float()), ours.table[:, expected])
+
+
+def test_sandwich_is_its_formula() -> None:
+    ours = positions.Sandwich(shape(4), size=128).bias(torch.arange(2000).float())
+    for head in range(4):
+        for d in (*range(10), 511, 1999):
+            waves = sum(math.cos(d / 10000 ** (2 * i / 128)) for i in range(64))
+            assert ours[head, d].item() == pytest.approx(waves * 4 / (8 * (head + 1)), rel=1e-5)
+
+
+def added(
+    position: CoPE | FoX, q: torch.Tensor, k: torch.Tensor, state: torch.Tensor | None = None, keys: int = LENGTH
+) -> torch.Tensor:
+    """What a strategy adds to the scores of the last queries, themselves 0 where a key is not seen."""
+    at, queries = TokenPositions.line(keys), q.shape[2]
+    seen = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+    s = (q @ k.mT / math.sqrt(HEAD_DIM)).masked_fill(~seen, 0)
+    return (position.modify_scores(s, q, k, QueryKeyBlock(at[-queries:], at, seen, state)) - s) * seen
+
+
+@pytest.mark.parametrize("rows", [4, 64])
+def test_cope_is_that_of_x_transformers(rows: int) -> None:
+    package = pytest.importorskip("x_transformers.x_transformers")
+    ours, theirs = CoPE(SHAPE, rows=rows), package.CoPE(HEAD_DIM, HEADS, rows)
+    ours.vectors.data = theirs.pos_emb.data = torch.randn(rows, HEAD_DIM)
+    q, k = 2 * torch.randn(2, 2, HEADS, LENGTH, HEAD_DIM)
+    future = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
+    logits = (q @ k.mT / math.sqrt(HEAD_DIM)).masked_fill(future, -torch.finfo(torch.float32).max)
+    torch.testing.assert_close(added(ours, q, k), theirs(q, logits).tril(), atol=1e-4, rtol=1e-4)
+
+
+def test_fox_is_x_transformers_data_dependent_alibi() -> None:
+    package = pytest.importorskip("x_transformers.x_transformers")
+    ours, theirs = FoX(SHAPE, start=5.0), package.DataDependentAlibi(SHAPE.dim, HEADS)
+    linear = theirs.to_forget_gates[0]
+    assert linear.bias.tolist() == ours.gates.bias.tolist()  # both start at 5 here
+    ours.gates.load_state_dict(linear.state_dict())
+    x, q = torch.randn(2, LENGTH, SHAPE.dim), torch.zeros(2, HEADS, LENGTH, HEAD_DIM)
+    state = ours.token_state(x, TokenPositions.line(LENGTH), None)
+    torch.testing.assert_close(added(ours, q, q, state), theirs(x).tril(), atol=1e-4, rtol=1e-4)
+
+
+def test_fox_keeps_near_gates_precise_after_a_long_past() -> None:
+    # prefix sums in fp32 would be off by 0.01 after 100,000 tokens of gates near 0.5
+    ours, at = FoX(SHAPE), TokenPositions.line(100_000)
+    x, q, k = torch.randn(1, 100_000, SHAPE.dim), torch.zeros(1, HEADS, 1, 8), torch.zeros(1, HEADS, 100_000, 8)
+    first = ours.token_state(x[:, :99_000], at[:99_000], None)  # in two pieces, as with a cache
+    state = torch.cat([first, ours.token_state(x[:, 99_000:], at[99_000:], first)], 2)
+    bias = added(ours, q, k, state, 100_000)
+    gates = torch.nn.functional.logsigmoid(ours.gates(x[0, -50:]).double()).T
+    expected = gates.flip(-1).cumsum(-1).flip(-1)  # of keys 51 to 2 before the end
+    torch.testing.assert_close(bias[0, :, 0, -51:-1].double(), expected, atol=1e-5, rtol=1e-6)
+
+
+def test_transformer_xl_is_xlnets_relative_core() -> None:
+    xlnet = pytest.importorskip("transformers.models.xlnet.modeling_xlnet")
+    config = xlnet.XLNetConfig(
+        d_model=SHAPE.dim, n_head=HEADS, d_inner=8, n_layer=1, vocab_size=5, attn_type="uni", dropout=0.0
+    )
+    core, ours = xlnet.XLNetRelativeAttention(config).eval(), positions.TransformerXL(SHAPE)
+    core.r_w_bias.data, core.r_r_bias.data = ours.u.data.clone(), ours.v.data.clone()
+    q, k, v = torch.randn(3, 2, HEADS, LENGTH, HEAD_DIM)
+    waves = xlnet.XLNetModel(config).relative_positional_encoding(LENGTH, LENGTH, bsz=2)  # (T + 1, B, D)
+    projected = torch.einsum("ibd,hed->ibhe", waves, ours.projection)
+    future = torch.ones(LENGTH, LENGTH).triu(1)[:, :, None, None]
+    at = TokenPositions.line(LENGTH, offset=5)
+
+    def modify(s: Tensor, q: Tensor, k: Tensor, rows: slice, columns: slice, seen: Tensor) -> Tensor:
+        return ours.modify_scores(s, q, k, QueryKeyBlock(at[rows], at[columns], seen))
+
+    expected = core.rel_attn_core(*(x.permute(2, 0, 1, 3) for x in (q, k, v)), projected, attn_mask=future)
+    out = attend_reference(q, k, v, Modifiers(modify_scores=modify))
+    torch.testing.assert_close(out, expected.permute(1, 2, 0, 3), atol=1e-4, rtol=1e-4)

@@ -1,0 +1,105 @@
+"""Callbacks of a training: the last checkpoint, what made a run, and random numbers that others leave alone.
+
+What a resumed run makes of the last checkpoint is `tests/test_resume.py`'s affair.
+"""
+
+import json
+import random
+import shutil
+import signal
+from importlib.metadata import version
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pytorch_lightning import Callback, Trainer, seed_everything
+from torch import Tensor
+
+from kerple.training import last_checkpoint, provenance
+from kerple.training.last_checkpoint import LastCheckpoint
+from kerple.training.provenance import Provenance
+from kerple.training.random_state import RandomState
+from tests.analyses.line import Line, fit
+from tests.toy import ToyData, trainer
+
+
+class Recorded(LastCheckpoint):
+    def save(self, trainer: Trainer) -> None:
+        super().save(trainer)
+        self.steps = [*getattr(self, "steps", []), trainer.global_step]
+        self.handlers = {signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        ({"every_minutes": 2.5}, [4, 7, 10]),  # a callback's turn is before the module's: a minute is seen late
+        ({"every_minutes": None, "every_n_train_steps": 4}, [4, 8, 10]),
+        ({"every_minutes": 4, "every_n_train_steps": 3}, [3, 6, 9, 10]),
+        ({}, [10]),
+    ],
+)
+def test_it_is_written_by_minutes_by_steps_and_at_the_end(options, steps, tmp_path: Path, monkeypatch) -> None:
+    minutes = [1000.0]  # that pass only with a step
+    monkeypatch.setattr(last_checkpoint, "time", SimpleNamespace(monotonic=lambda: 60 * minutes[0]))
+
+    class Slow(Line):
+        def on_train_batch_end(self, *_: object) -> None:
+            minutes[0] += 1
+
+    callback = Recorded(**options)
+    trainer(tmp_path, callback, max_steps=10, limit_val_batches=0).fit(Slow(), ToyData())
+    assert callback.steps == steps
+    assert callback.handlers == {callback._signals._note}  # what comes during the last save ends nothing
+    assert torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 10
+
+
+def test_provenance_of_each_start(tmp_path: Path) -> None:
+    for _ in range(2):
+        fit(tmp_path, Line(), Provenance())
+    assert sorted(p.name for p in (tmp_path / "provenance").iterdir()) == ["0", "1"]
+    shutil.rmtree(tmp_path / "provenance" / "0")  # a user tidies up
+    fit(tmp_path, Line(), Provenance())
+    assert sorted(p.name for p in (tmp_path / "provenance").iterdir()) == ["1", "2"]
+    run = json.loads((tmp_path / "provenance" / "1" / "run.json").read_text())
+    assert run["command"][1:]
+    assert run.keys() >= {"started", "devices", "resumed_from"}
+    assert f"torch=={version('torch')}" in (tmp_path / "provenance" / "1" / "lock.txt").read_text().splitlines()
+
+
+@pytest.mark.parametrize(("diff", "added"), [("", []), ("+ changed\n", ["src/new.py", "b.py"])])
+def test_a_start_says_what_git_says(diff: str, added: list[str], tmp_path: Path, monkeypatch) -> None:
+    output = {"rev-parse": "f00d\n", "diff": diff, "ls-files": "".join(f"{name}\n" for name in added)}
+    monkeypatch.setattr(provenance, "git", lambda *arguments: output[arguments[0]])
+    fit(tmp_path, Line(), Provenance())
+    run = json.loads((tmp_path / "provenance/0/run.json").read_text())
+    assert (run["revision"], run["changed"], run["added"]) == ("f00d", bool(diff or added), added)
+    patch = tmp_path / "provenance/0/changes.patch"
+    assert (patch.read_text() if patch.exists() else "") == diff
+
+
+class Draws(Callback):
+    """Draws random numbers between the batches, as a validation may."""
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        torch.rand(trainer.global_step)
+        random.random()
+        np.random.rand()  # noqa: NPY002
+
+
+class Noise(Line):
+    def training_step(self, batch: dict[str, Tensor], index: int) -> Tensor:
+        self.seen += torch.rand(()).item(), random.random(), np.random.rand()  # noqa: NPY002
+        return self.weight**2
+
+
+def test_what_others_draw_between_batches_does_not_move_training(tmp_path: Path) -> None:
+    alone, disturbed = Noise(), Noise()
+    for model, others in ((alone, []), (disturbed, [Draws()])):
+        seed_everything(5, verbose=False)
+        fit(tmp_path / str(len(others)), model, RandomState(), *others)
+    assert alone.seen == disturbed.seen
+    assert len(set(alone.seen)) == 3 * 12
