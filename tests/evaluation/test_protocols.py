@@ -99,6 +99,22 @@ def test_sliding_behind_skip_always_has_its_context() -> None:
     assert {length for _, length in counter.forwards} == {16}
 
 
+@pytest.mark.parametrize("name", ["NoPE", "KerpleLog", "RoPE", "T5"])
+@torch.inference_mode()
+def test_keep_first_shows_the_first_tokens_and_the_window_and_nothing_else(name: str) -> None:
+    network = network_of(name, length=16)
+    del network.blocks[1:]  # through two layers text from outside the window arrives, too
+    tokens = tokens_of(16).repeat(16, 1)
+    tokens[torch.arange(16), torch.arange(16)] += 1  # row j differs from the text in token j
+    tokens %= VOCABULARY
+    text = network.losses(tokens_of(16), window=6, keep_first=3)
+    changed = (network.losses(tokens, window=6, keep_first=3) - text).abs() > 1e-6  # (16 tokens, 16 targets)
+    for target in range(16):
+        seen = {j for j in range(target + 1) if changed[j, target]}
+        assert seen == {j for j in range(target + 1) if j < 3 or j > target - 6}
+    torch.testing.assert_close(network.losses(tokens, window=6, keep_first=10), network.losses(tokens))
+
+
 @pytest.mark.parametrize("skip", [0, 32])
 def test_a_stride_of_the_whole_length_is_full(skip: int) -> None:
     network, tokens = network_of(length=16), tokens_of(48)

@@ -52,17 +52,17 @@ def test_sums_equal_a_plain_loop(family, protocol):
         assert summed == pytest.approx(plain_loop(model, tokens, protocol, length), rel=1e-6)
 
 
-@pytest.mark.parametrize(("family", "window"), [("llama", 5), ("gpt_neox", 1), ("gpt2", 600)])
+@pytest.mark.parametrize(("family", "window", "keep_first"), [("llama", 5, 4), ("gpt_neox", 1, 0), ("gpt2", 600, 0)])
 @torch.inference_mode()
-def test_a_window_is_the_mask_of_the_last_keys(family, window):
+def test_a_window_is_the_mask_of_the_last_keys_and_the_first(family, window, keep_first):
     """Against transformers given the whole mask, over more rows than are computed at once."""
     length = 700
     model = tiny(family, n_positions=length) if family == "gpt2" else tiny(family)
     tokens = text(1, length)
     i, j = torch.arange(length)[:, None], torch.arange(length)
-    seen = ((j <= i) & (j > i - window))[None, None]
+    seen = ((j <= i) & ((j > i - window) | (j < keep_first)))[None, None]
     expected = model(tokens, attention_mask=torch.where(seen, 0.0, torch.finfo(torch.float32).min)).logits
-    got = HuggingFaceNetwork(model, LENGTH)(tokens, window=window)
+    got = HuggingFaceNetwork(model, LENGTH)(tokens, window=window, keep_first=keep_first)
     torch.testing.assert_close(got, expected, atol=2e-4, rtol=1e-4)
     assert not torch.allclose(got, model(tokens).logits, atol=1e-2)
     assert model.config._attn_implementation == "sdpa"

@@ -30,7 +30,7 @@ def attend_blocks(
     """
     k, v = for_query_heads(q, k, v)
     first, length, block = k.shape[2] - q.shape[2], k.shape[2], block or QUERIES_AT_ONCE
-    window, sink = modifiers.window, modifiers.sink
+    window, sink = None if modifiers.keep_first else modifiers.window, modifiers.sink
     starts = range(first, length, block)
     recompute = len(starts) > 1 and torch.is_grad_enabled() and q.shape[:3].numel() * length > LARGEST_STORED
     out = []
@@ -48,7 +48,7 @@ def attend_blocks(
 def attend_block(q: Tensor, k: Tensor, v: Tensor, modifiers: Modifiers, rows: slice, columns: slice) -> Tensor:
     """One block: q (B, H, rows, δ) against k and v (B, H, columns, δ); (B, H, rows, δ)."""
     queries, keys = q.shape[2], k.shape[2]
-    seen = visible_keys(rows, columns, modifiers.window, q.device)
+    seen = visible_keys(rows, columns, modifiers, q.device)
     s = _products(q, k, q.shape[-1] ** -0.5 if modifiers.scale is None else modifiers.scale)  # (B, H, rows, columns)
     if modifiers.weight is not None:
         s = s * table_block(modifiers.weight, queries, keys)

@@ -55,7 +55,7 @@ def attend(
         # a sink needs the log-sum-exp, which torch's own attention does not return
         modifiers.table is not None or modifiers.sink is not None,
         window is not None,
-        any(x is not None for x in explicit),
+        any(x is not None for x in explicit) or modifiers.keep_first > 0,
     )
     if backend in ("sdpa", "tiles") and width < q.shape[3]:  # torch's kernels want one width
         v = F.pad(v, (0, q.shape[3] - width))

@@ -22,6 +22,7 @@ class Modifiers:
         table: (H, >= Tk), added to the scaled score at distance d. Never becomes a T × T tensor; its gradient neither.
         weight: (H, >= Tk), multiplies the scaled score at distance d, before the table is added.
         window: Only keys at distance d < window are seen; time and memory are then O(T · window).
+        keep_first: Number of first keys that every later query sees beside its window.
         sink: (H,) or (B, H, Tq), one more logit in the softmax, without a value.
         modify_scores: Function ``f(s, q, k, rows, columns, seen)`` that is called for each block of queries, in the
             backward pass again. Its arguments are the scores s (B, H, rows, columns), with weight and table worked in;
@@ -36,6 +37,7 @@ class Modifiers:
     table: Tensor | None = None
     weight: Tensor | None = None
     window: int | None = None
+    keep_first: int = 0
     sink: Tensor | None = None
     modify_scores: ModifyScores | None = None
     add_to_output: AddToOutput | None = None
@@ -44,11 +46,14 @@ class Modifiers:
 UNMODIFIED = Modifiers()
 
 
-def visible_keys(rows: slice, columns: slice, window: int | None, device: torch.device) -> Tensor:
-    """Return which keys each query sees, bool (rows, columns): those up to itself, within the window."""
+def visible_keys(rows: slice, columns: slice, modifiers: Modifiers, device: torch.device) -> Tensor:
+    """Return which keys each query sees, bool (rows, columns): those up to itself, within the window or kept."""
     queries = torch.arange(rows.start, rows.stop, device=device)
-    distance = queries[:, None] - torch.arange(columns.start, columns.stop, device=device)
-    return distance >= 0 if window is None else (distance >= 0) & (distance < window)
+    keys = torch.arange(columns.start, columns.stop, device=device)
+    distance = queries[:, None] - keys
+    if modifiers.window is None:
+        return distance >= 0
+    return (distance >= 0) & ((distance < modifiers.window) | (keys < modifiers.keep_first))
 
 
 def sink_of_queries(sink: Tensor) -> Tensor:

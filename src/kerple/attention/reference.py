@@ -16,7 +16,7 @@ def attend_reference(q: Tensor, k: Tensor, v: Tensor, modifiers: Modifiers = UNM
     k, v = for_query_heads(q, k, v)
     length = k.shape[2]
     rows, columns = slice(length - q.shape[2], length), slice(0, length)
-    seen = visible_keys(rows, columns, modifiers.window, q.device)  # (Tq, Tk)
+    seen = visible_keys(rows, columns, modifiers, q.device)  # (Tq, Tk)
     index = torch.arange(length, device=q.device)
     distance = (index[rows, None] - index).clamp(min=0)
     s = q @ k.mT * (q.shape[-1] ** -0.5 if modifiers.scale is None else modifiers.scale)  # (B, H, Tq, Tk)

@@ -28,6 +28,7 @@ LATEX_HEAD = "% \\usepackage{booktabs,graphicx}\n"
 PROTOCOLS = {
     "full": "non-overlapping segments of the length, every target scored, attention unrestricted (the paper's)",
     "windowed": "as full, attention limited to the last w keys in every layer; the name carries w",
+    "keep_first": "as windowed, and the first tokens of the segment are seen too; the name carries their number",
     "sliding": "context cut to the length, the window moves by s tokens, only new targets are scored; the name has s",
     "last": "as full, but only the last k targets of each segment are scored; the name carries k",
     "longppl": "as full, over the key tokens alone, which an evaluator finds by their gain from a long context",

@@ -35,11 +35,13 @@ class Extrapolation(Analysis):
 
     Args:
         lengths: Evaluation lengths in tokens; each must divide the longest.
-        protocols: Any of full, windowed, sliding, last, per_position.
+        protocols: Any of full, windowed, keep_first, sliding, last, per_position.
         block_length: Targets in a block, a multiple of the longest length; None for the longest length itself.
         blocks: Number of blocks of the test split that all devices together score, counted from its beginning; None for
             all.
-        window: Number of keys that a query sees in windowed; None for the training length.
+        window: Number of keys that a query sees in windowed and keep_first; None for the training length.
+        keep_first: Number of first tokens of a segment that a query sees beside its window in keep_first; at most the
+            shortest length.
         stride: Number of new targets in each step of sliding; at most the shortest length.
         skip: Number of targets at the start of a block that sliding uses as context only, so that all scored targets
             have a full window: at least the longest length minus the stride, or 0.
@@ -71,6 +73,7 @@ class Extrapolation(Analysis):
         block_length: int | None = None,
         blocks: int | None = None,
         window: int | None = None,
+        keep_first: int | None = None,
         stride: int | None = None,
         skip: int = 0,
         k: int | None = None,
@@ -92,7 +95,8 @@ class Extrapolation(Analysis):
                 "no text before its segments for sliding; use sampling: blocks, or drop these"
             )
         self.names = tuple(protocols)
-        self.options: dict[str, Any] = {"window": window, "stride": stride, "skip": skip, "k": k}
+        self.options: dict[str, Any] = {"window": window, "keep_first": keep_first}
+        self.options |= {"stride": stride, "skip": skip, "k": k}
         choose_protocols(self.names, self.lengths, self.block, **self.options)  # an error now, not in `setup`
         self.sampling, self.segments, self.seed = sampling, segments, seed
         self.documents, self.overlap = documents, overlap
@@ -219,7 +223,7 @@ class Extrapolation(Analysis):
         """The metric for the longest length, or None unless it is measured in full and then with a shorter window."""
         length, limit = self.lengths[-1], max_positions(network_of(pl_module))
         names = [protocol.name for protocol in protocols]
-        window = next((protocol.window for protocol in protocols if protocol.window is not None), length)
+        window = next((protocol.window for protocol in protocols if protocol.name == "windowed"), None) or length
         possible = window < length and (limit is None or length <= limit) and self.sampling == "blocks"
         if not possible or "full" not in names[: names.index("windowed")]:
             return None

@@ -71,7 +71,7 @@ def measure(
             losses = full_losses[m.length][:, scored]  # (1, n)
         else:
             losses = m.protocol(network, tokens, m.length)
-        if gain is not None and m.protocol.window == gain.window and m.length == gain.length:
+        if gain is not None and m.protocol.name == "windowed" and m.length == gain.length:
             gain.update(*(x.unflatten(1, (-1, m.length)) for x in (full_losses[m.length], losses)))
         if m.protocol.name == "per_position":
             m.loss.update(losses.unflatten(1, (-1, m.length)))  # (1, N / L, L)

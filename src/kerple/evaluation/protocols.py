@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kerple.base.errors import UserError
 
-Name = Literal["full", "windowed", "sliding", "last", "per_position"]
+Name = Literal["full", "windowed", "keep_first", "sliding", "last", "per_position"]
 TOKENS_PER_FORWARD = 16_384
 """Largest number of tokens in one forward pass; a longer segment runs alone."""
 
@@ -26,7 +26,9 @@ TOKENS_PER_FORWARD = 16_384
 class Network(typing.Protocol):
     """What the protocols need of a model, such as `kerple.model.transformer.Transformer`."""
 
-    def losses(self, tokens: Tensor, offset: int = 0, window: int | None = None, last: int | None = None) -> Tensor:
+    def losses(
+        self, tokens: Tensor, offset: int = 0, window: int | None = None, last: int | None = None, keep_first: int = 0
+    ) -> Tensor:
         """Losses (B, T) fp32, in nats, of the targets of tokens (B, T+1) int64; or of the last ``last`` targets."""
         ...
 
@@ -47,7 +49,7 @@ def full(network: Network, tokens: Tensor, length: int) -> Tensor:
     return windowed(network, tokens, length, window=None)
 
 
-def windowed(network: Network, tokens: Tensor, length: int, *, window: int | None) -> Tensor:
+def windowed(network: Network, tokens: Tensor, length: int, *, window: int | None, keep_first: int = 0) -> Tensor:
     """Score as `full`, but limit attention in every layer to the last ``window`` keys, the query's own included.
 
     Positions and segments are those of `full`, so the difference of the two is the gain from farther tokens. The other
@@ -58,15 +60,18 @@ def windowed(network: Network, tokens: Tensor, length: int, *, window: int | Non
         tokens: (B, N+1) int64.
         length: Targets in a segment, 1..N.
         window: Number of keys; None for all, which is `full`.
+        keep_first: Number of first tokens of the segment that every query sees beside its window. Heads attend to them
+            where nothing else matters (Xiao et al. 2024), so a window without them may do harm by itself; the fall in
+            loss from a window with the first four to `full` is what distant text is worth.
     """
     block = tokens.shape[1] - 1
     assert 1 <= length <= block
     whole = block // length * length  # targets in segments that are not shorter
     segments = tokens[:, : whole + 1].unfold(1, length + 1, length)  # (B, S, L+1), a view
-    losses = _losses(network, segments, window=window)
+    losses = _losses(network, segments, window=window, keep_first=keep_first)
     if whole == block:
         return losses
-    rest = _losses(network, tokens[:, None, whole:], window=window)
+    rest = _losses(network, tokens[:, None, whole:], window=window, keep_first=keep_first)
     return torch.cat([losses, rest], dim=1)  # (B, N)
 
 
@@ -106,8 +111,9 @@ class Protocol:
     """A protocol with its options.
 
     Args:
-        name: One of full, windowed, sliding, last, per_position.
-        window: Number of keys that a query sees; only for windowed.
+        name: One of full, windowed, keep_first, sliding, last, per_position.
+        window: Number of keys that a query sees; only for windowed and keep_first.
+        first: Number of first tokens of a segment that a query sees beside them; only for keep_first.
         stride: Number of new targets in each step; only for sliding.
         skip: Number of targets of a block that are context only; only for sliding.
         k: Number of targets scored at the end of a segment; only for last.
@@ -115,14 +121,15 @@ class Protocol:
 
     name: Name
     window: int | None = None
+    first: int = 0
     stride: int | None = None
     skip: int = 0
     k: int | None = None
 
     @property
     def label(self) -> str:
-        """The name with its option, as logs have it: full, windowed512, sliding64, last128, per_position."""
-        return f"{self.name}{self.window or self.stride or self.k or ''}"
+        """The name with its option, as logs have it: full, windowed512, keep_first4, sliding64, last128."""
+        return f"{self.name}{self.first or self.window or self.stride or self.k or ''}"
 
     def part_of_full(self, length: int) -> bool:
         """Whether the losses at ``length`` are all or some of those of `full`."""
@@ -138,7 +145,7 @@ class Protocol:
             losses = full(network, tokens, length)
             return losses[:, self.scored(length, losses.shape[1])]
         if self.stride is None:
-            return windowed(network, tokens, length, window=self.window)
+            return windowed(network, tokens, length, window=self.window, keep_first=self.first)
         return sliding(network, tokens, length, stride=self.stride, skip=self.skip)
 
     def scored(self, length: int, block: int) -> Tensor:
@@ -171,6 +178,7 @@ def choose_protocols(
     block: int,
     *,
     window: int | None,
+    keep_first: int | None,
     stride: int | None,
     skip: int,
     k: int | None,
@@ -182,7 +190,8 @@ def choose_protocols(
         names: Names of protocols.
         lengths: Evaluation lengths in ascending order.
         block: Number of targets in a block.
-        window: Option of windowed; None for the training length.
+        window: Option of windowed and keep_first; None for the training length.
+        keep_first: Option of keep_first.
         stride: Option of sliding, at most the shortest length.
         skip: Option of sliding: 0, or at least the longest length minus the stride, and less than ``block``. Then every
             scored target has a full window at every length.
@@ -194,7 +203,12 @@ def choose_protocols(
     """
     if not names or not set(names) <= set(typing.get_args(Name)):
         raise UserError(f"protocols: got {list(names)}, expected some of {', '.join(typing.get_args(Name))}")
-    options = {"windowed": ("window", window), "sliding": ("stride", stride), "last": ("k", k)}
+    options = {
+        "windowed": ("window", window),
+        "keep_first": ("keep_first", keep_first),
+        "sliding": ("stride", stride),
+        "last": ("k", k),
+    }
     for name, (option, value) in options.items():
         if name not in names and value is not None:
             raise UserError(f"{option}: got {value}, expected {name} among protocols; add it or drop {option}")
@@ -211,15 +225,16 @@ def choose_protocols(
         )
     settings: dict[str, dict[str, Any]] = {
         "windowed": {"window": window or training_length},
+        "keep_first": {"window": window or training_length, "first": keep_first},
         "sliding": {"stride": stride, "skip": skip},
         "last": {"k": k},
     }
     return [Protocol(name, **settings.get(name, {})) for name in dict.fromkeys(names)]
 
 
-def _losses(network: Network, segments: Tensor, window: int | None = None, last: int | None = None) -> Tensor:
+def _losses(network: Network, segments: Tensor, **options: int | None) -> Tensor:
     """Losses (B, S·L), or (B, S·last), of the segments (B, S, L+1)."""
     rows = segments.flatten(0, 1)  # (B·S, L+1)
     batch_size = max(1, TOKENS_PER_FORWARD // (rows.shape[1] - 1))
-    parts = [network.losses(batch, window=window, last=last) for batch in rows.split(batch_size)]
+    parts = [network.losses(batch, **options) for batch in rows.split(batch_size)]
     return torch.cat(parts).reshape(len(segments), -1)

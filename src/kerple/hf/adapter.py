@@ -60,32 +60,35 @@ class HuggingFaceNetwork(nn.Module):
         """The layer that computes logits from hidden states."""
         return self.model.get_output_embeddings()
 
-    def features(self, tokens: Tensor, offset: int = 0, window: int | None = None) -> Tensor:
+    def features(self, tokens: Tensor, offset: int = 0, window: int | None = None, keep_first: int = 0) -> Tensor:
         """Input of the head, (B, T, D).
 
         Args:
             tokens: (B, T) int64.
             offset: Added to every position.
             window: Number of keys that a query sees in every layer, its own included; None for all before it.
+            keep_first: Number of first tokens that every query sees beside its window.
 
         Raises:
             UserError: If the model has no such positions, or its attention cannot be limited to a window.
         """
-        return self._run(self.model.base_model, tokens, offset, window)[0]
+        return self._run(self.model.base_model, tokens, offset, window, keep_first)[0]
 
-    def forward(self, tokens: Tensor, offset: int = 0, window: int | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, offset: int = 0, window: int | None = None, keep_first: int = 0) -> Tensor:
         """Logits (B, T, V) of the next token after each token; the arguments are those of `features`."""
-        return self._run(self.model, tokens, offset, window).logits
+        return self._run(self.model, tokens, offset, window, keep_first).logits
 
-    def losses(self, tokens: Tensor, offset: int = 0, window: int | None = None, last: int | None = None) -> Tensor:
+    def losses(
+        self, tokens: Tensor, offset: int = 0, window: int | None = None, last: int | None = None, keep_first: int = 0
+    ) -> Tensor:
         """Negative log-likelihood, in nats, of the targets of tokens (B, T + 1); (B, T) or (B, last) fp32."""
         inputs, targets = tokens[:, :-1], tokens[:, 1:]
         first = 0 if last is None else -last
         targets = targets[:, first:]
         if not self.in_pieces:
-            logits = self(inputs, offset, window)[:, first:]
+            logits = self(inputs, offset, window, keep_first)[:, first:]
             return F.cross_entropy(logits.float().transpose(1, 2), targets, reduction="none")
-        x = self.features(inputs, offset, window)[:, first:]
+        x = self.features(inputs, offset, window, keep_first)[:, first:]
         return target_losses(self.head, x.flatten(0, 1), targets.flatten()).unflatten(0, targets.shape)
 
     @torch.inference_mode()
@@ -99,7 +102,7 @@ class HuggingFaceNetwork(nn.Module):
         written = self.model.generate(tokens, attention_mask=mask, **options)
         return written[0, tokens.shape[1] :].tolist()
 
-    def _run(self, module: nn.Module, tokens: Tensor, offset: int, window: int | None) -> Any:
+    def _run(self, module: nn.Module, tokens: Tensor, offset: int, window: int | None, keep_first: int) -> Any:
         if window is not None and window < 1:
             raise UserError(f"window: got {window}, expected at least 1 key (the query's own), or none for all keys")
         end = offset + tokens.shape[1]
@@ -114,7 +117,7 @@ class HuggingFaceNetwork(nn.Module):
         elif offset:
             raise UserError(f"offset: {type(self.model).__name__} has no position_ids, so none can be shifted")
         self._forget_length()
-        with nullcontext() if window is None else windowed(self.model, window):
+        with nullcontext() if window is None else windowed(self.model, window, keep_first):
             return module(input_ids=tokens, use_cache=False, **positions)
 
     def _forget_length(self) -> None:

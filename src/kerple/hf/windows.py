@@ -16,12 +16,13 @@ CHANGE_SCORES = ("softcap", "s_aux", "position_bias")  # options of attention th
 
 
 @contextmanager
-def windowed(model: Any, size: int) -> Iterator[None]:
+def windowed(model: Any, size: int, keep_first: int = 0) -> Iterator[None]:
     """Limit every layer's attention to the last ``size`` keys, the query's own included, within the context.
 
     Args:
         model: A `transformers.PreTrainedModel`.
         size: Number of keys, 1 or more.
+        keep_first: Number of first keys that every later query sees beside them.
 
     Raises:
         UserError: If a layer did not use the replaced attention, so that the window had no effect on it.
@@ -33,7 +34,7 @@ def windowed(model: Any, size: int) -> Iterator[None]:
     def attention(*args: Any, **options: Any) -> tuple[Tensor, None]:
         nonlocal calls
         calls += 1
-        return windowed_attention(size, *args, **options)
+        return windowed_attention(size, keep_first, *args, **options)
 
     AttentionInterface.register(NAME, attention)
     configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}.values()
@@ -55,6 +56,7 @@ def windowed(model: Any, size: int) -> Iterator[None]:
 
 def windowed_attention(
     size: int,
+    keep_first: int,
     module: nn.Module,
     query: Tensor,  # (B, H, T, δ)
     key: Tensor,  # (B, G, T, δ)
@@ -65,7 +67,7 @@ def windowed_attention(
     sliding_window: int | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention to the last ``size`` keys, with the arguments and results of an attention function of transformers.
+    """Attention to the last ``size`` and the first ``keep_first`` keys, with the signature of transformers' functions.
 
     Raises:
         UserError: If the layer needs an option that this attention does not have.
@@ -79,10 +81,10 @@ def windowed_attention(
     parts = []
     for first in range(0, length, QUERY_ROWS):
         last = min(first + QUERY_ROWS, length)
-        begin = max(0, cached + first - size + 1)
+        begin = 0 if keep_first else max(0, cached + first - size + 1)
         rows = torch.arange(cached + first, cached + last, device=query.device)[:, None]
         columns = torch.arange(begin, cached + last, device=query.device)
-        mask = (columns <= rows) & (columns > rows - size)  # (rows, columns)
+        mask = (columns <= rows) & ((columns > rows - size) | (columns < keep_first))  # (rows, columns)
         k, v = key[:, :, begin : cached + last], value[:, :, begin : cached + last]
         grouped = query.shape[1] != key.shape[1]
         q = query[:, :, first:last]

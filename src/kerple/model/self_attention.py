@@ -120,6 +120,7 @@ def modifiers_of(position: Position, context: PositionContext, q: Tensor, v: Ten
         context.table,
         context.weight,
         context.at.window,
+        context.at.keep_first,
         position.sink_logit(q, context.queries),
         modify_scores if gathers or position.uses("modify_scores") else None,
         add_to_output if position.uses("add_to_output") else None,
@@ -133,6 +134,7 @@ def prepare_context(
     window: int | None,
     attention: AttentionOption = "auto",
     cached: int = 0,
+    keep_first: int = 0,
 ) -> PositionContext:
     """Compute what a strategy contributes to a forward pass.
 
@@ -143,10 +145,14 @@ def prepare_context(
         window: Number of keys that a query sees; None for all.
         attention: Option for the implementation of attention.
         cached: Number of tokens in the cache, which are no queries.
+        keep_first: Number of first tokens that a query sees beside ``window``. A narrower window of the strategy's own
+            stays as it is.
     """
     at = position.remap_positions(at, tokens)
     windows = [w for w in (position.window, window) if w is not None]
     at = replace(at, window=min(windows, default=None))
+    if at.window == window:
+        at = replace(at, keep_first=keep_first)
     if not at.contiguous:
         return PositionContext(at, at[cached:], None, None, attention)
     distance = at.rows.float()

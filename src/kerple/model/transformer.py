@@ -101,9 +101,14 @@ class Transformer(nn.Module):
         return self.head(x if last is None else x[:, -last:])
 
     def features(
-        self, tokens: Tensor, offset: int = 0, window: int | None = None, cache: Cache | None = None
+        self,
+        tokens: Tensor,
+        offset: int = 0,
+        window: int | None = None,
+        cache: Cache | None = None,
+        keep_first: int = 0,
     ) -> Tensor:
-        """Input of the head, (B, T, D); the arguments are those of `forward`, without ``last``."""
+        """Input of the head, (B, T, D); the arguments are those of `forward` and `losses`."""
         if window is not None and window < 1:
             raise UserError(f"window: got {window}, expected at least 1 key (the query's own), or none for all keys")
         if cache is not None and cache.window is not None and (window is None or window > cache.window):
@@ -120,7 +125,7 @@ class Transformer(nn.Module):
         at = TokenPositions.line(length, offset, tokens.device)
         if self.places is not None:
             at = replace(at, places=self.places(read))
-        contexts = [prepare_context(p, at, read, window, self.attention, cached) for p in self.positions]
+        contexts = [prepare_context(p, at, read, window, self.attention, cached, keep_first) for p in self.positions]
         x = self.embedding_norm(self.embedding(tokens))  # (B, T, D)
         x = self.dropout(self.positions[0].embed(x, contexts[0].queries))
         for i, block in enumerate(self.blocks):
@@ -129,7 +134,9 @@ class Transformer(nn.Module):
             x = run(block, x, self.positions[strategy], contexts[strategy], None if cache is None else cache.layers[i])
         return self.norm(x)
 
-    def losses(self, tokens: Tensor, offset: int = 0, window: int | None = None, last: int | None = None) -> Tensor:
+    def losses(
+        self, tokens: Tensor, offset: int = 0, window: int | None = None, last: int | None = None, keep_first: int = 0
+    ) -> Tensor:
         """Negative log-likelihood of each target in nats, without holding all logits at once.
 
         Args:
@@ -137,11 +144,12 @@ class Transformer(nn.Module):
             offset: Added to every position.
             window: Number of keys that a query sees, see `forward`.
             last: Number of last targets whose losses are returned; None for all.
+            keep_first: Number of first tokens that every query sees in each layer, beside its window.
 
         Returns:
             (B, T), or (B, last), fp32.
         """
-        x, targets = self.features(tokens[:, :-1], offset, window), tokens[:, 1:]
+        x, targets = self.features(tokens[:, :-1], offset, window, keep_first=keep_first), tokens[:, 1:]
         if last is not None:
             x, targets = x[:, -last:], targets[:, -last:]
         losses = target_losses(self.head, x.flatten(0, 1), targets.flatten(), self.row_losses)

@@ -26,6 +26,7 @@ class TokenPositions:
             distance are computed pair by pair.
         places: The place that a task gives each token, (B, T) int64, 0 for none; None where there is no such task.
         window: Number of keys that a query sees in this layer, or None for all before it.
+        keep_first: Number of first tokens that every later query sees beside its window.
     """
 
     rows: Tensor
@@ -33,6 +34,7 @@ class TokenPositions:
     contiguous: bool = True
     places: Tensor | None = None
     window: int | None = None
+    keep_first: int = 0
     _results: dict[Callable, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     @classmethod
@@ -51,12 +53,13 @@ class TokenPositions:
 
     def __getitem__(self, tokens: slice) -> "TokenPositions":
         places = None if self.places is None else self.places[..., tokens]
-        return TokenPositions(self.rows[tokens], self.positions[..., tokens], self.contiguous, places, self.window)
+        rows, positions = self.rows[tokens], self.positions[..., tokens]
+        return TokenPositions(rows, positions, self.contiguous, places, self.window, self.keep_first)
 
     @property
     def visible(self) -> Tensor:
         """Number of keys that each token sees as a query, itself included; (T,) int64."""
-        return self.rows + 1 if self.window is None else (self.rows + 1).clamp(max=self.window)
+        return self.rows + 1 if self.window is None else (self.rows + 1).clamp(max=self.window + self.keep_first)
 
 
 @dataclass(frozen=True)
