@@ -236,5 +236,6 @@ def _losses(network: Network, segments: Tensor, **options: int | None) -> Tensor
     """Losses (B, S·L), or (B, S·last), of the segments (B, S, L+1)."""
     rows = segments.flatten(0, 1)  # (B·S, L+1)
     batch_size = max(1, TOKENS_PER_FORWARD // (rows.shape[1] - 1))
-    parts = [network.losses(batch, **options) for batch in rows.split(batch_size)]
+    chosen = {name: value for name, value in options.items() if value}  # a network needs no options that nobody uses
+    parts = [network.losses(batch, **chosen) for batch in rows.split(batch_size)]
     return torch.cat(parts).reshape(len(segments), -1)
