@@ -1,13 +1,24 @@
-"""A file is the new one or the one before, whatever happens in between."""
+"""A file or checkpoint is the new one or the one before, whatever happens in between."""
 
+import errno
 import multiprocessing
 import os
+import pickle
+import resource
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
 
+from kerple.base import checkpoint_io
 from kerple.base.atomic import write, writing
+from kerple.base.checkpoint_io import AtomicCheckpointIO
+from kerple.base.errors import UserError
+from tests.analyses.line import Line
+from tests.toy import ToyData, trainer
 
 FORK = multiprocessing.get_context("fork")
 
@@ -69,3 +80,75 @@ def test_writers_of_the_same_file_do_not_disturb_each_other(tmp_path):
         assert path.read_text() == "second"
     assert path.read_text() == "first"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def value(path: Path) -> float:
+    return torch.load(path, weights_only=True)["weights"][0].item()
+
+
+def state(number: float) -> dict[str, Any]:
+    # fewer numbers than torch shares among threads, for which a forked process would wait for ever
+    return {"weights": torch.full((30_000,), number)}
+
+
+def fill_the_disk(path: Path) -> None:
+    plugin = AtomicCheckpointIO()
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))  # the kernel refuses what goes beyond
+    with pytest.raises(UserError, match=r"^no room for the checkpoint .*last.ckpt .* intact: free some space"):
+        plugin.save_checkpoint(state(2), path)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    os._exit(7)
+
+
+def test_a_full_disk_leaves_the_previous_one_and_says_so(tmp_path):
+    path = tmp_path / "last.ckpt"
+    AtomicCheckpointIO().save_checkpoint(state(1), path)
+    process = FORK.Process(target=fill_the_disk, args=(path,))
+    process.start()
+    process.join()
+    assert process.exitcode == 7
+    assert value(path) == 1
+    assert list(tmp_path.iterdir()) == [path]
+
+
+class Falling(Line):
+    """Has a validation loss that falls, so that each validation makes a new best checkpoint."""
+
+    def validation_step(self, batch: dict[str, torch.Tensor], index: int) -> None:
+        self.log("loss", -float(self.global_step))
+
+
+def test_the_best_checkpoint_is_one_that_is_there(tmp_path, monkeypatch):
+    keep = ModelCheckpoint(tmp_path, "{step}", monitor="loss", save_top_k=1)
+    often = {"max_steps": 8, "val_check_interval": 2, "num_sanity_val_steps": 0}
+    run = trainer(tmp_path, keep, plugins=[AtomicCheckpointIO()], **often)
+    real, calls = checkpoint_io._write, []
+
+    def full_at_the_third(checkpoint: dict[str, Any], path: Path) -> None:
+        calls.append(path)
+        if len(calls) == 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(checkpoint, path)
+
+    monkeypatch.setattr(checkpoint_io, "_write", full_at_the_third)
+    with pytest.raises(UserError, match="no room for the checkpoint"):
+        run.fit(Falling(), ToyData())
+    kept = list(tmp_path.glob("*.ckpt"))
+    assert [path.name for path in kept] == ["step=4.ckpt"]
+    stored = torch.load(kept[0], weights_only=True)["callbacks"]
+    (state_of_best,) = (value for key, value in stored.items() if key.startswith("ModelCheckpoint"))
+    assert Path(state_of_best["best_model_path"]) == kept[0]  # what a resumed run believes in
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, ("exploded",)
+
+
+def test_loading_runs_nothing_even_when_asked_to(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save({"state_dict": Bomb()}, tmp_path / "bomb.ckpt")
+    with pytest.raises(pickle.UnpicklingError):
+        AtomicCheckpointIO().load_checkpoint(tmp_path / "bomb.ckpt", weights_only=False)
+    assert not Path("exploded").exists()

@@ -23,11 +23,6 @@ def tokenizer(documents):
     return train_tokenizer(documents, 400)
 
 
-def test_training_twice_gives_the_same_tokenizer(tokenizer, documents):
-    assert train_tokenizer(documents, 400).to_str() == tokenizer.to_str()
-    assert tokenizer.get_vocab_size() == 400
-
-
 @given(st.lists(st.text(alphabet="ab1-. \n\té", min_size=1, max_size=20) | st.sampled_from("ab1- \n"), max_size=20))
 @settings(max_examples=100, deadline=None)
 def test_only_what_is_longer_than_a_run_may_be_is_cut(parts):

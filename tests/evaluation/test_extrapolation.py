@@ -203,22 +203,12 @@ def test_after_each_validation_of_a_fit_full_is_measured_on_its_first_blocks(tmp
         ({"protocols": ["full"], "window": 4}, "window: got 4"),
         ({"protocols": ["sliding"], "stride": 4, "skip": 27, "block_length": 64}, "skip: got 27, .* at least 28"),
         ({"block_length": 16}, "block_length: got 16, expected a multiple of 32"),
-    ],
-)
-def test_options_that_cannot_be_honoured_are_errors(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        Extrapolation(**({"lengths": [8, 32]} | options))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
         ({"lengths": [8, 256]}, "the test split has only 0 of 256"),
         ({"sampling": "paper"}, "segments: got 320, but there are only 6"),
         ({"blocks": 7}, "blocks: got 7, but the test split has only 6 of 32 targets"),
     ],
 )
-def test_more_than_the_data_holds_is_an_error(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_honoured_is_an_error(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         run(tmp_path, Extrapolation(**({"lengths": [8, 32]} | options)), events=False)
 

@@ -1,11 +1,16 @@
-"""Protocols against a loop that scores one target at a time, and against the mistakes of public evaluators."""
+"""Protocols and blocks of documents against loops, their sums, and the mistakes of public evaluators."""
 
+import math
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from kerple.evaluation import protocols
+from kerple.evaluation.metrics import TokenLoss
 from kerple.evaluation.protocols import Protocol, full, sliding, windowed
+from kerple.evaluation.segments import DocumentBlocks
 from kerple.model import Transformer
 from kerple.positions import KerpleLog, Shape
 
@@ -147,3 +152,65 @@ def test_tokens_of_a_forward_are_bounded(length: int, budget: int, monkeypatch: 
         assert all(rows * size <= max(budget, length) for rows, size in counter.forwards)
         if protocol.name == "full":  # and used
             assert max(rows for rows, _ in counter.forwards) == max(1, budget // length)
+
+
+class Counting:
+    """Token t is t."""
+
+    def __len__(self) -> int:
+        return 300
+
+    def read(self, start: int, count: int) -> np.ndarray:
+        return np.arange(start, start + count, dtype=np.uint16)
+
+
+@pytest.mark.parametrize("length", [1, 7, 30, 100])
+def test_blocks_tile_each_document_and_cross_no_border(length: int) -> None:
+    begins = [0, 1, 3, 40, 40, 75, 106, 207]  # one document is empty
+    blocks = DocumentBlocks(Counting(), np.array(begins, dtype=np.uint64).astype(np.int64), length)
+    expected, documents = [], []
+    for document, (begin, end) in enumerate(zip(begins, [*begins[1:], 300], strict=True)):
+        start = begin
+        while start + length + 1 <= end:
+            expected.append(list(range(start, start + length + 1)))
+            documents.append(document)
+            start += length
+    assert [blocks[i]["tokens"].tolist() for i in range(len(blocks))] == expected
+    assert blocks.documents.tolist() == documents
+    assert blocks[0]["tokens"].dtype == torch.int64
+    few = DocumentBlocks(Counting(), begins, length, limit=1)
+    assert [few[i]["tokens"].tolist() for i in range(len(few))] == expected[:1]
+    assert few.documents.tolist() == documents[:1]
+    with pytest.raises(IndexError):
+        blocks[len(blocks)]
+    allowed = np.arange(len(begins)) % 2 == 0
+    some = DocumentBlocks(Counting(), begins, length, allowed=allowed)
+    assert [some[i]["tokens"].tolist() for i in range(len(some))] == [
+        tokens for tokens, document in zip(expected, documents, strict=True) if allowed[document]
+    ]
+    assert some.left_out == len({document for document in documents if not allowed[document]})
+
+
+def test_documents_that_are_all_too_short_are_an_error() -> None:
+    with pytest.raises(ValueError, match=r"at least 1 blocks of 121 tokens .* the longest document has 120"):
+        DocumentBlocks(Counting(), [0, 60, 180], 120)
+
+
+def test_perplexity_is_one_exp_of_one_quotient_not_a_mean_of_means() -> None:
+    metric = TokenLoss()
+    metric.update(torch.tensor([6.0, 4.0]), 0, torch.tensor([3, 0]))  # windows of unequal size
+    metric.update(torch.ones(6), 0, torch.tensor([1, 2, 3, 4, 5, 6]))
+    assert float(metric.compute()) == pytest.approx(math.exp(16 / 8), rel=1e-12)
+    assert float(metric.bits_per_byte()) == pytest.approx(16 / math.log(2) / 24, rel=1e-12)
+
+
+def test_sums_are_fp64_and_counts_are_integers() -> None:
+    metric = TokenLoss()
+    metric.update(torch.tensor([2.0**25]), 0)
+    metric.update(torch.tensor([1.0]), 0)
+    assert (metric.nll.dtype, metric.targets.dtype) == (torch.float64, torch.int64)
+    assert float(metric.nll) == 2.0**25 + 1  # lost in an fp32 sum
+    losses, many = torch.full((3, 2**20), 7.1), TokenLoss()  # an fp32 sum of these is wrong in the fourth digit
+    many.update(losses, 0)
+    assert float(many.nll) == pytest.approx(losses.numel() * float(losses[0, 0]), rel=1e-14)
+    assert int(many.targets) == losses.numel()

@@ -8,11 +8,10 @@ from pytorch_lightning import LightningDataModule
 
 from kerple.base.errors import UserError
 from kerple.model.generation import fill_in
-from kerple.positions import FIRE, Abacus, Coupled, NoPE, Position, Shape, TokenPositions
+from kerple.positions import FIRE, Abacus, Coupled, Position, Shape, TokenPositions
 from kerple.tasks import Addition, TaskData
 from kerple.tasks.sampling import collate
 from kerple.training.language_model import LanguageModel
-from tests.toy import ToyData
 
 SHAPE = Shape(8, 2, 16)
 PLACES = torch.tensor([[1, 2, 3, 0, 1, 2, 0, 0], [1, 2, 0, 2, 5, 0, 1, 0]])
@@ -71,14 +70,6 @@ def model(position: object, data: LightningDataModule) -> LanguageModel:
     module = LanguageModel(position, data.vocabulary, data.length, layers=2, dim=16, heads=2)
     module.attach(data)
     return module
-
-
-def test_data_without_places_are_refused_in_one_line() -> None:
-    with pytest.raises(UserError, match="position: Coupled asks for the places of a task, got data ToyData"):
-        model(Coupled, ToyData())
-    with pytest.raises(UserError, match="got Abacus and Coupled, expected one of them"):
-        model(partial(Coupled, position=Abacus), TaskData(Addition(order="reversed"), 64))
-    assert model(NoPE, ToyData()).network.places is None
 
 
 @pytest.mark.parametrize("strategy", [Coupled, Abacus, partial(Abacus, position=FIRE)])
