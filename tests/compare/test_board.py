@@ -33,23 +33,17 @@ def test_it_shows_a_test_instead_of_the_fit_before_it_and_text_with_brackets(tmp
     assert "[1/5] a line [with brackets]" in output.getvalue()
 
 
-def test_time_left_is_of_what_runs_and_what_waits(tmp_path: Path) -> None:
-    todo = tasks(tmp_path)
-    board = Board(4, todo, 2, Console(file=StringIO()))
+def test_time_left_is_of_what_runs_and_what_waits_and_a_smaller_comparison_is_suggested(tmp_path: Path) -> None:
+    output, todo = StringIO(), tasks(tmp_path)
+    board = Board(4, todo, 2, Console(file=output, width=200))
     assert board.left(board.running()) is None
+    assert not board.advise(4, "make demo STEPS={steps}")
     training(todo[0], 5.0, 95.0)
     assert board.left(board.running()) is None  # too early to say
     training(todo[0], 60.0, 40.0)
     training(todo[1], 60.0, 60.0)
     # 40 + 60 s of those at work, two more of 110 s each, two at a time
     assert board.left(board.running()) == (40 + 60 + 2 * 110) / 2
-
-
-def test_a_smaller_comparison_is_suggested_once_the_pace_is_known(tmp_path: Path) -> None:
-    output, todo = StringIO(), tasks(tmp_path)
-    board = Board(4, todo, 1, Console(file=output, width=200))
-    assert not board.advise(10, "make demo STEPS={steps}")
-    training(todo[0], 60.0, 540.0)
-    assert board.advise(10, "make demo STEPS={steps}")
-    # 540 + 3 × 600 s, of which 10 minutes are 600 / 2340 of 400 steps
-    assert "about 39 min; Ctrl-C and `make demo STEPS=100` for what takes about 10 min" in output.getvalue()
+    assert board.advise(2, "make demo STEPS={steps}")
+    # 160 s, of which 2 minutes are 120 / 160 of 400 steps
+    assert "about 3 min; Ctrl-C and `make demo STEPS=300` for what takes about 2 min" in output.getvalue()
