@@ -19,7 +19,7 @@ from benchmarks.measure import in_turn, machine, peak_above
 from benchmarks.models import build, training_step
 from kerple.compare.comparison import Strategy
 from kerple.compare.figures import plain_log_ticks, save
-from kerple.compare.runs import committed, read
+from kerple.compare.runs import read_runs, recorded_runs
 from kerple.compare.statistics import estimate
 from kerple.compare.tables import Cell, Table
 from kerple.evaluation.protocols import full
@@ -138,7 +138,7 @@ def main() -> None:
     measured["memory_mib"] = measured["strategy"].map(memory)
     folder = ROOT / "results/cost"
     folder.mkdir(exist_ok=True)
-    results = read(committed(ROOT / f"results/{TIER}")).results.query("metric == 'ppl' and protocol == 'full'")
+    results = read_runs(recorded_runs(ROOT / f"results/{TIER}")).results.query("metric == 'ppl' and protocol == 'full'")
     losses = results.groupby(["strategy", "length"], as_index=False).agg(mean=("value", "mean"))
     costs = table(measured, losses)
     measured.to_csv(folder / "costs.csv", index=False, float_format="%.6g")

@@ -51,7 +51,9 @@ def draw(strategy: type[Position], path: Path) -> None:
 def draw_hero(comparison: str, labels: list[str], title: str) -> None:
     figure = Figure(figsize=(7.6, 3.8), layout="constrained")
     axes = figure.subplots()
-    results = runs.read(runs.committed(RESULTS / comparison)).results.query("metric == 'ppl' and protocol == 'full'")
+    results = runs.read_runs(runs.recorded_runs(RESULTS / comparison)).results.query(
+        "metric == 'ppl' and protocol == 'full'"
+    )
     ends, y = {}, 0.0
     for label, colour in zip(labels, COLOURS, strict=False):
         curve = results[results["strategy"] == label].groupby("length")["value"].mean()
@@ -74,7 +76,7 @@ def held() -> dict[str, list[str]]:
     """How many times its training length each class has held in comparisons in results/, a phrase for each label."""
     places = defaultdict(list)
     for comparison in ("small", "demo", "field"):
-        read = runs.read(runs.committed(RESULTS / comparison))
+        read = runs.read_runs(runs.recorded_runs(RESULTS / comparison))
         classes = {run.strategy: runs.strategy(config) for run, config in read.configs.items()}
         for label, rows in read.results.query("metric == 'ppl' and protocol == 'full'").groupby("strategy"):
             curve = rows.groupby("length")["value"].mean().loc[read.training_length :]

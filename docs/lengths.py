@@ -16,9 +16,9 @@ from kerple.data.tokenizer import token_bytes
 PAPERS = {"OpenWebText2": 3.85, "GitHub": 5.25, "ArXiv": 46.61}  # mean KiB (Gao et al. 2020, The Pile, Table 1)
 
 
-def document_bytes(place: str) -> np.ndarray:
+def document_bytes(location: str) -> np.ndarray:
     """Bytes of text of each document of a prepared folder, (documents,)."""
-    folder, sizes = Folder(place), []
+    folder, sizes = Folder(location), []
     of_token = np.array(token_bytes(folder.tokenizer()))
     for split in SPLITS:
         stream = folder.stream(split)

@@ -8,5 +8,5 @@ from tests.parsers import build_parsers_once
 
 build_parsers_once(pytest.MonkeyPatch())
 with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(fit, "settle_torch", lambda: None)  # its threads would not outlive a fork
+    patch.setattr(fit, "configure_torch", lambda: None)  # its threads would not outlive a fork
     capture_parser(lambda: fit.run(["fit"], ""))

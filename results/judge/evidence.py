@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from kerple.compare.runs import Runs, committed, read
+from kerple.compare.runs import Runs, read_runs, recorded_runs
 from kerple.compare.statistics import Sums, by_block
 
 
@@ -69,17 +69,17 @@ class Tier:
     @cached_property
     def comparison_of(self) -> dict[str, str]:
         """The first comparison that has a run of a strategy, by strategy."""
-        return {run.strategy: name for name in self.comparisons[::-1] for run in committed(self.root / name)}
+        return {run.strategy: name for name in self.comparisons[::-1] for run in recorded_runs(self.root / name)}
 
     @cached_property
     def runs(self) -> Runs:
         """The runs of all its comparisons; one that is in several is that of the first."""
         runs = {}
         for name in self.comparisons[::-1]:
-            of_comparison = [run for run in committed(self.root / name) if run.seed >= self.first_seed]
+            of_comparison = [run for run in recorded_runs(self.root / name) if run.seed >= self.first_seed]
             runs |= {(run.part, run.strategy, run.seed): run for run in of_comparison}
         empty = pd.DataFrame(columns=["strategy", "seed", "metric", "protocol", "length", "block", "sum", "count"])
-        return read(runs.values()) if runs else Runs(empty, empty, empty)
+        return read_runs(runs.values()) if runs else Runs(empty, empty, empty)
 
     @cached_property
     def blocks(self) -> dict[tuple[str, str, str, int], pd.DataFrame]:

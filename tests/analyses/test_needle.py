@@ -68,16 +68,16 @@ def test_found_is_what_lies_within_memory(data: TokenShards, tmp_path: Path, kin
     assert (tmp_path / f"{kind}.png").exists()
     assert set(cells["length"]) == {500, 700}  # the reader has 800 positions
     assert content["skipped"][0]["length"] == 900
-    found = cells.set_index(["length", "depth"])["found"]
-    assert found[500, 1.0] == found[700, 1.0] == 2
-    assert found[700, 0.0] == 0
+    recalls = cells.set_index(["length", "depth"])["recall"]
+    assert recalls[500, 1.0] == recalls[700, 1.0] == 1
+    assert recalls[700, 0.0] == 0
     totals = results.totals(table).set_index("length")
-    assert totals.loc[700, ["metric", "count", "value"]].tolist() == ["accuracy", 6, found[700].sum() / 6]
+    assert totals.loc[700, ["metric", "count", "value"]].tolist() == ["accuracy", 6, recalls[700].mean()]
 
 
 def test_many_values_are_all_sought(data: TokenShards, tmp_path: Path) -> None:
     cells, _ = run(data, tmp_path, 2000, "niah_multivalue")
-    assert set(cells["found"]) == {2.0}
+    assert set(cells["recall"]) == {1.0}
 
 
 def test_both_kinds_of_networks_write_greedily() -> None:

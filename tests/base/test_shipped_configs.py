@@ -13,6 +13,7 @@ def test_the_users_own_file_comes_first_and_only_configs_are_replaced(tmp_path, 
     assert config_path("configs/none.yaml") == "configs/none.yaml"
     typed = ["fit", "--config", "configs/demo.yaml", "--config=configs/demo.yaml", "--prompt", "configs/demo.yaml"]
     assert with_shipped_configs(typed) == ["fit", "--config", demo, f"--config={demo}", "--prompt", "configs/demo.yaml"]
+    assert Path(with_shipped_configs(["--model", "configs/model/162m.yaml"])[1]).is_file()
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "demo.yaml").write_text("{}")
     assert with_shipped_configs(typed) == typed

@@ -1,8 +1,11 @@
 """What `run.py` imports before it knows which command is asked for, and what it says to an incomplete command line."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+
+from kerple.cli.main import with_all_trusted
 
 PROGRAM = """
 import sys
@@ -15,16 +18,56 @@ def refused(*commands):
             assert end.code == 2
 refused(["--help"], ["inspect", "no/such/folder"], ["prepare", "--config=none.yaml"], ["train"], [])
 print(*{"torch", "pytorch_lightning", "matplotlib", "transformers"} & set(sys.modules))
-refused(["fit", "--config", "configs/dmo.yaml"], ["fit", "--model.position", "KerplLog"])
+refused(["fit", "--config", "configs/dmo.yaml"])
 print(*{"pytorch_lightning", "matplotlib", "transformers"} & set(sys.modules))
 """
 
 
-def test_help_and_early_mistakes_import_no_torch_and_misspelt_names_no_lightning():
+def test_help_and_early_mistakes_import_no_torch_and_misspelt_files_no_lightning():
     root = Path(__file__).parents[2]
     ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, cwd=root)
     assert ended.stdout.endswith("\n\n\n")
     errors = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 6
+    assert len(errors) == 5
     assert "configs/dmo.yaml" in errors[4]
-    assert "KerplLog, expected a class path or one of ALiBi, " in errors[5]
+
+
+IN_C = """
+import sys
+from kerple.cli.main import main
+sys.argv[1:] = ["--help"]
+main()  # begins again in UTF-8
+main(["prepare", "--config=größe.yaml"])
+main(["fit", "--config=größe.yaml"])
+main(["test", "--ckpt_path=logs/é/ALiBi/seed-1235/checkpoints/last.ckpt"])
+main(["inspect", "data/köpus-bpe300"])
+from kerple.compare import page
+page.figures = lambda *_: ()  # they take seconds
+main(["compare", "--report_only", "--directories", "logs", "--baseline=ALiBi", "--output=猫"])
+"""
+CONFIG = """
+experiment: é # 猫
+model: {position: ALiBi, layers: 1, dim: 8, heads: 2}
+data: {class_path: TokenShards, init_args: {corpus: köpus, vocabulary: 300, length: 8, prepare_workers: 1}}
+trainer:
+  {max_steps: 3, accelerator: cpu, callbacks: [{class_path: Extrapolation, init_args: {lengths: [8], blocks: 1}}]}
+"""
+
+
+def test_every_character_is_read_and_printed_where_the_locale_has_only_ascii(tmp_path):
+    (tmp_path / "größe.yaml").write_text(CONFIG, encoding="utf-8")
+    (tmp_path / "köpus").mkdir()
+    for number in range(40):
+        (tmp_path / "köpus" / f"é{number}.txt").write_text(f"猫 {number} " * 40, encoding="utf-8")
+    (tmp_path / "program.py").write_text(IN_C, encoding="utf-8")
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    ended = subprocess.run([sys.executable, "program.py"], capture_output=True, cwd=tmp_path, env=os.environ | plain)
+    assert ended.returncode == 0, ended.stderr.decode()
+    assert "猫" in ended.stdout.decode()
+    assert (tmp_path / "猫" / "report.html").is_file()
+
+
+def test_every_package_that_is_trusted_counts():
+    typed = ["fit", "--trust", "a", "--logs=x", "--trust=b,c"]
+    assert with_all_trusted(typed) == ["fit", "--logs=x", "--trust=a,b,c"]
+    assert with_all_trusted(typed[:4]) == typed[:4]

@@ -11,6 +11,7 @@ import yaml
 from kerple.base.errors import UserError
 from kerple.cli.main import main
 from tests.cli.tiny import TINY, complaint
+from tests.compare.runs_on_disk import CURVES, write_run
 
 
 def config(folder, **sections):
@@ -23,6 +24,7 @@ def config(folder, **sections):
     [
         (["--model.heads=3"], ["heads: got 3"]),  # a class says it when it is built
         (["--data.lenght=3"], ["lenght"]),
+        (["--model.position=Kerple1og"], ["model.position", "Kerple1og", "KerpleLog"]),
         (["--model.position=my_gaus.X"], ["model.position", "No module named 'my_gaus'"]),
         (["--model.position=ALiBi", "--model.position.slop=3"], ["model.position", "slop"]),
         (["--trainer.overfit_batches=1"], ["trainer.overfit_batches"]),
@@ -43,6 +45,8 @@ def test_an_option_of_fit(options, parts, tmp_path, capsys):
     [
         ({"trainer": {"max_step": 3}}, "max_step"),
         ({"trainer": []}, "trainer: got []"),
+        ({"model": TINY["model"] | {"position": {"class_path": "RoPE", "init_args": {"bass": {}}}}}, "bass"),
+        ({"model": TINY["model"] | {"position": {"class_path": "RoPE", "dict_kwargs": {"a": 1}}}}, "dict_kwargs"),
         ({"model": TINY["model"] | {"position": ["RoPE"]}}, "model.position: got"),
     ],
 )
@@ -76,6 +80,26 @@ def test_debug_and_faults_of_the_program_have_a_traceback_and_a_full_disk_is_one
     assert "the disk is full" in complaint(capsys, "fit", config(tmp_path), f"--run_dir={tmp_path}/run")
     with pytest.raises(ValueError, match="a bug of ours"):
         main(["fit", config(tmp_path), f"--run_dir={tmp_path}/run"])
+
+
+@pytest.mark.parametrize(
+    ("strategy", "name"), [({"optoins": {}}, "strategies.RoPE.optoins"), ({"options": {"bass": {}}}, "position.bass")]
+)
+def test_an_unknown_option_of_a_strategy_in_a_comparison(strategy, name, tmp_path, capsys):
+    base = {"name": "x", "base": ["configs/demo.yaml"], "seeds": [1], "baseline": "RoPE"}
+    (tmp_path / "x.yaml").write_text(yaml.safe_dump(base | {"strategies": {"RoPE": strategy}}))
+    assert f"{name}: is no option" in complaint(capsys, "compare", f"--config={tmp_path}/x.yaml")
+
+
+@pytest.mark.parametrize("file", ["config.yaml", "cost.json", "test/results.json", "parts/settings.json"])
+def test_a_file_of_a_run_or_a_preparation_that_holds_a_list(file, tmp_path, capsys):
+    write_run(tmp_path / "run", "ALiBi", 1236, CURVES["ALiBi"])
+    (tmp_path / "run" / "parts").mkdir()
+    (tmp_path / "run" / file).write_text("[]")
+    arguments = ["compare", "--directories", tmp_path, "--baseline=ALiBi", f"--output={tmp_path}/report"]
+    if file == "parts/settings.json":
+        arguments = ["prepare", f"--data.corpus={__file__}", f"--data.directory={tmp_path}/run"]
+    assert file in complaint(capsys, *arguments)
 
 
 def test_a_missing_package_is_one_line_with_the_command_that_installs_it(monkeypatch, capsys):

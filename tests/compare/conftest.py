@@ -17,8 +17,7 @@ from kerple.cli import compare
 from kerple.compare import engines, page
 from kerple.compare import job as jobs
 from kerple.compare.comparison import Job
-from kerple.compare.job import Task
-from kerple.compare.runs import Run, read
+from kerple.compare.runs import Run, read_runs
 from tests.compare import fake_run
 from tests.compare.runs_on_disk import CURVES, write_run
 
@@ -29,10 +28,10 @@ SERVER.set_forkserver_preload(["tests.compare.fake_run", "kerple.compare.job"])
 class Fork:
     """A stand-in run in a fork of a process that has imported what it needs; what is used of `subprocess.Popen`."""
 
-    def __init__(self, task: Task, threads: int) -> None:
-        log = task.job.beside(".log")
+    def __init__(self, job: Job, threads: int) -> None:
+        log = job.beside(".log")
         log.parent.mkdir(parents=True, exist_ok=True)
-        arguments = (json.dumps(asdict(task), default=str), str(log), dict(os.environ))
+        arguments = (json.dumps(asdict(job), default=str), str(log), dict(os.environ))
         self._process = SERVER.Process(target=fake_run.forked, args=arguments)
         self._process.start()
         self._lock = threading.Lock()
@@ -124,4 +123,4 @@ def hostile_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for i, label in enumerate(curves)
         for seed in (1235, 1236)
     ]
-    return page.write(read(runs), root / "report", name="<b>&", baseline="base/line", missing=["<i>"])
+    return page.write(read_runs(runs), root / "report", name="<b>&", baseline="base/line", missing=["<i>"])

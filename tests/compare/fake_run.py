@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from kerple.base.progress import FILE, note
+from kerple.base.progress import FILE, write_progress
 from kerple.compare.job import work
 from kerple.evaluation import results
 from kerple.evaluation.results import Row
@@ -58,8 +58,9 @@ def fit(options: dict[str, str]) -> None:
     while state["step"] < 20:
         time.sleep(float(os.environ.get("FAKE_STEP", "0.01")))
         state |= {"step": state["step"] + 1, "value": (state["value"] * 31 + state["step"]) % 1009}
-        progress = {"doing": "training", "done": state["step"], "of": 20, "for": 60.0, "since": 9}
-        note(directory / FILE, **progress, left=20.0 - state["step"], loss=4.25, tokens_per_second=1234.0)
+        progress = {"stage": "training", "done": state["step"], "total": 20, "seconds": 60.0, "done_since_start": 9}
+        progress |= {"seconds_left": 20.0 - state["step"], "loss": 4.25, "tokens_per_second": 1234.0}
+        write_progress(directory / FILE, **progress)
         if state["step"] % 5 == 0:
             fresh = checkpoint.with_suffix(".new")
             fresh.write_text(json.dumps(state))

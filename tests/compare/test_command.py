@@ -5,6 +5,7 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -16,7 +17,7 @@ from kerple.cli.main import main
 from kerple.compare import job as jobs
 from kerple.compare import records
 from kerple.compare.comparison import Job
-from kerple.compare.runs import committed, flat, read
+from kerple.compare.runs import flat, read_runs, recorded_runs
 from kerple.evaluation import results
 from tests.compare.conftest import change, command, fits, resolve, written
 from tests.inline_ray import Inline
@@ -166,6 +167,23 @@ def test_a_failed_run_does_not_stop_the_others(config: Path, capsys: pytest.Capt
     assert len(list(config.parent.glob("runs/KerpleLog/*/test/results.json"))) == 1
 
 
+def test_two_comparisons_at_once_do_every_run_once(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_STEP", "0.05")
+    change(config, strategies={"KerpleLog": {}})
+    other = config.with_name("other.yaml")
+    shutil.copy(config, other)
+    change(other, output=str(config.parent / "second"))
+    second = command(other)
+    while not list(config.parent.rglob("*.starts")):
+        time.sleep(0.01)
+    run(config, "--parallel", "2")
+    second.join()
+    assert fits(config) == {"KerpleLog seed-1": 1, "KerpleLog seed-2": 1}
+    reports = [config.parent / name for name in ("report", "second")]
+    assert (reports[0] / WHOLE_TABLE).read_bytes() == (reports[1] / WHOLE_TABLE).read_bytes()
+    assert [len(recorded_runs(report)) for report in reports] == [2, 2]
+
+
 def test_a_mistake_in_the_file_is_one_line(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = config.read_text()
     for mistake, name in (
@@ -217,7 +235,7 @@ def test_without_logs_the_report_comes_from_the_committed_runs(
     (report / "runs/ALiBi/seed-2" / results.ABOUT).write_text("{")
     run(config)  # trains it in its place, and keeps it
     assert fits(config) == {"ALiBi seed-2": 1}
-    assert len(read(committed(report)).configs) == 4
+    assert len(read_runs(recorded_runs(report)).configs) == 4
 
     # runs beside another report are taken where they are the same
     shutil.rmtree(config.parent / "runs")
@@ -237,7 +255,8 @@ def test_a_broken_record_is_refused_with_the_reason_and_leaves_nothing(config: P
     run(config)
     whole, record, folder = (tmp_path / name for name in ("report/runs/KerpleLog/seed-2", "broken", "taken"))
     flags = ["--model.position=KerpleLog", "--seed_everything=2", "--data.seed=2"]
-    job = Job("KerpleLog", 2, "", folder, folder / "test", flags, [], {})
+    job = Job("KerpleLog", 2, "", folder, folder / "test", flags, [], {}, data="a checksum")
+    job = replace(job, config=flat(resolve(job)))
     about = json.loads((whole / results.ABOUT).read_text())
     for name, content, reason in (
         (results.ABOUT, about | {"version": 1}, "version 1"),
@@ -250,10 +269,10 @@ def test_a_broken_record_is_refused_with_the_reason_and_leaves_nothing(config: P
     ):
         shutil.copytree(whole, record)
         (record / name).write_text(content if isinstance(content, str) else json.dumps(content))
-        assert reason in records.take(job, flat(resolve(job)), "a checksum", record)
+        assert reason in records.take(job, record)
         assert not folder.exists(), reason
         shutil.rmtree(record)
-    assert records.take(job, flat(resolve(job)), "a checksum", whole) is None
+    assert records.take(job, whole) is None
     assert (folder / "test" / results.TABLE).exists()
 
 
@@ -302,23 +321,16 @@ def test_a_run_that_was_stopped_goes_on(
     assert fits(config)["KerpleLog seed-1"] == 2
 
 
-def test_two_comparisons_at_once_do_every_run_once_and_runs_of_one_that_was_killed_are_waited_for(config: Path) -> None:
+def test_runs_of_a_comparison_that_was_killed_are_waited_for(config: Path) -> None:
     """Processes as they really are; the command dies alone, and its runs go on."""
     change(config, strategies={"KerpleLog": {}})
-    other = config.with_name("other.yaml")
-    shutil.copy(config, other)
-    change(other, output=str(config.parent / "second"))
-    process = command(other)
+    process = command(config)
     runs = runs_at_work(config.parent)
-    killed = threading.Timer(0.3, process.kill)
-    killed.start()
-    table = run(config, "--parallel", "2")
-    killed.join()
-    assert not (config.parent / "second").exists()
-    compare.main(["--config", str(other)])
-    assert (config.parent / "second" / WHOLE_TABLE).read_bytes() == table == undisturbed(config.parent / "alone")
+    process.kill()
+    process.join()
+    whole_table = run(config)
     assert fits(config) == {"KerpleLog seed-1": 1, "KerpleLog seed-2": 1}
-    assert [len(committed(config.parent / name)) for name in ("report", "second")] == [2, 2]
+    assert whole_table == undisturbed(config.parent / "undisturbed")
     assert not any("Error" in run.with_name(run.name + ".log").read_text() for run in runs)
 
 

@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from kerple.base.errors import UserError
 from kerple.compare import page as report
 from kerple.compare.print_figures import write_print_figures
-from kerple.compare.runs import Run, locate, read
+from kerple.compare.runs import Run, locate, read_runs
 from kerple.compare.statistics import summarise
 from kerple.evaluation import results
 from tests.compare.runs_on_disk import BYTES_PER_TOKEN, CURVES, LENGTHS, reconfigure, write_run, write_task_run
@@ -24,7 +24,7 @@ SEEDS = (1235, 1236, 1237)
 
 def written(runs: list[Run], folder: Path, baseline: str = "KerpleLog") -> tuple[str, str]:
     """The page and the tables of a report."""
-    report.write(read(runs), folder / "report", name="x", baseline=baseline)
+    report.write(read_runs(runs), folder / "report", name="x", baseline=baseline)
     return ((folder / "report" / "report.html").read_text(), (folder / "report" / "table.md").read_text())
 
 
@@ -41,7 +41,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folder(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
     options = {"name": "three curves", "baseline": "KerpleLog", "events": root / "events"}
-    report.write(read(locate([root])), folder, **options, missing=["T5 seed 1235"])
+    report.write(read_runs(locate([root])), folder, **options, missing=["T5 seed 1235"])
     return folder
 
 
@@ -56,7 +56,7 @@ def test_results_hold_every_run_length_and_protocol_once(folder: Path) -> None:
 
 def test_the_same_runs_give_the_same_bytes_and_events_one_picture(root: Path, folder: Path, tmp_path: Path) -> None:
     options = {"name": "three curves", "baseline": "KerpleLog", "events": root / "events"}
-    report.write(read(locate([root])), tmp_path, **options)
+    report.write(read_runs(locate([root])), tmp_path, **options)
     for name in ("results.csv", "summary.csv", "costs.csv", "table.md", "ppl-against-length.svg", "kernels.csv"):
         assert (tmp_path / name).read_bytes() == (folder / name).read_bytes(), name
     (path,) = (root / "events").iterdir()  # a second report replaces the first
@@ -123,7 +123,7 @@ def test_html_needs_no_other_file_and_says_what_was_done(folder: Path) -> None:
 
 
 def test_figures_for_print_are_narrow_pdfs_of_the_chosen_strategies(root: Path, tmp_path: Path) -> None:
-    found = read(locate([root]))
+    found = read_runs(locate([root]))
     summary = summarise(found.results, "KerpleLog", blocks=found.blocks)
     for folder in ("one", "two"):
         write_print_figures(summary, found, ["RoPE", "KerpleLog"], "KerpleLog", tmp_path / folder)
@@ -232,10 +232,10 @@ def test_what_differs_beside_strategy_and_seed_is_named_above_the_tables(tmp_pat
             reconfigure(tmp_path / strategy / f"seed-{seed}", trainer={"callbacks": [saver]})
     runs, other = locate([tmp_path]), tmp_path / "RoPE" / f"seed-{SEEDS[1]}"
     reconfigure(other, data={"tokenizer": None, "directory": "elsewhere"})  # where it is says nothing of what it is
-    assert report.complaints(read(runs)) == []
+    assert report.complaints(read_runs(runs)) == []
     reconfigure(other, data={"batch_size": 16})
     complaint = "RoPE: data.init_args.batch_size: 16 | 8"
-    assert report.complaints(read(runs)) == [complaint]
+    assert report.complaints(read_runs(runs)) == [complaint]
     page, text = written(runs, tmp_path)
     assert text.index(complaint) < text.index("| KerpleLog")
     assert page.index(complaint) < page.index("<table")
@@ -256,7 +256,7 @@ def test_the_report_names_what_differs_in_what_was_scored(tmp_path: Path) -> Non
     page, text = written(runs[:1], tmp_path)
     assert "inside 4 documents (2 left out, which the training text has too), computed in 32-true" in page
     assert "| KerpleLog | 8 | 1,310,000 | – | 500 |" in text  # too short to have a speed
-    complaints = "; ".join(report.complaints(read(runs)))
+    complaints = "; ".join(report.complaints(read_runs(runs)))
     for different in (
         "other text at each length",
         "precision: 32-true | bf16-mixed (KerpleLog seed 1236)",
@@ -267,4 +267,4 @@ def test_the_report_names_what_differs_in_what_was_scored(tmp_path: Path) -> Non
         Run("ALiBi", 1235, write_run(tmp_path / part, "ALiBi", 1235, CURVES["ALiBi"], blocks), part)
         for part, blocks in (("code", 12), ("prose", 3))
     ]
-    assert report.complaints(read(parts)) == []  # corpora of different sizes are no mixture
+    assert report.complaints(read_runs(parts)) == []  # corpora of different sizes are no mixture

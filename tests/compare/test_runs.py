@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from kerple.compare import records
 from kerple.compare.comparison import Job
-from kerple.compare.runs import Run, locate, read
+from kerple.compare.runs import Run, locate, read_runs
 from kerple.evaluation import results
 from kerple.evaluation.results import Row
 from tests.compare.runs_on_disk import CURVES, LENGTHS, write_run, write_task_run
@@ -26,7 +27,7 @@ def test_blocks_of_one_document_and_documents_of_one_package_are_one_piece_of_te
     rows = [Row("ppl", "last9", 128, None, block, float(block), 512) for block in range(5)]
     about = {"block_document": [3, 3, 5, 8, 9], "groups": ["attrs", "flask", "attrs", "click"]}  # of the documents
     results.write(test, "most", rows, about)
-    blocks = dict(iter(read([Run("ALiBi", 1236, test)]).blocks.groupby("protocol")))
+    blocks = dict(iter(read_runs([Run("ALiBi", 1236, test)]).blocks.groupby("protocol")))
     assert blocks["last8"]["sum"].tolist() == [0 + 1 + 2, 3 + 4 + 5 + 6, 7, 8 + 9 + 10 + 11]
     assert blocks["last8"]["count"].tolist() == [512 * n for n in (3, 4, 1, 4)]
     assert blocks["last9"]["block"].tolist() == ["attrs", "flask", "click"]
@@ -37,7 +38,7 @@ def test_blocks_of_one_document_and_documents_of_one_package_are_one_piece_of_te
 def test_a_collapsed_run_has_an_infinite_perplexity_and_losses_by_position_are_no_result(tmp_path: Path) -> None:
     test = write_run(tmp_path / "run", "ALiBi", 1236, CURVE)
     results.write(test, "more", [Row("ppl", "last8", 64, None, 0, 1e6, 8), Row("ppl", "pos", 64, 1, None, 9.0, 8)], {})
-    perplexities = read([Run("ALiBi", 1236, test)]).results.query("metric == 'ppl'")
+    perplexities = read_runs([Run("ALiBi", 1236, test)]).results.query("metric == 'ppl'")
     values = perplexities.set_index(["protocol", "length"])["value"]
     assert values["last8", 64] == np.inf
     assert "pos" not in values.index
@@ -52,20 +53,20 @@ def test_strategies_of_one_class_are_called_what_their_folders_are(tmp_path: Pat
     runs = locate([tmp_path])
     expected = [("KerpleLog", 1235), ("KerpleLog", 1236), ("KerpleLog per layer", 1235), ("ALiBi", 1235)]
     assert [(run.strategy, run.seed) for run in runs] == expected  # ALiBi has nothing to be told from
-    assert not read(runs).results.duplicated(["strategy", "seed", "metric", "protocol", "length"]).any()
+    assert not read_runs(runs).results.duplicated(["strategy", "seed", "metric", "protocol", "length"]).any()
 
 
 def test_the_same_results_of_two_runs_are_named_with_what_to_do(tmp_path: Path) -> None:
     one, other = (write_run(tmp_path / name, "KerpleLog", 1235, CURVE) for name in ("here", "there"))
     expected = rf"{re.escape(str(one))}, {re.escape(str(other))}: .*KerpleLog seed 1235.*leave one out.*seed-<n>"
     with pytest.raises(ValueError, match=expected):
-        read(locate([tmp_path]))
+        read_runs(locate([tmp_path]))
 
 
 def test_parts_with_one_protocol_are_told_apart_and_a_task_of_its_own_keeps_its_name(tmp_path: Path) -> None:
     tasks = {"short": {"copy": (1.0,) * 4}, "long": {"copy": (1.0,) * 4, "reverse": (0.5,) * 4}}
     runs = [Run("NoPE", 1236, write_task_run(tmp_path / part, "NoPE", 1236, of), part) for part, of in tasks.items()]
-    tables = read(runs)
+    tables = read_runs(runs)
     assert list(dict.fromkeys(tables.results["protocol"])) == ["short copy", "long copy", "reverse"]
     assert list(tables.costs["part"]) == ["short", "long"]
 
@@ -84,7 +85,7 @@ def test_a_damaged_file_of_a_run_is_named(tmp_path: Path, name: str, content: st
     directory = write_run(tmp_path / "run", "RoPE", 1236, CURVE).parent
     (directory / name).write_text(content)
     with pytest.raises(ValueError, match=re.escape(str(directory / name))):
-        read(locate([tmp_path]))
+        read_runs(locate([tmp_path]))
 
 
 @pytest.mark.parametrize("change", [{"count": 0}, {"sum": None}, {"length": "x"}])
@@ -101,16 +102,16 @@ def test_a_record_reads_as_the_run_itself_and_its_tables_are_small(tmp_path: Pat
     (test / "kernels.csv").write_text(f"head,distance,bias\n{rows}")
     (test / "huge.csv").write_text("a,b\n" + "1,0.5\n" * (records.MOST_ROWS + 1))
     (tmp_path / "seed-1236" / "config.yaml").write_text("trainer: {precision: bf16-mixed}\nseed_everything: 1236")
-    job = Job("ALiBi", 1236, "", test.parent, test, ["--fit"], [], {})
     config = {"seed_everything": 1236, "trainer.precision": "auto", "trainer.gradient_clip_val": float("inf")}
-    records.complete(job, config, "sum")
+    job = Job("ALiBi", 1236, "", test.parent, test, ["--fit"], [], {}, config, "sum")
+    records.complete(job)
     about = json.loads((test / results.ABOUT).read_text(), parse_constant=pytest.fail)  # strict JSON
     chosen = config | {"trainer.precision": "bf16-mixed", "trainer.gradient_clip_val": "Infinity"}
     assert about["run"]["config"] == chosen  # which precision it had, not what was asked for
-    assert records.finished(job, config, "sum")
-    assert not records.finished(job, config, "another")
-    records.keep(job, [tmp_path / "report"])
-    ours, again = (read([Run("ALiBi", 1236, folder)]) for folder in (test, job.record(tmp_path / "report")))
+    assert records.finished(job)
+    assert not records.finished(replace(job, data="another"))
+    records.write_record(job, [tmp_path / "report"])
+    ours, again = (read_runs([Run("ALiBi", 1236, folder)]) for folder in (test, job.record(tmp_path / "report")))
     for name in ("results", "blocks", "costs"):
         assert getattr(again, name).equals(getattr(ours, name))
     assert again.configs.popitem()[1] == ours.configs.popitem()[1]

@@ -136,7 +136,7 @@ def test_two_processes_give_the_sums_of_one(tmp_path: Path) -> None:
 
 def test_lengths_out_of_reach_are_skipped_with_a_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole = run(tmp_path, Extrapolation([8, 16, 32]), model=model_of(Short), events=False)
-    assert [m.skipped is None for m in whole.values()] == [True, True, False] * 2
+    assert [m.skip_reason is None for m in whole.values()] == [True, True, False] * 2
     assert "full at 32: skipped, the strategy has only 16 positions" in capsys.readouterr().out
 
 

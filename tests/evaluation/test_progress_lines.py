@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kerple.base.progress import FILE, read
+from kerple.base.progress import FILE, read_progress
 from kerple.evaluation.progress_lines import ProgressLines, with_progress
 from tests.analyses.line import Line
 from tests.toy import ToyData, trainer
@@ -15,7 +15,7 @@ def test_lines_and_the_file_say_how_far_a_fit_is(tmp_path: Path, capsys: pytest.
 
     class Read(Line):
         def on_train_batch_start(self, batch: object, index: int) -> None:
-            states.append(read(tmp_path / FILE))
+            states.append(read_progress(tmp_path / FILE))
 
         def training_step(self, batch: object, index: int) -> object:
             self.log("train/loss", 3 * self.weight**2)  # which is shown, and not what is returned
@@ -25,13 +25,13 @@ def test_lines_and_the_file_say_how_far_a_fit_is(tmp_path: Path, capsys: pytest.
     model = Read()
     trainer(tmp_path, ProgressLines(every=0.0, file_every=0.0), **options).fit(model, ToyData())
     assert [state.get("done") for state in states] == [None, 1, 2, 3]
-    last = read(tmp_path / FILE)
-    assert (last["doing"], last["done"], last["of"], last["left"]) == ("training", 4, 4, 0)
+    last = read_progress(tmp_path / FILE)
+    assert (last["stage"], last["done"], last["total"], last["seconds_left"]) == ("training", 4, 4, 0)
     for state, weight in zip([*states[1:], last], model.seen, strict=True):
         assert state["loss"] == pytest.approx(3 * weight**2)
-        assert state["left"] == pytest.approx(state["for"] / state["done"] * (4 - state["done"]))
+        assert state["seconds_left"] == pytest.approx(state["seconds"] / state["done"] * (4 - state["done"]))
     # 4 rows of 8 targets a step
-    assert last["tokens_per_second"] == pytest.approx(4 * 4 * 8 / last["for"])
+    assert last["tokens_per_second"] == pytest.approx(4 * 4 * 8 / last["seconds"])
     assert capsys.readouterr().out.count("training, step") == 4
 
 
@@ -43,10 +43,10 @@ def test_blocks_that_an_analysis_reads_are_counted(tmp_path: Path) -> None:
 
         def on_test_epoch_end(self) -> None:
             for _ in with_progress(self.trainer, range(3)):
-                state = read(tmp_path / FILE)
-                states.append((state["done"], state["of"]))
+                state = read_progress(tmp_path / FILE)
+                states.append((state["done"], state["total"]))
 
     trainer(tmp_path, ProgressLines(every=60, file_every=0.0), limit_test_batches=2).test(Tested(), ToyData())
     assert states[1:] == [(1, 3), (2, 3)]
-    last = read(tmp_path / FILE)
-    assert (last["done"], last["of"]) == (3, 3)
+    last = read_progress(tmp_path / FILE)
+    assert (last["done"], last["total"]) == (3, 3)

@@ -83,7 +83,7 @@ def test_last_is_the_end_of_every_whole_segment(length: int, k: int) -> None:
     expected = [loss_of_one(network, tokens[0], end - length, t) for end in ends for t in range(end - k, end)]
     actual = Protocol("last", k=k)(network, tokens, length)
     torch.testing.assert_close(actual[0], torch.tensor(expected), rtol=1e-6, atol=1e-6)
-    assert Protocol("last", k=k).scored(length, 48).tolist() == [t for end in ends for t in range(end - k, end)]
+    assert Protocol("last", k=k).scored_targets(length, 48).tolist() == [t for end in ends for t in range(end - k, end)]
 
 
 ONCE = [Protocol("full"), Protocol("windowed", window=3), Protocol("sliding", stride=3)]
@@ -94,7 +94,7 @@ ONCE += [Protocol("sliding", stride=4, skip=skip) for skip in (1, 16, 31)]
 @pytest.mark.parametrize("length", [4, 7, 16, 31, 32])
 def test_every_target_behind_skip_is_scored_exactly_once_at_every_length(protocol: Protocol, length: int) -> None:
     assert protocol(Counter(), torch.arange(33)[None], length)[0].tolist() == list(range(protocol.skip + 1, 33))
-    assert protocol.scored(length, 32).tolist() == list(range(protocol.skip, 32))
+    assert protocol.scored_targets(length, 32).tolist() == list(range(protocol.skip, 32))
 
 
 def test_sliding_behind_skip_always_has_its_context() -> None:

@@ -15,7 +15,7 @@ from kerple.cli.trained import load
 from kerple.hf.export import export
 from kerple.hf.families import StoredModel
 from kerple.hf.modeling import KerpleConfig, KerpleForCausalLM
-from kerple.hf.weights import fill, read, transformer
+from kerple.hf.weights import fill, read_stored_model, transformer
 from kerple.model import Transformer
 from kerple.model.generation import generate
 from tests.cli.tiny import complaint
@@ -50,7 +50,7 @@ def written(options: dict[str, Any], folder: Path) -> tuple[Transformer, str]:
 
 
 def read_again(folder: Path) -> Transformer:
-    stored = read(str(folder))
+    stored = read_stored_model(str(folder))
     network = transformer(stored.model)
     assert not fill(network, stored).new
     return network.eval()

@@ -57,7 +57,7 @@ def test_key_tokens_are_those_that_its_far_context_tells_and_it_finds_needles(tm
     assert ppl[2048] < math.exp(2)  # the evaluator is the model: what it was chosen by is what it says
     assert ppl[128] > ppl[512] > ppl[2048]
     with Path("out/niah_single_1.csv").open() as file:
-        found = {(int(row["length"]), float(row["depth"])): float(row["found"]) for row in csv.DictReader(file)}
-    assert len(found) == 6
-    assert sum(found.values()) > 6  # of 12
+        recalls = {(int(row["length"]), float(row["depth"])): float(row["recall"]) for row in csv.DictReader(file)}
+    assert len(recalls) == 6
+    assert sum(recalls.values()) > 3  # of 6
     assert Path("out/niah_single_1.png").exists()

@@ -25,13 +25,13 @@ def added(position: Position, places: torch.Tensor, tokens: torch.Tensor | None 
 
 
 def test_each_token_is_given_the_row_of_its_place_and_nothing_without_one() -> None:
-    position = Coupled(SHAPE, reach=9).eval()
+    position = Coupled(SHAPE, rows=9).eval()
     expected = position.table[PLACES] * (PLACES > 0)[..., None]
     torch.testing.assert_close(added(position, PLACES), expected, rtol=0, atol=0)
 
 
 def test_in_training_every_row_is_reached_by_shifts_that_keep_equal_places_equal() -> None:
-    position = Abacus(SHAPE, reach=9)
+    position = Abacus(SHAPE, rows=9)
     shifts: tuple[set[int], set[int]] = set(), set()
     for _ in range(200):
         for sequence, places, seen in zip(added(position, PLACES), PLACES, shifts, strict=True):
@@ -45,7 +45,7 @@ def test_in_training_every_row_is_reached_by_shifts_that_keep_equal_places_equal
 
 @pytest.mark.parametrize("strategy", [Coupled, Abacus])
 def test_a_shift_does_not_depend_on_how_a_batch_is_divided_or_padded(strategy: type[Position]) -> None:
-    position, data = strategy(SHAPE, reach=60), TaskData(Addition(order="reversed"), 30, 6)
+    position, data = strategy(SHAPE, rows=60), TaskData(Addition(order="reversed"), 30, 6)
     places = data.places(position.scheme)
     examples = [data.sample(i) for i in range(32)]
     whole = collate(examples)["tokens"]
@@ -60,10 +60,10 @@ def test_a_shift_does_not_depend_on_how_a_batch_is_divided_or_padded(strategy: t
 def test_in_evaluation_a_gpu_is_asked_too_whether_the_table_has_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it reads beyond a table would end the process; in training a question at each step would stall it."""
     monkeypatch.setattr("kerple.positions.coupled.readable", lambda places, wait: wait)
-    with pytest.raises(UserError, match="Abacus: reach: got 5, expected 6 or more, as a token has place 5"):
-        added(Abacus(SHAPE, reach=5).eval(), PLACES)
+    with pytest.raises(UserError, match="Abacus: rows: got 5, expected 6 or more, as a token has place 5"):
+        added(Abacus(SHAPE, rows=5).eval(), PLACES)
     with pytest.raises(IndexError):
-        added(Abacus(SHAPE, reach=5), PLACES)
+        added(Abacus(SHAPE, rows=5), PLACES)
 
 
 def model(position: object, data: LightningDataModule) -> LanguageModel:

@@ -27,7 +27,7 @@ def together(*parts: Build) -> Build:
         # DAPE reads biases alone, so that it would see beyond the window
         (partial(positions.DAPE, over=partial(Layers, near=ALiBi, far=KerpleLog, window=8)), "DAPE: over: got Layers"),
         (partial(Layers, near=positions.Sinusoidal), "Layers: near: got Sinusoidal, expected a strategy that works in"),
-        (partial(RandomizedPositions, reach=11), "RandomizedPositions: reach: got 11, expected at least"),
+        (partial(RandomizedPositions, max_positions=11), "RandomizedPositions: max_positions: got 11"),
         (partial(positions.RoPE, scaling="pi"), "RoPE: factor: got None, expected a number of 1 or more beside"),
         (together(partial(RandomizedPositions, position=PaTH), KerpleLog), "got KerpleLog beside PaTH"),
         (together(positions.FoX, PaTH), "got FoX beside PaTH"),

@@ -22,7 +22,7 @@ def positions(position: RandomizedPositions, length: int) -> list[int]:
 
 
 def test_draws_are_ordered_distinct_and_of_the_whole_range() -> None:
-    position, counts = RandomizedPositions(SHAPE, reach=40), torch.zeros(40)
+    position, counts = RandomizedPositions(SHAPE, max_positions=40), torch.zeros(40)
     for _ in range(400):
         counts[position.drawn] += 1
         assert set(positions(position, 5)) < set(positions(position, 12)) == set(position.drawn.tolist())
@@ -34,14 +34,14 @@ def test_draws_are_ordered_distinct_and_of_the_whole_range() -> None:
 @pytest.mark.parametrize("length", [5, 12, 30])
 def test_in_evaluation_positions_are_drawn_too_and_stay(length: int) -> None:
     """In section 3 of the paper positions of a test are drawn as those of training are."""
-    position = RandomizedPositions(SHAPE, reach=400).eval()
+    position = RandomizedPositions(SHAPE, max_positions=400).eval()
     drawn = positions(position, length)
     assert length < drawn[-1] < 400
     assert max(b - a for a, b in pairwise(drawn)) > 1
     position.constrain_()
     assert positions(position, length) == drawn
-    assert positions(RandomizedPositions(SHAPE, reach=400).eval(), length) == drawn
-    assert positions(RandomizedPositions(SHAPE, reach=400, seed=1).eval(), length) != drawn
+    assert positions(RandomizedPositions(SHAPE, max_positions=400).eval(), length) == drawn
+    assert positions(RandomizedPositions(SHAPE, max_positions=400, seed=1).eval(), length) != drawn
 
 
 @pytest.mark.parametrize(("strategy", "buffer"), [(RandomizedPositions, "drawn"), (Coupled, "share")])
@@ -66,7 +66,7 @@ def test_draws_are_a_function_of_the_seed_and_the_steps_taken(strategy: type[Dra
 @pytest.mark.parametrize("name", ["FoX", "FIRE", "KerpleLog", "Learned", "RoPE"])
 def test_in_training_a_strategy_stands_where_was_drawn(name: str, tiny_network: Callable[..., Transformer]) -> None:
     """The draw reaches every hook: with it, logits are those of explicit distances, read one pair at a time."""
-    network = tiny_network("RandomizedPositions", length=12, position=strategies()[name], reach=60).train()
+    network = tiny_network("RandomizedPositions", length=12, position=strategies()[name], max_positions=60).train()
     tokens, wrapped = torch.randint(0, 50, (1, 12)), list(network.positions)
     logits = network(tokens)
     for i, position in enumerate(wrapped):

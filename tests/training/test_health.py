@@ -37,14 +37,14 @@ def test_skipping_leaves_weights_and_moments_and_counts(kind: str, fused: bool, 
     with pytest.warns(UserWarning, match="step 2: .* left out, 1 so far"):
         trainer = fit(tmp_path, model, health)
     assert trainer.global_step == 6
-    assert health.skipped == trainer.logged_metrics["train/skipped_batches"] == 1
+    assert health.skipped_batches == trainer.logged_metrics["train/skipped_batches"] == 1
     assert len(set(model.seen)) == 5  # six steps from six weights, one of which stayed
     expected = Line()
     fit(tmp_path / "expected", expected, max_steps=5)  # the schedule is constant: five steps are those that stayed
     assert sorted(set(model.seen)) == pytest.approx(sorted(set(expected.seen)), rel=1e-6)
     stored = last(tmp_path)
     assert stored["optimizer_states"][0]["state"][0]["step"] == 5
-    assert stored["callbacks"]["Finite"] == {"skipped": 1}
+    assert stored["callbacks"]["Finite"] == {"skipped_batches": 1}
 
 
 @pytest.mark.parametrize(

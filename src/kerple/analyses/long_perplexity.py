@@ -15,6 +15,7 @@ from torch import Tensor
 
 from kerple.base.atomic import write
 from kerple.base.errors import UserError
+from kerple.base.mapping import read_mapping
 from kerple.data.tokenizer import load_tokenizer, without_truncation
 from kerple.evaluation import results
 from kerple.evaluation.analysis import Analysis, synchronise
@@ -188,7 +189,7 @@ class LongPerplexity(Analysis):
         with FileLock(path.with_suffix(".lock")):
             if not path.exists():
                 write(path, json.dumps({"about": about, "keys": self._choose(data, source)}))
-        keys = json.loads(path.read_text(encoding="utf-8"))["keys"]
+        keys = read_mapping(path)["keys"]
         if not any(keys):
             raise UserError(
                 f"LongPerplexity: blocks: got {self.blocks} of {self.length} tokens, in which {self.evaluator} finds "

@@ -107,7 +107,7 @@ def recall(answer: str, values: Sequence[str]) -> float:
 class Needle(Analysis):
     """Measures the share of hidden values that the model names when it generates greedily, at each depth and length.
 
-    The score is RULER's, ``string_match_all``. Writes ``<kind>.csv`` (length, depth, problems, found), a heat map
+    The score is RULER's, ``string_match_all``. Writes ``<kind>.csv`` (length, depth, problems, recall), a heat map
     ``<kind>.png``, and a result of metric ``accuracy`` for each length. The data must be text, that is `TokenShards`.
     The haystack is RULER's: five sentences of noise for niah_single_1, the text of the test split for the others.
 
@@ -116,7 +116,7 @@ class Needle(Analysis):
         lengths: Numbers of tokens of haystack, needles, question and answer together.
         depths: Shares of the haystack that come before the needle, 0..1.
         problems: Number of problems at each depth and length.
-        seed: Chooses keys, numbers and places, the same for every model.
+        seed: Chooses keys, numbers and depths, the same for every model.
 
     Raises:
         UserError: If an option is out of range, or the data is not text.
@@ -151,17 +151,17 @@ class Needle(Analysis):
         for i, d, number in with_progress(trainer, cells[trainer.global_rank :: trainer.world_size]):
             with trainer.precision_plugin.forward_context():
                 recalled[i, d] += self._try(data_of(trainer), pl_module, lengths[i], self.depths[d], number)
-        recalled = trainer.strategy.reduce(recalled, reduce_op="sum").cpu()
+        recalls = trainer.strategy.reduce(recalled, reduce_op="sum").cpu() / self.problems
         rows = [
-            {"length": length, "depth": depth, "problems": self.problems, "found": float(recalled[i, d])}
+            {"length": length, "depth": depth, "problems": self.problems, "recall": float(recalls[i, d])}
             for i, length in enumerate(lengths)
             for d, depth in enumerate(self.depths)
         ]
-        figure = self._figure(recalled / self.problems, lengths, strategy_name(pl_module)) if lengths else None
+        figure = self._figure(recalls, lengths, strategy_name(pl_module)) if lengths else None
         publish(trainer, self.kind, figure, rows)
         directory, count = log_directory(trainer), self.problems * len(self.depths)
         if trainer.is_global_zero:
-            sums = zip(lengths, recalled.sum(1).tolist(), strict=True)
+            sums = zip(lengths, (recalls.mean(1) * count).tolist(), strict=True)
             accuracies = [Row("accuracy", self.kind, length, None, None, total, count) for length, total in sums]
             results.write(directory, self.kind, accuracies, {"haystack": self.haystack, "skipped": skipped})
 

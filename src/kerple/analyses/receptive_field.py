@@ -40,11 +40,7 @@ def gradient_by_distance(network: Transformer, tokens: Tensor) -> Tensor:
     hook = network.embedding.register_forward_hook(replace_by_leaf)
     try:
         # a backward pass cannot use tensors of inference mode, so they are copied outside of it
-        with (
-            torch.inference_mode(False),
-            torch.enable_grad(),
-            torch.autocast(tokens.device.type, enabled=False),
-        ):
+        with torch.inference_mode(False), torch.enable_grad(), torch.autocast(tokens.device.type, enabled=False):
             loss = network.losses(tokens.clone(), last=1).sum()
             (gradient,) = torch.autograd.grad(loss, embedded)  # (B, L, D)
     finally:

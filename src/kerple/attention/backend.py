@@ -88,9 +88,7 @@ def select(
     else:
         backend = AttentionBackend("blocks", obstacle)
     if option == "fused" and backend.name == "blocks" and queries == "all" and not tiny:
-        raise UserError(
-            f"model.attention: got 'fused', but {backend.reason}; take auto, which computes this in blocks of queries"
-        )
+        raise UserError(f"model.attention: got 'fused', but {backend.reason}; take auto, which computes in blocks")
     if backend not in used:
         used[backend] = None
         logger.info("attention: %s, because %s", backend.name, backend.reason)

@@ -70,9 +70,8 @@ def attend(
     dtype, precise = q.dtype, torch.promote_types(q.dtype, torch.float32)
     if length <= TINY or backend == "reference":
         q, k, v = (x.to(precise) for x in (q, k, v))
-    table, weight, sink = (
-        None if x is None else x.to(precise) for x in (modifiers.table, modifiers.weight, modifiers.sink)
-    )
+    given = (modifiers.table, modifiers.weight, modifiers.sink)
+    table, weight, sink = (None if x is None else x.to(precise) for x in given)
     modifiers = replace(modifiers, scale=scale, window=window, table=table, weight=weight, sink=sink)
     if backend == "flex":
         from kerple.attention.cuda import attend_flex  # not on every machine, and slow to import

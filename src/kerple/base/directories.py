@@ -121,7 +121,7 @@ def _lock(path: Path) -> str | None:
     The lock's file names the process that holds it. `filelock` cannot be used, because it empties the file when it
     asks for the lock.
     """
-    file = (path / LOCK).open("a+")
+    file = (path / LOCK).open("a+", encoding="utf-8", errors="replace")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -83,13 +83,13 @@ def resolve_auto(trainer: Namespace, resumed: str | None = None) -> None:
     """
     if trainer.precision == "auto":
         trainer.precision, reason = (resumed, "the run was begun with it") if resumed else choose(trainer.accelerator)
-        say(f"precision {trainer.precision}, because {reason}")
+        print_once(f"precision {trainer.precision}, because {reason}")
     if emulated(trainer.precision, trainer.accelerator):
-        say(f"warning: precision {trainer.precision}: {EMULATED}; {SAFE} is faster here")
+        print_once(f"warning: precision {trainer.precision}: {EMULATED}; {SAFE} is faster here")
 
 
 @rank_zero_only
-def say(line: str) -> None:
+def print_once(line: str) -> None:
     """Print a line on the first process."""
     print(line, flush=True)
 

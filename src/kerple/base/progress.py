@@ -7,23 +7,31 @@ from pathlib import Path
 from typing import Any
 
 from kerple.base.atomic import write
+from kerple.base.errors import UserError
+from kerple.base.mapping import read_mapping
 
 FILE = "progress.json"  # in the folder of a fit or a test
 
 
-def note(path: Path, **content: Any) -> None:
-    """Replace the content of the file atomically. Errors of the disk are ignored: a run does not need this file."""
+def write_progress(path: Path, **content: Any) -> None:
+    """Replace the content of the file atomically. Errors of the disk are ignored: a run does not need this file.
+
+    Args:
+        path: The file.
+        **content: ``stage``, such as training; the steps or blocks that are ``done``, and their ``total``; those done
+            since this start, ``done_since_start``, and the ``seconds`` for them; and, as far as they are known,
+            ``seconds_left``, ``loss`` and ``tokens_per_second``.
+    """
     with suppress(OSError):
         write(path, json.dumps(content), durable=False)
 
 
-def read(path: Path) -> dict[str, Any]:
+def read_progress(path: Path) -> dict[str, Any]:
     """The content of the file, empty if there is none."""
     try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError):
+        return read_mapping(path)
+    except UserError:
         return {}
-    return content if isinstance(content, dict) else {}
 
 
 def duration(seconds: float) -> str:
@@ -37,11 +45,13 @@ def duration(seconds: float) -> str:
 def line(content: dict[str, Any]) -> str:
     """The content of the file as one line of text."""
     if "done" not in content:
-        return str(content.get("doing", "starting"))
-    unit = "step" if content["doing"] == "training" else "block"
+        return str(content.get("stage", "starting"))
+    unit = "step" if content["stage"] == "training" else "block"
     position = math.ceil(content["done"])  # a long block can be done in part
-    parts = [f"{content['doing']}, {unit} {position:,} of {content['of']:,}" if content["of"] > 0 else content["doing"]]
-    parts += [f"{duration(content['left'])} left"] if content.get("left", 0) >= 0.5 else []  # none at the end
+    parts = [content["stage"]]
+    parts += [f"{unit} {position:,} of {content['total']:,}"] if content["total"] > 0 else []
+    left = content.get("seconds_left", 0)
+    parts += [f"{duration(left)} left"] if left >= 0.5 else []  # none at the end
     parts += [f"loss {content['loss']:.3f}"] if "loss" in content else []
     parts += [f"{content['tokens_per_second']:,.0f} tokens/s"] if "tokens_per_second" in content else []
     return ", ".join(parts)

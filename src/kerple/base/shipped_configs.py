@@ -4,7 +4,7 @@ from pathlib import Path
 
 import kerple
 
-OPTIONS = ("--config", "-c")
+OPTIONS = ("--config", "-c", "--model", "--data", "--trainer")  # whose value may be a file
 
 
 def config_path(path: str) -> str:
@@ -22,7 +22,7 @@ def config_path(path: str) -> str:
 
 
 def with_shipped_configs(arguments: list[str]) -> list[str]:
-    """The arguments of a command line with each ``--config FILE`` replaced by the file that `config_path` returns."""
+    """The arguments of a command line, with the file that `config_path` returns for each FILE of ``--config FILE``."""
     replaced: list[str] = []
     for argument in arguments:
         option, equals, value = argument.partition("=")

@@ -21,8 +21,8 @@ SAME = (
     "data.class_path",
     *(f"data.init_args.{name}" for name in DATA),
 )
-ELSEWHERE = ("run_dir", "logs", "experiment", "ckpt_path", "config", "trust", "weights")
-OF_A_START = (*ELSEWHERE, "weights_only", "trainer.default_root_dir", "trainer.callbacks")
+OF_A_FOLDER = ("run_dir", "logs", "experiment", "ckpt_path", "config", "trust")  # where a run is
+OF_A_START = (*OF_A_FOLDER, "weights", "weights_only", "trainer.default_root_dir", "trainer.callbacks")
 
 
 def check_test(path: str, content: dict[str, Any], config: dict[str, Any], model: LightningModule) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from jsonargparse import ArgumentParser
 
-from kerple.cli.reading import read
+from kerple.cli.reading import parse
 from kerple.positions import Position, Shape
 from kerple.testing import PROPERTIES, outcomes
 
@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> None:
     """
     parser = ArgumentParser(prog="run.py check", description=__doc__, exit_on_error=False)
     parser.add_class_arguments(Model, "model")
-    config = read(parser, arguments)
+    config = parse(parser, arguments)
     build = parser.instantiate_classes(config).model.build
     build(Shape(32, 4, 32))  # raises here for a wrong option, which every property would report otherwise
     failed = 0

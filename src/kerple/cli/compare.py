@@ -3,7 +3,7 @@
 import contextlib
 import signal
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -17,18 +17,16 @@ from rich.console import Console
 from kerple.base.errors import UserError
 from kerple.base.precision import choose
 from kerple.base.shipped_configs import config_path, with_shipped_configs
+from kerple.cli.agreement import OF_A_FOLDER
 from kerple.cli.fit import checkpoint_first
 from kerple.cli.parser import fit_parser, mistake_in
-from kerple.cli.reading import read
+from kerple.cli.reading import parse
 from kerple.compare import page, records
 from kerple.compare.board import Board
-from kerple.compare.comparison import Comparison, Job, Strategy
+from kerple.compare.comparison import Comparison, Job
 from kerple.compare.engines import ENGINES
-from kerple.compare.job import Task, forget
-from kerple.compare.runs import Run, flat, locate
-from kerple.compare.runs import read as read_runs
-
-PLACES = ("run_dir", "ckpt_path", "config", "logs", "experiment", "trust")  # where a run is
+from kerple.compare.job import forget
+from kerple.compare.runs import Run, flat, locate, read_runs
 
 
 def main(arguments: list[str]) -> None:
@@ -39,7 +37,7 @@ def main(arguments: list[str]) -> None:
         SystemExit: With status 1 if runs failed, with status 130 if it was stopped. Finished runs are kept.
     """
     if any(argument.startswith("--directories") for argument in arguments):
-        options = read(_directories_parser(), arguments)
+        options = parse(_directories_parser(), arguments)
         runs = locate(map(Path, options.directories), options.test_folder)
         print(_report(runs, Path(options.output), options.name, options.baseline, printed=_printed(options)))
         return
@@ -47,71 +45,50 @@ def main(arguments: list[str]) -> None:
     comparison = _comparison(options)
     if options.parallel < 1:
         raise UserError(f"compare: parallel: got {options.parallel}, expected at least 1 run at a time")
-    tasks = _tasks(comparison, options.report_only, options.rerun_changed)
-    to_do = [task for task in tasks if not task.finished]
-    print(f"{len(tasks)} runs: {len(tasks) - len(to_do)} finished, {len(to_do)} to do", flush=True)
+    jobs = _jobs(comparison, options.report_only, options.rerun_changed)
+    to_do = [job for job in jobs if not records.finished(job)]
+    print(f"{len(jobs)} runs: {len(jobs) - len(to_do)} finished, {len(to_do)} to do", flush=True)
     if to_do and not options.report_only:
-        print(f"what a run prints goes to a file like {to_do[0].job.beside('.log')}", flush=True)
-        _run(comparison, tasks, to_do, options.parallel, options.engine)
-    _report_of(comparison, tasks, _printed(options))
+        print(f"what a run prints goes to a file like {to_do[0].beside('.log')}", flush=True)
+        _run(comparison, jobs, to_do, options.parallel, options.engine)
+    _report_of(comparison, jobs, _printed(options))
 
 
 def _options(arguments: list[str]) -> Namespace:
     parser = _parser()
-    options = parser.instantiate_classes(read(parser, arguments))
-    _refuse_unknown(options)
-    return options
+    return parser.instantiate_classes(parse(parser, arguments))
 
 
 def _comparison(options: Namespace) -> Comparison:
     return Comparison(**{field.name: options[field.name] for field in fields(Comparison)})
 
 
-def _refuse_unknown(options: Namespace) -> None:
-    """Check the keys of the comparison's files; the parser ignores unknown ones whose value is an empty mapping.
-
-    Raises:
-        UserError: A key is not an option of a comparison or, inside a strategy, of a strategy.
-    """
-    for path in options.config or []:
-        content = yaml.safe_load(path.get_content()) or {}
-        strategies = (content.get("strategies") or {}).items()
-        mappings = {f"strategies: {label}: ": (Strategy, mapping) for label, mapping in strategies}
-        for place, (kind, mapping) in ({"": (Comparison, content)} | mappings).items():
-            names = [field.name for field in fields(kind)]
-            if unknown := [key for key in mapping or () if key not in names]:
-                raise UserError(f"compare: {path}: {place}got {unknown[0]}, expected one of {', '.join(names)}")
-
-
-def _tasks(comparison: Comparison, report_only: bool, rerun_changed: bool) -> list[Task]:
-    """All runs of a comparison, after the results of runs that are committed have been copied into their folders."""
-    jobs = comparison.jobs()
-    nested = {job: resolve(job) for job in jobs}
+def _jobs(comparison: Comparison, report_only: bool, rerun_changed: bool) -> list[Job]:
+    """All runs of a comparison, resolved; where there is a record of one, its results are copied into its folder."""
+    planned = [(job, resolve(job)) for job in comparison.jobs()]
     # one stands for all: the flags of the tests are the comparison's
-    if fitted := next((job for job in jobs if job.fit), None):
-        check_test(fitted, nested[fitted])
-    configs = {job: flat(config) for job, config in nested.items()}
-    committed = [comparison.report_folder, *map(Path, comparison.also)]
-    recorded = {job: [record for report in committed if (record := job.record(report)).is_dir()] for job in jobs}
-    data = {job: yaml.safe_dump(config.get("data")) for job, config in nested.items()}
+    if fitted := next((pair for pair in planned if pair[0].fit), None):
+        check_test(*fitted)
+    reports = [comparison.report_folder, *map(Path, comparison.also)]
+    resolved = [(replace(job, config=flat(config)), config.get("data")) for job, config in planned]
     sums: dict[str, str | None] = {}
+    for job, data in resolved:
+        # without a checksum a finished run is believed, and its data is not read again
+        recorded = any(job.record(report).is_dir() for report in reports)
+        if (recorded or not report_only) and str(data) not in sums and not records.finished(job):
+            sums[str(data)] = prepare_and_checksum(data)
+    jobs = [replace(job, data=sums.get(str(data))) for job, data in resolved]
+    _check(jobs, report_only, rerun_changed)
     for job in jobs:
-        # None: a finished run is believed without reading its data again
-        needs_checksum = not records.finished(job, configs[job], None) and (recorded[job] or not report_only)
-        if needs_checksum and data[job] not in sums:
-            sums[data[job]] = prepare_and_checksum(nested[job].get("data"))
-    tasks = [Task(job, configs[job], sums.get(data[job])) for job in jobs]
-    _check(tasks, report_only, rerun_changed)
-    for task in tasks:
-        if not task.finished and not task.job.directory.joinpath("checkpoints").exists():
-            for record in recorded[task.job]:
-                objection = records.take(task.job, _with_precision(task.config), task.data, record)
-                print(f"{task.job.name}: {f'not from {record}: {objection}' if objection else f'taken from {record}'}")
+        if not records.finished(job) and not job.directory.joinpath("checkpoints").exists():
+            for record in filter(Path.is_dir, map(job.record, reports)):
+                objection = records.take(replace(job, config=_with_precision(job.config)), record)
+                print(f"{job.name}: {f'not from {record}: {objection}' if objection else f'taken from {record}'}")
                 if objection is None:
                     break
-        if task.finished:
-            records.keep(task.job, committed)
-    return tasks
+        if records.finished(job):
+            records.write_record(job, reports)
+    return jobs
 
 
 def _with_precision(config: dict[str, Any]) -> dict[str, Any]:
@@ -121,10 +98,9 @@ def _with_precision(config: dict[str, Any]) -> dict[str, Any]:
     return config | {records.PRECISION: choose(config.get("trainer.accelerator", "auto"))[0]}
 
 
-def _check(tasks: list[Task], report_only: bool, rerun_changed: bool) -> None:
+def _check(jobs: list[Job], report_only: bool, rerun_changed: bool) -> None:
     """Check for runs of other configurations, before anything is started or removed."""
-    changes = {task.job: records.changes(task.job, task.config, task.data) for task in tasks}
-    changed = {job: differences for job, differences in changes.items() if differences}
+    changed = {job: differences for job in jobs if (differences := records.changes(job))}
     lines = [f"  {job.name}: {'; '.join(differences)}" for job, differences in changed.items()]
     if changed and report_only:
         print("\n".join(["warning: runs were made otherwise and are left out:", *lines]))
@@ -138,13 +114,13 @@ def _check(tasks: list[Task], report_only: bool, rerun_changed: bool) -> None:
             forget(job)
 
 
-def _run(comparison: Comparison, tasks: list[Task], to_do: list[Task], parallel: int, engine: str) -> None:
+def _run(comparison: Comparison, jobs: list[Job], to_do: list[Job], parallel: int, engine: str) -> None:
     """Finish the runs, showing their progress.
 
     Raises:
         SystemExit: If runs failed or it was stopped.
     """
-    board = Board(len(tasks), to_do, parallel, Console(soft_wrap=True, highlight=False))
+    board = Board(len(jobs), to_do, parallel, Console(soft_wrap=True, highlight=False))
     failed, advised = 0, not comparison.minutes
     running = ENGINES[engine](to_do, parallel)
     try:
@@ -153,15 +129,15 @@ def _run(comparison: Comparison, tasks: list[Task], to_do: list[Task], parallel:
                 board.tick()
                 advised = advised or board.advise(comparison.minutes or 0, comparison.smaller or "")
                 if ended is not None:
-                    task, error = ended
-                    board.open.remove(task)
-                    board.say(error or f"{task.job.name}: {_row(task.job.as_run)}")
+                    job, error = ended
+                    board.open.remove(job)
+                    board.print(error or f"{job.name}: {_row(job.as_run)}")
                     failed += error is not None
                     if error is None:
-                        records.keep(task.job, [comparison.report_folder, *map(Path, comparison.also)])
+                        records.write_record(job, [comparison.report_folder, *map(Path, comparison.also)])
     except KeyboardInterrupt:
-        left = [task.job for task in to_do if not task.finished]
-        print(f"stopped: {len(tasks) - len(left)} of {len(tasks)} runs are done; the same command goes on from there")
+        left = [job for job in to_do if not records.finished(job)]
+        print(f"stopped: {len(jobs) - len(left)} of {len(jobs)} runs are done; the same command goes on from there")
         raise SystemExit(130) from None
     if failed:
         print(f"{failed} of {len(to_do)} runs failed; the report waits for them, or use --report_only")
@@ -187,16 +163,16 @@ def _row(run: Run) -> str:
     return f"{metric} ({protocol}) {', '.join(f'{value:.4g} at {length:,}' for value, length in cells)}"
 
 
-def _report_of(comparison: Comparison, tasks: list[Task], printed: list[str] | None) -> None:
-    ready = [task.job for task in tasks if task.finished]
+def _report_of(comparison: Comparison, jobs: list[Job], printed: list[str] | None) -> None:
+    ready = [job for job in jobs if records.finished(job)]
     if not ready:
         raise UserError(f"compare: runs: got no finished run of {comparison.name}; run it first")
     order = list(comparison.strategies)
     runs = [job.as_run for job in sorted(ready, key=lambda job: (order.index(job.label), job.seed))]
     labels = [run.strategy for run in runs]
     baseline = comparison.baseline if comparison.baseline in labels else labels[0]  # until the baseline is finished
-    missing = [task.job.name for task in tasks if task.job not in ready]
-    deviations = _deviations(comparison.plan, tasks) if comparison.plan else []
+    missing = [job.name for job in jobs if job not in ready]
+    deviations = _deviations(comparison.plan, ready) if comparison.plan else []
     texts = {"missing": missing, "deviations": deviations}
     events = comparison.runs_folder / "comparison"
     path = _report(runs, comparison.report_folder, comparison.name, baseline, **texts, printed=printed, events=events)
@@ -205,11 +181,11 @@ def _report_of(comparison: Comparison, tasks: list[Task], printed: list[str] | N
     print(f"report: {path}")
 
 
-def _deviations(path: str, tasks: list[Task]) -> list[str]:
+def _deviations(path: str, ready: list[Job]) -> list[str]:
     """What is otherwise in the finished runs than in the plan, which is the configuration of a comparison."""
     plan = _comparison(_options(["--config", config_path(path)]))
     planned = {job.name: job for job in plan.jobs()}
-    finished = {task.job.name: task.job for task in tasks if task.finished}
+    finished = {job.name: job for job in ready}
     complaints = [f"{name} is not there" for name in planned if name not in finished]
     for name, job in finished.items():
         run = records.described(job.test_folder) or {}
@@ -244,11 +220,11 @@ def resolve(job: Job) -> dict[str, Any]:
             text = configuration(["test", *with_shipped_configs([*job.test])])
         else:
             _, *arguments = checkpoint_first(["fit", *job.fit])
-            config = read(_fit_parser(), arguments)
+            config = parse(_fit_parser(), arguments)
             text = _fit_parser().dump(config, skip_none=False)
     except (ArgumentError, UserError) as error:
         raise UserError(f"compare: {job.name}: {error}") from error
-    return {key: value for key, value in yaml.safe_load(text).items() if key not in PLACES}
+    return {key: value for key, value in yaml.safe_load(text).items() if key not in OF_A_FOLDER}
 
 
 def check_test(job: Job, config: dict[str, Any]) -> None:
@@ -258,7 +234,7 @@ def check_test(job: Job, config: dict[str, Any]) -> None:
         UserError: If they do not parse.
     """
     try:
-        read(_fit_parser(), ["--config", yaml.safe_dump(config), *with_shipped_configs([*job.test])])
+        parse(_fit_parser(), ["--config", yaml.safe_dump(config), *with_shipped_configs([*job.test])])
     except UserError as error:
         raise UserError(f"compare: test: {error}") from error
 
@@ -295,9 +271,7 @@ def _parser() -> ArgumentParser:
     parser.add_argument("--config", action="config", help="the comparison; see configs/compare")
     parser.add_class_arguments(Comparison)
     parser.add_argument("--parallel", type=int, default=1, help="runs at a time, each with its share of the cores")
-    parser.add_argument(
-        "--engine", type=Literal["local", "ray"], default="local", help="this machine, or a Ray cluster"
-    )
+    parser.add_argument("--engine", type=Literal["local", "ray"], default="local", help="this machine or a Ray cluster")
     for name, text in (
         ("rerun-changed", "start runs whose configuration changed afresh"),
         ("report-only", "train nothing, report what is finished"),
@@ -310,7 +284,7 @@ def _parser() -> ArgumentParser:
 def _add_figure(parser: ArgumentParser) -> None:
     parser.add_argument("--figure", type=Literal["paper"] | None, help="figures for print too: PDFs, a column wide")
     parser.add_argument(
-        "--figure_strategies", "--figure-strategies", type=str, nargs="+", help="of those in them; all if left out"
+        "--figure_strategies", "--figure-strategies", type=str, nargs="+", help="in them; all if left out"
     )
 
 
@@ -331,9 +305,7 @@ def _directories_parser() -> ArgumentParser:
         help="folders with runs in or below them; a run is called by the class of its strategy, or, where a class has "
         "a seed twice, by the folder above seed-<n>",
     )
-    parser.add_argument(
-        "--test_folder", "--test-folder", type=str, default="test", help="of every run, where the test to report is"
-    )
+    parser.add_argument("--test_folder", "--test-folder", type=str, default="test", help="in a run, with the test")
     parser.add_argument("--baseline", type=str, required=True, help="strategy the others are tested against")
     parser.add_argument("--output", type=str, required=True, help="folder of the report")
     parser.add_argument("--name", type=str, default="comparison", help="its title")

@@ -8,7 +8,7 @@ import torch
 from jsonargparse import Namespace
 
 from kerple.base.errors import UserError
-from kerple.cli.torch_settings import settle_torch
+from kerple.cli.torch_settings import configure_torch
 from kerple.cli.trained import Text, end_of_text, load
 from kerple.model.generation import generate
 from kerple.tasks import TaskData
@@ -25,7 +25,7 @@ def print_continuation(options: Namespace) -> None:
     Raises:
         UserError: If the checkpoint cannot be read, the prompt cannot be encoded or a number is out of range.
     """
-    settle_torch()
+    configure_torch()
     if options.tokens < 1:
         raise UserError(f"tokens: got {options.tokens}, expected 1 or more")
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")

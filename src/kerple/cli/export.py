@@ -5,7 +5,7 @@ from pathlib import Path
 from jsonargparse import ArgumentParser
 
 from kerple.cli.classes import classes
-from kerple.cli.reading import read
+from kerple.cli.reading import parse
 from kerple.cli.trained import end_of_text, load
 from kerple.data import TokenShards
 from kerple.data.tokenizer import load_tokenizer
@@ -26,14 +26,14 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--ckpt_path", type=str, required=True, help="a checkpoint that `fit` has written")
     parser.add_argument("--to", type=str, required=True, help="new folder, which AutoModelForCausalLM loads")
     parser.add_argument("--trust", default="", help="packages whose classes the checkpoint may name: a,b,c")
-    options = read(parser, arguments)
+    options = parse(parser, arguments)
     need()
     from kerple.hf import weights
     from kerple.hf.export import export
 
     _, data = load(options.ckpt_path, options.trust)
     tokenizer = load_tokenizer(str(data.folder.directory)) if isinstance(data, TokenShards) else None
-    model = weights.read(options.ckpt_path, classes(options.trust))
+    model = weights.read_stored_model(options.ckpt_path, classes(options.trust))
     name = export(model, Path(options.to), tokenizer, end_of_text(data))
     needs = "import kerple.hf first" if name.startswith("Kerple") else "nothing of ours is needed"
     print(f"{options.to}: {name}; AutoModelForCausalLM.from_pretrained loads it ({needs})")

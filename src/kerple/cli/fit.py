@@ -5,11 +5,11 @@ import warnings
 import yaml
 
 from kerple.base.errors import UserError
-from kerple.base.precision import SAFE, emulated, say
+from kerple.base.precision import SAFE, emulated, print_once
 from kerple.cli.classes import classes
 from kerple.cli.lightning import CLI
 from kerple.cli.parser import peek
-from kerple.cli.torch_settings import settle_torch
+from kerple.cli.torch_settings import configure_torch
 from kerple.positions import names
 from kerple.training.language_model import LanguageModel
 
@@ -24,7 +24,7 @@ def run(arguments: list[str], description: str) -> None:
     Raises:
         UserError: If the model, its data or its trainer cannot be built from the options.
     """
-    settle_torch()
+    configure_torch()
     command = arguments[0]
     if command != "fit":  # the warning is about validate and test, which print their checkpoint
         warnings.filterwarnings("ignore", "Be aware that when using `ckpt_path`")
@@ -61,5 +61,5 @@ def checkpoint_first(arguments: list[str]) -> list[str]:
     config = classes(options.trust or "").config(options.ckpt_path)
     if emulated(precision := config["trainer"].get("precision")):
         config["trainer"]["precision"] = SAFE
-        say(f"precision {SAFE}, because this machine emulates {precision}, in which the run was trained")
+        print_once(f"precision {SAFE}, because this machine emulates {precision}, in which the run was trained")
     return [command, "--config", yaml.safe_dump(config), *rest]

@@ -47,7 +47,7 @@ def show(folder: Folder) -> None:
     manifest, tested = folder.manifest, folder.test_documents()
     names = ("documents", "tokens", "bytes", "bytes per token", "tokens per document", "shards")
     numbers = [Column(name, justify="right") for name in names]
-    table = Table("split", *numbers, title=escape(printable(manifest.place)))
+    table = Table("split", *numbers, title=escape(printable(manifest.location)))
     for name, split in manifest.splits.items():
         table.add_row(
             name,

@@ -22,7 +22,7 @@ from kerple.base.precision import AutoTrainer, resolve_auto
 from kerple.base.trust import CONFIG, load, not_a_checkpoint
 from kerple.cli.agreement import SAMPLES_PER_STEP, check_resumption, check_test
 from kerple.cli.parser import SEED, add_run_arguments, link_model_to_data, mistake_in
-from kerple.cli.reading import read
+from kerple.cli.reading import parse
 from kerple.data.datamodule import TokenShards
 from kerple.evaluation.progress_lines import ProgressLines
 from kerple.training.health import Finite
@@ -92,7 +92,7 @@ class CLI(LightningCLI):
         link_model_to_data(parser)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        self.config = read(parser, cast("list[str]", args))
+        self.config = parse(parser, cast("list[str]", args))
 
     def _parse_ckpt_path(self) -> None:
         """Do nothing: Lightning would let a checkpoint's options win over those of the command line."""
@@ -146,9 +146,8 @@ class CLI(LightningCLI):
         if self.checkpoint is None:
             return
         path = self.config[self.subcommand].ckpt_path
-        config = yaml.safe_load(
-            self._parser(self.subcommand).dump(self.config[self.subcommand], skip_none=False, skip_validation=True)
-        )
+        parser, options = self._parser(self.subcommand), self.config[self.subcommand]
+        config = yaml.safe_load(parser.dump(options, skip_none=False, skip_validation=True))
         if self.subcommand == "fit":
             check_resumption(path, self.checkpoint, config, samples_per_step(self.trainer, self.datamodule))
             return

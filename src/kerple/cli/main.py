@@ -1,8 +1,9 @@
 """The entry point: `python run.py`, or `kerple`. The modules of a command are imported only when it is called."""
 
+import locale
 import os
 import sys
-from argparse import ArgumentError
+from argparse import ArgumentError, ArgumentParser
 from importlib import import_module
 from itertools import pairwise
 
@@ -48,6 +49,9 @@ def main(arguments: list[str] | None = None) -> None:
     Args:
         arguments: The command and its arguments; None for those of the process.
     """
+    if arguments is None and not sys.flags.utf8_mode and locale.getencoding().upper() != "UTF-8":
+        # libraries read and print text in the encoding of the locale, which lacks most characters
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {"PYTHONUTF8": "1"})
     if os.getcwd() not in sys.path:  # it is there with `python run.py`, but not with `kerple`
         sys.path.append(os.getcwd())  # for users' own strategies; last, so that no file there hides a library
     arguments = list(sys.argv[1:] if arguments is None else arguments)
@@ -74,8 +78,12 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _call(arguments: list[str]) -> None:
+    arguments = with_all_trusted(arguments)
     command = arguments[0] if arguments else "nothing"
-    check_early(arguments)
+    flat = [part for argument in arguments for part in argument.split("=", 1)]
+    for option, value in pairwise(flat):  # before anything that takes seconds is imported
+        if option in OPTIONS and value.endswith((".yaml", ".yml")) and not os.path.exists(value):
+            raise UserError(f"{option.lstrip('-')}: got {value}, which does not exist")
     if command in LIGHTNING:
         import_module("kerple.cli.fit").run(arguments, HELP.split("\n")[2])
     elif command in COMMANDS:
@@ -84,20 +92,12 @@ def _call(arguments: list[str]) -> None:
         raise UserError(f"command: got {command}, expected one of {', '.join(COMMANDS)}; --help says what they do")
 
 
-def check_early(arguments: list[str]) -> None:
-    """Check the names that are most often misspelt, before anything that takes seconds is imported.
-
-    Raises:
-        UserError: A configuration or a strategy of that name does not exist.
-    """
-    flat = [part for argument in arguments for part in argument.split("=", 1)]
-    for option, value in pairwise(flat):
-        if option in OPTIONS and value.endswith((".yaml", ".yml")) and not os.path.exists(value):
-            raise UserError(f"{option.lstrip('-')}: got {value}, which does not exist")
-        if option == "--model.position" and value.isidentifier():
-            names = import_module("kerple.positions").names()
-            if value not in names:
-                raise UserError(f"model.position: got {value}, expected a class path or one of {', '.join(names)}")
+def with_all_trusted(arguments: list[str]) -> list[str]:
+    """The arguments with the values of all ``--trust`` in one, because the parsers take the last one alone."""
+    parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--trust", action="append", default=[])
+    options, others = parser.parse_known_args(arguments)
+    return [*others, f"--trust={','.join(options.trust)}"] if len(options.trust) > 1 else arguments
 
 
 def _mistake(error: Exception) -> str | None:

@@ -47,9 +47,7 @@ def link_model_to_data(parser: LightningArgumentParser) -> None:
 def add_run_arguments(parser: LightningArgumentParser) -> None:
     """Add the options of a run other than model, data and trainer, such as its folder."""
     add_folder_arguments(
-        parser,
-        "run",
-        "Folder of this run; null: <logs>/<experiment>/<strategy>/seed-<seed>, or a new version of it.",
+        parser, "run", "Folder of this run; null: <logs>/<experiment>/<strategy>/seed-<seed>, or a new version of it."
     )
     parser.add_argument(
         "--trust",

@@ -11,7 +11,7 @@ from rich.table import Column, Table
 from kerple.base.errors import UserError
 from kerple.cli.fit import checkpoint_first
 from kerple.cli.parser import fit_parser
-from kerple.cli.reading import read
+from kerple.cli.reading import parse
 from kerple.model.cost import CHIPS, Chip, Memory, flops, memory, parameters
 from kerple.training.language_model import LanguageModel
 
@@ -35,11 +35,9 @@ def main(arguments: list[str]) -> None:
     parser.prog, parser.description = "run.py plan", __doc__
     parser.add_argument("--chips", default=",".join(c.name for c in CHIPS), help="devices to plan for: A100,H100")
     parser.add_argument("--devices", type=str, default=f"1,{NODE},{8 * NODE}", help="how many of them: 1,8")
-    parser.add_argument(
-        "--efficiency", type=float, default=EFFICIENCY, help="share of a chip's peak: measured, or it is an assumption"
-    )
+    parser.add_argument("--efficiency", type=float, default=EFFICIENCY, help="measured share of a chip's peak")
     _, *arguments = checkpoint_first(["fit", *arguments])  # the architecture of --weights
-    options = read(parser, arguments)
+    options = parse(parser, arguments)
     if not 0 < options.efficiency <= 1:
         raise UserError(f"efficiency: got {options.efficiency}, expected a share of the peak in (0, 1]")
     chips = {chip.name: chip for chip in CHIPS}

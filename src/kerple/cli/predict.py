@@ -2,7 +2,7 @@
 
 from jsonargparse import ArgumentParser
 
-from kerple.cli.reading import read
+from kerple.cli.reading import parse
 
 
 def main(arguments: list[str]) -> None:
@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--seed", type=int | None, default=None, help="draw the same text again")
     parser.add_argument("--trust", default="", help="packages whose classes the checkpoint may name: a,b,c")
     parser.add_argument("--device", type=str | None, default=None, help="where to run; null: a GPU if there is one")
-    options = read(parser, arguments)
+    options = parse(parser, arguments)
     from kerple.cli.continuation import print_continuation
 
     print_continuation(options)

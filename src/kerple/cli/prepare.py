@@ -8,6 +8,7 @@ import yaml
 from jsonargparse import ArgumentParser
 
 from kerple.base.errors import UserError
+from kerple.base.mapping import read_mapping
 from kerple.cli.inspect import show
 from kerple.data.options import ShardOptions
 from kerple.data.prepare.build import prepare
@@ -48,14 +49,11 @@ def main(arguments: list[str]) -> None:
     options = parser.instantiate_classes(parser.parse_args([*configs, *rest])).data
     if options.corpus is not None:
         prepare(options)
-    show(Folder(options.place, options.cache))
+    show(Folder(options.location, options.cache))
 
 
 def _data_section(path: str) -> dict[str, Any]:
-    try:
-        config = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeError, yaml.YAMLError) as error:
-        raise UserError(f"config: got {path}, which cannot be read ({error})") from error
-    if not isinstance(config, dict) or not isinstance(config.get("data"), dict):
+    section = read_mapping(Path(path)).get("data")
+    if not isinstance(section, dict):
         raise UserError(f"config: got {path}, expected a file with a section `data`, such as configs/demo.yaml")
-    return config["data"]
+    return section

@@ -16,7 +16,7 @@ HARMLESS = (
 )
 
 
-def settle_torch() -> None:
+def configure_torch() -> None:
     """Choose TF32 on a GPU and reproducible products on a CPU, and silence warnings and all processes but the first.
 
     Resumption bit for bit needs matrix products with the same bits each time. MKL gives them only in its reproducible
@@ -27,9 +27,7 @@ def settle_torch() -> None:
     os.environ.setdefault("MKL_CBWR", "AUTO")  # read at the first product
     torch.set_num_threads(torch.get_num_threads())  # a fixed number stops MKL from choosing one
     # Lightning's tips advertise its other products
-    logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(
-        lambda record: "Tip:" not in record.getMessage()
-    )
+    logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(lambda r: "Tip:" not in r.getMessage())
     # it says of every checkpoint that it holds more than weights
     logging.getLogger("pytorch_lightning.trainer.connectors.checkpoint_connector").setLevel(logging.WARNING)
     for message in HARMLESS:

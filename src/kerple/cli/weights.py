@@ -18,7 +18,7 @@ def _read(path: str, trust: str) -> Any:
     from kerple.hf import weights  # imports transformers, which takes seconds
 
     try:
-        return weights.read(path, classes(trust))
+        return weights.read_stored_model(path, classes(trust))
     except UserError as error:  # it names the option --hf of `test`
         raise UserError(f"weights: {str(error).removeprefix('hf: ')}") from error
 
@@ -28,7 +28,7 @@ def architecture_first(arguments: list[str], path: str, trust: str | None = None
 
     Args:
         arguments: Arguments of ``fit``, without the command.
-        path: Path or name of the model, see `kerple.hf.weights.read`.
+        path: Path or name of the model, see `kerple.hf.weights.read_stored_model`.
         trust: Packages whose classes a checkpoint may name, separated by commas.
 
     Returns:

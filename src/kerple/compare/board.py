@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from kerple.base.progress import FILE, duration, line, read
-from kerple.compare.job import Task
+from kerple.base.progress import FILE, duration, line, read_progress
+from kerple.compare.comparison import Job
 
 EVERY = 15.0  # seconds between two lines in a file
 SETTLED, STEPS = 10.0, 5  # seconds and steps of training after which its pace is believed
@@ -20,20 +20,20 @@ class Board:
 
     Args:
         total: Number of runs of the comparison.
-        tasks: The runs that are not finished, in order.
+        jobs: The runs that are not finished, in order.
         parallel: Number of runs at a time.
         console: Console to print to; the table is live if it is a terminal.
     """
 
-    def __init__(self, total: int, tasks: Sequence[Task], parallel: int, console: Console) -> None:
-        self.total, self.open, self.parallel, self.console = total, list(tasks), parallel, console
+    def __init__(self, total: int, jobs: Sequence[Job], parallel: int, console: Console) -> None:
+        self.total, self.open, self.parallel, self.console = total, list(jobs), parallel, console
         self._pace: float | None = None  # seconds that a run takes
         self._printed = time.monotonic()
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
 
     def __enter__(self) -> "Board":
-        for task in self.open:  # what a run that was stopped has left
-            for folder in (task.job.directory, task.job.test_folder):
+        for job in self.open:  # what a run that was stopped has left
+            for folder in (job.directory, job.test_folder):
                 (folder / FILE).unlink(missing_ok=True)
         if self._live:
             self._live.start()
@@ -43,7 +43,7 @@ class Board:
         if self._live:
             self._live.stop()
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         """Print a line above the live table."""
         self.console.print(f"[{self.total - len(self.open)}/{self.total}] {text}", markup=False)
 
@@ -52,6 +52,8 @@ class Board:
         running = self.running()
         left = self.left(running)
         head = f"{self.total - len(self.open)}/{self.total} done, {len(running)} running"
+        starting = min(self.parallel, len(self.open)) - len(running)  # those that have not said yet how far they are
+        head += f", {starting} starting" if starting > 0 else ""
         head += "" if left is None else f", about {duration(left)} left"
         if self._live:
             table = Table(title=head, box=None, show_header=False)
@@ -79,28 +81,29 @@ class Board:
             return False
         text = f"all of it takes about {duration(left)}"
         if left > 60 * minutes:
-            steps = next(progress["of"] for progress in running.values() if settled(progress))
+            steps = next(progress["total"] for progress in running.values() if settled(progress))
             fewer = max(10, int(steps * 60 * minutes / left) // 10 * 10)
             text += f"; Ctrl-C and `{smaller.replace('{steps}', str(fewer))}` for what takes about {minutes:g} min"
-        self.say(text)
+        self.print(text)
         return True
 
     def running(self) -> dict[str, dict[str, Any]]:
         """The progress of each run that is being executed, by its name."""
-        files = {task.job.name: (task.job.test_folder / FILE, task.job.directory / FILE) for task in self.open}
-        return {name: progress for name, (test, fit) in files.items() if (progress := read(test) or read(fit))}
+        folders = {job.name: (job.test_folder, job.directory) for job in self.open}  # a test is newer
+        found = {name: [read_progress(folder / FILE) for folder in of] for name, of in folders.items()}
+        return {name: test or fit for name, (test, fit) in found.items() if test or fit}
 
     def left(self, running: dict[str, dict[str, Any]]) -> float | None:
         """Seconds until all runs are done, at the pace of those in training; None before that of the first is known."""
-        paces = [progress["for"] + progress["left"] for progress in running.values() if settled(progress)]
+        paces = [progress["seconds"] + progress["seconds_left"] for progress in running.values() if settled(progress)]
         self._pace = sum(paces) / len(paces) if paces else self._pace
         if self._pace is None:
             return None
-        begun = sum(progress.get("left", 0.0) for progress in running.values())
+        begun = sum(progress.get("seconds_left", 0.0) for progress in running.values())
         return (begun + self._pace * (len(self.open) - len(running))) / min(self.parallel, max(1, len(self.open)))
 
 
 def settled(progress: dict[str, Any]) -> bool:
     """Whether a run has trained long enough for its pace to be a good estimate."""
-    enough = progress.get("for", 0) >= SETTLED and progress.get("since", 0) >= STEPS
-    return progress.get("doing") == "training" and "left" in progress and enough
+    enough = progress.get("seconds", 0) >= SETTLED and progress.get("done_since_start", 0) >= STEPS
+    return progress.get("stage") == "training" and "seconds_left" in progress and enough

@@ -1,4 +1,4 @@
-"""Description of a comparison, as its configuration file gives it, and its runs (`Job`), one a strategy and seed."""
+"""Description of a comparison, as its configuration file gives it, and its runs, a `Job` a strategy and seed."""
 
 import json
 import re
@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from kerple.base.errors import UserError
-from kerple.base.shipped_configs import config_path
+from kerple.base.mapping import read_mapping
+from kerple.base.shipped_configs import config_path, with_shipped_configs
 from kerple.compare.runs import Run, flat
 
 SET_BY_COMPARE = {  # flags that would replace what a comparison sets itself, and what to use instead
@@ -164,13 +163,13 @@ class Comparison:
     def settings_of_test(self) -> dict[str, Any]:
         """Settings of the tests, with dotted keys: those of the configuration among the flags, and the other flags."""
         path = self.test.get("config")
-        content = flat(yaml.safe_load(Path(config_path(path)).read_text(encoding="utf-8"))) if path else {}
+        content = flat(read_mapping(Path(config_path(path)))) if path else {}
         return content | flat({key: value for key, value in self.test.items() if key != "config"})
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One run: a fit and its test.
+    """A run to be done: a fit and its test. What it leaves when it is finished is a `kerple.compare.runs.Run`.
 
     Args:
         label: Label of the strategy.
@@ -181,6 +180,8 @@ class Job:
         fit: Arguments of ``run.py fit``; none for a pretrained model.
         test: Arguments of ``run.py test``, without the checkpoint.
         settings_of_test: Settings of the test, as `Comparison.settings_of_test` has them.
+        config: Resolved configuration, with dotted keys; empty until it is resolved.
+        data: Checksum of its data, None if that is not known or there is none.
     """
 
     label: str
@@ -191,6 +192,8 @@ class Job:
     fit: list[str]
     test: list[str]
     settings_of_test: dict[str, Any]
+    config: dict[str, Any] = field(default_factory=dict)
+    data: str | None = None
 
     @property
     def name(self) -> str:
@@ -232,7 +235,5 @@ def _refuse(where: str, flags: Mapping[str, Any], advice: Mapping[str, str]) -> 
 
 def as_flags(values: Mapping[str, Any]) -> list[str]:
     """Command line flags with these values; values other than text are written as JSON, which is also YAML."""
-    return [
-        f"--{key}={config_path(value) if key == 'config' else value if isinstance(value, str) else json.dumps(value)}"
-        for key, value in values.items()
-    ]
+    flags = [f"--{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in values.items()]
+    return with_shipped_configs(flags)

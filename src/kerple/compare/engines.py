@@ -1,19 +1,20 @@
 """Engines that run a comparison's runs: side by side on this machine, or on a Ray cluster."""
 
 import os
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from typing import Any
 
 from kerple.base.cluster import connect_to_ray, cores
-from kerple.compare.job import Failed, Task, start, stop, wait
+from kerple.compare.comparison import Job
+from kerple.compare.job import start, stop, wait
 
-Ended = Generator[tuple[Task, str | None] | None, None, None]
+Ended = Generator[tuple[Job, str | None] | None, None, None]
 TICK = 0.25  # seconds
 
 
-def local(tasks: Sequence[Task], parallel: int) -> Ended:
+def local(jobs: Sequence[Job], parallel: int) -> Ended:
     """Run on this machine, ``parallel`` runs at a time, each with its share of the cores.
 
     When the iterator is closed or raises, the processes of the runs are asked to save and end, and it waits for them.
@@ -26,22 +27,22 @@ def local(tasks: Sequence[Task], parallel: int) -> Ended:
     processes: list[Any] = []
     stopped = False
 
-    def run(task: Task) -> None:
+    def run(job: Job) -> str | None:
         if stopped:
-            return
-        process = start(task, threads)
+            return None
+        process = start(job, threads)
         processes.append(process)
         if stopped:  # meanwhile
             process.terminate()
-        wait(task, process)
+        return wait(job, process)
 
     pool = ThreadPoolExecutor(parallel)
-    running: dict[Future[None], Task] = {pool.submit(run, task): task for task in tasks}
+    running: dict[Future[str | None], Job] = {pool.submit(run, job): job for job in jobs}
     try:
         while running:
             done, _ = wait_for(running, TICK, FIRST_COMPLETED)
             for future in done:
-                yield running.pop(future), _message(future.result)
+                yield running.pop(future), future.result()
             if not done:
                 yield None
     finally:
@@ -51,7 +52,7 @@ def local(tasks: Sequence[Task], parallel: int) -> Ended:
         pool.shutdown()
 
 
-def ray(tasks: Sequence[Task], parallel: int) -> Ended:
+def ray(jobs: Sequence[Job], parallel: int) -> Ended:
     """Run on a Ray cluster whose machines share this folder.
 
     The cluster is that of RAY_ADDRESS or of this machine, or else one that is started here. A run takes 1 /
@@ -66,12 +67,12 @@ def ray(tasks: Sequence[Task], parallel: int) -> Ended:
     threads = max(1, cores() // parallel)
     folder, path = os.getcwd(), os.environ.get("PYTHONPATH", "")
 
-    def remote(task: Task) -> str | None:
+    def remote(job: Job) -> str | None:
         os.chdir(folder)
         os.environ["PYTHONPATH"] = path
-        process = start(task, threads)
+        process = start(job, threads)
         try:
-            return _message(lambda: wait(task, process))
+            return wait(job, process)
         except BaseException:  # the task was cancelled
             stop([process])
             raise
@@ -79,7 +80,7 @@ def ray(tasks: Sequence[Task], parallel: int) -> Ended:
     with connect_to_ray("compare: engine", "--engine local") as cluster:
         gpus = 1 if cluster.cluster_resources().get("GPU", 0) else 0
         run = cluster.remote(num_cpus=threads, num_gpus=gpus, max_retries=3)(remote)
-        waiting = {run.remote(task): task for task in tasks}
+        waiting = {run.remote(job): job for job in jobs}
         try:
             while waiting:
                 done, _ = cluster.wait(list(waiting), timeout=TICK)
@@ -92,15 +93,6 @@ def ray(tasks: Sequence[Task], parallel: int) -> Ended:
                 cluster.cancel(reference)
             if waiting:
                 cluster.wait(list(waiting), num_returns=len(waiting), timeout=60)
-
-
-def _message(run: Callable[[], None]) -> str | None:
-    """The message of a run that failed, None of one that went well."""
-    try:
-        run()
-    except Failed as error:
-        return str(error)
-    return None
 
 
 ENGINES = {"local": local, "ray": ray}

@@ -120,10 +120,9 @@ def _values(ax: Axes, panel: pd.DataFrame, styles: Styles) -> tuple[float, float
     for strategy, group in panel.groupby("strategy", sort=False):
         group = group.sort_values("length")
         mean, std = group["mean"].to_numpy(), group["std"].fillna(0).to_numpy()
-        ax.plot(group["length"], mean, label=strategy, markersize=4, linewidth=1.5, **styles[str(strategy)])
-        ax.fill_between(
-            group["length"], mean - std, mean + std, alpha=0.15, color=styles[str(strategy)]["color"], linewidth=0
-        )
+        lengths, style = group["length"], styles[str(strategy)]
+        ax.plot(lengths, mean, label=strategy, markersize=4, linewidth=1.5, **style)
+        ax.fill_between(lengths, mean - std, mean + std, alpha=0.15, color=style["color"], linewidth=0)
     if not lower_is_better(metric):
         return -0.02, 1.02
     ax.set_yscale("log")
@@ -138,10 +137,9 @@ def _ratios(ax: Axes, panel: pd.DataFrame, styles: Styles) -> tuple[float, float
     for strategy, group in panel.groupby("strategy", sort=False):
         group = group.sort_values("length")
         percent = [100 * (group[c].to_numpy() - 1) for c in ("ratio", "ratio_low", "ratio_high")]
-        ax.plot(group["length"], percent[0], label=strategy, markersize=4, linewidth=1.5, **styles[str(strategy)])
-        ax.fill_between(
-            group["length"], percent[1], percent[2], alpha=0.15, color=styles[str(strategy)]["color"], linewidth=0
-        )
+        lengths, style = group["length"], styles[str(strategy)]
+        ax.plot(lengths, percent[0], label=strategy, markersize=4, linewidth=1.5, **style)
+        ax.fill_between(lengths, percent[1], percent[2], alpha=0.15, color=style["color"], linewidth=0)
     ax.axhline(0, color="black", linewidth=0.8)
     difference = 100 * (panel["ratio"] - 1)
     return max(min(difference.min(), 0) * 1.2 - 1, -50), min(max(difference.max(), 0) * 1.1 + 1, 40)

@@ -1,4 +1,4 @@
-"""Execution of one run (`Job`) in a process of its own, which fits and then tests it.
+"""Execution of a `Job` in a process of its own, which fits and then tests it.
 
 The folder of the run is its state: a checkpoint is resumed, a fit that has ended is tested, what is finished is left
 alone. The process holds the run's lock, so that it is waited for if it outlives the one that started it.
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,45 +31,21 @@ PATIENCE = 60.0  # seconds in which a run that is asked to stop has to save its 
 TRUSTED = {"kerple", "pytorch_lightning"}  # packages whose offered classes a checkpoint may name without --trust
 
 
-class Failed(RuntimeError):
-    """A fit or a test ended with an error; the message has the end of what it printed."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """A job with what is recorded of it.
-
-    Args:
-        job: The run.
-        config: Its resolved configuration, with dotted keys.
-        data: Checksum of its data, None if there is none.
-    """
-
-    job: Job
-    config: dict[str, Any]
-    data: str | None
-
-    @property
-    def finished(self) -> bool:
-        """Whether nothing is left to do."""
-        return records.finished(self.job, self.config, self.data)
-
-
-def start(task: Task, threads: int) -> "subprocess.Popen[bytes]":
+def start(job: Job, threads: int) -> "subprocess.Popen[bytes]":
     """Start the process of a run. What it prints is appended to the run's log.
 
     Args:
-        task: The run.
+        job: The run.
         threads: Number of CPU threads, unless OMP_NUM_THREADS says another.
     """
-    log = task.job.beside(".log")
+    log = job.beside(".log")
     log.parent.mkdir(parents=True, exist_ok=True)
     paths = filter(None, [str(SOURCES), os.environ.get("PYTHONPATH")])
     environment = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
     environment |= os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
     with log.open("ab") as output:
         return subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, json.dumps(asdict(task), default=str)],
+            [sys.executable, "-c", PROGRAM, json.dumps(asdict(job), default=str)],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -78,17 +54,13 @@ def start(task: Task, threads: int) -> "subprocess.Popen[bytes]":
         )
 
 
-def wait(task: Task, process: "subprocess.Popen[bytes]") -> None:
-    """Wait for the end of a run.
-
-    Raises:
-        Failed: If the run is not finished then.
-    """
-    status = process.wait()
-    if status or not task.finished:
-        log = task.job.beside(".log")
-        tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
-        raise Failed(f"{task.job.name}: ended with status {status}, see {log}:\n{tail}")
+def wait(job: Job, process: "subprocess.Popen[bytes]") -> str | None:
+    """Wait for the end of a run; the message if it is not finished then, with the end of what it printed."""
+    status, log = process.wait(), job.beside(".log")
+    if not status and records.finished(job):
+        return None
+    tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
+    return f"{job.name}: ended with status {status}, see {log}:\n{tail}"
 
 
 def stop(processes: "list[subprocess.Popen[bytes]]") -> None:
@@ -110,12 +82,10 @@ def work(main: Callable[[list[str]], None]) -> None:
         main: Runs one command of ``run.py``.
     """
     content = json.loads(sys.argv[1])
-    job = content.pop("job")
-    folders = {key: Path(job[key]) for key in ("directory", "test_folder")}
-    task = Task(Job(**job | folders), **content)
-    with locked(task.job):
-        if not task.finished:  # else another comparison has done it meanwhile
-            _finish(task, lambda *arguments: _call(main, arguments))
+    job = Job(**content | {key: Path(content[key]) for key in ("directory", "test_folder")})
+    with locked(job):
+        if not records.finished(job):  # else another comparison has done it meanwhile
+            _finish(job, lambda *arguments: _call(main, arguments))
 
 
 def _call(main: Callable[[list[str]], None], arguments: tuple[str, ...]) -> None:
@@ -124,8 +94,7 @@ def _call(main: Callable[[list[str]], None], arguments: tuple[str, ...]) -> None
     main([*arguments])
 
 
-def _finish(task: Task, call: Callable[..., None]) -> None:
-    job = task.job
+def _finish(job: Job, call: Callable[..., None]) -> None:
     resumed = job.checkpoint.is_file()
     # another test of this run is complete; otherwise a fit that has ended is called once more, and ends at once
     tested_before = resumed and any(records.described(path.parent) for path in job.directory.glob(f"*/{results.ABOUT}"))
@@ -138,8 +107,8 @@ def _finish(task: Task, call: Callable[..., None]) -> None:
         job.test_folder.rename(f"{job.test_folder}-{time.strftime('%Y%m%d-%H%M%S')}")
     remove(job.test_folder)
     checkpoint = [f"--ckpt_path={job.checkpoint}"] if job.fit else []
-    call("test", *checkpoint, *_trust(task.config), *job.test)
-    records.complete(job, task.config, task.data)
+    call("test", *checkpoint, *_trust(job.config), *job.test)
+    records.complete(job)
 
 
 def _trust(config: dict[str, Any]) -> list[str]:

@@ -33,12 +33,12 @@ class Figure {
     this.hidden = new Set();
     this.protocol = metric.protocols[0];
     this.axis = metric.axes[0];
-    this.place = root.querySelector(".plot");
+    this.element = root.querySelector(".plot");
     this.choose(".protocol", metric.protocols.map((p) => p.name), metric.protocols.map((p) => p.name), (name) => {
       this.protocol = metric.protocols.find((p) => p.name === name);
     });
     this.choose(".axis", metric.axes, metric.axes.map((a) => AXES[a].label), (name) => (this.axis = name));
-    new ResizeObserver(() => this.place.clientWidth !== this.width && this.draw()).observe(this.place);
+    new ResizeObserver(() => this.element.clientWidth !== this.width && this.draw()).observe(this.element);
     this.draw();
   }
 
@@ -69,7 +69,7 @@ class Figure {
   draw() {
     this.list(); // before the figure, which gets the width that the legend leaves
     const { protocol, metric } = this, axis = AXES[this.axis], { lengths } = protocol, last = lengths.length - 1;
-    const width = (this.width = this.place.clientWidth), height = Math.max(300, Math.min(460, width * 0.6));
+    const width = (this.width = this.element.clientWidth), height = Math.max(300, Math.min(460, width * 0.6));
     const to = axis.log ? Math.log10 : (y) => y, from = axis.log ? (y) => 10 ** y : (y) => y;
     const octaves = this.axis === "gain" || (last > 0 && lengths[last] / lengths[0] >= 2 ** (last - 1));
     const across = octaves ? Math.log2 : (x) => x;
@@ -108,7 +108,7 @@ class Figure {
         },
       },
       [lengths.map(across), ...this.curves.map((c) => c.middle)],
-      this.place,
+      this.element,
     );
   }
 

@@ -8,9 +8,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import pandas as pd
 import yaml
+from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
@@ -21,7 +21,7 @@ from kerple.compare.figures import figures, save
 from kerple.compare.findings import findings
 from kerple.compare.page_data import page_figures
 from kerple.compare.print_figures import write_print_figures
-from kerple.compare.runs import PLACES, Run, Runs
+from kerple.compare.runs import LOCATIONS, Run, Runs
 from kerple.compare.statistics import CELL, in_tokens, summarise
 
 LATEX_HEAD = "% \\usepackage{booktabs,graphicx}\n"
@@ -56,7 +56,7 @@ def write(
     ``report.html``, which needs no other file.
 
     Args:
-        runs: The runs, as `kerple.compare.runs.read` returns them.
+        runs: The runs, as `kerple.compare.runs.read_runs` returns them.
         folder: Folder of the report, which is made if needed; files of the same names are replaced.
         name: Name of the comparison.
         baseline: The strategy against which the others are tested.
@@ -99,9 +99,7 @@ def write(
     common, differing = _configs(runs)
     data = {"baseline": baseline, "figures": page_figures(summary, runs)}
     template = resources.files("kerple.compare").joinpath("page.html.jinja").read_text(encoding="utf-8")
-    environment = jinja2.Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
-    )
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
     page = environment.from_string(template).render(
         data=Markup(json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")),
         script=Markup(_shipped("uPlot/uPlot.iife.min.js") + _shipped("page.js")),
@@ -157,10 +155,10 @@ def _tables(summary: pd.DataFrame, runs: Runs, baseline: str) -> tuple[list[tabl
         for protocol, cells in of_metric.groupby("protocol", sort=False):
             trained = runs.trained[str(protocol)]
             # with one tokenizer, bits per byte say the same as perplexity, so they are details
-            place = details if metric == "bits_per_byte" else main
+            section = details if metric == "bits_per_byte" else main
             if metric == "ppl" and str(protocol).split()[-1].startswith("windowed"):
                 main.append(tables.distant(summary, runs.blocks, str(protocol), trained))
-            place.append(tables.comparison(cells, trained, baseline))
+            section.append(tables.comparison(cells, trained, baseline))
             details.append(tables.intervals(cells, trained, baseline))
     main.append(tables.costs(runs.costs))
     details += analyses({name: table for name, table in runs.analyses.items() if name != "context_gain"})
@@ -262,7 +260,7 @@ def _public(runs: Runs) -> dict[Run, dict[str, Any]]:
         run: {
             key: value
             for key, value in config.items()
-            if value is not None and key not in PRIVATE and not PLACES.fullmatch(key)
+            if value is not None and key not in PRIVATE and not LOCATIONS.fullmatch(key)
         }
         for run, config in runs.configs.items()
     }

@@ -61,9 +61,8 @@ def _narrow(figure: Figure) -> None:
     figure.set_size_inches(*SIZE)
     figure.legends[0].remove()
     handles, labels = ax.get_legend_handles_labels()
-    figure.legend(
-        handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=7, handlelength=3, columnspacing=1
-    )
+    legend: Any = {"loc": "outside lower center", "frameon": False, "fontsize": 7}
+    figure.legend(handles, labels, ncols=3, handlelength=3, columnspacing=1, **legend)
     ax.set_title("")
     for line in ax.lines:
         line.set_markersize(min(line.get_markersize(), 2.5))

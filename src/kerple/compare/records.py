@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import yaml
 
 from kerple.base.atomic import write
 from kerple.base.defaults import is_default
+from kerple.base.errors import UserError
+from kerple.base.mapping import read_mapping
 from kerple.compare.comparison import Job
-from kerple.compare.runs import PLACES, flat, read
+from kerple.compare.runs import LOCATIONS, flat, read_runs
 from kerple.evaluation import results
 
 PRECISION = "trainer.precision"
@@ -31,33 +32,28 @@ UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticErro
 def described(folder: Path) -> dict[str, Any] | None:
     """How a run was trained and tested, according to the folder of its test; None if `compare` has not finished it."""
     try:
-        return json.loads((folder / results.ABOUT).read_text(encoding="utf-8"))["run"]
-    except (OSError, ValueError, LookupError, TypeError):
+        run = read_mapping(folder / results.ABOUT).get("run")
+    except UserError:
         return None
+    return run if isinstance(run, dict) and isinstance(run.get("config"), dict) else None
 
 
-def finished(job: Job, config: dict[str, Any], data: str | None) -> bool:
-    """Whether the run was fitted and tested as the comparison describes it.
-
-    Args:
-        job: The run.
-        config: Its resolved configuration, with dotted keys.
-        data: Checksum of its data, None if that is not known or there is none.
-    """
+def finished(job: Job) -> bool:
+    """Whether the run was fitted and tested as the comparison describes it."""
     run = described(job.test_folder)
-    if run is None or run["test"] != job.settings_of_test or data not in (None, run["data"]):
+    if run is None or run["test"] != job.settings_of_test or job.data not in (None, run["data"]):
         return False
-    return not differences(run["config"], config)
+    return not differences(run["config"], job.config)
 
 
-def changes(job: Job, config: dict[str, Any], data: str | None) -> list[str]:
+def changes(job: Job) -> list[str]:
     """Differences between how the run in the job's folder was begun and how the comparison describes it, if any."""
     if run := described(job.test_folder):
-        other = ["its data has another checksum"] if data not in (None, run["data"]) else []
-        return differences(run["config"], config) + other
+        other = ["its data has another checksum"] if job.data not in (None, run["data"]) else []
+        return differences(run["config"], job.config) + other
     written = job.directory / "config.yaml"
     if written.is_file():
-        return differences(flat(yaml.safe_load(written.read_text(encoding="utf-8"))), config)
+        return differences(flat(read_mapping(written)), job.config)
     if any(path.name != ".lock" for path in job.directory.glob("*")) and not job.checkpoint.is_file():
         return ["the folder has no config.yaml"]
     return []
@@ -77,7 +73,7 @@ def differences(written: dict[str, Any], resolved: dict[str, Any]) -> list[str]:
         for key in keys
         if before.get(key) != now.get(key)
         and now.get(key) != "auto"
-        and not PLACES.fullmatch(key)
+        and not LOCATIONS.fullmatch(key)
         and not (key not in before and is_default(resolved, key))  # an option that is newer than the run
     ]
 
@@ -97,33 +93,31 @@ def checksum_of(data: Any) -> str | None:
     return data.checksum() if hasattr(data, "checksum") else None
 
 
-def complete(job: Job, config: dict[str, Any], data: str | None) -> None:
+def complete(job: Job) -> None:
     """Add to the results of a test how its run was trained and tested; with this the run counts as finished.
 
     Raises:
         UserError: If the test left no results.
     """
-    read([job.as_run])
+    read_runs([job.as_run])
     _, about = results.read(job.test_folder)
-    written, cost = job.directory / "config.yaml", job.directory / "cost.json"
+    config, written, cost = job.config, job.directory / "config.yaml", job.directory / "cost.json"
     if written.is_file():  # the precision was chosen where the run began
-        config = config | {PRECISION: yaml.safe_load(written.read_text(encoding="utf-8"))["trainer"]["precision"]}
+        config = config | {PRECISION: flat(read_mapping(written))[PRECISION]}
     about["run"] = {
         "config": {key: value for key, value in _named(config).items() if value is not None},
-        "cost": json.loads(cost.read_text(encoding="utf-8")) if cost.exists() else {},
-        "data": data,
+        "cost": read_mapping(cost) if cost.exists() else {},
+        "data": job.data,
         "test": job.settings_of_test,
     }
     results.write_about(job.test_folder, about)
 
 
-def take(job: Job, config: dict[str, Any], data: str | None, record: Path) -> str | None:
+def take(job: Job, record: Path) -> str | None:
     """Make a finished run from a record, if the record is of the same run.
 
     Args:
-        job: The run.
-        config: Its resolved configuration, with dotted keys, and the precision that ``auto`` means here.
-        data: Checksum of its data, None if there is none.
+        job: The run, whose configuration has the precision that ``auto`` means here.
         record: Folder of the record.
 
     Returns:
@@ -131,30 +125,30 @@ def take(job: Job, config: dict[str, Any], data: str | None, record: Path) -> st
     """
     try:
         run = results.read(record)[1]["run"]
-        if changes_of_config := differences(run["config"], config):
+        if changes_of_config := differences(run["config"], job.config):
             return f"has another configuration: {'; '.join(changes_of_config)}"
-        if run["data"] != data:
+        if run["data"] != job.data:
             # the corpora that need no download are files of the installed Python
             python = run["cost"].get("environment", {}).get("python", "unknown")
             return f"was trained on other data: with Python {python}, here is {platform.python_version()}"
         if run["test"] != job.settings_of_test:
             return "was tested otherwise"
-        read([replace(job.as_run, folder=record)])  # all of it, so that a damaged one cannot spoil the report
+        read_runs([replace(job.as_run, folder=record)])  # all of it, so that a damaged one cannot spoil the report
         _copy(record, job.test_folder)
     except UNREADABLE as error:
         return f"cannot be read ({type(error).__name__}: {error})"
     return None
 
 
-def keep(job: Job, committed: list[Path]) -> None:
+def write_record(job: Job, reports: list[Path]) -> None:
     """Write the record of a finished run beside its report, unless it is there or beside another report.
 
     Args:
         job: The run.
-        committed: Folders of reports, the first of which is that of the comparison.
+        reports: Folders of reports, the first of which is that of the comparison.
     """
     about = (job.test_folder / results.ABOUT).read_bytes()
-    records = [job.record(report) for report in committed]
+    records = [job.record(report) for report in reports]
     if not any(_bytes(record / results.ABOUT) == about for record in records):
         _copy(job.test_folder, records[0])
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import yaml
 
 from kerple.base.errors import UserError
+from kerple.base.mapping import read_mapping
 from kerple.compare.statistics import CELL, LOGARITHMIC
 from kerple.evaluation import results
 
@@ -20,7 +20,7 @@ REPORT_TABLES = ("results", "summary", "costs")  # that the report writes beside
 SEED_FOLDER = re.compile(r"seed-\d+(_v\d+)?")  # the name that `fit` gives, below a folder of the strategy
 
 # options of where and how data is read, in place of which the checksums of the data are compared
-PLACES = re.compile(
+LOCATIONS = re.compile(
     r"data\.(init_args\.)?(corpus|directory|workers|prepare_workers|prepare_engine|verify|on_fault|cache|cache_bytes)"
     r"|trainer\.default_root_dir|.*(save_dir|dirpath)"
 )
@@ -80,7 +80,7 @@ class Runs:
         return lengths.pop() if len(lengths) == 1 else None
 
 
-def committed(folder: Path) -> list[Run]:
+def recorded_runs(folder: Path) -> list[Run]:
     """The runs that are kept below a report's folder, in ``runs/[PART/]LABEL/seed-N``."""
     runs = []
     for about in sorted((folder / "runs").rglob(results.ABOUT)):
@@ -124,7 +124,7 @@ def locate(directories: Iterable[Path], test: str = "test") -> list[Run]:
     ]
 
 
-def read(runs: Iterable[Run]) -> Runs:
+def read_runs(runs: Iterable[Run]) -> Runs:
     """Read the results of runs that were fitted and tested.
 
     Raises:
@@ -213,11 +213,7 @@ def _trained(folder: Path, about: dict[str, Any]) -> tuple[dict[str, Any], dict[
     if "run" in about:
         return dict(about["run"]["config"]), dict(about["run"]["cost"])
     path, cost = folder.parent / "config.yaml", folder.parent / "cost.json"
-    try:
-        config = flat(yaml.safe_load(path.read_text(encoding="utf-8")))
-        return config, json.loads(cost.read_text(encoding="utf-8")) if cost.exists() else {}
-    except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
-        raise UserError(f"{path}: is no configuration that `fit` wrote ({error})") from error
+    return flat(read_mapping(path)), read_mapping(cost) if cost.exists() else {}
 
 
 def _described(about: dict[str, Any]) -> Iterator[tuple[str, str]]:

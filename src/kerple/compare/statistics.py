@@ -337,5 +337,5 @@ def _once(results: pd.DataFrame) -> None:
     twice = results[results.duplicated(keys)]
     if len(twice):
         raise UserError(
-            f"results: {dict(twice.iloc[0][keys])} occurs twice, expected one value for each strategy, seed and cell"
+            f"results: {dict(twice.iloc[0][keys])} occurs twice, expected one for a strategy, seed and cell"
         )

@@ -55,7 +55,7 @@ class TokenShards(ShardOptions, LightningDataModule):
     @cached_property
     def folder(self) -> Folder:
         """The folder of the shards."""
-        return self._open(self.place)
+        return self._open(self.location)
 
     @property
     def manifest(self) -> Manifest:
@@ -86,15 +86,15 @@ class TokenShards(ShardOptions, LightningDataModule):
         state = state if isinstance(state, dict) else {}  # the checkpoint may be from anybody
         if state.get("tokenizer", self.manifest.tokenizer) != self.manifest.tokenizer:
             raise UserError(
-                f"data.directory: got {self.place}, whose tokenizer is not the one that the checkpoint was trained "
+                f"data.directory: got {self.location}, whose tokenizer is not the one that the checkpoint was trained "
                 "with, so that its token ids mean other text; give the earlier folder, or prepare one with its "
                 "tokenizer.json as data.tokenizer"
             )
         fitting = self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
         if fitting and state.get("training", self._training_checksum) != self._training_checksum:
             raise UserError(
-                f"data.directory: got {self.place}, whose training tokens are not those with which the fit began; give "
-                "the earlier folders, or start a new training from its weights with --weights"
+                f"data.directory: got {self.location}, whose training tokens are not those with which the fit began; "
+                "give the earlier folders, or start a new training from its weights with --weights"
             )
 
     def train_dataloader(self) -> BatchLoader:
@@ -144,9 +144,9 @@ class TokenShards(ShardOptions, LightningDataModule):
         blocks = Blocks(self.stream(split), length, limit)
         if len(blocks) == 0:
             raise UserError(
-                f"{self.place}: got {len(blocks.stream)} tokens in split {split}, expected at least {length + 1} for a "
-                f"block of {length} targets (length, lengths or block_length); give the split a larger share, or use a "
-                "larger corpus"
+                f"{self.location}: got {len(blocks.stream)} tokens in split {split}, expected at least {length + 1} "
+                f"for a block of {length} targets (length, lengths or block_length); give the split a larger share, or "
+                "use a larger corpus"
             )
         return blocks
 
@@ -184,20 +184,20 @@ class TokenShards(ShardOptions, LightningDataModule):
             return [(self.folder, 1.0)]
         if not self.mixture:
             raise UserError("data.mixture: got {}, expected prepared folders and their weights, or null for none")
-        folders = [(self._open(place), float(weight)) for place, weight in self.mixture.items()]
+        folders = [(self._open(location), float(weight)) for location, weight in self.mixture.items()]
         for folder, _ in folders:
             if folder.manifest.tokenizer != self.manifest.tokenizer:
                 raise UserError(
-                    f"data.mixture: got {folder.place}, which has another tokenizer than {self.place}; prepare it with "
-                    f"data.tokenizer: {self.place}/tokenizer.json"
+                    f"data.mixture: got {folder.location}, which has another tokenizer than {self.location}; prepare "
+                    f"it with data.tokenizer: {self.location}/tokenizer.json"
                 )
             # a hash of its text assigns a document to a split; with equal shares, a text in both folders has one split
             share, allowed = (m.settings.get("shares", [0])[0] for m in (folder.manifest, self.manifest))
             if share > allowed:
                 raise UserError(
-                    f"data.mixture: got {folder.place}, whose training split has {share:g} of its documents, more than "
-                    f"the {allowed:g} of {self.place}, so that it may hold validation and test text of the latter; "
-                    "prepare it with the same data.shares"
+                    f"data.mixture: got {folder.location}, whose training split has {share:g} of its documents, more "
+                    f"than the {allowed:g} of {self.location}, so that it may hold validation and test text of the "
+                    "latter; prepare it with the same data.shares"
                 )
         return folders
 
@@ -223,12 +223,12 @@ class TokenShards(ShardOptions, LightningDataModule):
             )
         return batches
 
-    def _open(self, place: str) -> Folder:
-        folder = Folder(place, self.cache, cached_only=self.reads_only)
+    def _open(self, location: str) -> Folder:
+        folder = Folder(location, self.cache, cached_only=self.reads_only)
         if folder.manifest.vocabulary > self.vocabulary:
             raise UserError(
                 f"data.vocabulary: got {self.vocabulary}, expected at least {folder.manifest.vocabulary}, with which "
-                f"{place} was made; raise it, or prepare another folder"
+                f"{location} was made; raise it, or prepare another folder"
             )
         return folder
 

@@ -63,7 +63,7 @@ class Manifest:
     """Contents of a folder of shards.
 
     Args:
-        place: Path or URL of the folder, for messages.
+        location: Path or URL of the folder, for messages.
         vocabulary: Number of token ids; every id in every shard is below it.
         end_of_text: Id of the token that ends each document; it occurs nowhere else.
         tokenizer: sha256 of the `tokenizer.json` beside the shards.
@@ -74,7 +74,7 @@ class Manifest:
         test_documents: sha256 of `TEST_DOCUMENTS`, a table of the documents of the test split.
     """
 
-    place: str
+    location: str
     vocabulary: int
     end_of_text: int
     tokenizer: str
@@ -92,7 +92,7 @@ class Manifest:
     def write(self, directory: Path) -> None:
         """Write manifest.json atomically. It is written after all other files: a folder without one is unfinished."""
         entries = asdict(self)
-        del entries["place"]
+        del entries["location"]
         write(directory / MANIFEST_FILE, json.dumps({"format": FORMAT} | entries, indent=1) + "\n")
 
 
@@ -101,12 +101,12 @@ def token_dtype(vocabulary: int) -> np.dtype[Any]:
     return np.dtype("<u2" if vocabulary <= 1 << 16 else "<u4")
 
 
-def read_manifest(path: Path, place: str) -> Manifest:
+def read_manifest(path: Path, location: str) -> Manifest:
     """Read and check a manifest.json.
 
     Args:
         path: The file.
-        place: Path or URL of its folder, for messages.
+        location: Path or URL of its folder, for messages.
 
     Raises:
         UserError: The file is missing, is not JSON, or is not what `Manifest.write` writes.
@@ -114,11 +114,9 @@ def read_manifest(path: Path, place: str) -> Manifest:
     try:
         entries = json.loads(path.read_bytes())
         if (version := entries["format"]) != FORMAT:
-            raise UserError(
-                f"{place}: its manifest has format {version!r}, expected {FORMAT}; prepare the folder again"
-            )
+            raise UserError(f"{location}: its manifest has format {version!r}, expected {FORMAT}; prepare it again")
         manifest = Manifest(
-            place,
+            location,
             vocabulary=_count(entries["vocabulary"]),
             end_of_text=_count(entries["end_of_text"]),
             tokenizer=str(entries["tokenizer"]),
@@ -134,9 +132,9 @@ def read_manifest(path: Path, place: str) -> Manifest:
         raise
     except OSError as error:
         reason = f"cannot be read ({error.strerror})"
-        raise UserError(f"{place}/{MANIFEST_FILE}: {reason}; `python run.py prepare` writes it") from error
+        raise UserError(f"{location}/{MANIFEST_FILE}: {reason}; `python run.py prepare` writes it") from error
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        raise UserError(f"{place}/{MANIFEST_FILE}: is no manifest ({error!r}); prepare or copy it again") from error
+        raise UserError(f"{location}/{MANIFEST_FILE}: is no manifest ({error!r}); prepare or copy it again") from error
     return manifest
 
 

@@ -92,12 +92,10 @@ class ShardOptions:
             if value < low:
                 raise UserError(f"data.{name}: got {value}, expected {low} or more")
         if len(shares) != 3 or not all(0 <= share <= 1 for share in shares) or abs(sum(shares) - 1) > 1e-6:
-            raise UserError(
-                f"data.shares: got {shares}, expected three numbers for train, validation and test of sum 1"
-            )
-        place = directory or default_directory(corpus or "", tokenizer, vocabulary)
-        self.place = place.removeprefix("file://")
-        self.corpus = None if is_remote(self.place) else corpus  # shards at a URL are already prepared
+            raise UserError(f"data.shares: got {shares}, expected shares of train, validation and test of sum 1")
+        location = directory or default_directory(corpus or "", tokenizer, vocabulary)
+        self.location = location.removeprefix("file://")
+        self.corpus = None if is_remote(self.location) else corpus  # shards at a URL are already prepared
         self.tokenizer, self.vocabulary, self.shares = tokenizer, vocabulary, shares
         self.text_field, self.drop_duplicates, self.largest_loss = text_field, drop_duplicates, largest_loss
         self.source = source or f"{cache}/{(corpus or '').partition('-')[0]}"

@@ -40,10 +40,10 @@ class Permutation:
     def __call__(self, indices: Indices) -> Indices:
         """Images (n,) int64 of the indices (n,) int64, both in 0 .. size - 1."""
         assert indices.size == 0 or (indices.min() >= 0 and indices.max() < self.size)
-        places = self._round_trip(indices.astype(np.uint64))
-        while (outside := places >= self.size).any():
-            places[outside] = self._round_trip(places[outside])
-        return places.astype(np.int64)
+        images = self._round_trip(indices.astype(np.uint64))
+        while (outside := images >= self.size).any():
+            images[outside] = self._round_trip(images[outside])
+        return images.astype(np.int64)
 
     def _round_trip(self, indices: NDArray[np.uint64]) -> NDArray[np.uint64]:
         left, right = indices // self.radix, indices % self.radix
@@ -108,9 +108,7 @@ class Mixture:
 
     def __init__(self, orders: list[Order], weights: list[float], seed: int) -> None:
         if len(weights) != len(orders) or any(not w > 0 or not np.isfinite(w) for w in weights):
-            raise UserError(
-                f"data.mixture: got weights {weights}, expected positive and finite ones, one for each corpus"
-            )
+            raise UserError(f"data.mixture: got weights {weights}, expected positive, finite ones, one for each corpus")
         self.orders, self.seed = orders, seed
         exact = np.array(weights) / sum(weights) * MIXTURE_PERIOD
         self.quota = np.floor(exact).astype(np.int64)

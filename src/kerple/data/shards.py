@@ -58,7 +58,7 @@ class Folder:
     """A folder of shards on this machine, or at a URL, from which files are copied to a cache when they are needed.
 
     Args:
-        place: Path or URL of the folder.
+        location: Path or URL of the folder.
         cache: Folder for copies of files at a URL; several processes and runs may share it.
         cached_only: Whether a URL is refused unless the cache has files from it.
 
@@ -70,17 +70,17 @@ class Folder:
         UserError: The folder has no manifest that can be used, or its URL was refused.
     """
 
-    def __init__(self, place: str, cache: str = "data/.cache", cached_only: bool = False) -> None:
-        self.place = place.removeprefix("file://").rstrip("/") or "/"
-        self.directory = Path(self.place)
-        if is_remote(self.place):
-            self.directory = Path(cache, hashlib.sha256(self.place.encode()).hexdigest()[:16])
+    def __init__(self, location: str, cache: str = "data/.cache", cached_only: bool = False) -> None:
+        self.location = location.removeprefix("file://").rstrip("/") or "/"
+        self.directory = Path(self.location)
+        if is_remote(self.location):
+            self.directory = Path(cache, hashlib.sha256(self.location.encode()).hexdigest()[:16])
             if cached_only and not (self.directory / MANIFEST_FILE).exists():
                 raise UserError(
-                    f"data.directory: got {self.place}, which nobody has read here before, and a checkpoint may name "
-                    f"any address; `python run.py inspect {self.place}` reads it, if you trust it"
+                    f"data.directory: got {self.location}, which nobody has read here before, and a checkpoint may "
+                    f"name any address; `python run.py inspect {self.location}` reads it, if you trust it"
                 )
-        self.manifest = read_manifest(self.file(MANIFEST_FILE), self.place)
+        self.manifest = read_manifest(self.file(MANIFEST_FILE), self.location)
 
     def file(self, name: str, sha256: str | None = None) -> Path:
         """Path of a file of this folder; a file at a URL is copied first, unless there is a copy.
@@ -89,8 +89,8 @@ class Folder:
             UserError: The file cannot be fetched, or its checksum is not ``sha256``.
         """
         path = self.directory / name
-        if is_remote(self.place):
-            fetch(f"{self.place}/{name}", path, sha256)
+        if is_remote(self.location):
+            fetch(f"{self.location}/{name}", path, sha256)
         return path
 
     def stream(self, split: str) -> "TokenStream":
@@ -211,10 +211,8 @@ def verify(folder: Folder) -> None:
                     if hashlib.file_digest(file, "sha256").hexdigest() != shard.sha256:
                         raise UserError(f"{path}: its sha256 is not the manifest's; prepare or copy the folder again")
                 if (largest := int(tokens.max())) >= folder.manifest.vocabulary:
-                    raise UserError(
-                        f"{path}: got token {largest}, expected a vocabulary of {folder.manifest.vocabulary}"
-                    )
+                    raise UserError(f"{path}: got token {largest} in a vocabulary of {folder.manifest.vocabulary}")
                 ends += int((tokens == folder.manifest.end_of_text).sum())
         checksum = token_checksum(folder.directory, name, split.shards, stream.dtype)
         if (checksum, ends) != (split.sha256, split.documents):
-            raise UserError(f"{folder.place}: the tokens of {name} are not the manifest's; prepare the folder again")
+            raise UserError(f"{folder.location}: the tokens of {name} are not the manifest's; prepare the folder again")

@@ -60,9 +60,7 @@ class Analysis(Callback):
             )
         length, limit = self.targets(pl_module), self.max_length
         if limit is not None and length > limit:
-            raise UserError(
-                f"{type(self).__name__}: length: got {length}, expected at most {limit}; set a shorter length"
-            )
+            raise UserError(f"{type(self).__name__}: length: got {length}, expected at most {limit}")
         if stage == "test":  # raise now, not after hours, if there is too little text
             self.text(trainer, length)
 

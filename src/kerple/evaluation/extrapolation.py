@@ -85,9 +85,9 @@ class Extrapolation(Analysis):
         validation_blocks: int = 4,
     ) -> None:
         self.lengths = ordered_lengths(lengths)
-        self.block = self.lengths[-1] if block_length is None else block_length
-        super().__init__(self.block, blocks)
-        if self.block % self.lengths[-1]:
+        self.block_length = self.lengths[-1] if block_length is None else block_length
+        super().__init__(self.block_length, blocks)
+        if self.block_length % self.lengths[-1]:
             raise UserError(f"block_length: got {block_length}, expected a multiple of {self.lengths[-1]}, the longest")
         if sampling == "paper" and (documents or blocks is not None or "sliding" in protocols):
             raise UserError(
@@ -97,7 +97,7 @@ class Extrapolation(Analysis):
         self.names = tuple(protocols)
         self.options: dict[str, Any] = {"window": window, "keep_first": keep_first}
         self.options |= {"stride": stride, "skip": skip, "k": k}
-        choose_protocols(self.names, self.lengths, self.block, **self.options)  # an error now, not in `setup`
+        choose_protocols(self.names, self.lengths, self.block_length, **self.options)  # an error now, not in `setup`
         self.sampling, self.segments, self.seed = sampling, segments, seed
         self.documents, self.overlap = documents, overlap
         self.validation_blocks = validation_blocks
@@ -141,13 +141,13 @@ class Extrapolation(Analysis):
     def analyse(self, trainer: Trainer, pl_module: LightningModule) -> None:
         training_length, data = network_of(pl_module).shape.length, data_of(trainer)
         protocols = choose_protocols(
-            self.names, self.lengths, self.block, **self.options, training_length=training_length
+            self.names, self.lengths, self.block_length, **self.options, training_length=training_length
         )
         token_bytes = data.token_bytes().to(pl_module.device) if hasattr(data, "token_bytes") else None
         gain = self._context_gain(protocols, pl_module)
         self.measurements = []
         about: dict[str, Any] = {}
-        for length in self.lengths if self.sampling == "paper" else [self.block]:
+        for length in self.lengths if self.sampling == "paper" else [self.block_length]:
             text, lengths = self.text(trainer, length), [length] if self.sampling == "paper" else self.lengths
             self.measurements += self._measure(trainer, pl_module, text, protocols, lengths, token_bytes, gain)
             if self.documents:
@@ -156,7 +156,7 @@ class Extrapolation(Analysis):
                     about["groups"] = tested["group"][list(dict.fromkeys(text.documents.tolist()))].tolist()
         synchronise(*(m.loss for m in self.measurements))
         for m in self.measurements:
-            if m.skipped is None and m.protocol.name != "per_position":
+            if not m.skip_reason and m.protocol.name != "per_position":
                 name = f"{m.protocol.label}/{m.length}"
                 pl_module.log(f"test/ppl/{name}", m.loss.perplexity(), sync_dist=True)
                 if token_bytes is not None:
@@ -164,14 +164,19 @@ class Extrapolation(Analysis):
         strategy, directory = strategy_name(pl_module), log_directory(trainer)
         if trainer.is_global_zero:
             skipped = [
-                {"protocol": m.protocol.label, "length": m.length, "reason": m.skipped}
+                {"protocol": m.protocol.label, "length": m.length, "reason": m.skip_reason}
                 for m in self.measurements
-                if m.skipped is not None
+                if m.skip_reason
             ]
-            about |= {"strategy": strategy, "training_length": training_length, "split": "test", "block": self.block}
+            about |= {
+                "strategy": strategy,
+                "training_length": training_length,
+                "split": "test",
+                "block": self.block_length,
+            }
             about |= {"sampling": self.sampling, "documents": self.documents, "skip": self.options["skip"]}
             about |= {"precision": str(trainer.precision), "skipped": skipped}
-            rows = [row for m in self.measurements if m.skipped is None for row in m.rows()]
+            rows = [row for m in self.measurements if not m.skip_reason for row in m.rows()]
             results.write(directory, self.name, rows, about)
             print(table(self.measurements, training_length))
         title = f"{strategy}: perplexity by evaluation length"
@@ -186,7 +191,7 @@ class Extrapolation(Analysis):
         text = self._validation_text(trainer)
         for m in self._measure(trainer, pl_module, text, [Protocol("full")], self.lengths):
             m.loss.sync()
-            if m.skipped is None:
+            if not m.skip_reason:
                 pl_module.log(f"val/ppl/full/{m.length}", m.loss.perplexity(), sync_dist=True)
 
     def _measure(
@@ -203,19 +208,19 @@ class Extrapolation(Analysis):
         measurements = []
         for protocol, length in product(protocols, lengths):
             loss = TokenLoss(length if protocol.name == "per_position" else len(text)).to(pl_module.device)
-            skipped = None if limit is None or length <= limit else f"the strategy has only {limit} positions"
-            measurements.append(Measurement(protocol, length, loss, skipped))
+            reason = None if limit is None or length <= limit else f"the strategy has only {limit} positions"
+            measurements.append(Measurement(protocol, length, loss, reason))
         for i, tokens in device_blocks(trainer, pl_module, text):
             with trainer.precision_plugin.forward_context():
                 measure(network, tokens, i, measurements, *context)
         return measurements
 
     def _validation_text(self, trainer: Trainer) -> Any:
-        blocks = data_of(trainer).blocks("validation", self.block, self.validation_blocks)
+        blocks = data_of(trainer).blocks("validation", self.block_length, self.validation_blocks)
         if not len(blocks):
             raise UserError(
-                f"lengths: got {self.block}, but the validation split has no block of that many targets; use a larger "
-                "split, shorter lengths, or validation_blocks: 0"
+                f"lengths: got {self.block_length}, but the validation split has no block of that many targets; use a "
+                "larger split, shorter lengths, or validation_blocks: 0"
             )
         return blocks
 

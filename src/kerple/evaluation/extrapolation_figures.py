@@ -15,8 +15,8 @@ def table(measurements: Sequence[Measurement], training_length: int) -> str:
     cells: dict[str, dict[str, str]] = {}
     for m in measurements:
         cells.setdefault(m.protocol.label, {})[f"{m.length:,} ({m.length / training_length:g}×)"] = _cell(m)
-    counts = sorted({f"{m.protocol.label} {int(m.loss.targets.sum()):,}" for m in measurements if m.skipped is None})
-    notes = [f"{m.protocol.label} at {m.length:,}: skipped, {m.skipped}" for m in measurements if m.skipped is not None]
+    counts = sorted({f"{m.protocol.label} {int(m.loss.targets.sum()):,}" for m in measurements if not m.skip_reason})
+    notes = [f"{m.protocol.label} at {m.length:,}: skipped, {m.skip_reason}" for m in measurements if m.skip_reason]
     lines = ["Perplexity (bits per byte) by evaluation length", pd.DataFrame(cells).to_string()]
     return "\n".join([*lines, *(f"targets scored: {count}" for count in counts), *notes])
 
@@ -25,7 +25,7 @@ def figure(measurements: Sequence[Measurement], training_length: int, title: str
     """Figure of perplexity against length, a line for each protocol, with a mark at the training length."""
     result = Figure(figsize=(6.4, 4.2), layout="constrained")
     axes = result.add_subplot()
-    measured = [m for m in measurements if m.skipped is None]
+    measured = [m for m in measurements if not m.skip_reason]
     perplexities = [float(m.loss.perplexity()) for m in measured]
     for protocol in dict.fromkeys(m.protocol for m in measured):
         points = [(m.length, ppl) for m, ppl in zip(measured, perplexities, strict=True) if m.protocol == protocol]
@@ -50,9 +50,7 @@ def gain_figure(rows: Sequence[dict[str, Any]], title: str) -> Figure | None:
     axes = result.add_subplot()
     distances = [row["first"] - row["window"] for row in beyond]
     gains, errors = ([row[name] for row in beyond] for name in ("gain", "gain_error"))
-    axes.errorbar(
-        distances, gains, errors, marker="o", markersize=3, elinewidth=0.8, label="± standard error over text"
-    )
+    axes.errorbar(distances, gains, errors, marker="o", markersize=3, elinewidth=0.8, label="± error over text")
     axes.axhline(0, color="black", linewidth=0.8)
     xlabel = f"distance beyond the {beyond[0]['window']:,} tokens of the window"
     finish(axes, xlabel=xlabel, ylabel="windowed - full (nats per token)", title=title)
@@ -60,7 +58,7 @@ def gain_figure(rows: Sequence[dict[str, Any]], title: str) -> Figure | None:
 
 
 def _cell(m: Measurement) -> str:
-    if m.skipped is not None:
+    if m.skip_reason:
         return "skipped"
     ppl = f"{float(m.loss.perplexity()):,.2f}"
     return f"{ppl} ({float(m.loss.bits_per_byte()):.3f})" if m.loss.bytes.any() else ppl

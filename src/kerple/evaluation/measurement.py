@@ -20,13 +20,13 @@ class Measurement:
         protocol: The protocol.
         length: Evaluation length L in tokens.
         loss: Sums for each block of text; with the protocol ``per_position``, for each position in the segment.
-        skipped: Why the length cannot be measured, or None.
+        skip_reason: Why the length cannot be measured, or None.
     """
 
     protocol: Protocol
     length: int
     loss: TokenLoss
-    skipped: str | None = None
+    skip_reason: str | None = None
 
     def rows(self) -> Iterator[Row]:
         """The sums as rows of the results: nats of each block or position, and bits of all text together."""
@@ -62,9 +62,9 @@ def measure(
     full_losses: dict[int, Tensor] = {}  # losses (1, N) at each length
     targets = tokens[:, 1:]  # (1, N)
     for m in measurements:
-        if m.skipped is not None:
+        if m.skip_reason:
             continue
-        scored = m.protocol.scored(m.length, targets.shape[1]).to(tokens.device)
+        scored = m.protocol.scored_targets(m.length, targets.shape[1]).to(tokens.device)
         if m.protocol.part_of_full(m.length):
             if m.length not in full_losses:
                 full_losses[m.length] = full(network, tokens, m.length)

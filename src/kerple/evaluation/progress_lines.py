@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from kerple.base.progress import FILE, line, note
+from kerple.base.progress import FILE, line, write_progress
 from kerple.evaluation.typed import log_directory, untyped
 
 T = TypeVar("T")
@@ -51,9 +51,9 @@ class ProgressLines(Callback):
     ) -> None:
         self.advance(trainer, batch_idx + 1)
 
-    def begin(self, doing: str, total: int, done: int = 0) -> None:
+    def begin(self, stage: str, total: int, done: int = 0) -> None:
         """Start counting ``total`` steps or blocks, of which ``done`` are already done."""
-        self._doing, self._total, self._first = doing, total, done
+        self._stage, self._total, self._first = stage, total, done
         self._began = self._printed = time.monotonic()
         self._written = 0.0
         self._tokens = 0
@@ -65,18 +65,17 @@ class ProgressLines(Callback):
             return
         self._written = now
         seconds, since = now - self._began, done - self._first
-        state: dict[str, Any] = {
-            "doing": self._doing, "done": done, "of": self._total, "for": seconds, "since": since
-        }  # fmt: skip
+        state: dict[str, Any] = {"stage": self._stage, "done": done, "total": self._total}
+        state |= {"seconds": seconds, "done_since_start": since}
         if since > 0 and self._total > 0:
-            state["left"] = seconds / since * (self._total - done)
+            state["seconds_left"] = seconds / since * (self._total - done)
         if self._tokens:
             state["tokens_per_second"] = self._tokens / seconds
         if isinstance(outputs, dict) and "loss" in outputs:
             # a step's own loss is scaled where only some targets count; this waits for the device, but seldom
             state["loss"] = float(trainer.callback_metrics.get("train/loss") or outputs["loss"])
         if self._path is not None:
-            note(self._path, **state)
+            write_progress(self._path, **state)
         if last or now - self._printed >= self.every:
             self._printed = now
             print(line(state), flush=True)

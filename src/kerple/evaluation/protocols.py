@@ -64,12 +64,12 @@ def windowed(network: Network, tokens: Tensor, length: int, *, window: int | Non
             where nothing else matters (Xiao et al. 2024), so a window without them may do harm by itself; the fall in
             loss from a window with the first four to `full` is what distant text is worth.
     """
-    block = tokens.shape[1] - 1
-    assert 1 <= length <= block
-    whole = block // length * length  # targets in segments that are not shorter
+    targets = tokens.shape[1] - 1
+    assert 1 <= length <= targets
+    whole = targets // length * length  # targets in segments that are not shorter
     segments = tokens[:, : whole + 1].unfold(1, length + 1, length)  # (B, S, L+1), a view
     losses = _losses(network, segments, window=window, keep_first=keep_first)
-    if whole == block:
+    if whole == targets:
         return losses
     rest = _losses(network, tokens[:, None, whole:], window=window, keep_first=keep_first)
     return torch.cat([losses, rest], dim=1)  # (B, N)
@@ -92,17 +92,17 @@ def sliding(network: Network, tokens: Tensor, length: int, *, stride: int, skip:
     Returns:
         (B, N - skip) fp32 losses in nats.
     """
-    block = tokens.shape[1] - 1
-    assert 1 <= stride <= length <= block
-    assert 0 <= skip < block
-    end = max(length, min(skip + stride, block))  # of the first step
+    targets = tokens.shape[1] - 1
+    assert 1 <= stride <= length <= targets
+    assert 0 <= skip < targets
+    end = max(length, min(skip + stride, targets))  # of the first step
     parts = [_losses(network, tokens[:, None, end - length : end + 1], last=end - skip)]
-    steps, rest = divmod(block - end, stride)
+    steps, rest = divmod(targets - end, stride)
     if steps:
         moved = tokens[:, end + stride - length : end + steps * stride + 1].unfold(1, length + 1, stride)
         parts.append(_losses(network, moved, last=stride))
     if rest:
-        parts.append(_losses(network, tokens[:, None, block - length :], last=rest))
+        parts.append(_losses(network, tokens[:, None, targets - length :], last=rest))
     return torch.cat(parts, dim=1)  # (B, N - skip)
 
 
@@ -140,20 +140,20 @@ class Protocol:
         return True
 
     def __call__(self, network: Network, tokens: Tensor, length: int) -> Tensor:
-        """Losses (B, n) fp32, in nats, of the n targets of tokens (B, N+1) that `scored` names at ``length``."""
+        """Losses (B, n) fp32, in nats, of the n targets of tokens (B, N+1) that `scored_targets` names."""
         if self.part_of_full(length):
             losses = full(network, tokens, length)
-            return losses[:, self.scored(length, losses.shape[1])]
+            return losses[:, self.scored_targets(length, losses.shape[1])]
         if self.stride is None:
             return windowed(network, tokens, length, window=self.window, keep_first=self.first)
         return sliding(network, tokens, length, stride=self.stride, skip=self.skip)
 
-    def scored(self, length: int, block: int) -> Tensor:
-        """Indices (n,) int64 of the targets of a block of ``block`` that are scored at ``length``, in order."""
-        targets = torch.arange(self.skip, block)
+    def scored_targets(self, length: int, block_length: int) -> Tensor:
+        """Indices (n,) int64 of the targets of a block of ``block_length`` that are scored at ``length``, in order."""
+        targets = torch.arange(self.skip, block_length)
         if self.k is None:  # all but last
             return targets
-        return targets[: block // length * length].unflatten(0, (-1, length))[:, -self.k :].flatten()
+        return targets[: block_length // length * length].unflatten(0, (-1, length))[:, -self.k :].flatten()
 
 
 def ordered_lengths(lengths: Sequence[int]) -> list[int]:
@@ -175,7 +175,7 @@ def ordered_lengths(lengths: Sequence[int]) -> list[int]:
 def choose_protocols(
     names: Sequence[Name],
     lengths: Sequence[int],
-    block: int,
+    block_length: int,
     *,
     window: int | None,
     keep_first: int | None,
@@ -189,12 +189,12 @@ def choose_protocols(
     Args:
         names: Names of protocols.
         lengths: Evaluation lengths in ascending order.
-        block: Number of targets in a block.
+        block_length: Number of targets in a block.
         window: Option of windowed and keep_first; None for the training length.
         keep_first: Option of keep_first.
         stride: Option of sliding, at most the shortest length.
-        skip: Option of sliding: 0, or at least the longest length minus the stride, and less than ``block``. Then every
-            scored target has a full window at every length.
+        skip: Option of sliding: 0, or at least the longest length minus the stride, and less than the block. Then
+            every scored target has a full window at every length.
         k: Option of last, at most the shortest length.
         training_length: Training length in tokens.
 
@@ -218,10 +218,10 @@ def choose_protocols(
             limit = "" if name == "windowed" else f", at most {lengths[0]}, the shortest length"
             raise UserError(f"{option}: got {value}, expected a positive number{limit}, for the protocol {name}")
     minimum = lengths[-1] - (stride or 0)
-    if skip and ("sliding" not in names or not minimum <= skip < block):
+    if skip and ("sliding" not in names or not minimum <= skip < block_length):
         raise UserError(
             f"skip: got {skip}, expected 0, or, with sliding among protocols, at least {minimum}, the longest length "
-            f"less the stride, and less than {block}, the length of a block; a longer block_length leaves more targets"
+            f"less the stride, and less than {block_length}, the block_length; a longer one leaves more targets"
         )
     settings: dict[str, dict[str, Any]] = {
         "windowed": {"window": window or training_length},

@@ -99,8 +99,10 @@ def read(folder: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     path = folder / ABOUT
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
-        if about["version"] != VERSION or not isinstance(about["evaluations"], dict):
-            raise ValueError(f"version {about['version']}, expected {VERSION}")
+        run = about.get("run", {})
+        mappings = (about["evaluations"], *about["evaluations"].values(), run.get("config", {}), run.get("cost", {}))
+        if about["version"] != VERSION or not all(isinstance(mapping, dict) for mapping in mappings):
+            raise ValueError(f"version {about['version']}, expected {VERSION} and mappings")
         path = folder / TABLE
         table = pd.read_csv(path, dtype={"metric": str, "protocol": str})
         numbers = table[["length", "sum", "count"]].apply(pd.to_numeric)
@@ -108,10 +110,8 @@ def read(folder: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
             raise ValueError("a column or a count is missing")
         if table[["metric", "protocol", "length", "sum", "count"]].isna().any(axis=None):
             raise ValueError("a number is missing")
-    except (OSError, ValueError, LookupError, TypeError, EOFError, RecursionError) as error:
-        raise UserError(
-            f"{path}: is no file of results ({type(error).__name__}: {error}); test the run again"
-        ) from error
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, RecursionError) as error:
+        raise UserError(f"{path}: is no file of results ({type(error).__name__}: {error}); test again") from error
     return table.astype({"position": "Int64", "block": "Int64"}), about
 
 
@@ -122,9 +122,7 @@ def totals(table: pd.DataFrame) -> pd.DataFrame:
     """
     whole = table[table["position"].isna()]
     cells = whole.groupby(["metric", "protocol", "length"], sort=False, as_index=False)[["sum", "count"]].sum()
-    return cells.assign(
-        value=[value(*cell) for cell in zip(cells["metric"], cells["sum"], cells["count"], strict=True)]
-    )
+    return cells.assign(value=list(map(value, cells["metric"], cells["sum"], cells["count"])))
 
 
 def value(metric: str, total: float, count: float) -> float:

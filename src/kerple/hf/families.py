@@ -108,10 +108,7 @@ GPT2 = Family(
         "blocks.*.mlp.2": "transformer.h.*.mlp.c_proj",
     },
     position="Learned",
-    expected={
-        "scale_attn_weights": True,
-        "scale_attn_by_inverse_layer_idx": False,
-    },
+    expected={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False},
     transposed=True,
 )
 BLOOM = Family(
@@ -225,9 +222,7 @@ def parameters(family: Family, layers: int) -> list[tuple[str, list[str]]]:
 
 def no_counterpart(reason: str) -> UserError:
     """The error that says what our Transformer does not have."""
-    return UserError(
-        f"weights: the model {reason}, which this Transformer does not have; test it as it is, with test --hf"
-    )
+    return UserError(f"weights: the model {reason}, which this Transformer does not have; test it by test --hf")
 
 
 def _first(config: Any, *names: str, default: Any = None) -> Any:

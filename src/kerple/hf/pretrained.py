@@ -72,7 +72,7 @@ class Pretrained(LightningModule):
         if manifest is not None and manifest.tokenizer != digest(read_tokenizer(self.source)):
             tokenizer = manifest.settings.get("tokenizer", "another one")
             raise UserError(
-                f"tokenizer: the shards in {manifest.place} were made with {tokenizer}, not with the tokenizer of "
+                f"tokenizer: the shards in {manifest.location} were made with {tokenizer}, not with the tokenizer of "
                 f"{self.source.name}; give data.directory another folder and data.tokenizer hf:{self.source.name}"
             )
 

@@ -29,16 +29,16 @@ EXPECTED = "a folder with config.json and model.safetensors, a .gguf file or a n
 
 @dataclass(frozen=True)
 class ModelSource:
-    """The place of a pretrained model.
+    """The location of a pretrained model.
 
     Args:
         name: The name that the user gave.
-        place: A folder, or a name on the hub.
+        location: A folder, or a name on the hub.
         gguf: Name of the GGUF file in the folder, or None for safetensors.
     """
 
     name: str
-    place: str
+    location: str
     gguf: str | None = None
 
     @property
@@ -128,7 +128,7 @@ def read_model_config(source: ModelSource, trust_remote_code: bool = False) -> A
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
     with reading(source, "configuration"):
-        config = AutoConfig.from_pretrained(source.place, trust_remote_code=trust_remote_code, **source.files)
+        config = AutoConfig.from_pretrained(source.location, trust_remote_code=trust_remote_code, **source.files)
     architectures = list(config.architectures or [])
     remote = trust_remote_code and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
     causal = getattr(MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None), "__name__", None)
@@ -146,7 +146,7 @@ def read_model(
     """Read the model with its weights, a `transformers.PreTrainedModel` in evaluation mode.
 
     Args:
-        source: The model's place, which `locate` returns.
+        source: The model's location, which `locate` returns.
         config: Its configuration, which `read_model_config` returns and `kerple.hf.rope_scaling` may change.
         dtype: Dtype of the weights in memory; quantised weights are unpacked.
         trust_remote_code: Whether code that comes with the model may run.
@@ -163,10 +163,10 @@ def read_model(
     with reading(source, "weights"):
         indexed = set() if source.gguf else _indexed_files(source)
     if not all(name.endswith(".safetensors") for name in indexed):
-        raise _pickle(source.name, source.place)  # transformers would unpickle what an index of safetensors names
+        raise _pickle(source.name, source.location)  # transformers would unpickle what an index of safetensors names
     with reading(source, "weights"):
         model, info = load(
-            source.place,
+            source.location,
             config=config,
             dtype=dtype,
             use_safetensors=True if source.gguf is None else None,
@@ -188,7 +188,7 @@ def _indexed_files(source: ModelSource) -> set[str]:
     from transformers.utils import cached_file
 
     missing = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-    path = cached_file(source.place, INDEX, **missing)
+    path = cached_file(source.location, INDEX, **missing)
     return set() if path is None else set(json.loads(Path(path).read_text("utf-8"))["weight_map"].values())
 
 
@@ -200,7 +200,7 @@ def read_tokenizer(source: ModelSource) -> Tokenizer:
         UserError: If the model has no tokenizer, or one that needs the model's own code.
     """
     need()
-    folder = Path(source.place)
+    folder = Path(source.location)
     if source.gguf is None and folder.is_dir() and not {path.name for path in folder.iterdir()} & TOKENIZERS:
         raise UserError(
             f"tokenizer: {source.name} comes without one; expected tokenizer.json beside its config.json: copy it from "
@@ -209,7 +209,7 @@ def read_tokenizer(source: ModelSource) -> Tokenizer:
     from transformers import AutoTokenizer
 
     with reading(source, "tokenizer"):
-        wrapper = AutoTokenizer.from_pretrained(source.place, use_fast=True, trust_remote_code=False, **source.files)
+        wrapper = AutoTokenizer.from_pretrained(source.location, use_fast=True, trust_remote_code=False, **source.files)
     tokenizer = getattr(wrapper, "backend_tokenizer", None)
     if not isinstance(tokenizer, Tokenizer):
         raise UserError(f"tokenizer: that of {source.name} ({type(wrapper).__name__}) has no tokenizer.json; make one")
@@ -223,7 +223,7 @@ def digest(tokenizer: Tokenizer) -> str:
 
 def source_digest(source: ModelSource) -> str:
     """sha256 of a model's files, or for a model on the hub of its name and commit."""
-    folder = Path(source.place)
+    folder = Path(source.location)
     if not folder.is_dir():
         return hashlib.sha256(f"{source.name}@{read_model_config(source)._commit_hash}".encode()).hexdigest()
     kinds = ("*.safetensors", "config.json", "tokenizer.json")

@@ -22,7 +22,7 @@ VOCABULARY_ROWS = ("embedding.weight", "head.weight")
 NETWORK_OPTIONS = ("position", "layers", "dim", "heads", *(field.name for field in fields(Architecture)))
 
 
-def read(path: str, classes: Classes | None = None) -> StoredModel:
+def read_stored_model(path: str, classes: Classes | None = None) -> StoredModel:
     """Read a model as our options and weights.
 
     Args:

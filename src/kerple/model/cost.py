@@ -128,9 +128,8 @@ def memory(
             with stored_for_backward(counted) as activations:
                 features = network.features(tokens).flatten(0, 1)
             with stored_for_backward(counted) as logits:
-                target_losses(
-                    network.head, features, tokens.flatten(), sizes=ChunkSizes.of_device(torch.device("cuda"))
-                )
+                sizes = ChunkSizes.of_device(torch.device("cuda"))
+                target_losses(network.head, features, tokens.flatten(), sizes=sizes)
     return Memory(weights, weights, int(moments * weights), sum(activations.values()), sum(logits.values()))
 
 

@@ -53,9 +53,8 @@ class SelfAttention(nn.Module):
         self.widths = [shape.dim, kv_heads * head_dim, kv_heads * head_dim]
         self.qkv = nn.Linear(shape.dim, sum(self.widths), bias if qkv_bias is None else qkv_bias)
         self.out = nn.Linear(shape.dim, shape.dim, bias)
-        self.q_norm, self.k_norm = (
-            nn.RMSNorm(head_dim, eps) if architecture.qk_norm else nn.Identity() for _ in range(2)
-        )
+        norms = (nn.RMSNorm(head_dim, eps) if architecture.qk_norm else nn.Identity() for _ in range(2))
+        self.q_norm, self.k_norm = norms
 
     def forward(
         self, x: Tensor, position: Position, context: PositionContext, cache: LayerCache | None = None

@@ -10,16 +10,7 @@ from kerple.base.errors import UserError
 from kerple.positions.base import Position, Shape
 from kerple.positions.token_positions import AttentionWeights, QueryKeyBlock, TokenPositions
 
-__all__ = [
-    "AttentionWeights",
-    "Position",
-    "QueryKeyBlock",
-    "Shape",
-    "TokenPositions",
-    "build",
-    "names",
-    "strategies",
-]
+__all__ = ["AttentionWeights", "Position", "QueryKeyBlock", "Shape", "TokenPositions", "build", "names", "strategies"]
 
 
 def _strategies_by_name() -> dict[str, type[Position]]:

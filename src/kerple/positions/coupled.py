@@ -40,34 +40,34 @@ class Placed(Drawing):
         self,
         shape: Shape,
         position: Callable[[Shape], Position] = NoPE,
-        reach: int = 128,
+        rows: int = 128,
         seed: int = 0,
         size: float = 3.0,
         learned: bool = True,
     ) -> None:
         super().__init__(position(shape), seed)
-        self.require(reach >= 2, "reach", reach, "at least 2 rows; row 0 belongs to tokens without a place")
+        self.require(rows >= 2, "rows", rows, "at least 2 rows; row 0 belongs to tokens without a place")
         self.require(0 < size < float("inf"), "size", size, "a positive length such as 3")
         self.shift_invariant = False
-        self.reach = reach
-        rows = torch.empty(reach, shape.dim, dtype=torch.float32)
+        self.rows = rows
+        table = torch.empty(rows, shape.dim, dtype=torch.float32)
         # places far apart never occur together in training; rows at right angles are told apart from the start
-        rows = nn.init.orthogonal_(rows) * size if reach <= shape.dim else rows.normal_(std=size * shape.dim**-0.5)
+        table = nn.init.orthogonal_(table) * size if rows <= shape.dim else table.normal_(std=size * shape.dim**-0.5)
         # `embed` is called for the first layer's strategy alone
-        self.table = nn.Parameter(rows, requires_grad=learned) if shape.layer == 0 else None
+        self.table = nn.Parameter(table, requires_grad=learned) if shape.layer == 0 else None
         self.register_buffer("share", torch.zeros((), dtype=torch.float64))
         self.draw_()
 
     def remap_positions(self, at: TokenPositions, tokens: Tensor) -> TokenPositions:
         at = self.position.remap_positions(at, tokens)
-        places = at.positions % (self.reach - 1) + 1 if at.places is None else at.places  # ((B,) T)
+        places = at.positions % (self.rows - 1) + 1 if at.places is None else at.places  # ((B,) T)
         largest = places.amax(-1, keepdim=True)
         # a test may have larger places than training, and an index beyond the table ends the process on a GPU
         if readable(places, wait=not self.training):
             self.require(
-                int(largest.max()) < self.reach,
-                "reach",
-                self.reach,
+                int(largest.max()) < self.rows,
+                "rows",
+                self.rows,
                 f"{int(largest.max()) + 1} or more, as a token has place {int(largest.max())}; or read less",
             )
         if self.training:
@@ -75,15 +75,15 @@ class Placed(Drawing):
             tokens = tokens * (places > 0)  # (B, T)
             number = (tokens * torch.arange(1, tokens.shape[1] + 1, device=tokens.device)).sum(-1, keepdim=True)
             share = (self.share + number * GOLDEN).frac()  # (B, 1) fp64
-            places = torch.where(places > 0, places + (share * (self.reach - largest)).long(), 0)  # (B, T)
+            places = torch.where(places > 0, places + (share * (self.rows - largest)).long(), 0)  # (B, T)
         return replace(at, places=places)
 
     def embed(self, x: Tensor, at: TokenPositions) -> Tensor:
         assert self.table is not None
         assert at.places is not None
-        rows = torch.where(at.places[..., None] > 0, self.table[at.places], 0)  # ((B,) T, D)
+        added = torch.where(at.places[..., None] > 0, self.table[at.places], 0)  # ((B,) T, D)
         x = self.position.embed(x, at)
-        return (precise(x) + rows).to(x.dtype)
+        return (precise(x) + added).to(x.dtype)
 
     def draw_(self) -> None:
         if not self.share.is_meta:
@@ -94,13 +94,13 @@ class Coupled(Placed):
     """Position coupling: tokens that belong together in the task have the same place (Cho et al. 2024, arXiv
     2405.20671).
 
-    Parameters: `reach * D` of its own, and those of ``position``.
+    Parameters: `rows * D` of its own, and those of ``position``.
     Cost: one (B, T, D) look-up a forward.
 
     Args:
         shape: Sizes of the model.
         position: Builder of the strategy beside it; the paper has none.
-        reach: Rows of the table; places end below it.
+        rows: Rows of the table; places end below it.
         seed: Chooses the shifts in training.
         size: Length of a row before training. An embedding has that of the model's init times √D, about 1; with rows of
             several times that, places far apart that never meet in training are told apart, too. Up to D rows start at
@@ -117,7 +117,7 @@ class Coupled(Placed):
 class Abacus(Placed):
     """Abacus embeddings: the i-th digit of every number has place i (McLeish et al. 2024, arXiv 2405.17399).
 
-    Parameters: `reach * D` of its own, and those of ``position``.
+    Parameters: `rows * D` of its own, and those of ``position``.
     Cost: one (B, T, D) look-up a forward.
 
     The options are those of `Coupled`; as ``position`` the paper has FIRE or NoPE.

@@ -234,13 +234,7 @@ class KerpleBiasWeight(KerpleKernel):
     """
 
     def __init__(
-        self,
-        shape: Shape,
-        r1: Start = None,
-        r2: Start = None,
-        r3: Start = None,
-        r4: Start = None,
-        floor: float = 0.01,
+        self, shape: Shape, r1: Start = None, r2: Start = None, r3: Start = None, r4: Start = None, floor: float = 0.01
     ) -> None:
         super().__init__(floor)
         self.learn("r1", shape.heads, r1, between=(floor, 1.0), minimum=floor)

@@ -16,45 +16,46 @@ class RandomizedPositions(Drawing):
     """Ordered random positions, in training and in evaluation (Ruoss et al. 2023, arXiv 2305.16843, § 3).
 
     Token t of an input of T tokens stands at the t-th smallest of T positions drawn without repetition from
-    0..reach-1: so training has distances as large as those of a test. In training all inputs of a step share the draw,
-    as in the published code; in evaluation all inputs of one length always have the same positions. Since all positions
-    of an input depend on its length, the logits of a prefix are not the prefix of the logits, and generation has no
-    cache.
+    0..max_positions-1: so training has distances as large as those of a test. In training all inputs of a step share
+    the draw, as in the published code; in evaluation all inputs of one length always have the same positions. Since all
+    positions of an input depend on its length, the logits of a prefix are not the prefix of the logits, and generation
+    has no cache.
 
     Parameters: `0` of its own, those of the wrapped strategy.
     Cost: that of the wrapped strategy; functions of distance are computed for each pair, T × T of them.
 
     Args:
         shape: Sizes of the model.
-        position: Builder of the wrapped strategy, given the shape with ``reach`` as its `Shape.positions`.
-        reach: Positions to draw from; None is 32 times the training length. At least the longest input to be tested.
+        position: Builder of the wrapped strategy, given the shape with this `Shape.max_positions`.
+        max_positions: Number of positions to draw from, at least the longest input to be tested; None is 32 times the
+            training length.
         seed: Chooses the draws.
 
     Raises:
-        UserError: If ``reach`` is shorter than the training length, or, in a forward, than the input.
+        UserError: If ``max_positions`` is shorter than the training length, or, in a forward, than the input.
     """
 
     drawn: Tensor
     """The positions of this step in the order of the draw, (L,) int64; an input of T tokens takes the first T."""
 
     fixed: Tensor
-    """The positions in evaluation, the draw of step 0; (reach,) int64, not in checkpoints."""
+    """The positions in evaluation, the draw of step 0; (max_length,) int64, not in checkpoints."""
 
     def __init__(
         self,
         shape: Shape,
         position: Callable[[Shape], Position] = RoPE,
-        reach: int | None = None,
+        max_positions: int | None = None,
         seed: int = 0,
     ) -> None:
-        reach = 32 * shape.length if reach is None else reach
-        super().__init__(position(replace(shape, max_positions=reach)), seed)
+        max_positions = 32 * shape.length if max_positions is None else max_positions
+        super().__init__(position(replace(shape, max_positions=max_positions)), seed)
         expected = f"at least the training length {shape.length}; choose the longest input to be tested"
-        self.require(reach >= shape.length, "reach", reach, expected)
-        self.reach = self.max_length = reach
+        self.require(max_positions >= shape.length, "max_positions", max_positions, expected)
+        self.max_length = max_positions
         self.shift_invariant, self.prefix_consistent = True, False  # whatever the wrapped strategy is
         self.register_buffer("drawn", torch.zeros(shape.length, dtype=torch.int64))
-        self.register_buffer("fixed", torch.zeros(reach, dtype=torch.int64), persistent=False)
+        self.register_buffer("fixed", torch.zeros(max_positions, dtype=torch.int64), persistent=False)
         self.draw_()
         if not self.fixed.is_meta:
             self.fixed.copy_(self._permutation())
@@ -70,4 +71,4 @@ class RandomizedPositions(Drawing):
             self.drawn.copy_(self._permutation()[: len(self.drawn)])
 
     def _permutation(self) -> Tensor:
-        return torch.randperm(self.reach, generator=torch.Generator().manual_seed(self.number(4)))  # (reach,)
+        return torch.randperm(len(self.fixed), generator=torch.Generator().manual_seed(self.number(4)))

@@ -81,9 +81,7 @@ class RoPE(Position):
     ) -> None:
         super().__init__()
         self.turned = turned_dimensions(self, shape, base, share)
-        expected = (
-            f"a number of 1 or more beside scaling {scaling}: how many times the training length is to be reached"
-        )
+        expected = f"a number of 1 or more beside scaling {scaling}: how many times the training length to reach"
         self.require(scaling is None or (factor is not None and factor >= 1), "factor", factor, expected)
         expected = "another such as pi or yarn, as it needs 4 or more turned dimensions a head"
         self.require(self.turned > 2 or scaling not in ("ntk", "dynamic_ntk"), "scaling", scaling, expected)

@@ -89,7 +89,7 @@ class Together(Position):
             if part.uses("modify_scores"):
                 if isinstance(result, AttentionWeights):
                     raise UserError(
-                        "Together: parts: got one that modifies scores after one that gives weights; turn them round"
+                        "Together: parts: got one that modifies scores after one that gives weights; swap them"
                     )
                 scores = part.modify_scores(result.masked_fill(~block.seen, 0), q, k, replace(block, state=state))
                 result, sink = scores if isinstance(scores, tuple) else (scores, None)

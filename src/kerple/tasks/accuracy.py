@@ -204,9 +204,8 @@ class TaskAccuracy(Callback):
             print(f"{title}: exact match (%)\n{range_table(curves, training)}")
         publish(trainer, "accuracy", against_length(curves, training, title), [])
         if len(task.axes) > 1:
-            cells = answers.pivot_table("exact", "row", "column").rename_axis(
-                index=task.axes[-2], columns=task.axes[-1]
-            )
+            cells = answers.pivot_table("exact", "row", "column")
+            cells = cells.rename_axis(index=task.axes[-2], columns=task.axes[-1])
             publish(trainer, "accuracy_map", heat_map(cells, training, f"{title}: teacher-forced exact match"), [])
 
 

@@ -113,9 +113,7 @@ class TaskData(LightningDataModule):
         if self.trainer is not None and self.trainer.max_steps > 0:
             batches = self.trainer.max_steps * self.trainer.accumulate_grad_batches  # one epoch for the whole run
         elif self.examples is None:
-            raise UserError(
-                "trainer.max_steps: got none, expected the number of steps, or data.examples to end an epoch"
-            )
+            raise UserError("trainer.max_steps: got none, expected a number of steps, or data.examples to end an epoch")
         else:
             batches = self.examples // samples
         if batches < 1:

@@ -15,7 +15,7 @@ class Passkey(Task):
     """Find the number hidden in filler (Mohtashami & Jaggi 2023, arXiv 2305.16300): ``the gr[40718]ass is=40718``.
 
     The filler repeats the paper's five sentences from a random start. The length is the number of its characters; the
-    key has 5 digits and a uniform place. The paper's instructions are left out, because the model is trained on the
+    key has 5 digits and a uniform offset. The paper's instructions are left out, because the model is trained on the
     task.
     """
 
@@ -23,16 +23,16 @@ class Passkey(Task):
 
     def example(self, length: int, rng: np.random.Generator) -> Example:
         key = digits_text(rng.integers(10, size=5))
-        place = int(rng.integers(length + 1))
+        offset = int(rng.integers(length + 1))
         filler = _filler(length, rng)
-        return Example(f"{filler[:place]}[{key}]{filler[place:]}", key, (length, 10 * place // (length + 1)))
+        return Example(f"{filler[:offset]}[{key}]{filler[offset:]}", key, (length, 10 * offset // (length + 1)))
 
 
 class Needle(Task):
     """Find the number under a key, among others under other keys: ``the[xq:40] gr[bo:71]ass is;xq=40``.
 
     The problems are those of RULER with one and with many keys (Hsieh et al. 2024, arXiv 2404.06654, section 3.1), in
-    this vocabulary, in the filler of `Passkey`. The length is the number of filler characters; places are uniform, and
+    this vocabulary, in the filler of `Passkey`. The length is the number of filler characters; offsets are uniform, and
     the question is about a random key. A model that stays fluent at long lengths without using them fails.
 
     Args:
@@ -53,15 +53,15 @@ class Needle(Task):
         pairs = rng.choice(MOST_KEYS, self.keys, replace=False).tolist()
         keys = [LETTERS[pair // 26] + LETTERS[pair % 26] for pair in pairs]
         values = [digits_text(rng.integers(10, size=self.digits)) for _ in keys]
-        places = sorted(rng.integers(length + 1, size=self.keys).tolist())
+        offsets = sorted(rng.integers(length + 1, size=self.keys).tolist())
         filler = _filler(length, rng)
         text, start = "", 0
-        for key, value, place in zip(keys, values, places, strict=True):
-            text += f"{filler[start:place]}[{key}:{value}]"
-            start = place
+        for key, value, offset in zip(keys, values, offsets, strict=True):
+            text += f"{filler[start:offset]}[{key}:{value}]"
+            start = offset
         target = int(rng.integers(self.keys))  # index of the needle that the question is about
         prompt = f"{text}{filler[start:]};{keys[target]}"
-        return Example(prompt, values[target], (length, 10 * places[target] // (length + 1)))
+        return Example(prompt, values[target], (length, 10 * offsets[target] // (length + 1)))
 
     @property
     def name(self) -> str:

@@ -1,12 +1,12 @@
 """The vocabulary of all tasks: one token for each character."""
 
+from string import ascii_letters, digits
+
 from kerple.base.errors import UserError
 
 PAD, BEGIN, END = "·", "«", "»"
-CHARACTERS = (
-    PAD + BEGIN + END + "0123456789" + "abcdefghijklmnopqrstuvwxyz" + "ABCDEFGHIJKLMNOPQRSTUVWXYZ" + "=>+-*^%,;:?.[]() "
-)
-LETTERS = CHARACTERS[13:65]
+LETTERS = ascii_letters
+CHARACTERS = PAD + BEGIN + END + digits + LETTERS + "=>+-*^%,;:?.[]() "
 IDS = {character: i for i, character in enumerate(CHARACTERS)}
 PAD_ID, BEGIN_ID, END_ID = IDS[PAD], IDS[BEGIN], IDS[END]
 

@@ -42,7 +42,7 @@ class Finite(Callback):
     def __init__(self, action: Literal["stop", "skip"] = "stop", every_n_steps: int | None = None) -> None:
         super().__init__()
         self.action, self.every_n_steps = action, every_n_steps
-        self.skipped = self._logged = 0
+        self.skipped_batches = self._logged = 0
         self._losses: list[Tensor] = []  # of the micro-batches since the last step
         self._unchecked: list[tuple[int, Tensor]] = []  # step, () bool on the device: was it finite on all ranks?
 
@@ -72,9 +72,9 @@ class Finite(Callback):
             every = self.every_n_steps or (untyped(trainer).log_every_n_steps if finite.is_cuda else 1)
             if len(self._unchecked) >= every:
                 self._check(trainer)
-        if self.skipped != self._logged:
-            self._logged = self.skipped
-            pl_module.log("train/skipped_batches", float(self.skipped))
+        if self.skipped_batches != self._logged:
+            self._logged = self.skipped_batches
+            pl_module.log("train/skipped_batches", float(self.skipped_batches))
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._check(trainer)
@@ -88,11 +88,11 @@ class Finite(Callback):
         _check_weights(trainer)
 
     def state_dict(self) -> dict[str, Any]:
-        skipped = self.skipped + sum(not bool(finite) for _, finite in self._unchecked)
-        return {"skipped": skipped} if skipped else {}
+        skipped = self.skipped_batches + sum(not bool(finite) for _, finite in self._unchecked)
+        return {"skipped_batches": skipped} if skipped else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.skipped = state_dict["skipped"]
+        self.skipped_batches = state_dict["skipped_batches"]
 
     def _check(self, trainer: Trainer) -> bool:
         """Whether the steps since the last check were all finite; else stop or warn. It waits for the device."""
@@ -108,8 +108,8 @@ class Finite(Callback):
                     "rate or clip the gradient; --trainer.callbacks+=Finite --trainer.callbacks.action=skip leaves "
                     "such steps out"
                 )
-            self.skipped += 1
-            rank_zero_warn(f"{message}; left out, {self.skipped} so far")
+            self.skipped_batches += 1
+            rank_zero_warn(f"{message}; left out, {self.skipped_batches} so far")
         return False
 
 

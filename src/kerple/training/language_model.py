@@ -82,16 +82,15 @@ class LanguageModel(LightningModule):
         **options: Any,
     ) -> None:
         super().__init__()
-        if lr <= 0:
-            raise UserError(f"lr: got {lr}, expected a positive learning rate")
-        if not 0 <= warmup < 1:
-            raise UserError(f"warmup: got {warmup}, expected a share of the steps in [0, 1)")
-        if not 0 <= final_lr <= 1:
-            raise UserError(f"final_lr: got {final_lr}, expected a share of the peak in [0, 1]")
-        if not 0 < decay <= 1:
-            raise UserError(f"decay: got {decay}, expected a share of the steps in (0, 1]")
-        if pad_vocabulary_to < 1:
-            raise UserError(f"pad_vocabulary_to: got {pad_vocabulary_to}, expected 1 (no padding) or more")
+        for name, value, in_range, expected in (
+            ("lr", lr, lr > 0, "a positive learning rate"),
+            ("warmup", warmup, 0 <= warmup < 1, "a share of the steps in [0, 1)"),
+            ("final_lr", final_lr, 0 <= final_lr <= 1, "a share of the peak in [0, 1]"),
+            ("decay", decay, 0 < decay <= 1, "a share of the steps in (0, 1]"),
+            ("pad_vocabulary_to", pad_vocabulary_to, pad_vocabulary_to >= 1, "1 (no padding) or more"),
+        ):
+            if not in_range:
+                raise UserError(f"{name}: got {value}, expected {expected}")
         self.save_hyperparameters()
         rows = math.ceil(vocabulary / pad_vocabulary_to) * pad_vocabulary_to
         self.network = Transformer(Shape(dim, heads, length), layers, rows, position, **options)
@@ -207,9 +206,7 @@ class LanguageModel(LightningModule):
         if not isinstance(schedule, str):
             return schedule(optimiser)
         if steps < 1:
-            raise UserError(
-                f"trainer.max_steps: got {steps}, expected the number of steps: the schedule spans them all"
-            )
+            raise UserError(f"trainer.max_steps: got {steps}, expected the number of steps, which the schedule spans")
         warmup = max(2, round(self.warmup * steps))
         end = max(steps, warmup + 1)
         return LambdaLR(optimiser, lambda step: peak_share(step, schedule, warmup, end, self.final_lr, self.decay))

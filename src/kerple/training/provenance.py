@@ -58,9 +58,7 @@ def _lock() -> list[str]:
 def git(*arguments: str) -> str:
     """What a git command prints in the folder of this code; the empty string outside a repository."""
     try:
-        process = subprocess.run(
-            [*GIT, *arguments], capture_output=True, encoding="utf-8", errors="replace", timeout=30
-        )
+        ended = subprocess.run([*GIT, *arguments], capture_output=True, encoding="utf-8", errors="replace", timeout=30)
     except (OSError, subprocess.SubprocessError):
         return ""
-    return process.stdout if process.returncode == 0 else ""
+    return ended.stdout if ended.returncode == 0 else ""

@@ -226,7 +226,7 @@ def test_the_command_prepares_what_a_configuration_says_and_inspect_shows_it(jso
     assert "every checksum is right" in capsys.readouterr().out
     Path("config.yaml").write_text("data: {class_path: TaskData, init_args: {task: Copy}}")
     for path in ("config.yaml", "nowhere.yaml", "books.d/part0.jsonl"):
-        with pytest.raises(UserError, match=r"(config|data): got"):
+        with pytest.raises(UserError, match=r"(config|data): got|cannot be read"):
             prepare.main(["--config", path])
 
 

@@ -14,6 +14,8 @@ from pyarrow import parquet
 
 from kerple.base.errors import UserError
 from kerple.data.files import decompress
+from kerple.data.options import ShardOptions
+from kerple.data.prepare.build import prepare
 from kerple.data.prepare.corpora import find_corpus, library_modules, standard_library
 from kerple.data.prepare.readers import Document, Fault, read_lines
 
@@ -143,7 +145,7 @@ def test_parquet(tmp_path):
         read(tmp_path)
 
 
-def test_a_dataset_of_the_hub_is_streamed(monkeypatch):
+def test_a_dataset_of_the_hub_is_streamed_and_leaves_nothing_if_it_cannot_be(tmp_path, monkeypatch):
     def load_dataset(path: str, config: str | None, *, split: str, streaming: bool) -> list[dict[str, str]]:
         assert (path, config, split, streaming) == ("org/name", "en", "train", True)
         return [{"text": text} for text in TEXTS]
@@ -153,8 +155,10 @@ def test_a_dataset_of_the_hub_is_streamed(monkeypatch):
     with pytest.raises(UserError, match=r"text_field: got 'body', hf:org/name:en has text"):
         read("hf:org/name:en", "body")
     monkeypatch.setitem(sys.modules, "datasets", None)
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="pip install datasets"):
-        read("hf:org/name")
+        prepare(ShardOptions("hf:org/name"))
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_built_in_corpora():

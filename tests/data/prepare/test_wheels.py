@@ -6,6 +6,8 @@ import pytest
 
 from kerple.base.errors import UserError
 from kerple.data.prepare import wheels
+from kerple.data.prepare.build import Reading
+from kerple.data.prepare.corpora import FETCHED
 from kerple.data.prepare.readers import Document
 from kerple.data.prepare.wheels import generated, read_list, read_wheels
 
@@ -18,7 +20,7 @@ CODE = {
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of three wheels, which stands for pip's index, and the list of them."""
+    """A folder of three wheels, which stands for pip's index, and the list of them; pip is called for each alone."""
     lines = []
     (tmp_path / "index").mkdir()
     for (name, files), about in zip(CODE.items(), ("train demo", "test demo", "validation"), strict=True):
@@ -31,6 +33,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         lines.append(f"{name}==1.0 --hash=sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}  # {about}\n")
     (tmp_path / "code.txt").write_text("# A comment.\n" + "".join(lines))
     monkeypatch.setattr(wheels, "LIST", tmp_path / "code.txt")
+    monkeypatch.setattr(wheels, "AT_ONCE", 1)
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
@@ -42,20 +45,14 @@ def files(folder: Path) -> list[str]:
 
 
 def test_files_come_with_package_and_split_and_without_copies(index: Path, tmp_path: Path) -> None:
-    entries = list(read_wheels(read_list(demo=False), tmp_path / "here"))
-    documents = {(d.name, d.text, d.group, d.split) for d in entries if isinstance(d, Document)}
-    faults = sorted((f.name, f.reason) for f in entries if not isinstance(f, Document))
-    assert documents == {
+    reading = Reading(FETCHED["code"](tmp_path / "here"), (1.0, 0.0, 0.0))
+    assert {(d.name, d.text, d.group, d.split) for d in reading} == {
         ("apple/core.py", "def bite():\n    return 'apple'\n", "apple", "train"),
         ("apple/seed.py", "tiny = True\n", "apple", "train"),  # the first of two by the hash of its path
         ("pear/core.py", "def bite(): ...\n", "pear", "test"),
     }
-    assert faults == [
-        ("pear/_vendor/apple.py", "generated"),
-        ("plum/latin.py", "not Unicode"),
-        ("plum/pb2.py", "generated"),
-        ("plum/seed.py", "duplicate"),
-    ]
+    assert reading.left_out == {"generated": 2, "not Unicode": 1, "duplicates": 1}
+    entries = list(read_wheels(read_list(demo=False), tmp_path / "here"))
     assert entries == list(read_wheels(read_list(demo=False), index))  # from a folder that has them, and in that order
     assert {d.group for d in read_wheels(read_list(demo=True), index) if isinstance(d, Document)} == {"apple", "pear"}
 
@@ -63,7 +60,6 @@ def test_files_come_with_package_and_split_and_without_copies(index: Path, tmp_p
 def test_what_cannot_be_fetched_is_one_line_and_what_came_is_kept(
     index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wheels, "AT_ONCE", 2)
     here, plum = tmp_path / "here", index / "plum-1.0-py3-none-any.whl"
     whole = plum.read_bytes()
     for content, message in ((whole + b"other", "DO NOT MATCH THE HASHES"), (None, "Could not find a version")):

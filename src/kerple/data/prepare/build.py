@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 from kerple.base.atomic import write
 from kerple.base.errors import NO_FOLDER, UserError
+from kerple.base.mapping import read_mapping
 from kerple.data.files import is_remote
 from kerple.data.manifest import MANIFEST_FILE, SPLITS, TEST_DOCUMENTS, Manifest, Shard, Split, token_dtype
 from kerple.data.options import HUB, ShardOptions
@@ -44,7 +45,7 @@ def part_size(number: int) -> int:
 
 
 def prepare(options: ShardOptions, progress: bool = True) -> Manifest:
-    """Prepare the shards in ``options.place`` unless they exist; a preparation that was stopped goes on.
+    """Prepare the shards in ``options.location`` unless they exist; a preparation that was stopped goes on.
 
     Several processes may call this at the same time. One of them works; the others wait and find the shards.
 
@@ -56,7 +57,7 @@ def prepare(options: ShardOptions, progress: bool = True) -> Manifest:
         UserError: The corpus or the tokenizer cannot be used, the corpus holds no document or too many faults, or the
             folder was prepared with other options or from other files.
     """
-    directory = Path(options.place)
+    directory = Path(options.location)
     # a finished folder is only read, so that it may lie on a disk that cannot be written to, where a lock would fail
     if (directory / MANIFEST_FILE).exists():
         shutil.rmtree(directory / PARTS, ignore_errors=True)  # a kill may have left it
@@ -67,10 +68,10 @@ def prepare(options: ShardOptions, progress: bool = True) -> Manifest:
             f"data.directory: got {directory}, which is inside of the corpus {options.corpus}, so that the shards "
             "would be part of it; choose a folder outside"
         )
+    corpus = find_corpus(options.corpus, options.text_field, options.source)  # if there is none, no folder is made
     with _locked(directory):
         if (directory / MANIFEST_FILE).exists():
             return check_prepared(options)
-        corpus = find_corpus(options.corpus, options.text_field, options.source)
         settings = options.content_options() | {"files": corpus.state()}
         tokenizer = _begin(directory, options, corpus, settings, progress)
         end, vocabulary = end_of_text(tokenizer, options.tokenizer), vocabulary_size(tokenizer)
@@ -85,7 +86,7 @@ def prepare(options: ShardOptions, progress: bool = True) -> Manifest:
             documents, size = (sum(part[name][what] for part in parts) for what in ("documents", "bytes"))
             splits[name] = Split(shards, documents, size, token_checksum(directory, name, shards, encoder.dtype))
         manifest = Manifest(
-            options.place,
+            options.location,
             vocabulary,
             end,
             tokenizer=hashlib.sha256(content).hexdigest(),
@@ -99,7 +100,7 @@ def prepare(options: ShardOptions, progress: bool = True) -> Manifest:
         shutil.rmtree(directory / PARTS, ignore_errors=True)
     if progress:
         tokens, documents = (sum(getattr(s, what) for s in splits.values()) for what in ("tokens", "documents"))
-        summary = f"{options.place}: {tokens / 1e6:.1f}M tokens of {documents:,} documents are prepared"
+        summary = f"{options.location}: {tokens / 1e6:.1f}M tokens of {documents:,} documents are prepared"
         print("; left out: ".join(filter(None, [summary, reading.reasons()])), file=sys.stderr)
     return manifest
 
@@ -110,21 +111,21 @@ def check_prepared(options: ShardOptions) -> Manifest:
     Raises:
         UserError: There is no manifest, or the options or the files differ; the message names the differences.
     """
-    manifest = Folder(options.place).manifest
+    manifest = Folder(options.location).manifest
     settings = options.content_options()
     if options.corpus and not is_remote(options.corpus) and not options.corpus.startswith(HUB):
         with suppress(UserError):  # shards can be used on a machine without the corpus
             settings["files"] = find_corpus(options.corpus, options.text_field, options.source).state()
-    _refuse_other(options.place, manifest.settings, settings)
+    _refuse_other(options.location, manifest.settings, settings)
     return manifest
 
 
-def _refuse_other(place: str, before: dict[str, Any], now: dict[str, Any]) -> None:
+def _refuse_other(location: str, before: dict[str, Any], now: dict[str, Any]) -> None:
     changes = [f"{name} was {before.get(name)!r}, is {now[name]!r}" for name in now if before.get(name) != now[name]]
     if changes:
         raise UserError(
-            f"{place}: was prepared otherwise: {'; '.join(changes)}. Give data.directory another folder, delete this "
-            "one to prepare it again, or set data.corpus to null to take the shards as they are"
+            f"{location}: was prepared otherwise: {'; '.join(changes)}. Give data.directory another folder, delete "
+            "this one to prepare it again, or set data.corpus to null to take the shards as they are"
         )
 
 
@@ -138,9 +139,7 @@ def _locked(directory: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in NO_FOLDER:
             raise
-        raise UserError(
-            f"data.directory: {directory} cannot be made or written to ({error}); choose another folder"
-        ) from error
+        raise UserError(f"data.directory: {directory} cannot be written to ({error}); choose another folder") from error
     try:
         yield
     finally:
@@ -158,7 +157,7 @@ def _begin(
     """
     begun = directory / PARTS / "settings.json"
     if begun.exists():
-        _refuse_other(options.place, json.loads(begun.read_bytes()), settings)
+        _refuse_other(options.location, read_mapping(begun), settings)
         return load_tokenizer(str(directory))
     for shard in directory.glob("*.tar"):
         raise UserError(
@@ -201,9 +200,9 @@ def _training_texts(reading: "Reading", progress: bool) -> Iterator[str]:
 
 def split_of(text: bytes, shares: tuple[float, float, float]) -> str:
     """The split of a document, by a hash of its UTF-8 bytes: documents with equal texts are in the same split."""
-    place = int.from_bytes(hashlib.blake2b(text, digest_size=16).digest()[:8], "big") / 2**64
+    fraction = int.from_bytes(hashlib.blake2b(text, digest_size=16).digest()[:8], "big") / 2**64
     train, validation, _ = shares
-    return "train" if place < train else "validation" if place < train + validation else "test"
+    return "train" if fraction < train else "validation" if fraction < train + validation else "test"
 
 
 class Reading:
@@ -212,7 +211,7 @@ class Reading:
     Args:
         corpus: The corpus.
         shares: Shares of the documents in train, validation and test, unless the corpus says which is in which.
-        drop_duplicates: Whether only the first of several documents with equal text is read.
+        drop_duplicates: Whether only the first of several documents with equal text is read; of some corpora always.
 
     Attributes:
         left_out (Counter[str]): Number of documents that were left out so far, by reason.
@@ -223,7 +222,7 @@ class Reading:
     """
 
     def __init__(self, corpus: Corpus, shares: tuple[float, float, float], drop_duplicates: bool = False) -> None:
-        self.corpus, self.shares, self.drop_duplicates = corpus, shares, drop_duplicates
+        self.corpus, self.shares, self.drop_duplicates = corpus, shares, drop_duplicates or corpus.drop_duplicates
         self.text, self.tested = hashlib.sha256(), list[Document]()
         self.left_out, self.examples = Counter[str](), dict[str, str]()
         self.lost = self.used = 0
@@ -298,14 +297,14 @@ def _write_parts(
             paths.append(directory / PARTS / f"{number:05d}.json")
             checksum = hashlib.blake2b("\0".join(f"{d.split}\0{d.text}" for d in documents).encode()).hexdigest()
             # a part that is done is done again if the corpus has changed since then
-            if not paths[number].exists() or json.loads(paths[number].read_bytes())["texts"] != checksum:
+            if not paths[number].exists() or read_mapping(paths[number])["texts"] != checksum:
                 waiting.append((number, checksum, submit(encoder, documents)))
             bar.update(reading.used + reading.lost - bar.n)
             if len(waiting) > workers:
                 write_next()
         while waiting:
             write_next()
-    return [json.loads(path.read_bytes()) for path in paths]
+    return [read_mapping(path) for path in paths]
 
 
 def _write_test_documents(
@@ -327,7 +326,7 @@ def _write_test_documents(
 def _check_losses(options: ShardOptions, reading: Reading) -> None:
     """Refuse a corpus without documents, with too many faults, or with a text that is not that of its checksum."""
     if not reading.used:
-        shutil.rmtree(Path(options.place, PARTS))  # so that the next start reads a mended corpus
+        shutil.rmtree(Path(options.location, PARTS))  # so that the next start reads a mended corpus
         raise UserError(
             f"data.corpus: got {options.corpus!r}, which holds no document that can be used: "
             f"{reading.reasons() or 'it is empty'}; name another corpus, or the key or column of its text with "
@@ -337,7 +336,7 @@ def _check_losses(options: ShardOptions, reading: Reading) -> None:
     if share > options.largest_loss:
         raise UserError(
             f"data.largest_loss: got {options.largest_loss}, but {share:.2g} of the bytes of {options.corpus!r} cannot "
-            f"be used: {reading.reasons()}; mend the corpus and delete {options.place}, or allow the loss with a "
+            f"be used: {reading.reasons()}; mend the corpus and delete {options.location}, or allow the loss with a "
             "larger data.largest_loss"
         )
     if (text := reading.text.hexdigest()) != (reading.corpus.text or text):

@@ -35,12 +35,14 @@ class Corpus(NamedTuple):
         files: Paths of the files that it is read from, for `state`; empty if they are not on this machine.
         text: Checksum that its text has on every machine, see `Manifest`, of those that are fetched.
         text_bytes: Bytes of this text.
+        drop_duplicates: Whether only the first of several documents with equal text is part of it.
     """
 
     documents: Callable[[], Iterator[Document | Fault]]
     files: list[str]
     text: str | None = None
     text_bytes: int | None = None
+    drop_duplicates: bool = False
 
     def state(self) -> str | None:
         """Number, bytes and a checksum of names and sizes of the files, by which a change of the corpus is noticed."""
@@ -86,14 +88,11 @@ def library_modules() -> Corpus:
 
 # those that are fetched, when they are read, to a folder
 FETCHED: dict[str, Callable[[Path], Corpus]] = {
-    "code": lambda folder: Corpus(lambda: read_wheels(read_list(False), folder), [], CODE, 183271102),
-    "code-demo": lambda folder: Corpus(lambda: read_wheels(read_list(True), folder), [], CODE_DEMO, 29953133),
+    "code": lambda folder: Corpus(lambda: read_wheels(read_list(False), folder), [], CODE, 183271102, True),
+    "code-demo": lambda folder: Corpus(lambda: read_wheels(read_list(True), folder), [], CODE_DEMO, 29953133, True),
     "rfc": lambda folder: Corpus(lambda: read_rfcs(folder), [], RFC, 462315088),
 }
-CORPORA: dict[str, Callable[[], Corpus]] = {
-    "stdlib": standard_library,
-    "modules": library_modules,
-}
+CORPORA: dict[str, Callable[[], Corpus]] = {"stdlib": standard_library, "modules": library_modules}
 
 
 def find_corpus(name: str, text_field: str = "text", source: str = "data/.cache") -> Corpus:
@@ -112,7 +111,7 @@ def find_corpus(name: str, text_field: str = "text", source: str = "data/.cache"
     if name in FETCHED:
         return FETCHED[name](Path(source))
     if name.startswith(HUB):
-        return Corpus(lambda: dataset(name.removeprefix(HUB), text_field), [])
+        return Corpus(dataset(name.removeprefix(HUB), text_field), [])
     files = list_files(name)
     if not files:
         raise UserError(

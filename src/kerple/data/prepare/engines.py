@@ -118,9 +118,7 @@ def ray(workers: int) -> Iterator[Engine]:
         try:
             yield task.remote, cluster.get, workers or int(cluster.cluster_resources().get("CPU", 1))
         except cluster.exceptions.RayError as error:
-            raise UserError(
-                f"data.prepare_engine: got ray, and work was lost ({error}); start again to go on"
-            ) from error
+            raise UserError(f"data.prepare_engine: got ray, which lost work ({error}); start again to go on") from error
 
 
 ENGINES = {"local": local, "ray": ray}

@@ -40,11 +40,9 @@ def call(command: list[str], advice: str, folder: Path) -> None:
     Raises:
         UserError: It failed; the message has the first line in which it says why.
     """
-    process = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    if process.returncode:
-        reasons = (
-            re.findall("^E(?:RROR)?: (.*)", process.stderr, re.M) or process.stderr.splitlines()[-1:] or ["silent"]
-        )
+    ended = subprocess.run(command, cwd=folder, capture_output=True, encoding="utf-8", errors="replace")
+    if ended.returncode:
+        reasons = re.findall("^E(?:RROR)?: (.*)", ended.stderr, re.M) or ended.stderr.splitlines()[-1:] or ["silent"]
         raise UserError(
             f"data.corpus: its files cannot be fetched ({reasons[0][:300]}); what came is kept: start again to go on "
             f"when the network is there, or {advice}"

@@ -58,8 +58,8 @@ def overlap(test: Iterable[Tokens], training: Iterable[Tokens], end_of_text: int
         for start in range(0, len(shard) - GRAM + 1, CHUNK):
             seen = gram_hashes(shard[start : start + CHUNK + GRAM - 1], end_of_text)
             seen = seen[possible[seen >> bits]]
-            place = np.searchsorted(different, seen).clip(max=len(different) - 1)
-            shared[place[different[place] == seen]] = True
+            index = np.searchsorted(different, seen).clip(max=len(different) - 1)
+            shared[index[different[index] == seen]] = True
     count = int(document[-1]) + 1
     runs = np.bincount(document[: len(hashes)][inside], minlength=count)
     return np.bincount(document[: len(hashes)][inside], shared[number], count) / np.maximum(runs, 1)

@@ -8,7 +8,8 @@ import glob
 import json
 import os
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -230,8 +231,8 @@ def _rows(values: Iterable[Any], name: str) -> Iterator[Document | Fault]:
         yield as_document(text, f"{name}:{number}")
 
 
-def dataset(name: str, text_field: str) -> Iterator[Document | Fault]:
-    """Yield the documents of a dataset of the Hugging Face hub, which is streamed. No loading script is run.
+def dataset(name: str, text_field: str) -> Callable[[], Iterator[Document | Fault]]:
+    """Open a dataset of the Hugging Face hub; the result yields its documents, which are streamed. No script is run.
 
     Args:
         name: `NAME[:CONFIG[:SPLIT]]`. The dataset's split `train` is read unless another is named; like any corpus, it
@@ -239,18 +240,31 @@ def dataset(name: str, text_field: str) -> Iterator[Document | Fault]:
         text_field: Name of the feature, which holds strings.
 
     Raises:
-        UserError: `datasets` is not installed, or the dataset cannot be read or has no such feature.
+        UserError: `datasets` is not installed, or the dataset cannot be opened. On reading: it breaks off, or has no
+            such feature.
     """
     try:
         import datasets
     except ImportError as error:
         raise UserError(f"data.corpus: hf:{name} needs the package datasets; pip install datasets") from error
     path, config, split = (*name.split(":"), "", "")[:3]
-    try:
+    with _named(name):
         rows = datasets.load_dataset(path, config or None, split=split or "train", streaming=True)
-        for number, row in enumerate(rows, 1):
-            if text_field not in row:
-                raise UserError(f"data.text_field: got {text_field!r}, hf:{name} has {', '.join(row)}")
-            yield as_document(row[text_field], f"hf:{name}:{number}")
+
+    def documents() -> Iterator[Document | Fault]:
+        with _named(name):
+            for number, row in enumerate(rows, 1):
+                if text_field not in row:
+                    raise UserError(f"data.text_field: got {text_field!r}, hf:{name} has {', '.join(row)}")
+                yield as_document(row[text_field], f"hf:{name}:{number}")
+
+    return documents
+
+
+@contextmanager
+def _named(dataset: str) -> Iterator[None]:
+    """Context in which the errors of a dataset name it."""
+    try:
+        yield
     except (OSError, RuntimeError, ValueError) as error:
-        raise error if isinstance(error, UserError) else UserError(f"data.corpus: hf:{name}: {error}") from error
+        raise error if isinstance(error, UserError) else UserError(f"data.corpus: hf:{dataset}: {error}") from error

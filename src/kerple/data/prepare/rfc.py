@@ -38,7 +38,7 @@ def read_rfcs(folder: Path) -> Iterator[Document]:
     Raises:
         UserError: They cannot be fetched, or one is missing or has another text.
     """
-    checksums = dict(line.split() for line in LIST.read_text().splitlines())
+    checksums = dict(line.split() for line in LIST.read_text(encoding="utf-8").splitlines())
     if not _present(folder) >= checksums.keys():
         fetch_rfcs(folder)
     there = _present(folder)
@@ -53,9 +53,7 @@ def read_rfcs(folder: Path) -> Iterator[Document]:
         except UnicodeDecodeError:
             text = without_pages(content.decode("latin-1"))
         if hashlib.sha256(text.encode()).hexdigest()[:16] != checksums[name]:
-            raise UserError(
-                f"data.source: {path} has another text than the list says; delete it to fetch it, or {ADVICE}"
-            )
+            raise UserError(f"data.source: {path} has another text than listed; delete it to fetch it, or {ADVICE}")
         yield Document(path.name, text)
 
 
@@ -75,10 +73,10 @@ def fetch_rfcs(folder: Path) -> None:
         for below in ("apt/sources", "apt/lists/partial", "apt/cache/archives/partial"):
             (fresh / below).mkdir(parents=True)
         for path in filter(Path.is_file, [SOURCES / "sources.list", *SOURCES.glob("sources.list.d/*")]):
-            lines = re.sub(r"^((deb|Components:)\s.*\bmain\b.*)", r"\1 non-free", path.read_text(), flags=re.M)
-            (fresh / "apt/sources" / path.name).write_text(lines)
-        places = {"Etc::SourceParts": "sources", "State::Lists": "lists", "Cache": "cache"}
-        options = ["Dir::Etc::SourceList=/dev/null", *(f"Dir::{name}={fresh}/apt/{at}" for name, at in places.items())]
+            lines = re.sub(rb"^((deb|Components:)\s.*\bmain\b.*)", rb"\1 non-free", path.read_bytes(), flags=re.M)
+            (fresh / "apt/sources" / path.name).write_bytes(lines)
+        folders = {"Etc::SourceParts": "sources", "State::Lists": "lists", "Cache": "cache"}
+        options = ["Dir::Etc::SourceList=/dev/null", *(f"Dir::{name}={fresh}/apt/{at}" for name, at in folders.items())]
         apt = ["apt-get", *(f"--option={option}" for option in options)]
         subprocess.run([*apt, "update"], capture_output=True)  # what is amiss shows in what follows
         call([*apt, "download", *(f"doc-rfc-{kind}" for kind in KINDS)], ADVICE, fresh / "apt")

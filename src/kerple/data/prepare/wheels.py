@@ -2,7 +2,7 @@
 
 The list is code.txt. pip fetches the packages' wheels from the user's own index and compares their sha256; nothing is
 built, installed or run, and the files are read out of the wheels. Left out are files that nobody wrote by hand, see
-`generated`, and all but the first of several with the same text.
+`generated`.
 """
 
 import hashlib
@@ -52,7 +52,7 @@ class Wheel(NamedTuple):
 
 def read_list(demo: bool) -> list[Wheel]:
     """The wheels of `code`, or the part of them that is `code-demo`."""
-    lines = [line.split("  # ") for line in LIST.read_text().splitlines() if "==" in line]
+    lines = [line.split("  # ") for line in LIST.read_text(encoding="utf-8").splitlines() if "==" in line]
     return [Wheel(requirement, about.split()[0]) for requirement, about in lines if "demo" in about or not demo]
 
 
@@ -65,7 +65,7 @@ def fetch_wheels(wheels: list[Wheel], folder: Path) -> None:
     missing = [wheel.requirement for wheel in wheels if not wheel.path(folder)]
     for start in tqdm(range(0, len(missing), AT_ONCE), f"fetching {len(missing)} packages", disable=not missing):
         with arriving(folder) as fresh:
-            (fresh / "list").write_text("\n".join(missing[start : start + AT_ONCE]))
+            (fresh / "list").write_bytes("\n".join(missing[start : start + AT_ONCE]).encode())
             call([sys.executable, "-m", *PIP.split()], ADVICE, fresh)
 
 
@@ -78,7 +78,6 @@ def read_wheels(wheels: list[Wheel], folder: Path) -> Iterator[Document | Fault]
     fetch_wheels(wheels, folder)
     archives = {wheel: zipfile.ZipFile(wheel.path(folder) or "") for wheel in wheels}
     names = [(name, wheel) for wheel, archive in archives.items() for name in archive.namelist() if name[-3:] == ".py"]
-    texts = set[str]()
     for name, wheel in sorted(names, key=lambda entry: hashlib.sha256(entry[0].encode()).digest()):
         content = archives[wheel].read(name).replace(b"\r\n", b"\n")
         document = as_document(content, name)
@@ -86,10 +85,7 @@ def read_wheels(wheels: list[Wheel], folder: Path) -> Iterator[Document | Fault]
             yield document
         elif generated(name, document.text):
             yield Fault(name, "generated", 0)
-        elif document.text in texts:
-            yield Fault(name, "duplicate", 0)
         else:
-            texts.add(document.text)
             yield replace(document, group=wheel.package, split=wheel.split)
 
 
