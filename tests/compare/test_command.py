@@ -167,23 +167,6 @@ def test_a_failed_run_does_not_stop_the_others(config: Path, capsys: pytest.Capt
     assert len(list(config.parent.glob("runs/KerpleLog/*/test/results.json"))) == 1
 
 
-def test_two_comparisons_at_once_do_every_run_once(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAKE_STEP", "0.05")
-    change(config, strategies={"KerpleLog": {}})
-    other = config.with_name("other.yaml")
-    shutil.copy(config, other)
-    change(other, output=str(config.parent / "second"))
-    second = command(other)
-    while not list(config.parent.rglob("*.starts")):
-        time.sleep(0.01)
-    run(config, "--parallel", "2")
-    second.join()
-    assert fits(config) == {"KerpleLog seed-1": 1, "KerpleLog seed-2": 1}
-    reports = [config.parent / name for name in ("report", "second")]
-    assert (reports[0] / WHOLE_TABLE).read_bytes() == (reports[1] / WHOLE_TABLE).read_bytes()
-    assert [len(recorded_runs(report)) for report in reports] == [2, 2]
-
-
 def test_a_mistake_in_the_file_is_one_line(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = config.read_text()
     for mistake, name in (
@@ -321,16 +304,23 @@ def test_a_run_that_was_stopped_goes_on(
     assert fits(config)["KerpleLog seed-1"] == 2
 
 
-def test_runs_of_a_comparison_that_was_killed_are_waited_for(config: Path) -> None:
+def test_two_comparisons_at_once_do_every_run_once_and_runs_of_one_that_was_killed_are_waited_for(config: Path) -> None:
     """Processes as they really are; the command dies alone, and its runs go on."""
     change(config, strategies={"KerpleLog": {}})
-    process = command(config)
+    other = config.with_name("other.yaml")
+    shutil.copy(config, other)
+    change(other, output=str(config.parent / "second"))
+    process = command(other)
     runs = runs_at_work(config.parent)
-    process.kill()
-    process.join()
-    whole_table = run(config)
+    killed = threading.Timer(0.3, process.kill)
+    killed.start()
+    table = run(config, "--parallel", "2")
+    killed.join()
+    assert not (config.parent / "second").exists()
+    compare.main(["--config", str(other)])
+    assert (config.parent / "second" / WHOLE_TABLE).read_bytes() == table == undisturbed(config.parent / "alone")
     assert fits(config) == {"KerpleLog seed-1": 1, "KerpleLog seed-2": 1}
-    assert whole_table == undisturbed(config.parent / "undisturbed")
+    assert [len(committed(config.parent / name)) for name in ("report", "second")] == [2, 2]
     assert not any("Error" in run.with_name(run.name + ".log").read_text() for run in runs)
 
 

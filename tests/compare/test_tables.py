@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from kerple.compare.runs import Run, read_runs
-from kerple.compare.tables import Cell, Table, costs, number
+from kerple.compare.tables import Cell, Table, costs
 from tests.compare.runs_on_disk import CURVES, write_run
 
 ROWS, LENGTHS = ["NoPE", "a_b & 50% <x> ~^\\"], list(range(1, 14))
@@ -43,16 +43,3 @@ def test_costs_of_different_tasks_are_not_averaged_and_sizes_of_different_seeds_
     assert list(body.index) == ["copy NoPE", "copy KerpleLog", "reverse NoPE", "reverse KerpleLog"]
     assert [cell.text for cell in body["position parameters"]] == ["8", "8–9", "16", "16–17"]
     assert {cell.text for cell in body["tokens per second"]} == {"27,236"}  # 26,000 + the mean of 1235 and 1237
-
-
-@pytest.mark.parametrize(
-    ("mean", "std", "text"),
-    [
-        (0.98321, 0.00449, "0.983 ± 0.004"),
-        (269.33, 33.4, "269.3 ± 33.4"),
-        (30046.2, 12123.4, "30046 ± 12123"),
-        (float("inf"), float("nan"), "∞"),
-    ],
-)
-def test_a_mean_of_seeds_is_printed_in_the_digits_that_mean_something(mean: float, std: float, text: str) -> None:
-    assert number(mean, std) == text

@@ -20,7 +20,7 @@ CODE = {
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of three wheels, which stands for pip's index, and the list of them; pip is called for each alone."""
+    """A folder of three wheels, which stands for pip's index, and the list of them."""
     lines = []
     (tmp_path / "index").mkdir()
     for (name, files), about in zip(CODE.items(), ("train demo", "test demo", "validation"), strict=True):
@@ -33,7 +33,6 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         lines.append(f"{name}==1.0 --hash=sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}  # {about}\n")
     (tmp_path / "code.txt").write_text("# A comment.\n" + "".join(lines))
     monkeypatch.setattr(wheels, "LIST", tmp_path / "code.txt")
-    monkeypatch.setattr(wheels, "AT_ONCE", 1)
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
@@ -60,6 +59,7 @@ def test_files_come_with_package_and_split_and_without_copies(index: Path, tmp_p
 def test_what_cannot_be_fetched_is_one_line_and_what_came_is_kept(
     index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(wheels, "AT_ONCE", 2)
     here, plum = tmp_path / "here", index / "plum-1.0-py3-none-any.whl"
     whole = plum.read_bytes()
     for content, message in ((whole + b"other", "DO NOT MATCH THE HASHES"), (None, "Could not find a version")):
