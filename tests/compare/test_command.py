@@ -320,7 +320,7 @@ def test_two_comparisons_at_once_do_every_run_once_and_runs_of_one_that_was_kill
     compare.main(["--config", str(other)])
     assert (config.parent / "second" / WHOLE_TABLE).read_bytes() == table == undisturbed(config.parent / "alone")
     assert fits(config) == {"KerpleLog seed-1": 1, "KerpleLog seed-2": 1}
-    assert [len(committed(config.parent / name)) for name in ("report", "second")] == [2, 2]
+    assert [len(recorded_runs(config.parent / name)) for name in ("report", "second")] == [2, 2]
     assert not any("Error" in run.with_name(run.name + ".log").read_text() for run in runs)
 
 
