@@ -18,7 +18,7 @@ def refused(*commands):
             assert end.code == 2
 refused(["--help"], ["inspect", "no/such/folder"], ["prepare", "--config=none.yaml"], ["train"], [])
 print(*{"torch", "pytorch_lightning", "matplotlib", "transformers"} & set(sys.modules))
-refused(["fit", "--config", "configs/dmo.yaml"])
+refused(["fit", "--config", "configs/dmo.yaml"], ["fit", "--model.position=KerpelLog"])
 print(*{"pytorch_lightning", "matplotlib", "transformers"} & set(sys.modules))
 """
 
@@ -28,8 +28,9 @@ def test_help_and_early_mistakes_import_no_torch_and_misspelt_files_no_lightning
     ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, cwd=root)
     assert ended.stdout.endswith("\n\n\n")
     errors = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 5
+    assert len(errors) == 6
     assert "configs/dmo.yaml" in errors[4]
+    assert "KerpelLog" in errors[5]
 
 
 IN_C = """

@@ -6,7 +6,7 @@ import torch
 from kerple.cli.classes import classes
 from kerple.hf.families import read_family
 from kerple.hf.weights import fill, transformer
-from kerple.hf.weights import read as read_weights
+from kerple.hf.weights import read_stored_model
 from kerple.model import Transformer
 from tests.hf.tiny import CONFIGS, LENGTH, VOCABULARY, small, text, tiny
 
@@ -82,4 +82,4 @@ def test_a_file_may_name_no_strategies_but_ours_and_a_checkpoint_without_a_model
     for damage in ({"state_dict": {}}, {"state_dict": whole["state_dict"] | {"network.norm.weight": "x"}}):
         torch.save(whole | damage, tmp_path / "last.ckpt")
         with pytest.raises(ValueError, match=r"last\.ckpt is not a checkpoint"):
-            read_weights(str(tmp_path / "last.ckpt"), classes())
+            read_stored_model(str(tmp_path / "last.ckpt"), classes())

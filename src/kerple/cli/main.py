@@ -84,6 +84,10 @@ def _call(arguments: list[str]) -> None:
     for option, value in pairwise(flat):  # before anything that takes seconds is imported
         if option in OPTIONS and value.endswith((".yaml", ".yml")) and not os.path.exists(value):
             raise UserError(f"{option.lstrip('-')}: got {value}, which does not exist")
+        if option == "--model.position" and value.isidentifier():
+            names = import_module("kerple.positions").names()
+            if value not in names:
+                raise UserError(f"model.position: got {value}, expected a class path or one of {', '.join(names)}")
     if command in LIGHTNING:
         import_module("kerple.cli.fit").run(arguments, HELP.split("\n")[2])
     elif command in COMMANDS:
