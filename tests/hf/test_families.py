@@ -5,8 +5,7 @@ import torch
 
 from kerple.cli.classes import classes
 from kerple.hf.families import read_family
-from kerple.hf.weights import fill, transformer
-from kerple.hf.weights import read_stored_model
+from kerple.hf.weights import fill, read_stored_model, transformer
 from kerple.model import Transformer
 from tests.hf.tiny import CONFIGS, LENGTH, VOCABULARY, small, text, tiny
 
