@@ -72,3 +72,8 @@ def test_fsdp_is_that_which_keeps_strategies_in_fp32() -> None:
     parser.add_subclass_arguments(Strategy, "strategy")
     strategy = parser.instantiate_classes(parser.parse_object({"strategy": trainer["strategy"]})).strategy
     assert isinstance(strategy, ShardedBlocks)
+
+
+def test_a_seed_may_be_a_date() -> None:
+    flags = ("--model.position=RandomizedPositions", "--model.position.seed=20251123")
+    assert parsed("--config", str(CONFIGS / "demo.yaml"), *flags).model.position.init_args.seed == 20251123

@@ -152,3 +152,25 @@ def test_what_does_not_fit_is_refused(queries, change, name) -> None:
     q, k, v, _ = inputs(1, 2, queries, 6, torch.float32)
     with pytest.raises(ValueError, match=f"^{name}: got .*expected"):
         attend(q, k, v, Modifiers(**change))
+
+
+@pytest.mark.parametrize("spread", [1.0, 3.0])
+@pytest.mark.parametrize("implementation", [attend, attend_blocks])
+def test_bf16_scores_are_not_rounded_before_the_softmax(implementation, spread: float) -> None:
+    """Against fp64, no implementation in bf16 is further off than torch's fused kernel, forward or backward."""
+    q, k, v, grad = inputs(2, 4, 300, 300, torch.bfloat16, dim=64)
+    q, k = ((x * spread**0.5).bfloat16().double() for x in (q, k))  # scaled scores of this standard deviation
+
+    def errors(attention, modifiers: Modifiers) -> list[float]:
+        results = []
+        for kind in (torch.float64, torch.bfloat16):
+            leaves = [x.to(kind).requires_grad_() for x in (q, k, v)]
+            out = (attend_reference if kind == torch.float64 else attention)(*leaves, modifiers)
+            results.append([out, *torch.autograd.grad(out, leaves, grad.to(kind))])
+        return [error(got, wanted) for wanted, got in zip(*results, strict=True)]
+
+    fused = errors(
+        lambda q, k, v, _: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True), Modifiers()
+    )
+    ours = errors(implementation, Modifiers(table=torch.zeros(4, 300)))
+    assert all(a <= 1.5 * b for a, b in zip(ours, fused, strict=True)), (ours, fused)

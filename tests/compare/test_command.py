@@ -14,8 +14,8 @@ import yaml
 
 from kerple.cli import compare
 from kerple.cli.main import main
+from kerple.compare import engines, records
 from kerple.compare import job as jobs
-from kerple.compare import records
 from kerple.compare.comparison import Job
 from kerple.compare.runs import flat, read_runs, recorded_runs
 from kerple.evaluation import results
@@ -330,3 +330,23 @@ def test_two_ray_workers_give_the_same_results(config: Path, tmp_path: Path) -> 
     spread = run(config, "--engine", "ray", "--parallel", "2")
     change(config, runs=str(tmp_path / "local"))
     assert run(config) == spread
+
+
+def test_threads_are_shared_unless_the_user_says_how_many(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads_of_runs = []
+
+    def popen(command: list[str], env: dict[str, str], **_: object) -> None:
+        threads_of_runs.append((env["OMP_NUM_THREADS"], env["MKL_NUM_THREADS"]))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engines, "start", jobs.start)
+    monkeypatch.setattr("kerple.compare.job.subprocess.Popen", popen)
+    monkeypatch.setattr("kerple.compare.engines.cores", lambda: 8)
+    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(variable, raising=False)
+    for threads in (None, "1"):
+        if threads:
+            monkeypatch.setenv("OMP_NUM_THREADS", threads)
+        with pytest.raises(SystemExit):
+            run(config, "--parallel", "2")
+    assert {threads_of_runs[0], threads_of_runs[-1]} == {("4", "4"), ("1", "1")}

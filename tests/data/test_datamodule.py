@@ -12,6 +12,7 @@ from kerple.base.errors import UserError
 from kerple.compare.records import checksum_of
 from kerple.data import TokenShards
 from kerple.data import loader as loading
+from kerple.data.shards import verify
 from kerple.tasks import Copy, TaskData
 from tests.analyses.line import Line
 from tests.toy import trainer
@@ -216,3 +217,18 @@ def test_test_prepares_nothing(json_lines, tmp_path):
     with pytest.raises(UserError, match=r"none/manifest\.json: cannot be read"):
         data.prepare_data()
     assert not (tmp_path / "none").exists()
+
+
+def test_shards_that_are_prepared_are_not_hashed_again(module, monkeypatch):
+    for name in (
+        "hashlib.file_digest",
+        "kerple.data.shards.token_checksum",
+        "kerple.data.prepare.build.token_checksum",
+    ):
+        monkeypatch.setattr(name, lambda *_: pytest.fail("hashed"))
+    data = module(max_steps=2)
+    data.prepare_data()
+    assert len(rows(data.train_dataloader())) == 16
+    assert len(data.blocks("test", LENGTH)) > 0
+    with pytest.raises(pytest.fail.Exception, match="hashed"):
+        verify(data.folder)  # which `inspect` calls

@@ -7,6 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch._dynamo.testing import CompileCounter
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
 
 from kerple.base.errors import UserError
 from kerple.model import Transformer, transformer
@@ -137,3 +139,25 @@ def test_losses_in_chunks_have_the_values_and_gradients_of_one_piece(stored: int
         results.append([losses, *torch.autograd.grad(losses.sum(), (features, head.weight))])
     for whole, chunked in zip(*results, strict=True):
         torch.testing.assert_close(chunked, whole, atol=1e-6, rtol=5e-6)
+
+
+def test_a_compiled_network_s_gradients_are_sent_while_those_before_them_are_computed(tmp_path) -> None:
+    """The parameters of a strategy that layers share are in DDP's first bucket, for which all others wait."""
+
+    def send(_, bucket):
+        events.append("bucket")
+        return allreduce_hook(None, bucket)
+
+    network, events = Transformer(Shape(32, 4, 16), 3, 50, NoPE), []
+    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/processes", rank=0, world_size=1)
+    try:
+        network.compile(backend="aot_eager")
+        parallel = DistributedDataParallel(network, bucket_cap_mb=0.01, find_unused_parameters=True)
+        parallel.register_comm_hook(None, send)
+        network.embedding.weight.register_hook(lambda _: events.append("embedding"))
+        parallel(torch.arange(34).view(2, 17)).sum().backward()
+    finally:
+        torch.distributed.destroy_process_group()
+        torch._dynamo.reset()
+    assert events.count("bucket") > 3
+    assert events.index("embedding") >= events.count("bucket") - 1  # all but the one with the embedding

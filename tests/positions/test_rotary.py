@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kerple.positions import Position, RoPE, Shape, TokenPositions, XPos
+from kerple.model import Transformer
+from kerple.positions import PoPE, Position, RoPE, Shape, TokenPositions, XPos, angles
 
 HEADS, HEAD_DIM = 3, 16
 SHAPE = Shape(HEADS * HEAD_DIM, HEADS, 64)
@@ -109,3 +110,17 @@ def test_xpos_overflows_nothing_in_half_precision() -> None:
         assert y.abs().amax(-1).min() > 0
     product = (q[0, 0, 2559].float() * k[0, 0, 2559 - 500].float()).sum().item() / 400
     assert product == pytest.approx(2 * math.cos(500) * (0.4 / 1.4) ** (500 / 512), abs=0.01)  # within 5 · 512 tokens
+
+
+@pytest.mark.parametrize("strategy", [RoPE, XPos, PoPE])
+def test_angles_are_computed_once_a_forward_for_all_layers(
+    strategy: type[Position], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, calls, frequencies = Transformer(SHAPE, 3, 20, strategy), [], angles.frequencies
+    for module in ("angles", "rotary_scaling"):
+        monkeypatch.setattr(
+            f"kerple.positions.{module}.frequencies", lambda *options: calls.append(1) or frequencies(*options)
+        )
+    for forward in (1, 2):
+        network.losses(torch.randint(20, (2, 9))).mean().backward()
+        assert len(calls) == forward

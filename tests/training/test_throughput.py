@@ -102,3 +102,9 @@ def test_the_backend_of_attention_is_written_with_its_reason(tmp_path: Path) -> 
     attend(*torch.zeros(3, 1, 1, 4, 8), option="blocks")  # before the run
     fit(tmp_path, Throughput(), 4, Attending())
     assert [backend["name"] for backend in cost(tmp_path)["attention"]] == ["sdpa", "reference"]
+
+
+def test_a_step_of_several_batches_is_counted_once(tmp_path: Path) -> None:
+    callback = Throughput()
+    fit(tmp_path, callback, steps=4, accumulate_grad_batches=4)
+    assert callback.rates == [16.0]  # for 2 steps of 4 batches, of 1 s each
