@@ -23,7 +23,7 @@ from kerple.cli.parser import fit_parser, mistake_in
 from kerple.cli.reading import parse
 from kerple.compare import page, records
 from kerple.compare.board import Board
-from kerple.compare.comparison import Comparison, Job
+from kerple.compare.comparison import Comparison, Job, Strategy
 from kerple.compare.engines import ENGINES
 from kerple.compare.job import forget
 from kerple.compare.runs import Run, flat, locate, read_runs
@@ -56,7 +56,25 @@ def main(arguments: list[str]) -> None:
 
 def _options(arguments: list[str]) -> Namespace:
     parser = _parser()
-    return parser.instantiate_classes(parse(parser, arguments))
+    options = parser.instantiate_classes(parse(parser, arguments))
+    _refuse_unknown(options)
+    return options
+
+
+def _refuse_unknown(options: Namespace) -> None:
+    """Check the keys of the comparison's files; the parser ignores unknown ones whose value is an empty mapping.
+
+    Raises:
+        UserError: A key is not an option of a comparison or, inside a strategy, of a strategy.
+    """
+    for path in options.config or []:
+        content = yaml.safe_load(path.get_content()) or {}
+        strategies = (content.get("strategies") or {}).items()
+        mappings = {f"strategies: {label}: ": (Strategy, mapping) for label, mapping in strategies}
+        for place, (kind, mapping) in ({"": (Comparison, content)} | mappings).items():
+            names = [field.name for field in fields(kind)]
+            if unknown := [key for key in mapping or () if key not in names]:
+                raise UserError(f"compare: {path}: {place}got {unknown[0]}, expected one of {', '.join(names)}")
 
 
 def _comparison(options: Namespace) -> Comparison:

@@ -18,7 +18,7 @@ from kerple.base.atomic import write
 from kerple.base.checkpoint_io import AtomicCheckpointIO
 from kerple.base.directories import fit_directory, test_directory
 from kerple.base.errors import UserError
-from kerple.base.precision import AutoTrainer, resolve_auto
+from kerple.base.precision import AutoTrainer, print_once, resolve_auto
 from kerple.base.trust import CONFIG, load, not_a_checkpoint
 from kerple.cli.agreement import SAMPLES_PER_STEP, check_resumption, check_test
 from kerple.cli.parser import SEED, add_run_arguments, link_model_to_data, mistake_in
@@ -107,6 +107,8 @@ class CLI(LightningCLI):
             # without a last checkpoint the run starts anew, so that a requeued job can always use this option
             if config.ckpt_path == "last":
                 last = directory / "checkpoints" / "last.ckpt"
+                if not last.is_file():
+                    print_once(f"ckpt_path: there is no {last} yet, so the run begins at its first step")
                 config.ckpt_path = str(last) if last.is_file() else None
         else:
             directory = test_directory(config.run_dir, config.ckpt_path, self.subcommand)
