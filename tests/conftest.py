@@ -1,5 +1,4 @@
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -13,16 +12,6 @@ from kerple.positions import Shape, strategies
 # What decides whether a change may be taken gives the same answer twice; the slow fuzz looks elsewhere in each run.
 settings.register_profile("repeatable", derandomize=True)
 settings.load_profile("repeatable")
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _parsers() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        if "kerple.cli.lightning" in sys.modules:  # a chosen test has imported it; else nothing is to be patched
-            from tests.parsers import build_parsers_once
-
-            build_parsers_once(patch)
-        yield
 
 
 @pytest.fixture(autouse=True)

@@ -1,34 +1,23 @@
 """A stand-in for Ray where only its calls matter: the same names, and each task is done where it is sent."""
 
 from collections.abc import Callable
-from types import ModuleType, SimpleNamespace
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 
-class Done(NamedTuple):
-    value: Any
-
-
-class Inline(ModuleType):
+class Inline(SimpleNamespace):
     exceptions = SimpleNamespace(RayError=ConnectionError, RayTaskError=ConnectionError)
 
     def __init__(self) -> None:
-        super().__init__("ray")
-        self.sent = 0
-        self.init = self.shutdown = lambda **_: None
-        self.is_initialized = lambda: False
+        super().__init__(sent=0, init=lambda **_: None, shutdown=lambda: None, is_initialized=lambda: False)
         self.cluster_resources = lambda: {"CPU": 2.0}
-        self.put = lambda value: value
-        self.get = lambda reference: reference.value if isinstance(reference, Done) else reference
+        self.get = lambda reference: reference()
         self.wait = lambda waiting, **_: (waiting[:1], waiting[1:])
-        self.cancel = lambda reference: None
 
     def remote(self, **_: Any) -> Callable[[Callable[..., Any]], Any]:
-        def sent(task: Callable[..., Any]) -> Any:
-            def send(*given: Any) -> Done:
-                self.sent += 1
-                return Done(task(*given))
+        def send(task: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
+            self.sent += 1
+            result = task(*arguments)
+            return lambda: result
 
-            return SimpleNamespace(remote=send)
-
-        return sent
+        return lambda task: SimpleNamespace(remote=lambda *arguments: send(task, *arguments))

@@ -8,12 +8,11 @@ import pytest
 import torch
 import yaml
 from jsonargparse import ArgumentParser
-from pytorch_lightning.strategies import Strategy
 
+import tests.parsers  # noqa: F401
 from kerple.base.errors import UserError
 from kerple.cli.lightning import CLI
 from kerple.training.language_model import LanguageModel
-from kerple.training.sharding import ShardedBlocks
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 ALONE = ("demo", "gpu", "nope", "paper", "small")
@@ -57,21 +56,15 @@ def test_every_configuration_parses_and_builds_a_model(tmp_path: Path, monkeypat
     overlays = [*CONFIGS.glob("retrofit*.yaml"), *files("analyses")]
     parsed("--config", demo, *(f"--config={path}" for path in overlays))
     parsed("--config", tasks, *(f"--config={path}" for path in files("tasks") if path != tasks))
-    parsed("--config", demo, *(f"--{section}={path}" for section in ("model", "trainer") for path in files(section)))
+    sections = (f"--{section}={path}" for section in ("model", "trainer") for path in files(section))
+    strategy = parsed("--config", demo, *sections).trainer.strategy  # of the last file, fsdp.yaml
+    assert strategy.class_path == "kerple.training.sharding.ShardedBlocks"
     for path in files("position"):
         model = yaml.safe_load(Path(path).read_text())["model"]
         build({"vocabulary": 20, "length": 64, "layers": 4, "dim": 16, "heads": 2} | model)
     (tmp_path / "wrong.yaml").write_text("model: { layer: 3 }")
     with pytest.raises(UserError):  # else files below others would not have been checked
         parsed("--config", demo, "--config", "wrong.yaml", "--config", demo)
-
-
-def test_fsdp_is_that_which_keeps_strategies_in_fp32() -> None:
-    trainer = yaml.safe_load((CONFIGS / "trainer" / "fsdp.yaml").read_text())
-    parser = ArgumentParser()
-    parser.add_subclass_arguments(Strategy, "strategy")
-    strategy = parser.instantiate_classes(parser.parse_object({"strategy": trainer["strategy"]})).strategy
-    assert isinstance(strategy, ShardedBlocks)
 
 
 def test_a_seed_may_be_a_date() -> None:

@@ -80,20 +80,6 @@ def test_a_run_stopped_at_any_hook_continues_in_every_bit(
     assert_same_run(fit, undisturbed(setting))
 
 
-@pytest.mark.slow
-def test_a_run_may_be_stopped_again_and_again(shards: Path, tmp_path: Path, undisturbed) -> None:
-    epochs = undisturbed("epochs").rows()
-    assert all(epochs["batch", n][1] == epochs["batch", n % 10][1] for n in range(24))  # the same tokens again
-    assert epochs["batch", 0][1] != epochs["batch", 1][1]
-    fit = Fit(tmp_path / "fit", shards, **SETTINGS["epochs"])
-    stops = 0
-    while fit.start(interruption("on_train_batch_end", 9, signal.SIGTERM)) != 0:
-        stops += 1
-        assert stops < 20
-    assert stops >= 2
-    assert_same_run(fit, undisturbed("epochs"))
-
-
 # Two processes over gloo
 
 

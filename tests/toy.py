@@ -1,54 +1,78 @@
-"""A data module, a model and a trainer that are small enough for tests; every token follows from the one before."""
+"""Data modules in memory, models and a trainer that are small enough for tests."""
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from pytorch_lightning import Callback, LightningDataModule, Trainer, seed_everything
+from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer, seed_everything
 from pytorch_lightning.loggers import TensorBoardLogger
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
+from kerple.data.loader import Blocks
 from kerple.positions import strategies
 from kerple.training.language_model import LanguageModel
+from kerple.training.last_checkpoint import LastCheckpoint
 
 QUIET: dict[str, Any] = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
 
 
-class Counting(Dataset[dict[str, Tensor]]):
-    """Item i counts upwards from i, modulo the vocabulary: {"tokens": (length + 1,) int64, "index": i}."""
+class Stream:
+    """Tokens (N,) as a data module gives them."""
 
-    def __init__(self, vocabulary: int, length: int, size: int) -> None:
-        self.vocabulary, self.length, self.size = vocabulary, length, size
+    def __init__(self, tokens: Tensor) -> None:
+        self.tokens = tokens
 
     def __len__(self) -> int:
-        return self.size
+        return len(self.tokens)
 
-    def __getitem__(self, i: int) -> dict[str, Tensor]:
-        return {"tokens": torch.arange(i, i + self.length + 1) % self.vocabulary, "index": torch.tensor(i)}
+    def read(self, start: int, count: int) -> np.ndarray:
+        return self.tokens[start : start + count].numpy()
 
 
 class ToyData(LightningDataModule):
-    """Counting, with the attributes callbacks and the model ask of a data module."""
+    """Text that counts upwards, modulo the vocabulary, with what callbacks and the model ask of a data module."""
 
     def __init__(self, vocabulary: int = 11, length: int = 8, batch_size: int = 4) -> None:
         super().__init__()
         self.vocabulary, self.length, self.batch_size = vocabulary, length, batch_size
+        self.streams = dict.fromkeys(("train", "validation", "test"), torch.arange(80_001) % vocabulary)
 
-    def train_dataloader(self) -> DataLoader:
-        return DataLoader(Counting(self.vocabulary, self.length, 10_000), self.batch_size)
+    def stream(self, split: str) -> Stream:
+        return Stream(self.streams[split])
 
-    def val_dataloader(self) -> DataLoader:
-        return DataLoader(Counting(self.vocabulary, self.length, 8), self.batch_size)
-
-    def test_dataloader(self) -> DataLoader:
-        return DataLoader(self.blocks("test", self.length), 1)
-
-    def blocks(self, split: str, length: int, limit: int | None = None) -> Counting:
-        return Counting(self.vocabulary, length, limit or 4)
+    def blocks(self, split: str, length: int, limit: int | None = None) -> Blocks:
+        return Blocks(self.stream(split), length, limit)
 
     def token_bytes(self) -> Tensor:
         return torch.full((self.vocabulary,), 2)
+
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(self.blocks("train", self.length), self.batch_size)
+
+    def val_dataloader(self) -> DataLoader:
+        return DataLoader(self.blocks("validation", self.length, 8), self.batch_size)
+
+    def test_dataloader(self) -> DataLoader:
+        return DataLoader(self.blocks("test", self.length, 4), 1)
+
+
+class RandomText(ToyData):
+    """Splits of ``tokens`` random tokens each, and the documents that they are."""
+
+    def __init__(self, vocabulary: int = 23, length: int = 8, tokens: int = 200) -> None:
+        super().__init__(vocabulary, length)
+        self.begins = [0]
+        for seed, split in enumerate(self.streams):
+            generator = torch.Generator().manual_seed(seed)
+            self.streams[split] = torch.randint(vocabulary, (tokens,), generator=generator)
+
+    def documents(self, split: str) -> list[int]:
+        return self.begins
+
+    def token_bytes(self) -> Tensor:
+        return torch.arange(self.vocabulary) % 5  # some tokens are no text
 
 
 def trainer(folder: Path, *callbacks: Callback, events: bool = False, **options: Any) -> Trainer:
@@ -62,3 +86,39 @@ def small_model(position: Any = "KerpleLog", vocabulary: int = 11, **options: An
     seed_everything(0, verbose=False)
     position = strategies()[position] if isinstance(position, str) else position
     return LanguageModel(position, vocabulary, 8, **{"layers": 1, "dim": 16, "heads": 2} | options)
+
+
+def entries(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The path of every entry of nested mappings and lists."""
+    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(p for key, child in children for p in entries(child, (*path, key)))]
+
+
+class Line(LightningModule):
+    """A model of one weight; the sample `poisoned` has an infinite loss, or, of another kind, an infinite gradient."""
+
+    def __init__(self, poisoned: int = -1, kind: str = "loss", fused: bool = False) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor(1.0))
+        self.poisoned, self.kind, self.fused = poisoned, kind, fused
+        self.seen: list[float] = []
+
+    def training_step(self, batch: dict[str, Tensor], index: int) -> Tensor:
+        self.seen.append(self.weight.item())
+        bad = (batch["index"] == self.poisoned).any()
+        if bad and self.kind == "loss":
+            return self.weight * torch.inf
+        if bad:
+            return torch.sqrt(self.weight - self.weight.detach())  # 0, with an infinite slope
+        return self.weight**2
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), lr=0.1, fused=self.fused)
+
+
+def fit(folder: Path, model: Line, *callbacks: Callback, accumulate: int = 2, **options: Any) -> Trainer:
+    """Six steps, with a checkpoint after every second one."""
+    steps = {"max_steps": 6, "accumulate_grad_batches": accumulate, "limit_val_batches": 0}
+    run = trainer(folder, *callbacks, LastCheckpoint(every_n_train_steps=2), **steps | options)
+    run.fit(model, ToyData())
+    return run

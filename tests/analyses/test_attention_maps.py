@@ -1,13 +1,12 @@
-"""Attention probabilities made beside the model's attention, against the model itself and against closed forms."""
-
-import math
+"""Attention probabilities made beside the model's attention, against the model itself."""
 
 import pytest
 import torch
 from torch import Tensor
 
 from kerple import positions
-from kerple.analyses.attention_maps import entropy, mean_distance, visit_probabilities
+from kerple.analyses.attention_maps import visit_probabilities
+from kerple.analyses.receptive_field import distance_covering, gradient_by_distance, smallest_sufficient
 from kerple.positions import QueryKeyBlock, TokenPositions
 
 
@@ -56,13 +55,53 @@ def test_a_compiled_network_is_looked_into_and_stays_compiled(tiny_network) -> N
     network.compile(backend="eager")
     network(tokens)  # its graph is made before there is a hook
     compiled = network.run_block
-    actual = collect(network, tokens)
+    torch.testing.assert_close(collect(network, tokens), expected)
     assert network.run_block is compiled
-    for a, b in zip(actual, expected, strict=True):
-        torch.testing.assert_close(a, b)
 
 
-def test_even_attention_has_the_entropy_of_its_number_of_keys() -> None:
-    even = torch.ones(6, 6).tril() / torch.arange(1, 7)[:, None]
-    torch.testing.assert_close(entropy(even), torch.tensor([math.log(n) for n in range(1, 7)]))
-    torch.testing.assert_close(mean_distance(even), torch.tensor([n / 2 for n in range(6)]))
+# Receptive fields: gradients by distance against differences of losses, and windows that are enough
+
+
+def test_shares_are_gradients_of_the_last_loss_by_finite_differences(tiny_network) -> None:
+    network = tiny_network("KerpleLog").double().requires_grad_(False)
+    tokens = torch.randint(50, (2, 9))
+    shares = gradient_by_distance(network, tokens)
+    assert shares.shape == (2, 8)
+    torch.testing.assert_close(shares.sum(1), torch.ones(2, dtype=torch.float64))
+    # one embedding row per position, so that one input alone can be moved
+    own = torch.arange(8)
+    rows = network.embedding.weight[tokens[1, :-1]].clone()  # (8, D)
+    network.embedding = torch.nn.Embedding.from_pretrained(rows.clone(), freeze=True)
+    target = tokens[1, -1]
+
+    def loss() -> float:
+        logits = network(own[None])[0, -1].double()
+        return float(logits.logsumexp(0) - logits[target])
+
+    norms, step = [], 1e-5
+    for t in range(8):
+        slope = []
+        for i in range(rows.shape[1]):
+            network.embedding.weight[t, i] = rows[t, i] + step
+            above = loss()
+            network.embedding.weight[t, i] = rows[t, i] - step
+            slope.append((above - loss()) / (2 * step))
+            network.embedding.weight[t, i] = rows[t, i]
+        norms.append(torch.tensor(slope, dtype=torch.float64).norm())
+    expected = torch.stack(norms).flip(0)  # entry d at distance d
+    torch.testing.assert_close(shares[1], expected / expected.sum(), rtol=1e-4, atol=1e-6)
+
+
+def test_a_model_with_one_layer_and_a_sharp_bias_sees_its_neighbours_alone(tiny_network) -> None:
+    network = tiny_network("ALiBi")
+    network.positions[0].slopes.fill_(50.0)
+    shares = gradient_by_distance(network, torch.randint(50, (4, 33))).mean(0)
+    assert distance_covering(shares.cumsum(0), 0.99) == 0
+    cumulative = torch.tensor([0.5, 0.75, 0.875, 1.0], dtype=torch.float64)
+    assert [distance_covering(cumulative, part) for part in (0.5, 0.51, 0.75, 0.9, 1.0)] == [0, 1, 1, 3, 3]
+
+
+def test_smallest_window_within_one_per_cent() -> None:
+    assert smallest_sufficient({1: 30.0, 2: 10.05, 4: 10.5, 8: 10.0}) == 8  # 2 is good by chance
+    assert smallest_sufficient({1: 10.0, 2: 10.0, 4: 9.0, 8: 10.0}) == 1  # better than full is enough
+    assert smallest_sufficient({1: 30.0, 2: 10.101, 4: 10.1, 8: 10.0}) == 4  # 10.1 is still within 1% of 10

@@ -128,8 +128,7 @@ def test_weight_mix_sinks_and_values_in_blocks_are_those_of_explicit_attention()
             Modifiers(table=table, weight=weight, window=170, sink=sink, modify_scores=mix, add_to_output=values),
         )
         results.append([out, *torch.autograd.grad(out, (*leaves, table, weight, gate, turn, sink), grad)])
-    for wanted, got in zip(*results, strict=True):
-        torch.testing.assert_close(got, wanted)
+    torch.testing.assert_close(results[1], results[0])
 
 
 def test_the_custom_operators_keep_torchs_contract() -> None:

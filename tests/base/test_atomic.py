@@ -17,8 +17,7 @@ from kerple.base import checkpoint_io
 from kerple.base.atomic import write, writing
 from kerple.base.checkpoint_io import AtomicCheckpointIO
 from kerple.base.errors import UserError
-from tests.analyses.line import Line
-from tests.toy import ToyData, trainer
+from tests.toy import Line, ToyData, trainer
 
 FORK = multiprocessing.get_context("fork")
 
@@ -32,21 +31,6 @@ def test_a_file_is_made_with_its_folder_and_replaced(tmp_path):
     mask = os.umask(0)
     os.umask(mask)
     assert path.stat().st_mode & 0o777 == 0o666 & ~mask  # as a file that is simply opened
-
-
-def test_an_error_while_it_is_written_leaves_the_previous_one(tmp_path):
-    path = tmp_path / "a"
-    write(path, "before")
-
-    def fail() -> None:
-        with writing(path) as file:
-            file.write(b"after")
-            raise RuntimeError("half way")
-
-    with pytest.raises(RuntimeError, match="half way"):
-        fail()
-    assert path.read_text() == "before"
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def _die(path: Path) -> None:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from kerple.base.shipped_configs import config_path, with_shipped_configs
 from kerple.cli.main import with_all_trusted
 
 PROGRAM = """
@@ -72,3 +73,17 @@ def test_every_package_that_is_trusted_counts():
     typed = ["fit", "--trust", "a", "--logs=x", "--trust=b,c"]
     assert with_all_trusted(typed) == ["fit", "--logs=x", "--trust=a,b,c"]
     assert with_all_trusted(typed[:4]) == typed[:4]
+
+
+def test_shipped_configurations_are_found_from_anywhere_and_the_users_own_come_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    demo = config_path("configs/demo.yaml")
+    assert Path(demo).is_file()
+    assert not Path(demo).is_relative_to(tmp_path)
+    assert config_path("configs/none.yaml") == "configs/none.yaml"
+    typed = ["fit", "--config", "configs/demo.yaml", "--config=configs/demo.yaml", "--prompt", "configs/demo.yaml"]
+    assert with_shipped_configs(typed) == ["fit", "--config", demo, f"--config={demo}", "--prompt", "configs/demo.yaml"]
+    assert Path(with_shipped_configs(["--model", "configs/model/162m.yaml"])[1]).is_file()
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "demo.yaml").write_text("{}")
+    assert with_shipped_configs(typed) == typed

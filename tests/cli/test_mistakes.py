@@ -81,12 +81,6 @@ def test_debug_and_faults_of_the_program_have_a_traceback_and_a_full_disk_is_one
         main(["fit", config(tmp_path), f"--run_dir={tmp_path}/run"])
 
 
-def test_an_unknown_option_of_a_strategy_in_a_comparison(tmp_path, capsys):
-    base = {"name": "x", "base": ["configs/demo.yaml"], "seeds": [1], "baseline": "RoPE"}
-    (tmp_path / "x.yaml").write_text(yaml.safe_dump(base | {"strategies": {"RoPE": {"optoins": {}}}}))
-    assert "strategies: RoPE: got optoins" in complaint(capsys, "compare", f"--config={tmp_path}/x.yaml")
-
-
 @pytest.mark.parametrize("file", ["config.yaml", "cost.json", "test/results.json", "parts/settings.json"])
 def test_a_file_of_a_run_or_a_preparation_that_holds_a_list(file, tmp_path, capsys):
     write_run(tmp_path / "run", "ALiBi", 1236, CURVES["ALiBi"])

@@ -11,12 +11,11 @@ import yaml
 from kerple.cli.main import main
 from kerple.data import TokenShards
 from kerple.evaluation import results
+from kerple.evaluation.protocols import Protocol
 from tests.cli.tiny import complaint
 from tests.hf.test_adapter import plain_loop
-from tests.hf.tiny import LENGTH, saved, tiny
+from tests.hf.tiny import LENGTH, hf, saved, tiny
 from tests.toy import QUIET
-
-hf = pytest.importorskip("transformers")
 
 PROTOCOLS = {"lengths": [16, 64], "protocols": ["full", "windowed"], "window": 8, "blocks": 2}
 CALLBACKS = [
@@ -58,16 +57,6 @@ def losses(folder: Path, length: int = 64) -> np.ndarray:
     return table[chosen].sort_values("block")["sum"].to_numpy()
 
 
-def blocks(directory: str = "shards") -> torch.Tensor:
-    """The blocks of the tests here, (2, 65)."""
-    tokens = TokenShards(corpus=None, directory=directory).stream("test").read(0, 2 * 64 + 1).astype("int64")
-    return torch.stack([torch.from_numpy(tokens[64 * i : 64 * i + 65]) for i in range(2)])
-
-
-class _Full:
-    name, skip = "full", 0
-
-
 def test_a_folder_is_tested_by_protocols_and_analyses(here):
     run(here, here / "llama")
     folder = here / "logs" / "pretrained" / "llama" / "test"
@@ -76,9 +65,10 @@ def test_a_folder_is_tested_by_protocols_and_analyses(here):
     assert config["data"]["init_args"]["length"] == LENGTH
     assert config["data"]["init_args"]["tokenizer"] == f"hf:{here / 'llama'}"
     model = hf.AutoModelForCausalLM.from_pretrained(here / "llama").eval()
+    blocks = TokenShards(corpus=None, directory="shards").blocks("test", 64, 2)
     with torch.inference_mode():
         for length in (16, 64):
-            expected = [plain_loop(model, block[None], _Full, length) for block in blocks()]
+            expected = [plain_loop(model, blocks[i]["tokens"][None], Protocol("full"), length) for i in range(2)]
             np.testing.assert_allclose(losses(folder, length), expected, rtol=1e-6)
     assert (folder / "shift.csv").exists()
     assert (folder / "receptive_window.csv").exists()

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-import kerple.cli.fit  # noqa: F401 (its parser is then built once for all tests)
+import tests.parsers  # noqa: F401
 from kerple.cli.main import main
 
 TINY: dict[str, Any] = yaml.safe_load("""

@@ -14,8 +14,7 @@ from kerple.data import TokenShards
 from kerple.data import loader as loading
 from kerple.data.shards import verify
 from kerple.tasks import Copy, TaskData
-from tests.analyses.line import Line
-from tests.toy import trainer
+from tests.toy import Line, trainer
 
 LENGTH = 16
 
@@ -209,14 +208,6 @@ def test_batches_located_together_are_those_of_one_at_a_time(module, prepared, m
     together = [rows(module(rank, 3, **options).train_dataloader()) for rank in range(3)]
     monkeypatch.setattr(loading, "LOCATED", 1)
     assert all(torch.equal(rows(module(rank, 3, **options).train_dataloader()), together[rank]) for rank in range(3))
-
-
-def test_test_prepares_nothing(json_lines, tmp_path):
-    data = TokenShards(str(json_lines), directory=str(tmp_path / "none"), vocabulary=300)
-    data.reads_only = True
-    with pytest.raises(UserError, match=r"none/manifest\.json: cannot be read"):
-        data.prepare_data()
-    assert not (tmp_path / "none").exists()
 
 
 def test_shards_that_are_prepared_are_not_hashed_again(module, monkeypatch):

@@ -22,8 +22,7 @@ from kerple.evaluation.measurement import Measurement
 from kerple.positions import NoPE
 from kerple.tasks.accuracy import TaskAccuracy
 from kerple.training.language_model import LanguageModel
-from tests.analyses.random_text import RandomText
-from tests.toy import small_model, trainer
+from tests.toy import RandomText, small_model, trainer
 
 PROTOCOLS = ["full", "windowed", "sliding", "last", "per_position"]
 
@@ -105,7 +104,8 @@ def test_context_gain_is_a_loop_over_segments_with_their_standard_error(tmp_path
 
 
 def test_every_protocol_reaches_tensorboard_and_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    measured = run(tmp_path, Extrapolation([8, 32], PROTOCOLS, stride=4, k=2, block_length=64, skip=28))
+    data = RandomText(tokens=200)  # 3 blocks of 64
+    measured = run(tmp_path, Extrapolation([8, 32], PROTOCOLS, stride=4, k=2, block_length=64, skip=28), data=data)
     events = EventAccumulator(str(tmp_path)).Reload()
     scalars = {tag for tag in events.Tags()["scalars"] if tag.startswith("test/")}
     labels = ["full", "windowed8", "sliding4", "last2"]  # without a window given, windowed's is the training length
@@ -119,6 +119,12 @@ def test_every_protocol_reaches_tensorboard_and_the_table(tmp_path: Path, capsys
     total = float(measured["full", 32].loss.nll.sum())
     assert math.fsum(row.sum for row in by_position) == pytest.approx(total, rel=1e-12)
     assert "sliding4" in capsys.readouterr().out
+    text = [int(token) % 5 for token in data.streams["test"]]
+    for length in (8, 32):
+        for name, skipped, k in (("full", 0, length), ("sliding", 28, length), ("last", 0, 2)):
+            scored = [i for i in range(1, 193) if (i - 1) % 64 >= skipped and (i - 1) % length >= length - k]
+            assert int(measured[name, length].loss.bytes.sum()) == sum(text[i] for i in scored)
+            assert int(measured[name, length].loss.targets.sum()) == len(scored)
 
 
 def test_two_processes_give_the_sums_of_one(tmp_path: Path) -> None:
@@ -166,18 +172,6 @@ def test_no_block_leaves_its_document_and_documents_that_training_has_too_are_le
     about = json.loads((tmp_path / "results.json").read_text())["evaluations"]["extrapolation"]
     assert about["overlapping"] == {0.5: 2, 1.0: 0}[largest]
     assert about["groups"] == {0.5: ["y"], 1.0: ["y", "y", "z"]}[largest]
-
-
-def test_bytes_are_those_of_the_targets_that_are_scored(tmp_path: Path) -> None:
-    data = RandomText(tokens=200)  # 3 blocks of 64
-    callback = Extrapolation([8, 32], ["full", "sliding", "last"], stride=4, k=2, block_length=64, skip=28, blocks=2)
-    text = [int(token) % 5 for token in data.streams["test"]]
-    for (name, length), m in run(tmp_path, callback, data=data).items():
-        skipped = {"sliding": 28, "full": 0, "last": 0}[name]
-        k = 2 if name == "last" else length
-        scored = [i for i in range(1, 129) if (i - 1) % 64 >= skipped and (i - 1) % length >= length - k]
-        assert int(m.loss.bytes.sum()) == sum(text[i] for i in scored)
-        assert int(m.loss.targets.sum()) == len(scored)
 
 
 def test_after_each_validation_of_a_fit_full_is_measured_on_its_first_blocks(tmp_path: Path) -> None:

@@ -6,12 +6,13 @@ import pytest
 
 from kerple.base.progress import FILE, read_progress
 from kerple.evaluation.progress_lines import ProgressLines, with_progress
-from tests.analyses.line import Line
-from tests.toy import ToyData, trainer
+from tests.toy import Line, ToyData, trainer
 
 
-def test_lines_and_the_file_say_how_far_a_fit_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    states: list[dict] = []
+def test_lines_and_the_file_say_how_far_a_fit_and_an_analysis_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    states, blocks = [], []
 
     class Read(Line):
         def on_train_batch_start(self, batch: object, index: int) -> None:
@@ -20,6 +21,12 @@ def test_lines_and_the_file_say_how_far_a_fit_is(tmp_path: Path, capsys: pytest.
         def training_step(self, batch: object, index: int) -> object:
             self.log("train/loss", 3 * self.weight**2)  # which is shown, and not what is returned
             return super().training_step(batch, index)
+
+        def test_step(self, batch: object, index: int) -> None: ...
+
+        def on_test_epoch_end(self) -> None:
+            for _ in with_progress(self.trainer, range(3)):
+                blocks.append(read_progress(tmp_path / FILE))
 
     options = {"max_steps": 4, "enable_checkpointing": False, "limit_val_batches": 0}
     model = Read()
@@ -34,19 +41,6 @@ def test_lines_and_the_file_say_how_far_a_fit_is(tmp_path: Path, capsys: pytest.
     assert last["tokens_per_second"] == pytest.approx(4 * 4 * 8 / last["seconds"])
     assert capsys.readouterr().out.count("training, step") == 4
 
-
-def test_blocks_that_an_analysis_reads_are_counted(tmp_path: Path) -> None:
-    states: list[tuple[int, int]] = []
-
-    class Tested(Line):
-        def test_step(self, batch: object, index: int) -> None: ...
-
-        def on_test_epoch_end(self) -> None:
-            for _ in with_progress(self.trainer, range(3)):
-                state = read_progress(tmp_path / FILE)
-                states.append((state["done"], state["total"]))
-
-    trainer(tmp_path, ProgressLines(every=60, file_every=0.0), limit_test_batches=2).test(Tested(), ToyData())
-    assert states[1:] == [(1, 3), (2, 3)]
-    last = read_progress(tmp_path / FILE)
-    assert (last["done"], last["total"]) == (3, 3)
+    trainer(tmp_path, ProgressLines(every=60, file_every=0.0), limit_test_batches=2).test(model, ToyData())
+    blocks.append(read_progress(tmp_path / FILE))
+    assert [(state["done"], state["total"]) for state in blocks[1:]] == [(1, 3), (2, 3), (3, 3)]

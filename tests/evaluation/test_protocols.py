@@ -49,19 +49,14 @@ class Counter:
         return targets if last is None else targets[:, -last:]
 
 
-@pytest.mark.parametrize(("length", "block"), [(8, 48), (20, 53)])
-def test_full_is_the_loop_over_segments(length: int, block: int) -> None:
+@pytest.mark.parametrize(
+    ("length", "block", "window"), [(8, 48, None), (20, 53, None), (8, 48, 3), (20, 48, 1), (20, 48, 8)]
+)
+def test_full_and_windowed_are_loops_over_segments_and_a_mask(length: int, block: int, window: int | None) -> None:
     network, tokens = network_of(), tokens_of(block, blocks=2)
-    expected = [[loss_of_one(network, row, t // length * length, t) for t in range(block)] for row in tokens]
-    torch.testing.assert_close(full(network, tokens, length), torch.tensor(expected), rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize(("length", "window"), [(8, 3), (20, 1), (20, 8)])
-def test_windowed_is_the_loop_over_segments_with_a_mask(length: int, window: int) -> None:
-    network, tokens = network_of(), tokens_of(48)
-    expected = [loss_of_one(network, tokens[0], t // length * length, t, window) for t in range(48)]
-    actual = windowed(network, tokens, length, window=window)
-    torch.testing.assert_close(actual[0], torch.tensor(expected), rtol=1e-6, atol=1e-6)
+    expected = [[loss_of_one(network, row, t // length * length, t, window) for t in range(block)] for row in tokens]
+    losses = full(network, tokens, length) if window is None else windowed(network, tokens, length, window=window)
+    torch.testing.assert_close(losses, torch.tensor(expected), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(("length", "stride", "skip"), [(8, 3, 5), (12, 12, 20), (20, 7, 0), (47, 4, 5)])
@@ -95,13 +90,6 @@ ONCE += [Protocol("sliding", stride=4, skip=skip) for skip in (1, 16, 31)]
 def test_every_target_behind_skip_is_scored_exactly_once_at_every_length(protocol: Protocol, length: int) -> None:
     assert protocol(Counter(), torch.arange(33)[None], length)[0].tolist() == list(range(protocol.skip + 1, 33))
     assert protocol.scored_targets(length, 32).tolist() == list(range(protocol.skip, 32))
-
-
-def test_sliding_behind_skip_always_has_its_context() -> None:
-    counter = Counter()
-    sliding(counter, torch.arange(65)[None], 16, stride=4, skip=16)
-    assert sum(rows for rows, _ in counter.forwards) == (64 - 16) // 4  # no step is spent on what is not scored
-    assert {length for _, length in counter.forwards} == {16}
 
 
 @pytest.mark.parametrize("strategy", [NoPE, KerpleLog, RoPE, T5])

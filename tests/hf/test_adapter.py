@@ -8,9 +8,7 @@ import torch
 from kerple.evaluation.protocols import Protocol
 from kerple.hf.adapter import HuggingFaceNetwork
 from kerple.hf.rope_scaling import scaled
-from tests.hf.tiny import CONFIGS, LENGTH, configuration, small, text, tiny
-
-hf = pytest.importorskip("transformers")
+from tests.hf.tiny import CONFIGS, LENGTH, configuration, hf, small, text, tiny
 
 
 def plain_loop(model, tokens, protocol, length):

@@ -1,7 +1,5 @@
 """Models exported to transformers and read in again: the same logits bit for bit, the same text, a stock Llama."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -76,13 +74,6 @@ def test_a_run_that_is_a_llama_is_written_as_one(name, tmp_path):
     loaded, tokens = hf.AutoModelForCausalLM.from_pretrained(tmp_path).eval(), text(2, 40)
     torch.testing.assert_close(loaded(tokens).logits, ours(tokens), atol=1e-4, rtol=1e-4)
     assert torch.equal(read_again(tmp_path)(tokens), ours(tokens))
-
-
-@pytest.mark.slow
-def test_a_stock_llama_loads_without_this_package(tmp_path):
-    written(STOCK["Llama"], tmp_path)
-    program = "import sys; sys.modules['kerple'] = None\nfrom transformers import AutoModelForCausalLM as M\n"
-    subprocess.run([sys.executable, "-c", f"{program}M.from_pretrained({str(tmp_path)!r})"], check=True)
 
 
 def test_places_that_a_task_gives_are_not_exported(tmp_path):

@@ -7,9 +7,7 @@ from kerple.cli.classes import classes
 from kerple.hf.families import read_family
 from kerple.hf.weights import fill, read_stored_model, transformer
 from kerple.model import Transformer
-from tests.hf.tiny import CONFIGS, LENGTH, VOCABULARY, small, text, tiny
-
-hf = pytest.importorskip("transformers")
+from tests.hf.tiny import CONFIGS, LENGTH, VOCABULARY, hf, small, text, tiny
 
 
 def imported(model) -> Transformer:

@@ -18,14 +18,6 @@ from kerple.model.self_attention import SelfAttention, prepare_context
 from kerple.positions import KerpleLog, Layers, Learned, NoPE, Shape, TokenPositions
 
 
-def test_parameter_count_of_the_paper() -> None:
-    with torch.device("meta"):
-        without = Transformer(Shape(768, 12, 512), 12, 50304, NoPE)
-        kerple = Transformer(Shape(768, 12, 512), 12, 50304, KerpleLog)
-    assert sum(p.numel() for p in without.parameters()) == 162_322_944
-    assert sum(p.numel() for p in kerple.parameters()) == 162_322_944 + 24
-
-
 def test_initial_weights_have_the_recipe_s_spread() -> None:
     network = Transformer(Shape(128, 4, 64), 8, 1000, NoPE, init=0.125)
     block = network.blocks[3]
@@ -137,8 +129,7 @@ def test_losses_in_chunks_have_the_values_and_gradients_of_one_piece(stored: int
         target_losses(head, features, targets, sizes=ChunkSizes(4 * 11, stored, rows=1)).double(),
     ):
         results.append([losses, *torch.autograd.grad(losses.sum(), (features, head.weight))])
-    for whole, chunked in zip(*results, strict=True):
-        torch.testing.assert_close(chunked, whole, atol=1e-6, rtol=5e-6)
+    torch.testing.assert_close(results[1], results[0], atol=1e-6, rtol=5e-6)
 
 
 def test_a_compiled_network_s_gradients_are_sent_while_those_before_them_are_computed(tmp_path) -> None:

@@ -1,6 +1,7 @@
 """RoPE, its scalings and xPos against published code; queries and keys go through the whole rotation."""
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,15 +13,11 @@ from kerple.positions import PoPE, Position, RoPE, Shape, TokenPositions, XPos, 
 
 HEADS, HEAD_DIM = 3, 16
 SHAPE = Shape(HEADS * HEAD_DIM, HEADS, 64)
+close = partial(torch.testing.assert_close, atol=1e-4, rtol=1e-4)
 
 
 def turned(position: Position, q: Tensor, k: Tensor, offset: int = 0) -> tuple[Tensor, Tensor]:
     return position.transform_qk(q, k, None, TokenPositions.line(q.shape[2], offset))
-
-
-def close(ours: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor]) -> None:
-    for a, b in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5])

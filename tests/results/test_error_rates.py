@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -10,7 +9,6 @@ import pytest
 from scipy import stats
 
 from kerple.compare.statistics import against_baseline, estimate
-from results.judge.error_rates import page
 from results.judge.statements import ALPHA, Number, Part, verdict
 
 TIMES = 1000
@@ -74,9 +72,3 @@ def test_a_column_in_which_nobody_differs_rarely_has_a_dagger() -> None:
         table["value"] = 20 + generator.normal(0, 1, len(table))
         daggers += int((against_baseline(table, "baseline")["p_holm"] < ALPHA).any())
     assert daggers <= stats.binom.ppf(0.999, times, ALPHA)
-
-
-@pytest.mark.slow
-def test_the_committed_rates_are_those_of_the_committed_runs() -> None:
-    results = Path(__file__).parents[2] / "results"
-    assert (results / "ERRORS.md").read_text() == page(results)

@@ -1,19 +1,19 @@
-"""Verdicts on hand-made runs: the paper's own numbers, their opposite, too much noise, nothing at all."""
+"""Verdicts on hand-made runs (the paper's own numbers, their opposite, noise, nothing), and comparisons by hand."""
 
 import math
-import re
-from itertools import takewhile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from kerple.compare.statistics import estimate
 from kerple.evaluation import results
 from kerple.evaluation.results import Row
 from results.judge.__main__ import TABLE, better, findings_page, judge, judge_all, markdown, tiers
-from results.judge.evidence import Tier
-from results.judge.statements import combined, parts
+from results.judge.evidence import Tier, angle
+from results.judge.statements import Number, Part, chances, combined, parts, verdict
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048)  # of the demo; the curves are the paper's at 512 to 16,384
 SEEDS = (1235, 1236, 1237, 1238, 1239, 1240)
@@ -123,14 +123,42 @@ def test_the_committed_verdicts_and_findings_follow_from_the_committed_numbers()
     assert (COMMITTED / "README.md").read_text() == findings_page(COMMITTED)
 
 
-def test_the_readme_has_the_table_of_the_demo() -> None:
-    def cells(line: str) -> list[str]:
-        return [re.sub(r"\*\*|†", "", cell).strip() for cell in line.strip().strip("|").split("|")]
+# One comparison of a number with a bound
 
-    lines, table = (p.read_text().splitlines() for p in (COMMITTED.parent / "README.md", COMMITTED / "quick/table.md"))
-    start = next(i for i, line in enumerate(lines) if line.startswith("|") and "2048 (32×)" in line)
-    said = list(takewhile(lambda line: line.startswith("|"), lines[start + 2 :]))
-    assert len(said) > 3
-    for name, *values in map(cells, said):
-        row = next(row for row in table if row.startswith(f"| {name} |"))
-        assert cells(row)[1 : len(values) + 1] == values, name
+
+def part(values: list[float], bound: float, least: bool = False) -> Part:
+    logs = np.log(np.asarray(values))[:, None]
+    return Part("", Number(estimate((logs, np.ones_like(logs)))), math.log(bound), least)
+
+
+def test_a_part_is_judged_by_scipys_one_sided_tests() -> None:
+    values = [0.98, 1.01, 0.99, 0.985]
+    for bound in (0.97, 1.0, 1.02):
+        below, above = (
+            stats.ttest_1samp(np.log(values), math.log(bound), alternative=a).pvalue for a in ("less", "greater")
+        )
+        assert part(values, bound).chances == pytest.approx((below, above))
+        assert part(values, bound, least=True).chances == pytest.approx((above, below))
+    assert part([1.0, 1.0], 1.0).chances == (0.0, 1.0)  # a bound belongs to what `<=` allows, not to what `<` does
+    assert replace(part([1.0, 1.0], 1.0), strict=True).chances == (1.0, 0.0)
+    assert part([0.5], 1.0).chances == (1.0, 1.0)
+    assert part([math.inf, math.inf], 1.0).chances == (1.0, 1.0)
+
+
+def test_all_parts_must_be_shown_and_one_wrong_part_must_stand_out_among_them() -> None:
+    shown, open_, wrong = (part([m, m * 1.01, m * 0.99], 1.0) for m in (0.8, 1.001, 1.06))
+    assert [max(p.chances) > 0.99 for p in (shown, wrong)] == [True, True]
+    assert verdict([shown, shown]) == "reproduced"
+    assert verdict([shown, open_]) == "not resolved"
+    assert verdict([shown, wrong]) == "contradicted"
+    assert 0.025 / 8 < wrong.chances[1] < 0.025 / 2
+    assert verdict([shown, wrong, *[open_] * 6]) == "not resolved"  # one of eight, by chance
+    assert chances([shown, wrong]) == (max(shown.chances[0], wrong.chances[0]), 2 * wrong.chances[1])
+
+
+def test_the_interval_of_a_share_is_that_of_its_angle_and_inside_of_0_to_1() -> None:
+    shares = np.array([0.80, 0.93, 1.0, 1.0, 0.96])
+    low, high = stats.ttest_1samp(angle(shares), 0).confidence_interval()
+    assert low < math.pi / 2 < high  # beyond what a share can be
+    number = Number(estimate((angle(shares)[:, None], np.ones((5, 1)))), share=True, terms=1)
+    assert str(number) == f"{math.sin(angle(shares).mean()) ** 2:.3g} [{math.sin(low) ** 2:.3g}, 1]"

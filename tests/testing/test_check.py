@@ -1,7 +1,6 @@
 """The public suite on strategies from anywhere: a right one, and wrong sketches that each property is there for."""
 
 import importlib
-import re
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -17,21 +16,14 @@ from kerple.attention import blocks
 from kerple.cli.main import main
 from kerple.positions import FoX, Position, QueryKeyBlock, Shape
 from kerple.testing import PROPERTIES, Subject, check
+from tests.pages import put
 
-PAGE = Path(__file__).parents[2] / "docs/how-to/own-strategy.md"
 FEW = ("nothing is sized by the training length", "the docstring counts the parameters")
 
 
 @pytest.fixture
 def my_file(tmp_path: Path, monkeypatch) -> Path:
-    """The code of the page on a strategy of one's own, as the file it is told to be put in."""
-    code = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert code
-    (tmp_path / "my_file.py").write_text(code[1])
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    yield tmp_path / "my_file.py"
-    sys.modules.pop("my_file", None)
+    return put("own-strategy.md", tmp_path / "my_file.py", monkeypatch)
 
 
 @pytest.mark.usefixtures("my_file")

@@ -10,8 +10,7 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 
 from kerple.evaluation.extrapolation import Extrapolation
 from kerple.training.dashboards import Dashboards
-from tests.analyses.random_text import RandomText
-from tests.toy import ToyData, small_model, trainer
+from tests.toy import RandomText, ToyData, small_model, trainer
 
 
 @pytest.fixture(scope="module")

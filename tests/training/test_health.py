@@ -8,7 +8,7 @@ import torch
 
 from kerple.base.errors import UserError
 from kerple.training.health import Finite
-from tests.analyses.line import Line, fit
+from tests.toy import Line, fit
 
 KINDS = pytest.mark.parametrize("kind", ["loss", "gradient"])
 

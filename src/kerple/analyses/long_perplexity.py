@@ -121,6 +121,7 @@ class LongPerplexity(Analysis):
     """
 
     name = "longppl"
+    one_length = False
 
     def __init__(
         self,
@@ -142,9 +143,6 @@ class LongPerplexity(Analysis):
             )
         self.criterion = {"short": short, "stride": stride, "gain": gain, "likely": likely}
         self.evaluator, self.keys = evaluator, keys
-
-    def skip_reason(self, pl_module: LightningModule) -> str | None:
-        return None  # lengths that are too long are left out
 
     def analyse(self, trainer: Trainer, pl_module: LightningModule) -> None:
         keys = self._keys(data_of(trainer))

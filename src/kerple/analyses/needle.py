@@ -17,7 +17,7 @@ from torch import Tensor
 from kerple.base.errors import UserError
 from kerple.evaluation import results
 from kerple.evaluation.analysis import Analysis, publish
-from kerple.evaluation.figures import heat_map
+from kerple.evaluation.figures import heat_map, panel
 from kerple.evaluation.progress_lines import with_progress
 from kerple.evaluation.results import Row
 from kerple.evaluation.typed import data_of, log_directory, network_of, strategy_name
@@ -122,6 +122,8 @@ class Needle(Analysis):
         UserError: If an option is out of range, or the data is not text.
     """
 
+    one_length = False
+
     def __init__(
         self,
         kind: Kind = "niah_single_1",
@@ -140,9 +142,6 @@ class Needle(Analysis):
         self.lengths, self.depths = sorted(set(lengths)), sorted(set(depths))
         self.problems, self.seed = problems, seed
         self.haystack = "noise" if kind == "niah_single_1" else "corpus"
-
-    def skip_reason(self, pl_module: LightningModule) -> str | None:
-        return None  # lengths that are too long are left out
 
     def analyse(self, trainer: Trainer, pl_module: LightningModule) -> None:
         lengths, skipped = self.possible(self.lengths, pl_module)
@@ -180,8 +179,7 @@ class Needle(Analysis):
         return recall(data.decode(written), problem.values)
 
     def _figure(self, share: Tensor, lengths: Sequence[int], strategy: str) -> Figure:
-        figure = Figure(figsize=(1.6 + 0.9 * len(lengths), 1.6 + 0.5 * len(self.depths)), layout="constrained")
-        axes = figure.add_subplot()
+        figure, axes = panel(1.6 + 0.9 * len(lengths), 1.6 + 0.5 * len(self.depths))
         figure.colorbar(heat_map(axes, share.T, ".0%", cmap="RdYlGn", vmin=0, vmax=1), label="values found")
         axes.set_xticks(range(len(lengths)), [f"{n:,}" for n in lengths])
         axes.set_yticks(range(len(self.depths)), [f"{d:.0%}" for d in self.depths])

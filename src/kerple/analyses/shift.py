@@ -9,7 +9,7 @@ from pytorch_lightning.utilities import rank_zero_warn
 
 from kerple.base.errors import UserError
 from kerple.evaluation.analysis import Analysis, publish, synchronise
-from kerple.evaluation.figures import finish
+from kerple.evaluation.figures import finish, panel
 from kerple.evaluation.metrics import TokenLoss
 from kerple.evaluation.typed import max_positions, network_of, strategy_name
 
@@ -42,7 +42,7 @@ class ShiftTest(Analysis):
 
     def analyse(self, trainer: Trainer, pl_module: LightningModule) -> None:
         network, length, limit = network_of(pl_module), self.targets(pl_module), max_positions(network_of(pl_module))
-        possible = [shift for shift in self.shifts if limit is None or shift + length <= limit]
+        possible = [shift for shift in self.shifts if shift + length <= limit]
         losses = {shift: TokenLoss().to(pl_module.device) for shift in possible}
         for _, tokens in self.read(trainer, pl_module):
             for shift, loss in losses.items():
@@ -60,8 +60,7 @@ class ShiftTest(Analysis):
 
 
 def _figure(rows: Sequence[dict[str, Any]], strategy: str) -> Figure:
-    figure = Figure(figsize=(6.4, 4), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = panel(6.4, 4)
     shifts, values = zip(*((row["shift"], row["ppl"]) for row in rows), strict=True)
     axes.plot(shifts, values, marker="o", label=strategy)
     # at least 1% on both sides, so that rounding errors do not look like an effect

@@ -28,12 +28,11 @@ def connect_to_ray(setting: str, alternative: str) -> Iterator[Any]:
         alternative: The option that does without Ray, for messages.
 
     Raises:
-        UserError: Ray is not installed, or its cluster does not answer.
+        UserError: Ray's cluster does not answer.
+        ModuleNotFoundError: Ray is not installed.
     """
-    try:
-        import ray
-    except ImportError as error:
-        raise UserError(f"{setting}: got 'ray', which is not installed; pip install ray, or {alternative}") from error
+    import ray
+
     was_connected = ray.is_initialized()
     if not was_connected:
         try:

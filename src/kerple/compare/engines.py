@@ -62,7 +62,8 @@ def ray(jobs: Sequence[Job], parallel: int) -> Ended:
         As `local`.
 
     Raises:
-        UserError: If Ray is not installed.
+        UserError: If Ray's cluster does not answer.
+        ModuleNotFoundError: If Ray is not installed.
     """
     threads = max(1, cores() // parallel)
     folder, path = os.getcwd(), os.environ.get("PYTHONPATH", "")

@@ -148,9 +148,9 @@ def write_record(job: Job, reports: list[Path]) -> None:
         reports: Folders of reports, the first of which is that of the comparison.
     """
     about = (job.test_folder / results.ABOUT).read_bytes()
-    records = [job.record(report) for report in reports]
-    if not any(_bytes(record / results.ABOUT) == about for record in records):
-        _copy(job.test_folder, records[0])
+    there = filter(Path.is_file, (job.record(report) / results.ABOUT for report in reports))
+    if not any(path.read_bytes() == about for path in there):
+        _copy(job.test_folder, job.record(reports[0]))
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -171,7 +171,3 @@ def condensed(table: pd.DataFrame) -> pd.DataFrame:
         return table
     shown = {0, *np.unique(np.round(2 ** np.arange(0, 32, 0.25)).astype(np.int64)), table["distance"].max()}
     return table[table["distance"].isin(shown)]
-
-
-def _bytes(path: Path) -> bytes | None:
-    return path.read_bytes() if path.is_file() else None

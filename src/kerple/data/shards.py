@@ -109,11 +109,8 @@ class Folder:
         Raises:
             UserError: The table is missing, or is not the one that the manifest names.
         """
-        path = self.file(TEST_DOCUMENTS, self.manifest.test_documents)
-        content = path.read_bytes() if path.is_file() else b""
-        if hashlib.sha256(content).hexdigest() != self.manifest.test_documents:
-            raise UserError(f"{path}: is missing or its sha256 is not the manifest's; prepare or copy the folder again")
-        rows = [json.loads(line) for line in content.splitlines()]
+        path = self._checked_file(TEST_DOCUMENTS, self.manifest.test_documents)
+        rows = [json.loads(line) for line in path.read_bytes().splitlines()]
         return pd.DataFrame(rows, columns=["document", "group", "overlap"])
 
     def tokenizer(self) -> Tokenizer:
@@ -122,10 +119,14 @@ class Folder:
         Raises:
             UserError: It is missing, or is not the one that the manifest names.
         """
-        path = self.file("tokenizer.json", self.manifest.tokenizer)
-        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != self.manifest.tokenizer:
+        return load_tokenizer(str(self._checked_file("tokenizer.json", self.manifest.tokenizer)))
+
+    def _checked_file(self, name: str, sha256: str) -> Path:
+        """As `file`, for a file whose checksum is compared whenever it is read, because it is small."""
+        path = self.file(name, sha256)
+        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != sha256:
             raise UserError(f"{path}: is missing or its sha256 is not the manifest's; prepare or copy the folder again")
-        return load_tokenizer(str(path))
+        return path
 
 
 class TokenStream:

@@ -37,6 +37,8 @@ class Analysis(Callback):
     """Name of the files, and of the figure in TensorBoard."""
     max_length: int | None = None
     """Largest number of targets in a block, for analyses whose memory grows with its square."""
+    one_length: bool = True
+    """Whether a model without positions for a whole block is skipped; else the lengths that are too long for it are."""
 
     def __init__(self, length: int | None = None, blocks: int | None = 16) -> None:
         super().__init__()
@@ -73,7 +75,7 @@ class Analysis(Callback):
     def skip_reason(self, pl_module: LightningModule) -> str | None:
         """Why this analysis cannot be made of this model, or None. A warning gives the reason."""
         length, limit = self.targets(pl_module), max_positions(network_of(pl_module))
-        if limit is not None and length > limit:
+        if self.one_length and length > limit:
             return f"{strategy_name(pl_module)} has only {limit} positions, the segments have {length} tokens"
         return None
 
@@ -98,7 +100,7 @@ class Analysis(Callback):
     def possible(self, lengths: Sequence[int], pl_module: LightningModule) -> tuple[list[int], list[dict[str, Any]]]:
         """The lengths that the strategy can represent, and for each other length why it is skipped."""
         limit = max_positions(network_of(pl_module))
-        possible = [length for length in lengths if limit is None or length <= limit]
+        possible = [length for length in lengths if length <= limit]
         reason = f"the strategy has only {limit} positions"
         others = [length for length in lengths if length not in possible]
         return possible, [{"protocol": self.name, "length": length, "reason": reason} for length in others]

@@ -21,9 +21,6 @@ class ContextGain(Metric):
         window: Number of keys that a query sees with the window.
     """
 
-    full_state_update = False
-    is_differentiable = False
-    higher_is_better = None
     segments: Tensor
     sums: Tensor
     squares: Tensor

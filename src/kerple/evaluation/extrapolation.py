@@ -65,6 +65,7 @@ class Extrapolation(Analysis):
     """
 
     name = "extrapolation"
+    one_length = False
 
     def __init__(
         self,
@@ -116,9 +117,6 @@ class Extrapolation(Analysis):
         elif stage == "fit" and self.validation_blocks:
             refuse_shards(trainer, "Extrapolation", "set its validation_blocks to 0")
             self._validation_text(trainer)
-
-    def skip_reason(self, pl_module: LightningModule) -> str | None:
-        return None  # lengths that are too long are left out, the others are measured
 
     def text(self, trainer: Trainer, length: int) -> Any:
         if self.documents:
@@ -208,7 +206,7 @@ class Extrapolation(Analysis):
         measurements = []
         for protocol, length in product(protocols, lengths):
             loss = TokenLoss(length if protocol.name == "per_position" else len(text)).to(pl_module.device)
-            reason = None if limit is None or length <= limit else f"the strategy has only {limit} positions"
+            reason = None if length <= limit else f"the strategy has only {limit} positions"
             measurements.append(Measurement(protocol, length, loss, reason))
         for i, tokens in device_blocks(trainer, pl_module, text):
             with trainer.precision_plugin.forward_context():
@@ -229,7 +227,7 @@ class Extrapolation(Analysis):
         length, limit = self.lengths[-1], max_positions(network_of(pl_module))
         names = [protocol.name for protocol in protocols]
         window = next((protocol.window for protocol in protocols if protocol.name == "windowed"), None) or length
-        possible = window < length and (limit is None or length <= limit) and self.sampling == "blocks"
+        possible = window < length <= limit and self.sampling == "blocks"
         if not possible or "full" not in names[: names.index("windowed")]:
             return None
         return ContextGain(length, window).to(pl_module.device)

@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from kerple.evaluation.figures import finish
+from kerple.evaluation.figures import finish, panel
 from kerple.evaluation.measurement import Measurement
 
 
@@ -23,8 +23,7 @@ def table(measurements: Sequence[Measurement], training_length: int) -> str:
 
 def figure(measurements: Sequence[Measurement], training_length: int, title: str) -> Figure:
     """Figure of perplexity against length, a line for each protocol, with a mark at the training length."""
-    result = Figure(figsize=(6.4, 4.2), layout="constrained")
-    axes = result.add_subplot()
+    result, axes = panel(6.4, 4.2)
     measured = [m for m in measurements if not m.skip_reason]
     perplexities = [float(m.loss.perplexity()) for m in measured]
     for protocol in dict.fromkeys(m.protocol for m in measured):
@@ -46,8 +45,7 @@ def gain_figure(rows: Sequence[dict[str, Any]], title: str) -> Figure | None:
     beyond = [row for row in rows if row["first"] >= row["window"]]
     if not beyond:
         return None
-    result = Figure(figsize=(6.4, 4.2), layout="constrained")
-    axes = result.add_subplot()
+    result, axes = panel(6.4, 4.2)
     distances = [row["first"] - row["window"] for row in beyond]
     gains, errors = ([row[name] for row in beyond] for name in ("gain", "gain_error"))
     axes.errorbar(distances, gains, errors, marker="o", markersize=3, elinewidth=0.8, label="± error over text")

@@ -3,7 +3,14 @@
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from torch import Tensor
+
+
+def panel(width: float, height: float) -> tuple[Figure, Axes]:
+    """A figure of this size in inches, and its only axes, which are empty."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.add_subplot()
 
 
 def finish(axes: Axes, training_length: int | None = None, **settings: Any) -> None:

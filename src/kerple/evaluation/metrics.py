@@ -18,9 +18,6 @@ class TokenLoss(Metric):
         groups: Number of groups G.
     """
 
-    full_state_update = False
-    is_differentiable = False
-    higher_is_better = False
     nll: Tensor
     targets: Tensor
     bytes: Tensor

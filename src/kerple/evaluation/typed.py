@@ -1,5 +1,6 @@
 """Typed access to the network, data module and trainer that Lightning hands to callbacks."""
 
+import math
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,10 +26,10 @@ def strategy_name(pl_module: LightningModule) -> str:
     return network.strategy if hasattr(network, "strategy") else type(network.positions[0]).__name__
 
 
-def max_positions(network: Any) -> int | None:
-    """Number of positions that the network's strategy can represent, or None if there is no limit."""
+def max_positions(network: Any) -> float:
+    """Number of positions that the network's strategy can represent, or infinity if there is no limit."""
     limits = [p.max_length for p in getattr(network, "positions", [network]) if getattr(p, "max_length", None)]
-    return min(limits, default=None)
+    return min(limits, default=math.inf)
 
 
 def data_of(trainer: Trainer) -> Any:

@@ -10,15 +10,8 @@ from torch import Tensor
 from kerple.base.errors import UserError
 
 Weights = dict[str, Tensor]
-ACTIVATION_NAMES = {
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-    "silu": "silu",
-    "swish": "silu",
-}
+TANH = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")  # transformers' names of one approximation of gelu
+ACTIVATION_NAMES = {"gelu": "gelu", "relu": "relu", "silu": "silu", "swish": "silu"} | dict.fromkeys(TANH, "gelu_tanh")
 ROPE_SCALINGS = {"default": None, "linear": "pi", "dynamic": "dynamic_ntk"}  # transformers' names and ours
 
 

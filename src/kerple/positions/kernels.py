@@ -5,7 +5,7 @@ Sums and non-negative multiples of CPD kernels are CPD (Chi et al. 2022, arXiv 2
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +13,6 @@ from torch import Tensor, nn
 from kerple.base.errors import UserError
 from kerple.positions.base import Position, Shape, is_distance_bias
 from kerple.positions.kerple import KerpleLog, KerplePower
-
-if TYPE_CHECKING:
-    from kerple.positions.modules import Modules
 
 Kernel = Callable[[Tensor], Tensor | None]
 """Function of distances (N,) to (N,) or (H, N), such as `Position.bias` of a strategy."""
@@ -48,7 +45,7 @@ class KernelSum(Position):
         factors: list[float] | None = None,
     ) -> None:
         super().__init__()
-        self.kernels = cast("Modules[Position]", nn.ModuleList(build(shape) for build in kernels))
+        self.kernels = cast(Sequence[Position], nn.ModuleList(build(shape) for build in kernels))
         self.factors = [1.0] * len(self.kernels) if factors is None else factors
         names = [type(kernel).__name__ for kernel in self.kernels]
         if not names or not all(map(is_distance_bias, self.kernels)):
@@ -64,6 +61,7 @@ class KernelSum(Position):
         return torch.stack([f * table for f, table in zip(self.factors, tables, strict=True)]).sum(0)  # (H, N)
 
 
+@torch.no_grad()
 def is_conditionally_positive_definite(kernel: Kernel, points: Tensor, tolerance: float = 1e-9) -> bool:
     """Whether a kernel is CPD on these points: whether the doubly centred Gram matrix has no negative eigenvalue.
 
@@ -72,17 +70,12 @@ def is_conditionally_positive_definite(kernel: Kernel, points: Tensor, tolerance
         points: (N,) or (N, dimensions), computed in fp64.
         tolerance: How far below zero an eigenvalue may be, relative to the largest magnitude in the matrices.
     """
-    gram = _gram(kernel, points)  # (H, N, N)
-    centred = gram - gram.mean(-1, keepdim=True) - gram.mean(-2, keepdim=True) + gram.mean((-1, -2), keepdim=True)
-    eigenvalues = torch.linalg.eigvalsh(centred)  # (H, N)
-    largest = torch.maximum(eigenvalues.abs().amax(-1), gram.abs().amax((-1, -2)))  # (H,)
-    return bool((eigenvalues[:, 0] >= -tolerance * largest).all())
-
-
-@torch.no_grad()
-def _gram(kernel: Kernel, points: Tensor) -> Tensor:
     points = points.detach().double().reshape(len(points), -1)  # (N, dimensions)
     distance = (points[:, None] - points).norm(dim=-1)  # (N, N)
     table = kernel(distance.flatten())
     assert table is not None, "a kernel gives a number for every distance"
-    return table.double().reshape(-1, *distance.shape)  # (H, N, N)
+    gram = table.double().reshape(-1, *distance.shape)  # (H, N, N)
+    centred = gram - gram.mean(-1, keepdim=True) - gram.mean(-2, keepdim=True) + gram.mean((-1, -2), keepdim=True)
+    eigenvalues = torch.linalg.eigvalsh(centred)  # (H, N)
+    largest = torch.maximum(eigenvalues.abs().amax(-1), gram.abs().amax((-1, -2)))  # (H,)
+    return bool((eigenvalues[:, 0] >= -tolerance * largest).all())

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import reduce
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +14,6 @@ from kerple.positions.combination import check_combination
 from kerple.positions.kerple import KerpleLog
 from kerple.positions.temperature import SSMax
 from kerple.positions.token_positions import AttentionWeights, QueryKeyBlock, TokenPositions
-
-if TYPE_CHECKING:
-    from kerple.positions.modules import Modules
 
 
 class Together(Position):
@@ -38,7 +35,7 @@ class Together(Position):
 
     def __init__(self, shape: Shape, parts: Sequence[Callable[[Shape], Position]] = (SSMax, KerpleLog)) -> None:
         super().__init__()
-        self.parts = cast("Modules[Position]", nn.ModuleList(build(shape) for build in parts))
+        self.parts = cast(Sequence[Position], nn.ModuleList(build(shape) for build in parts))
         check_combination(list(self.parts))
         invariant = [p.shift_invariant for p in self.parts]
         self.shift_invariant = None if None in invariant else all(invariant)

@@ -14,6 +14,7 @@ from torchmetrics import Metric
 from kerple.base.errors import UserError
 from kerple.evaluation import results
 from kerple.evaluation.analysis import publish
+from kerple.evaluation.figures import panel
 from kerple.evaluation.results import COLUMNS, Row
 from kerple.evaluation.typed import data_of, log_directory, max_positions, network_of, refuse_shards, strategy_name
 from kerple.model.generation import fill_in
@@ -31,7 +32,6 @@ class AnswerAccuracy(Metric):
         examples: Number of examples N.
     """
 
-    full_state_update = False
     right: Tensor
     scored: Tensor
 
@@ -156,8 +156,7 @@ class TaskAccuracy(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         network, tokens, scored = network_of(pl_module), batch["tokens"], batch["scored"]  # (B, T + 1), (B, T)
-        limit = max_positions(network)
-        if limit is not None and scored.shape[1] > limit:  # the strategy cannot represent these examples
+        if scored.shape[1] > max_positions(network):  # the strategy cannot represent these examples
             return
         with trainer.precision_plugin.forward_context():
             for protocol, count in self.counts.items():
@@ -226,8 +225,7 @@ def against_length(curves: pd.DataFrame, train_length: int, title: str) -> Figur
         train_length: Largest length of training.
         title: Title of the figure.
     """
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = panel(6, 4)
     axes.axvspan(0.5, train_length + 0.5, color="0.92", label="lengths of training")
     for label, curve in curves.items():
         axes.plot(curve.index, curve, marker=".", label=label)
@@ -245,8 +243,7 @@ def heat_map(cells: pd.DataFrame, train_length: int, title: str) -> Figure:
         train_length: Largest length of training.
         title: Title of the figure.
     """
-    figure = Figure(figsize=(6, 5), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = panel(6, 5)
     image = axes.imshow(100 * cells, origin="lower", vmin=0, vmax=100, cmap="viridis", aspect="auto")
     for axis, sizes in ((axes.xaxis, cells.columns), (axes.yaxis, cells.index)):
         ticks = range(0, len(sizes), -(-len(sizes) // MAX_TICKS))

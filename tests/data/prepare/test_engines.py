@@ -2,21 +2,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
-import kerple
 from kerple.base.errors import UserError
-from kerple.data.manifest import Manifest
 from kerple.data.prepare import engines
 from tests.inline_ray import Inline
-
-ROOT = Path(__file__).parents[3]
-Build = Callable[..., Manifest]
-Contents = Callable[[Path], dict[str, bytes]]
 
 
 def test_two_processes_write_what_one_does(json_lines, prepared, tmp_path, small_build, contents):
@@ -47,7 +40,7 @@ def test_processes_end_with_a_preparation_that_is_killed(json_lines, tmp_path):
         "        submit(*'ab'); print('here', flush=True); time.sleep(60)"
     )
     (tmp_path / "main.py").write_text(code)
-    environment = {"PYTHONPATH": str(ROOT / "src")}
+    environment = {"PYTHONPATH": str(Path(__file__).parents[3] / "src")}
     process = subprocess.Popen([sys.executable, tmp_path / "main.py"], env=environment, stdout=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.readline()
@@ -69,18 +62,3 @@ def test_what_a_cluster_tokenises_is_that_of_one_process(
     small_build(tmp_path, json_lines, prepare_workers=2, prepare_engine="ray")
     assert ray.sent > 10
     assert contents(tmp_path) == contents(prepared)
-
-
-@pytest.mark.slow
-def test_a_real_cluster_writes_what_one_process_does(json_lines, prepared, tmp_path, small_build, contents):
-    ray = pytest.importorskip("ray")
-    small_build(tmp_path / "own", json_lines, prepare_workers=2, prepare_engine="ray")
-    assert not ray.is_initialized()
-    package = {"py_modules": [str(Path(kerple.__file__).parent)]}
-    ray.init(num_cpus=1, log_to_driver=False, include_dashboard=False, runtime_env=package)
-    try:
-        small_build(tmp_path / "joined", json_lines, prepare_engine="ray")
-        assert ray.is_initialized()
-    finally:
-        ray.shutdown()
-    assert contents(tmp_path / "own") == contents(tmp_path / "joined") == contents(prepared)

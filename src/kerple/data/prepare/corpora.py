@@ -86,20 +86,21 @@ def library_modules() -> Corpus:
     return text_files(str(path) for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")))
 
 
-# those that are fetched, when they are read, to a folder
-FETCHED: dict[str, Callable[[Path], Corpus]] = {
+# functions of the folder to which a corpus that is fetched is fetched when it is read
+CORPORA: dict[str, Callable[[Path], Corpus]] = {
     "code": lambda folder: Corpus(lambda: read_wheels(read_list(False), folder), [], CODE, 183271102, True),
     "code-demo": lambda folder: Corpus(lambda: read_wheels(read_list(True), folder), [], CODE_DEMO, 29953133, True),
     "rfc": lambda folder: Corpus(lambda: read_rfcs(folder), [], RFC, 462315088),
+    "stdlib": lambda _: standard_library(),
+    "modules": lambda _: library_modules(),
 }
-CORPORA: dict[str, Callable[[], Corpus]] = {"stdlib": standard_library, "modules": library_modules}
 
 
 def find_corpus(name: str, text_field: str = "text", source: str = "data/.cache") -> Corpus:
     """The corpus of a name, see `ShardOptions`.
 
     Args:
-        name: One of `CORPORA` or `FETCHED`, `hf:NAME[:CONFIG[:SPLIT]]`, or a file, folder, glob pattern or URL.
+        name: One of `CORPORA`, `hf:NAME[:CONFIG[:SPLIT]]`, or a file, folder, glob pattern or URL.
         text_field: Key or column of the text, where documents are rows of a table.
         source: Folder of the files of a corpus that is fetched.
 
@@ -107,15 +108,13 @@ def find_corpus(name: str, text_field: str = "text", source: str = "data/.cache"
         UserError: There is nothing of this name, or a folder holds tables beside other files.
     """
     if name in CORPORA:
-        return CORPORA[name]()
-    if name in FETCHED:
-        return FETCHED[name](Path(source))
+        return CORPORA[name](Path(source))
     if name.startswith(HUB):
         return Corpus(dataset(name.removeprefix(HUB), text_field), [])
     files = list_files(name)
     if not files:
         raise UserError(
-            f"data.corpus: got {name!r}, which holds no files; expected {', '.join(FETCHED | CORPORA)}, a file, a "
+            f"data.corpus: got {name!r}, which holds no files; expected {', '.join(CORPORA)}, a file, a "
             "folder, a pattern, a URL or hf:NAME"
         )
     return Corpus(lambda: read_files(files, text_field), files)

@@ -111,7 +111,8 @@ def ray(workers: int) -> Iterator[Engine]:
     """As `local`, on a Ray cluster; 0 means one worker per CPU. Ray repeats the work of a dead worker on another one.
 
     Raises:
-        UserError: Ray is not installed, its cluster does not answer, or work was lost too often.
+        UserError: Ray's cluster does not answer, or work was lost too often.
+        ModuleNotFoundError: Ray is not installed.
     """
     with connect_to_ray("data.prepare_engine", "data.prepare_engine: local") as cluster:
         task = cluster.remote(num_cpus=1)(tokenise)

@@ -207,12 +207,11 @@ def read_parquet(path: str, text_field: str) -> Iterator[Document | Fault]:
     """Yield the documents in a column of a Parquet file.
 
     Raises:
-        UserError: `pyarrow` is not installed, or the file cannot be read or has no such column.
+        UserError: The file cannot be read or has no such column.
+        ModuleNotFoundError: `pyarrow` is not installed.
     """
-    try:
-        from pyarrow import parquet
-    except ImportError as error:
-        raise UserError(f"{path}: reading Parquet needs pyarrow; pip install pyarrow") from error
+    from pyarrow import parquet
+
     with open_bytes(path) as file:
         try:
             batches = parquet.ParquetFile(file).iter_batches(256, columns=[text_field])
@@ -240,13 +239,11 @@ def dataset(name: str, text_field: str) -> Callable[[], Iterator[Document | Faul
         text_field: Name of the feature, which holds strings.
 
     Raises:
-        UserError: `datasets` is not installed, or the dataset cannot be opened. On reading: it breaks off, or has no
-            such feature.
+        UserError: The dataset cannot be opened. On reading: it breaks off, or has no such feature.
+        ModuleNotFoundError: `datasets` is not installed.
     """
-    try:
-        import datasets
-    except ImportError as error:
-        raise UserError(f"data.corpus: hf:{name} needs the package datasets; pip install datasets") from error
+    import datasets
+
     path, config, split = (*name.split(":"), "", "")[:3]
     with _named(name):
         rows = datasets.load_dataset(path, config or None, split=split or "train", streaming=True)

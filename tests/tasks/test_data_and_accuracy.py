@@ -1,72 +1,27 @@
-"""Exact match and token accuracy: counted by hand, of networks that know the answers, and of trained ones."""
+"""Exact match and token accuracy: counted by hand, and of trained networks."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch import Tensor, nn
 
+from kerple.base.errors import UserError
 from kerple.evaluation import results
-from kerple.model.generation import fill_in
 from kerple.positions import strategies
-from kerple.tasks import Addition, AssociativeRecall, Copy, TaskData
+from kerple.tasks import Addition, Copy, Example, Parity, Reverse, Task, TaskData, VariableChain
 from kerple.tasks.accuracy import AnswerAccuracy, TaskAccuracy, answer_table, result_rows
-from kerple.tasks.base import Example
-from kerple.tasks.vocabulary import CHARACTERS
 from kerple.training.language_model import LanguageModel
 from tests.toy import trainer
 
 ROOT = Path(__file__).parents[2]
-
-
-class Oracle(nn.Module):
-    """A network that knows the sequences by heart, and says something else after a share of all prefixes."""
-
-    prefix_consistent = False
-
-    def __init__(self, sequences: list[list[int]], mistakes: float = 0.0) -> None:
-        super().__init__()
-        self.next = {tuple(s[:i]): s[i] for s in sequences for i in range(1, len(s))}
-        self.mistakes = mistakes
-
-    def forward(self, tokens: Tensor, window: None = None, cache: None = None, last: int | None = None) -> Tensor:
-        rows = [[self.after(tuple(row[: i + 1])) for i in range(len(row))] for row in tokens.tolist()]
-        return nn.functional.one_hot(torch.tensor(rows), len(CHARACTERS)).float()
-
-    def after(self, prefix: tuple[int, ...]) -> int:
-        right = self.next.get(prefix, 5)
-        wrong = hash(prefix) % 1000 < 1000 * self.mistakes  # of integers: the same in every process
-        return (right + 1) % len(CHARACTERS) if wrong else right
-
-
-def measured(network: nn.Module, data: TaskData, generate: bool) -> Tensor:
-    count = AnswerAccuracy(sum(map(len, data.test_problems)))
-    for batch in data.test_dataloader():
-        tokens, scored = batch["tokens"], batch["scored"]
-        predictions = fill_in(network, tokens, scored)[:, 1:] if generate else network(tokens[:, :-1]).argmax(-1)
-        count.update(predictions, tokens[:, 1:], scored, batch["index"])
-    return count.compute()
-
-
-@pytest.mark.parametrize("task", [Addition(), AssociativeRecall()], ids=lambda task: task.name)
-def test_teacher_forced_and_generated_exact_match_agree(task):
-    data = TaskData(task, 200, train_length=6, test_lengths=[3, 6, 7], test_examples=25)
-    sequences = [example.tokens() for group in data.test_problems for example in group]
-    right, scored = measured(Oracle(sequences), data, generate=True)
-    assert right.tolist() == scored.tolist()
-    assert scored.min() > 0
-    network = Oracle(sequences, mistakes=0.08)
-    forced, generated = (measured(network, data, generate) for generate in (False, True))
-    exact = [right == scored for right, scored in (forced, generated)]
-    assert exact[0].tolist() == exact[1].tolist()
-    assert 0 < exact[0].sum() < len(exact[0])
-    assert generated[0].sum() < forced[0].sum()  # after a mistake the oracle is lost: token accuracies differ
 
 
 def test_counting_by_hand():
@@ -154,3 +109,73 @@ def test_the_command_line_reports_the_same_on_two_devices(tmp_path):
         run("test", *test, f"--trainer.devices={devices}")
         tables.append(results.read(folder)[0])
     pd.testing.assert_frame_equal(*tables)
+
+
+# The problems that a data module gives
+
+
+def ranked(data: TaskData, rank: int = 0, world: int = 1, steps: int = 6, done: int = 0) -> TaskData:
+    data.trainer = SimpleNamespace(
+        global_rank=rank, world_size=world, max_steps=steps, accumulate_grad_batches=1, global_step=done
+    )
+    return data
+
+
+def sequences(loader: Any) -> list[str]:
+    data = TaskData(Copy(), 100)
+    return [data.decode(row) for batch in loader for row in batch["tokens"].tolist()]
+
+
+class Accents(Task):
+    """As many letters as there are spaces, of a letter that is no token."""
+
+    def example(self, length: int, rng: np.random.Generator) -> Example:
+        return Example(prompt=" " * length, answer="é" * length, sizes=(length,))
+
+
+def test_a_task_that_does_not_fit_is_told_when_it_is_made():
+    with pytest.raises(UserError, match="the character 'é', expected one of"):
+        TaskData(Accents(), 99, train_length=3)
+
+
+def test_training_lengths_are_uniform():
+    data, draws = TaskData(Reverse(), 100, train_length=10, seed=3), 5_000
+    counts = np.bincount([data.sample(i).sizes[0] for i in range(draws)], minlength=11)
+    assert counts[0] == 0
+    assert ((counts[1:] - draws / 10) ** 2 / (draws / 10)).sum() < 27.9  # χ², 9 degrees: p > 0.001
+
+
+@pytest.mark.parametrize("task", [Copy(symbols=3), Addition(), VariableChain()], ids=lambda task: task.name)
+def test_no_test_or_validation_problem_is_trained_on(task):
+    data = TaskData(task, 200, train_length=4, test_lengths=list(range(1, 9)), validation_examples=200)
+    trained = {data.sample(i).identity for i in range(2000)}
+    tested = {example.identity for group in data.test_problems for example in group}
+    validated = {example.identity for example in data.validation_problems}
+    assert min(len(tested), len(validated)) > 0
+    assert not (trained & (tested | validated) | tested & validated)
+    whole = {task.example(n, np.random.default_rng(i)).identity for n in range(1, 5) for i in range(500)}
+    assert whole & tested  # or nothing of the training lengths would be tested
+
+
+def test_a_small_space_is_tested_once_each():
+    data = TaskData(Parity(), 100, train_length=6, test_lengths=[1, 2, 6, 7])
+    groups = dict(zip(data.test_lengths, data.test_problems, strict=True))
+    for n, group in groups.items():
+        every = [format(i, f"0{n}b") for i in range(2**n)]
+        split_of = data.sampler.split_of
+        held_out = every if n > 6 else [bits for bits in every if split_of(Example(bits, "", (n,))) == "test"]
+        assert {e.prompt for e in group} <= set(held_out)
+        assert len({e.prompt for e in group}) == len(group) == min(len(held_out), 100)
+    assert not groups[1]
+
+
+def test_repeated_examples_come_in_a_new_order_each_time():
+    data = TaskData(Copy(), 100, batch_size=5, examples=20, seed=5)
+    whole = sequences(ranked(data, steps=8).train_dataloader())
+    loader = ranked(data, steps=-1).train_dataloader()  # without a number of steps, an epoch has all examples once
+    first, second = sequences(loader), sequences(loader)
+    assert whole == first + second
+    assert sorted(first) == sorted(second)
+    assert first != second
+    other = ranked(TaskData(Copy(), 100, batch_size=5, examples=20, seed=6), steps=8)
+    assert whole != sequences(other.train_dataloader())

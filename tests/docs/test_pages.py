@@ -1,12 +1,13 @@
-"""The pages on a figure and an analysis of one's own, run as a reader runs them, in fewer steps."""
+"""The pages on a figure, an analysis and a task of one's own, run as a reader runs them, in fewer steps."""
 
 import csv
+import importlib
 import math
 import re
 import runpy
-import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,17 +15,9 @@ from kerple.analyses.attention_maps import visit_probabilities
 from kerple.cli.main import main
 from kerple.cli.trained import load
 from kerple.evaluation import results
-
-PAGES = Path(__file__).parents[2] / "docs/how-to"
-
-
-def blocks(page: str, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", (PAGES / page).read_text(), re.DOTALL)
-
-
-def commands(page: str) -> list[list[str]]:
-    lines = (PAGES / page).read_text().splitlines()
-    return [shlex.split(line)[2:] for line in lines if line.startswith("    python run.py ")]
+from kerple.tasks.vocabulary import encode
+from tests.cli.tiny import complaint
+from tests.pages import blocks, commands, put
 
 
 @pytest.mark.slow
@@ -33,10 +26,8 @@ def test_the_figure_shows_what_both_tests_have_written_and_the_analysis_its_mean
     (config,) = blocks("own-figure.md", "yaml")
     smaller = config.replace("max_steps: 200", "max_steps: 20").replace("blocks: 64", "blocks: 8")
     (tmp_path / "first.yaml").write_text(smaller)
-    (tmp_path / "my_figure.py").write_text(blocks("own-figure.md", "python")[0])
-    (tmp_path / "my_analysis.py").write_text(blocks("own-analysis.md", "python")[0])
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    put("own-figure.md", tmp_path / "my_figure.py", monkeypatch)
+    put("own-analysis.md", tmp_path / "my_analysis.py", monkeypatch)
     for command in commands("own-figure.md"):
         main([*command, *(["--trainer.accelerator=cpu"] if command[0] == "fit" else [])])
 
@@ -65,3 +56,37 @@ def test_the_figure_shows_what_both_tests_have_written_and_the_analysis_its_mean
         visit_probabilities(model.network, tokens, lambda layer, p, i=i: means[layer].__setitem__(i, p[..., 0].mean()))
     assert found == pytest.approx(means.mean(1).tolist(), rel=1e-4)
     assert written.with_suffix(".png").is_file()
+
+
+@pytest.fixture
+def my_task(tmp_path, monkeypatch):
+    return importlib.import_module(put("own-task.md", tmp_path / "my_task.py", monkeypatch).stem)
+
+
+def test_problems_and_places_of_the_task_are_what_the_page_says(my_task):
+    task = my_task.Rotate()
+    rng = np.random.default_rng(0)
+    for n in range(1, 20):
+        example = task.example(n, rng)
+        assert list(example.answer) == [example.prompt[(i + 1) % n] for i in range(n)]
+        tokens = torch.tensor([encode(example.text)])
+        whole = task.places(tokens)
+        for end in range(1, tokens.shape[1]):
+            assert torch.equal(task.places(tokens[:, :end]), whole[:, :end])
+        read, written = whole[0, 1 : n + 1], whole[0, n + 2 : 2 * n + 2]
+        assert torch.equal(written[:-1], read[1:])  # all letters but the one that moved
+    assert task.places(torch.tensor([encode("«cab=abc··")]))[0].tolist() == [0, 2, 3, 4, 2, 3, 4, 5, 0, 0]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_commands_of_the_task_run(my_task, capsys):
+    fit, test, predict = commands("own-task.md")
+    fit += ["--trainer.max_steps=2", "--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false"]
+    fit += ["--data.batch_size=4", "--data.validation_examples=8", "--data.test_examples=4"]
+    assert "set it to 14 or more" in complaint(capsys, *fit, "--data.length=13")  # too small, as the page says
+    main(fit)  # into the folder that the page names, though the first attempt had chosen it too
+    main(test)
+    assert len(list(Path("logs/tasks/Coupled/seed-1235").glob("**/results.csv.gz"))) == 1
+    capsys.readouterr()
+    main([*predict, "--tokens", "5", "--device", "cpu"])
+    assert capsys.readouterr().out.startswith("cab=")

