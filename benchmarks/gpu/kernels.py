@@ -6,6 +6,7 @@ import re
 import subprocess
 import tempfile
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -46,14 +47,18 @@ class Resources:
 
 
 def compile_ahead(
-    capability: tuple[int, int], dtype: torch.dtype, dim: int, v_dim: int | None = None, cut: Tiling | None = None
-) -> Resources:
-    """Compile `diagonal_kernel` as `table_gradient` would launch it on a chip; ``cut`` replaces its `tiling`."""
+    capability: tuple[int, int], dtype: torch.dtype, dim: int, v_dim: int | None = None, even: bool = True,
+    cut: Tiling | None = None,
+) -> Resources:  # fmt: skip
+    """Compile `diagonal_kernel` as `table_gradient` launches it on a chip, for a length that fills its tiles or not.
+
+    ``cut`` replaces its `tiling`.
+    """
     v_dim = v_dim or dim
     cut = cut or tiling(capability, max(dim, v_dim))
     constants = {
         "DIM": dim, "V_DIM": v_dim, "WIDTH": width(dim), "V_WIDTH": width(v_dim), "GROUP": 1, "SIDE": cut.side,
-        "SPLITS": 8,
+        "SPLITS": 8, "EVEN": even,
     }  # fmt: skip
     signature, attributes = {}, {}
     for i, name in enumerate(diagonal_kernel.arg_names):
@@ -103,16 +108,17 @@ def resources(ptx: str, shared: int, chip: int) -> Resources:
 
 
 def grid() -> list[tuple[tuple[int, int], torch.dtype, int, int]]:
-    """Every chip, dtype and size of a head that `choice` lets reach the kernel; one pair of δ and δv that differ."""
+    """Every chip, dtype and size of a head that `backend.select` lets reach the kernel; one pair of δ and δv that differ."""
     dims = [*((dim, dim) for dim in DIMS), (128, 64)]
     return [(c, dtype, *both) for c in SHARED for dtype in (torch.bfloat16, torch.float16) for both in dims]
 
 
 def main() -> None:
-    for capability, dtype, dim, v_dim in grid():
-        taken = compile_ahead(capability, dtype, dim, v_dim)
+    for (capability, dtype, dim, v_dim), even in product(grid(), (True, False)):
+        taken = compile_ahead(capability, dtype, dim, v_dim, even)
         faults = ", ".join(taken.faults(capability)) or "fits"
-        print(f"sm_{capability[0]}{capability[1]} {dtype} δ {dim}, {v_dim}: {taken}: {faults}", flush=True)
+        masks = "without masks" if even else "with masks"
+        print(f"sm_{capability[0]}{capability[1]} {dtype} δ {dim}, {v_dim} {masks}: {taken}: {faults}", flush=True)
 
 
 if __name__ == "__main__":
