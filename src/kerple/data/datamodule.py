@@ -101,15 +101,18 @@ class TokenShards(ShardOptions, LightningDataModule):
         """Training batches of this rank, {"tokens": (B, T + 1) int64}, for the whole run.
 
         Raises:
-            UserError: The corpus is too small for a batch, or the folders of `mixture` do not fit together.
+            UserError: The corpus is too small for a batch, or the folders of `mixture` do not fit together, or a batch
+                of all devices has not equally many samples of each section.
         """
         streams, orders, weights = [], [], []
         for number, (folder, weight) in enumerate(self._training_folders):
             streams.append(folder.stream("train"))
-            orders.append(Order(len(streams[-1]), self.length, self.seed, number))
+            orders.append(Order(len(streams[-1]), self.length, self.seed, number, sections=self.sections))
             weights.append(weight)
         rank, ranks = rank_in(self)
         samples = self.batch_size * ranks  # of all ranks
+        if samples % self.sections:
+            raise UserError(f"data.sections: got {self.sections}, expected a divisor of the {samples} samples of a batch")
         batches = self._batches(sum(order.samples for order in orders), samples)
         mixture = Mixture(orders, weights, self.seed)
         dataset = TrainingBatches(streams, mixture, self.length, self.batch_size, batches, rank, ranks)
