@@ -108,7 +108,7 @@ def resources(ptx: str, shared: int, chip: int) -> Resources:
 
 
 def grid() -> list[tuple[tuple[int, int], torch.dtype, int, int]]:
-    """Every chip, dtype and size of a head that `backend.select` lets reach the kernel; one pair of δ and δv that differ."""
+    """Every chip, dtype and size of a head that `backend.select` lets reach the kernel, and a δv other than δ."""
     dims = [*((dim, dim) for dim in DIMS), (128, 64)]
     return [(c, dtype, *both) for c in SHARED for dtype in (torch.bfloat16, torch.float16) for both in dims]
 

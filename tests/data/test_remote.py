@@ -109,10 +109,11 @@ def test_with_sections_a_node_fetches_its_own_shards_and_a_step_has_the_samples_
     for node in range(4):
         cache = tmp_path / f"node-{node}"
         ranks = [list(batches(cache, 8, rank, sections=4)) for rank in (2 * node, 2 * node + 1)]
-        assert [first + second for first, second in zip(*ranks, strict=True)] == [b[2 * node : 2 * node + 2] for b in one]
+        expected = [batch[2 * node : 2 * node + 2] for batch in one]
+        assert [first + second for first, second in zip(*ranks, strict=True)] == expected
         assert fetched(cache) < 0.4 * fetched(tmp_path / "one")
-        assert list(batches(cache, 4, node, 100, sections=4)) == [b[2 * node : 2 * node + 2] for b in one[100:]]
-    with pytest.raises(UserError, match=r"data\.sections: got 3, expected a divisor of the 8 samples"):
+        assert list(batches(cache, 4, node, 100, sections=4)) == expected[100:]
+    with pytest.raises(UserError, match=r"data\.sections: got 3, expected a divisor of 8, the samples"):
         batches(tmp_path / "one", 1, 0, sections=3)
 
 

@@ -72,9 +72,9 @@ class ShardOptions:
             cache: Folder for copies of shards from a URL, and for the files of a corpus that is fetched.
             mixture: Prepared folders and their weights in the training samples. Validation and test data stay those of
                 `directory`. With null, `directory` alone.
-            sections: Number of consecutive sections of the training tokens. Each batch has equally many samples of each,
-                shuffled within it; with as many sections as nodes, or a multiple, a node reads its own part of the
-                shards. The order depends on this number, not on that of nodes or devices.
+            sections: Number of consecutive sections of the training tokens. A batch has equally many samples of each,
+                which are shuffled within it. With as many sections as nodes, or a multiple, a node reads its own part
+                of the shards. The order depends on this number, not on that of nodes or devices.
             workers: Number of processes that load batches ahead; memory-mapped shards seldom need one.
             prepare_workers: Number of processes that tokenise. With 0, one per core.
             prepare_engine: Where these processes run: on this machine (`local`) or on a cluster by Ray (`ray`).

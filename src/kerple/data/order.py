@@ -77,8 +77,8 @@ class Order:
         self.samples = self.section * sections
         if self.samples < 1:
             raise UserError(
-                f"data.length: got {length}, which needs at least {(sections + 1) * length} training tokens, there are {tokens}; "
-                "use a larger corpus, a larger share for the training split, or a smaller length"
+                f"data.length: got {length}, which needs at least {(sections + 1) * length} training tokens, there are "
+                f"{tokens}; use a larger corpus, a larger share for the training split, or a smaller length"
             )
 
     def starts(self, samples: Indices) -> Indices:
