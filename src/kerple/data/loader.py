@@ -65,9 +65,8 @@ class TrainingBatches(Dataset[Batch]):
             first = group * self.batches_at_once
             batches = np.arange(first, min(first + self.batches_at_once, self.batches))  # (K,)
             sections, count = self.order.sections, self.ranks * self.batch_size
-            rows = self.rank * self.batch_size + np.arange(self.batch_size)  # (B,), of the W · B
-            section, row = np.divmod(rows, count // sections)
-            samples = batches[:, None] * count + row * sections + section  # (K, B)
+            section, turn = np.divmod(self.rank * self.batch_size + np.arange(self.batch_size), count // sections)
+            samples = batches[:, None] * count + turn * sections + section  # (K, B)
             located = np.stack(self.order.locate(samples.ravel()))  # (2, K · B): stream and first token
             self.located = group, located.reshape(2, len(batches), self.batch_size).swapaxes(0, 1)
         tokens = np.empty((self.batch_size, self.length + 1), np.int64)  # (B, T + 1)

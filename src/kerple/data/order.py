@@ -136,8 +136,8 @@ class Mixture:
             inside = periods == period
             slots[inside] = Permutation(MIXTURE_PERIOD, self.seed, int(period))(slots[inside])
         streams = np.searchsorted(self.first, slots, side="right") - 1
-        drawn = periods * self.quota[streams] + slots - self.first[streams]  # earlier draws of the stream
-        numbers = drawn * self.sections + sections  # number of the sample in its stream
+        # number of the sample in its stream
+        numbers = (periods * self.quota[streams] + slots - self.first[streams]) * self.sections + sections
         starts = np.empty_like(samples)
         for stream in np.unique(streams):
             inside = streams == stream
