@@ -163,35 +163,31 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     calls = measurements(options.toy, out)
     rows = read([*options.resume, out / "rows.jsonl"])
-    signal.signal(signal.SIGALRM, partial(_stop, out, rows, list(calls)))
+    signal.signal(signal.SIGALRM, lambda *_: sys.exit("stopped at the deadline; the same command goes on"))
     signal.alarm(options.deadline)
-    for name, call in calls.items():
-        if not name.startswith(tuple(options.prefixes)) or (name in rows and not rows[name]["error"]):
-            continue
-        print(f"== {name}", flush=True)
-        start, result, error = time.monotonic(), {}, None
-        try:
-            result = call()
-        except Exception as failure:  # one measurement's fault is no reason to lose the next one's minutes
-            error = f"{type(failure).__name__}: {failure}"
-            print(f"{name}: {error}", file=sys.stderr)
-        seconds, head = time.monotonic() - start, record()
-        gpu = head["machine"]["gpu"]  # type: ignore[index]
-        rows[name] = {"name": name, "gpu": gpu, "seconds": seconds, "error": error, "result": result, **head}
-        with (out / "rows.jsonl").open("a") as file:  # half a line may stand at its end
-            file.write("\n" + json.dumps(rows[name]) + "\n")
-    _finish(out, rows, list(calls))
+    try:
+        for name, call in calls.items():
+            if name.startswith(tuple(options.prefixes)) and (name not in rows or rows[name]["error"]):
+                print(f"== {name}", flush=True)
+                rows[name] = measured(name, call)
+                with (out / "rows.jsonl").open("a") as file:  # half a line may stand at its end
+                    file.write("\n" + json.dumps(rows[name]) + "\n")
+    finally:
+        (out / "report.md").write_text(text := report(rows, list(calls)))
+        print(text)
 
 
-def _finish(out: Path, rows: dict[str, dict[str, Any]], names: list[str]) -> None:
-    text = report(rows, names)
-    (out / "report.md").write_text(text)
-    print(text)
-
-
-def _stop(out: Path, rows: dict[str, dict[str, Any]], names: list[str], *_: object) -> None:
-    _finish(out, rows, names)
-    sys.exit("stopped at the deadline; the same command goes on")
+def measured(name: str, call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The line of a measurement, or of its error: one fault is no reason to lose the next measurement's minutes."""
+    start, result, error = time.monotonic(), {}, None
+    try:
+        result = call()
+    except Exception as failure:
+        error = f"{type(failure).__name__}: {failure}"
+        print(f"{name}: {error}", file=sys.stderr)
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    seconds = time.monotonic() - start
+    return {"name": name, "gpu": gpu, "seconds": seconds, "error": error, "result": result, **record()}
 
 
 if __name__ == "__main__":

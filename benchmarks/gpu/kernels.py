@@ -6,6 +6,7 @@ import re
 import subprocess
 import tempfile
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kerple.attention.diagonals import Tiling, diagonal_kernel, tiling, width
+from kerple.attention.diagonals import diagonal_kernel, tiling, width
 
 NVIDIA = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 SHARED = {(8, 0): 166_912, (8, 6): 101_376, (8, 9): 101_376, (9, 0): 232_448}  # bytes a block of threads may have
@@ -33,48 +34,36 @@ class Resources:
 
     def faults(self, capability: tuple[int, int]) -> list[str]:
         """What would keep it from running, or from running fast, on a chip."""
-        found = []
-        if self.spilled:
-            found.append(f"{self.spilled} bytes of registers are spilled")
-        if self.shared > SHARED[capability]:
-            found.append(f"{self.shared} bytes of shared memory do not fit {SHARED[capability]}")
-        if not self.tensor_core:
-            found.append("no instruction uses the tensor cores")
-        if self.atomics:
-            found.append(f"{self.atomics} atomics: the bits depend on the order of programs")
-        return found
+        limit = SHARED[capability]
+        faults = {
+            f"{self.spilled} bytes of registers are spilled": self.spilled,
+            f"{self.shared} bytes of shared memory do not fit {limit}": self.shared > limit,
+            "no instruction uses the tensor cores": not self.tensor_core,
+            f"{self.atomics} atomics: the bits depend on the order of programs": self.atomics,
+        }
+        return [fault for fault, present in faults.items() if present]
 
 
 def compile_ahead(
-    capability: tuple[int, int], dtype: torch.dtype, dim: int, v_dim: int | None = None, cut: Tiling | None = None
+    capability: tuple[int, int], dtype: torch.dtype, dim: int, v_dim: int | None = None, even: bool = True
 ) -> Resources:
-    """Compile `diagonal_kernel` as `table_gradient` would launch it on a chip; ``cut`` replaces its `tiling`."""
+    """Compile `diagonal_kernel` as `table_gradient` launches it on a chip, for a length that fills its tiles or not."""
     v_dim = v_dim or dim
-    cut = cut or tiling(capability, max(dim, v_dim))
+    cut = tiling(capability, max(dim, v_dim))
     constants = {
         "DIM": dim, "V_DIM": v_dim, "WIDTH": width(dim), "V_WIDTH": width(v_dim), "GROUP": 1, "SIDE": cut.side,
-        "SPLITS": 8,
+        "SPLITS": 8, "EVEN": even,
     }  # fmt: skip
-    signature, attributes = {}, {}
-    for i, name in enumerate(diagonal_kernel.arg_names):
-        if name in constants:
-            signature[name] = "constexpr"
-        elif name in ("Q", "K", "V", "G"):
-            signature[name] = TYPES[dtype]
-        elif name in ("LSE", "DELTA", "TABLE", "OUT"):
-            signature[name] = "*fp32"
-        else:
-            signature[name] = "fp32" if name == "scale" else "i32"
-        # pointers and strides are multiples of 16, as torch allocates and as heads of a multiple of 16 lie
-        stride = signature[name] == "i32" and (name[1:2] == "_" or name == "table_h")
-        if signature[name].startswith("*") or stride:
-            attributes[(i,)] = [["tt.divisibility", 16]]
+    types = dict.fromkeys(constants, "constexpr") | dict.fromkeys("QKVG", TYPES[dtype]) | {"scale": "fp32"}
+    types |= dict.fromkeys(("LSE", "DELTA", "TABLE", "OUT"), "*fp32")
+    names = diagonal_kernel.arg_names
+    signature = {name: types.get(name, "i32") for name in names}
+    # pointers and strides are multiples of 16, as torch allocates and as heads of a multiple of 16 lie
+    aligned = [name for name in names if signature[name][0] == "*" or re.fullmatch("[a-z]+_[bht]", name)]
     source = ASTSource(
-        fn=diagonal_kernel,
-        signature=signature,
-        constexprs={(diagonal_kernel.arg_names.index(name),): value for name, value in constants.items()},
-        attrs=attributes,
-    )
+        diagonal_kernel, signature, {(names.index(name),): value for name, value in constants.items()},
+        {(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
+    )  # fmt: skip
     options = {"num_warps": cut.warps, "num_stages": cut.stages}
     chip = capability[0] * 10 + capability[1]
     kernel = triton.compile(source, target=GPUTarget("cuda", chip, 32), options=options)
@@ -89,13 +78,11 @@ def resources(ptx: str, shared: int, chip: int) -> Resources:
         name = f"sm_{chip}{'a' if chip >= 90 else ''}"
         command = [str(NVIDIA / "ptxas"), "-v", f"--gpu-name={name}", str(path), "-o", f"{folder}/kernel"]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    registers = re.search(r"Used (\d+) registers", said)
-    spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", said)
-    assert registers is not None
-    assert spills is not None
+    numbers = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads.*Used (\d+) registers", said, re.DOTALL)
+    assert numbers is not None
     return Resources(
-        registers=int(registers[1]),
-        spilled=int(spills[1]) + int(spills[2]),
+        registers=int(numbers[3]),
+        spilled=int(numbers[1]) + int(numbers[2]),
         shared=shared,
         tensor_core=ptx.count("mma.sync") + ptx.count("wgmma.mma_async"),
         atomics=len(re.findall(r"\b(?:atom|red)\.global", ptx)),
@@ -103,16 +90,16 @@ def resources(ptx: str, shared: int, chip: int) -> Resources:
 
 
 def grid() -> list[tuple[tuple[int, int], torch.dtype, int, int]]:
-    """Every chip, dtype and size of a head that `choice` lets reach the kernel; one pair of δ and δv that differ."""
+    """Every chip, dtype and size of a head that `backend.select` lets reach the kernel, and a δv other than δ."""
     dims = [*((dim, dim) for dim in DIMS), (128, 64)]
     return [(c, dtype, *both) for c in SHARED for dtype in (torch.bfloat16, torch.float16) for both in dims]
 
 
 def main() -> None:
-    for capability, dtype, dim, v_dim in grid():
-        taken = compile_ahead(capability, dtype, dim, v_dim)
-        faults = ", ".join(taken.faults(capability)) or "fits"
-        print(f"sm_{capability[0]}{capability[1]} {dtype} δ {dim}, {v_dim}: {taken}: {faults}", flush=True)
+    for (capability, dtype, dim, v_dim), even in product(grid(), (True, False)):
+        taken = compile_ahead(capability, dtype, dim, v_dim, even)
+        head = f"sm_{capability[0]}{capability[1]} {dtype} δ {dim}, {v_dim} {'without' if even else 'with'} masks"
+        print(f"{head}: {taken}: {', '.join(taken.faults(capability)) or 'fits'}", flush=True)
 
 
 if __name__ == "__main__":

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.flex_attention import flex_attention
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.models import build, training_step
-from kerple.attention import Modifiers, attend
-from kerple.attention.cuda import attend_flex
+from kerple.attention import Modifiers, attend, cuda
 from kerple.evaluation.protocols import full, windowed
 from kerple.model.cost import CHIPS, flops
 
@@ -33,6 +33,7 @@ class Size:
 
 GPU = Size("162M", 16384, (512, 1024, 2048, 4096, 8192, 16384), 512, 16384)
 TOY = Size("demo", 512, (64, 128), 64, 256)
+_causal = partial(F.scaled_dot_product_attention, is_causal=True)
 LONGEST_MASK = 4096  # 12 heads of T × T scores and their gradient have to fit
 
 
@@ -55,7 +56,9 @@ def milliseconds(run: Callable[[], object], at_least: int = 300) -> float:
 
 
 def attention(size: Size, dim: int, length: int) -> dict[str, Any]:
-    """Forward and backward in bf16: a learned table, causal attention, FlexAttention without a table, a T × T mask."""
+    """Forward and backward in bf16: a learned table, causal attention, a T × T mask; on a GPU, FlexAttention with no
+    table, with its own gradient of the table (atomics), and with ALiBi's slopes in place of a table.
+    """
     torch._dynamo.reset()
     heads = 768 // dim
     shape = (size.tokens // length, heads, length, dim)
@@ -63,19 +66,23 @@ def attention(size: Size, dim: int, length: int) -> dict[str, Any]:
     table = torch.randn(heads, length, device=device())
     inputs = [x.requires_grad_() for x in (q, k, v)]
     with_table = [*inputs, table.requires_grad_()]
-    # FlexAttention does not train on a CPU
-    without = _flex if device() == "cuda" else _causal
     calls: dict[str, tuple[Callable[..., Tensor], list[Tensor]]] = {
         "table": (lambda q, k, v, table: attend(q, k, v, Modifiers(table=table)), with_table),
         "causal": (_causal, inputs),
-        "no table": (without, inputs),
+        "no table": (_causal, inputs),  # on a CPU, where FlexAttention does not train
     }
+    if device() == "cuda":
+        calls |= {"no table": (_flex(q), inputs), "own gradient": (_flex(q), with_table)}
+        calls["ALiBi"] = (_flex(q, alibi=True), inputs)
     if length <= LONGEST_MASK:
         calls["mask"] = (_masked, with_table)
-    result = {}
+    result: dict[str, Any] = {}
     for name, (call, arguments) in calls.items():
-        result[f"{name}, forward"] = milliseconds(partial(torch.no_grad()(call), *arguments))
-        result[name] = milliseconds(partial(_forward_and_backward, call, arguments, grad))
+        try:
+            result[f"{name}, forward"] = milliseconds(partial(torch.no_grad()(call), *arguments))
+            result[name] = milliseconds(partial(_forward_and_backward, call, arguments, grad))
+        except Exception as failure:  # one kernel that does not compile or fit is no reason to lose the others
+            result[f"{name}, failed"] = str(failure)[:500]
     return result
 
 
@@ -83,12 +90,20 @@ def _forward_and_backward(call: Callable[..., Tensor], arguments: list[Tensor], 
     return torch.autograd.grad(call(*arguments), arguments, grad)
 
 
-def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+def _flex(like: Tensor, alibi: bool = False) -> Callable[..., Tensor]:
+    """FlexAttention with its own gradient of the table that it is given, or with ALiBi's slopes instead."""
+    mask = cuda.causal_mask(like.shape[2], None, like.device)
+    options = cuda.tiles(cuda.shared_memory(like.device), like.shape[3])
+    slopes = 2.0 ** -torch.arange(1, like.shape[1] + 1, device=like.device)
 
+    def add_bias(score: Tensor, b: Tensor, h: Tensor, m: Tensor, n: Tensor) -> Tensor:
+        return score - slopes[h] * (m - n)
 
-def _flex(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return attend_flex(q, k, v, None, None)[0]
+    if alibi:
+        compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True)
+        return lambda q, k, v: compiled(q, k, v, add_bias, mask, kernel_options=options)  # type: ignore[arg-type]
+    rest = mask, like.shape[3] ** -0.5, False, options
+    return lambda q, k, v, table=None: cuda.compiled_by_itself()(q, k, v, table, *rest)[0]
 
 
 def _masked(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:

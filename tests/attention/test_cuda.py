@@ -6,6 +6,7 @@ import subprocess
 import sys
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask
@@ -46,10 +47,13 @@ print(json.dumps([error(*case[:7], getattr(torch, case[7]), case[8]) for case in
 
 
 def test_the_kernel_in_the_interpreter_gives_the_gradient_of_the_table() -> None:
-    pytest.importorskip("triton", reason="Triton has no wheel for this system")
+    triton = pytest.importorskip("triton", reason="Triton has no wheel for this system")
+    if triton.__version__ < "3.7" and np.__version__ >= "2.4":
+        pytest.xfail("Triton 3.6's interpreter converts arrays to numbers as numpy 2.4 no longer allows")
     cases = [  # batch, heads, key heads, T, δ, δv, window, dtype, strided
         (2, 1, 1, 70, 16, 20, None, "float32", False),
         (1, 2, 1, 70, 20, 16, 40, "float32", True),
+        (1, 1, 1, 64, 16, 16, None, "float32", False),  # fills its tile: no mask
         (1, 1, 1, 40, 80, 128, None, "float16", True),  # tiles of 32; numpy, and so the interpreter, has no bfloat16
     ]
     code = f"CASES = {json.dumps(json.dumps(cases))}\n" + INTERPRETED

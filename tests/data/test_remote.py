@@ -2,12 +2,15 @@
 
 import shutil
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from kerple.base.errors import UserError
 from kerple.cli import prepare
@@ -83,6 +86,36 @@ def test_an_answer_that_breaks_off_leaves_nothing_and_the_next_start_goes_on(ser
     copies = {path.name: path.read_bytes() for path in tmp_path.glob("cache/*/[!.]*")}
     assert copies == {path.name: path.read_bytes() for path in prepared.glob("[!.]*")}
     assert complaints > 5
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_with_sections_a_node_fetches_its_own_shards_and_a_step_has_the_samples_of_one_device(server, tmp_path, mixed):
+    def batches(cache: Path, ranks: int, rank: int, done: int = 0, **options: int) -> Iterator[list[list[int]]]:
+        data = TokenShards(
+            None, directory=server.url, cache=str(cache), vocabulary=300, length=16, batch_size=8 // ranks, **options
+        )  # type: ignore[arg-type]
+        data.mixture = {server.url: 2.0, f"{server.url}/.": 1.0} if mixed else None
+        data.trainer = SimpleNamespace(  # type: ignore[assignment]
+            global_rank=rank, world_size=ranks, max_steps=300, accumulate_grad_batches=1,
+            strategy=SimpleNamespace(root_device=torch.device("cpu")),
+        )  # fmt: skip
+        loader = data.train_dataloader()
+        loader.load_state_dict({"samples_before_epoch": 0, "samples_in_epoch": done * 8})
+        return (batch["tokens"].tolist() for batch in loader)
+
+    def fetched(cache: Path) -> int:
+        return sum(path.stat().st_size for path in cache.glob("*/train-*.tar"))
+
+    one = list(batches(tmp_path / "one", 1, 0, sections=4))
+    for node in range(4):
+        cache = tmp_path / f"node-{node}"
+        ranks = [list(batches(cache, 8, rank, sections=4)) for rank in (2 * node, 2 * node + 1)]
+        expected = [batch[2 * node : 2 * node + 2] for batch in one]
+        assert [first + second for first, second in zip(*ranks, strict=True)] == expected
+        assert fetched(cache) < 0.4 * fetched(tmp_path / "one")
+        assert list(batches(cache, 4, node, 100, sections=4)) == expected[100:]
+    with pytest.raises(UserError, match=r"data\.sections: got 3, expected a divisor of 8, the samples"):
+        batches(tmp_path / "one", 1, 0, sections=3)
 
 
 @pytest.mark.parametrize(("name", "damage"), [("train-00000.tar", flip), ("tokenizer.json", grow)])

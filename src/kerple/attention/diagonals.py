@@ -49,34 +49,40 @@ def diagonal_kernel(
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t, table_h,
     scale, length, window, batch, heads, blocks,
     DIM: tl.constexpr, V_DIM: tl.constexpr, WIDTH: tl.constexpr, V_WIDTH: tl.constexpr,
-    GROUP: tl.constexpr, SIDE: tl.constexpr, SPLITS: tl.constexpr,
+    GROUP: tl.constexpr, SIDE: tl.constexpr, SPLITS: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Programs (diagonal, head, split); OUT (SPLITS, heads, diagonals, SIDE, SIDE) fp32. GROUP heads share a key."""
+    """Programs (diagonal, head, split); OUT (SPLITS, heads, diagonals, SIDE, SIDE) fp32. GROUP heads share a key.
+
+    Masks that are true by a constant, such as EVEN (the length fills its tiles), are compiled away.
+    """
     diagonal, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row = tl.arange(0, SIDE)
     dim, v_dim = tl.arange(0, WIDTH), tl.arange(0, V_WIDTH)
-    real, v_real = dim[None, :] < DIM, v_dim[None, :] < V_DIM
+    real, v_real = (dim[None, :] < DIM) | (DIM == WIDTH), (v_dim[None, :] < V_DIM) | (V_DIM == V_WIDTH)
     distance = diagonal * SIDE + row[:, None] - row[None, :]
     seen = (distance >= 0) & (distance < window) & (distance < length)
-    bias = tl.load(TABLE + head * table_h + tl.where(seen, distance, 0), mask=seen, other=0.0)  # once per program
+    # once per program; what is not seen has weight exp(-inf)
+    bias = tl.load(TABLE + head * table_h + tl.where(seen, distance, 0), mask=seen, other=float("-inf"))
+    log2e = 1.4426950408889634  # the chip's exponential is that of base 2
+    bias, scale = bias * log2e, scale * log2e
     total = tl.zeros((SIDE, SIDE), dtype=tl.float32)
     along = blocks - diagonal  # tiles of this diagonal in one batch element
     for tile in range(split, along * batch, SPLITS):
         b = (tile // along).to(tl.int64)
         n = (tile % along) * SIDE + row  # keys
         m = n + diagonal * SIDE  # queries
-        in_q, in_k = m[:, None] < length, n[:, None] < length
+        inside = (m < length) | EVEN
+        in_q, in_k = inside[:, None], (n[:, None] < length) | EVEN
         q = tl.load(Q + b * q_b + head * q_h + m[:, None] * q_t + dim[None, :], mask=in_q & real, other=0.0)
         g = tl.load(G + b * g_b + head * g_h + m[:, None] * g_t + v_dim[None, :], mask=in_q & v_real, other=0.0)
         shared = head // GROUP
         k = tl.load(K + b * k_b + shared * k_h + n[:, None] * k_t + dim[None, :], mask=in_k & real, other=0.0)
         v = tl.load(V + b * v_b + shared * v_h + n[:, None] * v_t + v_dim[None, :], mask=in_k & v_real, other=0.0)
         at = (b * heads + head) * length + m
-        lse = tl.load(LSE + at, mask=m < length, other=0.0)
-        delta = tl.load(DELTA + at, mask=m < length, other=0.0)
-        s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale + bias - lse[:, None]
-        p = tl.where(seen & (m[:, None] < length), tl.exp(s), 0.0)
-        total += p * (tl.dot(g, tl.trans(v), input_precision="ieee") - delta[:, None])
+        lse = tl.load(LSE + at, mask=inside, other=float("inf"))  # past the end, weights are 0 too
+        delta = tl.load(DELTA + at, mask=inside, other=0.0)
+        s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale + bias - (lse * log2e)[:, None]
+        total += tl.exp2(s) * (tl.dot(g, tl.trans(v), input_precision="ieee") - delta[:, None])
     at = ((split * heads + head).to(tl.int64) * tl.num_programs(0) + diagonal) * SIDE * SIDE
     tl.store(OUT + at + row[:, None] * SIDE + row[None, :], total)
 
@@ -138,7 +144,7 @@ def table_gradient(
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *grad.stride()[:3], table.stride(0),
         scale, length, window, batch, heads, blocks,
         DIM=dim, V_DIM=v_dim, WIDTH=width(dim), V_WIDTH=width(v_dim),
-        GROUP=heads // k.shape[1], SIDE=cut.side, SPLITS=splits,
+        GROUP=heads // k.shape[1], SIDE=cut.side, SPLITS=splits, EVEN=length % cut.side == 0,
         num_warps=cut.warps, num_stages=cut.stages,
     )  # fmt: skip
     total, seen = torch.zeros_like(table), min(length, diagonals * cut.side)

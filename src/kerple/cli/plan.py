@@ -52,8 +52,8 @@ def main(arguments: list[str]) -> None:
         console.print(table)
     console.print(
         f"Hours are arithmetic: FLOPs over the data sheet's peak times {options.efficiency:.2f}, "
-        f"{'an assumption' if options.efficiency == EFFICIENCY else 'as you gave it'}, and the exchange of gradients "
-        "where it takes longer than the backward pass. Nothing of it was measured."
+        f"{'an assumption' if options.efficiency == EFFICIENCY else 'as you gave it'}, and the exchange of "
+        "gradients as far as the backward pass does not hide it. Nothing of it was measured."
     )
 
 
@@ -77,6 +77,7 @@ def tables(config: Namespace, chips: list[Chip], devices: list[int], efficiency:
         raise UserError(f"trainer.max_steps: got {trainer.max_steps}, expected the number of steps")
     with torch.device("meta"):
         model = build(config)
+    shared = len(model.network.positions) == 1
     count, work = parameters(model.network), flops(model.network, data.length)
     devices_per_node = device_count(trainer.devices)
     micro = data.batch_size * data.length
@@ -102,15 +103,14 @@ def tables(config: Namespace, chips: list[Chip], devices: list[int], efficiency:
             f"{', without sharding' if 'fsdp' in str(trainer.strategy).lower() else ''}",
             {part: f"{getattr(needed, part) / 2**30:.2f} GiB" for part in MEMORY},
         ),
-        _hours(total, needed, trainer.max_steps, chips, devices, efficiency),
+        # DDP sends a strategy's parameters in its first bucket; those that all layers share are ready last
+        _hours(total / efficiency, needed, trainer.max_steps, chips, devices, not (shared and count.get("positions"))),
     ]
 
 
 def device_count(devices: Any) -> int:
     """Number of devices of a node that the Trainer's option means; 1 if the option leaves it to the machine."""
-    if isinstance(devices, list):
-        return len(devices)
-    numbers = str(devices).rstrip(",").split(",")
+    numbers = devices if isinstance(devices, list) else str(devices).rstrip(",").split(",")
     if len(numbers) > 1:
         return len(numbers)
     return int(devices) if str(devices).isdecimal() and int(devices) else 1
@@ -124,16 +124,16 @@ def moments(model: LanguageModel) -> float:
     return 2.0 - matrices / sum(p.numel() for p in model.parameters())
 
 
-def _hours(total: float, needed: Memory, steps: int, chips: list[Chip], devices: list[int], efficiency: float) -> Table:
+def _hours(total: float, needed: Memory, steps: int, chips: list[Chip], devices: list[int], overlap: bool) -> Table:
     numbers = [Column(f"{n} × = {-(-n // NODE)} node{'s' if n > NODE else ''}", justify="right") for n in devices]
     table = Table("device", "fits", *numbers, title="Hours, the tokens shared by all devices")
     for chip in chips:
         cells = []
         for n in devices:
-            compute = total / steps / n / (chip.flops * efficiency)  # seconds per step
+            compute = total / steps / n / chip.flops  # seconds per step
             rate = chip.link if n <= NODE else NETWORK
             exchange = 2 * needed.gradients * (n - 1) / n / rate  # a ring sends all but one n-th twice
-            hidden = compute * 2 / 3  # the backward pass
+            hidden = overlap * compute * 2 / 3  # the backward pass
             cells.append(f"{steps * (compute + max(0.0, exchange - hidden)) / 3600:.2f}")
         table.add_row(chip.name, "yes" if needed.total < 0.9 * chip.memory else "no: accumulate", *cells)
     return table

@@ -28,8 +28,8 @@ class TokenShards(ShardOptions, LightningDataModule):
 
     Documents are concatenated, each followed by an end-of-text token, which is a target like any other. Attention is
     not reset between documents, as in the paper. A training sample is `length` + 1 consecutive tokens, and the samples
-    of the whole corpus are shuffled. Sample k is a function of `seed` and k alone, for any number of devices, workers
-    and accumulation steps.
+    of the whole corpus, or of each of its `sections`, are shuffled. Sample k is a function of `seed` and k alone, for
+    any number of devices, workers and accumulation steps.
 
     The training loader has one epoch, which lasts as long as the run: `trainer.max_steps` steps, or, if they are not
     set, the training split once. With `samples`, every epoch has the same samples, as many as this option says.
@@ -101,15 +101,20 @@ class TokenShards(ShardOptions, LightningDataModule):
         """Training batches of this rank, {"tokens": (B, T + 1) int64}, for the whole run.
 
         Raises:
-            UserError: The corpus is too small for a batch, or the folders of `mixture` do not fit together.
+            UserError: The corpus is too small for a batch, or the folders of `mixture` do not fit together, or a batch
+                of all devices has not equally many samples of each section.
         """
         streams, orders, weights = [], [], []
         for number, (folder, weight) in enumerate(self._training_folders):
             streams.append(folder.stream("train"))
-            orders.append(Order(len(streams[-1]), self.length, self.seed, number))
+            orders.append(Order(len(streams[-1]), self.length, self.seed, number, sections=self.sections))
             weights.append(weight)
         rank, ranks = rank_in(self)
         samples = self.batch_size * ranks  # of all ranks
+        if samples % self.sections:
+            raise UserError(
+                f"data.sections: got {self.sections}, expected a divisor of {samples}, the samples of a batch"
+            )
         batches = self._batches(sum(order.samples for order in orders), samples)
         mixture = Mixture(orders, weights, self.seed)
         dataset = TrainingBatches(streams, mixture, self.length, self.batch_size, batches, rank, ranks)

@@ -27,8 +27,9 @@ class TrainingBatches(Dataset[Batch]):
     """Dataset of training batches. Item i is this rank's part of micro-batch i, {"tokens": (B, T + 1) int64}; after the
     last item the same ones follow again in the same order.
 
-    Micro-batch i consists of the samples i·W·B .. (i + 1)·W·B - 1, and rank r of W gets the r-th B of them. So the
-    samples of an optimiser step depend on the global batch alone, not on how ranks and accumulation divide it.
+    Micro-batch i consists of the samples i·W·B .. (i + 1)·W·B - 1, sorted by the section of the stream that they are
+    from, and rank r of W gets the r-th B of them. So the samples of an optimiser step depend on the global batch alone,
+    not on how ranks and accumulation divide it, and a rank reads few sections.
 
     Args:
         streams: The token stream of each corpus of the mixture.
@@ -63,7 +64,9 @@ class TrainingBatches(Dataset[Batch]):
         if self.located[0] != group:
             first = group * self.batches_at_once
             batches = np.arange(first, min(first + self.batches_at_once, self.batches))  # (K,)
-            samples = (batches[:, None] * self.ranks + self.rank) * self.batch_size + np.arange(self.batch_size)
+            sections, count = self.order.sections, self.ranks * self.batch_size
+            section, turn = np.divmod(self.rank * self.batch_size + np.arange(self.batch_size), count // sections)
+            samples = batches[:, None] * count + turn * sections + section  # (K, B)
             located = np.stack(self.order.locate(samples.ravel()))  # (2, K · B): stream and first token
             self.located = group, located.reshape(2, len(batches), self.batch_size).swapaxes(0, 1)
         tokens = np.empty((self.batch_size, self.length + 1), np.int64)  # (B, T + 1)

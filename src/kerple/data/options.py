@@ -33,6 +33,7 @@ class ShardOptions:
         validation_segments: int = 512,
         cache: str = "data/.cache",
         mixture: dict[str, float] | None = None,
+        sections: int = 1,
         workers: int = 0,
         prepare_workers: int = 0,
         prepare_engine: Literal["local", "ray"] = "local",
@@ -71,6 +72,9 @@ class ShardOptions:
             cache: Folder for copies of shards from a URL, and for the files of a corpus that is fetched.
             mixture: Prepared folders and their weights in the training samples. Validation and test data stay those of
                 `directory`. With null, `directory` alone.
+            sections: Number of consecutive sections of the training tokens. A batch has equally many samples of each,
+                which are shuffled within it. With as many sections as nodes, or a multiple, a node reads its own part
+                of the shards. The order depends on this number, not on that of nodes or devices.
             workers: Number of processes that load batches ahead; memory-mapped shards seldom need one.
             prepare_workers: Number of processes that tokenise. With 0, one per core.
             prepare_engine: Where these processes run: on this machine (`local`) or on a cluster by Ray (`ray`).
@@ -85,6 +89,7 @@ class ShardOptions:
             ("length", length, 1),
             ("batch_size", batch_size, 1),
             ("validation_segments", validation_segments, 1),
+            ("sections", sections, 1),
             ("workers", workers, 0),
             ("prepare_workers", prepare_workers, 0),
             ("samples", 1 if samples is None else samples, 1),
@@ -101,7 +106,7 @@ class ShardOptions:
         self.source = source or f"{cache}/{(corpus or '').partition('-')[0]}"
         self.length, self.batch_size, self.seed, self.samples = length, batch_size, seed, samples
         self.validation_segments, self.mixture = validation_segments, mixture
-        self.cache, self.workers = cache, workers
+        self.cache, self.workers, self.sections = cache, workers, sections
         self.prepare_workers, self.prepare_engine = prepare_workers, prepare_engine
 
     def content_options(self) -> dict[str, Any]:

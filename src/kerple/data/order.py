@@ -58,35 +58,39 @@ class Order:
     Sample k belongs to epoch k // samples, and a permutation of that epoch says where it is in the stream. A sample is
     `length` + 1 consecutive tokens; two neighbours share one token, the last target of the first and the first input of
     the second. Each epoch cuts the stream at another phase, an offset below `length`, so epochs differ in their cuts.
+    The stream has consecutive sections of equal size, from which the samples come in turn, shuffled within a section.
 
     Args:
         tokens: Length of the stream.
         length: Targets per sample, T.
         key: Integers that choose the order: the seed, and the number of the corpus in a mixture.
+        sections: Number of sections.
 
     Raises:
         UserError: The stream is too short to hold one sample at every phase.
     """
 
-    def __init__(self, tokens: int, length: int, *key: int) -> None:
-        self.length, self.key = length, key
+    def __init__(self, tokens: int, length: int, *key: int, sections: int = 1) -> None:
+        self.length, self.key, self.sections = length, key, sections
         # one sample fewer than fits, so that the last one fits at the largest phase too, length - 1
-        self.samples = (tokens - length) // length
+        self.section = (tokens - length) // length // sections
+        self.samples = self.section * sections
         if self.samples < 1:
             raise UserError(
-                f"data.length: got {length}, which needs at least {2 * length} training tokens, there are {tokens}; "
-                "use a larger corpus, a larger share for the training split, or a smaller length"
+                f"data.length: got {length}, which needs at least {(sections + 1) * length} training tokens, there are "
+                f"{tokens}; use a larger corpus, a larger share for the training split, or a smaller length"
             )
 
     def starts(self, samples: Indices) -> Indices:
         """First tokens (n,) int64 of the samples k (n,); sample k is stream[start : start + T + 1]."""
         epochs, entries = np.divmod(samples, self.samples)
+        entries, sections = np.divmod(entries, self.sections)
         starts = np.empty_like(entries)
         for epoch in np.unique(epochs):
             phase = hash_integers(*self.key, int(epoch)) % self.length
             inside = epochs == epoch
-            shuffle = Permutation(self.samples, *self.key, int(epoch))
-            starts[inside] = phase + self.length * shuffle(entries[inside])
+            shuffle = Permutation(self.section, *self.key, int(epoch))
+            starts[inside] = phase + self.length * (sections[inside] * self.section + shuffle(entries[inside]))
         return starts
 
 
@@ -95,7 +99,8 @@ class Mixture:
 
     Each period of `MIXTURE_PERIOD` samples holds each stream as often as its weight says, rounded by the method of
     largest remainders, in shuffled order. So the stream of sample k and its number in that stream are computed, without
-    a state. A stream that has come to its end begins its next epoch while the others go on.
+    a state. A stream that has come to its end begins its next epoch while the others go on. If streams have sections,
+    one sample of each section is drawn where otherwise one sample is.
 
     Args:
         orders: The order of each stream.
@@ -109,7 +114,7 @@ class Mixture:
     def __init__(self, orders: list[Order], weights: list[float], seed: int) -> None:
         if len(weights) != len(orders) or any(not w > 0 or not np.isfinite(w) for w in weights):
             raise UserError(f"data.mixture: got weights {weights}, expected positive, finite ones, one for each corpus")
-        self.orders, self.seed = orders, seed
+        self.orders, self.seed, self.sections = orders, seed, orders[0].sections
         exact = np.array(weights) / sum(weights) * MIXTURE_PERIOD
         self.quota = np.floor(exact).astype(np.int64)
         largest = np.argsort(self.quota - exact, kind="stable")[: MIXTURE_PERIOD - self.quota.sum()]
@@ -125,12 +130,14 @@ class Mixture:
         """The streams (n,) of the samples k (n,), and their first tokens (n,) there."""
         if len(self.orders) == 1:
             return np.zeros_like(samples), self.orders[0].starts(samples)
-        periods, slots = np.divmod(samples, MIXTURE_PERIOD)
+        draws, sections = np.divmod(samples, self.sections)
+        periods, slots = np.divmod(draws, MIXTURE_PERIOD)
         for period in np.unique(periods):
             inside = periods == period
             slots[inside] = Permutation(MIXTURE_PERIOD, self.seed, int(period))(slots[inside])
         streams = np.searchsorted(self.first, slots, side="right") - 1
-        numbers = periods * self.quota[streams] + slots - self.first[streams]  # number of the sample in its stream
+        # number of the sample in its stream
+        numbers = (periods * self.quota[streams] + slots - self.first[streams]) * self.sections + sections
         starts = np.empty_like(samples)
         for stream in np.unique(streams):
             inside = streams == stream
