@@ -162,7 +162,7 @@ class CLI(LightningCLI):
         if config.weights is not None and config.ckpt_path is None:  # a resumed run has its weights already
             from kerple.cli.weights import start_from  # needs optional packages
 
-            start_from(self.model.network, config.weights, config.trust)
+            start_from(self.model.network, self.datamodule, config.weights, config.trust)
         count = sum(parameter.numel() for parameter in self.model.parameters())
         rank_zero_info(f"model: {count:,} parameters, position {config.model.position.class_path.rpartition('.')[2]}")
 
