@@ -30,14 +30,17 @@ def config(folder, **sections):
         (["--trainer.overfit_batches=1"], ["trainer.overfit_batches"]),
         (["--trainer.logger=CometLogger"], ["comet"]),  # a package that is not installed
         (["--ckpt_path=no-such.ckpt"], ["no-such.ckpt"]),
+        (["--data=TokenShards", f"--data.corpus={__file__}", "--trainer.callbacks=[]"], ["batch_size: got 128"]),
         # each step multiplies the matrices by 1 - lr · weight_decay = -1e9
         (["--model.lr=1000", "--model.weight_decay=1e6", "--model.warmup=0", "--trainer.max_steps=40"], ["not finite"]),
     ],
 )
-def test_an_option_of_fit(options, parts, tmp_path, capsys):
+def test_an_option_of_fit(options, parts, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     line = complaint(capsys, "fit", config(tmp_path), f"--run_dir={tmp_path}/run", *options)
     assert all(part in line for part in parts), line
     assert not list((tmp_path / "run").rglob("*.ckpt"))
+    assert (tmp_path / "run").exists() == ("not finite" in parts)  # so that the next run is no second version
 
 
 @pytest.mark.parametrize(
@@ -45,6 +48,7 @@ def test_an_option_of_fit(options, parts, tmp_path, capsys):
     [
         ({"trainer": {"max_step": 3}}, "max_step"),
         ({"trainer": []}, "trainer: got []"),
+        ({"model": TINY["model"] | {"position": {"class_path": "RoPE", "init_args": {"bass": {}}}}}, "got bass"),
         ({"model": TINY["model"] | {"position": {"class_path": "RoPE", "dict_kwargs": {"a": 1}}}}, "dict_kwargs"),
         ({"model": TINY["model"] | {"position": ["RoPE"]}}, "model.position: got"),
     ],

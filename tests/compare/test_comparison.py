@@ -101,6 +101,16 @@ def test_a_run_of_each_shipped_comparison_parses_and_has_a_folder_of_its_own(mon
     assert parsed
 
 
+def test_a_callback_without_options_and_an_unknown_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    flags = {"trainer.callbacks": [{"class_path": "Dashboards"}]}
+    changes: dict[str, Any] = {"strategies": {"RoPE": None, "x": Strategy("RoPE", {"bass": {}})}, "baseline": "RoPE"}
+    good, bad, *_ = comparison("configs/demo.yaml", flags=flags, test=flags, **changes).jobs()
+    compare.check_test(good, compare.resolve(good))
+    with pytest.raises(UserError, match="compare: x seed 1: model: position: got bass, which is no option"):
+        compare.resolve(bad)
+
+
 def test_a_flag_of_a_test_that_does_not_exist_is_named_before_anything_is_fitted(tmp_path: Path) -> None:
     quick = yaml.safe_load((ROOT / "configs/compare/quick.yaml").read_text())
     settings = quick | {"runs": str(tmp_path / "runs")}

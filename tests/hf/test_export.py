@@ -17,7 +17,7 @@ from kerple.hf.weights import fill, read_stored_model, transformer
 from kerple.model import Transformer
 from kerple.model.generation import generate
 from tests.cli.tiny import complaint
-from tests.hf.tiny import LENGTH, VOCABULARY, hf, text, tiny
+from tests.hf.tiny import LENGTH, VOCABULARY, hf, saved, text
 from tests.toy import QUIET
 
 SIZES = {"dim": 32, "heads": 4, "length": 16, "layers": 2, "vocabulary": VOCABULARY, "init": 0.2, "eps": 1e-6}
@@ -132,21 +132,28 @@ def test_generate_writes_what_predict_writes(place, capsys):
     assert drawn[0].startswith("döc")
     line = complaint(capsys, "export", "--ckpt_path", path, "--to", folder)
     assert "out, which is not empty; name a new folder" in line
+    fit(place, "exported", "--weights", str(folder))  # its tokenizer has more around a text than that of the shards
 
 
 def test_weights_start_a_fit_with_another_strategy(place, capsys):
-    folder = place / "theirs"
-    tiny("llama", vocab_size=270).save_pretrained(folder)
-    path = fit(place, "retrofit", "--weights", str(folder), "--model.position", "KerpleLog", "--model.lr", "1e-12")
+    folder = saved(place / "theirs", "llama")
+    weights, data = ["--weights", str(folder)], [f"--data.tokenizer=hf:{folder}", f"--data.directory={place}/other"]
+    refused = ["fit", "--config", place / "base.yaml", "--run_dir", place / "refused"]
+    assert f"were made with bpe, not with the tokenizer of {folder}" in complaint(capsys, *refused, *weights)
+    slow = ["--model.lr", "1e-12", *data]
+    path = fit(place, "retrofit", *weights, "--model.position", "KerpleLog", *slow)
     printed = capsys.readouterr().out
     assert "carried over:" in printed
     assert "positions.0." in printed
     ours, theirs = load(path)[0], hf.AutoModelForCausalLM.from_pretrained(folder)
-    torch.testing.assert_close(ours.network.embedding.weight, theirs.model.embed_tokens.weight, atol=1e-6, rtol=0)
+    rows = ours.network.embedding.weight[:257]
+    torch.testing.assert_close(rows, theirs.model.embed_tokens.weight, atol=1e-6, rtol=0)
     assert type(ours.network.positions[0]).__name__ == "KerpleLog"
-    same = fit(place, "same", "--weights", str(folder), "--model.lr", "1e-12")
+    same = fit(place, "same", *weights, *slow)
     tokens = text(1, 2 * LENGTH)
     with torch.inference_mode():
-        torch.testing.assert_close(load(same)[0].network(tokens), theirs.eval()(tokens).logits, atol=1e-4, rtol=1e-4)
-    from_ours = fit(place, "again", "--weights", same, "--model.position", "NoPE", "--model.lr", "1e-12")
+        logits = load(same)[0].network(tokens)[..., :257]
+        torch.testing.assert_close(logits, theirs.eval()(tokens).logits, atol=1e-4, rtol=1e-4)
+    from_ours = fit(place, "again", "--weights", same, "--model.position", "NoPE", *slow)
     assert type(load(from_ours)[0].network.positions[0]).__name__ == "NoPE"
+    assert "whose tokenizer is not the one" in complaint(capsys, *refused, "--weights", same)

@@ -197,11 +197,11 @@ class LongPerplexity(Analysis):
 
     def _choose(self, data: Any, source: Any) -> list[list[int]]:
         from kerple.hf.adapter import HuggingFaceNetwork
-        from kerple.hf.source import digest, read_model, read_model_config, read_tokenizer
+        from kerple.hf.source import read_model, read_model_config, read_tokenizer, same_tokens
 
         network = HuggingFaceNetwork(read_model(source, read_model_config(source)))
         tokenizer = read_tokenizer(source)
-        same = digest(tokenizer) == data.manifest.tokenizer
+        same = same_tokens(tokenizer, data.folder.tokenizer())
         keys = []
         blocks = data.blocks("test", self.length, self.blocks)
         for i in range(len(blocks)):

@@ -3,7 +3,9 @@
 import fcntl
 import os
 import platform
+import shutil
 import time
+from contextlib import suppress
 from glob import escape
 from itertools import chain, count
 from pathlib import Path
@@ -62,14 +64,20 @@ def test_directory(run_dir: str | None, ckpt_path: str, command: str) -> Path:
     return _unused(run / command)
 
 
-def unlock() -> None:
-    """Unlock the folders that this process has locked, as the end of the process does too."""
-    while _held:
-        _held.pop().close()
+def unlock(refused: bool = False) -> None:
+    """Unlock the folders that this process has locked, as its end does too, and remove those in which nothing is.
+
+    Args:
+        refused: Whether to remove all of them, because the run was refused before it did anything.
+    """
+    for folder in [Path(lock.name).parent for lock in _held]:
+        if refused or _is_empty(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+    _held.clear()
 
 
 # a child process that outlives this one, such as a worker of a loader, must not keep the folders locked
-os.register_at_fork(after_in_child=unlock)
+os.register_at_fork(after_in_child=_held.clear)
 
 
 def _version(name: str) -> int:
@@ -90,10 +98,11 @@ def _unused(preferred: Path) -> Path:
     for path in chain([preferred], (preferred.with_name(f"{preferred.name}_v{n}") for n in count(1))):
         if path.exists() and not _is_empty(path):
             continue
-        if _make_and_lock(path) is None:
-            if _is_empty(path):  # else another run began and ended since the check
-                return path
-            _held.pop().close()
+        with suppress(FileNotFoundError):  # another run was refused, and has removed the folder
+            if _make_and_lock(path) is None:
+                if _is_empty(path) and os.fstat(_held[-1].fileno()).st_nlink:  # else another run was here meanwhile
+                    return path
+                _held.pop().close()
     raise AssertionError("unreachable")
 
 
@@ -121,7 +130,7 @@ def _lock(path: Path) -> str | None:
     The lock's file names the process that holds it. `filelock` cannot be used, because it empties the file when it
     asks for the lock.
     """
-    file = (path / LOCK).open("a+", encoding="utf-8", errors="replace")
+    file = (path.absolute() / LOCK).open("a+", encoding="utf-8", errors="replace")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -23,7 +23,7 @@ from kerple.cli.parser import fit_parser, mistake_in
 from kerple.cli.reading import parse
 from kerple.compare import page, records
 from kerple.compare.board import Board
-from kerple.compare.comparison import Comparison, Job, Strategy
+from kerple.compare.comparison import Comparison, Job
 from kerple.compare.engines import ENGINES
 from kerple.compare.job import forget
 from kerple.compare.runs import Run, flat, locate, read_runs
@@ -56,25 +56,7 @@ def main(arguments: list[str]) -> None:
 
 def _options(arguments: list[str]) -> Namespace:
     parser = _parser()
-    options = parser.instantiate_classes(parse(parser, arguments))
-    _refuse_unknown(options)
-    return options
-
-
-def _refuse_unknown(options: Namespace) -> None:
-    """Check the keys of the comparison's files; the parser ignores unknown ones whose value is an empty mapping.
-
-    Raises:
-        UserError: A key is not an option of a comparison or, inside a strategy, of a strategy.
-    """
-    for path in options.config or []:
-        content = yaml.safe_load(path.get_content()) or {}
-        strategies = (content.get("strategies") or {}).items()
-        mappings = {f"strategies: {label}: ": (Strategy, mapping) for label, mapping in strategies}
-        for place, (kind, mapping) in ({"": (Comparison, content)} | mappings).items():
-            names = [field.name for field in fields(kind)]
-            if unknown := [key for key in mapping or () if key not in names]:
-                raise UserError(f"compare: {path}: {place}got {unknown[0]}, expected one of {', '.join(names)}")
+    return parser.instantiate_classes(parse(parser, arguments))
 
 
 def _comparison(options: Namespace) -> Comparison:
@@ -91,9 +73,11 @@ def _jobs(comparison: Comparison, report_only: bool, rerun_changed: bool) -> lis
     resolved = [(replace(job, config=flat(config)), config.get("data")) for job, config in planned]
     sums: dict[str, str | None] = {}
     for job, data in resolved:
+        if report_only:  # a report prepares nothing: the data is that of the first run, of which all others must be
+            runs = map(records.described, [job.test_folder, *map(job.record, reports)])
+            sums[str(data)] = sums.get(str(data)) or next((run.get("data") for run in runs if run), None)
         # without a checksum a finished run is believed, and its data is not read again
-        recorded = any(job.record(report).is_dir() for report in reports)
-        if (recorded or not report_only) and str(data) not in sums and not records.finished(job):
+        elif str(data) not in sums and not records.finished(job):
             sums[str(data)] = prepare_and_checksum(data)
     jobs = [replace(job, data=sums.get(str(data))) for job, data in resolved]
     _check(jobs, report_only, rerun_changed)
@@ -195,8 +179,7 @@ def _report_of(comparison: Comparison, jobs: list[Job], printed: list[str] | Non
     events = comparison.runs_folder / "comparison"
     path = _report(runs, comparison.report_folder, comparison.name, baseline, **texts, printed=printed, events=events)
     title, first, *_ = (comparison.report_folder / "table.md").read_text(encoding="utf-8").split("### ")
-    print(f"{title}### {first}")
-    print(f"report: {path}")
+    print(f"{title}### {first}\nreport: {path}")
 
 
 def _deviations(path: str, ready: list[Job]) -> list[str]:
@@ -290,11 +273,9 @@ def _parser() -> ArgumentParser:
     parser.add_class_arguments(Comparison)
     parser.add_argument("--parallel", type=int, default=1, help="runs at a time, each with its share of the cores")
     parser.add_argument("--engine", type=Literal["local", "ray"], default="local", help="this machine or a Ray cluster")
-    for name, text in (
-        ("rerun-changed", "start runs whose configuration changed afresh"),
-        ("report-only", "train nothing, report what is finished"),
-    ):
-        parser.add_argument(f"--{name.replace('-', '_')}", f"--{name}", action="store_true", help=text)
+    changed, only = "start runs whose configuration changed afresh", "train nothing, report what is finished"
+    parser.add_argument("--rerun_changed", "--rerun-changed", action="store_true", help=changed)
+    parser.add_argument("--report_only", "--report-only", action="store_true", help=only)
     _add_figure(parser)
     return parser
 

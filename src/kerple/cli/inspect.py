@@ -3,10 +3,8 @@
 import random
 
 import numpy as np
+import pandas as pd
 from jsonargparse import ArgumentParser
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Column, Table
 
 from kerple.base.errors import UserError
 from kerple.data.manifest import SPLITS
@@ -45,21 +43,13 @@ def main(arguments: list[str]) -> None:
 def show(folder: Folder) -> None:
     """Print the statistics of a folder's manifest, and how much its test text overlaps with the training text."""
     manifest, tested = folder.manifest, folder.test_documents()
-    names = ("documents", "tokens", "bytes", "bytes per token", "tokens per document", "shards")
-    numbers = [Column(name, justify="right") for name in names]
-    table = Table("split", *numbers, title=escape(printable(manifest.location)))
-    for name, split in manifest.splits.items():
-        table.add_row(
-            name,
-            f"{split.documents:,}",
-            f"{split.tokens:,}",
-            f"{split.bytes:,}",
-            f"{split.bytes_per_token:.3f}",
-            f"{split.tokens / max(split.documents, 1):.0f}",
-            str(sum(shard.tokens > 0 for shard in split.shards)),
-        )
-    console = Console()
-    console.print(table)
+    rows = []
+    for split in manifest.splits.values():
+        counts = [f"{number:,}" for number in (split.documents, split.tokens, split.bytes)]
+        means = [f"{split.bytes_per_token:.3f}", f"{split.tokens / max(split.documents, 1):.0f}"]
+        rows.append([*counts, *means, str(sum(shard.tokens > 0 for shard in split.shards))])
+    names = ["documents", "tokens", "bytes", "bytes per token", "tokens per document", "shards"]
+    print(f"{printable(manifest.location)}\n{pd.DataFrame(rows, list(manifest.splits), names).to_string()}")
     for line in (
         f"vocabulary {manifest.vocabulary}, {manifest.dtype}, end of text {manifest.end_of_text}",
         f"prepared from {manifest.settings}",
@@ -68,7 +58,7 @@ def show(folder: Folder) -> None:
         f"of its {len(tested)} test documents, {(tested.overlap > 0.5).sum()} share more than half of their runs of 32 "
         f"tokens with the training text, the mean document {tested.overlap.mean():.2%}",
     ):
-        console.print(printable(line), markup=False)
+        print(printable(line))
 
 
 def sample(folder: Folder, split: str, count: int, seed: int | None = None) -> str:

@@ -16,7 +16,7 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from kerple.base.atomic import write
 from kerple.base.checkpoint_io import AtomicCheckpointIO
-from kerple.base.directories import fit_directory, test_directory
+from kerple.base.directories import fit_directory, test_directory, unlock
 from kerple.base.errors import UserError
 from kerple.base.precision import AutoTrainer, print_once, resolve_auto
 from kerple.base.trust import CONFIG, load, not_a_checkpoint
@@ -25,6 +25,7 @@ from kerple.cli.parser import SEED, add_run_arguments, link_model_to_data, mista
 from kerple.cli.reading import parse
 from kerple.data.datamodule import TokenShards
 from kerple.evaluation.progress_lines import ProgressLines
+from kerple.evaluation.results import ABOUT
 from kerple.training.health import Finite
 from kerple.training.last_checkpoint import LastCheckpoint
 from kerple.training.progress_bar import SteadyProgress
@@ -162,7 +163,7 @@ class CLI(LightningCLI):
         if config.weights is not None and config.ckpt_path is None:  # a resumed run has its weights already
             from kerple.cli.weights import start_from  # needs optional packages
 
-            start_from(self.model.network, config.weights, config.trust)
+            start_from(self.model.network, self.datamodule, config.weights, config.trust)
         count = sum(parameter.numel() for parameter in self.model.parameters())
         rank_zero_info(f"model: {count:,} parameters, position {config.model.position.class_path.rpartition('.')[2]}")
 
@@ -170,10 +171,12 @@ class CLI(LightningCLI):
         try:
             super()._run_subcommand(subcommand)
             rank_zero_info(f"written to {self.trainer.default_root_dir}")
-        except UserError:
-            raise
-        except MisconfigurationException as error:
-            raise UserError(f"trainer: {error}") from error
+        except (UserError, MisconfigurationException) as error:
+            folder = Path(self.trainer.default_root_dir)
+            done = [*folder.glob("checkpoints/*"), *folder.glob(ABOUT)]
+            if not (done or (subcommand == "fit" and self.trainer.global_step)):
+                unlock(refused=True)  # so that the next run is not called a second version
+            raise mistake_in(error) or error from error
         except Exception as error:
             if any("restore" in frame.name for frame in traceback.extract_tb(error.__traceback__)):
                 path = self.config[subcommand].ckpt_path

@@ -2,9 +2,12 @@
 
 from argparse import ArgumentError
 from collections.abc import Iterator
+from functools import reduce
 from importlib import import_module
+from itertools import chain, pairwise
 from typing import Any
 
+import yaml
 from jsonargparse import ArgumentParser, Namespace
 
 from kerple.base.errors import UserError
@@ -32,12 +35,28 @@ def parse(parser: ArgumentParser, arguments: list[str]) -> Namespace:
     for name in ("trainer", "model.position"):  # the parser also accepts a list here
         if isinstance(options.get(name), list):
             raise UserError(f"{name}: got {options[name]}, expected a mapping of options")
-    for path, value in _items(
-        options.as_dict()
-    ):  # loggers alone have such options, which they pass on to their services
+    for path, value in _items(options.as_dict()):  # loggers alone pass such options on, to their services
         if path[-1] == "dict_kwargs" and value and "logger" not in path:
             raise UserError(f"{'.'.join(map(str, path))}: is no option; the options of a class are its init_args")
+    given = [yaml.safe_load(path.get_content()) for path in options.get("config") or [] if path]
+    for option, value in pairwise(part for argument in arguments for part in argument.split("=", 1)):
+        if option.startswith("--") and value == "{}":
+            given.append(reduce(lambda inner, name: {name: inner}, reversed(option[2:].split(".")), {}))
+    for mistake in chain.from_iterable(_dropped(one, options.as_dict()) for one in given):
+        raise UserError(mistake)
     return config
+
+
+def _dropped(given: Any, parsed: Any, place: str = "") -> Iterator[str]:
+    """Yield what is wrong with options whose value is an empty mapping: the parser drops them if there is no such."""
+    if not isinstance(given, dict) or not isinstance(parsed, dict):
+        return
+    if str(parsed.get("class_path", "")).endswith(str(given.get("class_path", ""))):  # else another has replaced it
+        known = parsed | (parsed.get("init_args") or {}) | {"init_args": parsed.get("init_args"), "dict_kwargs": None}
+        for name, value in given.items():
+            if value == {} and name not in known:
+                yield f"{place}got {name}, which is no option"
+            yield from _dropped(value, known.get(name), f"{place}{name}: ")
 
 
 def _items(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:

@@ -34,5 +34,4 @@ def configure_torch() -> None:
         warnings.filterwarnings("ignore", message)
     logger = logging.getLogger("kerple")
     logger.setLevel(logging.WARNING if getattr(rank_zero_only, "rank", 0) else logging.INFO)
-    if not logger.handlers:
-        logger.addHandler(logging.StreamHandler())
+    logger.handlers = [logging.StreamHandler()]  # to the standard error of now: notebooks and tests replace it

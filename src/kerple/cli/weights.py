@@ -3,11 +3,15 @@
 import argparse
 from functools import lru_cache
 from typing import Any
+from zipfile import is_zipfile
 
 import yaml
+from pytorch_lightning import LightningDataModule
 
 from kerple.base.errors import UserError
+from kerple.base.trust import load
 from kerple.cli.classes import classes
+from kerple.data import TokenShards
 from kerple.model import Transformer
 
 DATA_OPTIONS = ("length", "vocabulary")  # the model takes these from the data
@@ -44,13 +48,19 @@ def architecture_first(arguments: list[str], path: str, trust: str | None = None
     return [*(f"--config={file}" for file in files.config), "--config", yaml.safe_dump({"model": model}), *flags]
 
 
-def start_from(network: Transformer, path: str, trust: str | None = None) -> None:
+def start_from(network: Transformer, data: LightningDataModule, path: str, trust: str | None = None) -> None:
     """Copy a model's weights into a network, and print what was copied, what is new and what was left out.
 
     Raises:
-        UserError: If a weight other than the strategy's does not fit.
+        UserError: If a weight other than the strategy's does not fit, or the data has another tokenizer than the model.
     """
-    from kerple.hf import weights
+    from kerple.hf import source, weights
 
+    if isinstance(data, TokenShards):
+        data.prepare_data()
+        if is_zipfile(path):  # a checkpoint, which has checksums of its data
+            data.load_state_dict(load(path).get("TokenShards") or {})
+        else:
+            source.check_tokenizer(data, source.locate(path))
     print(f"weights of {path}:\n{weights.fill(network, _read(path, trust or ''))}", flush=True)
     _read.cache_clear()

@@ -20,9 +20,7 @@ def analyses(tables: Mapping[str, pd.DataFrame]) -> Iterator[Table]:
     for name, table in tables.items():
         runs = [column for column in ("part", "strategy") if column in table]
         columns = table.columns.drop([*runs, "seed"])
-        filled = columns[
-            table[columns].notna().any()
-        ]  # a column of reasons for skipping is empty if nothing was skipped
+        filled = columns[table[columns].notna().any()]  # reasons for skipping are empty if nothing was skipped
         measured = [column for column in filled if pd.api.types.is_float_dtype(table[column])]
         keys = [column for column in filled if column not in measured and table[column].nunique() > 1]
         once = not table.duplicated([*runs, "seed", *keys]).any()

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from kerple.compare.figures import LEGEND, Styles, literal, plain, styles_of
+from kerple.compare.figures import INTERVAL, LEGEND, Styles, literal, plain, styles_of
 from kerple.compare.statistics import Estimate
 
 POINTS = 32  # of a position-wise curve
@@ -92,7 +92,7 @@ def _drawn(table: pd.DataFrame, styles: Styles, column: str) -> Figure:
         ax.plot(points, [estimate.mean for estimate in estimates], label=strategy, linewidth=1.3, **style)
         ax.fill_between(points, low, high, alpha=0.15, color=style["color"], linewidth=0)
     _axes(ax, table, column)
-    figure.legend(**LEGEND)
+    figure.legend(title=INTERVAL, **LEGEND)
     return figure
 
 

@@ -23,6 +23,7 @@ MARKERS = "osD^vP*X"
 Styles = dict[str, dict[str, Any]]
 Draw = Callable[[Axes, pd.DataFrame, Styles], tuple[float, float]]
 LEGEND: Any = {"loc": "outside right center", "frameon": False, "fontsize": 9, "handlelength": 3.2}  # dashes are seen
+DEVIATION, INTERVAL = "band: one standard\ndeviation over seeds", "band: 95% interval"
 HEADROOM = 4.0  # the axis ends at so many times the best value
 
 
@@ -43,17 +44,10 @@ def figures(summary: pd.DataFrame, trained: Mapping[str, int | None], baseline: 
             continue
         label = METRIC_NAMES.get(str(metric), str(metric)).lower()
         yield f"{metric}-against-length", _panels(chosen, styles, trained, _values, label)
-        if chosen["ratio_low"].notna().any():
-            yield (
-                f"{metric}-relative-to-{baseline}",
-                _panels(
-                    chosen[chosen["ratio_low"].notna()],
-                    styles,
-                    trained,
-                    _ratios,
-                    f"difference from {literal(baseline)} (%)",
-                ),
-            )
+        paired = chosen[chosen["ratio_low"].notna()]
+        if not paired.empty:
+            label = f"difference from {literal(baseline)} (%)"
+            yield f"{metric}-relative-to-{baseline}", _panels(paired, styles, trained, _ratios, label)
 
 
 def save(figure: Figure, folder: Path, name: str) -> Path:
@@ -110,39 +104,39 @@ def _panels(chosen: pd.DataFrame, styles: Styles, trained: Mapping[str, int | No
     for ax in axes[:, 0]:
         ax.set_ylabel(label)
     handles = {label: h for ax in figure.axes for h, label in zip(*ax.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), **LEGEND)
+    band = INTERVAL if draw is _ratios else DEVIATION if chosen["std"].notna().any() else None
+    figure.legend(handles.values(), handles.keys(), title=band, **LEGEND)
     return figure
 
 
 def _values(ax: Axes, panel: pd.DataFrame, styles: Styles) -> tuple[float, float]:
     """Draw a metric in one panel; return the range of the vertical axis that it needs."""
-    metric = panel["metric"].iloc[0]
-    for strategy, group in panel.groupby("strategy", sort=False):
-        group = group.sort_values("length")
-        mean, std = group["mean"].to_numpy(), group["std"].fillna(0).to_numpy()
-        lengths, style = group["length"], styles[str(strategy)]
-        ax.plot(lengths, mean, label=strategy, markersize=4, linewidth=1.5, **style)
-        ax.fill_between(lengths, mean - std, mean + std, alpha=0.15, color=style["color"], linewidth=0)
-    if not lower_is_better(metric):
+    mean, spread = panel["mean"], panel["std"].fillna(0)
+    low, high = mean - spread, mean + spread
+    _curves(ax, panel.assign(middle=mean, low=low, high=high), styles)
+    if not lower_is_better(panel["metric"].iloc[0]):
         return -0.02, 1.02
     ax.set_yscale("log")
-    best, worst = panel["mean"].min(), panel["mean"].max()
+    best = mean.min()
     if not np.isfinite(best):
         return 1, HEADROOM
-    return best / 1.04, min(worst, HEADROOM * best) * 1.04
+    return max(low.min(), best / HEADROOM) / 1.04, min(high.max(), HEADROOM * best) * 1.04
 
 
 def _ratios(ax: Axes, panel: pd.DataFrame, styles: Styles) -> tuple[float, float]:
     """Draw ratios in one panel, in per cent; return the range of the vertical axis that they need."""
-    for strategy, group in panel.groupby("strategy", sort=False):
-        group = group.sort_values("length")
-        percent = [100 * (group[c].to_numpy() - 1) for c in ("ratio", "ratio_low", "ratio_high")]
-        lengths, style = group["length"], styles[str(strategy)]
-        ax.plot(lengths, percent[0], label=strategy, markersize=4, linewidth=1.5, **style)
-        ax.fill_between(lengths, percent[1], percent[2], alpha=0.15, color=style["color"], linewidth=0)
+    middle, low, high = (100 * (panel[column] - 1) for column in ("ratio", "ratio_low", "ratio_high"))
+    _curves(ax, panel.assign(middle=middle, low=low, high=high), styles)
     ax.axhline(0, color="black", linewidth=0.8)
-    difference = 100 * (panel["ratio"] - 1)
-    return max(min(difference.min(), 0) * 1.2 - 1, -50), min(max(difference.max(), 0) * 1.1 + 1, 40)
+    return max(min(low.min(), 0) * 1.1 - 1, -50), min(max(high.max(), 0) * 1.1 + 1, 40)
+
+
+def _curves(ax: Axes, panel: pd.DataFrame, styles: Styles) -> None:
+    """Draw ``middle`` against length, and a band from ``low`` to ``high``, for each strategy."""
+    for strategy, group in panel.groupby("strategy", sort=False):
+        group, style = group.sort_values("length"), styles[str(strategy)]
+        ax.plot(group["length"], group["middle"], label=strategy, markersize=4, linewidth=1.5, **style)
+        ax.fill_between(group["length"], group["low"], group["high"], alpha=0.15, color=style["color"], linewidth=0)
 
 
 def _lengths(ax: Axes, lengths: list[int], trained: int | None) -> None:

@@ -59,9 +59,10 @@ def _narrow(figure: Figure) -> None:
     """Fit a figure of one panel into a column: its legend below, thin lines, and no title, which the caption has."""
     (ax,) = figure.axes
     figure.set_size_inches(*SIZE)
+    band = figure.legends[0].get_title().get_text().replace("\n", " ")
     figure.legends[0].remove()
     handles, labels = ax.get_legend_handles_labels()
-    legend: Any = {"loc": "outside lower center", "frameon": False, "fontsize": 7}
+    legend: Any = {"loc": "outside lower center", "frameon": False, "fontsize": 7, "title": band, "title_fontsize": 7}
     figure.legend(handles, labels, ncols=3, handlelength=3, columnspacing=1, **legend)
     ax.set_title("")
     for line in ax.lines:

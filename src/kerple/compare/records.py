@@ -127,7 +127,7 @@ def take(job: Job, record: Path) -> str | None:
         run = results.read(record)[1]["run"]
         if changes_of_config := differences(run["config"], job.config):
             return f"has another configuration: {'; '.join(changes_of_config)}"
-        if run["data"] != job.data:
+        if job.data not in (None, run["data"]):
             # the corpora that need no download are files of the installed Python
             python = run["cost"].get("environment", {}).get("python", "unknown")
             return f"was trained on other data: with Python {python}, here is {platform.python_version()}"

@@ -11,7 +11,7 @@ from kerple.base.errors import UserError
 from kerple.hf.adapter import HuggingFaceNetwork, training_length
 from kerple.hf.families import read_family
 from kerple.hf.rope_scaling import STRATEGIES, AnyScaling, scaled
-from kerple.hf.source import digest, locate, read_model, read_model_config, read_tokenizer
+from kerple.hf.source import check_tokenizer, locate, read_model, read_model_config
 from kerple.hf.weights import fill, transformer
 from kerple.model import Batch, Transformer
 from kerple.positions import Position, Shape
@@ -67,14 +67,7 @@ class Pretrained(LightningModule):
                 f"trainer.callbacks: {', '.join(inside)}: work only with this project's own Transformer, and "
                 f"{self.source.name} is not one; leave them out"
             )
-        data: Any = getattr(self.trainer, "datamodule", None)
-        manifest = getattr(data, "manifest", None)
-        if manifest is not None and manifest.tokenizer != digest(read_tokenizer(self.source)):
-            tokenizer = manifest.settings.get("tokenizer", "another one")
-            raise UserError(
-                f"tokenizer: the shards in {manifest.location} were made with {tokenizer}, not with the tokenizer of "
-                f"{self.source.name}; give data.directory another folder and data.tokenizer hf:{self.source.name}"
-            )
+        check_tokenizer(trainer.datamodule, self.source)
 
     def test_step(self, batch: Batch, index: int) -> None:
         """Do nothing: callbacks use the test batches."""

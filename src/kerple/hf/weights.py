@@ -107,7 +107,8 @@ def fill(network: Transformer, source: StoredModel) -> Account:
     class_path = position if isinstance(position, str) else position["class_path"]
     same_strategy = class_path.rpartition(".")[2] == type(network.positions[0]).__name__
     carried: Weights = {}
-    for name, value in network.state_dict().items():
+    state = _once(network.state_dict())
+    for name, value in state.items():
         stored = source.weights.get(name)
         if name.startswith("positions.") and (stored is None or not same_strategy):
             continue
@@ -120,14 +121,19 @@ def fill(network: Transformer, source: StoredModel) -> Account:
                 advice = f"set data.vocabulary to {len(stored)}"
             raise UserError(f"weights: {name} {shape}, the model's {tuple(value.shape)}; {advice}")
         carried[name] = stored
-    state = network.state_dict()
     with torch.no_grad():
         for name, stored in carried.items():
             (state[name][: len(stored)] if stored.ndim else state[name]).copy_(stored)
     counts = {name: value.numel() - (carried[name].numel() if name in carried else 0) for name, value in state.items()}
     new = {name: count for name, count in counts.items() if count}
-    left = {name: weight.numel() for name, weight in source.weights.items() if name not in carried}
+    left = {name: weight.numel() for name, weight in _once(source.weights).items() if name not in carried}
     return Account({name: weight.numel() for name, weight in carried.items()}, new, left)
+
+
+def _once(weights: Weights) -> Weights:
+    """The weights, without the second name of a matrix that is both embedding and head."""
+    first = {weight.data_ptr(): name for name, weight in reversed(weights.items())}
+    return {name: weight for name, weight in weights.items() if first[weight.data_ptr()] == name}
 
 
 def _fits(name: str, stored: Tensor, value: Tensor) -> bool:

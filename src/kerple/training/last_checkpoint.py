@@ -109,6 +109,7 @@ class LastCheckpoint(Checkpoint):
         if not number:
             return due
         rank_zero_info(f"{signal.Signals(number).name} at step {trainer.global_step}: saving {self.path}")
+        trainer._logger_connector.update_train_step_metrics()  # which Lightning would do after this hook
         self.save(trainer)
         self._leave(trainer, number)
 

@@ -96,6 +96,17 @@ def test_duplicates_are_dropped_by_option(documents, tmp_path, small_build):
     assert sum(s.documents for s in manifest.splits.values()) == len(documents)
 
 
+def test_a_corpus_without_text_leaves_no_folder_and_a_split_without_text_is_said(
+    documents, tmp_path, small_build, capsys
+):
+    corpus = write_lines(tmp_path / "c.jsonl", documents)
+    with pytest.raises(UserError, match="holds no training document"):
+        small_build(tmp_path / "out", corpus, tokenizer="bpe", text_field="body", largest_loss=1.0)
+    assert not (tmp_path / "out").exists()
+    small_build(tmp_path / "out", corpus, shares=(1.0, 0.0, 0.0), progress=True)
+    assert "out: no validation and no test text" in capsys.readouterr().err
+
+
 def test_documents_go_to_splits_by_their_text_and_in_the_shares_asked_for():
     splits = [split_of(str(i).encode(), (0.949, 0.05, 0.001)) for i in range(40_000)]
     assert abs(splits.count("train") / 40_000 - 0.949) < 0.005

@@ -102,6 +102,8 @@ def prepare(options: ShardOptions, progress: bool = True) -> Manifest:
         tokens, documents = (sum(getattr(s, what) for s in splits.values()) for what in ("tokens", "documents"))
         summary = f"{options.location}: {tokens / 1e6:.1f}M tokens of {documents:,} documents are prepared"
         print("; left out: ".join(filter(None, [summary, reading.reasons()])), file=sys.stderr)
+        if none := " and no ".join(name for name, split in splits.items() if not split.documents):
+            print(f"{options.location}: no {none} text: give more documents or other data.shares", file=sys.stderr)
     return manifest
 
 
@@ -140,7 +142,11 @@ def _locked(directory: Path) -> Iterator[None]:
             raise
         raise UserError(f"data.directory: {directory} cannot be written to ({error}); choose another folder") from error
     with lock:
-        yield
+        try:
+            yield
+        finally:
+            if len(list(directory.iterdir())) == 1:  # the lock alone: nothing could be prepared
+                shutil.rmtree(directory, ignore_errors=True)
 
 
 def _begin(
