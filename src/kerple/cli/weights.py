@@ -41,7 +41,8 @@ def architecture_first(arguments: list[str], path: str, trust: str | None = None
     Raises:
         UserError: If the model cannot be read.
     """
-    model = {key: value for key, value in _read(path, trust or "").model.items() if key not in DATA_OPTIONS}
+    stored = {key: value for key, value in _read(path, trust or "").model.items() if key not in DATA_OPTIONS}
+    model = {"qk_norm": False} | stored  # published models have no such norms, which a file may ask for
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--config", "-c", action="append", default=[])
     files, flags = parser.parse_known_args(arguments)
