@@ -1,0 +1,35 @@
+"""`python -m benchmarks.gpu` at its toy size: what was measured outlives a kill, and is not measured again."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from benchmarks.gpu.__main__ import measurements, read
+
+ROOT = Path(__file__).parents[1]
+
+
+def started(out: Path, *flags: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "benchmarks.gpu", "--toy", "attention-64", "--out", str(out), *flags]
+    return subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def test_a_killed_run_goes_on_in_another_folder(tmp_path: Path) -> None:
+    names = [name for name in measurements(True, tmp_path) if name.startswith("attention-64")]
+    rows, first = tmp_path / "1" / "rows.jsonl", started(tmp_path / "1")
+    while first.poll() is None and not rows.exists():
+        time.sleep(0.01)
+    first.kill()
+    first.communicate()
+    done = [json.loads(line)["name"] for line in rows.read_text().splitlines() if line.endswith("}")]
+    rows.write_text(rows.read_text() + '\n{"name": "attention')  # killed while it wrote
+    out, _ = (second := started(tmp_path / "2", "--resume", str(rows))).communicate(timeout=300)
+    assert second.returncode == 0
+    assert [line[3:] for line in out.splitlines() if line.startswith("==")] == [n for n in names if n not in done]
+    report = (tmp_path / "2" / "report.md").read_text()
+    assert all(f"| {name} | the CPU | {{" in report for name in names)
+    assert "- step-NoPE: not run" in report
+    rows.write_text(rows.read_text().replace('"code": "', '"code": "0'))
+    assert read([rows]) == {}  # of other code
