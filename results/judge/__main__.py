@@ -49,12 +49,12 @@ class Finding:
     @property
     def seeds(self) -> int:
         """The fewest behind any part."""
-        return min((part.number.found.seeds for part in self.all_parts), default=0)
+        return min((part.number.estimate.seeds for part in self.all_parts), default=0)
 
     @property
     def width(self) -> float:
         """Mean width of the intervals of its parts."""
-        return float(np.mean([np.diff(part.number.found.interval()) for part in self.all_parts]))
+        return float(np.mean([np.diff(part.number.estimate.interval()) for part in self.all_parts]))
 
     @property
     def p(self) -> float:
@@ -71,17 +71,18 @@ def judge(claim: dict[str, Any], tier: Tier) -> Finding:
             return Finding("not tested", {}, str(reason))
         if verdict(given) != "reproduced":
             return Finding("not tested", {}, f"`{statement}` is not shown: {', '.join(map(str, given))}")
-    found, reasons = {}, []
+    by_statement, reasons = {}, []
     for statement in claim["holds"]:
         try:
-            found[statement] = parts(statement, tier, TABLE["tie"])
+            by_statement[statement] = parts(statement, tier, TABLE["tie"])
         except Untested as reason:
             reasons.append(str(reason))
     missing = "; ".join(dict.fromkeys(reasons))
-    answer = verdict([part for of_statement in found.values() for part in of_statement]) if found else "not tested"
+    of_claim = [part for of_statement in by_statement.values() for part in of_statement]
+    answer = verdict(of_claim) if of_claim else "not tested"
     if missing and answer != "contradicted":
         return Finding("not tested", {}, missing)
-    return Finding(answer, found, missing)
+    return Finding(answer, by_statement, missing)
 
 
 @cache
@@ -189,7 +190,7 @@ def _rests(finding: Finding) -> str:
     if not finding.parts:
         return f"{finding.verdict}: {finding.missing}"
     # both sides of a ± are about one number
-    numbers = [dict.fromkeys(map(str, found)) for found in finding.parts.values()]
+    numbers = [dict.fromkeys(map(str, of_statement)) for of_statement in finding.parts.values()]
     shown = dict.fromkeys(path for part in finding.all_parts for path in part.number.shown)
     links = ", ".join(f"[{path}]({path})" for path in shown)
     missing = f" (not tested: {finding.missing})" if finding.missing else ""
@@ -201,13 +202,13 @@ def findings_page(root: Path) -> str:
     known = tiers(root)
 
     def number(slot: re.Match[str]) -> str:
-        found = combined(slot["expression"], known[slot["tier"]]).found
-        middle, low, high = found.mean, *found.interval()
+        estimate = combined(slot["expression"], known[slot["tier"]]).estimate
+        middle, low, high = estimate.mean, *estimate.interval()
         if slot["shown"] == "ppl":
             return f"{math.exp(middle):.2f}"
         if slot["shown"] == "sd":  # of one number a seed; its interval is that of a normal sample
-            spread = math.sqrt(found.seed_variance * found.seeds)
-            ends = (found.seeds - 1) / stats.chi2.ppf([1 - ALPHA / 2, ALPHA / 2], found.seeds - 1)
+            spread = math.sqrt(estimate.seed_variance * estimate.seeds)
+            ends = (estimate.seeds - 1) / stats.chi2.ppf([1 - ALPHA / 2, ALPHA / 2], estimate.seeds - 1)
             low, high = 100 * spread * np.sqrt(ends)
             return f"{100 * spread:.1f}% [{low:.1f}, {high:.1f}]"
         if slot["shown"] == "nats":

@@ -33,10 +33,10 @@ def paired(ours: Sums, theirs: Sums) -> Estimate:
     return estimate((ours[0][:both] - theirs[0][:both], ours[1][:both]))
 
 
-def before(found: Estimate) -> tuple[float, float]:
+def before(estimate: Estimate) -> tuple[float, float]:
     """The interval of the edition before: degrees of freedom of the seeds, with one seed of the blocks."""
-    half = stats.t.isf(ALPHA / 2, (found.seeds if found.seeds > 1 else found.blocks) - 1) * found.error
-    return found.mean - half, found.mean + half
+    half = stats.t.isf(ALPHA / 2, (estimate.seeds if estimate.seeds > 1 else estimate.blocks) - 1) * estimate.error
+    return estimate.mean - half, estimate.mean + half
 
 
 class Runs:
@@ -69,14 +69,14 @@ class Runs:
             yield [(s[np.ix_(r, files)], c[np.ix_(r, files)]) for ((s, c), _), r in zip(of, rows, strict=True)]
 
 
-def left_out(found: list[tuple[float, float]]) -> str:
+def left_out(intervals: list[tuple[float, float]]) -> str:
     """How many of some intervals leave 0 out, and how wide they are in the median."""
-    ends = np.asarray(found)
+    ends = np.asarray(intervals)
     return f"{np.mean((ends[:, 0] > 0) | (ends[:, 1] < 0)):.1%}, {np.median(ends[:, 1] - ends[:, 0]):.3f} wide"
 
 
 def compared(*estimates: tuple[list[Estimate], Interval]) -> list[str]:
-    return [left_out([interval(found) for found in of]) for of, interval in estimates]
+    return [left_out([interval(estimate) for estimate in of]) for of, interval in estimates]
 
 
 def intervals(runs: Runs) -> Iterator[tuple[str, ...]]:

@@ -22,13 +22,13 @@ class Number:
     """A number over seeds and text.
 
     Args:
-        found: A logarithm, or an angle where ``share``.
+        estimate: A logarithm, or an angle where ``share``.
         share: Whether it is the angle of a share, or a difference of two.
         terms: Of how many terms it is made.
         shown: The files that have it.
     """
 
-    found: Estimate
+    estimate: Estimate
     share: bool = False
     terms: int = 2
     shown: tuple[str, ...] = ()
@@ -41,9 +41,9 @@ class Number:
         return f"{100 * math.expm1(value):+.2f}%" if abs(value) < 1 else f"×{math.exp(min(value, 99)):.3g}"
 
     def __str__(self) -> str:
-        low, high = self.found.interval()
+        low, high = self.estimate.interval()
         interval = f" [{self.text(low)}, {self.text(high)}]" if math.isfinite(low) else ""
-        return f"{self.text(self.found.mean)}{interval}"
+        return f"{self.text(self.estimate.mean)}{interval}"
 
 
 @dataclass(frozen=True)
@@ -70,30 +70,30 @@ class Part:
 
         One seed shows neither: what others would give is not known.
         """
-        found = self.number.found
-        if found.seeds < 2 or not math.isfinite(found.mean):
+        estimate = self.number.estimate
+        if estimate.seeds < 2 or not math.isfinite(estimate.mean):
             return 1.0, 1.0
-        if found.error < 1e-12 and abs(found.mean - self.bound) < 1e-12:
+        if estimate.error < 1e-12 and abs(estimate.mean - self.bound) < 1e-12:
             return (1.0, 0.0) if self.strict else (0.0, 1.0)  # the same at every seed, and on the bound
-        above = found.above(self.bound)
+        above = estimate.above(self.bound)
         return (above, 1 - above) if self.least else (1 - above, above)
 
     def __str__(self) -> str:
         return f"{self.at} {self.number}".strip()
 
 
-def chances(found: Sequence[Part]) -> tuple[float, float]:
+def chances(claim: Sequence[Part]) -> tuple[float, float]:
     """One-sided p-values of a claim: that all of its parts hold, and that one does not.
 
     To show that all hold, each must be shown. To show that they do not, one is enough, but the more parts there are the
     sooner one looks wrong by chance: Bonferroni's correction.
     """
-    return max(part.chances[0] for part in found), min(1.0, len(found) * min(part.chances[1] for part in found))
+    return max(part.chances[0] for part in claim), min(1.0, len(claim) * min(part.chances[1] for part in claim))
 
 
-def verdict(found: Sequence[Part]) -> str:
+def verdict(claim: Sequence[Part]) -> str:
     """What the parts of a claim come to together."""
-    holds, fails = chances(found)
+    holds, fails = chances(claim)
     return "reproduced" if holds < ALPHA / 2 else "contradicted" if fails < ALPHA / 2 else "not resolved"
 
 
@@ -107,7 +107,7 @@ def parts(statement: str, tier: Tier, tie: float) -> list[Part]:
     match = STATEMENT.fullmatch(statement)
     if match is None:
         raise ValueError(f"claims: got {statement!r}, expected a statement such as 'A[1x] / B[1x] <= 1.005'")
-    found, strict = [], match["relation"] in ("<", ">")
+    comparisons, strict = [], match["relation"] in ("<", ">")
     runs = list(_run(match["run"], tier)) if match["run"] else [""]
     if not runs:
         raise Untested(f"the results have no length {match['run'].removeprefix('for ')}")
@@ -118,8 +118,8 @@ def parts(statement: str, tier: Tier, tie: float) -> list[Part]:
         if match["width"]:
             sides = [(False, bound + float(match["width"])), (True, bound - float(match["width"]))]
         at = f"{n // tier.trained}×" if n else ""
-        found += [Part(at, number, _on_scale(number, b), least, strict) for least, b in sides]
-    return found
+        comparisons += [Part(at, number, _on_scale(number, b), least, strict) for least, b in sides]
+    return comparisons
 
 
 def _on_scale(number: Number, bound: float) -> float:

@@ -91,11 +91,11 @@ def test_an_expression_is_arithmetic_by_seed_within_a_strategy_and_welchs_test_b
     value = np.log(tier.runs.results.pivot(index="seed", columns=["strategy", "length"], values="value"))
     ours, theirs = value["A"][512] - value["A"][64], value["B"][64] - value["B"][512]
     (part,) = parts("A[8x] / A[1x] * B[1x] / B[512] <= tie", tier, 1.005)
-    found = part.number.found
+    found = part.number.estimate
     assert (found.seeds, found.blocks, found.mean) == (6, 2, pytest.approx(ours.mean() + theirs.mean()))
     assert found.seed_variance == pytest.approx(stats.sem(ours) ** 2 + stats.sem(theirs) ** 2)
     assert (part.least, part.bound) == (False, math.log(1.005))
-    beyond = combined("position:A[4x..8x]", tier).found.mean
+    beyond = combined("position:A[4x..8x]", tier).estimate.mean
     assert beyond == pytest.approx(2 * value["A"][512].mean() - value["A"][256].mean())  # the second halves of segments
     with pytest.raises(ValueError, match="expected a statement"):
         parts("A is worse", tier, 1.005)

@@ -41,21 +41,22 @@ def four_terms(network: Transformer, tokens: Tensor) -> dict[str, Tensor]:
     positions = TokenPositions.line(tokens.shape[1], device=tokens.device)
     attention = block.attention
     norm: Any = block.attention_norm  # LayerNorm or RMSNorm
-    wide = torch.promote_types(torch.float32, attention.qkv.weight.dtype)
+    dtype = torch.promote_types(torch.float32, attention.qkv.weight.dtype)
     with torch.autocast(tokens.device.type, enabled=False):
-        words = network.embedding_norm(network.embedding(tokens)).to(wide)  # (B, T, D)
-        both = position.embed(words, positions)
-        alone = position.embed(torch.zeros_like(words), positions)  # the strategy may scale the words
+        words = network.embedding_norm(network.embedding(tokens)).to(dtype)  # (B, T, D)
+        embedded = position.embed(words, positions)
+        vectors = position.embed(torch.zeros_like(words), positions)  # the strategy may scale the words
         centred = _centred if isinstance(norm, nn.LayerNorm) else lambda x: x  # RMSNorm does not subtract the mean
-        gain = norm.weight.to(wide) / (centred(both).square().mean(-1, keepdim=True) + norm.eps).sqrt()
-        parts = {"word": centred(both - alone) * gain, "position": centred(alone) * gain}
+        gain = norm.weight.to(dtype) / (centred(embedded).square().mean(-1, keepdim=True) + norm.eps).sqrt()
+        parts = {"word": centred(embedded - vectors) * gain, "position": centred(vectors) * gain}
         shift = getattr(norm, "bias", None)  # RMSNorm has none
-        parts["whole"] = parts["word"] + parts["position"] + (0 if shift is None else shift.to(wide))
-        weights = attention.qkv.weight.to(wide).split(attention.widths)
-        biases = (None,) * 3 if attention.qkv.bias is None else attention.qkv.bias.to(wide).split(attention.widths)
-        size = both.shape[-1] // attention.heads
+        parts["whole"] = parts["word"] + parts["position"] + (0 if shift is None else shift.to(dtype))
+        weights = attention.qkv.weight.to(dtype).split(attention.widths)
+        biases = (None,) * 3 if attention.qkv.bias is None else attention.qkv.bias.to(dtype).split(attention.widths)
+        size = embedded.shape[-1] // attention.heads
 
         def heads(name: str, i: int) -> Tensor:
+            """Queries (i = 0) or keys (i = 1) of a part, (B, H, T, δ); keys that heads share are repeated."""
             x = linear(parts[name], weights[i], biases[i] if name == "whole" else None)
             x = x.unflatten(-1, (-1, size)).transpose(1, 2)  # (B, H or G, T, δ)
             return x.repeat_interleave(attention.heads // x.shape[1], 1)  # (B, H, T, δ)
@@ -66,7 +67,7 @@ def four_terms(network: Transformer, tokens: Tensor) -> dict[str, Tensor]:
 
 
 def no_four_terms(network: Transformer) -> str | None:
-    """Why the first layer's scores are not the sum that `four_terms` returns, or None if they are."""
+    """Why the first layer's scores are not the sum that `four_terms` returns, as a sentence; None if they are."""
     position = network.positions[0]
     name, hooks = type(position).__name__, {hook for hook in HOOKS if position.uses(hook)} - {"remap_positions"}
     if "embed" not in hooks:
@@ -128,10 +129,12 @@ class FourTerms(Analysis):
 
 
 def _centred(x: Tensor) -> Tensor:
+    """x (…, D) less its mean over the last dimension."""
     return x - x.mean(-1, keepdim=True)
 
 
 def _figure(matrices: Tensor, deviations: Tensor, title: str) -> Figure:
+    """Draw the mean of each of the four terms (4, T, T), without the future, under its standard deviation (4,)."""
     figure = Figure(figsize=(8.4, 7.6), layout="constrained")
     panels = figure.subplots(2, 2, sharex=True, sharey=True).flat
     for axes, matrix, name, deviation in zip(panels, matrices, TERMS, deviations, strict=False):

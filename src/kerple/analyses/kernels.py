@@ -98,6 +98,7 @@ class Kernels(Callback):
         publish(trainer, self.name, _figure(tables, distances, trained, strategy_name(pl_module)), rows)
 
     def _record(self, step: int, pl_module: LightningModule) -> None:
+        """Record the curves at this step, unless there are none; thin the records out if there are too many."""
         curves = self._curves(pl_module)
         if not curves:
             return
@@ -107,7 +108,10 @@ class Kernels(Callback):
             self.steps, self.records, self.every = self.steps[::2], self.records[::2], 2 * self.every
 
     def _curves(self, pl_module: LightningModule) -> dict[tuple[str, str], Tensor]:
-        """What is recorded: (H,) by layer and name."""
+        """What is recorded of the model as it is now: a number for each head, (H,), by layer and name.
+
+        The layer is that of `_tables`. Names are those of the parameters, and ``bias at 10`` or ``weight at 10``.
+        """
         curves: dict[tuple[str, str], Tensor] = {}
         for layer, position, tables in _tables(pl_module, max(self.distances, default=0) + 1):
             curves |= {(layer, name): values for name, values in _per_head(position, pl_module)}
@@ -133,7 +137,10 @@ def _tables(pl_module: LightningModule, length: int) -> Iterator[tuple[str, Posi
 
 
 def _per_head(position: Position, pl_module: LightningModule) -> Iterator[tuple[str, Tensor]]:
-    """Yield the names and values (H,) of parameters with one number per head; of buffers if nothing is learned."""
+    """Yield the name and the values (H,) of each parameter with one number for each head.
+
+    If the strategy has no parameters, such as ALiBi, its buffers are taken instead.
+    """
     for name, values in list(position.named_parameters()) or position.named_buffers():
         if values.shape == (network_of(pl_module).shape.heads,):
             yield name, values.detach()
@@ -142,6 +149,14 @@ def _per_head(position: Position, pl_module: LightningModule) -> Iterator[tuple[
 def _figure(
     tables: list[tuple[str, Position, dict[str, Tensor | None]]], distances: list[int], trained: int, strategy: str
 ) -> Figure:
+    """Draw the curves of all heads over the distances: one panel for each layer and kind, bias or weight.
+
+    Args:
+        tables: What `_tables` yields; of more than four layers, the first, the middle and the last are drawn.
+        distances: Distances at which the curves are drawn.
+        trained: Training length, which is marked.
+        strategy: Name of the strategy, for the titles.
+    """
     few = tables if len(tables) <= 4 else [tables[0], tables[len(tables) // 2], tables[-1]]
     labels = {"bias": "bias added to the scaled score (nats)", "weight": "weight times the score"}
     panels = [(layer, kind, t) for layer, _, kinds in few for kind, t in kinds.items() if t is not None]
@@ -157,6 +172,14 @@ def _figure(
 
 
 def _trajectory_figure(steps: list[int], curves: list[tuple[str, str]], values: Tensor, strategy: str) -> Figure:
+    """Draw the records of the first layer over training: one panel for each name, one curve for each head.
+
+    Args:
+        steps: Steps of the records.
+        curves: Layer and name of each curve.
+        values: The records, (steps, curves, H).
+        strategy: Name of the strategy, for the title.
+    """
     first = [i for i, (layer, _) in enumerate(curves) if layer == curves[0][0]]  # curves of the first layer
     columns = min(3, len(first))
     rows = -(-len(first) // columns)

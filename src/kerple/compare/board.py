@@ -90,8 +90,8 @@ class Board:
     def running(self) -> dict[str, dict[str, Any]]:
         """The progress of each run that is being executed, by its name."""
         folders = {job.name: (job.test_folder, job.directory) for job in self.open}  # a test is newer
-        found = {name: [read_progress(folder / FILE) for folder in of] for name, of in folders.items()}
-        return {name: test or fit for name, (test, fit) in found.items() if test or fit}
+        states = {name: [read_progress(folder / FILE) for folder in of] for name, of in folders.items()}
+        return {name: test or fit for name, (test, fit) in states.items() if test or fit}
 
     def left(self, running: dict[str, dict[str, Any]]) -> float | None:
         """Seconds until all runs are done, at the pace of those in training; None before that of the first is known."""

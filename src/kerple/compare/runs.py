@@ -193,10 +193,10 @@ def _of_text(table: pd.DataFrame, about: dict[str, Any]) -> pd.DataFrame:
     blocks = table[table["block"].notna()]
     for evaluation in about["evaluations"].values():
         if len(set(groups := evaluation.get("groups") or [])) > 1:
-            mine = blocks["protocol"].isin(evaluation["protocols"])
-            named = blocks[mine].assign(block=[groups[block] for block in blocks["block"][mine]])
+            described = blocks["protocol"].isin(evaluation["protocols"])
+            named = blocks[described].assign(block=[groups[block] for block in blocks["block"][described]])
             added = named.groupby([*CELL, "block"], sort=False, as_index=False)[["sum", "count"]].sum()
-            blocks = pd.concat([blocks[~mine], added])
+            blocks = pd.concat([blocks[~described], added])
     return blocks
 
 

@@ -209,15 +209,15 @@ def against_baseline(results: pd.DataFrame, baseline: str, blocks: pd.DataFrame 
             ours, theirs = (_sums(of_cell.get((side, *losses)), values[side]) for side in (strategy, baseline))
             if cell[0] == "bits_per_byte" and ours and theirs:
                 ours, theirs = logarithm(*ours), logarithm(*theirs)
-            found = difference(ours, theirs)
-            if found is None:
+            effect = difference(ours, theirs)
+            if effect is None:
                 metric = str(cell[0])
-                found = difference(_over_seeds(values[strategy], metric), _over_seeds(values[baseline], metric))
-                assert found is not None, "one number a seed is on the same text"
-            tested = found.seeds > 1 and math.isfinite(found.mean) and (found.mean or found.error)
-            t = found.mean / found.error if tested and found.error else math.copysign(math.inf, found.mean)
-            row = (found.seeds, found.blocks, found.mean, *found.interval())
-            rows.append((strategy, *cell, *row, *((t, found.p()) if tested else (math.nan, math.nan))))
+                effect = difference(_over_seeds(values[strategy], metric), _over_seeds(values[baseline], metric))
+                assert effect is not None, "one number a seed is on the same text"
+            tested = effect.seeds > 1 and math.isfinite(effect.mean) and (effect.mean or effect.error)
+            t = effect.mean / effect.error if tested and effect.error else math.copysign(math.inf, effect.mean)
+            row = (effect.seeds, effect.blocks, effect.mean, *effect.interval())
+            rows.append((strategy, *cell, *row, *((t, effect.p()) if tested else (math.nan, math.nan))))
     names = ["fewest_seeds", "blocks", "difference", "difference_low", "difference_high", "t", "p"]
     tests = pd.DataFrame(rows, columns=["strategy", *CELL, *names])
     tests["p_holm"] = tests.groupby(CELL)["p"].transform(holm) if len(tests) else tests["p"]

@@ -81,7 +81,21 @@ class HuggingFaceNetwork(nn.Module):
     def losses(
         self, tokens: Tensor, offset: int = 0, window: int | None = None, last: int | None = None, keep_first: int = 0
     ) -> Tensor:
-        """Negative log-likelihood, in nats, of the targets of tokens (B, T + 1); (B, T) or (B, last) fp32."""
+        """Negative log-likelihood of each target in nats.
+
+        Args:
+            tokens: (B, T + 1) int64: T inputs and, shifted by one, their T targets.
+            offset: Added to every position.
+            window: Number of keys that a query sees, see `features`.
+            last: Number of last targets whose losses are returned; None for all.
+            keep_first: Number of first tokens that every query sees beside its window.
+
+        Returns:
+            (B, T), or (B, last), fp32.
+
+        Raises:
+            UserError: As `features`.
+        """
         inputs, targets = tokens[:, :-1], tokens[:, 1:]
         first = 0 if last is None else -last
         targets = targets[:, first:]
@@ -93,7 +107,7 @@ class HuggingFaceNetwork(nn.Module):
 
     @torch.inference_mode()
     def continued(self, tokens: Tensor, steps: int) -> list[int]:
-        """Generate ``steps`` tokens greedily after the tokens (1, T) int64, or fewer if the text ends."""
+        """Generate ``steps`` tokens greedily after the tokens (1, T) int64, or fewer if the text ends; their ids."""
         self._forget_length()
         # cached keys keep the angles of an earlier length, so scaling by length needs all tokens again each time
         whole = any("dynamic" in str(getattr(module, "rope_type", "")) for module in self.model.modules())
@@ -103,6 +117,10 @@ class HuggingFaceNetwork(nn.Module):
         return written[0, tokens.shape[1] :].tolist()
 
     def _run(self, module: nn.Module, tokens: Tensor, offset: int, window: int | None, keep_first: int) -> Any:
+        """What ``module`` returns for the tokens: the model, or its base model, which has no head.
+
+        The other arguments and the errors are those of `features`.
+        """
         if window is not None and window < 1:
             raise UserError(f"window: got {window}, expected at least 1 key (the query's own), or none for all keys")
         end = offset + tokens.shape[1]
@@ -121,7 +139,10 @@ class HuggingFaceNetwork(nn.Module):
             return module(input_ids=tokens, use_cache=False, **positions)
 
     def _forget_length(self) -> None:
-        # dynamic scaling would keep the angles of the longest input so far, and results would depend on earlier inputs
+        """Reset RoPE with dynamic scaling.
+
+        It would keep the angles of the longest input so far, and results would depend on earlier inputs.
+        """
         for module in self.model.modules():
             if "dynamic" in str(getattr(module, "rope_type", "")) and hasattr(module, "original_inv_freq"):
                 module.register_buffer("inv_freq", module.original_inv_freq.to(module.inv_freq), persistent=False)
@@ -129,7 +150,11 @@ class HuggingFaceNetwork(nn.Module):
 
     @torch.inference_mode()
     def _probe(self) -> None:
-        """Check on a few tokens that the model is causal, and whether logits are the head's product alone."""
+        """Check on a few tokens that the model is causal, and set ``in_pieces``: whether logits are the head's product.
+
+        Raises:
+            UserError: If the logits of a token depend on later tokens.
+        """
         generator = torch.Generator().manual_seed(0)
         tokens = torch.randint(self.embedding.num_embeddings, (1, 12), generator=generator)
         tokens = tokens.to(self.embedding.weight.device)
@@ -150,12 +175,13 @@ class HuggingFaceNetwork(nn.Module):
 
 
 def training_length(config: Any) -> int | None:
-    """Training length in a model's configuration, or None."""
+    """Training length in tokens in a `transformers.PreTrainedConfig`, or None if it does not say."""
     text = config.get_text_config()
     return getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
 
 
 def _learned_positions(model: nn.Module) -> nn.Embedding | None:
+    """The table of learned positions of a model, found by its name; None if it has none."""
     for name, module in model.named_modules():
         last = name.rpartition(".")[2]
         if isinstance(module, nn.Embedding) and (last == "wpe" or "position" in last):
@@ -164,6 +190,12 @@ def _learned_positions(model: nn.Module) -> nn.Embedding | None:
 
 
 def _strategy(config: Any, learned: nn.Embedding | None) -> str:
+    """Name of the strategy in results: a class of ours, or the model's type if its configuration names none.
+
+    Args:
+        config: Configuration of the text model, a `transformers.PreTrainedConfig`.
+        learned: Its table of learned positions, or None.
+    """
     if learned is not None:
         return "Learned"
     if config.model_type == "bloom" or getattr(config, "alibi", False):

@@ -52,7 +52,7 @@ class Cache:
         """Number of tokens read."""
         return 0 if self.tokens is None else self.tokens.shape[1]
 
-    def read(self, tokens: Tensor) -> Tensor:
+    def append(self, tokens: Tensor) -> Tensor:
         """Append new tokens (B, t), and return all tokens, (B, T + t)."""
         self.tokens = tokens if self.tokens is None else torch.cat([self.tokens, tokens], 1)
         return self.tokens

@@ -121,7 +121,7 @@ class Transformer(nn.Module):
                     f"position: got {offset + length - 1}, but {type(p).__name__} ends at {p.max_length - 1}: its "
                     f"max_length is {p.max_length}; read less, or with Learned choose beyond: clamp or interpolate"
                 )
-        read = tokens if cache is None else cache.read(tokens)  # (B, length)
+        read = tokens if cache is None else cache.append(tokens)  # (B, length)
         at = TokenPositions.line(length, offset, tokens.device)
         if self.places is not None:
             at = replace(at, places=self.places(read))

@@ -87,7 +87,7 @@ class Placed(Drawing):
 
     def draw_(self) -> None:
         if not self.share.is_meta:
-            self.share.fill_(self.number(8) / 2**64)  # in [0, 1)
+            self.share.fill_(self.random_integer(8) / 2**64)  # in [0, 1)
 
 
 class Coupled(Placed):

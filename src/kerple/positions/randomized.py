@@ -71,4 +71,4 @@ class RandomizedPositions(Drawing):
             self.drawn.copy_(self._permutation()[: len(self.drawn)])
 
     def _permutation(self) -> Tensor:
-        return torch.randperm(len(self.fixed), generator=torch.Generator().manual_seed(self.number(4)))
+        return torch.randperm(len(self.fixed), generator=torch.Generator().manual_seed(self.random_integer(4)))

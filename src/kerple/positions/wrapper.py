@@ -66,7 +66,7 @@ class Drawing(Wrapper):
     def draw_(self) -> None:
         """Fill the subclass's buffers with the draw of this step; on the meta device, do nothing."""
 
-    def number(self, size: int) -> int:
+    def random_integer(self, size: int) -> int:
         """Return the random number of this step, an integer of ``size`` bytes, uniform over all values."""
         # a hash, because a generator's seed has only 32 bits for seed and step together
         return int.from_bytes(blake2b(f"{self.seed}/{int(self.step)}".encode(), digest_size=size).digest(), "big")
