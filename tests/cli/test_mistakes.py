@@ -6,6 +6,7 @@ import os
 import sys
 
 import pytest
+import torch
 import yaml
 
 from kerple.base.errors import UserError
@@ -71,16 +72,18 @@ def test_an_option_of_another_command(arguments, part, capsys):
     assert part in complaint(capsys, *arguments)
 
 
-def test_debug_and_faults_of_the_program_have_a_traceback_and_a_full_disk_is_one_line(tmp_path, monkeypatch, capsys):
+def test_debug_and_faults_of_the_program_have_a_traceback_and_a_full_disk_or_gpu_a_line(tmp_path, monkeypatch, capsys):
     with pytest.raises(UserError, match="heads: got 3"):
         main(["fit", "--debug", config(tmp_path), f"--run_dir={tmp_path}/run", "--model.heads=3"])
 
     def broken(self):
         raise errors.pop()
 
-    errors = [ValueError("a bug of ours"), OSError(errno.ENOSPC, "the disk is full")]
+    full_gpu = torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 20 GiB.")
+    errors = [ValueError("a bug of ours"), full_gpu, OSError(errno.ENOSPC, "the disk is full")]
     monkeypatch.setattr("kerple.training.random_state.RandomState.__init__", broken)
-    assert "the disk is full" in complaint(capsys, "fit", config(tmp_path), f"--run_dir={tmp_path}/run")
+    for part in ("the disk is full", "out of memory. Tried to allocate 20 GiB. Lower data.batch_size"):
+        assert part in complaint(capsys, "fit", config(tmp_path), f"--run_dir={tmp_path}/run")
     with pytest.raises(ValueError, match="a bug of ours"):
         main(["fit", config(tmp_path), f"--run_dir={tmp_path}/run"])
 

@@ -43,8 +43,8 @@ HELP = "\n".join(
 def main(arguments: list[str] | None = None) -> None:
     """Run one command.
 
-    A mistake of the user, or a full disk, ends it with one line on standard error and exit status 2. Any other error is
-    a fault of this program or a library, and has a traceback. With ``--debug`` all errors have one.
+    A mistake of the user, a full disk or a full GPU ends it with one line on standard error and exit status 2. Any
+    other error is a fault of this program or a library, and has a traceback. With ``--debug`` all errors have one.
 
     Args:
         arguments: The command and its arguments; None for those of the process.
@@ -109,5 +109,7 @@ def _mistake(error: Exception) -> str | None:
     if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("kerple"):
         package = error.name.partition(".")[0]
         return f"{package} is not installed, and this command needs it; install it with: pip install {package}"
+    if type(error).__name__ == "OutOfMemoryError":  # torch's, of a GPU
+        return f"{error} Lower data.batch_size and raise trainer.accumulate_grad_batches by the same factor"
     mistake = isinstance(error, UserError | ArgumentError) or getattr(error, "errno", None) in NO_ROOM
     return str(error) if mistake else None

@@ -111,9 +111,7 @@ def tables(config: Namespace, chips: list[Chip], devices: list[int], efficiency:
 def device_count(devices: Any) -> int:
     """Number of devices of a node that the Trainer's option means; 1 if the option leaves it to the machine."""
     numbers = devices if isinstance(devices, list) else str(devices).rstrip(",").split(",")
-    if len(numbers) > 1:
-        return len(numbers)
-    return int(devices) if str(devices).isdecimal() and int(devices) else 1
+    return max(len(numbers), int(devices) if str(devices).isdecimal() else 1)
 
 
 def moments(model: LanguageModel) -> float:
