@@ -204,7 +204,7 @@ def test_runs_sent_to_a_cluster_are_finished(config: Path, monkeypatch: pytest.M
 
 
 def test_without_logs_the_report_comes_from_the_committed_runs(
-    config: Path, capsys: pytest.CaptureFixture[str]
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report, names = config.parent / "report", (WHOLE_TABLE, "summary.csv", "table.md", "costs.csv")
     run(config)
@@ -214,6 +214,11 @@ def test_without_logs_the_report_comes_from_the_committed_runs(
     assert {name: (report / name).read_bytes() for name in names} == before
     assert fits(config) == {}
     assert f"ALiBi seed 2: taken from {report}/runs/ALiBi/seed-2" in capsys.readouterr().out
+    shutil.rmtree(config.parent / "runs")
+    with monkeypatch.context() as patch:
+        patch.setattr(compare, "prepare_and_checksum", lambda data: pytest.fail("a report reads no corpus"))
+        run(config, "--report-only")
+    assert {name: (report / name).read_bytes() for name in names} == before
     shutil.rmtree(config.parent / "runs")
     (report / "runs/ALiBi/seed-2" / results.ABOUT).write_text("{")
     run(config)  # trains it in its place, and keeps it

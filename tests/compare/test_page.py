@@ -13,6 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from kerple.base.errors import UserError
 from kerple.compare import page as report
+from kerple.compare.figures import DEVIATION, figures
 from kerple.compare.print_figures import write_print_figures
 from kerple.compare.runs import Run, locate, read_runs
 from kerple.compare.statistics import summarise
@@ -133,6 +134,10 @@ def test_figures_for_print_are_narrow_pdfs_of_the_chosen_strategies(root: Path, 
         pdf = (tmp_path / "one" / name).read_bytes()
         assert b"/MediaBox [ 0 0 234 194.4 ]" in pdf  # 3.25 inches of 72 points
         assert pdf == (tmp_path / "two" / name).read_bytes()
+    ppl = summary[summary["metric"] == "ppl"]
+    (figure, *_) = dict(figures(ppl.assign(std=ppl["mean"] / 2), found.trained, "KerpleLog")).values()
+    assert figure.axes[0].get_ylim()[0] < ppl["mean"].min() / 2  # bands are whole, and named
+    assert figure.legends[0].get_title().get_text() == DEVIATION
     with pytest.raises(UserError, match=r"figure_strategies: got T5, FIRE without .* ALiBi, KerpleLog, RoPE"):
         write_print_figures(summary, found, ["T5", "RoPE", "FIRE"], "KerpleLog", tmp_path / "none")
 
