@@ -14,6 +14,8 @@ from kerple.cli.main import main
 from tests.cli.tiny import TINY, complaint
 from tests.compare.runs_on_disk import CURVES, write_run
 
+SHARDS = ["--data=TokenShards", f"--data.corpus={__file__}", "--data.shares=[1, 0, 0]", "--trainer.callbacks=[]"]
+
 
 def config(folder, **sections):
     (folder / "config.yaml").write_text(yaml.safe_dump(TINY | sections))
@@ -31,7 +33,7 @@ def config(folder, **sections):
         (["--trainer.overfit_batches=1"], ["trainer.overfit_batches"]),
         (["--trainer.logger=CometLogger"], ["comet"]),  # a package that is not installed
         (["--ckpt_path=no-such.ckpt"], ["no-such.ckpt"]),
-        (["--data=TokenShards", f"--data.corpus={__file__}", "--trainer.callbacks=[]"], ["batch_size: got 128"]),
+        ([*SHARDS, "--data.length=20000"], ["data.length: got 20000"]),  # when the first batch is read
         # each step multiplies the matrices by 1 - lr · weight_decay = -1e9
         (["--model.lr=1000", "--model.weight_decay=1e6", "--model.warmup=0", "--trainer.max_steps=40"], ["not finite"]),
     ],

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from functools import reduce
 from importlib import import_module
 from itertools import chain, pairwise
-from typing import Any
+from typing import Any, cast
 
 import yaml
 from jsonargparse import ArgumentParser, Namespace
@@ -41,7 +41,7 @@ def parse(parser: ArgumentParser, arguments: list[str]) -> Namespace:
     given = [yaml.safe_load(path.get_content()) for path in options.get("config") or [] if path]
     for option, value in pairwise(part for argument in arguments for part in argument.split("=", 1)):
         if option.startswith("--") and value == "{}":
-            given.append(reduce(lambda inner, name: {name: inner}, reversed(option[2:].split(".")), {}))
+            given.append(reduce(lambda inner, name: {name: inner}, reversed(option[2:].split(".")), cast("Any", {})))
     for mistake in chain.from_iterable(_dropped(one, options.as_dict()) for one in given):
         raise UserError(mistake)
     return config
