@@ -32,8 +32,7 @@ def test_the_paper_s_recipe(capsys):
     assert hours["A100"][2] == pytest.approx(50_000 * (compute + exchange) / 3600, abs=0.01)
     without = printed(capsys, "--devices", "1,8,64", "--model.position", "RoPE")["A100"]
     assert float(without[2]) == pytest.approx(float(without[1]) / 8, abs=0.01)  # the exchange is hidden
-    assert exchange > compute  # a third of which is the forward pass, which hides nothing
-    assert float(without[3]) == pytest.approx(50_000 * (compute / 3 + exchange) / 3600, abs=0.01)
+    assert float(without[3]) == pytest.approx(50_000 * (compute / 3 + exchange) / 3600, abs=0.01)  # exchange > compute
 
 
 def test_weights_give_the_architecture(capsys, tmp_path):
