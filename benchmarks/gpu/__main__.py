@@ -158,7 +158,7 @@ def main() -> None:
     if options.toy:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     elif not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):
-        parser.error("there is no CUDA device of compute capability 8.0 here; --toy makes the measurements on the CPU")
+        sys.exit("benchmarks.gpu: there is no CUDA device of compute capability 8.0 here; --toy measures on the CPU")
     out = options.out or ROOT / "logs" / ("gpu-toy" if options.toy else "gpu") / "records"
     out.mkdir(parents=True, exist_ok=True)
     calls = measurements(options.toy, out)

@@ -81,10 +81,9 @@ def test_debug_and_faults_of_the_program_have_a_traceback_and_a_full_disk_or_gpu
     def broken(self):
         raise errors.pop()
 
-    full_gpu = torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 20 GiB.")
-    errors = [ValueError("a bug of ours"), full_gpu, OSError(errno.ENOSPC, "the disk is full")]
+    errors = [ValueError("a bug of ours"), torch.OutOfMemoryError("20\nGiB."), OSError(errno.ENOSPC, "no space")]
     monkeypatch.setattr("kerple.training.random_state.RandomState.__init__", broken)
-    for part in ("the disk is full", "out of memory. Tried to allocate 20 GiB. Lower data.batch_size"):
+    for part in ("no space", "20 GiB. Lower data.batch_size"):
         assert part in complaint(capsys, "fit", config(tmp_path), f"--run_dir={tmp_path}/run")
     with pytest.raises(ValueError, match="a bug of ours"):
         main(["fit", config(tmp_path), f"--run_dir={tmp_path}/run"])

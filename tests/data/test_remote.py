@@ -88,17 +88,14 @@ def test_an_answer_that_breaks_off_leaves_nothing_and_the_next_start_goes_on(ser
     assert complaints > 5
 
 
-@pytest.mark.parametrize("mixed", [False, True])
-def test_with_sections_a_node_fetches_its_own_shards_and_a_step_has_the_samples_of_one_device(server, tmp_path, mixed):
-    def batches(cache: Path, ranks: int, rank: int, done: int = 0, **options: int) -> Iterator[list[list[int]]]:
-        data = TokenShards(
-            None, directory=server.url, cache=str(cache), vocabulary=300, length=16, batch_size=8 // ranks, **options
-        )  # type: ignore[arg-type]
-        data.mixture = {server.url: 2.0, f"{server.url}/.": 1.0} if mixed else None
-        data.trainer = SimpleNamespace(  # type: ignore[assignment]
-            global_rank=rank, world_size=ranks, max_steps=300, accumulate_grad_batches=1,
-            strategy=SimpleNamespace(root_device=torch.device("cpu")),
-        )  # fmt: skip
+def test_with_sections_a_node_fetches_its_own_shards_and_a_step_has_the_samples_of_one_device(server, tmp_path):
+    mixture, device = {server.url: 2.0, f"{server.url}/.": 1.0}, SimpleNamespace(root_device=torch.device("cpu"))
+
+    def batches(cache: Path, ranks: int, rank: int, done: int = 0, sections: int = 4) -> Iterator[list[list[int]]]:
+        options = {"directory": server.url, "cache": str(cache), "mixture": mixture, "sections": sections}
+        data = TokenShards(None, vocabulary=300, length=16, batch_size=8 // ranks, **options)  # type: ignore[arg-type]
+        trainer = {"global_rank": rank, "world_size": ranks, "max_steps": 300, "accumulate_grad_batches": 1}
+        data.trainer = SimpleNamespace(**trainer, strategy=device)  # type: ignore[assignment]
         loader = data.train_dataloader()
         loader.load_state_dict({"samples_before_epoch": 0, "samples_in_epoch": done * 8})
         return (batch["tokens"].tolist() for batch in loader)
@@ -106,14 +103,14 @@ def test_with_sections_a_node_fetches_its_own_shards_and_a_step_has_the_samples_
     def fetched(cache: Path) -> int:
         return sum(path.stat().st_size for path in cache.glob("*/train-*.tar"))
 
-    one = list(batches(tmp_path / "one", 1, 0, sections=4))
+    one = list(batches(tmp_path / "one", 1, 0))
     for node in range(4):
         cache = tmp_path / f"node-{node}"
-        ranks = [list(batches(cache, 8, rank, sections=4)) for rank in (2 * node, 2 * node + 1)]
+        ranks = [list(batches(cache, 8, rank)) for rank in (2 * node, 2 * node + 1)]
         expected = [batch[2 * node : 2 * node + 2] for batch in one]
         assert [first + second for first, second in zip(*ranks, strict=True)] == expected
         assert fetched(cache) < 0.4 * fetched(tmp_path / "one")
-        assert list(batches(cache, 4, node, 100, sections=4)) == expected[100:]
+        assert list(batches(cache, 4, node, 100)) == expected[100:]
     with pytest.raises(UserError, match=r"data\.sections: got 3, expected a divisor of 8, the samples"):
         batches(tmp_path / "one", 1, 0, sections=3)
 
