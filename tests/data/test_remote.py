@@ -15,7 +15,6 @@ from kerple.data import TokenShards
 from kerple.data.prepare.corpora import find_corpus
 from kerple.data.prepare.readers import Document
 from kerple.data.shards import Folder, verify
-from tests.data.test_shards import flip, grow
 
 
 class Handler(SimpleHTTPRequestHandler):
@@ -85,9 +84,17 @@ def test_an_answer_that_breaks_off_leaves_nothing_and_the_next_start_goes_on(ser
     assert complaints > 5
 
 
-@pytest.mark.parametrize(("name", "damage"), [("train-00000.tar", flip), ("tokenizer.json", grow)])
+def flip(content: bytearray) -> None:
+    content[600] ^= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"), [("train-00000.tar", flip), ("tokenizer.json", lambda content: content.extend(b"x" * 99))]
+)
 def test_a_file_that_is_not_the_manifests_is_refused(server, tmp_path, damage, name):
-    damage(server.folder / name)
+    content = bytearray((server.folder / name).read_bytes())
+    damage(content)
+    (server.folder / name).write_bytes(content)
     folder = Folder(server.url, str(tmp_path / "cache"))
     with pytest.raises(UserError, match=rf"http://127\.0\.0\.1:\d+/{name}: its sha256 is not the manifest's"):
         verify(folder)

@@ -132,15 +132,18 @@ def _refuse_other(location: str, before: dict[str, Any], now: dict[str, Any]) ->
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
     """Make the folder, and lock it against other processes."""
+    lock = FileLock(directory / ".lock")
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(directory / ".lock").acquire()
+        lock.acquire()
     except OSError as error:
         if error.errno not in NO_FOLDER:
             raise
         raise UserError(f"data.directory: {directory} cannot be written to ({error}); choose another folder") from error
-    with lock:
+    try:
         yield
+    finally:
+        lock.release()
 
 
 def _begin(

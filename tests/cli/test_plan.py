@@ -1,0 +1,44 @@
+"""`plan` reads a fit's configuration and says what it will take."""
+
+import pytest
+
+from kerple.cli.main import main
+from kerple.cli.plan import NETWORK
+
+PAPER = ["plan", "--config", "configs/paper.yaml"]
+
+
+def printed(capsys, *arguments):
+    """Cells of every row, by the first."""
+    main([*PAPER, *arguments])
+    rows = [[c.strip() for c in line.split("│")[1:-1]] for line in capsys.readouterr().out.splitlines() if "│" in line]
+    return {row[0]: row[1:] for row in rows}
+
+
+def test_the_paper_s_recipe(capsys):
+    rows = printed(capsys, "--devices", "1,8,64")
+    assert rows["parameters"] == ["162,322,968"]
+    assert rows["tokens"] == ["819,200,000"]
+    assert rows["weights"] == ["0.60 GiB"]
+    assert rows["optimiser"] == ["1.21 GiB"]
+    # 6 × (162.3M less the embedding's 38.6M and the vectors) and 6 × 12 layers × 768 × 512 / 2 pairs × 2
+    per_token = int(rows["FLOPs a token"][0].split()[0].replace(",", ""))
+    assert per_token == pytest.approx(0.77e9, rel=0.01)
+    hours = {chip: [float(x) for x in rows[chip][1:]] for chip in ("A100", "H100")}
+    assert hours["A100"][0] == pytest.approx(per_token * 819.2e6 / (312e12 * 0.4) / 3600, abs=0.01)
+    assert hours["A100"][0] == pytest.approx(hours["H100"][0] * 989 / 312, rel=0.01)
+    assert hours["A100"][1] == pytest.approx(hours["A100"][0] / 8, abs=0.01)  # the exchange is hidden
+    compute, exchange = per_token * 16_384 / 64 / (312e12 * 0.4), 2 * 4 * 162_322_968 * 63 / 64 / NETWORK
+    assert exchange > compute  # a third of which is the forward pass, which hides nothing
+    assert hours["A100"][2] == pytest.approx(50_000 * (compute / 3 + exchange) / 3600, abs=0.01)
+
+
+def test_weights_give_the_architecture(capsys, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    shape = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 2}
+    sizes = transformers.LlamaConfig(vocab_size=40, intermediate_size=48, **shape)
+    transformers.LlamaForCausalLM(sizes).save_pretrained(tmp_path)
+    rows = printed(capsys, "--weights", str(tmp_path), "--model.position", "NoPE")
+    vocabulary = 2 * 32 * 50304  # a table for tokens, and one for logits: the data says how large
+    layers = 3 * (4 * 32 * 32 + 3 * 32 * 48 + 2 * 32)
+    assert rows["parameters"] == [f"{vocabulary + layers + 32:,}"]
