@@ -16,7 +16,6 @@ from tokenizers import Tokenizer, decoders, models
 
 from kerple.cli.continuation import pieces
 from kerple.cli.main import main
-from kerple.cli.plan import NETWORK
 from kerple.cli.trained import load
 from kerple.positions import names, strategies
 from kerple.positions.coupled import Placed
@@ -152,8 +151,6 @@ def test_a_strategy_of_the_current_folder_is_found_without_it_on_the_path(tmp_pa
     assert import_module("my_own_strategy").Mine.__name__ == "Mine"
 
 
-# `predict`
-
 TRAINER = QUIET | {"max_steps": 60, "gradient_clip_val": 1.0, "limit_val_batches": 0}
 MODEL = {"position": "ALiBi", "layers": 2, "dim": 32, "heads": 2, "lr": 1e-2, "init": 0.15, "warmup": 0.1}
 
@@ -203,47 +200,3 @@ def test_pieces_keep_the_spaces_that_a_tokenizer_drops_at_the_start_of_a_text():
         new = [3, 4, 2, 2, 1, 3]
         streamed = pieces(tokenizer, prompt, iter([*new, 0]), end=0)
         assert tokenizer.decode(prompt) + "".join(streamed) == tokenizer.decode(prompt + new)
-
-
-# `plan`
-
-
-def printed(capsys, *arguments):
-    """Cells of every row, by the first."""
-    main(["plan", "--config", "configs/paper.yaml", *arguments])
-    rows = [[c.strip() for c in line.split("│")[1:-1]] for line in capsys.readouterr().out.splitlines() if "│" in line]
-    return {row[0]: row[1:] for row in rows}
-
-
-def test_the_paper_s_recipe(capsys):
-    rows = printed(capsys, "--devices", "1,8,64")
-    assert rows["parameters"] == ["162,322,968"]
-    assert rows["tokens"] == ["819,200,000"]
-    assert rows["weights"] == ["0.60 GiB"]
-    assert rows["optimiser"] == ["1.21 GiB"]
-    # 6 × (162.3M less the embedding's 38.6M and the vectors) and 6 × 12 layers × 768 × 512 / 2 pairs × 2
-    per_token = int(rows["FLOPs a token"][0].split()[0].replace(",", ""))
-    assert per_token == pytest.approx(0.77e9, rel=0.01)
-    hours = {chip: [float(x) for x in rows[chip][1:]] for chip in ("A100", "H100")}
-    assert hours["A100"][0] == pytest.approx(per_token * 819.2e6 / (312e12 * 0.4) / 3600, abs=0.01)
-    assert hours["A100"][0] == pytest.approx(hours["H100"][0] * 989 / 312, rel=0.01)
-    compute, exchange = per_token * 16_384 / 64 / (312e12 * 0.4), 2 * 4 * 162_322_968 * 63 / 64 / NETWORK
-    # layers share KERPLE-log's parameters, which DDP sends first and which are ready last: nothing is hidden
-    assert hours["A100"][2] == pytest.approx(50_000 * (compute + exchange) / 3600, abs=0.01)
-    without = printed(capsys, "--devices", "1,8,64", "--model.position", "RoPE")["A100"]
-    assert float(without[2]) == pytest.approx(float(without[1]) / 8, abs=0.01)  # the exchange is hidden
-    assert exchange > compute  # a third of which is the forward pass, which hides nothing
-    assert float(without[3]) == pytest.approx(50_000 * (compute / 3 + exchange) / 3600, abs=0.01)
-
-
-def test_weights_give_the_architecture(capsys, tmp_path):
-    transformers = pytest.importorskip("transformers")
-    shape = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 2}
-    sizes = transformers.LlamaConfig(vocab_size=40, intermediate_size=48, **shape)
-    transformers.LlamaForCausalLM(sizes).save_pretrained(tmp_path)
-    (tmp_path / "norms.yaml").write_text("model: {qk_norm: true}")  # as configs/demo.yaml; a Llama has none
-    files = ["--config", str(tmp_path / "norms.yaml")]
-    rows = printed(capsys, *files, "--weights", str(tmp_path), "--model.position", "NoPE")
-    vocabulary = 2 * 32 * 50304  # a table for tokens, and one for logits: the data says how large
-    layers = 3 * (4 * 32 * 32 + 3 * 32 * 48 + 2 * 32)
-    assert rows["parameters"] == [f"{vocabulary + layers + 32:,}"]

@@ -40,7 +40,9 @@ def test_weights_give_the_architecture(capsys, tmp_path):
     shape = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 2}
     sizes = transformers.LlamaConfig(vocab_size=40, intermediate_size=48, **shape)
     transformers.LlamaForCausalLM(sizes).save_pretrained(tmp_path)
-    rows = printed(capsys, "--weights", str(tmp_path), "--model.position", "NoPE")
+    (tmp_path / "norms.yaml").write_text("model: {qk_norm: true}")  # as configs/demo.yaml; a Llama has none
+    files = ["--config", str(tmp_path / "norms.yaml")]
+    rows = printed(capsys, *files, "--weights", str(tmp_path), "--model.position", "NoPE")
     vocabulary = 2 * 32 * 50304  # a table for tokens, and one for logits: the data says how large
     layers = 3 * (4 * 32 * 32 + 3 * 32 * 48 + 2 * 32)
     assert rows["parameters"] == [f"{vocabulary + layers + 32:,}"]

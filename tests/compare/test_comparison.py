@@ -121,9 +121,6 @@ def test_a_flag_of_a_test_that_does_not_exist_is_named_before_anything_is_fitted
     assert not (tmp_path / "runs").exists()
 
 
-# What a comparison shows while it works
-
-
 def jobs(folder: Path, number: int = 4) -> list[Job]:
     directories = [folder / f"seed-{seed}" for seed in range(number)]
     return [Job("ALiBi", i, "", d, d / "test", ["--fit"], [], {}) for i, d in enumerate(directories)]

@@ -124,8 +124,6 @@ def test_a_record_reads_as_the_run_itself_and_its_tables_are_small(tmp_path: Pat
     assert set(ours.results["length"]) == set(LENGTHS)
 
 
-# Tables for print
-
 ROWS, COLUMNS = ["NoPE", "a_b & 50% <x> ~^\\"], list(range(1, 14))
 
 

@@ -208,9 +208,6 @@ def test_mean_reciprocal_rank_by_hand() -> None:
         mean_reciprocal_rank(scores.mask(scores == 0.5), "exact_match")
 
 
-# Context gain, from a table as `Extrapolation` writes it
-
-
 def table(seeds: int = 3) -> pd.DataFrame:
     """Losses that fall to the training length, 64, and gains that grow by 0.01 nats an octave of distance beyond it."""
     first, generator = np.arange(0, 1024, 16), np.random.default_rng(0)

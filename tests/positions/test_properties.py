@@ -127,8 +127,6 @@ def test_the_product_of_a_strategy_is_full_under_any_setting() -> None:
     torch.library.opcheck(torch.ops.kerple.product.default, exact)
 
 
-# What no strategy can have
-
 SHAPE = Shape(24, 3, 12, layers=4)
 Build = Callable[[Shape], positions.Position]
 

@@ -84,8 +84,6 @@ def test_what_cannot_be_fetched_is_one_line_and_what_came_is_kept(
     assert list(read_wheels(read_list(demo=False), here))
 
 
-# RFCs
-
 TEXTS = {"rfc7": "Seven is   \r\na number.\n", "rfc12": "\ufeffTwelve, naïve.\n", "rfc30": "Thirty.\n"}
 CLEAN = {"rfc7": "Seven is\na number.\n", "rfc12": "Twelve, naïve.\n", "rfc30": "Thirty.\n"}
 

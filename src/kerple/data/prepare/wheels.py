@@ -36,11 +36,6 @@ class Wheel(NamedTuple):
     requirement: str
     split: str
 
-    @property
-    def package(self) -> str:
-        """Name of the package."""
-        return self.requirement.partition("==")[0]
-
     def path(self, folder: Path) -> Path | None:
         """Its file in a folder, if it is there and whole."""
         name, version, checksum = re.split("==| --hash=sha256:", self.requirement)
@@ -86,7 +81,7 @@ def read_wheels(wheels: list[Wheel], folder: Path) -> Iterator[Document | Fault]
         elif generated(name, document.text):
             yield Fault(name, "generated", 0)
         else:
-            yield replace(document, group=wheel.package, split=wheel.split)
+            yield replace(document, group=wheel.requirement.partition("==")[0], split=wheel.split)
 
 
 def generated(name: str, text: str) -> bool:
