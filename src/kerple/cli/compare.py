@@ -84,7 +84,9 @@ def _jobs(comparison: Comparison, report_only: bool, rerun_changed: bool) -> lis
     for job in jobs:
         if not records.finished(job) and not job.directory.joinpath("checkpoints").exists():
             for record in filter(Path.is_dir, map(job.record, reports)):
-                objection = records.take(replace(job, config=_with_precision(job.config)), record)
+                # a report takes runs of any precision where it is `auto`; runs of this machine are to be like them
+                config = job.config if report_only else _with_precision(job.config)
+                objection = records.take(replace(job, config=config), record)
                 print(f"{job.name}: {f'not from {record}: {objection}' if objection else f'taken from {record}'}")
                 if objection is None:
                     break
