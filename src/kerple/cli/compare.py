@@ -1,4 +1,7 @@
-"""`python run.py compare`: its options, and what it does: check the runs, take committed ones or run them, report."""
+"""`python run.py compare`: its options, and what it does: check the runs, take committed ones or run them, report.
+
+Lightning, which takes seconds, is imported where it is used, so that a mistake in an option is told before.
+"""
 
 import contextlib
 import signal
@@ -10,16 +13,10 @@ from typing import Any, Literal
 
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
-from pytorch_lightning import LightningDataModule
-from pytorch_lightning.cli import LightningArgumentParser
 from rich.console import Console
 
 from kerple.base.errors import UserError
-from kerple.base.precision import choose
 from kerple.base.shipped_configs import config_path, with_shipped_configs
-from kerple.cli.agreement import OF_A_FOLDER
-from kerple.cli.fit import checkpoint_first
-from kerple.cli.parser import fit_parser, mistake_in
 from kerple.cli.reading import parse
 from kerple.compare import page, records
 from kerple.compare.board import Board
@@ -97,6 +94,8 @@ def _jobs(comparison: Comparison, report_only: bool, rerun_changed: bool) -> lis
 
 def _with_precision(config: dict[str, Any]) -> dict[str, Any]:
     """A configuration with the precision that ``auto`` means on this machine."""
+    from kerple.base.precision import choose
+
     if config.get(records.PRECISION) != "auto":
         return config
     return config | {records.PRECISION: choose(config.get("trainer.accelerator", "auto"))[0]}
@@ -216,6 +215,9 @@ def resolve(job: Job) -> dict[str, Any]:
     Raises:
         UserError: If the run's arguments do not parse; the message is the parser's.
     """
+    from kerple.cli.agreement import OF_A_FOLDER
+    from kerple.cli.fit import checkpoint_first
+
     try:
         if not job.fit:
             from kerple.cli.pretrained import configuration  # it needs packages that fits do not
@@ -243,7 +245,9 @@ def check_test(job: Job, config: dict[str, Any]) -> None:
 
 
 @cache
-def _fit_parser() -> LightningArgumentParser:
+def _fit_parser() -> ArgumentParser:
+    from kerple.cli.parser import fit_parser
+
     return fit_parser()
 
 
@@ -253,6 +257,10 @@ def prepare_and_checksum(data: dict[str, Any] | None) -> str | None:
     Raises:
         UserError: If the data module cannot be built, or its data cannot be prepared.
     """
+    from pytorch_lightning import LightningDataModule
+
+    from kerple.cli.parser import mistake_in
+
     parser = ArgumentParser()
     parser.add_subclass_arguments(LightningDataModule, "data")
     try:
