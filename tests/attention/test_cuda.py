@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from packaging.version import Version
 from torch.nn.attention.flex_attention import create_block_mask
 
 from kerple.attention import cuda
@@ -48,7 +49,7 @@ print(json.dumps([error(*case[:7], getattr(torch, case[7]), case[8]) for case in
 
 def test_the_kernel_in_the_interpreter_gives_the_gradient_of_the_table() -> None:
     triton = pytest.importorskip("triton", reason="Triton has no wheel for this system")
-    if triton.__version__ < "3.7" and np.__version__ >= "2.4":
+    if Version(triton.__version__) < Version("3.7") and Version(np.__version__) >= Version("2.4"):
         pytest.xfail("Triton 3.6's interpreter converts arrays to numbers as numpy 2.4 no longer allows")
     cases = [  # batch, heads, key heads, T, δ, δv, window, dtype, strided
         (2, 1, 1, 70, 16, 20, None, "float32", False),

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 pytest.importorskip("triton", reason="Triton has no wheel for this system")
-from benchmarks.gpu.kernels import compile_ahead, grid
+from benchmarks.gpu.kernels import Resources, compile_ahead, grid
 
 BF16 = torch.bfloat16
 
@@ -12,6 +12,7 @@ BF16 = torch.bfloat16
 @pytest.mark.parametrize(("capability", "dim", "even"), [((9, 0), 64, True), ((8, 0), 128, False)])
 def test_the_kernel_fits_the_chip(capability: tuple[int, int], dim: int, even: bool) -> None:
     assert compile_ahead(capability, BF16, dim, even=even).faults(capability) == []
+    assert len(Resources(255, spilled=8, shared=10**6, tensor_core=0, atomics=1).faults(capability)) == 4
 
 
 @pytest.mark.slow

@@ -56,6 +56,27 @@ def test_a_new_run_gets_a_new_version_and_last_resumes_in_the_newest_that_can_be
     assert fit(tmp_path, str(tmp_path / "elsewhere.ckpt"), run_dir) == Path(f"{base}_v3")
 
 
+def test_a_refused_run_takes_away_what_it_began_and_nothing_else(tmp_path):
+    for prepared, begun, left in (
+        ([], ["config.yaml", "provenance"], []),
+        ([], ["config.yaml", "attention.csv"], [".lock", "attention.csv", "config.yaml"]),  # of an analysis that ended
+        ([".lock"], ["config.yaml"], [".lock", "config.yaml"]),  # a folder that was there before
+        (["checkpoints", "notes.txt"], [], [".lock", "checkpoints", "notes.txt"]),  # one that is resumed
+    ):
+        folder = tmp_path / f"run-{left}"
+        for name in prepared:
+            folder.mkdir(exist_ok=True)
+            (folder / name).touch()
+        resumed = str(folder / "checkpoints" / "x.ckpt") if "checkpoints" in prepared else None
+        assert fit(tmp_path, resumed, str(folder)) == folder
+        for name in begun:
+            (folder / name).touch()
+        unlock(refused=True)
+        assert sorted(path.name for path in folder.glob("*")) == left
+    with pytest.raises(UserError, match="cannot be written to"):
+        fit(tmp_path, None, "/proc/nowhere/run")
+
+
 def test_a_test_writes_beside_the_checkpoints_of_its_run(tmp_path):
     checkpoint = with_checkpoint(tmp_path / "run")
     assert folder_of_a_test(None, checkpoint, "test") == tmp_path / "run" / "test"

@@ -329,14 +329,6 @@ def test_two_comparisons_at_once_do_every_run_once_and_runs_of_one_that_was_kill
     assert not any("Error" in run.with_name(run.name + ".log").read_text() for run in runs)
 
 
-@pytest.mark.slow
-def test_two_ray_workers_give_the_same_results(config: Path, tmp_path: Path) -> None:
-    pytest.importorskip("ray")
-    spread = run(config, "--engine", "ray", "--parallel", "2")
-    change(config, runs=str(tmp_path / "local"))
-    assert run(config) == spread
-
-
 def test_threads_are_shared_unless_the_user_says_how_many(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     threads_of_runs = []
 

@@ -14,10 +14,12 @@ from typing import TextIO
 from kerple.base.errors import NO_FOLDER, UserError
 
 LOCK = ".lock"
+BEGINNINGS = (LOCK, "config.yaml", "hparams.yaml", "provenance", "events.out.tfevents.")  # of names that a start writes
 # launchers set one or more of these
 RANKS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
 
 _held: list[TextIO] = []
+_made: set[Path] = set()  # folders that were not there before
 
 
 def fit_directory(
@@ -65,19 +67,21 @@ def test_directory(run_dir: str | None, ckpt_path: str, command: str) -> Path:
 
 
 def unlock(refused: bool = False) -> None:
-    """Unlock the folders that this process has locked, as its end does too, and remove those in which nothing is.
+    """Unlock the folders that this process has locked, as its end does too, and remove those it has made for nothing.
 
     Args:
-        refused: Whether to remove all of them, because the run was refused before it did anything.
+        refused: Whether to remove those too in which there is only what a start writes.
     """
-    for folder in [Path(lock.name).parent for lock in _held]:
-        if refused or _is_empty(folder):
+    for folder in _made:
+        if _is_empty(folder) or (refused and all(path.name.startswith(BEGINNINGS) for path in folder.glob("*"))):
             shutil.rmtree(folder, ignore_errors=True)
+    _made.clear()
     _held.clear()
 
 
 # a child process that outlives this one, such as a worker of a loader, must not keep the folders locked
 os.register_at_fork(after_in_child=_held.clear)
+os.register_at_fork(after_in_child=_made.clear)
 
 
 def _version(name: str) -> int:
@@ -96,11 +100,13 @@ def _unused(preferred: Path) -> Path:
     if not _is_first_process():
         return preferred
     for path in chain([preferred], (preferred.with_name(f"{preferred.name}_v{n}") for n in count(1))):
-        if path.exists() and not _is_empty(path):
+        if (existed := path.exists()) and not _is_empty(path):
             continue
         with suppress(FileNotFoundError):  # another run was refused, and has removed the folder
             if _make_and_lock(path) is None:
                 if _is_empty(path) and os.fstat(_held[-1].fileno()).st_nlink:  # else another run was here meanwhile
+                    if not existed:
+                        _made.add(path.absolute())
                     return path
                 _held.pop().close()
     raise AssertionError("unreachable")
@@ -119,7 +125,7 @@ def _make_and_lock(path: Path) -> str | None:
     except UnicodeError as error:
         raise UserError(f"run_dir: {str(path)!r} is not UTF-8, which TensorBoard needs; name another") from error
     except OSError as error:
-        if error.errno not in NO_FOLDER:
+        if error.errno not in NO_FOLDER and path.parent.is_dir():
             raise
         raise UserError(f"run_dir: {path} cannot be written to ({error.strerror}); name another: --run_dir") from error
 

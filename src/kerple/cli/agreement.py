@@ -13,7 +13,7 @@ from kerple.compare.runs import flat
 SAMPLES_PER_STEP = "samples_per_step"  # key in a checkpoint: samples of all devices and micro-batches of a step
 FREE = ("model.compile", "model.attention")  # they may differ: they change how numbers are computed, not which
 # what changes the order of the training samples, or the learning rates that the state in the checkpoint has
-DATA = ("seed", "length", "samples", "examples", "mixture", "train_length", "held_out", "task")
+DATA = ("seed", "length", "samples", "sections", "examples", "mixture", "train_length", "held_out", "task")
 SAME = (
     "seed_everything",
     "model.",

@@ -72,7 +72,8 @@ def _jobs(comparison: Comparison, report_only: bool, rerun_changed: bool) -> lis
     for job, data in resolved:
         if report_only:  # a report prepares nothing: the data is that of the first run, of which all others must be
             runs = map(records.described, [job.test_folder, *map(job.record, reports)])
-            sums[str(data)] = sums.get(str(data)) or next((run.get("data") for run in runs if run), None)
+            same = (run.get("data") for run in runs if run and not records.differences(run["config"], job.config))
+            sums[str(data)] = sums.get(str(data)) or next(same, None)
         # without a checksum a finished run is believed, and its data is not read again
         elif str(data) not in sums and not records.finished(job):
             sums[str(data)] = prepare_and_checksum(data)

@@ -25,7 +25,6 @@ from kerple.cli.parser import SEED, add_run_arguments, link_model_to_data, mista
 from kerple.cli.reading import parse
 from kerple.data.datamodule import TokenShards
 from kerple.evaluation.progress_lines import ProgressLines
-from kerple.evaluation.results import ABOUT
 from kerple.training.health import Finite
 from kerple.training.last_checkpoint import LastCheckpoint
 from kerple.training.progress_bar import SteadyProgress
@@ -172,9 +171,7 @@ class CLI(LightningCLI):
             super()._run_subcommand(subcommand)
             rank_zero_info(f"written to {self.trainer.default_root_dir}")
         except (UserError, MisconfigurationException) as error:
-            folder = Path(self.trainer.default_root_dir)
-            done = [*folder.glob("checkpoints/*"), *folder.glob(ABOUT)]
-            if not (done or (subcommand == "fit" and self.trainer.global_step)):
+            if subcommand != "fit" or not self.trainer.global_step:
                 unlock(refused=True)  # so that the next run is not called a second version
             raise mistake_in(error) or error from error
         except Exception as error:

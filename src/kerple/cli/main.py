@@ -109,7 +109,7 @@ def _mistake(error: Exception) -> str | None:
     if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("kerple"):
         package = error.name.partition(".")[0]
         return f"{package} is not installed, and this command needs it; install it with: pip install {package}"
-    if type(error).__name__ == "OutOfMemoryError":  # torch's, of a GPU
+    if type(error).__name__ == "OutOfMemoryError" and type(error).__module__.startswith("torch"):  # of a GPU
         return f"{error} Lower data.batch_size and raise trainer.accumulate_grad_batches by the same factor"
     mistake = isinstance(error, UserError | ArgumentError) or getattr(error, "errno", None) in NO_ROOM
     return str(error) if mistake else None

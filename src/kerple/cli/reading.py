@@ -48,11 +48,13 @@ def parse(parser: ArgumentParser, arguments: list[str]) -> Namespace:
 
 
 def _dropped(given: Any, parsed: Any, place: str = "") -> Iterator[str]:
-    """Yield what is wrong with options whose value is an empty mapping: the parser drops them if there is no such."""
+    """Yield what is wrong with options whose value is an empty mapping, which the parser drops if no class has them."""
     if not isinstance(given, dict) or not isinstance(parsed, dict):
         return
-    if str(parsed.get("class_path", "")).endswith(str(given.get("class_path", ""))):  # else another has replaced it
-        known = parsed | (parsed.get("init_args") or {}) | {"init_args": parsed.get("init_args"), "dict_kwargs": None}
+    ours, theirs = (str(options.get("class_path", "")).rpartition(".")[2] for options in (parsed, given))
+    if theirs in ("", ours):  # else another class has replaced it
+        options = parsed.get("init_args") or {}
+        known = parsed | options | {"init_args": options, "dict_kwargs": None}
         for name, value in given.items():
             if value == {} and name not in known:
                 yield f"{place}got {name}, which is no option"

@@ -60,7 +60,8 @@ def start_from(network: Transformer, data: LightningDataModule, path: str, trust
     if isinstance(data, TokenShards):
         data.prepare_data()
         if is_zipfile(path):  # a checkpoint, which has checksums of its data
-            data.load_state_dict(load(path).get("TokenShards") or {})
+            states = load(path)
+            data.load_state_dict(states.get(type(data).__qualname__) or states.get("TokenShards") or {})
         else:
             source.check_tokenizer(data, source.locate(path))
     print(f"weights of {path}:\n{weights.fill(network, _read(path, trust or ''))}", flush=True)

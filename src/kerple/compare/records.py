@@ -130,7 +130,7 @@ def take(job: Job, record: Path) -> str | None:
         if job.data not in (None, run["data"]):
             # the corpora that need no download are files of the installed Python
             python = run["cost"].get("environment", {}).get("python", "unknown")
-            return f"was trained on other data: with Python {python}, here is {platform.python_version()}"
+            return f"was trained on other data; it was made with Python {python}, here is {platform.python_version()}"
         if run["test"] != job.settings_of_test:
             return "was tested otherwise"
         read_runs([replace(job.as_run, folder=record)])  # all of it, so that a damaged one cannot spoil the report

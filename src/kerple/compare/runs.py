@@ -20,7 +20,7 @@ REPORT_TABLES = ("results", "summary", "costs")  # that the report writes beside
 SEED_FOLDER = re.compile(r"seed-\d+(_v\d+)?")  # the name that `fit` gives, below a folder of the strategy
 
 # options of where and how data is read, in place of which the checksums of the data are compared, and of where and how
-# often something is written
+# often a run writes
 LOCATIONS = re.compile(
     r"data\.(init_args\.)?(corpus|directory|workers|prepare_workers|prepare_engine|verify|on_fault|cache|cache_bytes)"
     r"|trainer\.(default_root_dir|log_every_n_steps)|.*(save_dir|dirpath)"

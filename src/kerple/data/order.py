@@ -78,7 +78,7 @@ class Order:
         if self.samples < 1:
             raise UserError(
                 f"data.length: got {length}, which needs at least {(sections + 1) * length} training tokens, there are "
-                f"{tokens}; use a larger corpus, a larger share for the training split, or a smaller length"
+                f"{tokens}; use a larger corpus or training split, a smaller length, or fewer data.sections"
             )
 
     def starts(self, samples: Indices) -> Indices:

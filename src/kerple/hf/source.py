@@ -217,10 +217,10 @@ def read_tokenizer(source: ModelSource) -> Tokenizer:
     return tokenizer
 
 
-def same_tokens(*tokenizers: Tokenizer) -> bool:
-    """Whether tokenizers encode a text alike, special tokens around it and a limit of its length aside."""
-    contents = [json.loads(tokenizer.to_str()) for tokenizer in tokenizers]
-    return all(content | dict.fromkeys(AROUND) == contents[0] | dict.fromkeys(AROUND) for content in contents)
+def same_tokens(one: Tokenizer, other: Tokenizer) -> bool:
+    """Whether two tokenizers encode a text alike, special tokens around it and a limit of its length aside."""
+    first, second = (json.loads(tokenizer.to_str()) | dict.fromkeys(AROUND) for tokenizer in (one, other))
+    return first == second
 
 
 def check_tokenizer(data: Any, source: ModelSource) -> None:

@@ -7,6 +7,7 @@ the corpus again and does the parts that are missing.
 
 import hashlib
 import json
+import multiprocessing
 import shutil
 import sys
 from collections import Counter, deque
@@ -134,9 +135,15 @@ def _refuse_other(location: str, before: dict[str, Any], now: dict[str, Any]) ->
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
     """Make the folder, and lock it against other processes."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # a worker that runs its parent's script again
+        raise UserError('data: the script that prepares it needs `if __name__ == "__main__":` around what it does')
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(directory / ".lock").acquire()
+        made = not directory.exists()
+        while True:
+            directory.mkdir(parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):  # another process was refused, and has removed the folder
+                lock = FileLock(directory / ".lock").acquire()
+                break
     except OSError as error:
         if error.errno not in NO_FOLDER:
             raise
@@ -145,7 +152,7 @@ def _locked(directory: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            if len(list(directory.iterdir())) == 1:  # the lock alone: nothing could be prepared
+            if made and [path.name for path in directory.glob("*")] == [".lock"]:  # nothing could be prepared
                 shutil.rmtree(directory, ignore_errors=True)
 
 

@@ -88,7 +88,7 @@ def local(workers: int) -> Iterator[Engine]:
     except BrokenProcessPool as error:
         raise UserError(
             f"data.prepare_workers: got {workers}, of which one died, most likely for want of memory; start again with "
-            "fewer, what is done is kept"
+            'fewer, what is done is kept; a script of your own needs `if __name__ == "__main__":` around what it does'
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
