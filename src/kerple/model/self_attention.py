@@ -77,7 +77,9 @@ class SelfAttention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor, Modifiers]:
         """Arguments of `kerple.attention.attend`: q, k, v after the strategy's hooks, and what it changes."""
         q, k, v = self.split(self.qkv(x))
-        q, k = self.q_norm(q), self.k_norm(k)
+        if isinstance(self.q_norm, nn.RMSNorm):  # autocast does not know it: in the dtype of its weights, fp32
+            pairs = (self.q_norm, q), (self.k_norm, k)
+            q, k = (norm(x.to(next(norm.parameters()).dtype)).to(x.dtype) for norm, x in pairs)
         at = context.queries
         state = position.token_state(x, at, None if cache is None else cache.state)
         q, k = position.transform_qk(q, k, state, at)
