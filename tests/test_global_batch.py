@@ -1,10 +1,8 @@
 """What a step and a validation of tasks compute does not depend on how the batch is divided."""
 
 from collections.abc import Iterable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -12,7 +10,6 @@ from pytorch_lightning import Callback, Trainer, seed_everything
 from pytorch_lightning.plugins import MixedPrecision
 from pytorch_lightning.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 from torch import Tensor
-from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.utils.data import DataLoader
 
 from kerple.model import Batch
@@ -21,7 +18,7 @@ from kerple.tasks import Addition, TaskData
 from kerple.tasks.accuracy import TaskAccuracy
 from kerple.tasks.base import Example
 from kerple.training.language_model import LanguageModel
-from kerple.training.sharding import ShardedBlocks
+from kerple.training.sharding import ShardedBlocks, whole
 from tests.toy import QUIET, ToyData
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -33,22 +30,18 @@ class Kept(LanguageModel):
     """Keeps the gradient of the last step as it comes to be clipped, the strategy's table and a block's dtype."""
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
-        self.table = self.network.positions[0].bias(torch.arange(9.0)).detach()
-        tensors = [*self.network.positions.parameters(), *self.network.positions.buffers()]
-        self.dtypes = sorted({str(x.dtype) for x in tensors})
-        layer = self.network.blocks[0].mlp[0]
-        hook = layer.register_forward_pre_hook(lambda *_: setattr(self, "dtype_of_block", str(layer.weight.dtype)))
-        # on a GPU, Lightning does this
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.trainer.precision == "bf16-mixed"), hook:
+        with self.network.blocks[0].mlp[0].register_forward_pre_hook(self.keep):
             return super().training_step(batch, index)
 
+    def keep(self, layer: torch.nn.Module, _: Any) -> None:
+        position = self.network.positions[0]
+        self.table = position.bias(torch.arange(9.0)).detach()
+        self.dtypes = sorted({str(x.dtype) for x in [*position.parameters(), *position.buffers()]})
+        self.dtype_of_block = str(layer.weight.dtype)
+
     def configure_gradient_clipping(self, *args: Any, **kwargs: Any) -> None:
-        wrapped = self.trainer.strategy.model
-        sharded = isinstance(wrapped, FullyShardedDataParallel)
-        whole = FullyShardedDataParallel.summon_full_params(wrapped, with_grads=True) if sharded else nullcontext()
-        with whole:
-            named = {n.replace("_fsdp_wrapped_module.", ""): p for n, p in self.named_parameters()}
-            self.gradient = {n: p.grad.clone() for n, p in named.items()}
+        self.gradient = {n: whole(p.grad).clone() for n, p in self.named_parameters()}
+        super().configure_gradient_clipping(*args, **kwargs)
 
 
 class Forked(_MultiProcessingLauncher):
@@ -58,18 +51,10 @@ class Forked(_MultiProcessingLauncher):
 
 
 class Sharded(ShardedBlocks):
-    """FSDP as configs/trainer/fsdp.yaml has it, on the CPU, which Lightning does not know."""
+    """As configs/trainer/fsdp.yaml has it, in processes that are forked."""
 
     def _configure_launcher(self) -> None:
         self._launcher = Forked(self, start_method="fork")
-
-    def _setup_model(self, model: torch.nn.Module) -> torch.nn.Module:
-        def init(*args: Any, **options: Any) -> None:
-            on_gpu(*args, **options | {"device_id": torch.device("cpu")})
-
-        on_gpu = FullyShardedDataParallel.__init__
-        with patch.object(FullyShardedDataParallel, "__init__", init):
-            return super()._setup_model(model)
 
 
 class Write(Callback):
@@ -85,9 +70,10 @@ class Write(Callback):
             torch.save(logged | of_module, self.file)
 
 
-def model(position: type[Position] = KerpleLog) -> Kept:
+def model(position: type[Position] = KerpleLog, optimizer: Any = "adamw") -> Kept:
     seed_everything(0, verbose=False)
-    return Kept(position, TaskData(Addition(), LENGTH, 3).vocabulary, LENGTH, layers=1, dim=16, heads=2)
+    vocabulary = TaskData(Addition(), LENGTH, 3).vocabulary
+    return Kept(position, vocabulary, LENGTH, layers=1, dim=16, heads=2, optimizer=optimizer)
 
 
 def data(batch_size: int) -> TaskData:
@@ -102,6 +88,7 @@ def step(
     processes: int = 1,
     sharded: bool = False,
     position: type[Position] = KerpleLog,
+    optimizer: str = "adamw",
     **options: Any,
 ) -> dict[str, Any]:
     """Gradient and logs of one step over the first batch_size · accumulate · processes problems."""
@@ -112,7 +99,7 @@ def step(
         callbacks=[Write(folder / "logged.pt"), TaskAccuracy()], log_every_n_steps=1, val_check_interval=accumulate,
         check_val_every_n_epoch=None, limit_val_batches=0 if sharded else None, **options,
     )  # fmt: skip
-    module = model(position)
+    module = model(position, optimizer)
     module.lr = 1e-12  # validation comes after the step: it shall be of the same weights
     trainer.fit(module, data(batch_size))
     return torch.load(folder / "logged.pt", weights_only=True)
@@ -165,6 +152,11 @@ def test_strategies_stay_in_fp32_where_blocks_are_gathered_in_bf16(tmp_path: Pat
     assert one["gradient"].keys() == two["gradient"].keys()
     for name, expected in one["gradient"].items():  # of both processes' problems, but for roundings of bf16
         assert (two["gradient"][name] - expected).norm() < 0.02 * expected.norm(), name
+
+
+def test_muon_is_refused_where_the_strategy_cuts_up_the_matrices(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match=r"model\.optimizer: got muon, which needs whole matrices"):
+        step(tmp_path, 4, sharded=True, optimizer="muon")
 
 
 def test_validation_is_the_mean_over_its_targets_whatever_the_fillers(tmp_path: Path) -> None:

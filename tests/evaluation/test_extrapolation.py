@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from pytorch_lightning import Callback
-from pytorch_lightning.strategies import FSDPStrategy
+from pytorch_lightning.strategies import ModelParallelStrategy
 from scipy import stats
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -217,7 +217,7 @@ def test_what_an_evaluation_cannot_honour_is_refused_before_it_begins(tmp_path: 
     with pytest.raises(UserError, match="the validation split has no block of that many targets"):
         fit.fit(model_of(), RandomText())
     assert fit.global_step == 0
-    sharded: Any = SimpleNamespace(strategy=FSDPStrategy(), datamodule=RandomText(), callbacks=[])
+    sharded: Any = SimpleNamespace(strategy=ModelParallelStrategy(), datamodule=RandomText(), callbacks=[])
     with pytest.raises(UserError, match=r"got Extrapolation with parameters that FSDP has sharded"):
         Extrapolation([8]).setup(sharded, model_of(), "fit")
     with pytest.raises(UserError, match=r"got TaskAccuracy with parameters that FSDP has sharded"):

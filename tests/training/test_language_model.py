@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from pytorch_lightning import Trainer
+from pytorch_lightning.strategies import FSDPStrategy
 
+from kerple.base.errors import UserError
 from kerple.training.language_model import LanguageModel
 from kerple.training.schedule import peak_share
 from tests.toy import ToyData, small_model, trainer
@@ -93,25 +95,9 @@ def test_a_bad_number_and_other_data_are_refused(tmp_path: Path) -> None:
         trainer(tmp_path, max_steps=1).fit(small_model(), datamodule=ToyData(vocabulary=13))
 
 
-def test_muon_is_refused_where_the_strategy_cuts_up_the_matrices() -> None:
-    module = small_model(optimizer="muon")
-    qkv = module.network.blocks[0].attention.qkv
-    qkv.weight = torch.nn.Parameter(qkv.weight.detach().flatten())  # as FSDP leaves it
-    with pytest.raises(ValueError, match=r"model\.optimizer: got muon"):
-        module.configure_optimizers()
-
-
-def test_matrices_decay_also_where_fsdp_has_made_them_flat(tmp_path: Path) -> None:
-    module = small_model(weight_decay=0.1)
+def test_sharding_that_would_round_the_strategies_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    module = small_model()
     module.trainer = trainer(tmp_path, max_steps=4)
-    expected = [[p.numel() for p in g["params"]] for g in module.configure_optimizers()["optimizer"].param_groups]
-    assert [len(sizes) > 0 for sizes in expected] == [True, True]
-    wrapper = torch.nn.Module()  # as FSDP wraps a block
-    wrapper.add_module("_fsdp_wrapped_module", module.network.blocks[0])
-    module.network.blocks[0] = wrapper
-    for part in module.network.modules():
-        for name, parameter in list(part.named_parameters(recurse=False)):
-            setattr(part, name, torch.nn.Parameter(parameter.detach().flatten()))
-    groups = module.configure_optimizers()["optimizer"].param_groups
-    assert [group["weight_decay"] for group in groups] == [0.1, 0.0]
-    assert [[p.numel() for p in group["params"]] for group in groups] == expected
+    monkeypatch.setattr(Trainer, "strategy", FSDPStrategy())
+    with pytest.raises(UserError, match=r"trainer\.strategy: got FSDPStrategy"):
+        module.configure_model()

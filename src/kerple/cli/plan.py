@@ -100,7 +100,7 @@ def tables(config: Namespace, chips: list[Chip], devices: list[int], efficiency:
         _two_columns("Work", rows),
         _two_columns(
             f"Memory of a device, {data.batch_size} × {data.length} tokens at once"
-            f"{', without sharding' if 'fsdp' in str(trainer.strategy).lower() else ''}",
+            f"{', without sharding' if 'shard' in str(trainer.strategy).lower() else ''}",
             {part: f"{getattr(needed, part) / 2**30:.2f} GiB" for part in MEMORY},
         ),
         # DDP sends a strategy's parameters in its first bucket; those that all layers share are ready last

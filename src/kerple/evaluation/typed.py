@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from pytorch_lightning import LightningModule, Trainer
-from pytorch_lightning.strategies import FSDPStrategy
+from pytorch_lightning.strategies import ModelParallelStrategy
 
 from kerple.base.errors import UserError
 from kerple.model import Transformer
@@ -39,7 +39,7 @@ def data_of(trainer: Trainer) -> Any:
 
 def refuse_shards(trainer: Trainer, callback: str, advice: str) -> None:
     """Raise a UserError if FSDP has sharded the parameters, which are then whole only inside the forward pass."""
-    if isinstance(trainer.strategy, FSDPStrategy):
+    if isinstance(trainer.strategy, ModelParallelStrategy):
         raise UserError(
             f"trainer.callbacks: got {callback} with parameters that FSDP has sharded, expected it only in tests, "
             f"on one device; {advice}, and test the checkpoint afterwards"

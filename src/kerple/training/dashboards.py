@@ -6,12 +6,12 @@ from collections.abc import Iterator
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.loggers import TensorBoardLogger
-from pytorch_lightning.strategies import FSDPStrategy
 from torch.utils.tensorboard import SummaryWriter
 
 from kerple.evaluation.typed import data_of, network_of
 from kerple.model.generation import generate
 from kerple.positions import Position
+from kerple.training.sharding import ShardedBlocks, whole
 from kerple.training.throughput import position_parameters
 
 MOST_NEW = 64  # tokens of a sample of text
@@ -51,16 +51,18 @@ class Dashboards(Callback):
         self._hyperparameters(trainer, pl_module, ("test/",))
 
     def _histograms(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # whole on every rank, and copies: TensorBoard makes numpy arrays of them, whose memory FSDP could not free
+        parameters = {name: whole(p.detach()).float().cpu().clone() for name, p in _parameters(pl_module)}
         for writer in _writers(trainer):
-            for name, parameter in _parameters(pl_module):
+            for name, parameter in parameters.items():
                 if torch.isfinite(parameter).all():  # else TensorBoard raises, before `Finite` can say what is wrong
-                    writer.add_histogram(f"kernels/{name}", parameter.detach().float().cpu(), trainer.global_step)
+                    writer.add_histogram(f"kernels/{name}", parameter, trainer.global_step)
 
     def _sample(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write half a segment of the validation split, and how the model continues it greedily, at most as long."""
         data = data_of(trainer)
         # this rank alone generates, so it needs all parameters; and tasks have no text
-        if not (hasattr(data, "blocks") and hasattr(data, "decode")) or isinstance(trainer.strategy, FSDPStrategy):
+        if not (hasattr(data, "blocks") and hasattr(data, "decode")) or isinstance(trainer.strategy, ShardedBlocks):
             return
         network = network_of(pl_module)
         half = max(1, network.shape.length // 2)

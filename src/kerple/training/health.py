@@ -12,6 +12,7 @@ from torch.nn.utils import get_total_norm
 from kerple.base.errors import UserError
 from kerple.evaluation.typed import untyped
 from kerple.training.last_checkpoint import LastCheckpoint
+from kerple.training.sharding import local
 
 
 class Finite(Callback):
@@ -55,7 +56,7 @@ class Finite(Callback):
         finite = torch.stack(self._losses).isfinite().all()
         self._losses = []
         scaled = trainer.precision == "16-mixed"
-        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        gradients = local(p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
         if gradients and not scaled:  # the norm is the largest entry, because a sum of squares could overflow by itself
             finite = finite & get_total_norm(gradients, math.inf).isfinite()
         if trainer.world_size > 1:  # not strategy.reduce: its barrier waits for the device
@@ -120,7 +121,7 @@ def _has_flag(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _check_weights(trainer: Trainer) -> None:
-    weights = [p.detach() for p in trainer.lightning_module.parameters() if p.numel()]
+    weights = local(p.detach() for p in trainer.lightning_module.parameters())
     if not trainer.strategy.reduce_boolean_decision(bool(get_total_norm(weights, math.inf).isfinite()), all=True):
         raise UserError(
             f"step {trainer.global_step}: weights are not finite, and leaving out a step cannot mend them; "

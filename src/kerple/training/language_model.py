@@ -1,15 +1,15 @@
 """`LanguageModel`: the Lightning module, which has loss, optimiser and schedule. The network is in `kerple.model`."""
 
 import math
-import re
 from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 from pytorch_lightning import LightningModule
+from pytorch_lightning.strategies import FSDPStrategy, ModelParallelStrategy
 from pytorch_lightning.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
-from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torchmetrics import MeanMetric
@@ -20,8 +20,7 @@ from kerple.positions import Position, Shape
 from kerple.positions.coupled import Placed
 from kerple.training.muon import Muon
 from kerple.training.schedule import ScheduleName, peak_share
-
-WRAPPER = re.compile(r"_(fsdp|checkpoint)_wrapped_module\.")  # what sharding puts into the names of parameters
+from kerple.training.sharding import ShardedBlocks, whole
 
 
 class LanguageModel(LightningModule):
@@ -103,8 +102,6 @@ class LanguageModel(LightningModule):
         self.compile_options = compile
         # sums are fp64, and a loss that is not finite is not left out of the mean
         self.validation_loss = MeanMetric(nan_strategy="disable").set_dtype(torch.float64)
-        # by name, because FSDP makes every parameter one-dimensional
-        self._dimensions = {name: p.ndim for name, p in self.named_parameters()}
         self._sums: list[Tensor] = []  # (2,) fp64 of each micro-batch since the last step: loss, targets
 
     def setup(self, stage: str) -> None:
@@ -118,6 +115,16 @@ class LanguageModel(LightningModule):
         self.attach(data)
         if self.compile_options and stage == "fit":  # a test has few batches of many lengths, and each compiles again
             self.network.compile(**(self.compile_options if isinstance(self.compile_options, dict) else {}))
+
+    def configure_model(self) -> None:
+        strategy = self.trainer.strategy
+        if isinstance(strategy, ShardedBlocks):
+            strategy.shard(self.network)
+        elif isinstance(strategy, FSDPStrategy | ModelParallelStrategy):
+            raise UserError(
+                f"trainer.strategy: got {type(strategy).__name__}, which would shard positional strategies with all "
+                "else; expected kerple.training.sharding.ShardedBlocks (configs/trainer/fsdp.yaml)"
+            )
 
     def attach(self, data: object) -> None:
         """Give the network the places of tokens that the data's task defines, if a strategy uses them.
@@ -180,13 +187,10 @@ class LanguageModel(LightningModule):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         groups = self._muon_groups() if self.muon else []
         grouped = {p for group in groups for p in group["params"]}
-        matrices: list[nn.Parameter] = []
-        vectors: list[nn.Parameter] = []
-        for name, p in self.named_parameters():
-            if p.requires_grad and p not in grouped:
-                (matrices if self._dimensions.get(WRAPPER.sub("", name), p.ndim) >= 2 else vectors).append(p)
-        groups.append({"name": "matrices", "params": matrices, "weight_decay": self.weight_decay})
-        groups.append({"name": "vectors", "params": vectors, "weight_decay": 0.0})
+        rest = [p for p in self.parameters() if p.requires_grad and p not in grouped]
+        for name, decay, is_matrix in (("matrices", self.weight_decay, True), ("vectors", 0.0, False)):
+            params = [p for p in rest if (p.ndim >= 2) == is_matrix]
+            groups.append({"name": name, "params": params, "weight_decay": decay})
         groups = [group | {"lr": self.lr} for group in groups if group["params"]]
         if self.build_optimiser is not None:
             optimiser = self.build_optimiser(groups)
@@ -220,7 +224,7 @@ class LanguageModel(LightningModule):
             {"name": "qkv", "params": [m.weight for m in qkv if m.weight.requires_grad], "muon": first.widths},
             {"name": "linear", "params": [m.weight for m in linear if m.weight.requires_grad], "muon": []},
         ]
-        if any(p.ndim != 2 for group in groups for p in group["params"]):
+        if any(isinstance(p, DTensor) for group in groups for p in group["params"]):
             raise UserError(
                 "model.optimizer: got muon, which needs whole matrices, but trainer.strategy cuts them up; "
                 "choose model.optimizer adamw, or a trainer.strategy such as ddp that keeps them whole"
@@ -238,9 +242,4 @@ class LanguageModel(LightningModule):
             return
         if gradient_clip_algorithm not in (None, "norm"):
             raise UserError(f"trainer.gradient_clip_algorithm: got {gradient_clip_algorithm!r}, expected 'norm'")
-        wrapped = self.trainer.strategy.model
-        if isinstance(wrapped, FullyShardedDataParallel):  # the norm is over shards that other devices hold
-            norm = wrapped.clip_grad_norm_(gradient_clip_val)
-        else:
-            norm = torch.nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val)
-        self.log("train/gradient_norm", norm)
+        self.log("train/gradient_norm", whole(torch.nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val)))

@@ -1,37 +1,57 @@
-"""`ShardedBlocks`: FSDP that gathers the matrices of blocks in the Trainer's precision, and all else in fp32."""
+"""`ShardedBlocks`: FSDP that gathers the linear layers of blocks in the Trainer's precision, and all else in fp32."""
 
-from dataclasses import replace
+import warnings
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-from pytorch_lightning.strategies import FSDPStrategy
-from torch import nn
-from torch.distributed.fsdp import MixedPrecision
-from torch.distributed.fsdp.wrap import CustomPolicy
+from pytorch_lightning.strategies import ModelParallelStrategy
+from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
 
-from kerple.model.block import Block
+from kerple.model import Transformer
+
+HALVES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 
-class ShardedBlocks(FSDPStrategy):
-    """Parameters, gradients and moments in shards (FSDP): a unit for each attention and MLP, and one for all else.
+class ShardedBlocks(ModelParallelStrategy):
+    """Parameters, gradients and moments in shards (torch's `fully_shard`): a unit for each block, and one for all else.
 
-    Lightning's `FSDPStrategy` casts all parameters and buffers to bf16 under ``bf16-mixed``, and so the slopes, tables
-    and angles of positional strategies. Here the linear layers of a block are gathered in the Trainer's precision, and
-    everything else, such as strategies and norms, in fp32. Buffers keep their dtype, gradients are summed in fp32, and
-    what a strategy hands to the blocks is not cast.
+    The linear layers of a block are gathered in the Trainer's precision, and everything else, such as strategies and
+    norms, in fp32. Buffers keep their dtype, gradients are summed in fp32, and what a strategy hands to the blocks is
+    not cast. A checkpoint is one file, as without shards.
 
     Args:
-        **options: Options of `FSDPStrategy`, except mixed_precision and auto_wrap_policy.
+        reshard_after_forward: Whether a block's weights are given up between its forward and its backward pass, and
+            gathered twice a step.
+        **options: Options of `ModelParallelStrategy`, except save_distributed_checkpoint.
     """
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(mixed_precision=MixedPrecision(), **options)
+    def __init__(self, reshard_after_forward: bool = True, **options: Any) -> None:
+        super().__init__(save_distributed_checkpoint=False, **options)
+        self.reshard_after_forward = reshard_after_forward
 
-    def _setup_model(self, model: nn.Module) -> nn.Module:
-        of_layers = replace(
-            self.precision_plugin.mixed_precision_config,
-            reduce_dtype=torch.float32, buffer_dtype=None, cast_forward_inputs=False,
-        )  # fmt: skip
-        units = {part for block in model.modules() if isinstance(block, Block) for part in (block.attention, block.mlp)}
-        self.kwargs["auto_wrap_policy"] = CustomPolicy(lambda m: m in units and {"mixed_precision": of_layers})
-        return super()._setup_model(model)
+    def shard(self, network: Transformer) -> None:
+        """Cut the parameters up, in place: each is a `DTensor` from then on, but for the forward and backward pass."""
+        # of all processes, whatever mesh Lightning has made of nodes and devices
+        mesh = torch.distributed.init_device_mesh(self.root_device.type, (self.world_size,))
+        in_half = MixedPrecisionPolicy(
+            HALVES.get(self.precision_plugin.precision), torch.float32, cast_forward_inputs=False
+        )
+        for block in network.blocks:
+            layers: list[nn.Module] = [layer for layer in block.modules() if isinstance(layer, nn.Linear)]
+            fully_shard(layers, mesh=mesh, mp_policy=in_half, reshard_after_forward=self.reshard_after_forward)
+        fully_shard(network, mesh=mesh)
+        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # nothing writes into the losses
+        register_fsdp_forward_method(network, "losses")  # training calls it, and not `forward`
+
+
+def whole(x: Tensor) -> Tensor:
+    """A tensor that may be in shards, gathered from all processes."""
+    return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+def local(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """What this process holds of tensors that may be in shards; those of which it holds nothing are left out."""
+    return [x for x in (x.to_local() if isinstance(x, DTensor) else x for x in tensors) if x.numel()]
