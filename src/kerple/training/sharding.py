@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from pytorch_lightning.strategies import ModelParallelStrategy
 from torch import Tensor, nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
 from kerple.model import Transformer
@@ -34,11 +34,12 @@ class ShardedBlocks(ModelParallelStrategy):
 
     def shard(self, network: Transformer) -> None:
         """Cut the parameters up, in place: each is a `DTensor` from then on, but for the forward and backward pass."""
+        if isinstance(network, FSDPModule):  # a second fit, validation or test by the same trainer
+            return
         # of all processes, whatever mesh Lightning has made of nodes and devices
         mesh = torch.distributed.init_device_mesh(self.root_device.type, (self.world_size,))
-        in_half = MixedPrecisionPolicy(
-            HALVES.get(self.precision_plugin.precision), torch.float32, cast_forward_inputs=False
-        )
+        half = HALVES.get(self.precision_plugin.precision)
+        in_half = MixedPrecisionPolicy(half, torch.float32, cast_forward_inputs=False)
         for block in network.blocks:
             layers: list[nn.Module] = [layer for layer in block.modules() if isinstance(layer, nn.Linear)]
             fully_shard(layers, mesh=mesh, mp_policy=in_half, reshard_after_forward=self.reshard_after_forward)
