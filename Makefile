@@ -91,9 +91,9 @@ $(BUNDLE)/shards/manifest.json: $(VENV)/ready
 	$(RUN) run.py prepare --config configs/gpu.yaml --data.corpus '$(VENV)/lib/python3*/site-packages/torch*/**/*.py'
 
 gpu: ## what a GPU has to show, a line as soon as it is measured; GPU="step attention --deadline 540" for some
-	@test ! -d $(BUNDLE)/wheels || $(PYTHON) -m pip install -qqq --no-index --no-deps --upgrade --find-links $(BUNDLE)/wheels \
-	  --target $(BUNDLE)/site $(GPU_WHEELS) || { echo "make: $(BUNDLE)/wheels has not what requirements.txt names for" \
-	  "$$($(PYTHON) --version): make gpu-bundle GPU_PYTHON=..."; exit 1; }
+	@test ! -d $(BUNDLE)/wheels || reason=$$($(PYTHON) -m pip install -qqq --no-index --no-deps --upgrade \
+	  --find-links $(BUNDLE)/wheels --target $(BUNDLE)/site $(GPU_WHEELS) 2>&1) || { echo "make: $(BUNDLE)/wheels for" \
+	  "$$($(PYTHON) --version): $${reason##*ERROR: }: make gpu-bundle GPU_PYTHON=..."; exit 1; }
 	PYTHONPATH=src:$(BUNDLE)/site $(PYTHON) -m benchmarks.gpu $(GPU)
 
 gpu-toy: $(BUNDLE)/shards/manifest.json ## the same on the CPU at a toy size

@@ -31,8 +31,8 @@ class ChunkSizes:
         """Sizes for a device.
 
         On the CPU, chunks of 8 MiB of fp32 logits stay in the cache; at the demo's size they take half the time of a
-        single chunk. On a GPU, each chunk costs some launches, so chunks have 5,336 rows of 50,304 logits, and 2 GiB of
-        bf16 logits are stored, because computing them again takes a seventh of a step's operations.
+        single chunk. On a GPU, 2 GiB of bf16 logits are stored, because computing them again takes a seventh of a
+        step's operations; what is not stored has chunks of 5,336 rows of 50,304 logits, as each costs some launches.
         """
         return cls(2**21, 2**26) if device.type == "cpu" else cls(2**28, 2**30)
 
@@ -65,9 +65,12 @@ def target_losses(
         (N,) fp32.
     """
     sizes, of_rows = sizes or ChunkSizes.of_device(features.device), of_rows or row_losses
+    logits, trains = len(targets) * head.out_features, torch.is_grad_enabled()
+    again = trains and logits > sizes.stored
+    # what is stored is in memory at once however it is cut: on a GPU one chunk, for which the weight is cast once
+    at_once = logits if trains and not again and features.is_cuda else sizes.logits
     # even chunks, for which a compiled loss has one graph
-    chunks = max(1, math.ceil(len(targets) / max(sizes.rows, sizes.logits // head.out_features)))
-    again = torch.is_grad_enabled() and len(targets) * head.out_features > sizes.stored
+    chunks = max(1, math.ceil(len(targets) / max(sizes.rows, at_once // head.out_features)))
     return torch.cat(
         [
             checkpoint(of_rows, x, head.weight, y, use_reentrant=False) if again else of_rows(x, head.weight, y)
