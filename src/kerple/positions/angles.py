@@ -12,7 +12,7 @@ def exact(device: torch.device) -> torch.dtype:
 def frequencies(dim: int, base: float | Tensor, device: torch.device) -> Tensor:
     """Compute the frequencies ``base^(-2i/dim)`` for i = 0..dim/2-1, (dim/2,) fp64."""
     i = torch.arange(0, dim, 2, dtype=exact(device), device=device)
-    return torch.as_tensor(base, dtype=i.dtype, device=device) ** (-i / dim)
+    return base ** (-i / dim)
 
 
 def angles(positions: Tensor, dim: int, base: float) -> Tensor:
