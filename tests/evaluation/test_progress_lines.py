@@ -1,5 +1,7 @@
 """How far a run is, in lines and in its file."""
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from tests.toy import Line, ToyData, trainer
 def test_lines_and_the_file_say_how_far_a_fit_and_an_analysis_are(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    states, blocks = [], []
+    states, blocks, stopped = [], [], False
 
     class Read(Line):
         def on_train_batch_start(self, batch: object, index: int) -> None:
@@ -25,8 +27,10 @@ def test_lines_and_the_file_say_how_far_a_fit_and_an_analysis_are(
         def test_step(self, batch: object, index: int) -> None: ...
 
         def on_test_epoch_end(self) -> None:
-            for _ in with_progress(self.trainer, range(3)):
+            for number in with_progress(self.trainer, range(3 + stopped)):
                 blocks.append(read_progress(tmp_path / FILE))
+                if number == 2 and stopped:
+                    os.kill(os.getpid(), signal.SIGTERM)
 
     options = {"max_steps": 4, "enable_checkpointing": False, "limit_val_batches": 0}
     model = Read()
@@ -44,3 +48,8 @@ def test_lines_and_the_file_say_how_far_a_fit_and_an_analysis_are(
     trainer(tmp_path, ProgressLines(every=60, file_every=0.0), limit_test_batches=2).test(model, ToyData())
     blocks.append(read_progress(tmp_path / FILE))
     assert [(state["done"], state["total"]) for state in blocks[1:]] == [(1, 3), (2, 3), (3, 3)]
+
+    stopped = True
+    with pytest.raises(SystemExit, match="143"):
+        trainer(tmp_path, ProgressLines(file_every=0.0), limit_test_batches=2).test(model, ToyData())
+    assert read_progress(tmp_path / FILE)["done"] == 3

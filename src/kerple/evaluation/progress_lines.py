@@ -1,5 +1,6 @@
 """`ProgressLines`: prints lines that say how far a run is, and writes a file with the same, which `compare` reads."""
 
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -82,7 +83,7 @@ class ProgressLines(Callback):
 
 
 def with_progress(trainer: Trainer, blocks: Sequence[T]) -> Iterator[T]:
-    """Yield the blocks that an analysis reads in a test, and let `ProgressLines` count them."""
+    """Yield the blocks that an analysis reads in a test; `ProgressLines` counts them, and SIGTERM ends the test."""
     counters = [c for c in untyped(trainer).callbacks if isinstance(c, ProgressLines) and trainer.testing]
     for counter in counters:
         counter.begin("testing", len(blocks))
@@ -90,3 +91,5 @@ def with_progress(trainer: Trainer, blocks: Sequence[T]) -> Iterator[T]:
         yield block
         for counter in counters:
             counter.advance(trainer, number + 1)
+        if trainer.testing and trainer.received_sigterm:  # Lightning takes note of it, and looks when all are read
+            raise SystemExit(128 + signal.SIGTERM)
