@@ -114,7 +114,7 @@ def find_corpus(name: str, text_field: str = "text", source: str = "data/.cache"
     files = list_files(name)
     if not files:
         raise UserError(
-            f"data.corpus: got {name!r}, which holds no files; expected {', '.join(CORPORA)}, a file, a "
+            f"data.corpus: got {name!r}, where there are no files; expected {', '.join(CORPORA)}, a file, a "
             "folder, a pattern, a URL or hf:NAME"
         )
     return Corpus(lambda: read_files(files, text_field), files)
