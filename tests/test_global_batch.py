@@ -107,11 +107,9 @@ def step(
 
 def by_hand(problems: Iterable[Example]) -> tuple[float, dict[str, Tensor]]:
     """Mean loss over all answers' tokens and its gradient, one problem at a time and without padding."""
-    network, losses = model().network, []
-    for example in problems:
-        losses.append(network.losses(torch.tensor([example.tokens()]))[0][torch.tensor(example.scored())])
-    mean = torch.cat(losses).mean()
-    mean.backward()
+    network = model().network
+    losses = [network.losses(torch.tensor([p.tokens()]))[0][torch.tensor(p.scored())] for p in problems]
+    (mean := torch.cat(losses).mean()).backward()
     return float(mean), {f"network.{n}": p.grad for n, p in network.named_parameters()}
 
 

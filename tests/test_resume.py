@@ -99,8 +99,7 @@ def steps(fit: Fit, processes: int, accumulate: int) -> list[tuple[float, list[l
 def test_two_processes_stopped_by_a_signal_to_one_and_by_a_kill_continue_in_every_bit(
     strategy: Any, shards: Path, tmp_path: Path
 ) -> None:
-    folders, trainer = (tmp_path / "undisturbed", tmp_path / "stopped"), {"strategy": strategy}
-    undisturbed, stopped = (Fit(folder, shards, processes=2, trainer=trainer) for folder in folders)
+    undisturbed, stopped = (Fit(tmp_path / f, shards, 2, trainer={"strategy": strategy}) for f in ("whole", "stopped"))
     assert undisturbed.start() == 0
     assert stopped.start(interruption("on_train_batch_start", 6, signal.SIGTERM, rank=1)) == 143
     assert stopped.start(interruption("on_before_optimizer_step", 4)) == -signal.SIGKILL

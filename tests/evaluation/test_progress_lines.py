@@ -48,7 +48,6 @@ def test_lines_and_the_file_say_how_far_a_fit_and_an_analysis_are(
     trainer(tmp_path, ProgressLines(every=60, file_every=0.0), limit_test_batches=2).test(model, ToyData())
     blocks.append(read_progress(tmp_path / FILE))
     assert [(state["done"], state["total"]) for state in blocks[1:]] == [(1, 3), (2, 3), (3, 3)]
-
     stopped = True
     with pytest.raises(SystemExit, match="143"):
         trainer(tmp_path, ProgressLines(file_every=0.0), limit_test_batches=2).test(model, ToyData())

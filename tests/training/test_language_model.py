@@ -9,7 +9,6 @@ import torch
 from pytorch_lightning import Trainer
 from pytorch_lightning.strategies import FSDPStrategy
 
-from kerple.base.errors import UserError
 from kerple.training.language_model import LanguageModel
 from kerple.training.schedule import peak_share
 from tests.toy import ToyData, small_model, trainer
@@ -88,16 +87,13 @@ def test_a_step_ends_within_the_ranges(optimizer: str, tmp_path: Path) -> None:
             assert end is None or value.tolist() == pytest.approx([end] * 2)
 
 
-def test_a_bad_number_and_other_data_are_refused(tmp_path: Path) -> None:
+def test_a_bad_number_other_data_and_strategy_are_refused(tmp_path: Path, monkeypatch) -> None:
     with pytest.raises(ValueError, match=r"lr: got 0\.0"):
         small_model(lr=0.0)
     with pytest.raises(ValueError, match="vocabulary: got 13 token ids, expected the 11 that the model was"):
         trainer(tmp_path, max_steps=1).fit(small_model(), datamodule=ToyData(vocabulary=13))
-
-
-def test_sharding_that_would_round_the_strategies_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     module = small_model()
-    module.trainer = trainer(tmp_path, max_steps=4)
-    monkeypatch.setattr(Trainer, "strategy", FSDPStrategy())
-    with pytest.raises(UserError, match=r"trainer\.strategy: got FSDPStrategy"):
+    module.trainer = trainer(tmp_path, max_steps=1)
+    monkeypatch.setattr(Trainer, "strategy", FSDPStrategy())  # which would round strategies to bf16
+    with pytest.raises(ValueError, match=r"trainer\.strategy: got FSDPStrategy"):
         module.configure_model()
