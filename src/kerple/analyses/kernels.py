@@ -12,7 +12,7 @@ from torch import Tensor
 from kerple.base.errors import UserError
 from kerple.evaluation.analysis import publish
 from kerple.evaluation.figures import finish
-from kerple.evaluation.typed import network_of, strategy_name
+from kerple.evaluation.typed import network_of, refuse_shards, strategy_name
 from kerple.positions import Position
 
 MAX_RECORDS = 400  # during a whole training
@@ -52,6 +52,7 @@ class Kernels(Callback):
         self.records: list[Tensor] = []  # at each of these steps, (curves, H)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        refuse_shards(trainer, "Kernels", "leave it out of the fit")
         if not self.steps:
             self._record(0, pl_module)
 
