@@ -91,6 +91,7 @@ $(BUNDLE)/shards/manifest.json: $(VENV)/ready
 	$(RUN) run.py prepare --config configs/gpu.yaml --data.corpus '$(VENV)/lib/python3*/site-packages/torch*/**/*.py'
 
 gpu: ## what a GPU has to show, a line as soon as it is measured; GPU="step attention --deadline 540" for some
+	@$(PYTHON) -c "import torch" 2>/dev/null || { echo "make: $(PYTHON) has no torch: make gpu PYTHON=..."; exit 1; }
 	@test ! -d $(BUNDLE)/wheels || reason=$$($(PYTHON) -m pip install -qqq --no-index --no-deps --upgrade \
 	  --find-links $(BUNDLE)/wheels --target $(BUNDLE)/site $(GPU_WHEELS) 2>&1) || { echo "make: $(BUNDLE)/wheels for" \
 	  "$$($(PYTHON) --version): $${reason##*ERROR: }: make gpu-bundle GPU_PYTHON=..."; exit 1; }

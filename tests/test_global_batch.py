@@ -96,8 +96,8 @@ def step(
     trainer = Trainer(
         **ALONE, max_steps=1, accumulate_grad_batches=accumulate, devices=processes, default_root_dir=folder,
         strategy=Sharded() if sharded else "ddp_fork" if processes > 1 else "auto", num_sanity_val_steps=0,
-        callbacks=[Write(folder / "logged.pt"), TaskAccuracy()], log_every_n_steps=1, val_check_interval=accumulate,
-        check_val_every_n_epoch=None, limit_val_batches=0 if sharded else None, **options,
+        callbacks=[Write(folder / "logged.pt"), *([] if sharded else [TaskAccuracy()])], log_every_n_steps=1,
+        val_check_interval=accumulate, check_val_every_n_epoch=None, **options,
     )  # fmt: skip
     module = model(position, optimizer)
     module.lr = 1e-12  # validation comes after the step: it shall be of the same weights

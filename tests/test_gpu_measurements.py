@@ -17,15 +17,17 @@ def started(out: Path, *flags: str) -> subprocess.Popen[str]:
 def test_a_killed_run_goes_on_in_another_folder(tmp_path: Path) -> None:
     names = [name for name in measurements(True, tmp_path) if name.startswith("attention-64")]
     rows, first = tmp_path / "1" / "rows.jsonl", started(tmp_path / "1")
-    while first.poll() is None and not rows.exists():
+    while first.poll() is None and not (rows.exists() and rows.stat().st_size):
         time.sleep(0.01)
     first.kill()
     first.communicate()
     done = [json.loads(line)["name"] for line in rows.read_text().splitlines() if line.endswith("}")]
-    rows.write_text(rows.read_text() + '\n{"name": "attention')  # killed while it wrote
+    rows.write_bytes(rows.read_bytes() + b'\n1\n{}\n\xff\n{"name": "attention')  # killed while it wrote, and worse
     out = started(tmp_path / "2", "--resume", str(rows)).communicate(timeout=300)[0]
     assert [line[3:] for line in out.splitlines() if line.startswith("==")] == [n for n in names if n not in done]
     report = (tmp_path / "2" / "report.md").read_text()
     assert all(part in report for part in (*(f"| {n} | the CPU | {{" for n in names), "- step-NoPE: not run"))
-    rows.write_text(rows.read_text().replace('"code": "', '"code": "0'))
-    assert read([rows]) == {}  # of other code
+    assert [*read([tmp_path / "2" / "rows.jsonl"])] == names  # those that were taken over too
+    for here in ('"code": "', '"torch": "'):  # of other code, or elsewhere
+        rows.write_text((tmp_path / "2" / "rows.jsonl").read_text().replace(here, f"{here}0"))
+        assert read([rows]) == {}

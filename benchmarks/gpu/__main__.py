@@ -69,11 +69,15 @@ def trained(steps: int, name: str, toy: bool) -> dict[str, Any]:
 
     A fit that was cut off goes on from its last checkpoint.
     """
-    folder = ROOT / "logs" / ("gpu-toy" if toy else "gpu") / f"{steps}-steps" / name
+    code = str(record()["code"])  # of other code, a fit would not be gone on with
+    folder = ROOT / "logs" / ("gpu-toy" if toy else "gpu") / code / f"{steps}-steps" / name
+    last = folder / "checkpoints" / "last.ckpt"
+    if not last.exists():  # cut off before its first checkpoint; another would go beside it
+        shutil.rmtree(folder, ignore_errors=True)
     flags = ["--config=configs/gpu.yaml", f"--model.position={name}", f"--trainer.max_steps={steps}"]
     _command("fit", *flags, *(TOY if toy else []), f"--run_dir={folder}", "--ckpt_path=last")
     shutil.rmtree(folder / "test", ignore_errors=True)  # of a test that was cut off; another would go beside it
-    _command("test", f"--ckpt_path={folder / 'checkpoints' / 'last.ckpt'}", f"--run_dir={folder / 'test'}")
+    _command("test", f"--ckpt_path={last}", f"--run_dir={folder / 'test'}")
     cost = json.loads((folder / "cost.json").read_text())
     cells = results.totals(results.read(folder / "test")[0]).query("metric == 'ppl' and protocol == 'full'")
     perplexity = dict(zip(cells["length"].tolist(), cells["value"].tolist(), strict=True))
@@ -110,18 +114,24 @@ def measurements(toy: bool, out: Path) -> dict[str, Callable[[], dict[str, Any]]
 
 
 def read(paths: list[Path]) -> dict[str, dict[str, Any]]:
-    """Earlier lines of this code by the name of their measurement; later ones win, and half a line is none."""
-    rows, code = {}, record()["code"]
-    for line in (line for path in paths if path.exists() for line in path.read_text().splitlines()):
+    """Earlier lines of this code and device by the name of their measurement; later ones win."""
+    rows, here = {}, _origin(record())
+    for line in (line for path in paths for line in path.read_text(errors="replace").splitlines()):
         try:
             row = json.loads(line)
-        except json.JSONDecodeError:  # of a run that was cut off while it wrote
+            name, origin, _ = str(row["name"]), _origin(row), (row["error"], row["result"].items())
+        except (ValueError, TypeError, LookupError, AttributeError):  # of a run that was cut off while it wrote
             continue
-        if row.get("code") != code:
-            print(f"{row['name']}: was measured of other code ({row.get('code')}, here {code}): it counts as missing")
+        if origin != here:
+            print(f"{name}: was measured of other code or elsewhere ({origin}; here {here}): it counts as missing")
             continue
-        rows[row["name"]] = row
+        rows[name] = row
     return rows
+
+
+def _origin(record: dict[str, Any]) -> str:
+    machine = record["machine"]
+    return f"code {record['code']}, {machine['gpu'] or 'the CPU'}, torch {machine['torch']}"
 
 
 def report(rows: dict[str, dict[str, Any]], names: list[str]) -> str:
@@ -135,15 +145,18 @@ def report(rows: dict[str, dict[str, Any]], names: list[str]) -> str:
             continue
         value = values[0] / values[1] if len(values) == 2 else values[0]
         verdict = "holds" if (value >= bound if at_least else value <= bound) else "misses"
-        lines.append(f"| {text} | {value:.3g} | {limit} | {verdict if rows[over[0]]['gpu'] else 'dry run'} |")
+        lines.append(
+            f"| {text} | {value:.3g} | {limit} | {verdict if rows[over[0]]['machine']['gpu'] else 'dry run'} |"
+        )
     lines += ["", "| measurement | on | result |", "|---|---|---|"]
-    for name in names:
-        if name in rows and not rows[name]["error"]:
-            result = {key: value for key, value in rows[name]["result"].items() if key != "kernels"}
-            lines.append(f"| {name} | {rows[name]['gpu'] or 'the CPU'} | {json.dumps(result, ensure_ascii=False)} |")
-    missing = [
-        f"- {n}: {rows[n]['error'] if n in rows else 'not run'}" for n in names if rows.get(n, {"error": 1})["error"]
-    ]
+    missing = [f"- {name}: not run" for name in names if name not in rows]
+    for name, row in ((name, rows[name]) for name in names if name in rows):
+        result = {key: value for key, value in row["result"].items() if key != "kernels"}
+        if result:
+            on = row["machine"]["gpu"] or "the CPU"
+            lines.append(f"| {name} | {on} | {json.dumps(result, ensure_ascii=False)} |")
+        faults = {"error": row["error"]} | {key: value for key, value in result.items() if key.endswith("failed")}
+        missing += [f"- {name}: {key}: {value}" for key, value in faults.items() if value]
     return "\n".join([*lines, "", "Missing:", "", *(missing or ["Nothing."]), ""])
 
 
@@ -159,19 +172,26 @@ def main() -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     elif not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):
         sys.exit("benchmarks.gpu: there is no CUDA device of compute capability 8.0 here; --toy measures on the CPU")
-    out = options.out or ROOT / "logs" / ("gpu-toy" if options.toy else "gpu") / "records"
+    out = (options.out or ROOT / "logs" / ("gpu-toy" if options.toy else "gpu") / "records").resolve()
     out.mkdir(parents=True, exist_ok=True)
     calls = measurements(options.toy, out)
-    rows = read([*options.resume, out / "rows.jsonl"])
-    signal.signal(signal.SIGALRM, lambda *_: sys.exit("stopped at the deadline; the same command goes on"))
+    for prefix in options.prefixes:
+        if not any(name.startswith(prefix) for name in calls):
+            sys.exit(f"benchmarks.gpu: got {prefix}, expected the beginning of one of: {', '.join(calls)}")
+    path = out / "rows.jsonl"
+    path.touch()
+    rows = read([path])
+    for name, row in read(options.resume).items():
+        if name not in rows:
+            rows[name] = kept(path, row)
+    for number in (signal.SIGALRM, signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit("stopped, by a signal or the deadline; the same command goes on"))
     signal.alarm(options.deadline)
     try:
         for name, call in calls.items():
             if name.startswith(tuple(options.prefixes)) and (name not in rows or rows[name]["error"]):
                 print(f"== {name}", flush=True)
-                rows[name] = measured(name, call)
-                with (out / "rows.jsonl").open("a") as file:  # half a line may stand at its end
-                    file.write("\n" + json.dumps(rows[name]) + "\n")
+                rows[name] = kept(path, measured(name, call))
     finally:
         (out / "report.md").write_text(text := report(rows, list(calls)))
         print(text)
@@ -185,9 +205,14 @@ def measured(name: str, call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     except Exception as failure:
         error = f"{type(failure).__name__}: {failure}"
         print(f"{name}: {error}", file=sys.stderr)
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     seconds = time.monotonic() - start
-    return {"name": name, "gpu": gpu, "seconds": seconds, "error": error, "result": result, **record()}
+    return {"name": name, "seconds": seconds, "error": error, "result": result, **record()}
+
+
+def kept(path: Path, row: dict[str, Any]) -> dict[str, Any]:
+    with path.open("a") as file:
+        file.write(f"\n{json.dumps(row)}\n")  # half a line may stand before it
+    return row
 
 
 if __name__ == "__main__":

@@ -221,4 +221,4 @@ def test_what_an_evaluation_cannot_honour_is_refused_before_it_begins(tmp_path: 
     with pytest.raises(UserError, match=r"got Extrapolation with parameters that FSDP has sharded"):
         Extrapolation([8]).setup(sharded, model_of(), "fit")
     with pytest.raises(UserError, match=r"got TaskAccuracy with parameters that FSDP has sharded"):
-        TaskAccuracy().on_validation_start(sharded, model_of())
+        TaskAccuracy().setup(sharded, model_of(), "fit")

@@ -126,6 +126,7 @@ class TaskAccuracy(Callback):
         self.counts: dict[str, AnswerAccuracy] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        refuse_shards(trainer, "TaskAccuracy", "leave it out of the fit")
         data = data_of(trainer)
         if not isinstance(data, TaskData):
             raise UserError(
@@ -134,7 +135,6 @@ class TaskAccuracy(Callback):
             )
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        refuse_shards(trainer, "TaskAccuracy", "leave it out of the fit")
         self._start(pl_module, data_of(trainer).validation_problems, [TEACHER_FORCED])
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
+from kerple.base.errors import UserError
 from kerple.model import Transformer
 
-HALVES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+GATHERED = {"32-true": torch.float32, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}  # by precision
 
 
 class ShardedBlocks(ModelParallelStrategy):
@@ -33,16 +34,22 @@ class ShardedBlocks(ModelParallelStrategy):
         self.reshard_after_forward = reshard_after_forward
 
     def shard(self, network: Transformer) -> None:
-        """Cut the parameters up, in place: each is a `DTensor` from then on, but for the forward and backward pass."""
+        """Cut the parameters up, in place: each is a `DTensor` from then on, but for the forward and backward pass.
+
+        Raises:
+            UserError: If the Trainer's precision is none that has fp32 parameters.
+        """
         if isinstance(network, FSDPModule):  # a second fit, validation or test by the same trainer
             return
         # of all processes, whatever mesh Lightning has made of nodes and devices
         mesh = torch.distributed.init_device_mesh(self.root_device.type, (self.world_size,))
-        half = HALVES.get(self.precision_plugin.precision)
-        in_half = MixedPrecisionPolicy(half, torch.float32, cast_forward_inputs=False)
+        precision = self.precision_plugin.precision
+        if precision not in GATHERED:
+            raise UserError(f"trainer.precision: got {precision}, expected {', '.join(GATHERED)} or auto with shards")
+        policy = MixedPrecisionPolicy(GATHERED[precision], torch.float32, cast_forward_inputs=False)
         for block in network.blocks:
             layers: list[nn.Module] = [layer for layer in block.modules() if isinstance(layer, nn.Linear)]
-            fully_shard(layers, mesh=mesh, mp_policy=in_half, reshard_after_forward=self.reshard_after_forward)
+            fully_shard(layers, mesh=mesh, mp_policy=policy, reshard_after_forward=self.reshard_after_forward)
         fully_shard(network, mesh=mesh)
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # nothing writes into the losses
         register_fsdp_forward_method(network, "losses")  # training calls it, and not `forward`
