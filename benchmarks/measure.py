@@ -66,7 +66,7 @@ def machine() -> dict[str, object]:
 def record() -> dict[str, object]:
     """The head of a record: when, of what code and on what it was measured."""
     root = Path(__file__).parents[1]  # a checksum, because a copy of the files has no commit
-    folders = ("src", "benchmarks", "configs", "tests")
+    folders = ("src", "benchmarks", "configs", "tests/gpu")
     files = sorted(path for folder in folders for end in ("py", "yaml") for path in (root / folder).rglob(f"*.{end}"))
     code = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
     return {"when": datetime.now(UTC).isoformat(timespec="seconds"), "code": code, "machine": machine()}

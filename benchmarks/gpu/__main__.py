@@ -69,7 +69,7 @@ def trained(steps: int, name: str, toy: bool) -> dict[str, Any]:
 
     A fit that was cut off goes on from its last checkpoint.
     """
-    code = str(record()["code"])  # of other code, a fit would not be gone on with
+    code = str(record()["code"])  # a fit of other code is not continued
     folder = ROOT / "logs" / ("gpu-toy" if toy else "gpu") / code / f"{steps}-steps" / name
     last = folder / "checkpoints" / "last.ckpt"
     if not last.exists():  # cut off before its first checkpoint; another would go beside it
@@ -145,9 +145,8 @@ def report(rows: dict[str, dict[str, Any]], names: list[str]) -> str:
             continue
         value = values[0] / values[1] if len(values) == 2 else values[0]
         verdict = "holds" if (value >= bound if at_least else value <= bound) else "misses"
-        lines.append(
-            f"| {text} | {value:.3g} | {limit} | {verdict if rows[over[0]]['machine']['gpu'] else 'dry run'} |"
-        )
+        verdict = verdict if rows[over[0]]["machine"]["gpu"] else "dry run"
+        lines.append(f"| {text} | {value:.3g} | {limit} | {verdict} |")
     lines += ["", "| measurement | on | result |", "|---|---|---|"]
     missing = [f"- {name}: not run" for name in names if name not in rows]
     for name, row in ((name, rows[name]) for name in names if name in rows):
@@ -210,6 +209,7 @@ def measured(name: str, call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def kept(path: Path, row: dict[str, Any]) -> dict[str, Any]:
+    """Append a row to the records, and return it."""
     with path.open("a") as file:
         file.write(f"\n{json.dumps(row)}\n")  # half a line may stand before it
     return row
