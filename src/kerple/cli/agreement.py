@@ -70,13 +70,16 @@ def check_resumption(path: str | Path, content: dict[str, Any], config: dict[str
 
     Raises:
         UserError: The seed, the length, the order of the data, the samples of a step, the model, its optimiser or the
-            number of steps is another.
+            number of steps is another, or a run without shards is to go on with them.
     """
     changes = _changes(content[CONFIG], config)
     refused = [change for change in changes if change.startswith(SAME)]
     before = content.get(SAMPLES_PER_STEP)
     if samples is not None and before is not None and samples != before:
         refused.append(f"samples of a step over all devices: {before} -> {samples}")
+    # with shards, Lightning numbers the optimiser's moments by the order of the model, and reads no other order
+    if ["ShardedBlocks" in str(each["trainer"]["strategy"]) for each in (content[CONFIG], config)] == [False, True]:
+        refused.append("trainer.strategy: without shards -> with shards")
     if refused:
         raise UserError(
             f"ckpt_path: {path} is of another training: {'; '.join(refused)}; give the earlier options, or start a "

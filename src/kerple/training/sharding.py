@@ -54,12 +54,6 @@ class ShardedBlocks(ModelParallelStrategy):
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # nothing writes into the losses
         register_fsdp_forward_method(network, "losses")  # training calls it, and not `forward`
 
-    def load_checkpoint(self, *arguments: Any, **options: Any) -> dict[str, Any]:
-        try:
-            return super().load_checkpoint(*arguments, **options)
-        except RuntimeError as error:  # without shards, the optimiser's moments have another order
-            raise UserError(f"ckpt_path: a run that began without shards cannot go on with them ({error})") from error
-
 
 def whole(x: Tensor) -> Tensor:
     """A tensor that may be in shards, gathered from all processes."""
