@@ -22,7 +22,7 @@ from kerple.compare.figures import plain_log_ticks, save
 from kerple.compare.runs import read_runs, recorded_runs
 from kerple.compare.statistics import estimate
 from kerple.compare.tables import Cell, Table
-from kerple.evaluation.protocols import full
+from kerple.measure.protocols import full
 from kerple.model import Transformer
 from kerple.training.throughput import position_parameters
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import matplotlib as mpl
 import torch
+from kerple.measure.attention_maps import visit_probabilities
 from matplotlib.figure import Figure
 
 from kerple import positions
-from kerple.analyses.attention_maps import visit_probabilities
 from kerple.compare import runs
 from kerple.compare.figures import COLOURS, plain, plain_log_ticks
 from kerple.model import Transformer

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from kerple.tasks.accuracy import TaskAccuracy
 from pytorch_lightning import Callback, Trainer, seed_everything
 from pytorch_lightning.plugins import MixedPrecision
 from pytorch_lightning.strategies.launchers.multiprocessing import _MultiProcessingLauncher
@@ -15,7 +16,6 @@ from torch.utils.data import DataLoader
 from kerple.model import Batch
 from kerple.positions import ALiBi, KerpleLog, Position
 from kerple.tasks import Addition, TaskData
-from kerple.tasks.accuracy import TaskAccuracy
 from kerple.tasks.base import Example
 from kerple.training.language_model import LanguageModel
 from kerple.training.sharding import ShardedBlocks, whole

@@ -23,7 +23,7 @@ import torch
 
 from benchmarks.gpu import pieces
 from benchmarks.measure import record
-from kerple.evaluation import results
+from kerple.measure import results
 
 ROOT = Path(__file__).parents[2]
 STRATEGIES = ("KerpleLog", "ALiBi", "RoPE", "T5", "NoPE")

@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.models import build, training_step
 from kerple.attention import Modifiers, attend, cuda
-from kerple.evaluation.protocols import full, windowed
+from kerple.measure.protocols import full, windowed
 from kerple.model.cost import CHIPS, flops
 
 

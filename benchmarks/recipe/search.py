@@ -30,7 +30,7 @@ import yaml
 from kerple.cli.main import main as run
 from kerple.cli.trained import load
 from kerple.data import TokenShards
-from kerple.evaluation.protocols import full, windowed
+from kerple.measure.protocols import full, windowed
 from kerple.model import Transformer
 from kerple.tasks import TaskData
 from kerple.tasks.sampling import collate

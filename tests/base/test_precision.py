@@ -4,7 +4,7 @@ import pytest
 import torch
 from jsonargparse import Namespace
 
-from kerple.base.precision import AutoTrainer, choose, emulated, resolve_auto
+from kerple.training.trainer import AutoTrainer, choose, emulated, resolve_auto
 
 
 @pytest.fixture

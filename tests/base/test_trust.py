@@ -34,7 +34,7 @@ data:
 trainer:
   logger: {class_path: os.system, init_args: {command: "false"}}
   callbacks:
-    - {class_path: kerple.analyses.shift.ShiftTest, init_args: {}}
+    - {class_path: kerple.measure.shift.ShiftTest, init_args: {}}
     - {class_path: pytorch_lightning.callbacks.LambdaCallback, init_args: {setup: os.system}}
   precision: 32-true
 """)

@@ -10,8 +10,8 @@ import yaml
 
 from kerple.cli.main import main
 from kerple.data import TokenShards
-from kerple.evaluation import results
-from kerple.evaluation.protocols import Protocol
+from kerple.measure import results
+from kerple.measure.protocols import Protocol
 from tests.cli.tiny import complaint
 from tests.hf.test_adapter import plain_loop
 from tests.hf.tiny import LENGTH, hf, saved, tiny

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from kerple.base.progress import FILE, write_progress
 from kerple.compare.job import work
-from kerple.evaluation import results
-from kerple.evaluation.results import Row
+from kerple.measure import results
+from kerple.measure.results import Row
 
 PROGRAM = (
     f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r}); "

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import yaml
 
-from kerple.evaluation import results
-from kerple.evaluation.results import Row
+from kerple.measure import results
+from kerple.measure.results import Row
 
 LENGTHS = (64, 128, 256, 512)
 BYTES_PER_TOKEN = 3.5

@@ -18,7 +18,7 @@ from kerple.compare import engines, records
 from kerple.compare import job as jobs
 from kerple.compare.comparison import Job
 from kerple.compare.runs import flat, read_runs, recorded_runs
-from kerple.evaluation import results
+from kerple.measure import results
 from tests.compare.conftest import change, command, fits, resolve, written
 from tests.inline_ray import Inline
 

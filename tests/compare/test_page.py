@@ -17,7 +17,7 @@ from kerple.compare.figures import DEVIATION, figures
 from kerple.compare.print_figures import write_print_figures
 from kerple.compare.runs import Run, locate, read_runs
 from kerple.compare.statistics import summarise
-from kerple.evaluation import results
+from kerple.measure import results
 from tests.compare.runs_on_disk import BYTES_PER_TOKEN, CURVES, LENGTHS, reconfigure, write_run, write_task_run
 
 SEEDS = (1235, 1236, 1237)

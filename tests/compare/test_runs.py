@@ -14,8 +14,8 @@ from kerple.compare import records
 from kerple.compare.comparison import Job
 from kerple.compare.runs import Run, locate, read_runs
 from kerple.compare.tables import Cell, Table, costs
-from kerple.evaluation import results
-from kerple.evaluation.results import Row
+from kerple.measure import results
+from kerple.measure.results import Row
 from tests.compare.runs_on_disk import CURVES, LENGTHS, write_run, write_task_run
 
 CURVE = CURVES["KerpleLog"]

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from kerple.measure.attention_maps import visit_probabilities
 
-from kerple.analyses.attention_maps import visit_probabilities
 from kerple.cli.main import main
 from kerple.cli.trained import load
-from kerple.evaluation import results
+from kerple.measure import results
 from kerple.tasks.vocabulary import encode
 from tests.cli.tiny import complaint
 from tests.pages import blocks, commands, put

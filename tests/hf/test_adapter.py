@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from kerple.evaluation.protocols import Protocol
 from kerple.hf.adapter import HuggingFaceNetwork
 from kerple.hf.rope_scaling import scaled
+from kerple.measure.protocols import Protocol
 from tests.hf.tiny import CONFIGS, LENGTH, configuration, hf, small, text, tiny
 
 

@@ -16,10 +16,10 @@ import torch
 from kerple.cli.main import main
 from kerple.data import TokenShards
 from kerple.data.tokenizer import train_tokenizer
-from kerple.evaluation import results
 from kerple.hf.export import export
 from kerple.hf.families import StoredModel
 from kerple.hf.weights import transformer
+from kerple.measure import results
 from tests.hf.tiny import hf
 
 ROOT = Path(__file__).parents[2]

@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 from kerple.compare.statistics import estimate
-from kerple.evaluation import results
-from kerple.evaluation.results import Row
+from kerple.measure import results
+from kerple.measure.results import Row
 from results.judge.__main__ import TABLE, better, findings_page, judge, judge_all, markdown, tiers
 from results.judge.evidence import Tier, angle
 from results.judge.statements import Number, Part, chances, combined, parts, verdict

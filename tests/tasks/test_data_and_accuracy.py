@@ -11,13 +11,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from kerple.tasks.accuracy import AnswerAccuracy, TaskAccuracy, answer_table, result_rows
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from kerple.base.errors import UserError
-from kerple.evaluation import results
+from kerple.measure import results
 from kerple.positions import strategies
 from kerple.tasks import Addition, Copy, Example, Parity, Reverse, Task, TaskData, VariableChain
-from kerple.tasks.accuracy import AnswerAccuracy, TaskAccuracy, answer_table, result_rows
 from kerple.training.language_model import LanguageModel
 from tests.toy import trainer
 

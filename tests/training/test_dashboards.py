@@ -8,7 +8,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
 
-from kerple.evaluation.extrapolation import Extrapolation
+from kerple.measure.extrapolation import Extrapolation
 from kerple.training.dashboards import Dashboards
 from tests.toy import RandomText, ToyData, small_model, trainer
 

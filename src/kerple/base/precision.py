@@ -1,15 +1,9 @@
-"""Our Trainer, with ``precision: auto``: bf16-mixed if the device multiplies bf16 in hardware, and fp32 otherwise."""
+"""The precision ``auto``: bf16-mixed if the device multiplies bf16 in hardware, and fp32 otherwise."""
 
 import os
-from typing import Any, Literal, cast
+from typing import Any
 
 import torch
-from jsonargparse import Namespace
-from lightning_fabric.connector import _PRECISION_INPUT
-from pytorch_lightning import Trainer
-from pytorch_lightning.utilities.rank_zero import rank_zero_only
-
-from kerple.base.errors import UserError
 
 FAST, SAFE = "bf16-mixed", "32-true"
 AMPERE = (8, 0)  # the first CUDA compute capability whose tensor cores multiply bf16
@@ -18,35 +12,6 @@ INSTRUCTIONS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16", "bf16": "ARM BF
 LIMIT = "ONEDNN_MAX_CPU_ISA"
 LIMITS_WITH_BF16 = ("AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX512_CORE_AMX", "AVX10", "ALL", "DEFAULT")
 EMULATED = "this processor emulates bf16, and a step takes 2 to 20 times as long as in fp32"
-
-
-class AutoTrainer(Trainer):
-    """Lightning's Trainer with the precision ``auto``, and no Apple GPU.
-
-    An Apple GPU has no fp64, in which losses are summed: ``accelerator: auto`` leaves it out.
-
-    Args:
-        precision: Any of Lightning's, or ``auto`` for the one that `choose` returns.
-
-    Raises:
-        UserError: If the accelerator is an Apple GPU.
-    """
-
-    def __init__(self, *args: Any, precision: Literal["auto"] | _PRECISION_INPUT | None = None, **kwargs: Any) -> None:
-        accelerator = kwargs.get("accelerator", "auto")
-        if torch.backends.mps.is_available() and not torch.cuda.is_available():
-            if accelerator in ("gpu", "mps"):
-                raise UserError(f"trainer.accelerator: got {accelerator}, an Apple GPU without fp64; expected cpu")
-            kwargs["accelerator"] = "cpu" if accelerator == "auto" else accelerator
-        resolved = choose(kwargs.get("accelerator", "auto"))[0] if precision == "auto" else precision
-        if kwargs.get("overfit_batches"):  # Lightning would replace our sampler, and with it the order
-            raise UserError("trainer.overfit_batches: got a number, expected 0; give data.samples to fit few samples")
-        super().__init__(*args, precision=cast("_PRECISION_INPUT | None", resolved), **kwargs)
-
-    @property
-    def log_dir(self) -> str:
-        """The run's folder, where results are written, whatever folder a logger has."""
-        return self.strategy.broadcast(self.default_root_dir)
 
 
 def choose(accelerator: Any = "auto") -> tuple[str, str]:
@@ -72,26 +37,6 @@ def choose(accelerator: Any = "auto") -> tuple[str, str]:
     if instructions:
         return FAST, f"the processor has {instructions}"
     return SAFE, "the processor does not multiply bf16 in hardware"
-
-
-def resolve_auto(trainer: Namespace, resumed: str | None = None) -> None:
-    """Replace ``auto`` in the Trainer's options by a precision, and print one line that says which and why.
-
-    Args:
-        trainer: The options.
-        resumed: Precision of the fit that is resumed, which keeps it; None for a new fit.
-    """
-    if trainer.precision == "auto":
-        trainer.precision, reason = (resumed, "the run was begun with it") if resumed else choose(trainer.accelerator)
-        print_once(f"precision {trainer.precision}, because {reason}")
-    if emulated(trainer.precision, trainer.accelerator):
-        print_once(f"warning: precision {trainer.precision}: {EMULATED}; {SAFE} is faster here")
-
-
-@rank_zero_only
-def print_once(line: str) -> None:
-    """Print a line on the first process."""
-    print(line, flush=True)
 
 
 def emulated(precision: Any, accelerator: Any = "auto") -> bool:

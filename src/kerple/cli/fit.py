@@ -5,7 +5,7 @@ import warnings
 import yaml
 
 from kerple.base.errors import UserError
-from kerple.base.precision import SAFE, emulated, print_once
+from kerple.base.precision import SAFE, emulated
 from kerple.cli.classes import classes
 from kerple.cli.lightning import CLI
 from kerple.cli.parser import peek

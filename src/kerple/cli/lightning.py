@@ -18,18 +18,18 @@ from kerple.base.atomic import write
 from kerple.base.checkpoint_io import AtomicCheckpointIO
 from kerple.base.directories import fit_directory, test_directory, unlock
 from kerple.base.errors import UserError
-from kerple.base.precision import AutoTrainer, print_once, resolve_auto
 from kerple.base.trust import CONFIG, load, not_a_checkpoint
 from kerple.cli.agreement import SAMPLES_PER_STEP, check_resumption, check_test
 from kerple.cli.parser import SEED, add_run_arguments, link_model_to_data, mistake_in
 from kerple.cli.reading import parse
 from kerple.data.datamodule import TokenShards
-from kerple.evaluation.progress_lines import ProgressLines
 from kerple.training.health import Finite
 from kerple.training.last_checkpoint import LastCheckpoint
 from kerple.training.progress_bar import SteadyProgress
+from kerple.training.progress_lines import ProgressLines
 from kerple.training.provenance import Provenance
 from kerple.training.random_state import RandomState
+from kerple.training.trainer import AutoTrainer, print_once, resolve_auto
 
 
 class StoreConfig(SaveConfigCallback):

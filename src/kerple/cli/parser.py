@@ -11,8 +11,8 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 import kerple.callbacks
 import kerple.data.datamodule  # noqa: F401
 from kerple.base.errors import UserError
-from kerple.base.precision import AutoTrainer
 from kerple.training.language_model import LanguageModel
+from kerple.training.trainer import AutoTrainer
 
 SEED = 1235
 

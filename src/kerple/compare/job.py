@@ -21,7 +21,7 @@ import kerple
 from kerple.base.errors import UserError
 from kerple.compare import records
 from kerple.compare.comparison import Job
-from kerple.evaluation import results
+from kerple.measure import results
 
 SOURCES = Path(kerple.__file__).parents[1]
 CHECKOUT, INSTALLED = SOURCES.parent / "run.py", Path(kerple.__file__).with_name("__main__.py")

@@ -21,7 +21,7 @@ from kerple.base.errors import UserError
 from kerple.base.mapping import read_mapping
 from kerple.compare.comparison import Job
 from kerple.compare.runs import LOCATIONS, flat, read_runs
-from kerple.evaluation import results
+from kerple.measure import results
 
 PRECISION = "trainer.precision"
 MOST_ROWS = 10_000  # of an analysis that is kept

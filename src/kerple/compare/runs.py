@@ -13,7 +13,7 @@ import pandas as pd
 from kerple.base.errors import UserError
 from kerple.base.mapping import read_mapping
 from kerple.compare.statistics import CELL, LOGARITHMIC
-from kerple.evaluation import results
+from kerple.measure import results
 
 RUN_KEYS = ["strategy", "seed"]
 REPORT_TABLES = ("results", "summary", "costs")  # that the report writes beside those of the analyses

@@ -4,10 +4,6 @@ import hashlib
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-import pandas as pd
-import torch
-from numpy.typing import NDArray
 from pytorch_lightning import LightningDataModule
 from pytorch_lightning.trainer.states import TrainerFn
 from tokenizers import Tokenizer
@@ -20,7 +16,8 @@ from kerple.data.options import ShardOptions
 from kerple.data.order import Mixture, Order
 from kerple.data.prepare.build import check_prepared, prepare
 from kerple.data.shards import Folder, TokenStream
-from kerple.data.tokenizer import encode, token_bytes
+from kerple.data.text import ShardText
+from kerple.data.tokenizer import encode
 
 
 class TokenShards(ShardOptions, LightningDataModule):
@@ -155,24 +152,19 @@ class TokenShards(ShardOptions, LightningDataModule):
             )
         return blocks
 
+    def text(self, split: str) -> ShardText:
+        """The text of a split, which measures read; there is one object for each split."""
+        if split not in self._texts:
+            self._texts[split] = ShardText(self.folder, split)
+        return self._texts[split]
+
+    @cached_property
+    def _texts(self) -> dict[str, ShardText]:
+        return {}
+
     def stream(self, split: str) -> TokenStream:
         """The tokens of a split as one long array."""
         return self.folder.stream(split)
-
-    def documents(self, split: str) -> NDArray[np.int64]:
-        """Index of the first token of each document of a split, (documents,) int64, ascending."""
-        return self.folder.documents(split)
-
-    def test_documents(self) -> pd.DataFrame:
-        """Columns document, group and overlap with the training text, a row for each test document."""
-        return self.folder.test_documents()
-
-    def token_bytes(self) -> Tensor:
-        """Number of bytes of text of each token id, (vocabulary,) int64; 0 for end-of-text and for unused ids."""
-        sizes = torch.zeros(self.vocabulary, dtype=torch.int64)
-        used = torch.tensor(token_bytes(self._tokenizer))
-        sizes[: len(used)] = used
-        return sizes
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, without an end-of-text token."""

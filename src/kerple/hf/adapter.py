@@ -15,7 +15,7 @@ from kerple.positions import Shape
 
 
 class HuggingFaceNetwork(nn.Module):
-    """A `kerple.evaluation.protocols.Network` that wraps a model of transformers.
+    """A `kerple.measure.protocols.Network` that wraps a model of transformers.
 
     The head is applied in chunks, so that the logits of a long input are never in memory at once. The logits of some
     models are not just the head's product with the last hidden states (a soft cap, a scale). A probe detects them, and

@@ -34,7 +34,9 @@ class Visibility:
         if self.distances not in ("true", "capped", "cache"):
             raise UserError(f"distances: got {self.distances!r}, expected true, capped or cache")
         if self.distances != "true" and not (self.window and self.first):
-            raise UserError(f"distances: got {self.distances!r}, expected a window and at least one first token with it")
+            raise UserError(
+                f"distances: got {self.distances!r}, expected a window and at least one first token with it"
+            )
 
 
 EVERYTHING = Visibility()

@@ -12,7 +12,7 @@ from kerple.base.errors import UserError
 from kerple.data.loader import BatchLoader, EvaluationLoader, rank_in
 from kerple.tasks.base import Example, Task
 from kerple.tasks.places import abacus
-from kerple.tasks.sampling import HeldOutProblems, Sampler, TrainingProblems, collate
+from kerple.tasks.sampling import Examples, HeldOutProblems, Sampler, TrainingProblems, collate
 from kerple.tasks.vocabulary import BEGIN, CHARACTERS, END_ID, decode, encode
 
 
@@ -125,7 +125,13 @@ class TaskData(LightningDataModule):
         return self._held_out([self.validation_problems])
 
     def test_dataloader(self) -> EvaluationLoader:
-        return self._held_out(self.test_problems)
+        """One batch for each rank, because Lightning tests nothing without a batch; measures read `text`."""
+        return self._held_out([group[:1] for group in self.test_problems if group][:1])
+
+    def text(self, split: str) -> Examples:
+        """The examples of the validation or test split."""
+        groups = self.test_problems if split == "test" else [self.validation_problems]
+        return Examples(self.task, groups, self.eval_batch_size, self.train_length, self.test_lengths)
 
     @cached_property
     def validation_problems(self) -> list[Example]:

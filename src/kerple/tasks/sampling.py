@@ -158,6 +158,25 @@ class TrainingProblems(Dataset[Batch]):
         return int(self._order[i])
 
 
+@dataclass(frozen=True)
+class Examples:
+    """Examples of a task to measure a model on.
+
+    Args:
+        task: The task.
+        groups: Groups of examples of one length.
+        batch_size: Examples in a forward pass.
+        training_length: Largest length of training.
+        lengths: Lengths that are asked for, some of which may have no example.
+    """
+
+    task: Task
+    groups: Sequence[Sequence[Example]]
+    batch_size: int
+    training_length: int
+    lengths: Sequence[int]
+
+
 class HeldOutProblems(Dataset[Batch]):
     """Dataset of batches of fixed examples, each of one length. Every rank gets the same number of batches.
 

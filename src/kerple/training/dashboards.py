@@ -8,9 +8,9 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.loggers import TensorBoardLogger
 from torch.utils.tensorboard import SummaryWriter
 
-from kerple.evaluation.typed import data_of, network_of
 from kerple.model.generation import generate
 from kerple.positions import Position
+from kerple.training.lightning_types import data_of, network_of
 from kerple.training.sharding import ShardedBlocks, whole
 from kerple.training.throughput import position_parameters
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from kerple.base.errors import UserError
-from kerple.evaluation.typed import untyped
 from kerple.training.last_checkpoint import LastCheckpoint
+from kerple.training.lightning_types import untyped
 from kerple.training.sharding import local
 
 

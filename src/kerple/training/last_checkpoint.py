@@ -12,7 +12,7 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_info
 
 from kerple.base.errors import UserError
 from kerple.base.signals import Signals, requeue
-from kerple.evaluation.typed import untyped
+from kerple.training.lightning_types import untyped
 
 ACCUMULATION = "accumulate_grad_batches"
 

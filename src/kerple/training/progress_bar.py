@@ -5,7 +5,7 @@ from typing import Any
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import RichProgressBar
 
-from kerple.evaluation.typed import untyped
+from kerple.training.lightning_types import untyped
 
 
 class SteadyProgress(RichProgressBar):

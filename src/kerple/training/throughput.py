@@ -18,8 +18,8 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 
 from kerple.attention.backend import forget, used
 from kerple.base.atomic import write
-from kerple.evaluation.typed import log_directory, untyped
 from kerple.positions import Position
+from kerple.training.lightning_types import log_directory, untyped
 from kerple.training.provenance import git
 
 

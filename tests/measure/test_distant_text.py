@@ -14,13 +14,13 @@ import yaml
 from pytorch_lightning import LightningModule
 from tokenizers import Tokenizer
 
-from kerple.analyses.long_perplexity import LongPerplexity, byte_spans, key_targets, spelling
-from kerple.analyses.needle import ANSWER, Needle, continuation, draw, prompt
 from kerple.cli.main import main
 from kerple.data import TokenShards
 from kerple.data.tokenizer import load_tokenizer, train_tokenizer
-from kerple.evaluation import results
 from kerple.hf.adapter import HuggingFaceNetwork
+from kerple.measure import results
+from kerple.measure.long_perplexity import LongPerplexity, byte_spans, key_targets, spelling
+from kerple.measure.needle import ANSWER, Needle, continuation, draw, prompt
 from kerple.positions import Shape
 from tests.hf.tiny import hf, saved, text, tiny
 from tests.toy import small_model, trainer

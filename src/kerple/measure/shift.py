@@ -1,20 +1,22 @@
 """`ShiftTest`: perplexity of the same text at shifted positions, which relative strategies do not change."""
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from matplotlib.figure import Figure
-from pytorch_lightning import LightningModule, Trainer
-from pytorch_lightning.utilities import rank_zero_warn
 
 from kerple.base.errors import UserError
-from kerple.evaluation.analysis import Analysis, publish, synchronise
-from kerple.evaluation.figures import finish, panel
-from kerple.evaluation.metrics import TokenLoss
-from kerple.evaluation.typed import max_positions, network_of, strategy_name
+from kerple.data.text import Text
+from kerple.measure.drawing import finish, panel
+from kerple.measure.measure import BlockMeasure, max_length
+from kerple.measure.result import Result
+from kerple.measure.runner import Runner
+from kerple.model.network import Offset
 
 
-class ShiftTest(Analysis):
+@dataclass
+class ShiftTest(BlockMeasure):
     """Perplexity of the same segments with all positions shifted by 0, 100, 200, …
 
     Writes ``shift.csv``: shift, sum of the losses, targets, perplexity. Shifts for which the strategy has too few
@@ -30,33 +32,36 @@ class ShiftTest(Analysis):
         UserError: If a shift is negative, or none is 0.
     """
 
-    name = "shift"
+    shifts: Sequence[int] = (0, 100, 200, 300, 400, 500)
+    length: int | None = None
+    blocks: int | None = 64
 
-    def __init__(
-        self, shifts: Sequence[int] = (0, 100, 200, 300, 400, 500), length: int | None = None, blocks: int = 64
-    ) -> None:
-        super().__init__(length, blocks)
-        if 0 not in shifts or min(shifts) < 0:
-            raise UserError(f"ShiftTest: shifts: got {list(shifts)}, expected numbers of at least 0, and 0 among them")
-        self.shifts = sorted(set(shifts))
+    name: ClassVar[str] = "shift"
+    needs: ClassVar[tuple[type, ...]] = (Offset,)
 
-    def analyse(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        network, length, limit = network_of(pl_module), self.targets(pl_module), max_positions(network_of(pl_module))
-        possible = [shift for shift in self.shifts if shift + length <= limit]
-        losses = {shift: TokenLoss().to(pl_module.device) for shift in possible}
-        for _, tokens in self.read(trainer, pl_module):
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if 0 not in self.shifts or min(self.shifts) < 0:
+            raise UserError(
+                f"ShiftTest: shifts: got {list(self.shifts)}, expected numbers of at least 0, and 0 among them"
+            )
+
+    def measure(self, network: Any, text: Text, runner: Runner) -> Result:
+        length, limit, shifts = self.targets(network), max_length(network), sorted(set(self.shifts))
+        losses = {shift: runner.losses() for shift in shifts if limit is None or shift + length <= limit}
+        for _, tokens in runner.blocks(self.text_blocks(network, text)):
             for shift, loss in losses.items():
-                with trainer.precision_plugin.forward_context():
+                with runner.autocast():
                     loss.update(network.losses(tokens, offset=shift), 0)
-        synchronise(*losses.values())
-        if others := [shift for shift in self.shifts if shift not in possible]:
-            rank_zero_warn(f"ShiftTest: left out {others}: {strategy_name(pl_module)} has only {limit} positions")
+        runner.synchronise(*losses.values())
+        others = [shift for shift in shifts if shift not in losses]
+        note = f"ShiftTest: left out {others}: {network.name} has only {limit} positions" if others else ""
         rows = [
             {"shift": shift, "length": length, "nll_sum": float(loss.nll), "targets": int(loss.targets)}
             | {"ppl": float(loss.perplexity())}
             for shift, loss in losses.items()
         ]
-        publish(trainer, self.name, _figure(rows, strategy_name(pl_module)), rows)
+        return Result(self.name, {self.name: rows}, {self.name: _figure(rows, network.name)}, report=note)
 
 
 def _figure(rows: Sequence[dict[str, Any]], strategy: str) -> Figure:

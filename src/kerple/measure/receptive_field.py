@@ -4,28 +4,32 @@ Both measures are those of Chi et al. 2023 (arXiv 2212.10356, section 3).
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from matplotlib.figure import Figure
-from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor, nn
 
-from kerple.evaluation.analysis import Analysis, publish, synchronise
-from kerple.evaluation.figures import finish
-from kerple.evaluation.metrics import TokenLoss
-from kerple.evaluation.typed import network_of, strategy_name
-from kerple.model import Transformer
+from kerple.data.text import Text
+from kerple.measure.drawing import finish
+from kerple.measure.measure import BlockMeasure
+from kerple.measure.result import Result
+from kerple.measure.runner import Runner
+from kerple.model.network import Embedding, Windows
+from kerple.positions.visibility import EVERYTHING, Visibility
 
 TOLERANCE = 0.01  # a window is sufficient if its perplexity exceeds the full one by at most this share
 
 
-def gradient_by_distance(network: Transformer, tokens: Tensor) -> Tensor:
+def gradient_by_distance(network: Any, tokens: Tensor) -> Tensor:
     """Share of each input in the gradient of the last position's loss.
 
     ``s_d = ‖∂ loss of the last target / ∂ embedding of the input at distance d‖₂``, divided by its sum over d.
 
     Args:
-        network: The model, in evaluation mode. It runs in the precision of its weights, without autocast.
+        network: A network with `kerple.model.network.Embedding`, in evaluation mode. It runs in the precision of its
+            weights, without autocast.
         tokens: (B, L+1) int64.
 
     Returns:
@@ -68,7 +72,8 @@ def smallest_sufficient(perplexities: Mapping[int, float]) -> int:
     return sufficient
 
 
-class ReceptiveField(Analysis):
+@dataclass
+class ReceptiveField(BlockMeasure):
     """Measures how far back a model uses its context in two ways.
 
     The first is the norm of the gradient of the last position's loss at each input, as a cumulative share over
@@ -83,52 +88,56 @@ class ReceptiveField(Analysis):
         blocks: Number of segments.
     """
 
-    name = "receptive_field"
+    name: ClassVar[str] = "receptive_field"
+    needs: ClassVar[tuple[type, ...]] = (Embedding, Windows)
 
-    def analyse(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        network, length = network_of(pl_module), self.targets(pl_module)
+    def measure(self, network: Any, text: Text, runner: Runner) -> Result:
+        length, blocks = self.targets(network), self.text_blocks(network, text)
         windows = [*(2**i for i in range((length - 1).bit_length())), length]
-        losses = {w: TokenLoss().to(pl_module.device) for w in windows}
-        shares = torch.zeros(length, dtype=torch.float64, device=pl_module.device)
-        for _, tokens in self.read(trainer, pl_module):
-            shares += gradient_by_distance(network, tokens)[0] / self.blocks
-            with trainer.precision_plugin.forward_context():
+        losses = {w: runner.losses() for w in windows}
+        fractions = torch.zeros(length, dtype=torch.float64, device=runner.device)
+        for _, tokens in runner.blocks(blocks):
+            fractions += gradient_by_distance(network, tokens)[0] / len(blocks)
+            with runner.autocast():
                 for window, loss in losses.items():
-                    loss.update(network.losses(tokens, window=None if window == length else window), 0)
-        shares = trainer.strategy.reduce(shares, reduce_op="sum").cpu()
-        synchronise(*losses.values())
+                    visibility = EVERYTHING if window == length else Visibility(window)
+                    loss.update(network.losses(tokens, visibility=visibility), 0)
+        fractions = runner.sum(fractions)
+        runner.synchronise(*losses.values())
         perplexities = {w: float(loss.perplexity()) for w, loss in losses.items()}
-        full, cumulative = perplexities[length], shares.cumsum(0)
+        full, cumulative = perplexities[length], fractions.cumsum(0)
         sufficient = smallest_sufficient(perplexities)
-        gradients = zip(shares.tolist(), cumulative.tolist(), strict=True)
+        gradients = zip(fractions.tolist(), cumulative.tolist(), strict=True)
         rows = [{"distance": d, "share": s, "cumulative": c} for d, (s, c) in enumerate(gradients)]
-        publish(trainer, self.name, self._figure(cumulative, perplexities, sufficient, pl_module), rows)
-        rows = [
+        window_rows = [
             {"window": window, "nll_sum": float(loss.nll), "targets": int(loss.targets), "ppl": perplexities[window]}
             | {"ratio_to_full": perplexities[window] / full, "smallest_sufficient": window == sufficient}
             for window, loss in losses.items()
         ]
-        publish(trainer, "receptive_window", None, rows)
+        title = f"{network.name}: receptive field in {len(blocks)} segments of {length:,} tokens"
+        figure = _figure(cumulative, perplexities, sufficient, network.training_length, title)
+        return Result(self.name, {self.name: rows, "receptive_window": window_rows}, {self.name: figure})
 
-    def _figure(
-        self, cumulative: Tensor, perplexities: dict[int, float], sufficient: int, pl_module: LightningModule
-    ) -> Figure:
-        training_length, length = network_of(pl_module).shape.length, len(cumulative)
-        figure = Figure(figsize=(10.4, 4.2), layout="constrained")
-        left, right = figure.subplots(1, 2)
-        left.plot(range(1, length + 1), cumulative.tolist(), label="cumulative share")
-        for part, style in ((0.5, ":"), (0.9, "-."), (0.99, "--")):
-            last = distance_covering(cumulative, part) + 1
-            left.axvline(last, color="C1", linestyle=style, linewidth=1, label=f"{part:.0%} in the last {last:,}")
-        right.plot(list(perplexities), list(perplexities.values()), marker="o", markersize=4, label="windowed")
-        full, label = perplexities[length], f"within {TOLERANCE:.0%} of full"
-        right.axhspan(full, full * (1 + TOLERANCE), color="C2", alpha=0.25, label=label)
-        right.axvline(sufficient, color="C1", linestyle="--", linewidth=1, label=f"smallest sufficient: {sufficient:,}")
-        for axes in (left, right):
-            axes.set_xscale("log", base=2)
-            axes.xaxis.set_major_formatter("{x:,.0f}")
-        share = "cumulative share of the norm of the last loss's gradient"
-        finish(left, training_length, xlabel="last inputs (tokens)", ylabel=share, ylim=(0, 1.02))
-        finish(right, training_length, xlabel="window (keys in each layer)", ylabel="perplexity")
-        figure.suptitle(f"{strategy_name(pl_module)}: receptive field in {self.blocks} segments of {length:,} tokens")
-        return figure
+
+def _figure(
+    cumulative: Tensor, perplexities: dict[int, float], sufficient: int, training_length: int | None, title: str
+) -> Figure:
+    length = len(cumulative)
+    figure = Figure(figsize=(10.4, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    left.plot(range(1, length + 1), cumulative.tolist(), label="cumulative share")
+    for part, style in ((0.5, ":"), (0.9, "-."), (0.99, "--")):
+        last = distance_covering(cumulative, part) + 1
+        left.axvline(last, color="C1", linestyle=style, linewidth=1, label=f"{part:.0%} in the last {last:,}")
+    right.plot(list(perplexities), list(perplexities.values()), marker="o", markersize=4, label="windowed")
+    full, label = perplexities[length], f"within {TOLERANCE:.0%} of full"
+    right.axhspan(full, full * (1 + TOLERANCE), color="C2", alpha=0.25, label=label)
+    right.axvline(sufficient, color="C1", linestyle="--", linewidth=1, label=f"smallest sufficient: {sufficient:,}")
+    for axes in (left, right):
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+    share = "cumulative share of the norm of the last loss's gradient"
+    finish(left, training_length, xlabel="last inputs (tokens)", ylabel=share, ylim=(0, 1.02))
+    finish(right, training_length, xlabel="window (keys in each layer)", ylabel="perplexity")
+    figure.suptitle(title)
+    return figure

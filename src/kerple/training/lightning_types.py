@@ -1,6 +1,5 @@
 """Typed access to the network, data module and trainer that Lightning hands to callbacks."""
 
-import math
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,24 +11,8 @@ from kerple.model import Transformer
 
 
 def network_of(pl_module: LightningModule) -> Transformer:
-    """The network of `kerple.training.language_model.LanguageModel`.
-
-    A pretrained model has a `kerple.hf.adapter.HuggingFaceNetwork` instead, with the attributes and methods that the
-    callbacks for such models use.
-    """
+    """The network of `kerple.training.language_model.LanguageModel`."""
     return cast(Transformer, pl_module.network)
-
-
-def strategy_name(pl_module: LightningModule) -> str:
-    """Name of the model's strategy: its class, or for a pretrained network the name that it gives."""
-    network: Any = pl_module.network
-    return network.strategy if hasattr(network, "strategy") else type(network.positions[0]).__name__
-
-
-def max_positions(network: Any) -> float:
-    """Number of positions that the network's strategy can represent, or infinity if there is no limit."""
-    limits = [p.max_length for p in getattr(network, "positions", [network]) if getattr(p, "max_length", None)]
-    return min(limits, default=math.inf)
 
 
 def data_of(trainer: Trainer) -> Any:

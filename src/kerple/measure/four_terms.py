@@ -3,16 +3,18 @@
 They are word-word, word-position, position-word and position-position (Ke et al. 2021, arXiv 2006.15595, equation 6).
 """
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from matplotlib.figure import Figure
-from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from kerple.evaluation.analysis import Analysis, publish
-from kerple.evaluation.typed import network_of, strategy_name
+from kerple.data.text import Text
+from kerple.measure.measure import BlockMeasure
+from kerple.measure.result import Result
+from kerple.measure.runner import Runner
 from kerple.model import Transformer
 from kerple.positions import TokenPositions
 from kerple.positions.base import HOOKS
@@ -90,7 +92,8 @@ def spread(term: Tensor) -> Tensor:
     return (centred.square().sum((0, 2, 3)) / (len(term) * visible.sum())).sqrt()
 
 
-class FourTerms(Analysis):
+@dataclass
+class FourTerms(BlockMeasure):
     """Splits the first layer's scores into word-word, word-position, position-word and position-position terms.
 
     It draws the four matrices as means over heads and texts, and writes ``four_terms.csv``: head, term, and the term's
@@ -102,30 +105,30 @@ class FourTerms(Analysis):
         blocks: Number of texts.
     """
 
-    name = "four_terms"
-    max_length = 512  # several tensors of H · T² scores
+    name: ClassVar[str] = "four_terms"
+    needs: ClassVar[tuple[type, ...]] = (Transformer,)
+    max_length: ClassVar[int | None] = 512  # several tensors of H · T² scores
 
-    def skip_reason(self, pl_module: LightningModule) -> str | None:
-        return no_four_terms(network_of(pl_module)) or super().skip_reason(pl_module)
+    def skip_reason(self, network: Any) -> str | None:
+        return no_four_terms(network) or super().skip_reason(network)
 
-    def analyse(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        network, names, device = network_of(pl_module), (*TERMS, "rest"), pl_module.device
-        length, heads = self.targets(pl_module), network.shape.heads
-        variance = torch.zeros(len(names), heads, dtype=torch.float64, device=device)
-        mean = torch.zeros(len(TERMS), length, length, dtype=torch.float64, device=device)  # over heads and texts
-        for _, tokens in self.read(trainer, pl_module):
+    def measure(self, network: Any, text: Text, runner: Runner) -> Result:
+        names, blocks = (*TERMS, "rest"), self.text_blocks(network, text)
+        length, heads, texts = self.targets(network), network.shape.heads, len(blocks)
+        variance = torch.zeros(len(names), heads, dtype=torch.float64, device=runner.device)
+        mean = torch.zeros(len(TERMS), length, length, dtype=torch.float64, device=runner.device)  # over heads, texts
+        for _, tokens in runner.blocks(blocks):
             terms = four_terms(network, tokens[:, :-1])
-            variance += torch.stack([spread(terms[name]).square() for name in names]) / self.blocks
-            mean += torch.stack([terms[name][0].double().mean(0) for name in TERMS]) / self.blocks
-        variance = trainer.strategy.reduce(variance, reduce_op="sum").cpu()
-        mean = trainer.strategy.reduce(mean, reduce_op="sum").cpu()
+            variance += torch.stack([spread(terms[name]).square() for name in names]) / texts
+            mean += torch.stack([terms[name][0].double().mean(0) for name in TERMS]) / texts
+        variance, mean = runner.sum(variance), runner.sum(mean)
         rows = [
             {"head": head, "term": name, "standard_deviation": float(variance[i, head].sqrt())}
             for head in range(heads)
             for i, name in enumerate(names)
         ]
-        title = f"{strategy_name(pl_module)}, first layer: terms of the scaled scores, mean of {self.blocks} texts"
-        publish(trainer, self.name, _figure(mean, variance.mean(1).sqrt(), title), rows)
+        title = f"{network.name}, first layer: terms of the scaled scores, mean of {texts} texts"
+        return Result(self.name, {self.name: rows}, {self.name: _figure(mean, variance.mean(1).sqrt(), title)})
 
 
 def _centred(x: Tensor) -> Tensor:

@@ -9,18 +9,18 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from kerple.tasks.accuracy import TaskAccuracy
 from pytorch_lightning import Callback
 from pytorch_lightning.strategies import ModelParallelStrategy
 from scipy import stats
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from kerple.analyses.receptive_field import ReceptiveField
 from kerple.base.errors import UserError
-from kerple.evaluation import context_gain
-from kerple.evaluation.extrapolation import Extrapolation
-from kerple.evaluation.measurement import Measurement
+from kerple.measure import context_gain
+from kerple.measure.extrapolation import Extrapolation
+from kerple.measure.measurement import Measurement
+from kerple.measure.receptive_field import ReceptiveField
 from kerple.positions import NoPE
-from kerple.tasks.accuracy import TaskAccuracy
 from kerple.training.language_model import LanguageModel
 from tests.toy import RandomText, small_model, trainer
 

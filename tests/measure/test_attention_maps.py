@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from kerple.measure.attention_maps import visit_probabilities
 from torch import Tensor
 
 from kerple import positions
-from kerple.analyses.attention_maps import visit_probabilities
-from kerple.analyses.receptive_field import distance_covering, gradient_by_distance, smallest_sufficient
+from kerple.measure.receptive_field import distance_covering, gradient_by_distance, smallest_sufficient
 from kerple.positions import QueryKeyBlock, TokenPositions
 
 

@@ -1,4 +1,4 @@
-"""`Kernels`: each head's bias against distance, after training and during it."""
+"""`Kernels`: records each head's bias and the strategy's parameters during a fit."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,14 +6,15 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 from pytorch_lightning import Callback, LightningModule, Trainer
-from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
 from kerple.base.errors import UserError
-from kerple.evaluation.analysis import publish
-from kerple.evaluation.figures import finish
-from kerple.evaluation.typed import network_of, refuse_shards, strategy_name
+from kerple.measure.drawing import finish
+from kerple.measure.kernels import KernelCurves, kernel_tables
+from kerple.measure.result import Result
 from kerple.positions import Position
+from kerple.training.lightning_types import network_of, refuse_shards
+from kerple.training.measure_callback import MeasureCallback, publish
 
 MAX_RECORDS = 400  # during a whole training
 
@@ -21,7 +22,7 @@ MAX_RECORDS = 400  # during a whole training
 class Kernels(Callback):
     """Draws each head's bias, and its weight if the strategy has one, against distance.
 
-    At the end of `test` it writes ``kernels.csv`` (layer, head, distance, bias, weight) and a figure. During `fit` it
+    At the end of `test` it makes the measurement `KernelCurves`. During `fit` it
     records the strategy's parameters and the bias at a few distances; at the end of `fit` it writes them as
     ``kernels_trajectory.csv`` (step, layer, head, name, value) and a figure. Checkpoints hold the records, at most
     `MAX_RECORDS`: when there are more, every second one is dropped, and `every` doubles. Strategies
@@ -35,8 +36,6 @@ class Kernels(Callback):
     Raises:
         UserError: If a number is not positive.
     """
-
-    name = "kernels"
 
     def __init__(
         self, length: int | None = None, every: int = 10, distances: tuple[int, ...] = (1, 10, 100, 1000)
@@ -71,8 +70,8 @@ class Kernels(Callback):
             for (layer, name), of_heads in zip(curves, of_step, strict=True)
             for head, value in enumerate(of_heads)
         ]
-        figure = _trajectory_figure(self.steps, curves, values, strategy_name(pl_module))
-        publish(trainer, "kernels_trajectory", figure, rows)
+        figure = _trajectory_figure(self.steps, curves, values, network_of(pl_module).name)
+        publish(Result("kernels", {"kernels_trajectory": rows}, {"kernels_trajectory": figure}), trainer)
 
     def state_dict(self) -> dict[str, Any]:
         return {"every": self.every, "steps": self.steps, "records": self.records}
@@ -81,22 +80,7 @@ class Kernels(Callback):
         self.every, self.steps, self.records = (state_dict[key] for key in ("every", "steps", "records"))
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        heads, trained = network_of(pl_module).shape.heads, network_of(pl_module).shape.length
-        length = self.length or 32 * trained
-        tables = list(_tables(pl_module, length))
-        if not tables:
-            rank_zero_warn(f"Kernels: skipped: {strategy_name(pl_module)} has no bias by distance")
-            return
-        spaced = torch.logspace(0, torch.log10(torch.tensor(float(length - 1))), 200).round().long()
-        distances = sorted({0, *spaced.clamp(max=length - 1).tolist()})
-        rows = [
-            {"layer": layer, "head": head, "distance": d}
-            | {kind: None if table is None else float(table[head, d]) for kind, table in of_layer.items()}
-            for layer, _, of_layer in tables
-            for head in range(heads)
-            for d in distances
-        ]
-        publish(trainer, self.name, _figure(tables, distances, trained, strategy_name(pl_module)), rows)
+        MeasureCallback(KernelCurves(self.length)).on_test_epoch_end(trainer, pl_module)
 
     def _record(self, step: int, pl_module: LightningModule) -> None:
         """Record the curves at this step, unless there are none; thin the records out if there are too many."""
@@ -111,30 +95,15 @@ class Kernels(Callback):
     def _curves(self, pl_module: LightningModule) -> dict[tuple[str, str], Tensor]:
         """What is recorded of the model as it is now: a number for each head, (H,), by layer and name.
 
-        The layer is that of `_tables`. Names are those of the parameters, and ``bias at 10`` or ``weight at 10``.
+        The layer is that of `kernel_tables`. Names are those of the parameters, and ``bias at 10`` or ``weight at 10``.
         """
         curves: dict[tuple[str, str], Tensor] = {}
-        for layer, position, tables in _tables(pl_module, max(self.distances, default=0) + 1):
+        for layer, position, tables in kernel_tables(network_of(pl_module), max(self.distances, default=0) + 1):
             curves |= {(layer, name): values for name, values in _per_head(position, pl_module)}
             for kind, table in tables.items():
                 if table is not None:
                     curves |= {(layer, f"{kind} at {d}"): table[:, d] for d in self.distances}
         return curves
-
-
-@torch.no_grad()
-def _tables(pl_module: LightningModule, length: int) -> Iterator[tuple[str, Position, dict[str, Tensor | None]]]:
-    """Yield (layer, strategy, bias and weight) for each strategy that has a bias or a weight.
-
-    The layer is "all" if one strategy serves all layers. Bias and weight are (H, length) fp32, or None if the strategy
-    does not have the one or the other.
-    """
-    positions = network_of(pl_module).positions
-    for layer, position in enumerate(positions):
-        if position.uses("bias") or position.uses("weight"):
-            distance = torch.arange(length, dtype=torch.float32, device=pl_module.device)
-            tables = {"bias": position.bias(distance), "weight": position.weight(distance)}
-            yield "all" if len(positions) == 1 else str(layer), position, tables
 
 
 def _per_head(position: Position, pl_module: LightningModule) -> Iterator[tuple[str, Tensor]]:
@@ -145,31 +114,6 @@ def _per_head(position: Position, pl_module: LightningModule) -> Iterator[tuple[
     for name, values in list(position.named_parameters()) or position.named_buffers():
         if values.shape == (network_of(pl_module).shape.heads,):
             yield name, values.detach()
-
-
-def _figure(
-    tables: list[tuple[str, Position, dict[str, Tensor | None]]], distances: list[int], trained: int, strategy: str
-) -> Figure:
-    """Draw the curves of all heads over the distances: one panel for each layer and kind, bias or weight.
-
-    Args:
-        tables: What `_tables` yields; of more than four layers, the first, the middle and the last are drawn.
-        distances: Distances at which the curves are drawn.
-        trained: Training length, which is marked.
-        strategy: Name of the strategy, for the titles.
-    """
-    few = tables if len(tables) <= 4 else [tables[0], tables[len(tables) // 2], tables[-1]]
-    labels = {"bias": "bias added to the scaled score (nats)", "weight": "weight times the score"}
-    panels = [(layer, kind, t) for layer, _, kinds in few for kind, t in kinds.items() if t is not None]
-    figure = Figure(figsize=(7.6, 3.8 * len(panels)), layout="constrained")
-    for axes, (layer, kind, table) in zip(figure.subplots(len(panels), squeeze=False)[:, 0], panels, strict=True):
-        for head, curve in enumerate(table.cpu()):
-            axes.plot(distances, curve[distances].tolist(), label=f"head {head}", color=f"C{head % 10}")
-        axes.set_xscale("symlog", linthresh=1)
-        axes.set_xlim(0, distances[-1])
-        title = f"{strategy}: {kind} of each head, layer {layer}"
-        finish(axes, trained, xlabel="distance to the key (tokens)", ylabel=labels[kind], title=title)
-    return figure
 
 
 def _trajectory_figure(steps: list[int], curves: list[tuple[str, str]], values: Tensor, strategy: str) -> Figure:

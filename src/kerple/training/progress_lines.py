@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from kerple.base.progress import FILE, line, write_progress
-from kerple.evaluation.typed import log_directory, untyped
+from kerple.training.lightning_types import log_directory, untyped
 
 T = TypeVar("T")
 

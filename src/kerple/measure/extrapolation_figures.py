@@ -6,8 +6,8 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from kerple.evaluation.figures import finish, panel
-from kerple.evaluation.measurement import Measurement
+from kerple.measure.drawing import finish, panel
+from kerple.measure.measurement import Measurement
 
 
 def table(measurements: Sequence[Measurement], training_length: int) -> str:

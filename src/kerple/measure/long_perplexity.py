@@ -3,26 +3,27 @@
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from filelock import FileLock
-from pytorch_lightning import LightningModule, Trainer
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from kerple.base.atomic import write
 from kerple.base.errors import UserError
 from kerple.base.mapping import read_mapping
-from kerple.data.tokenizer import load_tokenizer, without_truncation
-from kerple.evaluation import results
-from kerple.evaluation.analysis import Analysis, synchronise
-from kerple.evaluation.metrics import TokenLoss
-from kerple.evaluation.protocols import Network, full, ordered_lengths, sliding
-from kerple.evaluation.results import Row
-from kerple.evaluation.typed import data_of, log_directory, network_of
+from kerple.data.text import Text
+from kerple.data.tokenizer import end_of_text, without_truncation
+from kerple.measure.measure import Measure, positive, possible, training_length
+from kerple.measure.protocols import full, ordered_lengths, sliding
+from kerple.measure.result import Result
+from kerple.measure.results import Row
+from kerple.measure.runner import Runner
+from kerple.model.network import Network
 
 
 def key_targets(
@@ -95,7 +96,8 @@ def byte_spans(text: str, spans: Sequence[tuple[int, int]]) -> list[tuple[int, i
     return [(ends[first], ends[last]) for first, last in spans]
 
 
-class LongPerplexity(Analysis):
+@dataclass
+class LongPerplexity(Measure):
     """Measures LongPPL: perplexity of the key tokens, which need far context.
 
     A fixed pretrained model, the evaluator, chooses them. It reads each block once as a whole and once with a short
@@ -110,7 +112,7 @@ class LongPerplexity(Analysis):
         lengths: Evaluation lengths in tokens; each must divide the longest, which the evaluator reads as a block.
         short: Tokens in the evaluator's short context; the paper uses 4,096 for texts of 32,768.
         stride: Tokens by which the short context moves; the paper uses 1,024.
-        blocks: Number of blocks of the test split.
+        blocks: Number of blocks of the text.
         evaluator: A pretrained model: a folder, a GGUF file or a name; ``smollm2-135m`` is the name of a packaged one.
         gain: Smallest rise of a key token's log-probability, in nats.
         likely: Smallest log-probability of a key token with the whole context, in nats.
@@ -120,64 +122,68 @@ class LongPerplexity(Analysis):
         UserError: If an option is out of range, or the evaluator cannot be loaded or cannot read such long blocks.
     """
 
-    name = "longppl"
-    one_length = False
+    lengths: Sequence[int]
+    short: int
+    stride: int
+    blocks: int = 4
+    evaluator: str = "smollm2-135m"
+    gain: float = 2.0
+    likely: float = -2.0
+    keys: str = "data/.keys"
 
-    def __init__(
-        self,
-        lengths: Sequence[int],
-        short: int,
-        stride: int,
-        blocks: int = 4,
-        evaluator: str = "smollm2-135m",
-        gain: float = 2.0,
-        likely: float = -2.0,
-        keys: str = "data/.keys",
-    ) -> None:
-        self.lengths = ordered_lengths(lengths)
-        super().__init__(self.lengths[-1], blocks)
-        if not 1 <= stride <= short < self.lengths[-1]:
+    name: ClassVar[str] = "longppl"
+
+    def __post_init__(self) -> None:
+        self.lengths = ordered_lengths(self.lengths)
+        positive(self, "blocks")
+        if not 1 <= self.stride <= self.short < self.lengths[-1]:
             raise UserError(
-                f"LongPerplexity: got stride {stride} and short {short}, expected 1 <= stride <= short < "
+                f"LongPerplexity: got stride {self.stride} and short {self.short}, expected 1 <= stride <= short < "
                 f"{self.lengths[-1]}, the longest length"
             )
-        self.criterion = {"short": short, "stride": stride, "gain": gain, "likely": likely}
-        self.evaluator, self.keys = evaluator, keys
 
-    def analyse(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        keys = self._keys(data_of(trainer))
-        network = network_of(pl_module)
-        possible, skipped = self.possible(self.lengths, pl_module)
-        losses = {length: TokenLoss(len(keys)).to(pl_module.device) for length in possible}
-        for i, tokens in self.read(trainer, pl_module):
+    @property
+    def criterion(self) -> dict[str, Any]:
+        """The options of `key_targets`."""
+        return {"short": self.short, "stride": self.stride, "gain": self.gain, "likely": self.likely}
+
+    def check(self, network: Network, text: Any) -> None:
+        super().check(network, text)
+        text.blocks(self.lengths[-1], self.blocks)
+        _ = text.tokenizer
+
+    def measure(self, network: Any, text: Text, runner: Runner) -> Result:
+        keys, blocks = self._keys(text), text.blocks(self.lengths[-1], self.blocks)
+        fitting, skipped = possible(self.lengths, network, self.name)
+        losses = {length: runner.losses(len(keys)) for length in fitting}
+        for i, tokens in runner.blocks(blocks):
             for length, loss in losses.items():
-                with trainer.precision_plugin.forward_context():
+                with runner.autocast():
                     loss.update(full(network, tokens, length)[0, keys[i]], i)
-        synchronise(*losses.values())
-        directory = log_directory(trainer)
-        if trainer.is_global_zero:
-            rows = [
-                Row("ppl", self.name, length, None, block, nats, targets)
-                for length, loss in losses.items()
-                for block, (nats, targets) in enumerate(zip(loss.nll.tolist(), loss.targets.tolist(), strict=True))
-                if targets  # a block may have no key token
-            ]
-            about = {"split": "test", "block": self.length, "evaluator": self.evaluator, "skipped": skipped}
-            results.write(directory, self.name, rows, about | self.criterion)
-            for length, loss in losses.items():
-                ppl, targets = float(loss.perplexity()), int(loss.targets.sum())
-                print(f"longppl at {length:,}: {ppl:.3f} over {targets:,} key tokens")
+        runner.synchronise(*losses.values())
+        rows = [
+            Row("ppl", self.name, length, None, block, nats, targets)
+            for length, loss in losses.items()
+            for block, (nats, targets) in enumerate(zip(loss.nll.tolist(), loss.targets.tolist(), strict=True))
+            if targets  # a block may have no key token
+        ]
+        about = {"split": text.split, "block": self.lengths[-1], "evaluator": self.evaluator, "skipped": skipped}
+        lines = [
+            f"longppl at {n:,}: {float(loss.perplexity()):.3f} over {int(loss.targets.sum()):,} key tokens"
+            for n, loss in losses.items()
+        ]
+        return Result(self.name, sums=rows, about=about | self.criterion, report="\n".join(lines))
 
-    def _keys(self, data: Any) -> list[list[int]]:
+    def _keys(self, text: Text) -> list[list[int]]:
         """Indices of the key targets in each block, from the file of an earlier test, or chosen and written to it."""
         from kerple.hf.source import locate, source_digest  # needs optional packages
 
         source = locate(self.evaluator)
         about = {
             "evaluator": source_digest(source),
-            "text": data.manifest.splits["test"].sha256,
-            "tokenizer": data.manifest.tokenizer,
-            "block": self.length,
+            "text": text.digest,
+            "tokenizer": hashlib.sha256(text.tokenizer.to_str().encode()).hexdigest(),
+            "block": self.lengths[-1],
             "blocks": self.blocks,
             **self.criterion,
         }
@@ -186,46 +192,45 @@ class LongPerplexity(Analysis):
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_suffix(".lock")):
             if not path.exists():
-                write(path, json.dumps({"about": about, "keys": self._choose(data, source)}))
+                write(path, json.dumps({"about": about, "keys": self._choose(text, source)}))
         keys = read_mapping(path)["keys"]
         if not any(keys):
             raise UserError(
-                f"LongPerplexity: blocks: got {self.blocks} of {self.length} tokens, in which {self.evaluator} finds "
-                "no key token; read more, or a shorter short context"
+                f"LongPerplexity: blocks: got {self.blocks} of {self.lengths[-1]} tokens, in which {self.evaluator} "
+                "finds no key token; read more, or a shorter short context"
             )
         return keys
 
-    def _choose(self, data: Any, source: Any) -> list[list[int]]:
-        from kerple.hf.adapter import HuggingFaceNetwork
+    def _choose(self, text: Text, source: Any) -> list[list[int]]:
+        from kerple.hf.adapter import huggingface_network
         from kerple.hf.source import read_model, read_model_config, read_tokenizer, same_tokens
 
-        network = HuggingFaceNetwork(read_model(source, read_model_config(source)))
+        network = huggingface_network(read_model(source, read_model_config(source)))
         tokenizer = read_tokenizer(source)
-        same = same_tokens(tokenizer, data.folder.tokenizer())
+        same = same_tokens(tokenizer, text.tokenizer)
         keys = []
-        blocks = data.blocks("test", self.length, self.blocks)
-        for i in range(len(blocks)):
-            tokens = blocks[i]["tokens"]
-            is_key = self._judge(network, tokens) if same else self._judge_text(network, tokenizer, data, tokens)
+        for tokens in text.blocks(self.lengths[-1], self.blocks):
+            is_key = self._judge(network, tokens) if same else self._judge_text(network, tokenizer, text, tokens)
             keys.append([target for target, key in enumerate(is_key) if key])
         return keys
 
-    def _judge_text(self, network: Any, tokenizer: Any, data: Any, tokens: Tensor) -> list[bool]:
-        """Whether each target of tokens (N + 1,) of the data's tokenizer is key for an evaluator with another one."""
-        spell = spelling(load_tokenizer(str(data.folder.directory)), data.manifest.end_of_text)
+    def _judge_text(self, network: Network, tokenizer: Any, text: Text, tokens: Tensor) -> list[bool]:
+        """Whether each target of tokens (N + 1,) of the text's tokenizer is key for an evaluator with another one."""
+        spell = spelling(text.tokenizer, end_of_text(text.tokenizer, text.name))
         spelt = [spell(token) for token in tokens.tolist()]
-        text = b"".join(spelt).decode("utf-8", "surrogateescape")
-        readable = text.encode("utf-8", "replace").decode()  # "?" for each byte that is not text, as many characters
+        whole_text = b"".join(spelt).decode("utf-8", "surrogateescape")
+        # "?" for each byte that is not text, as many characters
+        readable = whole_text.encode("utf-8", "replace").decode()
         whole = without_truncation(Tokenizer.from_str(tokenizer.to_str()))  # a copy, because this changes its JSON
         encoding = whole.encode(readable, add_special_tokens=False)
         is_key = [False, *self._judge(network, torch.tensor(encoding.ids))]  # of each token; the first is no target
-        return carry_over([len(token) for token in spelt], byte_spans(text, encoding.offsets), is_key)[1:]
+        return carry_over([len(token) for token in spelt], byte_spans(whole_text, encoding.offsets), is_key)[1:]
 
-    @torch.inference_mode()
-    def _judge(self, network: Any, tokens: Tensor) -> list[bool]:
-        if network.shape.length < len(tokens) - 1:
+    def _judge(self, network: Network, tokens: Tensor) -> list[bool]:
+        limit = training_length(network, "LongPerplexity: evaluator: training length")
+        if limit < len(tokens) - 1:
             raise UserError(
-                f"LongPerplexity: lengths: got {self.length} tokens, which are {len(tokens) - 1} of the evaluator, "
-                f"expected at most {network.shape.length}, its training length; choose shorter ones"
+                f"LongPerplexity: lengths: got {self.lengths[-1]} tokens, which are {len(tokens) - 1} of the "
+                f"evaluator, expected at most {limit}, its training length; choose shorter ones"
             )
-        return key_targets(network, tokens[None], **self.criterion)[0].tolist()  # type: ignore[arg-type]
+        return key_targets(network, tokens[None], **self.criterion)[0].tolist()

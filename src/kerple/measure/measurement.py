@@ -1,15 +1,18 @@
-"""`Measurement`: the sums of the losses of one protocol at one length; `measure` adds a block of text to them."""
+"""`Measurement`: the sums of the losses of one protocol at one length; `add_block` adds a block of text to them."""
 
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from kerple.evaluation.context_gain import ContextGain
-from kerple.evaluation.metrics import TokenLoss
-from kerple.evaluation.protocols import Network, Protocol, full
-from kerple.evaluation.results import Row
+from kerple.measure.protocols import Protocol, full
+from kerple.measure.results import Row
+from kerple.model.network import Network
+
+if TYPE_CHECKING:
+    from kerple.measure.metrics import ContextGain, TokenLoss
 
 
 @dataclass
@@ -25,7 +28,7 @@ class Measurement:
 
     protocol: Protocol
     length: int
-    loss: TokenLoss
+    loss: "TokenLoss"
     skip_reason: str | None = None
 
     def rows(self) -> Iterator[Row]:
@@ -38,14 +41,24 @@ class Measurement:
             bits = float(self.loss.nll.sum()) / math.log(2)
             yield Row("bits_per_byte", label, self.length, None, None, bits, int(self.loss.bytes.sum()))
 
+    def scalars(self) -> dict[str, float]:
+        """Perplexity and, where the text has bytes, bits per byte, by name; none by position."""
+        if self.protocol.name == "per_position":
+            return {}
+        name = f"{self.protocol.label}/{self.length}"
+        scalars = {f"ppl/{name}": float(self.loss.perplexity())}
+        if self.loss.bytes.any():
+            scalars[f"bits_per_byte/{name}"] = float(self.loss.bits_per_byte())
+        return scalars
 
-def measure(
+
+def add_block(
     network: Network,
     tokens: Tensor,
     block: int,
     measurements: Iterable[Measurement],
     token_bytes: Tensor | None = None,
-    gain: ContextGain | None = None,
+    gain: "ContextGain | None" = None,
 ) -> None:
     """Add the losses of one block to every measurement that is not skipped.
 

@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
+from kerple.evaluation.segments import DocumentBlocks
 from torch import Tensor
 
-from kerple.evaluation import protocols
-from kerple.evaluation.metrics import TokenLoss
-from kerple.evaluation.protocols import Protocol, full, sliding, windowed
-from kerple.evaluation.segments import DocumentBlocks
+from kerple.measure import protocols
+from kerple.measure.metrics import TokenLoss
+from kerple.measure.protocols import Protocol, full, sliding, windowed
 from kerple.model import Transformer
 from kerple.positions import T5, KerpleLog, NoPE, Position, RoPE, Shape
 

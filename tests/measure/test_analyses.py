@@ -8,19 +8,19 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from kerple.analyses import kernels as kernels_file
+from kerple.measure.attention_maps import AttentionMaps, AttentionStatistics, visit_probabilities
 from pytorch_lightning import Callback
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
-from kerple.analyses import kernels as kernels_file
-from kerple.analyses.attention_maps import AttentionMaps, AttentionStatistics, visit_probabilities
-from kerple.analyses.four_terms import TERMS, FourTerms, four_terms, spread
-from kerple.analyses.kernels import Kernels
-from kerple.analyses.receptive_field import ReceptiveField
-from kerple.analyses.shift import ShiftTest
 from kerple.base.errors import UserError
-from kerple.evaluation.extrapolation import Extrapolation
-from kerple.evaluation.protocols import full, windowed
+from kerple.measure.extrapolation import Extrapolation
+from kerple.measure.four_terms import TERMS, FourTerms, four_terms, spread
+from kerple.measure.kernels import Kernels
+from kerple.measure.protocols import full, windowed
+from kerple.measure.receptive_field import ReceptiveField
+from kerple.measure.shift import ShiftTest
 from kerple.model import Transformer
 from kerple.positions import Shape, Sinusoidal, SSMax, strategies
 from kerple.training.language_model import LanguageModel

@@ -6,22 +6,21 @@ The problems are named and defined as in RULER (Hsieh et al. 2024, arXiv 2404.06
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor
 
 from kerple.base.errors import UserError
-from kerple.evaluation import results
-from kerple.evaluation.analysis import Analysis, publish
-from kerple.evaluation.figures import heat_map, panel
-from kerple.evaluation.progress_lines import with_progress
-from kerple.evaluation.results import Row
-from kerple.evaluation.typed import data_of, log_directory, network_of, strategy_name
-from kerple.model.generation import generate
+from kerple.data.text import Text
+from kerple.measure.drawing import heat_map, panel
+from kerple.measure.measure import Measure, possible
+from kerple.measure.result import Result
+from kerple.measure.results import Row
+from kerple.measure.runner import Runner
+from kerple.model.network import Generation, Network
 
 Kind = Literal["niah_single_1", "niah_single_2", "niah_multikey_1", "niah_multivalue"]
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.\n"
@@ -104,11 +103,12 @@ def recall(answer: str, values: Sequence[str]) -> float:
     return sum(value in answer for value in values) / len(values)
 
 
-class Needle(Analysis):
+@dataclass
+class Needle(Measure):
     """Measures the share of hidden values that the model names when it generates greedily, at each depth and length.
 
     The score is RULER's, ``string_match_all``. Writes ``<kind>.csv`` (length, depth, problems, recall), a heat map
-    ``<kind>.png``, and a result of metric ``accuracy`` for each length. The data must be text, that is `TokenShards`.
+    ``<kind>.png``, and a result of metric ``accuracy`` for each length. The text must have a tokenizer.
     The haystack is RULER's: five sentences of noise for niah_single_1, the text of the test split for the others.
 
     Args:
@@ -122,74 +122,80 @@ class Needle(Analysis):
         UserError: If an option is out of range, or the data is not text.
     """
 
-    one_length = False
+    kind: Kind = "niah_single_1"
+    lengths: Sequence[int] = (256, 512, 1024)
+    depths: Sequence[float] = (0.0, 0.25, 0.5, 0.75, 1.0)
+    problems: int = 4
+    seed: int = 1235
 
-    def __init__(
-        self,
-        kind: Kind = "niah_single_1",
-        lengths: Sequence[int] = (256, 512, 1024),
-        depths: Sequence[float] = (0.0, 0.25, 0.5, 0.75, 1.0),
-        problems: int = 4,
-        seed: int = 1235,
-    ) -> None:
-        if min(lengths, default=0) < 1 or problems < 1 or not depths or not all(0 <= depth <= 1 for depth in depths):
+    needs: ClassVar[tuple[type, ...]] = (Generation,)
+
+    def __post_init__(self) -> None:
+        numbers = min(self.lengths, default=0) >= 1 and self.problems >= 1
+        if not (numbers and self.depths and all(0 <= depth <= 1 for depth in self.depths)):
             raise UserError(
-                f"Needle: got lengths {list(lengths)}, depths {list(depths)}, problems {problems}; expected positive "
-                "numbers, depths in 0..1, and at least one of each"
+                f"Needle: got lengths {list(self.lengths)}, depths {list(self.depths)}, problems {self.problems}; "
+                "expected positive numbers, depths in 0..1, and at least one of each"
             )
-        super().__init__(max(lengths), blocks=1)
-        self.kind = self.name = kind
-        self.lengths, self.depths = sorted(set(lengths)), sorted(set(depths))
-        self.problems, self.seed = problems, seed
-        self.haystack = "noise" if kind == "niah_single_1" else "corpus"
+        self.lengths, self.depths = sorted(set(self.lengths)), sorted(set(self.depths))
 
-    def analyse(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        lengths, skipped = self.possible(self.lengths, pl_module)
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """The kind of problem."""
+        return self.kind
+
+    @property
+    def haystack(self) -> str:
+        """What the needle is hidden in: noise, or the text."""
+        return "noise" if self.kind == "niah_single_1" else "corpus"
+
+    def check(self, network: Network, text: Any) -> None:
+        super().check(network, text)
+        _ = text.tokenizer
+        if self.haystack == "corpus" and len(text.stream) <= self.lengths[-1]:
+            raise UserError(
+                f"Needle: lengths: got {self.lengths[-1]}, expected less than the {len(text.stream)} tokens of "
+                f"{text.name}; use shorter lengths, or a longer text"
+            )
+
+    def measure(self, network: Any, text: Text, runner: Runner) -> Result:
+        lengths, skipped = possible(self.lengths, network, self.kind)
         cells = list(product(range(len(lengths)), range(len(self.depths)), range(self.problems)))
-        recalled = torch.zeros(len(lengths), len(self.depths), dtype=torch.float64, device=pl_module.device)
-        for i, d, number in with_progress(trainer, cells[trainer.global_rank :: trainer.world_size]):
-            with trainer.precision_plugin.forward_context():
-                recalled[i, d] += self._try(data_of(trainer), pl_module, lengths[i], self.depths[d], number)
-        recalls = trainer.strategy.reduce(recalled, reduce_op="sum").cpu() / self.problems
+        recalled = torch.zeros(len(lengths), len(self.depths), dtype=torch.float64, device=runner.device)
+        for _, (i, d, number) in runner.part(cells):
+            with runner.autocast():
+                recalled[i, d] += self._try(text, network, lengths[i], self.depths[d], number, runner.device)
+        recalls = runner.sum(recalled) / self.problems
         rows = [
             {"length": length, "depth": depth, "problems": self.problems, "recall": float(recalls[i, d])}
             for i, length in enumerate(lengths)
             for d, depth in enumerate(self.depths)
         ]
-        figure = self._figure(recalls, lengths, strategy_name(pl_module)) if lengths else None
-        publish(trainer, self.kind, figure, rows)
-        directory, count = log_directory(trainer), self.problems * len(self.depths)
-        if trainer.is_global_zero:
-            sums = zip(lengths, (recalls.mean(1) * count).tolist(), strict=True)
-            accuracies = [Row("accuracy", self.kind, length, None, None, total, count) for length, total in sums]
-            results.write(directory, self.kind, accuracies, {"haystack": self.haystack, "skipped": skipped})
+        title, count = f"{network.name}: {self.kind} in {self.haystack}", self.problems * len(self.depths)
+        figures = {self.kind: _figure(recalls, lengths, self.depths, title)} if lengths else {}
+        totals = zip(lengths, (recalls.mean(1) * count).tolist(), strict=True)
+        sums = [Row("accuracy", self.kind, length, None, None, total, count) for length, total in totals]
+        return Result(self.kind, {self.kind: rows}, figures, sums, {"haystack": self.haystack, "skipped": skipped})
 
-    def _try(self, data: Any, pl_module: LightningModule, length: int, depth: float, number: int) -> float:
+    def _try(self, text: Text, network: Any, length: int, depth: float, number: int, device: torch.device) -> float:
         # seeded by the cell, so that what is hidden does not depend on the order or the number of devices
         rng = np.random.default_rng([self.seed, length, round(depth * 10**6), number])
         problem = draw(self.kind, depth, rng)
         if self.haystack == "noise":
-            sentence = data.encode(NOISE)
+            sentence = text.encode(NOISE)
             haystack = sentence * -(-length // len(sentence))
         else:
-            stream = data.stream("test")
-            haystack = stream.read(int(rng.integers(len(stream) - length)), length).tolist()
-        tokens = torch.tensor([prompt(problem, length, haystack, data.encode)], device=pl_module.device)
-        written = continuation(network_of(pl_module), tokens, ANSWER * len(problem.values))
-        return recall(data.decode(written), problem.values)
-
-    def _figure(self, share: Tensor, lengths: Sequence[int], strategy: str) -> Figure:
-        figure, axes = panel(1.6 + 0.9 * len(lengths), 1.6 + 0.5 * len(self.depths))
-        figure.colorbar(heat_map(axes, share.T, ".0%", cmap="RdYlGn", vmin=0, vmax=1), label="values found")
-        axes.set_xticks(range(len(lengths)), [f"{n:,}" for n in lengths])
-        axes.set_yticks(range(len(self.depths)), [f"{d:.0%}" for d in self.depths])
-        axes.set(xlabel="length (tokens)", ylabel="depth of the needle")
-        figure.suptitle(f"{strategy}: {self.kind} in {self.haystack}", fontsize=10)
-        return figure
+            haystack = text.stream.read(int(rng.integers(len(text.stream) - length)), length).tolist()
+        tokens = torch.tensor([prompt(problem, length, haystack, text.encode)], device=device)
+        written = network.continued(tokens, ANSWER * len(problem.values))
+        return recall(text.decode(written), problem.values)
 
 
-def continuation(network: Any, tokens: Tensor, steps: int) -> list[int]:
-    """The ``steps`` tokens that a network generates greedily after the tokens (1, T) int64."""
-    if hasattr(network, "continued"):  # a pretrained model generates by its own code, with its own cache
-        return network.continued(tokens, steps)
-    return [int(token) for token in generate(network, tokens, steps)]
+def _figure(recalls: Tensor, lengths: Sequence[int], depths: Sequence[float], title: str) -> Figure:
+    figure, axes = panel(1.6 + 0.9 * len(lengths), 1.6 + 0.5 * len(depths))
+    figure.colorbar(heat_map(axes, recalls.T, ".0%", cmap="RdYlGn", vmin=0, vmax=1), label="values found")
+    axes.set_xticks(range(len(lengths)), [f"{n:,}" for n in lengths])
+    axes.set_yticks(range(len(depths)), [f"{d:.0%}" for d in depths])
+    axes.set(xlabel="length (tokens)", ylabel="depth of the needle")
+    figure.suptitle(title, fontsize=10)
+    return figure

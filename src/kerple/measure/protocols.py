@@ -4,8 +4,9 @@ B blocks, N targets in a block (N + 1 tokens), L evaluation length. For length L
 the targets are the same at every length, and curves differ only by context. Target t is token t + 1 of the block,
 t = 0..N - 1.
 
-Losses are negative log-likelihoods in nats, fp32, in the order of the targets; `metrics` sums them. A *window* limits
-the attention mask (`windowed`); a *stride* is the number of tokens by which the text that is read moves (`sliding`).
+Losses are negative log-likelihoods in nats, fp32 or fp64, in the order of the targets; `metrics` sums them. A
+*window* limits the attention mask (`windowed`); a *stride* is the number of tokens by which the text that is read moves
+(`sliding`).
 """
 
 import typing
@@ -17,20 +18,12 @@ import torch
 from torch import Tensor
 
 from kerple.base.errors import UserError
+from kerple.model.network import Network, Windows
+from kerple.positions.visibility import EVERYTHING, Visibility
 
 Name = Literal["full", "windowed", "keep_first", "sliding", "last", "per_position"]
 TOKENS_PER_FORWARD = 16_384
 """Largest number of tokens in one forward pass; a longer segment runs alone."""
-
-
-class Network(typing.Protocol):
-    """What the protocols need of a model, such as `kerple.model.transformer.Transformer`."""
-
-    def losses(
-        self, tokens: Tensor, offset: int = 0, window: int | None = None, last: int | None = None, keep_first: int = 0
-    ) -> Tensor:
-        """Losses (B, T) fp32, in nats, of the targets of tokens (B, T+1) int64; or of the last ``last`` targets."""
-        ...
 
 
 def full(network: Network, tokens: Tensor, length: int) -> Tensor:
@@ -44,34 +37,35 @@ def full(network: Network, tokens: Tensor, length: int) -> Tensor:
         length: Targets in a segment, 1..N. If it does not divide N, the last segment is shorter.
 
     Returns:
-        (B, N) fp32 losses in nats.
+        (B, N) losses in nats.
     """
-    return windowed(network, tokens, length, window=None)
+    return windowed(network, tokens, length, EVERYTHING)
 
 
-def windowed(network: Network, tokens: Tensor, length: int, *, window: int | None, keep_first: int = 0) -> Tensor:
-    """Score as `full`, but limit attention in every layer to the last ``window`` keys, the query's own included.
+def windowed(network: Network, tokens: Tensor, length: int, visibility: Visibility) -> Tensor:
+    """Score as `full`, but limit attention in every layer to the keys that ``visibility`` names.
 
-    Positions and segments are those of `full`, so the difference of the two is the gain from farther tokens. The other
-    arguments and the result are those of `full`, too.
+    Segments are those of `full`, so the difference of the two is the gain from farther tokens. Heads attend to the
+    first tokens where nothing else matters (Xiao et al. 2024), so a window without them may do harm by itself; the fall
+    in loss from a window with the first four to `full` is what distant text is worth.
 
     Args:
-        network: The model.
+        network: The model, one with `kerple.model.network.Windows` unless every key is seen.
         tokens: (B, N+1) int64.
         length: Targets in a segment, 1..N.
-        window: Number of keys; None for all, which is `full`.
-        keep_first: Number of first tokens of the segment that every query sees beside its window. Heads attend to them
-            where nothing else matters (Xiao et al. 2024), so a window without them may do harm by itself; the fall in
-            loss from a window with the first four to `full` is what distant text is worth.
+        visibility: The keys that a query sees.
+
+    Returns:
+        (B, N) losses in nats.
     """
     targets = tokens.shape[1] - 1
     assert 1 <= length <= targets
     whole = targets // length * length  # targets in segments that are not shorter
     segments = tokens[:, : whole + 1].unfold(1, length + 1, length)  # (B, S, L+1), a view
-    losses = _losses(network, segments, window=window, keep_first=keep_first)
+    losses = _losses(network, segments, visibility=visibility)
     if whole == targets:
         return losses
-    rest = _losses(network, tokens[:, None, whole:], window=window, keep_first=keep_first)
+    rest = _losses(network, tokens[:, None, whole:], visibility=visibility)
     return torch.cat([losses, rest], dim=1)  # (B, N)
 
 
@@ -90,7 +84,7 @@ def sliding(network: Network, tokens: Tensor, length: int, *, stride: int, skip:
             stride``, the same targets are scored, and each has at least ``length - stride`` tokens before it.
 
     Returns:
-        (B, N - skip) fp32 losses in nats.
+        (B, N - skip) losses in nats.
     """
     targets = tokens.shape[1] - 1
     assert 1 <= stride <= length <= targets
@@ -112,16 +106,14 @@ class Protocol:
 
     Args:
         name: One of full, windowed, keep_first, sliding, last, per_position.
-        window: Number of keys that a query sees; only for windowed and keep_first.
-        first: Number of first tokens of a segment that a query sees beside them; only for keep_first.
+        visibility: The keys that a query sees; only windowed and keep_first limit them.
         stride: Number of new targets in each step; only for sliding.
         skip: Number of targets of a block that are context only; only for sliding.
         k: Number of targets scored at the end of a segment; only for last.
     """
 
     name: Name
-    window: int | None = None
-    first: int = 0
+    visibility: Visibility = EVERYTHING
     stride: int | None = None
     skip: int = 0
     k: int | None = None
@@ -129,23 +121,23 @@ class Protocol:
     @property
     def label(self) -> str:
         """The name with its option, as logs have it: full, windowed512, keep_first4, sliding64, last128."""
-        return f"{self.name}{self.first or self.window or self.stride or self.k or ''}"
+        return f"{self.name}{self.visibility.first or self.visibility.window or self.stride or self.k or ''}"
 
     def part_of_full(self, length: int) -> bool:
         """Whether the losses at ``length`` are all or some of those of `full`."""
-        if self.window is not None:
-            return self.window >= length
+        if self.visibility.window is not None:
+            return self.visibility.window >= length
         if self.stride is not None:
             return self.stride == length and self.skip % length == 0
         return True
 
     def __call__(self, network: Network, tokens: Tensor, length: int) -> Tensor:
-        """Losses (B, n) fp32, in nats, of the n targets of tokens (B, N+1) that `scored_targets` names."""
+        """Losses (B, n) in nats, of the n targets of tokens (B, N+1) that `scored_targets` names."""
         if self.part_of_full(length):
             losses = full(network, tokens, length)
             return losses[:, self.scored_targets(length, losses.shape[1])]
         if self.stride is None:
-            return windowed(network, tokens, length, window=self.window, keep_first=self.first)
+            return windowed(network, tokens, length, self.visibility)
         return sliding(network, tokens, length, stride=self.stride, skip=self.skip)
 
     def scored_targets(self, length: int, block_length: int) -> Tensor:
@@ -224,18 +216,21 @@ def choose_protocols(
             f"less the stride, and less than {block_length}, the block_length; a longer one leaves more targets"
         )
     settings: dict[str, dict[str, Any]] = {
-        "windowed": {"window": window or training_length},
-        "keep_first": {"window": window or training_length, "first": keep_first},
+        "windowed": {"visibility": Visibility(window or training_length)},
+        "keep_first": {"visibility": Visibility(window or training_length, keep_first or 0)},
         "sliding": {"stride": stride, "skip": skip},
         "last": {"k": k},
     }
     return [Protocol(name, **settings.get(name, {})) for name in dict.fromkeys(names)]
 
 
-def _losses(network: Network, segments: Tensor, **options: int | None) -> Tensor:
+def _losses(network: Network, segments: Tensor, last: int | None = None, visibility: Visibility = EVERYTHING) -> Tensor:
     """Losses (B, S·L), or (B, S·last), of the segments (B, S, L+1)."""
     rows = segments.flatten(0, 1)  # (B·S, L+1)
     batch_size = max(1, TOKENS_PER_FORWARD // (rows.shape[1] - 1))
-    chosen = {name: value for name, value in options.items() if value}  # a network needs no options that nobody uses
-    parts = [network.losses(batch, **chosen) for batch in rows.split(batch_size)]
+    if visibility == EVERYTHING:
+        parts = [network.losses(batch, last) for batch in rows.split(batch_size)]
+    else:
+        assert isinstance(network, Windows)
+        parts = [network.losses(batch, last, visibility) for batch in rows.split(batch_size)]
     return torch.cat(parts).reshape(len(segments), -1)

@@ -1,1 +1,0 @@
-"""Analyses of a trained model, one file each."""

@@ -1,0 +1,244 @@
+"""`Text`: the tokens that a model is measured on, from shards, from a tensor of token ids or from strings."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import ArrayLike, NDArray
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from kerple.base.errors import UserError
+from kerple.data.shards import Folder
+from kerple.data.tokenizer import encode, end_of_text, token_bytes
+
+
+class TokenArray(Protocol):
+    """Tokens of a text, such as `kerple.data.shards.TokenStream`."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, start: int, count: int) -> NDArray[np.integer[Any]]:
+        """Tokens start .. start + count - 1."""
+        ...
+
+
+class TextBlocks(Sequence[Tensor]):
+    """Blocks of ``length`` targets of a text; item i is (length + 1,) int64.
+
+    Args:
+        stream: The tokens.
+        starts: Index of the first token of each block, (blocks,) int64.
+        length: Targets in a block.
+        documents: Index of the document of each block, (blocks,) int64, or None where blocks may span documents.
+        left_out: Number of documents that are long enough for a block but may not be read.
+    """
+
+    def __init__(
+        self, stream: TokenArray, starts: Tensor, length: int, documents: Tensor | None = None, left_out: int = 0
+    ) -> None:
+        self.stream, self.starts, self.length = stream, starts, length
+        self.documents, self.left_out = documents, left_out
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, index: Any) -> Any:  # an int: slices are not used
+        if not 0 <= index < len(self.starts):
+            raise IndexError(index)
+        return torch.as_tensor(self.stream.read(int(self.starts[index]), self.length + 1).astype("int64"))
+
+    def chosen(self, indices: Sequence[int]) -> "TextBlocks":
+        """Some of the blocks, in this order."""
+        documents = None if self.documents is None else self.documents[list(indices)]
+        return TextBlocks(self.stream, self.starts[list(indices)], self.length, documents, self.left_out)
+
+
+class Text:
+    """A text to measure on.
+
+    Args:
+        tokens: Its tokens: (N,) integers, or an object with ``len`` and ``read(start, count)``.
+        begins: Index of the first token of each document, ascending; None if documents are not known.
+        tokenizer: Its tokenizer, for measures that read or write text and for bits per byte; None if there is none.
+        name: Its name in messages.
+    """
+
+    split = "text"
+    table: pd.DataFrame | None = None
+    """Columns document, group and overlap with the training text, a row for each document; None if not known."""
+
+    def __init__(
+        self,
+        tokens: ArrayLike | TokenArray,
+        begins: ArrayLike | None = None,
+        tokenizer: Tokenizer | None = None,
+        name: str = "the text",
+    ) -> None:
+        self.stream: TokenArray = tokens if hasattr(tokens, "read") else _Tokens(np.asarray(tokens))
+        self._begins, self._tokenizer, self.name = begins, tokenizer, name
+
+    @classmethod
+    def of_strings(cls, texts: Iterable[str], tokenizer: Any, name: str = "the text") -> "Text":
+        """Documents, each followed by the end-of-text token.
+
+        Args:
+            texts: The documents.
+            tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
+            name: Name in messages.
+
+        Raises:
+            UserError: If the tokenizer has no end-of-text token.
+        """
+        tokenizer = getattr(tokenizer, "backend_tokenizer", tokenizer)
+        tokenizer = Tokenizer.from_str(tokenizer.to_str())  # a copy, because encoding changes its settings
+        end = end_of_text(tokenizer, "this tokenizer")
+        documents = [[*encode(tokenizer, text), end] for text in texts]
+        begins = np.cumsum([0, *map(len, documents)])[:-1]
+        return cls(np.concatenate([np.empty(0, np.int64), *documents]), begins, tokenizer, name)
+
+    @property
+    def begins(self) -> Tensor | None:
+        """Index of the first token of each document, (documents,) int64, ascending, or None."""
+        return None if self._begins is None else torch.as_tensor(self._begins, dtype=torch.int64)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer.
+
+        Raises:
+            UserError: If the text has none.
+        """
+        if self._tokenizer is None:
+            raise UserError(f"text: {self.name} has no tokenizer; make it with Text.of_strings, or give one")
+        return self._tokenizer
+
+    @cached_property
+    def token_bytes(self) -> Tensor | None:
+        """Number of bytes of text of each token id, (V,) int64, 0 for special tokens; None without a tokenizer."""
+        return None if self._tokenizer is None else torch.tensor(token_bytes(self._tokenizer))
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 of the tokens."""
+        return hashlib.sha256(self.stream.read(0, len(self.stream)).astype("<i8").tobytes()).hexdigest()
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a string, without an end-of-text token."""
+        return encode(self.tokenizer, text)
+
+    def decode(self, tokens: list[int]) -> str:
+        """The string of token ids; an end-of-text token becomes its name."""
+        return self.tokenizer.decode(tokens, skip_special_tokens=False)
+
+    def blocks(self, length: int, limit: int | None = None) -> TextBlocks:
+        """Consecutive blocks of ``length`` targets; the first token of a block is the last target of the one before.
+
+        Args:
+            length: Targets in a block.
+            limit: Number of blocks, the first of the text; None for all.
+
+        Raises:
+            UserError: If there are fewer than ``limit``, or none.
+        """
+        available = max(len(self.stream) - 1, 0) // length
+        if available < (limit or 1):
+            raise UserError(
+                f"blocks: got {limit or 'all'} of {length} targets, but {self.name} has only {available}; use fewer "
+                "blocks, a shorter length (length, lengths or block_length), or a longer text"
+            )
+        return TextBlocks(self.stream, torch.arange(available if limit is None else limit) * length, length)
+
+    def document_blocks(self, length: int, limit: int | None = None, overlap: float = 1.0) -> TextBlocks:
+        """Blocks that lie inside one document and are cut from its first token on.
+
+        Args:
+            length: Targets in a block; documents of ``length`` tokens or fewer are left out.
+            limit: Number of blocks, the first of the text; None for all.
+            overlap: Largest overlap with the training text, see `table`; documents with more are left out.
+
+        Raises:
+            UserError: If documents are not known, or there are fewer blocks than ``limit``, or none.
+        """
+        if (begins := self.begins) is None:
+            raise UserError(
+                f"documents: got true, but {self.name} does not say where its documents begin; use TokenShards, give "
+                "Text the argument begins, or set documents: false"
+            )
+        sizes = torch.diff(begins, append=torch.tensor([len(self.stream)]))
+        counts = ((sizes - 1) // length).clamp(min=0)  # blocks in each document
+        denied = torch.zeros(len(counts), dtype=torch.bool)
+        if self.table is not None:
+            denied = torch.as_tensor(self.table["overlap"].to_numpy() > overlap)
+        left_out = int((denied & (counts > 0)).sum())
+        counts[denied] = 0
+        documents = torch.repeat_interleave(torch.arange(len(counts)), counts)
+        if len(documents) < (limit or 1):
+            raise UserError(
+                f"documents: got true, expected at least {limit or 1} blocks of {length + 1} tokens in one document "
+                f"each, there are {len(documents)}, and the longest document has {int(sizes.max())} tokens; use "
+                "shorter lengths, fewer blocks, a split with longer documents, or documents: false"
+            )
+        # number of each block within its document
+        within = torch.arange(len(documents)) - (counts.cumsum(0) - counts)[documents]
+        starts = (begins[documents] + within * length)[:limit]
+        return TextBlocks(self.stream, starts, length, documents[:limit], left_out)
+
+
+class ShardText(Text):
+    """A split of a folder of shards.
+
+    Args:
+        folder: The folder.
+        split: train, validation or test.
+    """
+
+    def __init__(self, folder: Folder, split: str) -> None:
+        super().__init__(folder.stream(split), name=f"the {split} split of {folder.location}")
+        self.folder, self.split = folder, split
+
+    @cached_property
+    def begins(self) -> Tensor | None:
+        return torch.as_tensor(self.folder.documents(self.split))
+
+    @cached_property
+    def table(self) -> pd.DataFrame | None:  # type: ignore[override]
+        return self.folder.test_documents() if self.split == "test" else None
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return self.folder.tokenizer()
+
+    @cached_property
+    def token_bytes(self) -> Tensor | None:
+        return torch.tensor(token_bytes(self.tokenizer))
+
+    @cached_property
+    def digest(self) -> str:
+        return self.folder.manifest.splits[self.split].sha256
+
+
+class _Tokens:
+    def __init__(self, tokens: NDArray[np.integer[Any]]) -> None:
+        self.tokens = tokens
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def read(self, start: int, count: int) -> NDArray[np.integer[Any]]:
+        return self.tokens[start : start + count]
+
+
+def shuffled(count: int, chosen: int, seed: int) -> list[int]:
+    """The first ``chosen`` entries of a permutation of 0..count-1 that the seed determines.
+
+    Raises:
+        UserError: If ``chosen`` is larger than ``count``.
+    """
+    if chosen > count:
+        raise UserError(f"segments: got {chosen}, but there are only {count}; lower segments or use a larger split")
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:chosen].tolist()

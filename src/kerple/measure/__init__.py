@@ -1,0 +1,1 @@
+"""Measurements of a network, which need no Lightning: protocols, measures, results and where they run."""

@@ -1,0 +1,137 @@
+"""`AttentionStatistics` and `AttentionMaps`: which keys each head attends to, as numbers and pictures."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from kerple.base.errors import UserError
+from kerple.data.text import Text
+from kerple.measure.drawing import heat_map
+from kerple.measure.measure import BlockMeasure
+from kerple.measure.result import Result
+from kerple.measure.runner import Runner
+from kerple.model.network import AttentionInside
+
+LONGEST = 512  # tokens: there are H · T² probabilities
+
+
+def entropy(probabilities: Tensor) -> Tensor:
+    """Entropy -Σ p log p, in nats, of each query's probabilities (…, T, T) over its keys; (…, T)."""
+    return torch.special.entr(probabilities).sum(-1)
+
+
+def mean_distance(probabilities: Tensor) -> Tensor:
+    """Mean attended distance Σ p·d, in tokens, of each query under probabilities (…, queries, keys); (…, queries)."""
+    index = torch.arange(probabilities.shape[-1], device=probabilities.device)
+    distance = (index[:, None] - index).clamp(min=0)  # (T, T)
+    return (probabilities * distance).sum(-1)
+
+
+@dataclass
+class AttentionStatistics(BlockMeasure):
+    """Measures the entropy and the mean attended distance of each head, as means over all queries and segments.
+
+    Writes ``attention_statistics.csv`` (layer, head, entropy in nats, distance in tokens) and a figure of both. For
+    comparison: uniform attention to n keys has the entropy log n, and in a segment of L tokens a mean distance of about
+    L/4.
+
+    Args:
+        length: Targets in a segment, at most 512; None for the training length.
+        blocks: Number of segments.
+    """
+
+    name: ClassVar[str] = "attention_statistics"
+    needs: ClassVar[tuple[type, ...]] = (AttentionInside,)
+    max_length: ClassVar[int | None] = LONGEST
+
+    def measure(self, network: Any, text: Text, runner: Runner) -> Result:
+        blocks, sums = self.text_blocks(network, text), dict[int, Tensor]()  # (2, H) of each layer
+
+        def add(layer: int, p: Tensor) -> None:
+            values = torch.stack([f(p).double().mean((0, 2)) for f in (entropy, mean_distance)])  # (B, H, T) -> (2, H)
+            sums[layer] = sums.get(layer, 0) + values
+
+        for _, tokens in runner.blocks(blocks):
+            network.visit_attention(tokens[:, :-1], add)
+        means = runner.sum(torch.stack([sums[layer] for layer in sorted(sums)], 1)) / len(blocks)  # (2, layers, H)
+        rows = [
+            {"layer": layer, "head": head, "entropy": value, "distance": distance}
+            for layer, of_layer in enumerate(means.permute(1, 2, 0).tolist())
+            for head, (value, distance) in enumerate(of_layer)
+        ]
+        title = f"{network.name}: attention in segments of {self.targets(network):,} tokens"
+        return Result(self.name, {self.name: rows}, {self.name: _statistics_figure(means, title)})
+
+
+@dataclass
+class AttentionMaps(BlockMeasure):
+    """Draws the attention probabilities of chosen heads on the first segment of the test split.
+
+    Args:
+        heads: Pairs (layer, head); None for the first head of the first 6 layers.
+        length: Targets in the segment, at most 512; None for the training length.
+
+    Raises:
+        UserError: If there is no such layer or head.
+    """
+
+    heads: Sequence[tuple[int, int]] | None = None
+    length: int | None = None
+    blocks: int | None = field(default=1, init=False)
+
+    name: ClassVar[str] = "attention_maps"
+    needs: ClassVar[tuple[type, ...]] = (AttentionInside,)
+    max_length: ClassVar[int | None] = LONGEST
+
+    def measure(self, network: Any, text: Text, runner: Runner) -> Result:
+        maps: dict[tuple[int, int], Tensor] = {}
+        chosen = None if self.heads is None else [(layer, head) for layer, head in self.heads]
+        sizes: list[int] = []
+
+        def keep(layer: int, p: Tensor) -> None:
+            sizes.append(p.shape[1])
+            pairs = [(layer, 0)][: layer < 6] if chosen is None else [pair for pair in chosen if pair[0] == layer]
+            maps.update({pair: p[0, pair[1]].cpu() for pair in pairs if 0 <= pair[1] < p.shape[1]})
+
+        (tokens,) = self.text_blocks(network, text)
+        network.visit_attention(tokens.to(runner.device)[None, :-1], keep)
+        if wrong := [pair for pair in chosen or [] if pair not in maps]:
+            raise UserError(
+                f"AttentionMaps: heads: got {wrong}, expected layers 0..{len(sizes) - 1}, heads 0..{sizes[0] - 1}"
+            )
+        maps = maps if chosen is None else {pair: maps[pair] for pair in chosen}
+        title = f"{network.name}: attention of the first test segment"
+        return Result(self.name, figures={self.name: _maps_figure(maps, title)})
+
+
+def _statistics_figure(means: Tensor, title: str) -> Figure:
+    layers, heads = means.shape[1:]
+    figure = Figure(figsize=(2.4 + 0.9 * heads, 1.8 + 1.0 * layers), layout="constrained")
+    labels = ("entropy of the attention (nats)", "mean attended distance (tokens)")
+    for axes, values, label in zip(figure.subplots(1, 2, sharey=True), means, labels, strict=True):
+        figure.colorbar(heat_map(axes, values, ".3g", cmap="viridis"), ax=axes)
+        axes.set(xlabel="head", ylabel="layer", xticks=range(heads), yticks=range(layers))
+        axes.set_title(label, fontsize=9)
+    figure.suptitle(title, fontsize=10)
+    return figure
+
+
+def _maps_figure(maps: dict[tuple[int, int], Tensor], title: str) -> Figure:
+    columns = min(3, len(maps))
+    rows = -(-len(maps) // columns)
+    figure = Figure(figsize=(3.8 * columns + 0.6, 3.6 * rows + 0.4), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False)
+    for axes in panels.flat[len(maps) :]:
+        axes.set_visible(False)
+    for axes, ((layer, head), p) in zip(panels.flat, maps.items(), strict=False):
+        # the square root makes 64 equal probabilities in a row visible beside a single large one
+        visible = p.sqrt().masked_fill(torch.ones_like(p).triu(1).bool(), float("nan"))
+        image = axes.imshow(visible.numpy(), cmap="magma", vmin=0, vmax=1, interpolation="nearest")
+        axes.set(xlabel="key position", ylabel="query position", title=f"layer {layer}, head {head}")
+    figure.colorbar(image, ax=panels, label="√ of the attention probability", shrink=0.8)
+    figure.suptitle(title)
+    return figure

@@ -1,0 +1,215 @@
+"""`Extrapolation`: perplexity at several evaluation lengths, in `test` and, on a few blocks, after each validation."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, ClassVar, Literal
+
+from kerple.base.errors import UserError
+from kerple.data.text import Text, TextBlocks, shuffled
+from kerple.measure.extrapolation_figures import figure, gain_figure, table
+from kerple.measure.measure import Measure, max_length, positive, require, training_length
+from kerple.measure.measurement import Measurement, add_block
+from kerple.measure.protocols import Name, Protocol, choose_protocols, ordered_lengths
+from kerple.measure.result import Result
+from kerple.measure.runner import Runner
+from kerple.model.network import Network, Windows
+from kerple.positions.visibility import EVERYTHING
+
+
+@dataclass
+class Extrapolation(Measure):
+    """Measures perplexity by several protocols and at several lengths, on the same targets.
+
+    Blocks of ``block_length`` targets are read. For each length a block is cut into segments, so that every target is
+    scored exactly once at every length. The result has the sums of the losses, a figure, a table for the terminal, and
+    the scalars ``ppl/<protocol>/<length>`` and ``bits_per_byte/<protocol>/<length>``. The latter divides by the bytes
+    of the scored targets, for which the text needs a tokenizer. Lengths that the strategy
+    cannot represent are reported as skipped. If the protocols are ``full`` and then ``windowed``,
+    ``context_gain.csv`` has the fall in loss that text beyond the window brings, by position in segments of the longest
+    length.
+
+    After each validation of `fit`, ``val/ppl/full/<length>`` is measured on the first blocks of the validation split.
+
+    Args:
+        lengths: Evaluation lengths in tokens; each must divide the longest.
+        protocols: Any of full, windowed, keep_first, sliding, last, per_position.
+        block_length: Targets in a block, a multiple of the longest length; None for the longest length itself.
+        blocks: Number of blocks that all processes together score, the first of the text; None for all.
+        window: Number of keys that a query sees in windowed and keep_first; None for the training length.
+        keep_first: Number of first tokens of a segment that a query sees beside its window in keep_first; at most the
+            shortest length.
+        stride: Number of new targets in each step of sliding; at most the shortest length.
+        skip: Number of targets at the start of a block that sliding uses as context only, so that all scored targets
+            have a full window: at least the longest length minus the stride, or 0.
+        k: Number of targets that last scores at the end of each segment; at most the shortest length.
+        sampling: ``blocks`` scores the same targets at every length. ``paper`` scores ``segments`` shuffled segments at
+            each length, as the paper's code does; the text then differs between lengths, so this is only for
+            comparison with the paper's tables.
+        segments: Number of segments at each length with ``sampling: paper``.
+        seed: Chooses the shuffle of ``sampling: paper``.
+        documents: Whether only blocks inside one document are scored, cut from its first token on. Documents shorter
+            than a block are left out. Reports treat documents, not blocks, as independent of each other.
+        overlap: With ``documents``, the largest fraction of a document's runs of 32 tokens that may also be in the
+            training text. Documents with more are left out, and reports give their number. Only shards know these
+            fractions.
+        validation_blocks: Largest number of blocks that are scored after each validation; 0 for none.
+
+    Raises:
+        UserError: If an option is out of range or two contradict each other.
+    """
+
+    lengths: Sequence[int]
+    protocols: Sequence[Name] = ("full", "windowed")
+    block_length: int | None = None
+    blocks: int | None = None
+    window: int | None = None
+    keep_first: int | None = None
+    stride: int | None = None
+    skip: int = 0
+    k: int | None = None
+    sampling: Literal["blocks", "paper"] = "blocks"
+    segments: int = 320
+    seed: int = 0
+    documents: bool = False
+    overlap: float = 0.5
+    validation_blocks: int = 4
+
+    name: ClassVar[str] = "extrapolation"
+
+    def __post_init__(self) -> None:
+        self.lengths = ordered_lengths(self.lengths)
+        positive(self, "block_length", "blocks")
+        if self.targets % self.lengths[-1]:
+            raise UserError(
+                f"block_length: got {self.block_length}, expected a multiple of {self.lengths[-1]}, the longest"
+            )
+        if self.sampling == "paper" and (self.documents or self.blocks is not None or "sliding" in self.protocols):
+            raise UserError(
+                "sampling: got 'paper', which takes the option segments in place of blocks, ignores documents and has "
+                "no text before its segments for sliding; use sampling: blocks, or drop these"
+            )
+        self._protocols(1)
+
+    @property
+    def targets(self) -> int:
+        """Targets in a block."""
+        return self.block_length or self.lengths[-1]
+
+    def check(self, network: Network, text: Any) -> None:
+        super().check(network, text)
+        if any(p.visibility != EVERYTHING for p in self._protocols(self._training_length(network))):
+            require(self, network, Windows)
+        for length in self._block_lengths:
+            self._blocks(text, length)
+
+    def measure(self, network: Network, text: Text, runner: Runner) -> Result:
+        trained = self._training_length(network)
+        protocols, gain = self._protocols(trained), None
+        if self._gains(protocols, network):
+            from kerple.measure.metrics import ContextGain
+
+            window = next(p.visibility.window for p in protocols if p.name == "windowed")
+            gain = ContextGain(self.lengths[-1], window or 0).to(runner.device)
+        token_bytes = None if text.token_bytes is None else text.token_bytes.to(runner.device)
+        measurements: list[Measurement] = []
+        about: dict[str, Any] = {}
+        for length in self._block_lengths:
+            blocks, lengths = self._blocks(text, length), [length] if self.sampling == "paper" else self.lengths
+            measurements += self._measure(network, blocks, protocols, lengths, runner, token_bytes, gain)
+            if blocks.documents is not None:
+                documents = blocks.documents.tolist()
+                about |= {"block_document": documents, "overlapping": blocks.left_out}
+                if text.table is not None:
+                    about["groups"] = text.table["group"][list(dict.fromkeys(documents))].tolist()
+        runner.synchronise(*(m.loss for m in measurements))
+        done = [m for m in measurements if not m.skip_reason]
+        skipped = [
+            {"protocol": m.protocol.label, "length": m.length, "reason": m.skip_reason}
+            for m in measurements
+            if m.skip_reason
+        ]
+        about |= {"strategy": network.name, "training_length": trained, "split": text.split, "block": self.targets}
+        about |= {"sampling": self.sampling, "documents": self.documents, "skip": self.skip}
+        about |= {"precision": runner.precision, "skipped": skipped}
+        title, gains = f"{network.name}: perplexity by evaluation length", [] if gain is None else gain.compute()
+        figures = {self.name: figure(measurements, trained, title)}
+        if (drawn := gain_figure(gains, f"{network.name}: context gain by distance")) is not None:
+            figures["context_gain"] = drawn
+        return Result(
+            self.name,
+            {"context_gain": gains},
+            figures,
+            [row for m in done for row in m.rows()],
+            about,
+            {name: value for m in done for name, value in m.scalars().items()},
+            table(measurements, trained),
+        )
+
+    @property
+    def validates(self) -> bool:
+        return self.validation_blocks > 0
+
+    def validate(self, network: Network, text: Text, runner: Runner) -> dict[str, float]:
+        blocks = self._validation_blocks(text)
+        measurements = self._measure(network, blocks, [Protocol("full")], self.lengths, runner)
+        runner.synchronise(*(m.loss for m in measurements))
+        scalars = (m.scalars() for m in measurements if not m.skip_reason)
+        return {name: value for of_length in scalars for name, value in of_length.items()}
+
+    def check_validation(self, text: Text) -> None:
+        self._validation_blocks(text)
+
+    def _validation_blocks(self, text: Text) -> TextBlocks:
+        available = max(len(text.stream) - 1, 0) // self.targets
+        if not available:
+            raise UserError(
+                f"lengths: got {self.targets}, but the validation split has no block of that many targets; use a "
+                "larger split, shorter lengths, or validation_blocks: 0"
+            )
+        return text.blocks(self.targets, min(self.validation_blocks, available))
+
+    def _protocols(self, trained: int) -> list[Protocol]:
+        options = {name: getattr(self, name) for name in ("window", "keep_first", "stride", "skip", "k")}
+        return choose_protocols(self.protocols, self.lengths, self.targets, **options, training_length=trained)
+
+    def _training_length(self, network: Network) -> int:
+        return training_length(network, "Extrapolation: training length")
+
+    @property
+    def _block_lengths(self) -> Sequence[int]:
+        return self.lengths if self.sampling == "paper" else [self.targets]
+
+    def _blocks(self, text: Text, length: int) -> TextBlocks:
+        if self.documents:
+            return text.document_blocks(length, self.blocks, self.overlap)
+        blocks = text.blocks(length, self.blocks)
+        return blocks.chosen(shuffled(len(blocks), self.segments, self.seed)) if self.sampling == "paper" else blocks
+
+    def _measure(
+        self,
+        network: Network,
+        blocks: TextBlocks,
+        protocols: Sequence[Protocol],
+        lengths: Sequence[int],
+        runner: Runner,
+        *context: Any,
+    ) -> list[Measurement]:
+        """Sums over the blocks that this process reads; ``context`` holds the last two arguments of `add_block`."""
+        limit = max_length(network)
+        measurements = []
+        for protocol, length in product(protocols, lengths):
+            loss = runner.losses(length if protocol.name == "per_position" else len(blocks))
+            reason = None if limit is None or length <= limit else f"the strategy has only {limit} positions"
+            measurements.append(Measurement(protocol, length, loss, reason))
+        for i, tokens in runner.blocks(blocks):
+            with runner.autocast():
+                add_block(network, tokens, i, measurements, *context)
+        return measurements
+
+    def _gains(self, protocols: Sequence[Protocol], network: Network) -> bool:
+        """Whether the context gain is measured: at the longest length, in full and then with a shorter window."""
+        length, limit, names = self.lengths[-1], max_length(network), [protocol.name for protocol in protocols]
+        window = next((p.visibility.window for p in protocols if p.name == "windowed"), None) or length
+        fits = window < length and (limit is None or length <= limit) and self.sampling == "blocks"
+        return fits and "full" in names[: names.index("windowed")]

@@ -1,0 +1,157 @@
+"""`Measure`: a measurement of a network, as a class whose options are the fields of a dataclass."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from kerple.base.errors import UserError
+from kerple.data.text import Text, TextBlocks
+from kerple.measure.result import Result
+from kerple.measure.runner import Runner
+from kerple.model.network import Limited, Network
+
+
+class Measure(ABC):
+    """A measurement of a network on a text.
+
+    A subclass is a dataclass of its options. It sets ``name`` and ``needs``, and overrides `measure`.
+    """
+
+    name: ClassVar[str]
+    """Name of the files and of the results."""
+    needs: ClassVar[tuple[type, ...]] = ()
+    """Capabilities of `kerple.model.network`, or classes, that the network must have."""
+
+    def run(self, network: Network, text: Any, runner: Runner | None = None) -> Result:
+        """Measure a network, which must be in evaluation mode, on every process.
+
+        Args:
+            network: The network.
+            text: A `kerple.data.text.Text`, or token ids (N,); for a task its examples.
+            runner: Device, precision and processes; None for this process and the CPU.
+
+        Raises:
+            UserError: As `check`.
+        """
+        text = Text(text) if isinstance(text, torch.Tensor) else text
+        self.check(network, text)
+        if reason := self.skip_reason(network):
+            return Result(self.name, skipped=reason)
+        with torch.inference_mode():
+            return self.measure(network, text, runner or Runner())
+
+    def check(self, network: Network, text: Any) -> None:
+        """Raise a UserError if the network lacks a capability, or the text is too short or of the wrong kind."""
+        require(self, network, *self.needs)
+        if not isinstance(text, Text):
+            raise UserError(
+                f"{type(self).__name__}: got data {type(text).__name__}, expected text; use the data module "
+                "TokenShards, or leave this measure out"
+            )
+
+    def skip_reason(self, network: Network) -> str | None:
+        """Why this measurement makes no sense for this network, or None. The reason is reported as a warning."""
+        return None
+
+    @abstractmethod
+    def measure(self, network: Any, text: Any, runner: Runner) -> Result:
+        """Measure. Called on every process, without gradients; the result must be the same on all of them."""
+
+    @property
+    def validates(self) -> bool:
+        """Whether `validate` is called after each validation of a fit."""
+        return False
+
+    def validate(self, network: Any, text: Any, runner: Runner) -> dict[str, float]:
+        """Scalars to log after each validation, by name; none by default."""
+        return {}
+
+    def check_validation(self, text: Any) -> None:  # noqa: B027, most measurements have no validation
+        """Raise a UserError at the start of a fit or a validation if `validate` cannot be done."""
+
+
+@dataclass
+class BlockMeasure(Measure):
+    """A measurement on the first blocks of a text.
+
+    Args:
+        length: Targets in a block; None for the training length.
+        blocks: Number of blocks to read; None for all.
+
+    Raises:
+        UserError: If a number is not positive.
+    """
+
+    length: int | None = None
+    blocks: int | None = 16
+
+    max_length: ClassVar[int | None] = None
+    """Largest number of targets in a block, for measurements whose memory grows with its square."""
+
+    def __post_init__(self) -> None:
+        positive(self, "length", "blocks")
+
+    def check(self, network: Network, text: Any) -> None:
+        super().check(network, text)
+        length, limit = self.targets(network), self.max_length
+        if limit is not None and length > limit:
+            raise UserError(f"{type(self).__name__}: length: got {length}, expected at most {limit}")
+        self.text_blocks(network, text)
+
+    def skip_reason(self, network: Network) -> str | None:
+        length, limit = self.targets(network), max_length(network)
+        if limit is not None and length > limit:
+            return f"{network.name} has only {limit} positions, the segments have {length} tokens"
+        return None
+
+    def targets(self, network: Network) -> int:
+        """Targets in a block: the option ``length``, or the training length."""
+        return self.length or training_length(network, f"{type(self).__name__}: length")
+
+    def text_blocks(self, network: Network, text: Text) -> TextBlocks:
+        """The blocks that all processes together read."""
+        return text.blocks(self.targets(network), self.blocks)
+
+
+def require(measure: Measure, network: Network, *kinds: type) -> None:
+    """Raise a UserError unless the network is of all these kinds."""
+    if lacking := [kind.__name__ for kind in kinds if not isinstance(network, kind)]:
+        raise UserError(
+            f"{type(measure).__name__}: got a network {type(network).__name__}, expected one with "
+            f"{', '.join(lacking)} (kerple.model.network); leave this measure or its protocol out"
+        )
+
+
+def positive(measure: Any, *names: str) -> None:
+    """Raise a UserError unless each of these options is None or a positive number."""
+    for name in names:
+        if (number := getattr(measure, name)) is not None and number < 1:
+            raise UserError(f"{type(measure).__name__}: {name}: got {number}, expected a positive number")
+
+
+def training_length(network: Network, option: str) -> int:
+    """Training length of a network in tokens.
+
+    Raises:
+        UserError: If the network does not know it. The message names the option that takes its place.
+    """
+    if network.training_length is None:
+        raise UserError(f"{option}: got none, and the training length of {network.name} is not known; give a number")
+    return network.training_length
+
+
+def max_length(network: Network) -> int | None:
+    """Largest input of a network in tokens, or None if it has no limit."""
+    return network.max_length if isinstance(network, Limited) else None
+
+
+def possible(lengths: Sequence[int], network: Network, name: str) -> tuple[list[int], list[dict[str, Any]]]:
+    """The lengths that a network can read, and for each other length why it is skipped, as records have it."""
+    limit = max_length(network)
+    fitting = [length for length in lengths if limit is None or length <= limit]
+    reason = f"the strategy has only {limit} positions"
+    others = [length for length in lengths if length not in fitting]
+    return fitting, [{"protocol": name, "length": length, "reason": reason} for length in others]

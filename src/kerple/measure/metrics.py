@@ -1,0 +1,152 @@
+"""Sums that are added over processes: `TokenLoss` of losses, `ContextGain` by position, `AnswerAccuracy` of a task."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+BINS = 64  # of positions, in a context gain
+
+
+class TokenLoss(Metric):
+    """Sums the negative log-likelihood of targets, their number and their bytes of text, in groups.
+
+    A group is a block of text, so that confidence intervals can be over blocks, or a position in the segment. The
+    states are fp64 sums and int64 counts, which are added over devices. A perplexity is computed once from the sums,
+    and is never a mean of perplexities.
+
+    Args:
+        groups: Number of groups G.
+    """
+
+    nll: Tensor
+    targets: Tensor
+    bytes: Tensor
+
+    def __init__(self, groups: int = 1) -> None:
+        super().__init__()
+        self.add_state("nll", torch.zeros(groups, dtype=torch.float64), dist_reduce_fx="sum")
+        for name in ("targets", "bytes"):
+            self.add_state(name, torch.zeros(groups, dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, losses: Tensor, group: int | None = None, bytes: Tensor | None = None) -> None:
+        """Add losses in nats, fp32 or fp64.
+
+        Args:
+            losses: Losses of any shape that all belong to ``group``; or (…, G), a column per group, if it is None.
+            group: Number of the group, 0..G-1, or None.
+            bytes: Number of bytes of text of each target, int64, shaped as the losses. Only `bits_per_byte` needs it.
+        """
+        assert losses.dtype in (torch.float32, torch.float64), f"losses have dtype {losses.dtype}"
+        values = losses.detach().double()
+        # sums are deterministic on CUDA, index_add is not
+        if group is not None:
+            self.nll[group] += values.sum()
+            self.targets[group] += values.numel()
+            self.bytes[group] += 0 if bytes is None else bytes.sum()
+            return
+        assert values.shape[-1] == len(self.nll), "losses need a column for each group"
+        rows = values.reshape(-1, len(self.nll))  # (n, G)
+        self.nll += rows.sum(0)
+        self.targets += len(rows)
+        self.bytes += 0 if bytes is None else bytes.reshape(rows.shape).sum(0)
+
+    def compute(self) -> Tensor:
+        """Perplexity over all groups and devices; () fp64, NaN without targets."""
+        return self.perplexity()
+
+    def perplexity(self) -> Tensor:
+        """Perplexity of all targets of this device's state; () fp64."""
+        return (self.nll.sum() / self.targets.sum()).exp()
+
+    def bits_per_byte(self) -> Tensor:
+        """Bits of loss per byte of the targets' text; () fp64. Unlike perplexity, comparable between tokenizers."""
+        return self.nll.sum() / self.bytes.sum() / math.log(2)  # in this order the result is fp64
+
+
+class ContextGain(Metric):
+    """The loss with full attention, and the loss with a window minus it, in nats per target, by bins of positions.
+
+    Each segment gives one mean for each bin, and the standard error is over segments, because the targets inside a
+    segment are far from independent. Segments of one document are not quite independent either, see
+    `kerple.compare.context_gain`. The states are fp64 sums and sums of squares, added over devices.
+
+    Args:
+        length: Tokens L in a segment.
+        window: Number of keys that a query sees with the window.
+    """
+
+    segments: Tensor
+    sums: Tensor
+    squares: Tensor
+
+    def __init__(self, length: int, window: int) -> None:
+        super().__init__()
+        self.length, self.window = length, window
+        self.width = max(1, length // BINS)
+        bins = -(-length // self.width)
+        self.add_state("segments", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
+        for name in ("sums", "squares"):  # rows: full, gain
+            self.add_state(name, torch.zeros(2, bins, dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, full: Tensor, windowed: Tensor) -> None:
+        """Add the losses of whole segments, (…, L) fp32 or fp64 in nats, the same targets in both."""
+        assert full.shape == windowed.shape
+        assert full.shape[-1] == self.length
+        losses = torch.stack([full, windowed - full]).double().reshape(2, -1, self.length)  # (2, S, L)
+        means = torch.stack([part.mean(-1) for part in losses.split(self.width, -1)], -1)  # (2, S, bins)
+        self.sums += means.sum(1)
+        self.squares += means.square().sum(1)
+        self.segments += means.shape[1]
+
+    def compute(self) -> list[dict[str, Any]]:
+        """The rows of the table, one for each bin of positions.
+
+        A row has the first position of the bin, the length, the window, the number of segments, the mean loss with full
+        attention and the mean gain, and their standard errors, which are nan with one segment.
+        """
+        n = int(self.segments)
+        means = self.sums / n  # (2, bins)
+        errors = ((self.squares / n - means.square()).clamp(min=0) / (n - 1)).sqrt()
+        names = ("loss", "gain", "loss_error", "gain_error")
+        return [
+            {"first": i * self.width, "length": self.length, "window": self.window, "segments": n}
+            | dict(zip(names, values, strict=True))
+            for i, values in enumerate(torch.cat([means, errors]).T.tolist())
+        ]
+
+
+class AnswerAccuracy(Metric):
+    """Counts the scored and the right tokens of each example, and adds them over devices.
+
+    Args:
+        examples: Number of examples N.
+    """
+
+    right: Tensor
+    scored: Tensor
+
+    def __init__(self, examples: int) -> None:
+        super().__init__()
+        for state in ("right", "scored"):
+            self.add_state(state, torch.zeros(examples, dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, predictions: Tensor, targets: Tensor, scored: Tensor, index: Tensor) -> None:
+        """Count a batch.
+
+        Args:
+            predictions: The token predicted for each target, (B, T) int64.
+            targets: The targets, (B, T) int64.
+            scored: Whether each target counts, (B, T) bool.
+            index: Number of the example in each row, (B,) int64; -1 for fillers, which do not count.
+        """
+        real = index >= 0
+        right = ((predictions == targets) & scored).sum(1)  # (B,)
+        self.right.index_add_(0, index[real], right[real])
+        self.scored.index_add_(0, index[real], scored.sum(1)[real])
+
+    def compute(self) -> Tensor:
+        """Numbers of right and of scored tokens of each example, (2, N) int64; 0 for examples that were not seen."""
+        return torch.stack([self.right, self.scored])

@@ -1,0 +1,51 @@
+"""`Result`: what a measurement has found, and its files."""
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from kerple.measure import results
+from kerple.measure.results import Row
+
+
+@dataclass
+class Result:
+    """The outcome of a measurement.
+
+    Args:
+        name: Name of the measurement.
+        tables: Rows of tables by the name of their file, ``<name>.csv``; the keys of a table's rows are the same.
+        figures: Figures by the name of their file, ``<name>.png``.
+        sums: Rows for ``results.csv.gz``, which `compare` reads.
+        about: Description of the sums in ``results.json``.
+        scalars: Numbers for loggers, by name, such as ``ppl/full/512``.
+        report: Text for the terminal.
+        skipped: Why nothing could be measured, or None.
+    """
+
+    name: str
+    tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    figures: dict[str, Figure] = field(default_factory=dict)
+    sums: list[Row] = field(default_factory=list)
+    about: Mapping[str, Any] = field(default_factory=dict)
+    scalars: dict[str, float] = field(default_factory=dict)
+    report: str = ""
+    skipped: str | None = None
+
+    def write(self, folder: Path) -> None:
+        """Write tables, figures and sums into a folder; the sums are added to those of other measurements there."""
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.about:
+            results.write(folder, self.name, self.sums, self.about)
+        for name, rows in self.tables.items():
+            if rows:
+                with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
+                    writer = csv.DictWriter(file, list(rows[0]))
+                    writer.writeheader()
+                    writer.writerows(rows)
+        for name, figure in self.figures.items():
+            figure.savefig(folder / f"{name}.png", dpi=150)

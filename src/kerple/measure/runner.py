@@ -1,0 +1,85 @@
+"""`Runner`: where a measurement runs, and how its sums are added over processes."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from kerple.base.errors import UserError
+
+if TYPE_CHECKING:
+    from kerple.measure.metrics import TokenLoss
+
+T = TypeVar("T")
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Device, precision and processes of a measurement; by default this process, the CPU and no autocast.
+
+    Args:
+        device: Device of the network and of the text.
+        autocast: Makes the context of a forward pass.
+        precision: Its name in records, such as ``bf16-mixed``.
+        rank: Number of this process.
+        processes: Number of processes. With more than one, torch.distributed must be initialised.
+        progress: Function that yields the items it is given, and shows how far a measurement is.
+    """
+
+    device: torch.device = CPU
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+    precision: str = "32-true"
+    rank: int = 0
+    processes: int = 1
+    progress: Callable[[Sequence[Any]], Iterator[Any]] = iter
+
+    def part(self, items: Sequence[T]) -> Iterator[tuple[int, T]]:
+        """Yield the items of this process, every n-th of n processes, with their indices."""
+        for i in self.progress(range(self.rank, len(items), self.processes)):
+            yield i, items[i]
+
+    def blocks(self, blocks: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
+        """Yield the blocks of this process: (index, tokens (1, N + 1) int64 on the device)."""
+        for i, tokens in self.part(blocks):
+            yield i, tokens.to(self.device)[None]
+
+    def losses(self, groups: int = 1) -> "TokenLoss":
+        """Sums of losses in groups, on the device."""
+        from kerple.measure.metrics import TokenLoss  # torchmetrics takes 4 s of processor time to import
+
+        return TokenLoss(groups).to(self.device)
+
+    def sum(self, x: Tensor) -> Tensor:
+        """The sum of a tensor over all processes, on the CPU."""
+        if self.processes > 1:
+            torch.distributed.all_reduce(x)
+        return x.cpu()
+
+    def synchronise(self, *losses: "TokenLoss") -> None:
+        """Replace the sums of each process by those of all processes.
+
+        Raises:
+            UserError: If a sum is not finite.
+        """
+        for loss in losses:
+            loss.sync()
+            if not loss.nll.isfinite().all():
+                raise UserError(
+                    "the loss on the test text is not finite; check the weights for NaN, or test another checkpoint"
+                )
+
+
+def every_15_seconds(items: Sequence[T]) -> Iterator[T]:
+    """Yield the items; print every 15 s how many are done."""
+    began = printed = time.monotonic()
+    for number, item in enumerate(items):
+        yield item
+        if (now := time.monotonic()) - printed >= 15:
+            printed = now
+            left = (now - began) / (number + 1) * (len(items) - number - 1)
+            print(f"{number + 1} of {len(items)}, {left:.0f} s left", flush=True)

@@ -1,0 +1,111 @@
+"""`MeasureCallback`: makes a measurement in `test`, and after each validation, inside a Lightning Trainer."""
+
+from functools import partial
+from typing import Any
+
+from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.loggers import TensorBoardLogger
+from pytorch_lightning.utilities import rank_zero_warn
+
+from kerple.base.errors import UserError
+from kerple.measure.measure import Measure
+from kerple.measure.result import Result
+from kerple.measure.runner import Runner
+from kerple.training.lightning_types import data_of, log_directory, network_of, refuse_shards, untyped
+from kerple.training.progress_lines import with_progress
+
+
+class MeasureCallback(Callback):
+    """Makes a measurement at the end of `test` and logs its scalars as ``test/…``, after a validation as ``val/…``.
+
+    The data module gives the text by a method ``text(split)``. Figures go to TensorBoard as ``analyses/<name>``.
+
+    Args:
+        measure: The measurement.
+
+    Raises:
+        UserError: In `setup`, if the network or the data does not suit the measurement, or another one writes the same
+            files.
+    """
+
+    def __init__(self, measure: Measure) -> None:
+        self.measure = measure
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        name, kind = self.measure.name, type(self.measure).__name__
+        others = [c.measure.name for c in untyped(trainer).callbacks if isinstance(c, MeasureCallback)]
+        if others.count(name) > 1:
+            raise UserError(
+                f"trainer.callbacks: got more than one {kind} that writes {name}, expected one; test once for each, "
+                "with another --run_dir"
+            )
+        if stage == "test":
+            if trainer.limit_test_batches != 1:  # 1.0, Lightning's default, is no limit
+                raise UserError(
+                    f"trainer.limit_test_batches: got {trainer.limit_test_batches}, but {kind} does not read test "
+                    "batches; use its own options, such as blocks, or data.test_examples of a task"
+                )
+            self.measure.check(network_of(pl_module), self.text(trainer, "test"))
+        elif self.measure.validates:
+            if stage == "fit":
+                refuse_shards(trainer, kind, "set its validation_blocks to 0, or leave it out of the fit")
+            self.measure.check_validation(self.text(trainer, "validation"))
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not self.measure.validates or trainer.sanity_checking:
+            return
+        text = self.text(trainer, "validation")
+        scalars = self.measure.validate(network_of(pl_module), text, runner(trainer, pl_module))
+        pl_module.log_dict({f"val/{name}": value for name, value in scalars.items()}, sync_dist=True)
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        text = self.text(trainer, "test")
+        result = self.measure.run(network_of(pl_module), text, runner(trainer, pl_module))
+        pl_module.log_dict({f"test/{name}": value for name, value in result.scalars.items()}, sync_dist=True)
+        publish(result, trainer)
+
+    def text(self, trainer: Trainer, split: str) -> Any:
+        """The text of a split, or the examples of a task.
+
+        Raises:
+            UserError: If the data module has none.
+        """
+        data = data_of(trainer)
+        if not hasattr(data, "text"):
+            raise UserError(
+                f"{type(self.measure).__name__}: got data {type(data).__name__}, expected text or a task; use the data "
+                "module TokenShards or TaskData, or drop this callback"
+            )
+        return data.text(split)
+
+
+def runner(trainer: Trainer, pl_module: LightningModule) -> Runner:
+    """Where a Trainer runs: its device, precision and processes."""
+    return Runner(
+        pl_module.device,
+        trainer.precision_plugin.forward_context,
+        str(trainer.precision),
+        trainer.global_rank,
+        trainer.world_size,
+        partial(with_progress, trainer),
+    )
+
+
+def publish(result: Result, trainer: Trainer) -> None:
+    """Write a result into the run's log directory, log its figures, and print its report.
+
+    Call it on every rank; only the first one writes.
+    """
+    directory = log_directory(trainer)
+    if not trainer.is_global_zero:
+        return
+    if result.skipped:
+        rank_zero_warn(f"{result.name}: skipped: {result.skipped}")
+        return
+    result.write(directory)
+    if result.report:
+        print(result.report)
+    for logger in trainer.loggers:
+        if isinstance(logger, TensorBoardLogger):
+            for name, figure in result.figures.items():
+                logger.experiment.add_figure(f"analyses/{name}", figure, global_step=trainer.global_step, close=False)

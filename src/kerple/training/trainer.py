@@ -1,0 +1,72 @@
+"""`AutoTrainer`: Lightning's Trainer as this project uses it."""
+
+from typing import Any, Literal, cast
+
+import torch
+from jsonargparse import Namespace
+from lightning_fabric.connector import _PRECISION_INPUT
+from pytorch_lightning import Callback, Trainer
+from pytorch_lightning.utilities.rank_zero import rank_zero_only
+
+from kerple.base.errors import UserError
+from kerple.base.precision import EMULATED, SAFE, choose, emulated
+from kerple.measure.measure import Measure
+from kerple.training.measure_callback import MeasureCallback
+
+
+class AutoTrainer(Trainer):
+    """Lightning's Trainer with the precision ``auto``, measurements among the callbacks, and no Apple GPU.
+
+    An Apple GPU has no fp64, in which losses are summed: ``accelerator: auto`` leaves it out.
+
+    Args:
+        precision: Any of Lightning's, or ``auto`` for the one that `kerple.base.precision.choose` returns.
+        callbacks: Callbacks, and measurements, which a `MeasureCallback` makes.
+
+    Raises:
+        UserError: If the accelerator is an Apple GPU.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        precision: Literal["auto"] | _PRECISION_INPUT | None = None,
+        callbacks: list[Callback | Measure] | Callback | Measure | None = None,
+        **kwargs: Any,
+    ) -> None:
+        accelerator = kwargs.get("accelerator", "auto")
+        if torch.backends.mps.is_available() and not torch.cuda.is_available():
+            if accelerator in ("gpu", "mps"):
+                raise UserError(f"trainer.accelerator: got {accelerator}, an Apple GPU without fp64; expected cpu")
+            kwargs["accelerator"] = "cpu" if accelerator == "auto" else accelerator
+        resolved = choose(kwargs.get("accelerator", "auto"))[0] if precision == "auto" else precision
+        if kwargs.get("overfit_batches"):  # Lightning would replace our sampler, and with it the order
+            raise UserError("trainer.overfit_batches: got a number, expected 0; give data.samples to fit few samples")
+        listed = callbacks if isinstance(callbacks, list) else [] if callbacks is None else [callbacks]
+        wrapped = [MeasureCallback(c) if isinstance(c, Measure) else c for c in listed]
+        super().__init__(*args, precision=cast("_PRECISION_INPUT | None", resolved), callbacks=wrapped, **kwargs)
+
+    @property
+    def log_dir(self) -> str:
+        """The run's folder, where results are written, whatever folder a logger has."""
+        return self.strategy.broadcast(self.default_root_dir)
+
+
+def resolve_auto(trainer: Namespace, resumed: str | None = None) -> None:
+    """Replace ``auto`` in the Trainer's options by a precision, and print one line that says which and why.
+
+    Args:
+        trainer: The options.
+        resumed: Precision of the fit that is resumed, which keeps it; None for a new fit.
+    """
+    if trainer.precision == "auto":
+        trainer.precision, reason = (resumed, "the run was begun with it") if resumed else choose(trainer.accelerator)
+        print_once(f"precision {trainer.precision}, because {reason}")
+    if emulated(trainer.precision, trainer.accelerator):
+        print_once(f"warning: precision {trainer.precision}: {EMULATED}; {SAFE} is faster here")
+
+
+@rank_zero_only
+def print_once(line: str) -> None:
+    """Print a line on the first process."""
+    print(line, flush=True)
