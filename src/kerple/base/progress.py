@@ -2,15 +2,68 @@
 
 import json
 import math
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kerple.base.atomic import write
 from kerple.base.errors import UserError
 from kerple.base.mapping import read_mapping
 
+T = TypeVar("T")
 FILE = "progress.json"  # in the folder of a fit or a test
+
+
+class Progress:
+    """Prints a line every few seconds that says which step or block is done, and writes a file with the same.
+
+    Args:
+        path: The file, None for no file.
+        every: Seconds between two lines.
+        file_every: Seconds between two writes of the file.
+    """
+
+    def __init__(self, path: Path | None = None, every: float = 15.0, file_every: float = 1.0) -> None:
+        self.path, self.every, self.file_every = path, every, file_every
+        self.begin("starting", 0)
+
+    def begin(self, stage: str, total: int, done: int = 0) -> None:
+        """Start counting ``total`` steps or blocks, of which ``done`` are already done."""
+        self._stage, self._total, self._first = stage, total, done
+        self._began = self._printed = time.monotonic()
+        self._written = 0.0
+
+    def advance(self, done: int, more: Callable[[float], dict[str, Any]] = lambda seconds: {}) -> None:
+        """Take note that ``done`` steps or blocks are done; print and write it if enough time has passed.
+
+        Args:
+            done: Their number.
+            more: Function from the seconds since the beginning to further entries, called only if they are written.
+        """
+        now, last = time.monotonic(), done >= self._total
+        if not (last or now - self._written >= self.file_every):
+            return
+        self._written = now
+        seconds, since = now - self._began, done - self._first
+        state: dict[str, Any] = {"stage": self._stage, "done": done, "total": self._total}
+        state |= {"seconds": seconds, "done_since_start": since}
+        if since > 0 and self._total > 0:
+            state["seconds_left"] = seconds / since * (self._total - done)
+        state |= more(seconds)
+        if self.path is not None:
+            write_progress(self.path, **state)
+        if last or now - self._printed >= self.every:
+            self._printed = now
+            print(line(state), flush=True)
+
+    def over(self, items: Sequence[T]) -> Iterator[T]:
+        """Yield the blocks of a test, and count them."""
+        self.begin("testing", len(items))
+        for number, item in enumerate(items):
+            yield item
+            self.advance(number + 1)
 
 
 def write_progress(path: Path, **content: Any) -> None:

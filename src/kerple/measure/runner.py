@@ -1,15 +1,17 @@
 """`Runner`: where a measurement runs, and how its sums are added over processes."""
 
-import time
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from kerple.base.errors import UserError
+from kerple.base.precision import choose
 
 if TYPE_CHECKING:
     from kerple.measure.metrics import TokenLoss
@@ -73,13 +75,29 @@ class Runner:
                     "the loss on the test text is not finite; check the weights for NaN, or test another checkpoint"
                 )
 
+    @classmethod
+    def detect(cls, device: str | None = None, precision: str = "32-true", progress: Any = iter) -> "Runner":
+        """A runner outside Lightning; under torchrun its processes share the work.
 
-def every_15_seconds(items: Sequence[T]) -> Iterator[T]:
-    """Yield the items; print every 15 s how many are done."""
-    began = printed = time.monotonic()
-    for number, item in enumerate(items):
-        yield item
-        if (now := time.monotonic()) - printed >= 15:
-            printed = now
-            left = (now - began) / (number + 1) * (len(items) - number - 1)
-            print(f"{number + 1} of {len(items)}, {left:.0f} s left", flush=True)
+        Args:
+            device: Device; None for a GPU if there is one, else the CPU.
+            precision: ``32-true``, ``bf16-mixed``, ``16-mixed`` or ``auto`` for what suits the device.
+            progress: Function that yields the items it is given.
+
+        Raises:
+            UserError: If there is no such device or precision.
+        """
+        ranks, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+        kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        if kind == "cuda" and not torch.cuda.is_available():
+            raise UserError("device: got cuda, and there is no CUDA device here; expected cpu")
+        place = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if kind == "cuda" else kind)
+        if ranks > 1 and not torch.distributed.is_initialized():
+            torch.distributed.init_process_group("nccl" if kind == "cuda" else "gloo")
+        precision = choose(kind)[0] if precision == "auto" else precision
+        dtypes = {"32-true": None, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+        if precision not in dtypes:
+            raise UserError(f"precision: got {precision}, expected auto or one of {', '.join(dtypes)}")
+        dtype = dtypes[precision]
+        autocast = nullcontext if dtype is None else partial(torch.autocast, place.type, dtype)
+        return cls(place, autocast, precision, rank, ranks, progress)

@@ -1,14 +1,12 @@
 """`ProgressLines`: prints lines that say how far a run is, and writes a file with the same, which `compare` reads."""
 
 import signal
-import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from kerple.base.progress import FILE, line, write_progress
+from kerple.base.progress import FILE, Progress
 from kerple.training.lightning_types import log_directory, untyped
 
 T = TypeVar("T")
@@ -28,68 +26,37 @@ class ProgressLines(Callback):
 
     def __init__(self, every: float = 15.0, file_every: float = 1.0) -> None:
         super().__init__()
-        self.every, self.file_every = every, file_every
-        self._path: Path | None = None
-        self.begin("starting", 0)
+        self.progress = Progress(None, every, file_every)
+        self._tokens = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._path = log_directory(trainer) / FILE
-        self.begin("training", trainer.max_steps, trainer.global_step)
+        self.progress.path = log_directory(trainer) / FILE
+        self.progress.begin("training", trainer.max_steps, trainer.global_step)
+        self._tokens = 0
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: dict[str, Any], batch_idx: int
     ) -> None:
         rows, columns = batch["tokens"].shape
         self._tokens += rows * (columns - 1) * trainer.world_size
-        self.advance(trainer, trainer.global_step, outputs)
+
+        def more(seconds: float) -> dict[str, Any]:
+            # a step's own loss is scaled where only some targets count; this waits for the device, but seldom
+            loss = trainer.callback_metrics.get("train/loss") or (outputs or {}).get("loss")
+            return {"tokens_per_second": self._tokens / seconds} | ({} if loss is None else {"loss": float(loss)})
+
+        if trainer.is_global_zero:
+            self.progress.advance(trainer.global_step, more)
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._path = log_directory(trainer) / FILE
-        self.begin("testing", sum(int(n) for n in trainer.num_test_batches if n != float("inf")))
-
-    def on_test_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, *_: Any
-    ) -> None:
-        self.advance(trainer, batch_idx + 1)
-
-    def begin(self, stage: str, total: int, done: int = 0) -> None:
-        """Start counting ``total`` steps or blocks, of which ``done`` are already done."""
-        self._stage, self._total, self._first = stage, total, done
-        self._began = self._printed = time.monotonic()
-        self._written = 0.0
-        self._tokens = 0
-
-    def advance(self, trainer: Trainer, done: int, outputs: Any = None) -> None:
-        """Take note that ``done`` steps or blocks are done; print and write it if enough time has passed."""
-        now, last = time.monotonic(), done >= self._total
-        if not trainer.is_global_zero or not (last or now - self._written >= self.file_every):
-            return
-        self._written = now
-        seconds, since = now - self._began, done - self._first
-        state: dict[str, Any] = {"stage": self._stage, "done": done, "total": self._total}
-        state |= {"seconds": seconds, "done_since_start": since}
-        if since > 0 and self._total > 0:
-            state["seconds_left"] = seconds / since * (self._total - done)
-        if self._tokens:
-            state["tokens_per_second"] = self._tokens / seconds
-        if isinstance(outputs, dict) and "loss" in outputs:
-            # a step's own loss is scaled where only some targets count; this waits for the device, but seldom
-            state["loss"] = float(trainer.callback_metrics.get("train/loss") or outputs["loss"])
-        if self._path is not None:
-            write_progress(self._path, **state)
-        if last or now - self._printed >= self.every:
-            self._printed = now
-            print(line(state), flush=True)
+        self.progress.path = log_directory(trainer) / FILE
 
 
 def with_progress(trainer: Trainer, blocks: Sequence[T]) -> Iterator[T]:
-    """Yield the blocks that an analysis reads in a test; `ProgressLines` counts them, and SIGTERM ends the test."""
-    counters = [c for c in untyped(trainer).callbacks if isinstance(c, ProgressLines) and trainer.testing]
-    for counter in counters:
-        counter.begin("testing", len(blocks))
-    for number, block in enumerate(blocks):
+    """Yield the blocks that a measurement reads; `ProgressLines` counts those of a test, and SIGTERM ends it."""
+    counters = [c.progress for c in untyped(trainer).callbacks if isinstance(c, ProgressLines) and trainer.testing]
+    shown = counters[0].over(blocks) if counters and trainer.is_global_zero else blocks
+    for block in shown:
         yield block
-        for counter in counters:
-            counter.advance(trainer, number + 1)
         if trainer.testing and trainer.received_sigterm:  # Lightning takes note of it, and looks when all are read
             raise SystemExit(128 + signal.SIGTERM)
