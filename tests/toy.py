@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import pandas as pd
 import torch
 from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer, seed_everything
 from pytorch_lightning.loggers import TensorBoardLogger
@@ -11,24 +11,14 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from kerple.data.loader import Blocks
+from kerple.data.text import Text
+from kerple.measure.measure import Measure
 from kerple.positions import strategies
 from kerple.training.language_model import LanguageModel
 from kerple.training.last_checkpoint import LastCheckpoint
+from kerple.training.trainer import AutoTrainer
 
 QUIET: dict[str, Any] = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
-
-
-class Stream:
-    """Tokens (N,) as a data module gives them."""
-
-    def __init__(self, tokens: Tensor) -> None:
-        self.tokens = tokens
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def read(self, start: int, count: int) -> np.ndarray:
-        return self.tokens[start : start + count].numpy()
 
 
 class ToyData(LightningDataModule):
@@ -39,14 +29,21 @@ class ToyData(LightningDataModule):
         self.vocabulary, self.length, self.batch_size = vocabulary, length, batch_size
         self.streams = dict.fromkeys(("train", "validation", "test"), torch.arange(80_001) % vocabulary)
 
-    def stream(self, split: str) -> Stream:
-        return Stream(self.streams[split])
+    def text(self, split: str) -> Text:
+        text = Text(self.streams[split], self.begins, name=f"the {split} split")
+        text.split, text.token_bytes = split, self.token_bytes  # as of a tokenizer
+        return text
 
-    def blocks(self, split: str, length: int, limit: int | None = None) -> Blocks:
-        return Blocks(self.stream(split), length, limit)
+    @property
+    def begins(self) -> list[int] | None:
+        return None
 
+    @property
     def token_bytes(self) -> Tensor:
         return torch.full((self.vocabulary,), 2)
+
+    def blocks(self, split: str, length: int, limit: int | None = None) -> Blocks:
+        return Blocks(self.text(split).stream, length, limit)
 
     def train_dataloader(self) -> DataLoader:
         return DataLoader(self.blocks("train", self.length), self.batch_size)
@@ -61,24 +58,33 @@ class ToyData(LightningDataModule):
 class RandomText(ToyData):
     """Splits of ``tokens`` random tokens each, and the documents that they are."""
 
+    documents = [0]
+    table: pd.DataFrame | None = None
+
+    def text(self, split: str) -> Text:
+        text = super().text(split)
+        text.table = self.table
+        return text
+
     def __init__(self, vocabulary: int = 23, length: int = 8, tokens: int = 200) -> None:
         super().__init__(vocabulary, length)
-        self.begins = [0]
         for seed, split in enumerate(self.streams):
             generator = torch.Generator().manual_seed(seed)
             self.streams[split] = torch.randint(vocabulary, (tokens,), generator=generator)
 
-    def documents(self, split: str) -> list[int]:
-        return self.begins
+    @property
+    def begins(self) -> list[int]:
+        return self.documents
 
+    @property
     def token_bytes(self) -> Tensor:
         return torch.arange(self.vocabulary) % 5  # some tokens are no text
 
 
-def trainer(folder: Path, *callbacks: Callback, events: bool = False, **options: Any) -> Trainer:
+def trainer(folder: Path, *callbacks: Callback | Measure, events: bool = False, **options: Any) -> Trainer:
     """A trainer on the CPU that shows nothing; with `events` it writes TensorBoard's files into the folder."""
     logger = TensorBoardLogger(folder, name="", version="", default_hp_metric=False) if events else False
-    return Trainer(default_root_dir=folder, callbacks=list(callbacks), **QUIET | {"logger": logger} | options)
+    return AutoTrainer(default_root_dir=folder, callbacks=list(callbacks), **QUIET | {"logger": logger} | options)
 
 
 def small_model(position: Any = "KerpleLog", vocabulary: int = 11, **options: Any) -> LanguageModel:

@@ -4,14 +4,7 @@ A measurement or a callback has a name on the command line once its module is im
 nothing else.
 """
 
-from contextlib import suppress
-from importlib import import_module
-from pkgutil import iter_modules
+from kerple.base.modules import import_modules
 
-from kerple import measure, training
-from kerple.base.errors import UserError
-
-for package in (measure, training):
-    for module in iter_modules(package.__path__, f"{package.__name__}."):
-        with suppress(UserError):  # of a module whose optional package is not installed
-            import_module(module.name)
+for package in ("kerple.measure", "kerple.training"):
+    import_modules(package)

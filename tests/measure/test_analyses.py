@@ -1,4 +1,4 @@
-"""Each analysis inside a real Trainer: its numbers against a second computation, its figure in TensorBoard."""
+"""Each measure on a text: its numbers against a second computation, and its figures."""
 
 import math
 from functools import partial
@@ -8,21 +8,23 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from kerple.analyses import kernels as kernels_file
-from kerple.measure.attention_maps import AttentionMaps, AttentionStatistics, visit_probabilities
-from pytorch_lightning import Callback
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
 from kerple.base.errors import UserError
+from kerple.measure.attention import AttentionMaps, AttentionStatistics
 from kerple.measure.extrapolation import Extrapolation
 from kerple.measure.four_terms import TERMS, FourTerms, four_terms, spread
-from kerple.measure.kernels import Kernels
+from kerple.measure.kernels import KernelCurves
+from kerple.measure.measure import Measure
 from kerple.measure.protocols import full, windowed
 from kerple.measure.receptive_field import ReceptiveField
 from kerple.measure.shift import ShiftTest
 from kerple.model import Transformer
 from kerple.positions import Shape, Sinusoidal, SSMax, strategies
+from kerple.positions.visibility import Visibility
+from kerple.training import kernel_records
+from kerple.training.kernel_records import Kernels
 from kerple.training.language_model import LanguageModel
 from tests.toy import RandomText, small_model, trainer
 
@@ -38,16 +40,15 @@ def model_of(name: str, qk_norm: bool = False, per_layer: bool | None = None, **
     return model
 
 
-def analysed(folder: Path, callback: Callback, model: LanguageModel) -> pd.DataFrame | None:
-    """The table that a test with the callback writes, or None; then the model is in evaluation mode."""
-    trainer(folder, callback, events=True).test(model, RandomText(tokens=400), verbose=False)
-    model.eval()
-    table = folder / f"{callback.name}.csv"
+def measured(folder: Path, measure: Measure, model: LanguageModel) -> pd.DataFrame | None:
+    """The table that the measure writes, or None; then the model is in evaluation mode."""
+    result = measure.run(model.eval().network, RandomText(tokens=400).text("test"))
+    assert result.skipped is None, result.skipped
+    result.write(folder)
+    assert all((folder / f"{name}.png").read_bytes().startswith(b"\x89PNG") for name in result.figures)
+    assert set(result.figures) == {measure.name}
+    table = folder / f"{measure.name}.csv"
     return pd.read_csv(table) if table.exists() else None
-
-
-def images(folder: Path) -> list[str]:
-    return EventAccumulator(str(folder)).Reload().Tags()["images"]
 
 
 def blocks_of(length: int, count: int) -> Tensor:
@@ -59,7 +60,7 @@ def blocks_of(length: int, count: int) -> Tensor:
 @pytest.mark.parametrize(("name", "moves"), [("Sinusoidal", True), ("KerpleLog", False)])
 def test_shift_scores_the_same_segments_at_other_positions(name: str, moves: bool, tmp_path: Path) -> None:
     model = model_of(name)
-    table = analysed(tmp_path, ShiftTest(shifts=[100, 0, 7], blocks=6), model)
+    table = measured(tmp_path, ShiftTest(shifts=[100, 0, 7], blocks=6), model)
     assert table["shift"].tolist() == [0, 7, 100]
     tokens = blocks_of(8, 6)
     for row in table.itertuples():
@@ -68,13 +69,13 @@ def test_shift_scores_the_same_segments_at_other_positions(name: str, moves: boo
         assert row.ppl == pytest.approx(math.exp(float(loss.mean())), rel=1e-6)
         assert row.targets == 48
     assert (abs(table["ppl"][2] / table["ppl"][0] - 1) > 1e-3) == moves
-    assert images(tmp_path) == ["analyses/shift"]
 
 
 def test_shifts_a_strategy_has_no_position_for_are_left_out(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match=r"left out \[5\]: Learned has only 8 positions"):
-        table = analysed(tmp_path, ShiftTest(shifts=[0, 4, 5], length=4, blocks=6), model_of("Learned"))
-    assert table["shift"].tolist() == [0, 4]
+    measure = ShiftTest(shifts=[0, 4, 5], length=4, blocks=6)
+    result = measure.run(model_of("Learned").eval().network, RandomText(tokens=400).text("test"))
+    assert "left out [5]: Learned has only 8 positions" in result.report
+    assert [row["shift"] for row in result.tables["shift"]] == [0, 4]
 
 
 @torch.no_grad()
@@ -84,7 +85,7 @@ def test_kernels_are_the_strategys_tables(per_layer: bool, tmp_path: Path) -> No
     positions = model.network.positions
     for parameter in positions[-1].parameters():  # or both layers would have the same kernel
         parameter.mul_(2)
-    table = analysed(tmp_path, Kernels(length=100), model)
+    table = measured(tmp_path, KernelCurves(length=100), model)
     assert set(table["distance"]) >= {0, 1, 2, 3, 99}
     assert set(table["layer"]) == ({0, 1} if per_layer else {"all"})
     for row in table.itertuples():
@@ -92,14 +93,13 @@ def test_kernels_are_the_strategys_tables(per_layer: bool, tmp_path: Path) -> No
         for kind in ("bias", "weight") if per_layer else ("bias",):
             expected = getattr(position, kind)(torch.tensor([float(row.distance)]))[row.head, 0]
             assert getattr(row, kind) == pytest.approx(float(expected), rel=1e-6)
-    assert images(tmp_path) == ["analyses/kernels"]
 
 
 @torch.no_grad()
 def test_kernels_have_a_trajectory_of_bounded_length_that_survives_a_resumption(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernels_file, "MAX_RECORDS", 4)
+    monkeypatch.setattr(kernel_records, "MAX_RECORDS", 4)
     for name, steps, checkpoint in (("a", 4, None), ("b", 12, tmp_path / "middle.ckpt")):
         kernels, model = Kernels(every=2, distances=(1, 50)), model_of("KerpleLog")
         run = trainer(tmp_path / name, kernels, events=True, max_steps=steps, limit_val_batches=0)
@@ -116,14 +116,15 @@ def test_kernels_have_a_trajectory_of_bounded_length_that_survives_a_resumption(
     assert set(table["name"]) == {"r1", "r2", "bias at 1", "bias at 50"}
     at_start = table[table["step"] == 0]["value"].tolist()
     assert at_start != pytest.approx(at_end.tolist(), rel=1e-3)
-    assert images(tmp_path / "b") == ["analyses/kernels_trajectory"]
+    images = EventAccumulator(str(tmp_path / "b")).Reload().Tags()["images"]
+    assert images == ["analyses/kernels_trajectory"]
     assert len(kernels.state_dict()["records"]) == 4
 
 
 @torch.no_grad()
 def test_receptive_field_windows_are_windowed_perplexities(tmp_path: Path) -> None:
     model = model_of("KerpleLog")
-    shares = analysed(tmp_path, ReceptiveField(length=16, blocks=6), model)
+    shares = measured(tmp_path, ReceptiveField(length=16, blocks=6), model)
     tokens = blocks_of(16, 6)
     assert shares["distance"].tolist() == list(range(16))
     assert shares["cumulative"].iloc[-1] == pytest.approx(1, abs=1e-9)
@@ -131,18 +132,17 @@ def test_receptive_field_windows_are_windowed_perplexities(tmp_path: Path) -> No
     assert table["window"].tolist() == [1, 2, 4, 8, 16]
     whole = math.exp(float(full(model.network, tokens, 16).double().mean()))
     for row in table.itertuples():
-        ppl = math.exp(float(windowed(model.network, tokens, 16, window=row.window).double().mean()))
+        ppl = math.exp(float(windowed(model.network, tokens, 16, Visibility(row.window)).double().mean()))
         assert row.ppl == pytest.approx(ppl, rel=1e-6)
         assert row.ratio_to_full == pytest.approx(ppl / whole, rel=1e-6)
     assert table["smallest_sufficient"].sum() == 1
-    assert images(tmp_path) == ["analyses/receptive_field"]
 
 
 @torch.no_grad()
 def test_attention_statistics_are_those_of_each_layer_and_head(tmp_path: Path) -> None:
     model, probabilities = model_of("KerpleLog"), {}
-    table = analysed(tmp_path, AttentionStatistics(length=8, blocks=3), model)
-    visit_probabilities(model.network, blocks_of(8, 3)[:, :-1], lambda layer, p: probabilities.update({layer: p}))
+    table = measured(tmp_path, AttentionStatistics(length=8, blocks=3), model)
+    model.network.visit_attention(blocks_of(8, 3)[:, :-1], lambda layer, p: probabilities.update({layer: p}))
     for row in table.itertuples():
         p = probabilities[row.layer][:, row.head].double()  # (3, T, T)
         back = torch.arange(8)[:, None] - torch.arange(8)
@@ -152,56 +152,58 @@ def test_attention_statistics_are_those_of_each_layer_and_head(tmp_path: Path) -
 
 
 def test_attention_maps_are_drawn(tmp_path: Path) -> None:
-    table = analysed(tmp_path, AttentionMaps(heads=[(1, 0), (0, 1)], length=6), model_of("T5"))
-    assert images(tmp_path) == ["analyses/attention_maps"]
+    table = measured(tmp_path, AttentionMaps(heads=[(1, 0), (0, 1)], length=6), model_of("T5"))
     assert table is None  # T² rows for each head would help nobody
 
 
 @torch.no_grad()
 def test_four_terms_are_written_for_an_absolute_encoding(tmp_path: Path) -> None:
     model = model_of("Sinusoidal")
-    table = analysed(tmp_path, FourTerms(blocks=4), model)
+    table = measured(tmp_path, FourTerms(blocks=4), model)
     assert len(table) == 2 * 5
     texts = [four_terms(model.network, block[None]) for block in blocks_of(8, 4)[:, :-1]]
     for row in table.itertuples():
         variances = [float(spread(terms[row.term])[row.head]) ** 2 for terms in texts]
         assert row.standard_deviation == pytest.approx(math.sqrt(sum(variances) / 4), rel=1e-4, abs=1e-6)
-    assert images(tmp_path) == ["analyses/four_terms"]
 
 
 @pytest.mark.parametrize(
-    ("callback", "model", "reason"),
+    ("measure", "model", "reason"),
     [
         (FourTerms(), {"name": "KerpleLog"}, "adds nothing to the embeddings"),
         (FourTerms(), {"name": "Together", "parts": [SSMax, Sinusoidal]}, "Together also has transform_qk"),
         (FourTerms(), {"name": "Sinusoidal", "qk_norm": True}, "qk_norm normalises queries and keys"),
-        (Kernels(), {"name": "RoPE"}, "no bias by distance"),
+        (KernelCurves(), {"name": "RoPE"}, "no bias by distance"),
         (AttentionStatistics(length=16, blocks=2), {"name": "Learned"}, "only 8 positions"),
     ],
 )
 def test_what_a_strategy_cannot_show_is_skipped_with_a_reason(
-    callback: Callback, model: dict[str, Any], reason: str, tmp_path: Path
+    measure: Measure, model: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
-    with pytest.warns(UserWarning, match=reason):
-        assert analysed(tmp_path, callback, model_of(**model)) is None
+    network, text = model_of(**model).eval().network, RandomText(tokens=400).text("test")
+    result = measure.run(network, text)
+    assert reason in (result.skipped or "")
+    assert not result.tables
+    with pytest.warns(UserWarning, match=reason):  # in a test it is a warning
+        trainer(tmp_path, measure).test(model_of(**model), RandomText(tokens=400), verbose=False)
 
 
 def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
-    for callback, message in (
-        (ShiftTest(blocks=1000), "the test split has only 49 of 8 targets"),
+    for measure, message in (
+        (ShiftTest(blocks=1000), "of 8 targets, but the test split has only 49"),
         (AttentionMaps(heads=[(2, 0)]), r"got \[\(2, 0\)\], expected layers 0..1"),
         (FourTerms(length=513), "length: got 513, expected at most 512"),
     ):
         with pytest.raises(UserError, match=message):
-            analysed(tmp_path, callback, model_of("Sinusoidal"))
+            measured(tmp_path, measure, model_of("Sinusoidal"))
 
 
-@pytest.mark.parametrize("callback", [ShiftTest(length=4), ReceptiveField(8, 4), Extrapolation([8, 32])], ids=type)
-def test_a_model_whose_losses_are_no_numbers_is_an_error(tmp_path: Path, callback: Callback) -> None:
+@pytest.mark.parametrize("measure", [ShiftTest(length=4), ReceptiveField(8, 4), Extrapolation([8, 32])], ids=type)
+def test_a_model_whose_losses_are_not_finite_is_an_error(tmp_path: Path, measure: Measure) -> None:
     model = model_of("KerpleLog")
     torch.nn.init.constant_(model.network.embedding.weight, math.nan)
-    with pytest.raises(UserError, match="no finite number"):
-        analysed(tmp_path, callback, model)
+    with pytest.raises(UserError, match="not finite; check the weights for NaN"):
+        measured(tmp_path, measure, model)
 
 
 # The four terms add up to the scores the model computes

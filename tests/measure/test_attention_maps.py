@@ -2,17 +2,18 @@
 
 import pytest
 import torch
-from kerple.measure.attention_maps import visit_probabilities
 from torch import Tensor
 
 from kerple import positions
 from kerple.measure.receptive_field import distance_covering, gradient_by_distance, smallest_sufficient
+from kerple.model.attention_probabilities import visit_probabilities
 from kerple.positions import QueryKeyBlock, TokenPositions
+from kerple.positions.visibility import Visibility
 
 
-def collect(network, tokens: Tensor, **options: int) -> list[Tensor]:
+def collect(network, tokens: Tensor, window: int | None = None) -> list[Tensor]:
     maps: list[Tensor] = []
-    visit_probabilities(network, tokens, lambda layer, p: maps.append(p), **options)
+    visit_probabilities(network, tokens, lambda layer, p: maps.append(p), Visibility(window))
     return maps
 
 
@@ -27,10 +28,10 @@ def test_probabilities_reproduce_the_attentions_output(name: str, window: int | 
 
     hooks = [b.attention.register_forward_hook(keep) for b in network.blocks]
     with torch.no_grad():
-        network.features(tokens, window=window)
+        network.features(tokens, Visibility(window))
         for hook in hooks:
             hook.remove()
-        maps = collect(network, tokens, window=window)
+        maps = collect(network, tokens, window)
         assert len(maps) == len(outputs) == 2
         for i, (p, (v, output), block) in enumerate(zip(maps, outputs, network.blocks, strict=True)):
             if name in ("Sink", "StickBreaking"):  # a part of each query's attention goes nowhere

@@ -11,19 +11,18 @@ import pandas as pd
 import pytest
 import torch
 import yaml
-from pytorch_lightning import LightningModule
 from tokenizers import Tokenizer
 
 from kerple.cli.main import main
 from kerple.data import TokenShards
 from kerple.data.tokenizer import load_tokenizer, train_tokenizer
-from kerple.hf.adapter import HuggingFaceNetwork
+from kerple.hf.adapter import hugging_face_network
 from kerple.measure import results
 from kerple.measure.long_perplexity import LongPerplexity, byte_spans, key_targets, spelling
-from kerple.measure.needle import ANSWER, Needle, continuation, draw, prompt
-from kerple.positions import Shape
+from kerple.measure.needle import ANSWER, Needle, draw, prompt
+from kerple.model.network import Generation, Limited
 from tests.hf.tiny import hf, saved, text, tiny
-from tests.toy import small_model, trainer
+from tests.toy import small_model
 
 LONG = {"lengths": [16, 48], "short": 8, "stride": 4, "blocks": 3, "gain": 0.2, "likely": -50.0}
 SHARES = (0.3, 0.2, 0.5)
@@ -36,7 +35,7 @@ def place(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     saved(folder / "model", "gpt_neox")
     config = {
         "data": {"class_path": "TokenShards", "init_args": {"corpus": str(corpus), "shares": [*SHARES]}},
-        "trainer": {"accelerator": "cpu", "logger": False, "enable_progress_bar": False}
+        "trainer": {"accelerator": "cpu", "logger": False}
         | {"callbacks": [{"class_path": "LongPerplexity", "init_args": LONG | {"evaluator": "evaluator"}}]},
     }
     (folder / "long.yaml").write_text(yaml.safe_dump(config))
@@ -81,10 +80,10 @@ def test_keys_of_another_tokenizer_are_found_through_the_bytes(corpus: Path, pla
     merged.prepare_data()
     merged.setup()
     callback = LongPerplexity(**LONG | {"evaluator": "evaluator", "keys": "kept"})
-    keys = callback._keys(merged)
+    keys = callback._keys(merged.text("test"))
     assert sum(map(len, keys)) > 0
     spell = spelling(load_tokenizer("merged"), merged.manifest.end_of_text)
-    evaluator = HuggingFaceNetwork(hf.AutoModelForCausalLM.from_pretrained("evaluator").eval())
+    evaluator = hugging_face_network(hf.AutoModelForCausalLM.from_pretrained("evaluator").eval())
     reader = hf.AutoTokenizer.from_pretrained("evaluator")  # a token for each byte
     for i, targets in enumerate(keys):
         spelt = [spell(token) for token in merged.blocks("test", 48, 3)[i]["tokens"].tolist()]
@@ -98,7 +97,7 @@ def test_keys_of_another_tokenizer_are_found_through_the_bytes(corpus: Path, pla
         key = {character[t + 1] for t, is_key in enumerate(judged) if is_key}
         ends = [0, *accumulate(map(len, spelt))]
         assert targets == [j - 1 for j in range(1, len(spelt)) if key & set(character[ends[j] : ends[j + 1]])]
-    assert callback._keys(merged) == keys  # read from the file
+    assert callback._keys(merged.text("test")) == keys  # read from the file
 
 
 def test_an_evaluator_is_not_read_past_its_training_length(
@@ -117,7 +116,9 @@ BLOCK, SHORT, STRIDE = 24, 8, 3
 class Copier:
     """Finds a token likely if it was among its inputs so far: a network for which far context matters."""
 
-    def losses(self, tokens, offset=0, window=None, last=None):
+    name, training_length = "Copier", None
+
+    def losses(self, tokens, last=None):
         inputs, targets = tokens[:, :-1], tokens[:, 1:]
         seen = torch.stack([(inputs[:, : t + 1] == targets[:, t, None]).any(1) for t in range(targets.shape[1])], 1)
         losses = torch.where(seen, 0.5, 6.0) + 0.01 * targets
@@ -168,22 +169,14 @@ def test_spans_of_characters_are_spans_of_bytes_also_where_a_block_cuts_one() ->
 # Needle, with a stand-in model that remembers a known part of what it reads
 
 
-class Reader(LightningModule):
+class Reader(Generation, Limited):
     """Finds what is asked for among the last ``memory`` tokens."""
 
-    strategy, max_length = "Reader", 800
+    name, training_length, max_length = "Reader", 64, 800
 
     def __init__(self, data: TokenShards, memory: int) -> None:
-        super().__init__()
-        self.data, self.memory, self.shape = data, memory, Shape(8, 2, 64)
+        self.data, self.memory = data, memory
         self.texts: list[str] = []
-
-    @property
-    def network(self) -> "Reader":
-        return self
-
-    def test_step(self, batch, index) -> None:
-        pass
 
     def continued(self, tokens: torch.Tensor, steps: int) -> list[int]:
         text = self.data.decode(tokens[0])
@@ -203,8 +196,8 @@ def data(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> TokenShards:
 
 def found(data: TokenShards, folder: Path, memory: int, kind: str) -> tuple[pd.DataFrame, list[str]]:
     """The table that is written, and the problems that were read."""
-    callback, reader = Needle(kind, lengths=[500, 700, 900], depths=[0.0, 0.5, 1.0], problems=2), Reader(data, memory)
-    trainer(folder, callback, limit_test_batches=1).test(reader, datamodule=data, verbose=False)
+    needle, reader = Needle(kind, lengths=[500, 700, 900], depths=[0.0, 0.5, 1.0], problems=2), Reader(data, memory)
+    needle.run(reader, data.text("test")).write(folder)
     return pd.read_csv(folder / f"{kind}.csv"), reader.texts
 
 
@@ -234,12 +227,12 @@ def test_many_values_are_all_sought(data: TokenShards, tmp_path: Path) -> None:
 
 def test_both_kinds_of_networks_write_greedily() -> None:
     model, tokens = tiny("llama"), text(1, 20)
-    written, expected = HuggingFaceNetwork(model).continued(tokens, 6), tokens
+    written, expected = hugging_face_network(model).continued(tokens, 6), tokens
     with torch.inference_mode():
         for _ in range(6):
             expected = torch.cat([expected, model(expected).logits[:, -1:].argmax(-1)], 1)
     assert written == expected[0, 20:].tolist()
-    assert len(continuation(small_model(vocabulary=96).eval().network, tokens, 6)) == 6
+    assert len(small_model(vocabulary=96).eval().network.continued(tokens, 6)) == 6
 
 
 def encode(text: str) -> list[int]:

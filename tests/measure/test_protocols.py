@@ -3,16 +3,19 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
-from kerple.evaluation.segments import DocumentBlocks
 from torch import Tensor
 
+from kerple.data.text import Text
 from kerple.measure import protocols
 from kerple.measure.metrics import TokenLoss
 from kerple.measure.protocols import Protocol, full, sliding, windowed
 from kerple.model import Transformer
+from kerple.model.network import Windows
 from kerple.positions import T5, KerpleLog, NoPE, Position, RoPE, Shape
+from kerple.positions.visibility import EVERYTHING, Visibility
 
 VOCABULARY = 23
 
@@ -31,18 +34,19 @@ def tokens_of(block: int, blocks: int = 1) -> Tensor:
 
 def loss_of_one(network: Transformer, tokens: Tensor, start: int, target: int, window: int | None = None) -> float:
     """Loss of token ``target + 1`` given tokens start..target of one block (N+1,), by a softmax written out in fp64."""
-    logits = network(tokens[None, start : target + 1], window=window)[0, -1].double()
+    logits = network(tokens[None, start : target + 1], Visibility(window))[0, -1].double()
     return -float(logits[tokens[target + 1]] - logits.exp().sum().log())
 
 
-class Counter:
+class Counter(Windows):
     """A network whose loss of a target is the target itself: a list of losses says which targets were scored."""
+
+    name, training_length = "Counter", None
 
     def __init__(self) -> None:
         self.forwards: list[tuple[int, int]] = []
 
-    def losses(self, tokens: Tensor, offset: int = 0, window: int | None = None, last: int | None = None) -> Tensor:
-        assert offset == 0
+    def losses(self, tokens: Tensor, last: int | None = None, visibility: Visibility = EVERYTHING) -> Tensor:
         assert last is None or last <= tokens.shape[1] - 1
         self.forwards.append((tokens.shape[0], tokens.shape[1] - 1))
         targets = tokens[:, 1:].float()
@@ -55,7 +59,7 @@ class Counter:
 def test_full_and_windowed_are_loops_over_segments_and_a_mask(length: int, block: int, window: int | None) -> None:
     network, tokens = network_of(), tokens_of(block, blocks=2)
     expected = [[loss_of_one(network, row, t // length * length, t, window) for t in range(block)] for row in tokens]
-    losses = full(network, tokens, length) if window is None else windowed(network, tokens, length, window=window)
+    losses = full(network, tokens, length) if window is None else windowed(network, tokens, length, Visibility(window))
     torch.testing.assert_close(losses, torch.tensor(expected), rtol=1e-6, atol=1e-6)
 
 
@@ -81,7 +85,7 @@ def test_last_is_the_end_of_every_whole_segment(length: int, k: int) -> None:
     assert Protocol("last", k=k).scored_targets(length, 48).tolist() == [t for end in ends for t in range(end - k, end)]
 
 
-ONCE = [Protocol("full"), Protocol("windowed", window=3), Protocol("sliding", stride=3)]
+ONCE = [Protocol("full"), Protocol("windowed", Visibility(3)), Protocol("sliding", stride=3)]
 ONCE += [Protocol("sliding", stride=4, skip=skip) for skip in (1, 16, 31)]
 
 
@@ -99,12 +103,12 @@ def test_keep_first_shows_the_first_tokens_and_the_window_and_nothing_else(strat
     tokens = tokens_of(16).repeat(16, 1)
     tokens[torch.arange(16), torch.arange(16)] += 1  # row j differs from the text in token j
     tokens %= VOCABULARY
-    text = network.losses(tokens_of(16), window=6, keep_first=3)
-    changed = (network.losses(tokens, window=6, keep_first=3) - text).abs() > 1e-6  # (16 tokens, 16 targets)
+    text = network.losses(tokens_of(16), visibility=Visibility(6, 3))
+    changed = (network.losses(tokens, visibility=Visibility(6, 3)) - text).abs() > 1e-6  # (16 tokens, 16 targets)
     for target in range(16):
         seen = {j for j in range(target + 1) if changed[j, target]}
         assert seen == {j for j in range(target + 1) if j < 3 or j > target - 6}
-    torch.testing.assert_close(network.losses(tokens, window=6, keep_first=10), network.losses(tokens))
+    torch.testing.assert_close(network.losses(tokens, visibility=Visibility(6, 10)), network.losses(tokens))
 
 
 @pytest.mark.parametrize("skip", [0, 32])
@@ -123,7 +127,7 @@ def test_a_stride_of_the_whole_length_is_full(skip: int) -> None:
 @pytest.mark.parametrize("budget", [1, 24])
 def test_losses_do_not_depend_on_how_many_segments_run_at_once(budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
     network, tokens = network_of(), tokens_of(48, blocks=2)
-    for protocol in (Protocol("full"), Protocol("windowed", window=3), Protocol("sliding", stride=3)):
+    for protocol in (Protocol("full"), Protocol("windowed", Visibility(3)), Protocol("sliding", stride=3)):
         expected = protocol(network, tokens, 8)
         with monkeypatch.context() as patch:
             patch.setattr(protocols, "TOKENS_PER_FORWARD", budget)
@@ -154,7 +158,7 @@ class Counting:
 @pytest.mark.parametrize("length", [1, 7, 30, 100])
 def test_blocks_tile_each_document_and_cross_no_border(length: int) -> None:
     begins = [0, 1, 3, 40, 40, 75, 106, 207]  # one document is empty
-    blocks = DocumentBlocks(Counting(), np.array(begins, dtype=np.uint64).astype(np.int64), length)
+    blocks = Text(Counting(), begins).document_blocks(length)
     expected, documents = [], []
     for document, (begin, end) in enumerate(zip(begins, [*begins[1:], 300], strict=True)):
         start = begin
@@ -162,17 +166,19 @@ def test_blocks_tile_each_document_and_cross_no_border(length: int) -> None:
             expected.append(list(range(start, start + length + 1)))
             documents.append(document)
             start += length
-    assert [blocks[i]["tokens"].tolist() for i in range(len(blocks))] == expected
+    assert [blocks[i].tolist() for i in range(len(blocks))] == expected
     assert blocks.documents.tolist() == documents
-    assert blocks[0]["tokens"].dtype == torch.int64
-    few = DocumentBlocks(Counting(), begins, length, limit=1)
-    assert [few[i]["tokens"].tolist() for i in range(len(few))] == expected[:1]
+    assert blocks[0].dtype == torch.int64
+    few = Text(Counting(), begins).document_blocks(length, limit=1)
+    assert [few[i].tolist() for i in range(len(few))] == expected[:1]
     assert few.documents.tolist() == documents[:1]
     with pytest.raises(IndexError):
         blocks[len(blocks)]
     allowed = np.arange(len(begins)) % 2 == 0
-    some = DocumentBlocks(Counting(), begins, length, allowed=allowed)
-    assert [some[i]["tokens"].tolist() for i in range(len(some))] == [
+    text = Text(Counting(), begins)
+    text.table = pd.DataFrame({"overlap": np.where(allowed, 0.5, 0.6)})
+    some = text.document_blocks(length, overlap=0.5)
+    assert [some[i].tolist() for i in range(len(some))] == [
         tokens for tokens, document in zip(expected, documents, strict=True) if allowed[document]
     ]
     assert some.left_out == len({document for document in documents if not allowed[document]})
@@ -180,7 +186,7 @@ def test_blocks_tile_each_document_and_cross_no_border(length: int) -> None:
 
 def test_documents_that_are_all_too_short_are_an_error() -> None:
     with pytest.raises(ValueError, match=r"at least 1 blocks of 121 tokens .* the longest document has 120"):
-        DocumentBlocks(Counting(), [0, 60, 180], 120)
+        Text(Counting(), [0, 60, 180]).document_blocks(120)
 
 
 def test_perplexity_is_one_exp_of_one_quotient_not_a_mean_of_means() -> None:

@@ -10,18 +10,19 @@ from torch.optim.lr_scheduler import LRScheduler
 import kerple.callbacks
 import kerple.data.datamodule  # noqa: F401
 from kerple.base.trust import Classes
+from kerple.measure.measure import Measure
 from kerple.positions import Position
 from kerple.tasks import Task
 from kerple.training.language_model import LanguageModel
 
 
 def classes(trust: str = "") -> Classes:
-    """Strategies, tasks, data and callbacks of this project, and torch's optimisers and schedules.
+    """Strategies, tasks, data, measures and callbacks of this project, and torch's optimisers and schedules.
 
     Args:
         trust: Packages and URLs that the user trusts too, separated by commas.
     """
-    bases: tuple[type, ...] = (Position, Task, LightningDataModule, Callback, Optimizer, LRScheduler)
+    bases: tuple[type, ...] = (Position, Task, LightningDataModule, Callback, Measure, Optimizer, LRScheduler)
     ours = [kind for base in bases for kind in _subclasses(base) if kind.__module__.startswith(("kerple.", "torch."))]
     return Classes(ours, tuple(filter(None, trust.split(","))), LanguageModel)
 

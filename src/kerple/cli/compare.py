@@ -221,9 +221,9 @@ def resolve(job: Job) -> dict[str, Any]:
 
     try:
         if not job.fit:
-            from kerple.cli.pretrained import configuration  # it needs packages that fits do not
+            from kerple.cli.pretrained_test import configuration  # it needs packages that fits do not
 
-            text = configuration(["test", *with_shipped_configs([*job.test])])
+            text = configuration(with_shipped_configs([*job.test]))
         else:
             _, *arguments = checkpoint_first(["fit", *job.fit])
             config = parse(_fit_parser(), arguments)

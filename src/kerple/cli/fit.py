@@ -12,6 +12,7 @@ from kerple.cli.parser import peek
 from kerple.cli.torch_settings import configure_torch
 from kerple.positions import names
 from kerple.training.language_model import LanguageModel
+from kerple.training.trainer import print_once
 
 
 def run(arguments: list[str], description: str) -> None:
@@ -28,11 +29,6 @@ def run(arguments: list[str], description: str) -> None:
     command = arguments[0]
     if command != "fit":  # the warning is about validate and test, which print their checkpoint
         warnings.filterwarnings("ignore", "Be aware that when using `ckpt_path`")
-    if command == "test" and peek(arguments, "hf")[0].hf is not None:
-        from kerple.cli.pretrained import main  # needs optional packages
-
-        main(arguments)
-        return
     kinds = {"--data.help": ("TokenShards", "TaskData"), "--model.position.help": names()}
     if arguments[-1] in kinds:  # the parser would print the options of the base class, which has none
         raise UserError(f"{arguments[-1]}: got no class, expected one of {', '.join(kinds[arguments[-1]])}")

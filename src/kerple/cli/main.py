@@ -88,7 +88,9 @@ def _call(arguments: list[str]) -> None:
             names = import_module("kerple.positions").names()
             if value not in names:
                 raise UserError(f"model.position: got {value}, expected a class path or one of {', '.join(names)}")
-    if command in LIGHTNING:
+    if command == "test" and any(part == "--hf" for part in flat):
+        import_module("kerple.cli.pretrained_test").main(arguments[1:])
+    elif command in LIGHTNING:
         import_module("kerple.cli.fit").run(arguments, HELP.split("\n")[2])
     elif command in COMMANDS:
         import_module(f"kerple.cli.{command}").main(arguments[1:])

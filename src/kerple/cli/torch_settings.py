@@ -5,7 +5,7 @@ import os
 import warnings
 
 import torch
-from pytorch_lightning.utilities.rank_zero import rank_zero_only
+from lightning_utilities.core.rank_zero import rank_zero_only
 
 # warnings in every run, about which a user has nothing to do
 HARMLESS = (

@@ -13,6 +13,7 @@ import pandas as pd
 from kerple.base.errors import UserError
 from kerple.base.mapping import read_mapping
 from kerple.compare.statistics import CELL, LOGARITHMIC
+from kerple.hf.source import model_name
 from kerple.measure import results
 
 RUN_KEYS = ["strategy", "seed"]
@@ -277,11 +278,6 @@ def strategy(config: dict[str, Any]) -> str:
     if "model.path" in config:
         return " ".join(filter(None, [model_name(config["model.path"]), config.get("model.scaling"), name]))
     return name or config["model.position"]
-
-
-def model_name(path: str) -> str:
-    """Name of a pretrained model: the last part of its path or of its name on the hub, which may have points."""
-    return Path(path).name.removesuffix(".gguf")
 
 
 def training_length(config: dict[str, Any]) -> int | None:

@@ -36,13 +36,20 @@ class TextBlocks(Sequence[Tensor]):
         length: Targets in a block.
         documents: Index of the document of each block, (blocks,) int64, or None where blocks may span documents.
         left_out: Number of documents that are long enough for a block but may not be read.
+        too_short: Number of documents that are shorter than a block.
     """
 
     def __init__(
-        self, stream: TokenArray, starts: Tensor, length: int, documents: Tensor | None = None, left_out: int = 0
+        self,
+        stream: TokenArray,
+        starts: Tensor,
+        length: int,
+        documents: Tensor | None = None,
+        left_out: int = 0,
+        too_short: int = 0,
     ) -> None:
         self.stream, self.starts, self.length = stream, starts, length
-        self.documents, self.left_out = documents, left_out
+        self.documents, self.left_out, self.too_short = documents, left_out, too_short
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -53,9 +60,8 @@ class TextBlocks(Sequence[Tensor]):
         return torch.as_tensor(self.stream.read(int(self.starts[index]), self.length + 1).astype("int64"))
 
     def chosen(self, indices: Sequence[int]) -> "TextBlocks":
-        """Some of the blocks, in this order."""
-        documents = None if self.documents is None else self.documents[list(indices)]
-        return TextBlocks(self.stream, self.starts[list(indices)], self.length, documents, self.left_out)
+        """Some of the blocks, in this order, without their documents."""
+        return TextBlocks(self.stream, self.starts[list(indices)], self.length)
 
 
 class Text:
@@ -174,7 +180,7 @@ class Text:
         denied = torch.zeros(len(counts), dtype=torch.bool)
         if self.table is not None:
             denied = torch.as_tensor(self.table["overlap"].to_numpy() > overlap)
-        left_out = int((denied & (counts > 0)).sum())
+        left_out, too_short = int((denied & (counts > 0)).sum()), int((counts == 0).sum())
         counts[denied] = 0
         documents = torch.repeat_interleave(torch.arange(len(counts)), counts)
         if len(documents) < (limit or 1):
@@ -186,7 +192,7 @@ class Text:
         # number of each block within its document
         within = torch.arange(len(documents)) - (counts.cumsum(0) - counts)[documents]
         starts = (begins[documents] + within * length)[:limit]
-        return TextBlocks(self.stream, starts, length, documents[:limit], left_out)
+        return TextBlocks(self.stream, starts, length, documents[:limit], left_out, too_short)
 
 
 class ShardText(Text):

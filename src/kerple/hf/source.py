@@ -101,6 +101,11 @@ def _pickle(name: str, folder: Path | str) -> UserError:
     )
 
 
+def model_name(path: str) -> str:
+    """Name of a pretrained model: the last part of its path or of its name on the hub, which may have points."""
+    return Path(path).name.removesuffix(".gguf")
+
+
 @contextmanager
 def reading(source: ModelSource, part: str) -> Iterator[None]:
     """Context of reading a part of a model, which turns any error of the libraries into a message of one line.
@@ -223,14 +228,13 @@ def same_tokens(one: Tokenizer, other: Tokenizer) -> bool:
     return first == second
 
 
-def check_tokenizer(data: Any, source: ModelSource) -> None:
-    """Check that shards were made with a model's tokenizer; data of another kind has none.
+def check_tokenizer(folder: Any, source: ModelSource) -> None:
+    """Check that the shards of a `kerple.data.shards.Folder` were made with a model's tokenizer.
 
     Raises:
         UserError: They were made with another, or the model has none.
     """
-    folder = getattr(data, "folder", None)
-    if folder is not None and not same_tokens(folder.tokenizer(), read_tokenizer(source)):
+    if not same_tokens(folder.tokenizer(), read_tokenizer(source)):
         tokenizer = folder.manifest.settings.get("tokenizer", "another one")
         raise UserError(
             f"tokenizer: the shards in {folder.manifest.location} were made with {tokenizer}, not with the tokenizer "

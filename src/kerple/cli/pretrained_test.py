@@ -1,0 +1,191 @@
+"""`python run.py test --hf MODEL`: measures a pretrained model of transformers, without Lightning."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import yaml
+from jsonargparse import ArgumentParser, Namespace, set_loader
+
+from kerple.base.atomic import write
+from kerple.base.directories import test_directory
+from kerple.base.errors import UserError
+from kerple.base.modules import import_modules
+from kerple.base.progress import FILE, Progress
+from kerple.cli.reading import parse
+from kerple.data.options import ShardOptions
+from kerple.data.tokenizer import MODEL_PREFIX, vocabulary_size
+from kerple.hf.pretrained import Pretrained
+from kerple.hf.source import model_name
+from kerple.measure.measure import Measure
+
+SHARDS = "TokenShards"
+
+
+@dataclass
+class RunnerOptions:
+    """Where measurements run, in the words of Lightning's Trainer.
+
+    Args:
+        accelerator: Device; ``auto`` takes a GPU if there is one.
+        devices: Number of devices of this process, 1. Several processes share the work under torchrun.
+        precision: Precision of arithmetic; ``auto`` takes what suits the device.
+        callbacks: The measurements.
+        logger: Whether TensorBoard's file is written.
+        use_distributed_sampler: Has no effect; configurations of Lightning may have it.
+    """
+
+    accelerator: Literal["auto", "cpu", "gpu", "cuda"] = "auto"
+    devices: Literal["auto", 1] = "auto"
+    precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed", 32] = "32-true"
+    callbacks: list[Measure] | Measure | None = None
+    logger: bool = True
+    use_distributed_sampler: bool = True
+
+
+def main(arguments: list[str]) -> None:
+    """Measure a pretrained model.
+
+    Args:
+        arguments: Arguments after the command, ``--hf MODEL`` among them.
+
+    Raises:
+        UserError: If there is no such model, or it does not support an option.
+    """
+    options = _parse(arguments)
+    from kerple.cli.torch_settings import configure_torch
+
+    configure_torch()
+    parser = _parser()
+    measures = parser.instantiate_classes(options).trainer.callbacks or []
+    measures = measures if isinstance(measures, list) else [measures]
+    directory = test_directory(options.run_dir, str(_run_folder(options) / "checkpoints" / "none"), "test")
+    _measure(options, measures, directory)
+    print(f"written to {directory}")
+
+
+def configuration(arguments: list[str]) -> str:
+    """The configuration, as YAML, that `main` would use; nothing is built.
+
+    Raises:
+        UserError: If there is no such model, or it does not support an option.
+    """
+    return _dump(_parse(arguments))
+
+
+def _measure(options: Namespace, measures: list[Measure], directory: Path) -> None:
+    """Prepare the text, load the model, measure, and write what was found into the folder."""
+    from kerple.data.prepare.build import prepare
+    from kerple.data.shards import Folder
+    from kerple.data.text import ShardText
+    from kerple.hf.source import check_tokenizer, locate
+    from kerple.measure.runner import Runner
+
+    trainer, data = options.trainer, ShardOptions(**options.data.as_dict())
+    text = _dump(options)
+    for path in (directory / "config.yaml", directory.parent / "config.yaml"):  # a report reads that of the run
+        if path.parent.resolve() != Path.cwd() and not path.exists():
+            write(path, text)
+    device = {"auto": None, "gpu": "cuda"}.get(trainer.accelerator, trainer.accelerator)
+    precision = "32-true" if trainer.precision == 32 else trainer.precision
+    runner = Runner.detect(device, precision, Progress(directory / FILE).over)
+    if data.corpus is not None and runner.rank == 0:
+        prepare(data)
+    if runner.processes > 1:
+        torch.distributed.barrier()
+    folder = Folder(data.location, data.cache)
+    check_tokenizer(folder, locate(options.hf))
+    shards = ShardText(folder, "test")
+    network = Pretrained(**options.model.as_dict(), path=options.hf).network().to(runner.device)
+    for measure in measures:
+        measure.check(network, shards)
+    found = [measure.run(network, shards, runner) for measure in measures]
+    if runner.rank:
+        return
+    events = None
+    if trainer.logger and found:
+        from torch.utils.tensorboard import SummaryWriter
+
+        events = SummaryWriter(str(directory))
+    for result in found:
+        if result.skipped:
+            print(f"{result.name}: skipped: {result.skipped}")
+            continue
+        result.write(directory)
+        print(result.report, end="\n" if result.report else "")
+        if events is not None:
+            for name, value in result.scalars.items():
+                events.add_scalar(f"test/{name}", value, 0)
+            for name, figure in result.figures.items():
+                events.add_figure(f"analyses/{name}", figure, 0, close=False)
+    if events is not None:
+        events.close()
+
+
+def _parse(arguments: list[str]) -> Namespace:
+    """The options; those that follow from the model (tokenizer, vocabulary, length) are defaults."""
+    import_modules("kerple.measure")
+    parser = _parser()
+    options = parse(parser, arguments)  # mistakes are reported before anything else is imported
+    if not options.hf:
+        raise UserError("hf: got nothing, expected a folder, a .gguf file or a name on the hub")
+    from kerple.hf import need
+    from kerple.hf.adapter import config_length
+    from kerple.hf.source import locate, read_model_config, read_tokenizer
+
+    source = locate(options.hf)
+    need()
+    length = config_length(read_model_config(source, options.model.trust_remote_code))
+    data: dict[str, Any] = {
+        "tokenizer": f"{MODEL_PREFIX}{source.name}",
+        "vocabulary": vocabulary_size(read_tokenizer(source)),
+    }
+    if length is not None:
+        data["length"] = length
+    return parse(parser, ["--config", yaml.safe_dump({"data": data}), *arguments])
+
+
+def _parser() -> ArgumentParser:
+    set_loader("kerple", _load, (yaml.YAMLError, UserError))
+    parser = ArgumentParser(prog="run.py test", description=__doc__, exit_on_error=False, parser_mode="kerple")
+    parser.add_argument("-c", "--config", action="config")
+    parser.add_argument("--hf", default="", help="A folder, a .gguf file, smollm2-135m or a name on the hub.")
+    parser.add_class_arguments(Pretrained, "model", skip={"path"})
+    parser.add_class_arguments(ShardOptions, "data")
+    parser.add_class_arguments(RunnerOptions, "trainer")
+    parser.add_argument("--experiment", default="pretrained", help="First folder below --logs: what belongs together.")
+    parser.add_argument("--logs", default="logs", help="Root of all runs.")
+    parser.add_argument(
+        "--run_dir",
+        type=str | None,
+        default=None,
+        help="Folder of the results; null: <logs>/<experiment>/<model>/test, or a new version of it.",
+    )
+    return parser
+
+
+def _load(text: str) -> Any:
+    """YAML in which the data may be given as a class, as for `fit`: only `TokenShards` has text."""
+    content = yaml.safe_load(text)
+    data = content.get("data") if isinstance(content, dict) else None
+    if isinstance(data, dict) and "class_path" in data:
+        if str(data["class_path"]).rpartition(".")[2] != SHARDS:
+            raise UserError(f"data.class_path: got {data['class_path']}, expected {SHARDS}, which has text")
+        content["data"] = data.get("init_args") or {}
+    return content
+
+
+def _dump(options: Namespace) -> str:
+    """The resolved configuration, with the keys that a run of `test` has."""
+    config = yaml.safe_load(_parser().dump(options, skip_none=False))
+    config["model"] = {"path": config.pop("hf")} | config["model"]
+    config["data"] = {"class_path": f"kerple.data.{SHARDS}", "init_args": config["data"]}
+    return yaml.safe_dump(config, sort_keys=False)
+
+
+def _run_folder(options: Namespace) -> Path:
+    model = options.model
+    label = model_name(options.hf) + (f"-{model.scaling}{model.factor or ''}" if model.scaling else "")
+    label += f"-{model.position.class_path.rpartition('.')[2]}" if model.position else ""
+    return Path(options.logs) / options.experiment / label

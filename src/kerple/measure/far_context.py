@@ -1,0 +1,218 @@
+"""`FarContext`: what distant text is worth, by scoring the same targets after their own, no and foreign distant text.
+
+No attention is changed, so that it can be measured of every network. Documents are what varies: gains are averaged in
+each document first.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from scipy import stats
+from torch import Tensor
+
+from kerple.base.errors import UserError
+from kerple.data.text import Text, TextBlocks
+from kerple.measure.drawing import finish, panel
+from kerple.measure.measure import Measure, max_length, positive, training_length
+from kerple.measure.result import Result
+from kerple.measure.results import Row
+from kerple.measure.runner import Runner
+from kerple.model.network import Network
+
+READINGS = ("own", "none", "foreign")
+
+
+def readings(own: Tensor, other: Tensor, length: int, short: int) -> dict[str, Tensor]:
+    """The three texts that end in the same targets.
+
+    Args:
+        own: A block of N + 1 tokens, (N + 1,).
+        other: A block of another document, (N + 1,).
+        length: Inputs L of *own* and *foreign*, short < L <= N.
+        short: Inputs L₁ of *none*.
+
+    Returns:
+        *own*: the last L inputs of the block, (L + 1,) with the last target. *none*: the last L₁ of them, (L₁ + 1,).
+        *foreign*: as *own*, but the first L - L₁ inputs are the first ones of the other block, (L + 1,).
+    """
+    whole, near = own[-length - 1 :], own[-short - 1 :]
+    return {"own": whole, "none": near, "foreign": torch.cat([other[: length - short], near])}
+
+
+def next_of_another(groups: Sequence[Any]) -> list[int]:
+    """For each block the number of its counterpart in the next group, cyclically.
+
+    Block i of a group has block i of the next group, counted again from its first one if that has fewer blocks. Groups
+    are in the order of their first block.
+
+    Raises:
+        UserError: If there is only one group.
+    """
+    members: dict[Any, list[int]] = {}
+    for i, group in enumerate(groups):
+        members.setdefault(group, []).append(i)
+    if len(members) < 2:
+        raise UserError("FarContext: got text of one document, expected at least two, so that one can be foreign")
+    order = list(members)
+    following = dict(zip(order, [*order[1:], order[0]], strict=True))
+    return [members[following[g]][members[g].index(i) % len(members[following[g]])] for i, g in enumerate(groups)]
+
+
+def verdict(gain: tuple[float, float], content: tuple[float, float]) -> str:
+    """What 95% intervals of gain and content, (low, high) each, say of distant text."""
+    if gain[0] > 0 and content[0] > 0:
+        return "distant text is used"
+    if gain[1] < 0:
+        return "distant text is harmful"
+    return "no use of distant text is shown"
+
+
+@dataclass
+class FarContext(Measure):
+    """Scores the last ``k`` targets of blocks inside documents after three texts: own, none and foreign.
+
+    At every length L, *own* reads the L inputs before the targets' end, *none* only the last L₁ of them (L₁ is the
+    training length) at positions that begin at 0, and *foreign* L inputs, of which the first L - L₁ are those of another
+    document. *Gain* = none - own, *content* = foreign - own, *disturbance* = foreign - none, in nats per target. Distant
+    text is used only where gain and content are both above 0: one of them is not enough, because content can be large
+    where the model is harmed by any long text.
+
+    The foreign text is that of the corresponding block of the next group (a package, a family), or of the next document
+    where the text has no groups. The result has ``far_context.csv`` (length, document, blocks, targets, and the mean of
+    each), a figure with 95% intervals over documents, and a sentence for each length.
+
+    Args:
+        lengths: Evaluation lengths in tokens, above the training length; the longest is that of a block.
+        k: Number of targets, less than the training length; None for half of it.
+        blocks: Number of blocks, the first of the text that fit; None for all.
+        overlap: Largest fraction of a document's runs of 32 tokens that may also be in the training text.
+
+    Raises:
+        UserError: If a number is out of range.
+    """
+
+    lengths: Sequence[int]
+    k: int | None = None
+    blocks: int | None = None
+    overlap: float = 0.5
+
+    name: ClassVar[str] = "far_context"
+
+    def __post_init__(self) -> None:
+        self.lengths = sorted(set(self.lengths))
+        positive(self, "k", "blocks")
+        if not self.lengths or self.lengths[0] < 1:
+            raise UserError(f"FarContext: lengths: got {list(self.lengths)}, expected positive numbers")
+
+    def check(self, network: Network, text: Any) -> None:
+        super().check(network, text)
+        short = training_length(network, "FarContext: training length")
+        if self.lengths[0] <= short:
+            raise UserError(
+                f"FarContext: lengths: got {self.lengths[0]}, expected more than {short}, the training length"
+            )
+        if self._targets(short) >= short:
+            raise UserError(f"FarContext: k: got {self.k}, expected less than {short}, the training length")
+        next_of_another(self._groups(text, self._blocks(text)))
+
+    def measure(self, network: Network, text: Text, runner: Runner) -> Result:
+        short = training_length(network, "FarContext")
+        k, blocks = self._targets(short), self._blocks(text)
+        groups = self._groups(text, blocks)
+        others, limit = next_of_another(groups), max_length(network)
+        lengths = [length for length in self.lengths if limit is None or length <= limit]
+        sums = torch.zeros(len(lengths), len(READINGS), len(blocks), dtype=torch.float64, device=runner.device)
+        for i, own in runner.part(blocks):
+            with runner.autocast():
+                for n, length in enumerate(lengths):
+                    for r, tokens in enumerate(readings(own, blocks[others[i]], length, short).values()):
+                        losses = network.losses(tokens.to(runner.device)[None], k)  # (1, k)
+                        sums[n, r, i] = losses.double().sum()
+        sums = runner.sum(sums)
+        if not sums.isfinite().all():
+            raise UserError("the loss on the test text is not finite; check the weights for NaN")
+        assert blocks.documents is not None
+        documents = blocks.documents.tolist()
+        rows = [
+            {"length": length, "document": document} | _of_document(sums[n], documents, document, k)
+            for n, length in enumerate(lengths)
+            for document in dict.fromkeys(documents)
+        ]
+        table, lines = pd.DataFrame(rows), []
+        summary = {length: _intervals(of_length) for length, of_length in table.groupby("length")} if rows else {}
+        for length, intervals in summary.items():
+            values = ", ".join(f"{name} {low:+.4f} to {high:+.4f}" for name, (low, high) in intervals.items())
+            sentence = verdict(intervals["gain"], intervals["content"])
+            lines.append(f"far context at {length:,} tokens: {sentence} (95% intervals in nats per target: {values})")
+        protocol_rows = [
+            Row("ppl", f"far_{reading}{k}", length, None, i, float(sums[n, r, i]), k)
+            for n, length in enumerate(lengths)
+            for r, reading in enumerate(READINGS)
+            for i in range(len(blocks))
+        ]
+        about = {"strategy": network.name, "training_length": short, "split": text.split, "k": k}
+        about |= {"block": self.lengths[-1], "block_document": documents, "overlapping": blocks.left_out}
+        about |= {"documents": True, "precision": runner.precision, "too_short": blocks.too_short}
+        about |= {"groups": [groups[documents.index(document)] for document in dict.fromkeys(documents)]}
+        lines += [f"far context at {n:,}: skipped, only {limit} positions" for n in self.lengths if n not in lengths]
+        scalars = {f"far_context/{c}/{n}": float(table[table["length"] == n][c].mean()) for n in summary for c in ("gain", "content")}
+        title = f"{network.name}: what distant text is worth, {len(set(documents))} documents"
+        figures = {self.name: _figure(summary, short, title)} if summary else {}
+        return Result(self.name, {self.name: rows}, figures, protocol_rows, about, scalars, "\n".join(lines))
+
+    def _targets(self, short: int) -> int:
+        return self.k or max(1, short // 2)
+
+    def _blocks(self, text: Text) -> TextBlocks:
+        return text.document_blocks(self.lengths[-1], self.blocks, self.overlap)
+
+    def _groups(self, text: Text, blocks: TextBlocks) -> list[Any]:
+        assert blocks.documents is not None
+        documents = blocks.documents.tolist()
+        groups = documents if text.table is None else text.table["group"][documents].tolist()
+        return documents if len(set(groups)) < 2 else groups
+
+
+def _of_document(sums: Tensor, documents: list[int], document: int, k: int) -> dict[str, Any]:
+    """Means over the targets of one document, from the sums (3, blocks) of the readings."""
+    chosen = torch.tensor([d == document for d in documents])
+    own, none, foreign = (sums[:, chosen].mean(1) / k).tolist()
+    return {
+        "blocks": int(chosen.sum()),
+        "targets": int(chosen.sum()) * k,
+        "own": own,
+        "none": none,
+        "foreign": foreign,
+        "gain": none - own,
+        "content": foreign - own,
+        "disturbance": foreign - none,
+    }
+
+
+def _intervals(table: pd.DataFrame) -> dict[str, tuple[float, float]]:
+    """95% t intervals of the means over documents; infinite with one document."""
+    intervals = {}
+    for name in ("gain", "content", "disturbance"):
+        values = table[name].to_numpy()
+        half = stats.t.ppf(0.975, len(values) - 1) * stats.sem(values) if len(values) > 1 else np.inf
+        intervals[name] = (float(values.mean() - half), float(values.mean() + half))
+    return intervals
+
+
+def _figure(summary: dict[Any, dict[str, tuple[float, float]]], trained: int, title: str) -> Figure:
+    figure, axes = panel(6.4, 4.2)
+    for shift, name in ((0.97, "gain"), (1.0, "content"), (1.03, "disturbance")):
+        low, high = np.array([intervals[name] for intervals in summary.values()]).T
+        middle, lengths = (low + high) / 2, np.array(list(summary)) * shift
+        axes.errorbar(lengths, middle, (high - low) / 2, marker="o", markersize=4, capsize=2, label=name)
+    axes.axhline(0, color="black", linewidth=0.8)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(list(summary), [f"{length:,}" for length in summary])
+    ylabel = "nats per target, 95% intervals over documents"
+    finish(axes, trained, xlabel="evaluation length (tokens)", ylabel=ylabel, title=title)
+    return figure
