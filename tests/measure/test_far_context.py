@@ -1,0 +1,131 @@
+"""Far context against a loop over single forward passes, and what a network that cannot see far must give."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from kerple.base.errors import UserError
+from kerple.data.text import Text
+from kerple.hf.adapter import hugging_face_network
+from kerple.measure.far_context import FarContext, next_of_another, verdict
+from kerple.model import Transformer
+from kerple.positions import KerpleLog, Shape
+from tests.hf.tiny import hf
+
+VOCABULARY, SHORT, K = 30, 8, 3
+BEGINS, TOKENS = [0, 40, 50, 120], 170  # documents of 40, 10, 70 and 50 tokens: the second is too short
+
+
+def text_of(groups: list[str] | None = None) -> Text:
+    tokens = torch.randint(VOCABULARY, (TOKENS,), generator=torch.Generator().manual_seed(3))
+    text = Text(tokens, BEGINS)
+    if groups is not None:
+        text.table = pd.DataFrame({"group": groups, "overlap": 0.0})
+    return text
+
+
+def ours() -> Transformer:
+    torch.manual_seed(0)
+    return Transformer(Shape(16, 2, SHORT), 2, VOCABULARY, KerpleLog, init=0.5).double().eval()
+
+
+def gpt2():
+    torch.manual_seed(0)
+    sizes = {"n_positions": 64, "n_embd": 16, "n_layer": 2, "n_head": 2, "initializer_range": 0.5}
+    return hugging_face_network(hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=VOCABULARY, **sizes)).double().eval(), SHORT)
+
+
+@torch.no_grad()
+def loss(network, context: Tensor, target: int) -> float:
+    """Loss of one target after a context, by a softmax in fp64 of the last logits of one forward pass."""
+    logits = (network.model(context[None]).logits if hasattr(network, "model") else network(context[None]))[0, -1]
+    assert logits.dtype == torch.float64
+    return float(torch.logsumexp(logits, 0) - logits[target])
+
+
+@pytest.mark.parametrize("make", [ours, gpt2])
+@pytest.mark.parametrize("groups", [None, ["x", "y", "y", "x"]])
+def test_every_reading_is_a_loop_over_single_forward_passes(make, groups) -> None:
+    network, text = make(), text_of(groups)
+    result = FarContext(lengths=[16, 32], k=K).run(network, text)
+    tokens = torch.as_tensor(text.stream.read(0, TOKENS))
+    blocks = [(0, 0), (2, 50), (2, 82), (3, 120)]  # document, first token: blocks of 32 targets need 33 tokens
+    foreign_of = {None: [1, 3, 3, 0], "groups": [1, 0, 3, 2]}["groups" if groups else None]
+    for length in (16, 32):
+        means: dict[int, list[list[float]]] = {}
+        for (document, start), other in zip(blocks, foreign_of, strict=True):
+            block, strange = tokens[start : start + 33], tokens[blocks[other][1] : blocks[other][1] + 33]
+            sums = [0.0, 0.0, 0.0]
+            for t in range(32 - K, 32):  # the input before each of the last k targets
+                own = block[32 - length : t + 1]
+                near = block[32 - SHORT : t + 1]
+                foreign = torch.cat([strange[: length - SHORT], near])
+                for r, context in enumerate((own, near, foreign)):
+                    sums[r] += loss(network, context, int(block[t + 1])) / K
+            means.setdefault(document, []).append(sums)
+        for document, values in means.items():
+            own, none, foreign = np.mean(values, 0)
+            (row,) = [r for r in result.tables["far_context"] if (r["length"], r["document"]) == (length, document)]
+            expected = {"own": own, "none": none, "foreign": foreign, "gain": none - own, "content": foreign - own}
+            expected["disturbance"] = foreign - none
+            assert {name: row[name] for name in expected} == pytest.approx(expected, abs=1e-10)
+            assert (row["blocks"], row["targets"]) == (len(values), K * len(values))
+    assert result.about["too_short"] == 1
+    gains = [row["gain"] for row in result.tables["far_context"] if row["length"] == 32]
+    low, high = stats.t.interval(0.95, len(gains) - 1, np.mean(gains), stats.sem(gains))
+    assert f"gain {low:+.4f} to {high:+.4f}" in result.report
+
+
+class LastTokens:
+    """A network without positions whose losses depend on the last three inputs only."""
+
+    name, training_length = "LastTokens", SHORT
+
+    def losses(self, tokens: Tensor, last: int | None = None) -> Tensor:
+        inputs = torch.nn.functional.pad(tokens[:, :-1], (2, 0)).unfold(1, 3, 1).double()
+        losses = (inputs * torch.tensor([0.1, 0.7, 0.2])).sum(-1).cos() + tokens[:, 1:]
+        return losses if last is None else losses[:, -last:]
+
+
+def test_a_network_that_reads_the_last_tokens_only_gains_nothing() -> None:
+    for row in FarContext(lengths=[16, 32], k=K).run(LastTokens(), text_of()).tables["far_context"]:
+        assert [row[name] for name in ("gain", "content", "disturbance")] == pytest.approx([0, 0, 0], abs=1e-12)
+
+
+def test_counterparts_come_from_the_next_group() -> None:
+    assert next_of_another(["a", "a", "a", "b", "c", "c"]) == [3, 3, 3, 4, 0, 1]
+    with pytest.raises(UserError, match="text of one document"):
+        next_of_another([0, 0])
+
+
+def test_use_needs_both_a_gain_and_content() -> None:
+    assert verdict((0.01, 0.02), (0.1, 0.2)) == "distant text is used"
+    assert verdict((-0.4, -0.3), (0.2, 0.3)) == "distant text is harmful"
+    for gain, content in (((0.01, 0.02), (-0.1, 0.2)), ((-0.01, 0.02), (0.1, 0.2))):
+        assert verdict(gain, content) == "no use of distant text is shown"
+
+
+@pytest.mark.parametrize(
+    ("options", "text", "message"),
+    [
+        ({"lengths": [8]}, text_of(), "lengths: got 8, expected more than 8, the training length"),
+        ({"lengths": [16], "k": 8}, text_of(), "k: got 8, expected less than 8"),
+        ({"lengths": [256]}, text_of(), "the longest document has 70 tokens"),
+        ({"lengths": [16]}, Text(torch.zeros(99, dtype=torch.int64), [0]), "text of one document"),
+        ({"lengths": [16]}, Text(torch.zeros(99, dtype=torch.int64)), "does not say where its documents begin"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_anything_is_read(options, text, message) -> None:
+    class Untouchable(LastTokens):
+        def losses(self, tokens, last=None):
+            raise AssertionError("read")
+
+    with pytest.raises(UserError, match=message):
+        FarContext(**options).run(Untouchable(), text)
+    unknown = LastTokens()
+    unknown.training_length = None
+    with pytest.raises(UserError, match="the training length of LastTokens is not known"):
+        FarContext(lengths=[16]).run(unknown, text_of())

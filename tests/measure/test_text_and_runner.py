@@ -1,0 +1,87 @@
+"""Texts of strings, capabilities that measures ask for, and measures on several processes without a Trainer."""
+
+import sys
+from pathlib import Path
+from subprocess import run
+
+import pandas as pd
+import pytest
+import torch
+
+from kerple.base.errors import UserError
+from kerple.data.text import Text
+from kerple.data.tokenizer import train_tokenizer
+from kerple.measure import results
+from kerple.measure.attention import AttentionStatistics
+from kerple.measure.extrapolation import Extrapolation
+from kerple.measure.needle import Needle
+from kerple.measure.receptive_field import ReceptiveField
+from kerple.measure.shift import ShiftTest
+from tests.toy import RandomText, small_model
+
+STRINGS = ["a first text, which is short", "and a second one, which is a little longer: it has two parts"]
+
+
+class Plain:
+    """A network with the three required members only."""
+
+    name, training_length = "plain", 8
+
+    def losses(self, tokens, last=None):
+        losses = (tokens[:, 1:] % 7 + 1).float()
+        return losses if last is None else losses[:, -last:]
+
+
+def test_a_measure_reads_strings() -> None:
+    text = Text.of_strings(STRINGS, train_tokenizer(STRINGS, 270))
+    assert text.begins.tolist()[0] == 0
+    assert text.decode(text.stream.read(0, len(text.stream)).tolist()) == "".join(f"{t}<|endoftext|>" for t in STRINGS)
+    result = Extrapolation([8, 16], ["full"], blocks=2).run(Plain(), text)
+    targets = text.stream.read(1, 32)
+    assert sum(row.sum for row in result.sums if row.length == 8 and row.metric == "ppl") == (targets % 7 + 1).sum()
+    spelt = text.decode([int(t) for t in targets]).replace("<|endoftext|>", "")
+    (bits,) = [row for row in result.sums if row.length == 16 and row.metric == "bits_per_byte"]
+    assert bits.count == len(spelt.encode())
+
+
+@pytest.mark.parametrize(
+    ("measure", "capability"),
+    [
+        (Extrapolation([8], ["full", "windowed"], window=4), "Windows"),
+        (ShiftTest(), "Offset"),
+        (Needle(lengths=[100]), "Generation"),
+        (ReceptiveField(), "Embedding, Windows"),
+        (AttentionStatistics(), "AttentionInside"),
+    ],
+)
+def test_a_measure_says_what_a_network_lacks(measure, capability) -> None:
+    with pytest.raises(UserError, match=f"got a network Plain, expected one with {capability}"):
+        measure.run(Plain(), torch.arange(200))
+
+
+def test_a_measure_on_two_processes_gives_the_sums_of_one(tmp_path: Path) -> None:
+    measures = [Extrapolation([8, 16], block_length=32, blocks=5), ReceptiveField(blocks=5)]
+    network, text = small_model("KerpleLog", vocabulary=23).eval().network, RandomText(tokens=200).text("test")
+    for measure in measures:
+        measure.run(network, text).write(tmp_path / "one")
+    program = f"""
+from pathlib import Path
+from kerple.measure.extrapolation import Extrapolation
+from kerple.measure.receptive_field import ReceptiveField
+from kerple.measure.runner import Runner
+from tests.toy import RandomText, small_model
+network, text = small_model("KerpleLog", vocabulary=23).eval().network, RandomText(tokens=200).text("test")
+runner = Runner.detect("cpu")
+for measure in (Extrapolation([8, 16], block_length=32, blocks=5), ReceptiveField(blocks=5)):
+    result = measure.run(network, text, runner)
+    if runner.rank == 0:
+        result.write(Path({str(tmp_path / "two")!r}))
+"""
+    (tmp_path / "program.py").write_text(program)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    run([*launcher, str(tmp_path / "program.py")], check=True, timeout=300)
+    one, two = (results.read(tmp_path / name)[0] for name in ("one", "two"))
+    pd.testing.assert_frame_equal(one, two, rtol=1e-12)
+    for name in ("receptive_field", "receptive_window", "context_gain"):
+        tables = [pd.read_csv(tmp_path / folder / f"{name}.csv") for folder in ("one", "two")]
+        pd.testing.assert_frame_equal(*tables, rtol=1e-9)
