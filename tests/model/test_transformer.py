@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from kerple.base.errors import UserError
 from kerple.model import Transformer, transformer
 from kerple.model.architecture import Architecture
-from kerple.model.head import ChunkSizes, target_losses
+from kerple.model.loss import ChunkSizes, target_losses
 from kerple.model.self_attention import SelfAttention, prepare_context
 from kerple.positions import KerpleLog, Layers, Learned, NoPE, Shape, TokenPositions
 
@@ -73,7 +73,7 @@ def test_queries_and_keys_are_normalised_head_by_head_before_the_scores() -> Non
             scores = torch.stack([q @ normed(projected[j, 8:12], gains[1]) / math.sqrt(4) for j in range(i + 1)])
             mixed[i, head : head + 4] = scores.softmax(0) @ projected[: i + 1, 12:16]
     position = NoPE(Shape(8, 2, 4))
-    context = prepare_context(position, TokenPositions.line(3), torch.zeros(1, 3, dtype=torch.long), None)
+    context = prepare_context(position, TokenPositions.line(3), torch.zeros(1, 3, dtype=torch.long))
     torch.testing.assert_close(attention(x, position, context)[0], attention.out(mixed))
 
 

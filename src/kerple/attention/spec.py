@@ -1,4 +1,4 @@
-"""`Modifiers`: what a strategy changes in attention, the argument that all implementations share."""
+"""`AttentionSpec`: what a strategy changes in attention, the argument that all implementations share."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kerple.positions.token_positions import AttentionWeights
+from kerple.positions.visibility import EVERYTHING, Visibility
 
 Modified = Tensor | tuple[Tensor, Tensor] | AttentionWeights
 ModifyScores = Callable[[Tensor, Tensor, Tensor, slice, slice, Tensor], Modified]
@@ -14,15 +15,14 @@ AddToOutput = Callable[[Tensor, Tensor, slice, slice, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Modifiers:
+class AttentionSpec:
     """What a strategy changes in attention; by default nothing.
 
     Args:
         scale: What q·k is multiplied by; 1/√δ if None.
         table: (H, >= Tk), added to the scaled score at distance d. Never becomes a T × T tensor; its gradient neither.
         weight: (H, >= Tk), multiplies the scaled score at distance d, before the table is added.
-        window: Only keys at distance d < window are seen; time and memory are then O(T · window).
-        keep_first: Number of first keys that every later query sees beside its window.
+        visibility: Which keys each query sees; with a window, time and memory are O(T · window).
         sink: (H,) or (B, H, Tq), one more logit in the softmax, without a value.
         modify_scores: Function ``f(s, q, k, rows, columns, seen)`` that is called for each block of queries, in the
             backward pass again. Its arguments are the scores s (B, H, rows, columns), with weight and table worked in;
@@ -36,24 +36,23 @@ class Modifiers:
     scale: float | None = None
     table: Tensor | None = None
     weight: Tensor | None = None
-    window: int | None = None
-    keep_first: int = 0
+    visibility: Visibility = EVERYTHING
     sink: Tensor | None = None
     modify_scores: ModifyScores | None = None
     add_to_output: AddToOutput | None = None
 
 
-UNMODIFIED = Modifiers()
+UNMODIFIED = AttentionSpec()
 
 
-def visible_keys(rows: slice, columns: slice, modifiers: Modifiers, device: torch.device) -> Tensor:
+def visible_keys(rows: slice, columns: slice, visibility: Visibility, device: torch.device) -> Tensor:
     """Return which keys each query sees, bool (rows, columns): those up to itself, within the window or kept."""
     queries = torch.arange(rows.start, rows.stop, device=device)
     keys = torch.arange(columns.start, columns.stop, device=device)
     distance = queries[:, None] - keys
-    if modifiers.window is None:
+    if visibility.window is None:
         return distance >= 0
-    return (distance >= 0) & ((distance < modifiers.window) | (keys < modifiers.keep_first))
+    return (distance >= 0) & ((distance < visibility.window) | (keys < visibility.first))
 
 
 def sink_of_queries(sink: Tensor) -> Tensor:
