@@ -7,7 +7,6 @@ from pathlib import Path
 
 import matplotlib as mpl
 import torch
-from kerple.measure.attention_maps import visit_probabilities
 from matplotlib.figure import Figure
 
 from kerple import positions

@@ -58,7 +58,7 @@ class ToyData(LightningDataModule):
 class RandomText(ToyData):
     """Splits of ``tokens`` random tokens each, and the documents that they are."""
 
-    documents = [0]
+    documents: list[int] | None = None  # where they begin
     table: pd.DataFrame | None = None
 
     def text(self, split: str) -> Text:
@@ -74,7 +74,7 @@ class RandomText(ToyData):
 
     @property
     def begins(self) -> list[int]:
-        return self.documents
+        return self.documents or [0]
 
     @property
     def token_bytes(self) -> Tensor:

@@ -18,6 +18,7 @@ from benchmarks.models import build, training_step
 from kerple.attention import AttentionSpec, attend, cuda
 from kerple.measure.protocols import full, windowed
 from kerple.model.cost import CHIPS, flops
+from kerple.positions.visibility import Visibility
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,6 @@ def evaluation(size: Size, name: str) -> dict[str, Any]:
         torch.cuda.reset_peak_memory_stats()
     result: dict[str, Any] = {
         "full": milliseconds(lambda: read(full), at_least=2000),
-        "windowed": milliseconds(lambda: read(partial(windowed, window=size.training)), at_least=2000),
+        "windowed": milliseconds(lambda: read(partial(windowed, visibility=Visibility(size.training))), at_least=2000),
     }
     return result | {"MiB": torch.cuda.max_memory_allocated() / 2**20 if device() == "cuda" else None}

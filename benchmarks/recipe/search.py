@@ -32,6 +32,7 @@ from kerple.cli.trained import load
 from kerple.data import TokenShards
 from kerple.measure.protocols import full, windowed
 from kerple.model import Transformer
+from kerple.positions.visibility import Visibility
 from kerple.tasks import TaskData
 from kerple.tasks.sampling import collate
 
@@ -98,7 +99,7 @@ def score(network: Transformer, data: TokenShards, length: int, far: int) -> dic
     scores: dict[str, float] = {"loss_1x": near, "ppl_1x": math.exp(near)}
     if far:
         everything = [float(full(network, block, longest).mean()) for block in tokens]
-        window = [float(windowed(network, block, longest, window=length).mean()) for block in tokens]
+        window = [float(windowed(network, block, longest, Visibility(length)).mean()) for block in tokens]
         gains = np.subtract(window, everything)
         scores |= {"loss_full_far": statistics.mean(everything), "loss_windowed_far": statistics.mean(window)}
         scores |= {"gain_far": gains.mean(), "gain_error": gains.std(ddof=1) / len(gains) ** 0.5}

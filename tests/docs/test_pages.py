@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from kerple.measure.attention_maps import visit_probabilities
 
 from kerple.cli.main import main
 from kerple.cli.trained import load

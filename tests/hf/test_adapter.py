@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from kerple.measure.protocols import Protocol
 from kerple.hf.adapter import hugging_face_network
 from kerple.hf.rope_scaling import scaled
+from kerple.measure.protocols import Protocol
 from kerple.model.network import Offset
 from kerple.positions.visibility import Visibility
 from tests.hf.tiny import CONFIGS, LENGTH, configuration, hf, small, text, tiny

@@ -13,7 +13,11 @@ from kerple.positions.visibility import Visibility
 
 def collect(network, tokens: Tensor, window: int | None = None) -> list[Tensor]:
     maps: list[Tensor] = []
-    visit_probabilities(network, tokens, lambda layer, p: maps.append(p), Visibility(window))
+    if window is None:
+        network.visit_attention(tokens, lambda layer, p: maps.append(p))
+    else:
+        with visit_probabilities([block.attention for block in network.blocks], lambda layer, p: maps.append(p)):
+            network.features(tokens, Visibility(window))
     return maps
 
 

@@ -18,8 +18,8 @@ from kerple.base.errors import UserError
 from kerple.measure import metrics, results
 from kerple.measure.extrapolation import Extrapolation
 from kerple.measure.measure import Measure
-from kerple.measure.task_accuracy import TaskAccuracy
 from kerple.measure.receptive_field import ReceptiveField
+from kerple.measure.task_accuracy import TaskAccuracy
 from kerple.positions import NoPE
 from kerple.positions.visibility import EVERYTHING, Visibility
 from kerple.training.language_model import LanguageModel

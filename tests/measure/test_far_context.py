@@ -35,7 +35,9 @@ def ours() -> Transformer:
 def gpt2():
     torch.manual_seed(0)
     sizes = {"n_positions": 64, "n_embd": 16, "n_layer": 2, "n_head": 2, "initializer_range": 0.5}
-    return hugging_face_network(hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=VOCABULARY, **sizes)).double().eval(), SHORT)
+    return hugging_face_network(
+        hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=VOCABULARY, **sizes)).double().eval(), SHORT
+    )
 
 
 @torch.no_grad()

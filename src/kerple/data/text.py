@@ -85,7 +85,7 @@ class Text:
         tokenizer: Tokenizer | None = None,
         name: str = "the text",
     ) -> None:
-        self.stream: TokenArray = tokens if hasattr(tokens, "read") else _Tokens(np.asarray(tokens))
+        self.stream: Any = tokens if hasattr(tokens, "read") else _Tokens(np.asarray(tokens))
         self._begins, self._tokenizer, self.name = begins, tokenizer, name
 
     @classmethod

@@ -48,7 +48,7 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
         self.model = model
         self.embedding = model.get_input_embeddings()
         self.head = model.get_output_embeddings()
-        self.training_length = length or training_length(model.config)
+        self.training_length = length or config_length(model.config)
         self.learned = _learned_positions(model)
         self.name = name or _strategy(model.config.get_text_config(), self.learned)
         self.in_pieces = True
@@ -155,7 +155,7 @@ class ShiftableHuggingFaceNetwork(HuggingFaceNetwork, Offset):
     takes_positions = True
 
 
-def training_length(config: Any) -> int | None:
+def config_length(config: Any) -> int | None:
     """Training length in tokens in a `transformers.PreTrainedConfig`, or None if it does not say."""
     text = config.get_text_config()
     return getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)

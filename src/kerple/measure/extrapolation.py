@@ -100,7 +100,7 @@ class Extrapolation(Measure):
         super().check(network, text)
         if any(p.visibility != EVERYTHING for p in self._protocols(self._training_length(network))):
             require(self, network, Windows)
-        for length in self._block_lengths:
+        for length in reversed(self._block_lengths):
             self._blocks(text, length)
 
     def measure(self, network: Network, text: Text, runner: Runner) -> Result:

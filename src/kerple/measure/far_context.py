@@ -76,11 +76,11 @@ def verdict(gain: tuple[float, float], content: tuple[float, float]) -> str:
 class FarContext(Measure):
     """Scores the last ``k`` targets of blocks inside documents after three texts: own, none and foreign.
 
-    At every length L, *own* reads the L inputs before the targets' end, *none* only the last L₁ of them (L₁ is the
-    training length) at positions that begin at 0, and *foreign* L inputs, of which the first L - L₁ are those of another
-    document. *Gain* = none - own, *content* = foreign - own, *disturbance* = foreign - none, in nats per target. Distant
-    text is used only where gain and content are both above 0: one of them is not enough, because content can be large
-    where the model is harmed by any long text.
+    At every length L, *own* reads the last L inputs, *none* only the last L₁ of them (L₁ is the training length) at
+    positions that begin at 0, and *foreign* L inputs, of which the first L - L₁ are those of another document. *Gain* =
+    none - own, *content* = foreign - own, *disturbance* = foreign - none, in nats per target. Distant text is used only
+    where gain and content are both above 0. One of them is not enough: content can be large where the model is harmed
+    by any long text.
 
     The foreign text is that of the corresponding block of the next group (a package, a family), or of the next document
     where the text has no groups. The result has ``far_context.csv`` (length, document, blocks, targets, and the mean of
@@ -144,7 +144,7 @@ class FarContext(Measure):
             for document in dict.fromkeys(documents)
         ]
         table, lines = pd.DataFrame(rows), []
-        summary = {length: _intervals(of_length) for length, of_length in table.groupby("length")} if rows else {}
+        summary = {length: _intervals(table[table["length"] == length]) for length in lengths}
         for length, intervals in summary.items():
             values = ", ".join(f"{name} {low:+.4f} to {high:+.4f}" for name, (low, high) in intervals.items())
             sentence = verdict(intervals["gain"], intervals["content"])
@@ -160,7 +160,11 @@ class FarContext(Measure):
         about |= {"documents": True, "precision": runner.precision, "too_short": blocks.too_short}
         about |= {"groups": [groups[documents.index(document)] for document in dict.fromkeys(documents)]}
         lines += [f"far context at {n:,}: skipped, only {limit} positions" for n in self.lengths if n not in lengths]
-        scalars = {f"far_context/{c}/{n}": float(table[table["length"] == n][c].mean()) for n in summary for c in ("gain", "content")}
+        scalars = {
+            f"far_context/{c}/{n}": float(table[table["length"] == n][c].mean())
+            for n in summary
+            for c in ("gain", "content")
+        }
         title = f"{network.name}: what distant text is worth, {len(set(documents))} documents"
         figures = {self.name: _figure(summary, short, title)} if summary else {}
         return Result(self.name, {self.name: rows}, figures, protocol_rows, about, scalars, "\n".join(lines))

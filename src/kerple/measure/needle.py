@@ -172,10 +172,10 @@ class Needle(Measure):
             for d, depth in enumerate(self.depths)
         ]
         title, count = f"{network.name}: {self.kind} in {self.haystack}", self.problems * len(self.depths)
-        figures = {self.kind: _figure(recalls, lengths, self.depths, title)} if lengths else {}
+        figures = {self.name: _figure(recalls, lengths, self.depths, title)} if lengths else {}
         totals = zip(lengths, (recalls.mean(1) * count).tolist(), strict=True)
         sums = [Row("accuracy", self.kind, length, None, None, total, count) for length, total in totals]
-        return Result(self.kind, {self.kind: rows}, figures, sums, {"haystack": self.haystack, "skipped": skipped})
+        return Result(self.name, {self.name: rows}, figures, sums, {"haystack": self.haystack, "skipped": skipped})
 
     def _try(self, text: Text, network: Any, length: int, depth: float, number: int, device: torch.device) -> float:
         # seeded by the cell, so that what is hidden does not depend on the order or the number of devices

@@ -118,8 +118,9 @@ class TaskAccuracy(Measure):
         for name, table in tables.items():
             rows = result_rows(labels[name], table)
             result.sums += rows
-            for cell in results.totals(pd.DataFrame(rows, columns=COLUMNS)).itertuples():
-                result.scalars[f"{cell.metric}/{name}/{cell.length}"] = cell.value
+            cells = results.totals(pd.DataFrame(rows, columns=COLUMNS))
+            names = cells["metric"] + f"/{name}/" + cells["length"].astype(str)
+            result.scalars |= dict(zip(names, cells["value"], strict=True))
         answers = tables[TEACHER_FORCED]
         untested = sorted(set(text.lengths) - set(answers["length"]))
         reason = "no problems held out or beyond the strategy's last position"

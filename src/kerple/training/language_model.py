@@ -182,7 +182,7 @@ class LanguageModel(LightningModule):
         self.log("val/loss", self.validation_loss, prog_bar=True)
 
     def test_step(self, batch: Batch, index: int) -> None:
-        """Do nothing: the analyses among the callbacks read the test split themselves, see `kerple.evaluation`."""
+        """Do nothing: measures read the test split themselves, see `kerple.measure`."""
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         groups = self._muon_groups() if self.muon else []
