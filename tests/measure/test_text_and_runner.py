@@ -1,5 +1,6 @@
 """Texts of strings, capabilities that measures ask for, and measures on several processes without a Trainer."""
 
+import os
 import sys
 from pathlib import Path
 from subprocess import run
@@ -79,7 +80,8 @@ for measure in (Extrapolation([8, 16], block_length=32, blocks=5), ReceptiveFiel
 """
     (tmp_path / "program.py").write_text(program)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    run([*launcher, str(tmp_path / "program.py")], check=True, timeout=300)
+    path = os.pathsep.join(sys.path)
+    run([*launcher, str(tmp_path / "program.py")], check=True, timeout=300, env=os.environ | {"PYTHONPATH": path})
     one, two = (results.read(tmp_path / name)[0] for name in ("one", "two"))
     pd.testing.assert_frame_equal(one, two, rtol=1e-12)
     for name in ("receptive_field", "receptive_window", "context_gain"):

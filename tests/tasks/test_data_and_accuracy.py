@@ -11,7 +11,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from kerple.tasks.accuracy import AnswerAccuracy, TaskAccuracy, answer_table, result_rows
+from kerple.measure.metrics import AnswerAccuracy
+from kerple.measure.task_accuracy import TaskAccuracy, answer_table, result_rows
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from kerple.base.errors import UserError

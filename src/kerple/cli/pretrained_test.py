@@ -58,10 +58,11 @@ def main(arguments: list[str]) -> None:
 
     configure_torch()
     parser = _parser()
-    measures = parser.instantiate_classes(options).trainer.callbacks or []
+    built = parser.instantiate_classes(options)
+    measures = built.trainer.callbacks or []
     measures = measures if isinstance(measures, list) else [measures]
-    directory = test_directory(options.run_dir, str(_run_folder(options) / "checkpoints" / "none"), "test")
-    _measure(options, measures, directory)
+    directory = test_directory(options.run_dir or str(_run_folder(options) / "test"), "", "test")
+    _measure(options, built.model, measures, directory)
     print(f"written to {directory}")
 
 
@@ -74,7 +75,7 @@ def configuration(arguments: list[str]) -> str:
     return _dump(_parse(arguments))
 
 
-def _measure(options: Namespace, measures: list[Measure], directory: Path) -> None:
+def _measure(options: Namespace, model: Pretrained, measures: list[Measure], directory: Path) -> None:
     """Prepare the text, load the model, measure, and write what was found into the folder."""
     from kerple.data.prepare.build import prepare
     from kerple.data.shards import Folder
@@ -97,7 +98,7 @@ def _measure(options: Namespace, measures: list[Measure], directory: Path) -> No
     folder = Folder(data.location, data.cache)
     check_tokenizer(folder, locate(options.hf))
     shards = ShardText(folder, "test")
-    network = Pretrained(**options.model.as_dict(), path=options.hf).network().to(runner.device)
+    network = model.network(options.hf).to(runner.device)
     for measure in measures:
         measure.check(network, shards)
     found = [measure.run(network, shards, runner) for measure in measures]
@@ -151,7 +152,7 @@ def _parser() -> ArgumentParser:
     parser = ArgumentParser(prog="run.py test", description=__doc__, exit_on_error=False, parser_mode="kerple")
     parser.add_argument("-c", "--config", action="config")
     parser.add_argument("--hf", default="", help="A folder, a .gguf file, smollm2-135m or a name on the hub.")
-    parser.add_class_arguments(Pretrained, "model", skip={"path"})
+    parser.add_class_arguments(Pretrained, "model")
     parser.add_class_arguments(ShardOptions, "data")
     parser.add_class_arguments(RunnerOptions, "trainer")
     parser.add_argument("--experiment", default="pretrained", help="First folder below --logs: what belongs together.")

@@ -1,4 +1,4 @@
-"""`Pretrained`: a pretrained model of transformers, by the options of `test --hf`, as a network to measure."""
+"""`Pretrained`: the options of `test --hf`, by which a model of transformers becomes a network to measure."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,10 +14,9 @@ from kerple.positions import Position, Shape
 
 @dataclass
 class Pretrained:
-    """A causal language model of transformers.
+    """How to read a causal language model of transformers.
 
     Args:
-        path: A folder, a .gguf file, ``smollm2-135m`` or a name on the Hugging Face hub.
         length: Training length in tokens; null for that in the model's configuration.
         scaling: Scaling of RoPE: ``none``, ``pi``, ``ntk``, ``dynamic_ntk`` or ``yarn``; null for the model's own.
         factor: Length for which the scaling is meant, as a multiple of the training length.
@@ -27,7 +26,6 @@ class Pretrained:
         trust_remote_code: Whether code that comes with the model may run.
     """
 
-    path: str
     length: int | None = None
     scaling: AnyScaling | None = None
     factor: float | None = None
@@ -35,8 +33,11 @@ class Pretrained:
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     trust_remote_code: bool = False
 
-    def network(self) -> Any:
+    def network(self, path: str) -> Any:
         """Read the model, as a `kerple.model.network.Network`.
+
+        Args:
+            path: A folder, a .gguf file, ``smollm2-135m`` or a name on the Hugging Face hub.
 
         Raises:
             UserError: If there is no such model, or it does not support the scaling or the strategy.
@@ -45,7 +46,7 @@ class Pretrained:
         from kerple.hf.families import read_family
         from kerple.hf.weights import fill, transformer
 
-        source = locate(self.path)
+        source = locate(path)
         config = read_model_config(source, self.trust_remote_code)
         length = self.length or config_length(config)
         if self.scaling is not None or self.factor is not None:

@@ -57,6 +57,11 @@ def with_progress(trainer: Trainer, blocks: Sequence[T]) -> Iterator[T]:
     counters = [c.progress for c in untyped(trainer).callbacks if isinstance(c, ProgressLines) and trainer.testing]
     shown = counters[0].over(blocks) if counters and trainer.is_global_zero else blocks
     for block in shown:
+        _end_on_sigterm(trainer)
         yield block
-        if trainer.testing and trainer.received_sigterm:  # Lightning takes note of it, and looks when all are read
-            raise SystemExit(128 + signal.SIGTERM)
+    _end_on_sigterm(trainer)
+
+
+def _end_on_sigterm(trainer: Trainer) -> None:
+    if trainer.testing and trainer.received_sigterm:  # Lightning takes note of it, and looks when all are read
+        raise SystemExit(128 + signal.SIGTERM)
