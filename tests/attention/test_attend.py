@@ -8,7 +8,6 @@ from kerple.attention import AttentionSpec, attend, blocks
 from kerple.attention.backend import TINY
 from kerple.attention.blocks import attend_blocks
 from kerple.attention.reference import attend_reference
-from kerple.positions.visibility import Visibility
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
@@ -35,7 +34,7 @@ def compare(implementation, dtype: torch.dtype, batch: int, heads: int, queries:
         rows = leaves[:3]
         if strided:  # as a model has them: (B, T, H, δ) in memory
             rows = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in rows]
-        out = attention(*rows, AttentionSpec(table=leaves[3], visibility=Visibility(window)))
+        out = attention(*rows, AttentionSpec(table=leaves[3], window=window))
         assert out.dtype == kind
         results.append([out.detach(), *torch.autograd.grad(out, leaves, grad.to(kind))])
     for name, wanted, got in zip(("out", "q", "k", "v", "table"), *results, strict=True):
@@ -94,10 +93,8 @@ def test_any_strides(which, window) -> None:
     tensors, table = [x.float() for x in inputs(2, 3, 70, 70, torch.float32)[:3]], torch.randn(3, 70)
     for x in (tensors[which].mT.contiguous().mT, tensors[which][..., :1].expand(tensors[which].shape)):
         strided, dense = ([*tensors[:which], y, *tensors[which + 1 :]] for y in (x, x.contiguous()))
-        wanted = attend_reference(
-            *(y.double() for y in dense), AttentionSpec(table=table.double(), visibility=Visibility(window))
-        )
-        assert error(attend(*strided, AttentionSpec(table=table, visibility=Visibility(window))), wanted) < 1e-5
+        wanted = attend_reference(*(y.double() for y in dense), AttentionSpec(table=table.double(), window=window))
+        assert error(attend(*strided, AttentionSpec(table=table, window=window)), wanted) < 1e-5
 
 
 def test_the_same_bits_in_every_run() -> None:
@@ -131,7 +128,7 @@ def test_weight_mix_sinks_and_values_in_blocks_are_those_of_explicit_attention()
             AttentionSpec(
                 table=table,
                 weight=weight,
-                visibility=Visibility(170),
+                window=170,
                 sink=sink,
                 modify_scores=mix,
                 add_to_output=values,

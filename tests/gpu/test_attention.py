@@ -7,7 +7,6 @@ from torch import Tensor
 from kerple.attention import AttentionSpec, attend, backend
 from kerple.attention.cuda import attend_flex
 from kerple.attention.reference import attend_reference
-from kerple.positions.visibility import Visibility
 from tests.attention.test_flex_on_cpu import by_definition
 
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 4e-3}  # of a norm; rounding is 4e-3 and 5e-4 an entry
@@ -30,7 +29,7 @@ def tensors(length: int, dim: int, dtype: torch.dtype, view: bool, device: torch
 
 def forward_backward(inputs: list[Tensor], grad: Tensor, window: int | None = None, attention=attend) -> list[Tensor]:
     """Output and the gradients of q, k, v and the table."""
-    out = attention(*inputs[:3], AttentionSpec(table=inputs[3], visibility=Visibility(window)))
+    out = attention(*inputs[:3], AttentionSpec(table=inputs[3], window=window))
     return [out, *torch.autograd.grad(out, inputs, grad)]
 
 

@@ -125,11 +125,10 @@ def test_losses_in_chunks_have_the_values_and_gradients_of_one_piece(stored: int
     targets, results = torch.randint(0, 11, (29,)), []
     for losses in (
         F.cross_entropy(head(features), targets, reduction="none"),
-        # the chunked path computes in fp32, so fp64 inputs measure its rounding
-        target_losses(head, features, targets, sizes=ChunkSizes(4 * 11, stored, rows=1)).double(),
+        target_losses(head, features, targets, sizes=ChunkSizes(4 * 11, stored, rows=1)),  # fp64 as the features
     ):
         results.append([losses, *torch.autograd.grad(losses.sum(), (features, head.weight))])
-    torch.testing.assert_close(results[1], results[0], atol=1e-6, rtol=5e-6)
+    torch.testing.assert_close(results[1], results[0], atol=1e-12, rtol=1e-12)
 
 
 def test_a_compiled_network_s_gradients_are_sent_while_those_before_them_are_computed(tmp_path) -> None:

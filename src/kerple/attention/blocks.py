@@ -30,7 +30,7 @@ def attend_blocks(
     """
     k, v = for_query_heads(q, k, v)
     first, length, block = k.shape[2] - q.shape[2], k.shape[2], block or QUERIES_AT_ONCE
-    window, sink = None if spec.visibility.first else spec.visibility.window, spec.sink
+    window, sink = None if spec.first else spec.window, spec.sink
     starts = range(first, length, block)
     recompute = len(starts) > 1 and torch.is_grad_enabled() and q.shape[:3].numel() * length > LARGEST_STORED
     out = []
@@ -48,7 +48,7 @@ def attend_blocks(
 def attend_block(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, rows: slice, columns: slice) -> Tensor:
     """One block: q (B, H, rows, δ) against k and v (B, H, columns, δ); (B, H, rows, δ)."""
     queries, keys = q.shape[2], k.shape[2]
-    seen = visible_keys(rows, columns, spec.visibility, q.device)
+    seen = visible_keys(rows, columns, spec, q.device)
     s = _products(q, k, q.shape[-1] ** -0.5 if spec.scale is None else spec.scale)  # (B, H, rows, columns)
     if spec.weight is not None:
         s = s * table_block(spec.weight, queries, keys)

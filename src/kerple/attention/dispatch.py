@@ -43,8 +43,7 @@ def attend(
         q, k, v = (x.to(torch.get_autocast_dtype(device)) for x in (q, k, v))
     queries, length, width = q.shape[2], k.shape[2], v.shape[3]
     scale = q.shape[3] ** -0.5 if spec.scale is None else spec.scale
-    window = spec.visibility.window
-    window = None if window is None or window >= length else window
+    window = None if spec.window is None or spec.window >= length else spec.window
     explicit = (spec.weight, spec.modify_scores, spec.add_to_output)
     backend = select(
         option,
@@ -56,7 +55,7 @@ def attend(
         # a sink needs the log-sum-exp, which torch's own attention does not return
         spec.table is not None or spec.sink is not None,
         window is not None,
-        any(x is not None for x in explicit) or spec.visibility.first > 0,
+        any(x is not None for x in explicit) or spec.first > 0,
     )
     if backend in ("sdpa", "tiles") and width < q.shape[3]:  # torch's kernels want one width
         v = F.pad(v, (0, q.shape[3] - width))
@@ -73,7 +72,7 @@ def attend(
         q, k, v = (x.to(precise) for x in (q, k, v))
     given = (spec.table, spec.weight, spec.sink)
     table, weight, sink = (None if x is None else x.to(precise) for x in given)
-    spec = replace(spec, scale=scale, table=table, weight=weight, sink=sink)
+    spec = replace(spec, scale=scale, window=window, table=table, weight=weight, sink=sink)
     if backend == "flex":
         from kerple.attention.cuda import attend_flex  # not on every machine, and slow to import
 

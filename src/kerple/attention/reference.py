@@ -16,7 +16,7 @@ def attend_reference(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec = UNMO
     k, v = for_query_heads(q, k, v)
     length = k.shape[2]
     rows, columns = slice(length - q.shape[2], length), slice(0, length)
-    seen = visible_keys(rows, columns, spec.visibility, q.device)  # (Tq, Tk)
+    seen = visible_keys(rows, columns, spec, q.device)  # (Tq, Tk)
     index = torch.arange(length, device=q.device)
     distance = (index[rows, None] - index).clamp(min=0)
     s = q @ k.mT * (q.shape[-1] ** -0.5 if spec.scale is None else spec.scale)  # (B, H, Tq, Tk)

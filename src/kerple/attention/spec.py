@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from kerple.positions.token_positions import AttentionWeights
-from kerple.positions.visibility import EVERYTHING, Visibility
 
 Modified = Tensor | tuple[Tensor, Tensor] | AttentionWeights
 ModifyScores = Callable[[Tensor, Tensor, Tensor, slice, slice, Tensor], Modified]
@@ -22,7 +21,8 @@ class AttentionSpec:
         scale: What q·k is multiplied by; 1/√δ if None.
         table: (H, >= Tk), added to the scaled score at distance d. Never becomes a T × T tensor; its gradient neither.
         weight: (H, >= Tk), multiplies the scaled score at distance d, before the table is added.
-        visibility: Which keys each query sees; with a window, time and memory are O(T · window).
+        window: Only keys at distance d < window are seen; time and memory are then O(T · window).
+        first: Number of first keys that every query sees in addition to its window.
         sink: (H,) or (B, H, Tq), one more logit in the softmax, without a value.
         modify_scores: Function ``f(s, q, k, rows, columns, seen)`` that is called for each block of queries, in the
             backward pass again. Its arguments are the scores s (B, H, rows, columns), with weight and table worked in;
@@ -36,7 +36,8 @@ class AttentionSpec:
     scale: float | None = None
     table: Tensor | None = None
     weight: Tensor | None = None
-    visibility: Visibility = EVERYTHING
+    window: int | None = None  # not a `Visibility`, which torch.compile cannot make
+    first: int = 0
     sink: Tensor | None = None
     modify_scores: ModifyScores | None = None
     add_to_output: AddToOutput | None = None
@@ -45,14 +46,14 @@ class AttentionSpec:
 UNMODIFIED = AttentionSpec()
 
 
-def visible_keys(rows: slice, columns: slice, visibility: Visibility, device: torch.device) -> Tensor:
+def visible_keys(rows: slice, columns: slice, spec: AttentionSpec, device: torch.device) -> Tensor:
     """Return which keys each query sees, bool (rows, columns): those up to itself, within the window or kept."""
     queries = torch.arange(rows.start, rows.stop, device=device)
     keys = torch.arange(columns.start, columns.stop, device=device)
     distance = queries[:, None] - keys
-    if visibility.window is None:
+    if spec.window is None:
         return distance >= 0
-    return (distance >= 0) & ((distance < visibility.window) | (keys < visibility.first))
+    return (distance >= 0) & ((distance < spec.window) | (keys < spec.first))
 
 
 def sink_of_queries(sink: Tensor) -> Tensor:
