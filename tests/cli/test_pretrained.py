@@ -15,7 +15,6 @@ from kerple.measure.protocols import Protocol
 from tests.cli.tiny import complaint
 from tests.hf.test_adapter import plain_loop
 from tests.hf.tiny import LENGTH, hf, saved, tiny
-from tests.toy import QUIET
 
 PROTOCOLS = {"lengths": [16, 64], "protocols": ["full", "windowed"], "window": 8, "blocks": 2}
 CALLBACKS = [
@@ -32,7 +31,9 @@ def place(corpus, tmp_path_factory):
     folder = tmp_path_factory.mktemp("hf")
     saved(folder / "llama", "llama")
     data = {"class_path": "TokenShards", "init_args": {"corpus": str(corpus), "shares": [0.4, 0.2, 0.4]}}
-    (folder / "hf.yaml").write_text(yaml.safe_dump({"data": data, "trainer": QUIET | {"callbacks": CALLBACKS}}))
+    (folder / "hf.yaml").write_text(
+        yaml.safe_dump({"data": data, "trainer": {"accelerator": "cpu", "callbacks": CALLBACKS}})
+    )
     return folder
 
 

@@ -11,12 +11,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from kerple.measure.metrics import AnswerAccuracy
-from kerple.measure.task_accuracy import TaskAccuracy, answer_table, result_rows
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from kerple.base.errors import UserError
 from kerple.measure import results
+from kerple.measure.metrics import AnswerAccuracy
+from kerple.measure.task_accuracy import TaskAccuracy, answer_table, result_rows
 from kerple.positions import strategies
 from kerple.tasks import Addition, Copy, Example, Parity, Reverse, Task, TaskData, VariableChain
 from kerple.training.language_model import LanguageModel

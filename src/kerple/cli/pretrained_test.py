@@ -91,6 +91,7 @@ def _measure(options: Namespace, model: Pretrained, measures: list[Measure], dir
     device = {"auto": None, "gpu": "cuda"}.get(trainer.accelerator, trainer.accelerator)
     precision = "32-true" if trainer.precision == 32 else trainer.precision
     runner = Runner.detect(device, precision, Progress(directory / FILE).over)
+    network = model.network(options.hf).to(runner.device)
     if data.corpus is not None and runner.rank == 0:
         prepare(data)
     if runner.processes > 1:
@@ -98,7 +99,6 @@ def _measure(options: Namespace, model: Pretrained, measures: list[Measure], dir
     folder = Folder(data.location, data.cache)
     check_tokenizer(folder, locate(options.hf))
     shards = ShardText(folder, "test")
-    network = model.network(options.hf).to(runner.device)
     for measure in measures:
         measure.check(network, shards)
     found = [measure.run(network, shards, runner) for measure in measures]
