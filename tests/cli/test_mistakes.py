@@ -59,7 +59,7 @@ def test_an_option_of_fit(options, parts, tmp_path, capsys, monkeypatch):
             "got bass",
         ),
         ({"model": TINY["model"] | {"position": {"class_path": "RoPE", "dict_kwargs": {"a": 1}}}}, "dict_kwargs"),
-        ({"model": TINY["model"] | {"position": ["RoPE"]}}, "model.position: got"),
+        ({"model": TINY["model"] | {"position": ["RoPE"]}}, "got ['RoPE']"),
     ],
 )
 def test_a_file_of_options(sections, part, tmp_path, capsys):
