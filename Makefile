@@ -56,10 +56,12 @@ test-slow: $(VENV)/pretrained $(VENV)/lm-eval/ready ## the tests that take minut
 lint: $(VENV)/ready ## style, types, and that imports run one way
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
+	$(RUN) docs/stubs.py --check
 	$(VENV)/bin/lint-imports
 	$(RUN) -m mypy
 
-format: $(VENV)/ready ## rewrite the code in the project's style
+format: $(VENV)/ready ## rewrite the code in the project's style, and what a type checker sees of the strategies
+	$(RUN) docs/stubs.py
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
 

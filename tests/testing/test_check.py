@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kerple.attention import blocks
+from kerple.base.errors import UserError
 from kerple.cli.main import main
 from kerple.positions import FoX, Position, QueryKeyBlock, Shape
 from kerple.testing import PROPERTIES, Subject, check
@@ -44,6 +45,20 @@ def test_the_command_ends_with_status_1_where_something_fails(my_file: Path, mon
     my_file.write_text(my_file.read_text().replace("Parameters: `H`", "Parameters: `2 * H`"))
     with pytest.raises(SystemExit, match=r"^1$"):
         main(["check", "--model.position", "my_file.Root"])
+
+
+def test_an_error_of_a_strategy_names_its_line_once_and_has_a_traceback_with_debug(my_file: Path, capsys) -> None:
+    source = my_file.read_text().replace("return -self", "return 1 / 0 - self")
+    my_file.write_text(source)
+    line = 1 + source[: source.index("1 / 0")].count("\n")
+    with pytest.raises(SystemExit, match=r"^2$"):
+        main(["check", "--model.position", "my_file.Root"])
+    printed = capsys.readouterr()
+    assert printed.err == f"error: {my_file}:{line}: ZeroDivisionError: division by zero\n"
+    assert not printed.out
+    with pytest.raises(UserError) as raised:
+        main(["check", "--debug", "--model.position", "my_file.Root"])
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)
 
 
 class Sketch(Position):
@@ -92,6 +107,14 @@ class Filled(Sketch):
 
     def clamp_(self) -> None:
         self.rate.data.nan_to_num_(0.01)
+
+
+class Attribute(Sketch):
+    """Keeps a tensor of the training length, which is neither a parameter nor a buffer."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape)
+        self.all = torch.arange(shape.length)
 
 
 # right in the first block of queries of the usual size alone
@@ -156,7 +179,8 @@ OFFSET = "an offset changes nothing exactly where the strategy says so"
         (Counted, "the docstring counts the parameters", "4 parameters"),
         (Counted, "gradients reach every parameter", "parameter has no gradient"),
         (Rounded, "neither autocast nor tf32 reaches what it computes", "may round it"),
-        (Sized, "nothing is sized by the training length", "parameters of"),
+        (Sized, "nothing is sized by the training length", "other tensors of"),
+        (Attribute, "nothing is sized by the training length", r"\(16,\).* at 16 tokens"),
         (Ends, "the logits of a prefix are the prefix of the logits", "first 17 of 30"),
         (Ends, CACHE, "from a cache"),
         (Explodes, "logits are finite at 64 times the training length or it is refused", "not finite"),

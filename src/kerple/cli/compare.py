@@ -17,7 +17,7 @@ from rich.console import Console
 
 from kerple.base.errors import UserError
 from kerple.base.shipped_configs import config_path, with_shipped_configs
-from kerple.cli.reading import parse
+from kerple.cli.reading import command_parser, parse
 from kerple.compare import page, records
 from kerple.compare.board import Board
 from kerple.compare.comparison import Comparison, Job
@@ -260,24 +260,21 @@ def prepare_and_checksum(data: dict[str, Any] | None) -> str | None:
     """
     from pytorch_lightning import LightningDataModule
 
-    from kerple.cli.parser import mistake_in
+    from kerple.cli.parser import unwrapped
 
     parser = ArgumentParser()
     parser.add_subclass_arguments(LightningDataModule, "data")
-    try:
+    with unwrapped(parser):
         module = parser.instantiate_classes(parser.parse_object({"data": data})).data
-    except (ValueError, TypeError) as error:  # of the parser, which wraps the error of a class
-        raise mistake_in(error) or error from error
     module.prepare_data()
     module.setup("fit")
     return records.checksum_of(module)
 
 
 def _parser() -> ArgumentParser:
-    parser = ArgumentParser(
-        prog="run.py compare",
-        exit_on_error=False,
-        description="Fits and tests strategies × seeds, what is missing of them, and writes one report. "
+    parser = command_parser(
+        "compare",
+        "Fits and tests strategies × seeds, what is missing of them, and writes one report. "
         "With --report_only --directories DIR ... --baseline NAME --output DIR: of finished runs from anywhere.",
     )
     parser.add_argument("--config", action="config", help="the comparison; see configs/compare")
@@ -305,7 +302,7 @@ def _printed(options: Namespace) -> list[str] | None:
 
 
 def _directories_parser() -> ArgumentParser:
-    parser = ArgumentParser(prog="run.py compare --report_only", exit_on_error=False)
+    parser = command_parser("compare --report_only")
     parser.add_argument("--report_only", "--report-only", action="store_true", help="implied")
     parser.add_argument(
         "--directories",

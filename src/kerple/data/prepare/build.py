@@ -101,11 +101,21 @@ def prepare(options: ShardOptions, progress: bool = True) -> Manifest:
         shutil.rmtree(directory / PARTS, ignore_errors=True)
     if progress:
         tokens, documents = (sum(getattr(s, what) for s in splits.values()) for what in ("tokens", "documents"))
-        summary = f"{options.location}: {tokens / 1e6:.1f}M tokens of {documents:,} documents are prepared"
+        summary = f"{options.location}: {tokens:,} tokens of {documents:,} documents are prepared"
         print("; left out: ".join(filter(None, [summary, reading.reasons()])), file=sys.stderr)
         if none := " and no ".join(name for name, split in splits.items() if not split.documents):
             print(f"{options.location}: no {none} text: give more documents or other data.shares", file=sys.stderr)
     return manifest
+
+
+def check_corpus(options: ShardOptions) -> None:
+    """Check that there is a corpus if shards are to be prepared.
+
+    Raises:
+        UserError: If there is none.
+    """
+    if options.corpus is not None and not Path(options.location, MANIFEST_FILE).exists():
+        find_corpus(options.corpus, options.text_field, options.source)
 
 
 def check_prepared(options: ShardOptions) -> Manifest:
