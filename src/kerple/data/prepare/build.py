@@ -152,6 +152,8 @@ def _locked(directory: Path) -> Iterator[None]:
     with lock:
         try:
             yield
+        except MemoryError as error:
+            raise UserError("data.corpus: a document does not fit into memory; split it into smaller ones") from error
         finally:
             if made and [path.name for path in directory.glob("*")] == [".lock"]:  # nothing could be prepared
                 shutil.rmtree(directory, ignore_errors=True)
@@ -257,7 +259,8 @@ class Reading:
                     continue
                 seen.add(digest)
             document = replace(document, split=document.split or split_of(content, self.fractions))
-            self.text.update(f"{document.group}\0{document.split}\0{len(content)}\0".encode() + content)
+            self.text.update(f"{document.group}\0{document.split}\0{len(content)}\0".encode())
+            self.text.update(content)
             if document.split == "test":
                 self.tested.append(replace(document, text=""))
             yield document
