@@ -205,7 +205,7 @@ def _training_texts(reading: "Reading", progress: bool) -> Iterator[str]:
     size = 0
     for document in tqdm(reading, desc="training the tokenizer", unit=" documents", delay=1, disable=not progress):
         if document.split == "train":
-            yield document.text
+            yield document.text[:TRAINING_BYTES]
             size += len(document.text.encode())
             if size >= TRAINING_BYTES:
                 return
