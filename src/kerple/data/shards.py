@@ -10,6 +10,7 @@ import json
 import tarfile
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,12 @@ from tokenizers import Tokenizer
 
 from kerple.base.atomic import write
 from kerple.base.errors import UserError
+from kerple.base.mapping import read_mapping
 from kerple.data.files import fetch, is_remote
 from kerple.data.manifest import MANIFEST_FILE, TEST_DOCUMENTS, Shard, read_manifest
 from kerple.data.tokenizer import load_tokenizer
 
+VERIFIED = ".verified.json"  # size, time of change and sha256 of each shard whose checksum was compared
 BLOCK = 512  # bytes of a header in a tar file, which pads members to a multiple of it
 
 Tokens = NDArray[np.integer[Any]]
@@ -65,6 +68,7 @@ class Folder:
     Attributes:
         directory (Path): The folder, or the folder of the copies.
         manifest (Manifest): What the folder holds.
+        verified (dict[str, Any]): Content of `VERIFIED`.
 
     Raises:
         UserError: The folder has no manifest that can be used, or its URL was refused.
@@ -81,6 +85,7 @@ class Folder:
                     f"name any address; `python run.py inspect {self.location}` reads it, if you trust it"
                 )
         self.manifest = read_manifest(self.file(MANIFEST_FILE), self.location)
+        self.verified = self._read_verified()
 
     def file(self, name: str, sha256: str | None = None) -> Path:
         """Path of a file of this folder; a file at a URL is copied first, unless there is a copy.
@@ -92,6 +97,45 @@ class Folder:
         if is_remote(self.location):
             fetch(f"{self.location}/{name}", path, sha256)
         return path
+
+    def shard(self, split: str, number: int, again: bool = False) -> Path:
+        """Path of a shard, whose checksum is compared once for each content of the file.
+
+        A file in the folder remembers what was compared. If it cannot be written, each process compares again.
+
+        Args:
+            split: Name of the split.
+            number: Number of the shard.
+            again: Whether to compare a checksum that was compared before.
+
+        Raises:
+            UserError: The shard is missing, or has another size or checksum than the manifest says.
+        """
+        shard = self.manifest.splits[split].shards[number]
+        path = self.file(shard_file(split, number), shard.sha256)
+        expected = shard_bytes(shard.tokens * self.manifest.dtype.itemsize)
+        state = path.stat() if path.is_file() else None
+        if state is None or state.st_size != expected:
+            found = "is missing" if state is None else f"has {state.st_size} bytes, expected {expected}"
+            raise UserError(f"{path}: {found}; prepare or copy the folder again")
+        now = [
+            state.st_size,
+            state.st_ctime_ns,
+            shard.sha256,
+        ]  # unlike st_mtime, a copy does not keep the time of change
+        if again or self.verified.get(path.name) != now:
+            with path.open("rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != shard.sha256:
+                    raise UserError(f"{path}: its sha256 is not the manifest's; prepare or copy the folder again")
+            self.verified = self._read_verified() | self.verified | {path.name: now}  # other processes write it too
+            with suppress(OSError):
+                write(self.directory / VERIFIED, json.dumps(self.verified), durable=False)
+        return path
+
+    def _read_verified(self) -> dict[str, Any]:
+        with suppress(UserError):
+            return read_mapping(self.directory / VERIFIED)
+        return {}
 
     def stream(self, split: str) -> "TokenStream":
         """The tokens of a split as one long array."""
@@ -153,7 +197,7 @@ class TokenStream:
         """Tokens start .. start + count - 1 in the shards' dtype; a view of the file if they lie in one shard.
 
         Raises:
-            UserError: A shard is missing or has another size than the manifest says.
+            UserError: A shard is missing, or has another size or checksum than the manifest says.
         """
         assert 0 <= start <= start + count <= len(self)
         number, parts = bisect_right(self.ends, start), list[Tokens]()
@@ -167,14 +211,8 @@ class TokenStream:
     def shard(self, number: int) -> Tokens:
         """All tokens of a shard, (tokens,)."""
         if (tokens := self.maps.get(number)) is None:
-            shard = self.shards[number]
-            path = self.folder.file(shard_file(self.split, number), shard.sha256)
-            expected = shard_bytes(shard.tokens * self.dtype.itemsize)
-            size = path.stat().st_size if path.is_file() else None
-            if size != expected:
-                state = "is missing" if size is None else f"has {size} bytes, expected {expected}"
-                raise UserError(f"{path}: {state}; prepare or copy the folder again")
-            mapped = np.memmap(path, self.dtype, mode="r", offset=BLOCK, shape=(shard.tokens,))
+            path = self.folder.shard(self.split, number)
+            mapped = np.memmap(path, self.dtype, mode="r", offset=BLOCK, shape=(self.shards[number].tokens,))
             tokens = self.maps[number] = mapped.view(np.ndarray)
         return tokens
 
@@ -207,10 +245,7 @@ def verify(folder: Folder) -> None:
         ends = 0
         for number, shard in enumerate(split.shards):
             if shard.tokens:
-                tokens, path = stream.shard(number), folder.directory / shard_file(name, number)
-                with path.open("rb") as file:
-                    if hashlib.file_digest(file, "sha256").hexdigest() != shard.sha256:
-                        raise UserError(f"{path}: its sha256 is not the manifest's; prepare or copy the folder again")
+                path, tokens = folder.shard(name, number, again=True), stream.shard(number)
                 if (largest := int(tokens.max())) >= folder.manifest.vocabulary:
                     raise UserError(f"{path}: got token {largest} in a vocabulary of {folder.manifest.vocabulary}")
                 ends += int((tokens == folder.manifest.end_of_text).sum())
