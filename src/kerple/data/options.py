@@ -97,18 +97,15 @@ class ShardOptions:
             if value < low:
                 raise UserError(f"data.{name}: got {value}, expected {low} or more")
         if len(split_fractions) != 3 or min(split_fractions) < 0 or abs(sum(split_fractions) - 1) > 1e-6:
-            raise UserError(
-                f"data.split_fractions: got {split_fractions}, expected those of train, validation and test, of sum 1"
-            )
+            raise UserError(f"data.split_fractions: got {split_fractions}, expected three fractions of sum 1")
         location = directory or default_directory(corpus or "", tokenizer, vocabulary)
         self.location = location.removeprefix("file://")
         self.corpus = None if is_remote(self.location) else corpus  # shards at a URL are already prepared
         self.tokenizer, self.vocabulary, self.split_fractions = tokenizer, vocabulary, split_fractions
-        self.text_field, self.drop_duplicates = text_field, drop_duplicates
-        self.max_dropped_fraction = max_dropped_fraction
+        self.text_field, self.max_dropped_fraction = text_field, max_dropped_fraction
         self.source = source or f"{cache}/{(corpus or '').partition('-')[0]}"
         self.length, self.batch_size, self.seed, self.samples = length, batch_size, seed, samples
-        self.validation_segments, self.mixture = validation_segments, mixture
+        self.drop_duplicates, self.validation_segments, self.mixture = drop_duplicates, validation_segments, mixture
         self.cache, self.workers, self.sections = cache, workers, sections
         self.prepare_workers, self.prepare_engine = prepare_workers, prepare_engine
 

@@ -22,12 +22,11 @@ from tokenizers import Tokenizer
 
 from kerple.base.atomic import write
 from kerple.base.errors import UserError
-from kerple.base.mapping import read_mapping
 from kerple.data.files import fetch, is_remote
 from kerple.data.manifest import MANIFEST_FILE, TEST_DOCUMENTS, Shard, read_manifest
 from kerple.data.tokenizer import load_tokenizer
 
-VERIFIED = ".verified.json"  # size, time of change and sha256 of each shard whose checksum was compared
+VERIFIED = ".verified"  # folder with a note for each shard whose checksum was compared: its time of change and sha256
 BLOCK = 512  # bytes of a header in a tar file, which pads members to a multiple of it
 
 Tokens = NDArray[np.integer[Any]]
@@ -68,7 +67,6 @@ class Folder:
     Attributes:
         directory (Path): The folder, or the folder of the copies.
         manifest (Manifest): What the folder holds.
-        verified (dict[str, Any]): Content of `VERIFIED`.
 
     Raises:
         UserError: The folder has no manifest that can be used, or its URL was refused.
@@ -85,7 +83,6 @@ class Folder:
                     f"name any address; `python run.py inspect {self.location}` reads it, if you trust it"
                 )
         self.manifest = read_manifest(self.file(MANIFEST_FILE), self.location)
-        self.verified = self._read_verified()
 
     def file(self, name: str, sha256: str | None = None) -> Path:
         """Path of a file of this folder; a file at a URL is copied first, unless there is a copy.
@@ -101,7 +98,7 @@ class Folder:
     def shard(self, split: str, number: int, again: bool = False) -> Path:
         """Path of a shard, whose checksum is compared once for each content of the file.
 
-        A file in the folder remembers what was compared. If it cannot be written, each process compares again.
+        Notes in the folder remember what was compared. If they cannot be written, each process compares again.
 
         Args:
             split: Name of the split.
@@ -114,28 +111,15 @@ class Folder:
         shard = self.manifest.splits[split].shards[number]
         path = self.file(shard_file(split, number), shard.sha256)
         expected = shard_bytes(shard.tokens * self.manifest.dtype.itemsize)
-        state = path.stat() if path.is_file() else None
-        if state is None or state.st_size != expected:
-            found = "is missing" if state is None else f"has {state.st_size} bytes, expected {expected}"
-            raise UserError(f"{path}: {found}; prepare or copy the folder again")
-        now = [
-            state.st_size,
-            state.st_ctime_ns,
-            shard.sha256,
-        ]  # unlike st_mtime, a copy does not keep the time of change
-        if again or self.verified.get(path.name) != now:
-            with path.open("rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() != shard.sha256:
-                    raise UserError(f"{path}: its sha256 is not the manifest's; prepare or copy the folder again")
-            self.verified = self._read_verified() | self.verified | {path.name: now}  # other processes write it too
+        if not path.is_file() or path.stat().st_size != expected:
+            raise UserError(f"{path}: is missing or has not {expected} bytes; prepare or copy the folder again")
+        # a copy of the folder has other times of change, though its times of modification may be the same
+        note, now = self.directory / VERIFIED / path.name, f"{path.stat().st_ctime_ns} {shard.sha256}".encode()
+        if again or not note.is_file() or note.read_bytes() != now:
+            self._checked_file(path.name, shard.sha256)
             with suppress(OSError):
-                write(self.directory / VERIFIED, json.dumps(self.verified), durable=False)
+                write(note, now, durable=False)
         return path
-
-    def _read_verified(self) -> dict[str, Any]:
-        with suppress(UserError):
-            return read_mapping(self.directory / VERIFIED)
-        return {}
 
     def stream(self, split: str) -> "TokenStream":
         """The tokens of a split as one long array."""
@@ -166,7 +150,7 @@ class Folder:
         return load_tokenizer(str(self._checked_file("tokenizer.json", self.manifest.tokenizer)))
 
     def _checked_file(self, name: str, sha256: str) -> Path:
-        """As `file`, for a file whose checksum is compared whenever it is read, because it is small."""
+        """As `file`, after comparing the checksum."""
         path = self.file(name, sha256)
         if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != sha256:
             raise UserError(f"{path}: is missing or its sha256 is not the manifest's; prepare or copy the folder again")

@@ -117,7 +117,9 @@ def test_bad_lines_are_counted_or_fatal(documents, tmp_path, small_build, capsys
     corpus = write_lines(tmp_path / "bad.jsonl", documents)
     good = small_build(tmp_path / "good", corpus)
     corpus.write_bytes(b'{"text": "abc\n\n' + corpus.read_bytes() + b'{"text": 7}\n{"text": "\\ud800 alone"}\n{')
-    left_out = r"2 × .*bad\.jsonl:1: broken JSON; 1 × .*bad\.jsonl:303: no text.*; 1 × .*bad\.jsonl:304: not Unicode"
+    left_out = (
+        r"2 × broken JSON \(first: .*bad\.jsonl:1\); 1 × no text \(.*bad\.jsonl:303.*\); 1 × not Unicode \(.*:304\)"
+    )
     with pytest.raises(UserError, match=rf"data\.max_dropped_fraction: got .* be used: {left_out}"):
         small_build(tmp_path / "out", corpus, max_dropped_fraction=0.0)
     manifest = small_build(tmp_path / "out", corpus, max_dropped_fraction=1.0, progress=True)

@@ -104,8 +104,7 @@ def prepare(options: ShardOptions, progress: bool = True) -> Manifest:
         summary = f"{options.location}: {tokens / 1e6:.1f}M tokens of {documents:,} documents are prepared"
         print("; left out: ".join(filter(None, [summary, reading.reasons()])), file=sys.stderr)
         if none := " and no ".join(name for name, split in splits.items() if not split.documents):
-            advice = "give more documents or other data.split_fractions"
-            print(f"{options.location}: no {none} text: {advice}", file=sys.stderr)
+            print(f"{options.location}: no {none} text: add some, or set data.split_fractions", file=sys.stderr)
     return manifest
 
 
@@ -246,8 +245,8 @@ class Reading:
             if isinstance(document, Fault):
                 self.left_out[document.reason] += 1
                 if document.reason != "empty":
-                    details = f"{document.name}: {document.reason}"
-                    self.examples.setdefault(document.reason, ": ".join(filter(None, [details, document.details])))
+                    first = ": ".join(filter(None, [document.name, document.details]))
+                    self.examples.setdefault(document.reason, f"{document.reason} (first: {first})")
                     self.lost += document.bytes
                 continue
             content = document.text.encode()
@@ -259,8 +258,7 @@ class Reading:
                     continue
                 seen.add(digest)
             document = replace(document, split=document.split or split_of(content, self.fractions))
-            self.text.update(f"{document.group}\0{document.split}\0{len(content)}\0".encode())
-            self.text.update(content)
+            self.text.update(f"{document.group}\0{document.split}\0{len(content)}\0".encode() + content)
             if document.split == "test":
                 self.tested.append(replace(document, text=""))
             yield document

@@ -11,6 +11,7 @@ import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import filterfalse
 from pathlib import Path
 from typing import IO, Any
 
@@ -74,9 +75,8 @@ def list_files(corpus: str) -> list[str]:
         else:
             found = (path for path in glob.glob(root, recursive=True) if not os.path.isdir(path))
             paths = _inside(os.path.dirname(root.partition("*")[0].partition("?")[0].partition("[")[0]), found)
-        for path in paths:
-            if not os.path.isfile(path):  # reading a FIFO or a device may never end
-                raise UserError(f"data.corpus: {path} is not a regular file; take it out of the corpus")
+        for path in filterfalse(os.path.isfile, paths):  # reading a FIFO or a device may never end
+            raise UserError(f"data.corpus: {path} is not a regular file; take it out of the corpus")
         return sorted(paths)
     system, inner = filesystem(corpus)
     pattern = any(mark in without_query(corpus) for mark in "*?[")
