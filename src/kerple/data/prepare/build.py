@@ -101,7 +101,7 @@ def prepare(options: ShardOptions, progress: bool = True) -> Manifest:
         shutil.rmtree(directory / PARTS, ignore_errors=True)
     if progress:
         tokens, documents = (sum(getattr(s, what) for s in splits.values()) for what in ("tokens", "documents"))
-        summary = f"{options.location}: {tokens / 1e6:.1f}M tokens of {documents:,} documents are prepared"
+        summary = f"{options.location}: {tokens:,} tokens of {documents:,} documents are prepared"
         print("; left out: ".join(filter(None, [summary, reading.reasons()])), file=sys.stderr)
         if none := " and no ".join(name for name, split in splits.items() if not split.documents):
             print(f"{options.location}: no {none} text: add some, or set data.split_fractions", file=sys.stderr)
