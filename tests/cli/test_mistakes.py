@@ -14,7 +14,12 @@ from kerple.cli.main import main
 from tests.cli.tiny import TINY, complaint
 from tests.compare.runs_on_disk import CURVES, write_run
 
-SHARDS = ["--data=TokenShards", f"--data.corpus={__file__}", "--data.shares=[1, 0, 0]", "--trainer.callbacks=[]"]
+SHARDS = [
+    "--data=TokenShards",
+    f"--data.corpus={__file__}",
+    "--data.split_fractions=[1, 0, 0]",
+    "--trainer.callbacks=[]",
+]
 
 
 def config(folder, **sections):

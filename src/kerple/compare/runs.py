@@ -22,7 +22,7 @@ SEED_FOLDER = re.compile(r"seed-\d+(_v\d+)?")  # the name that `fit` gives, belo
 # options of where and how data is read, in place of which the checksums of the data are compared, and of where and how
 # often a run writes
 LOCATIONS = re.compile(
-    r"data\.(init_args\.)?(corpus|directory|workers|prepare_workers|prepare_engine|verify|on_fault|cache|cache_bytes)"
+    r"data\.(init_args\.)?(corpus|directory|workers|prepare_workers|prepare_engine|cache)"
     r"|trainer\.(default_root_dir|log_every_n_steps)|.*(save_dir|dirpath)"
 )
 
