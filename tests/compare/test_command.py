@@ -228,8 +228,8 @@ def test_without_logs_the_report_comes_from_the_committed_runs(
     # runs beside another report are taken where they are the same
     shutil.rmtree(config.parent / "runs")
     strategies = {"KerpleLog": {}, "ALiBi": {"flags": {"trainer.max_steps": 30}}}
-    also = [str(config.parent / "nowhere"), str(report)]
-    change(config, strategies=strategies, also=also, output=str(config.parent / "second"))
+    reuse_from = [str(config.parent / "nowhere"), str(report)]
+    change(config, strategies=strategies, reuse_from=reuse_from, output=str(config.parent / "second"))
     compare.main(["--config", str(config)])
     assert fits(config) == {"ALiBi seed-1": 1, "ALiBi seed-2": 1}
     printed = capsys.readouterr().out

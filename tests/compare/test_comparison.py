@@ -112,8 +112,8 @@ def test_a_callback_without_options_and_an_unknown_option(monkeypatch: pytest.Mo
 
 
 def test_a_flag_of_a_test_that_does_not_exist_is_named_before_anything_is_fitted(tmp_path: Path) -> None:
-    quick = yaml.safe_load((ROOT / "configs/compare/quick.yaml").read_text())
-    settings = quick | {"runs": str(tmp_path / "runs")}
+    demo = yaml.safe_load((ROOT / "configs/compare/demo.yaml").read_text())
+    settings = demo | {"runs": str(tmp_path / "runs")}
     for mistake in ({"test": {"trainer.precison": "32-true"}}, {"flags": {"model.leyers": 3}}):
         (tmp_path / "compare.yaml").write_text(yaml.safe_dump(settings | mistake))
         with pytest.raises(UserError, match=r"(?s)compare: (test|ALiBi seed \d+): .*(precison|leyers)"):

@@ -237,10 +237,10 @@ def test_what_differs_beside_strategy_and_seed_is_named_above_the_tables(tmp_pat
             reconfigure(tmp_path / strategy / f"seed-{seed}", trainer={"callbacks": [saver]})
     runs, other = locate([tmp_path]), tmp_path / "RoPE" / f"seed-{SEEDS[1]}"
     reconfigure(other, data={"tokenizer": None, "directory": "elsewhere"})  # where it is says nothing of what it is
-    assert report.complaints(read_runs(runs)) == []
+    assert report.inconsistencies(read_runs(runs)) == []
     reconfigure(other, data={"batch_size": 16})
     complaint = "RoPE: data.init_args.batch_size: 16 | 8"
-    assert report.complaints(read_runs(runs)) == [complaint]
+    assert report.inconsistencies(read_runs(runs)) == [complaint]
     page, text = written(runs, tmp_path)
     assert text.index(complaint) < text.index("| KerpleLog")
     assert page.index(complaint) < page.index("<table")
@@ -261,15 +261,15 @@ def test_the_report_names_what_differs_in_what_was_scored(tmp_path: Path) -> Non
     page, text = written(runs[:1], tmp_path)
     assert "inside 4 documents (2 left out, which the training text has too), computed in 32-true" in page
     assert "| KerpleLog | 8 | 1,310,000 | – | 500 |" in text  # too short to have a speed
-    complaints = "; ".join(report.complaints(read_runs(runs)))
+    inconsistencies = "; ".join(report.inconsistencies(read_runs(runs)))
     for different in (
         "other text at each length",
         "precision: 32-true | bf16-mixed (KerpleLog seed 1236)",
         "full at 64: scored per run: 1,536 | 6,144 (KerpleLog seed 1235)",
     ):
-        assert different in complaints
+        assert different in inconsistencies
     parts = [
         Run("ALiBi", 1235, write_run(tmp_path / part, "ALiBi", 1235, CURVES["ALiBi"], blocks), part)
         for part, blocks in (("code", 12), ("prose", 3))
     ]
-    assert report.complaints(read_runs(parts)) == []  # corpora of different sizes are no mixture
+    assert report.inconsistencies(read_runs(parts)) == []  # corpora of different sizes are no mixture

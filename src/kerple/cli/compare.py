@@ -66,7 +66,7 @@ def _jobs(comparison: Comparison, report_only: bool, rerun_changed: bool) -> lis
     # one stands for all: the flags of the tests are the comparison's
     if fitted := next((pair for pair in planned if pair[0].fit), None):
         check_test(*fitted)
-    reports = [comparison.report_folder, *map(Path, comparison.also)]
+    reports = [comparison.report_folder, *map(Path, comparison.reuse_from)]
     resolved = [(replace(job, config=flat(config)), config.get("data")) for job, config in planned]
     sums: dict[str, str | None] = {}
     for job, data in resolved:
@@ -138,7 +138,7 @@ def _run(comparison: Comparison, jobs: list[Job], to_do: list[Job], parallel: in
                     board.print(error or f"{job.name}: {_row(job.as_run)}")
                     failed += error is not None
                     if error is None:
-                        records.write_record(job, [comparison.report_folder, *map(Path, comparison.also)])
+                        records.write_record(job, [comparison.report_folder, *map(Path, comparison.reuse_from)])
     except KeyboardInterrupt:
         left = [job for job in to_do if not records.finished(job)]
         print(f"stopped: {len(jobs) - len(left)} of {len(jobs)} runs are done; the same command goes on from there")
@@ -189,23 +189,23 @@ def _deviations(path: str, ready: list[Job]) -> list[str]:
     plan = _comparison(_options(["--config", config_path(path)]))
     planned = {job.name: job for job in plan.jobs()}
     finished = {job.name: job for job in ready}
-    complaints = [f"{name} is not there" for name in planned if name not in finished]
+    deviations = [f"{name} is not there" for name in planned if name not in finished]
     for name, job in finished.items():
         run = records.described(job.test_folder) or {}
         if name not in planned:
-            complaints.append(f"{name} is not planned")
+            deviations.append(f"{name} is not planned")
         elif changed := records.differences(run["config"], flat(resolve(planned[name]))):
-            complaints.append(f"{name}: {'; '.join(changed)}")
+            deviations.append(f"{name}: {'; '.join(changed)}")
         if plan.planned_data not in (None, run["data"]):
-            complaints.append(f"{name} has other data, checksum {run['data']}")
+            deviations.append(f"{name} has other data, checksum {run['data']}")
         if job.seed in plan.looked_at:
-            complaints.append(f"{name}: its seed was looked at before")
-    return complaints
+            deviations.append(f"{name}: its seed was looked at before")
+    return deviations
 
 
 def _report(runs: list[Run], folder: Path, name: str, baseline: str, **options: Any) -> Path:
     tables = read_runs(runs)
-    for difference in page.complaints(tables):
+    for difference in page.inconsistencies(tables):
         print(f"warning: runs differ in more than strategy and seed: {difference}")
     return page.write(tables, folder, name=name, baseline=baseline, **options)
 

@@ -11,7 +11,7 @@ from kerple.base.directories import unlock
 from kerple.base.errors import NO_ROOM, UserError
 from kerple.base.shipped_configs import OPTIONS, with_shipped_configs
 
-DEMO = ["compare", "--config", "configs/compare/quick.yaml", "--parallel", "2"]
+DEMO = ["compare", "--config", "configs/compare/demo.yaml", "--parallel", "2"]
 COMMANDS = {
     "demo": "train four strategies for a minute or two each, and compare them far beyond the training length",
     "prepare": "build the token shards of a data config, nothing else",

@@ -60,7 +60,7 @@ class Comparison:
         seeded: Flags of `fit` that are set to the seed.
         runs: Folder of the runs; null for logs/compare/<name>.
         output: Folder of the report; null for results/<name>.
-        also: Further folders of reports whose committed runs may be taken for runs of this comparison, if part, label
+        reuse_from: Further folders of reports whose committed runs are reused as runs of this comparison, if part, label
             and seed are the same.
         minutes: Number of minutes that the comparison should take. If it will take longer, ``smaller`` is suggested.
         smaller: A command for a smaller comparison, with ``{steps}`` in place of its number of steps.
@@ -85,7 +85,7 @@ class Comparison:
     seeded: list[str] = field(default_factory=lambda: ["seed_everything", "data.seed"])
     runs: str | None = None
     output: str | None = None
-    also: list[str] = field(default_factory=list)
+    reuse_from: list[str] = field(default_factory=list)
     minutes: float | None = None
     smaller: str | None = None
     plan: str | None = None

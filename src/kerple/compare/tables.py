@@ -159,7 +159,7 @@ def intervals(cells: pd.DataFrame, trained: int | None, baseline: str) -> Table 
     return Table(f"{METRIC_NAMES.get(metric, metric)} relative to {baseline}, {protocol}", body, note)
 
 
-def distant(summary: pd.DataFrame, blocks: pd.DataFrame, window: str, trained: int | None) -> Table | None:
+def context_gain_table(summary: pd.DataFrame, blocks: pd.DataFrame, window: str, trained: int | None) -> Table | None:
     """Context gain: the loss with attention limited to a window less the loss in full, on the same targets at the same
     length; None where there is nothing to subtract.
 
