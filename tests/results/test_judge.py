@@ -105,14 +105,19 @@ def test_a_tier_leaves_out_seeds_and_documents_and_the_better_test_has_the_narro
     runs(tmp_path, "wide", PAPER, noise=0.05)
     runs(tmp_path, "narrow", PAPER, noise=0.0005)
     about = {"comparisons": ["narrow"], "trained": 64, "what": ""}
-    whole, part = Tier(tmp_path, "table3", **about), Tier(tmp_path, "beyond-128", **about, first_seed=1238, left_out=[1])
+    whole, part = (
+        Tier(tmp_path, "table3", **about),
+        Tier(tmp_path, "beyond-128", **about, first_seed=1238, left_out=[1]),
+    )
     of_whole, of_part = (tier.losses("T5", "full", 64) for tier in (whole, part))
     assert list(of_part.of_seed.index) == [1238, 1239, 1240]
     assert of_part.of_seed.to_numpy() == pytest.approx(of_whole.of_seed.loc[1238:] - 0.1)  # the block without the other
     wide = Tier(tmp_path, "beyond-128", ["wide"], 64, "")
     found = {"table3": judge(TABLE["claims"]["C3"], whole), "beyond-128": judge(TABLE["claims"]["C3"], wide)}
     assert better(found) == "table3"
-    assert better({"unseen": found["table3"], "beyond-128": found["beyond-128"]}) == "beyond-128"  # a second look is no test of its own
+    assert (
+        better({"unseen": found["table3"], "beyond-128": found["beyond-128"]}) == "beyond-128"
+    )  # a second look is no test of its own
 
 
 COMMITTED = Path(__file__).parents[2] / "results"

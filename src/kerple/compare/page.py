@@ -83,9 +83,15 @@ def write(
 
     main, details = _tables(summary, runs, baseline)
     differences = inconsistencies(runs)
-    warning = f"Runs differ in more than strategy and seed: {'; '.join(differences)}.\n\n" if differences else ""
+    warning = (
+        f"Runs differ in more than strategy and seed: {tables.without_tags('; '.join(differences))}.\n\n"
+        if differences
+        else ""
+    )
     otherwise = f"Not as planned: {'; '.join(deviations)}.\n\n" if deviations else ""
-    markdown = f"{otherwise}# {name}\n\n{warning}" + "\n".join(table.markdown() for table in (*main, *details))
+    markdown = f"{otherwise}# {tables.without_tags(name)}\n\n{warning}" + "\n".join(
+        table.markdown() for table in (*main, *details)
+    )
     (folder / "table.md").write_text(markdown, encoding="utf-8")
     latex = "\n".join([LATEX_HEAD, *(table.latex() for table in (*main, *details))])
     (folder / "table.tex").write_text(latex, encoding="utf-8")
