@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from kerple.base.errors import UserError
 from kerple.compare import page as report
-from kerple.compare.figures import DEVIATION, figures
-from kerple.compare.print_figures import write_print_figures
+from kerple.compare.figures import DEVIATION, LEGEND, figures
+from kerple.compare.print_figures import _narrow, write_print_figures
 from kerple.compare.runs import Run, locate, read_runs
 from kerple.compare.statistics import summarise
 from kerple.evaluation import results
@@ -132,7 +133,7 @@ def test_figures_for_print_are_narrow_pdfs_of_the_chosen_strategies(root: Path, 
     assert {"ppl-against-length-full.pdf", "ppl-against-length-windowed64.pdf"} <= names
     for name in names:
         pdf = (tmp_path / "one" / name).read_bytes()
-        assert b"/MediaBox [ 0 0 234 194.4 ]" in pdf  # 3.25 inches of 72 points
+        assert b"/MediaBox [ 0 0 234 169.2 ]" in pdf  # 3.25 inches of 72 points
         assert pdf == (tmp_path / "two" / name).read_bytes()
     ppl = summary[summary["metric"] == "ppl"]
     (figure, *_) = dict(figures(ppl.assign(std=ppl["mean"] / 2), found.trained, "KerpleLog")).values()
@@ -140,6 +141,20 @@ def test_figures_for_print_are_narrow_pdfs_of_the_chosen_strategies(root: Path, 
     assert figure.legends[0].get_title().get_text() == DEVIATION
     with pytest.raises(UserError, match=r"figure_strategies: got T5, FIRE without .* ALiBi, KerpleLog, RoPE"):
         write_print_figures(summary, found, ["T5", "RoPE", "FIRE"], "KerpleLog", tmp_path / "none")
+
+
+def test_the_legend_of_twelve_strategies_in_print_is_inside_the_page_and_leaves_room_for_the_axes() -> None:
+    figure = Figure(layout="constrained")
+    ax = figure.subplots()
+    for i in range(12):
+        ax.plot([1, 2], [i, i], label=f"KerpleLog per layer {i}")
+    figure.legend(title="band", **LEGEND)
+    _narrow(figure)
+    figure.draw_without_rendering()
+    legend, page = figure.legends[0].get_window_extent(), figure.bbox
+    assert page.x0 <= legend.x0 < legend.x1 <= page.x1
+    assert page.y0 <= legend.y0 < legend.y1 < ax.get_window_extent().y0
+    assert ax.get_window_extent().height > page.width / 3
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -145,6 +145,12 @@ def wide() -> Table:
     return Table("Exact match, 100%", body, "best < all")
 
 
+def test_names_from_files_are_no_html_in_markdown(wide: Table) -> None:
+    text = replace(wide, title="full<img src=x>\n<b>", note="p < 0.05 of <i>x</i>").markdown()
+    assert "### full&lt;img src=x> &lt;b>\n" in text
+    assert "p < 0.05 of &lt;i>x&lt;/i>\n" in text
+
+
 def test_columns_that_a_page_has_no_room_for_go_below_the_others(wide: Table) -> None:
     parts = re.findall(r"\\toprule\n(.*?)\\bottomrule", wide.latex(), re.DOTALL)
     assert [len(part.splitlines()[0].split(" & ")) - 1 for part in parts] == [5, 4, 4]
