@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 # make demo STEPS=200: so many steps a model, in folders of their own
-SMALLER = $(if $(STEPS),--flags '{"trainer.max_steps": $(STEPS)}' --runs logs/quick-$(STEPS) --output logs/quick-$(STEPS)/report)
+SMALLER = $(if $(STEPS),--flags '{"trainer.max_steps": $(STEPS)}' --runs logs/compare/demo-$(STEPS) --output logs/compare/demo-$(STEPS)/report)
 
 .PHONY: demo pretrained test test-slow lint format docs bench gpu gpu-bundle gpu-toy clean
 .DEFAULT_GOAL := help

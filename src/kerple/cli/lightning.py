@@ -19,11 +19,13 @@ from kerple.base.checkpoint_io import AtomicCheckpointIO
 from kerple.base.directories import fit_directory, test_directory, unlock
 from kerple.base.errors import UserError
 from kerple.base.precision import AutoTrainer, print_once, resolve_auto
+from kerple.base.sources import SOURCES, source_digests
 from kerple.base.trust import CONFIG, load, not_a_checkpoint
 from kerple.cli import PROGRAM
 from kerple.cli.agreement import SAMPLES_PER_STEP, check_resumption, check_test
 from kerple.cli.parser import SEED, add_run_arguments, link_model_to_data, mistake, unwrapped
 from kerple.cli.reading import parse
+from kerple.compare.runs import flat
 from kerple.data.datamodule import TokenShards
 from kerple.data.options import ShardOptions
 from kerple.data.prepare.build import check_corpus
@@ -53,6 +55,7 @@ class StoreConfig(SaveConfigCallback):
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint[CONFIG] = yaml.safe_load(self.text)
         checkpoint[SAMPLES_PER_STEP] = samples_per_step(trainer)
+        checkpoint[SOURCES] = source_digests(flat(checkpoint[CONFIG]))
 
     @cached_property
     def text(self) -> str:
@@ -156,6 +159,10 @@ class CLI(LightningCLI):
         path = self.config[self.subcommand].ckpt_path
         parser, options = self._parser(self.subcommand), self.config[self.subcommand]
         config = yaml.safe_load(parser.dump(options, skip_none=False, skip_validation=True))
+        sources = self.checkpoint.get(SOURCES, {})
+        for name, digest in source_digests(flat(config)).items():
+            if sources.get(name, digest) != digest:
+                print_once(f"warning: the source of {name} has changed since {path} was trained")
         if self.subcommand == "fit":
             check_resumption(path, self.checkpoint, config, samples_per_step(self.trainer, self.datamodule))
             return

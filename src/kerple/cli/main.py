@@ -12,7 +12,7 @@ from kerple.base.errors import NO_ROOM, UserError, unknown
 from kerple.base.shipped_configs import OPTIONS, with_shipped_configs
 from kerple.cli import PROGRAM
 
-DEMO = ["compare", "--config", "configs/compare/quick.yaml", "--parallel", "2"]
+DEMO = ["compare", "--config", "configs/compare/demo.yaml", "--parallel", "2"]
 COMMANDS = {
     "demo": "train four strategies for a minute or two each, and compare them far beyond the training length",
     "prepare": "build the token shards of a data config, nothing else",
