@@ -114,7 +114,7 @@ class Row(NamedTuple):
     peer: str
     package: str
     build: Callable[[int], nn.Module]
-    options: dict[str, int] = {}  # noqa: RUF012  # nobody changes it
+    options: dict[str, Any] = {}  # noqa: RUF012  # nobody changes it
 
 
 ROWS = [
