@@ -55,9 +55,9 @@ class SSMax(Position):
 
 
 class Temperature(Position):
-    """Factor ``f(n)`` of the scores of a query that sees n keys, itself included, without learned numbers.
+    """Factor of the scores that grows with the number n of keys that a query sees, by one of five published rules.
 
-    With n₀ = ``length`` and a = ``scale``, f is
+    With n₀ = ``length`` and a = ``scale``, the factor is
 
     - ``llama4``: ``1 + a · log(1 + ⌊n / n₀⌋)`` (Meta 2025, published code of Llama 4; n₀ = 8192);
     - ``ministral3``: ``1 + a · log(1 + ⌊(n - 1) / n₀⌋)`` (Mistral AI 2025, published code; n₀ is the training length);
@@ -66,8 +66,9 @@ class Temperature(Position):
     - ``swan``: ``log(n₀ + n - 1) / log(n₀)`` in evaluation, 1 in training (Puvvada et al. 2025, arXiv 2504.08719,
       section 2.2 and appendix D, where n₀ is fitted to a trained model). There is no a.
 
-    Where it is published, a is 0.1, and the layers that have it see everything and have no rotary embedding: ``Layers``
-    with RoPE near and this far. With a window, n is at most the window. `SSMax` is learned.
+    The published models have a = 0.1 and this factor in layers that see everything. Except in Ministral 3, these layers
+    have no rotary embedding: ``Layers`` with RoPE near and this far. With a window, n is at most the window. `SSMax` is
+    the learned factor.
 
     Parameters: `0`. Cost: one multiplication per entry of q.
 
@@ -97,7 +98,7 @@ class Temperature(Position):
         return (precise(q) * self.factor(positions, precise(q).dtype)).to(q.dtype), k
 
     def factor(self, positions: TokenPositions, dtype: torch.dtype) -> Tensor:
-        """f of each query, (T, 1) in ``dtype``."""
+        """Factor of each query, (T, 1) in ``dtype``."""
         n = positions.visible[:, None]
         if self.rule in ("llama4", "ministral3"):
             steps = (n if self.rule == "llama4" else n - 1) // self.length
