@@ -21,7 +21,7 @@ DOCS, RESULTS = Path(__file__).parent, Path(__file__).parents[1] / "results"
 LENGTH = 128  # training length of the pictures
 WRITTEN = "<!-- written by docs/catalogue.py from here on -->\n"
 KINDS = {  # title of each table, and the hooks of its strategies; a strategy stands in the first that fits
-    "A function of distance and head": ("bias", "weight"),
+    "A function of distance and head": ("bias", "score_scale"),
     "Worked into queries and keys": ("transform_qk",),
     "Added to the embeddings": ("embed",),
     "Computed from pairs of tokens": ("modify_scores", "add_to_output"),

@@ -121,17 +121,17 @@ class Attribute(Sketch):
 SecondBlock = sketch(modify_scores=lambda self, s, q, k, block: s * 1.5 if block.queries.rows[0] >= 128 else s)
 # forgets its running sum where there is a cache
 Cached = sketch(
-    token_state=lambda self, x, at, past: x[..., 0].cumsum(-1)[:, None, :, None].expand(-1, 4, -1, -1),
+    token_state=lambda self, x, positions, past: x[..., 0].cumsum(-1)[:, None, :, None].expand(-1, 4, -1, -1),
     modify_scores=lambda self, s, q, k, block: s + block.state.mT,
 )
 # the second sequence of a batch reads the first
 SecondSequence = sketch(modify_scores=lambda self, s, q, k, block: torch.cat([s[:1], s[1:] + 0.1 * s[:-1]]))
 # every token from the 65th on reads the last one
-After64 = sketch(embed=lambda self, x, at: x + torch.where(at.rows[:, None] >= 64, x[:, -1:], 0))
+After64 = sketch(embed=lambda self, x, positions: x + torch.where(positions.rows[:, None] >= 64, x[:, -1:], 0))
 # scores depend on the position of the query from the 65th token on
 After64Moved = sketch(
     modify_scores=lambda self, s, q, k, block: torch.where(
-        block.queries.rows[:, None] >= 64, s * (1 + block.queries.positions[:, None] / 300), s
+        block.queries.rows[:, None] >= 64, s * (1 + block.queries.ids[:, None] / 300), s
     )
 )
 # scores and those of the key before, also where no query may see it: beyond the window, or out of the block
@@ -147,7 +147,7 @@ Rounded = learning(
     modify_scores=lambda self, s, q, k, block: s + q.float() @ self.parameter @ k.float().mT * 8**-0.5,
 )
 # knows how long the input is
-Ends = sketch(embed=lambda self, x, at: x + torch.arange(x.shape[-1]) * len(at.rows))
+Ends = sketch(embed=lambda self, x, positions: x + torch.arange(x.shape[-1]) * len(positions.rows))
 # its bias overflows far out
 Explodes = sketch(bias=lambda self, distance: (2.0**distance).expand(4, -1))
 # its bias is of half precision

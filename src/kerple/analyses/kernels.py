@@ -131,9 +131,9 @@ def _tables(pl_module: LightningModule, length: int) -> Iterator[tuple[str, Posi
     """
     positions = network_of(pl_module).positions
     for layer, position in enumerate(positions):
-        if position.uses("bias") or position.uses("weight"):
+        if position.uses("bias") or position.uses("score_scale"):
             distance = torch.arange(length, dtype=torch.float32, device=pl_module.device)
-            tables = {"bias": position.bias(distance), "weight": position.weight(distance)}
+            tables = {"bias": position.bias(distance), "weight": position.score_scale(distance)}
             yield "all" if len(positions) == 1 else str(layer), position, tables
 
 
