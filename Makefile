@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 # make demo STEPS=200: so many steps a model, in folders of their own
-SMALLER = $(if $(STEPS),--flags '{"trainer.max_steps": $(STEPS)}' --runs logs/quick-$(STEPS) --output logs/quick-$(STEPS)/report)
+SMALLER = $(if $(STEPS),--flags '{"trainer.max_steps": $(STEPS)}' --runs logs/compare/demo-$(STEPS) --output logs/compare/demo-$(STEPS)/report)
 
 .PHONY: demo pretrained test test-slow lint format docs bench gpu gpu-bundle gpu-toy clean
 .DEFAULT_GOAL := help
@@ -12,20 +12,25 @@ help: ## list these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
 # Torch first, with what it needs; then the lock as it stands, so that nothing can pull another torch. Before anything is
-# downloaded, the index is asked for this Python's wheels; where it does not answer, the installation will tell.
+# downloaded, the index is asked for this Python's wheels, because pip blames the version where no index answers.
 PIP := $(RUN) -m pip --disable-pip-version-check
 TORCH := $(patsubst torch==%,%,$(shell grep '^torch==' requirements.txt))
 INDEX = $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 $(VENV)/ready: requirements.txt pyproject.toml
 	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11))" || \
 	  { echo "make: $$($(PYTHON) --version) found, 3.11 or later is needed: make PYTHON=python3.13 ..."; exit 1; }
+	@$(PYTHON) -c "import ensurepip, venv" 2>/dev/null || \
+	  { echo "make: $$($(PYTHON) --version) has no venv; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	@wheels=$$($(PIP) index versions torch $(INDEX) 2>/dev/null | sed -n 's/^Available versions: /, /p'); \
-	  case "$$wheels," in ,|*", $(TORCH),"*|*", $(TORCH)+"*) ;; \
-	  *) echo "make: there is no torch $(TORCH), which the lock names, for $$($(PYTHON) --version): make PYTHON=python3.13 ..."; \
-	     rm -rf $(VENV); exit 1 ;; esac
-	@test -n "$(TORCH_INDEX)" -o "$$(uname)" != Linux -o -e /dev/nvidiactl -o -e /dev/dxg || echo "make: no NVIDIA device" \
-	  "here, and torch brings 3 GB of CUDA; without: make ... TORCH_INDEX=https://download.pytorch.org/whl/cpu"
+	@wheels=$$($(PIP) index versions torch $(INDEX) --retries 1 2>/dev/null | sed -n 's/^Available versions: /, /p'); \
+	  case "$$wheels," in *", $(TORCH),"*|*", $(TORCH)+"*) exit 0 ;; \
+	  ,) test -z "$$PIP_NO_INDEX" || exit 0; \
+	     echo "make: $(or $(TORCH_INDEX),the package index of pip) does not answer; is there a network? is the address right?" ;; \
+	  *) echo "make: there is no torch $(TORCH), which the lock names, for $$($(PYTHON) --version): make PYTHON=python3.13 ..." ;; \
+	  esac; rm -rf $(VENV); exit 1
+	@test -n "$(TORCH_INDEX)" -o "$$(uname)" != Linux -o -e /dev/nvidiactl -o -e /dev/dxg || { echo "make: no NVIDIA device" \
+	  "here, and torch brings 3 GB of CUDA; without: make ... TORCH_INDEX=https://download.pytorch.org/whl/cpu"; \
+	  test ! -t 1 || { echo "make: goes on in 10 seconds, Ctrl-C ends it"; sleep 10; }; }
 	$(PIP) install --quiet $(INDEX) torch==$(TORCH)
 	$(PIP) install --quiet --no-deps -r requirements.txt
 	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
@@ -56,10 +61,12 @@ test-slow: $(VENV)/pretrained $(VENV)/lm-eval/ready ## the tests that take minut
 lint: $(VENV)/ready ## style, types, and that imports run one way
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
+	$(RUN) docs/stubs.py --check
 	$(VENV)/bin/lint-imports
 	$(RUN) -m mypy
 
-format: $(VENV)/ready ## rewrite the code in the project's style
+format: $(VENV)/ready ## rewrite the code in the project's style, and what a type checker sees of the strategies
+	$(RUN) docs/stubs.py
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
 

@@ -78,7 +78,7 @@ class PlainTransformer(nn.Module):
         return self.head(self.norm(x))
 
 
-def x_transformers(length: int, **options: bool) -> nn.Module:
+def x_transformers(length: int, **options: Any) -> nn.Module:
     from x_transformers import Decoder, TransformerWrapper
 
     layers = Decoder(dim=WIDTH, depth=LAYERS, heads=HEADS, attn_dim_head=WIDTH // HEADS, **options)
@@ -108,12 +108,13 @@ def gpt_neox(length: int) -> nn.Module:
 
 
 class Row(NamedTuple):
-    """A strategy of ours, the peer's name, the package it needs, and how it is built for a length."""
+    """A strategy of ours, the peer's name, the package it needs, how it is built for a length, and our options."""
 
     strategy: str
     peer: str
     package: str
     build: Callable[[int], nn.Module]
+    options: dict[str, Any] = {}  # noqa: RUF012  # nobody changes it
 
 
 ROWS = [
@@ -127,6 +128,13 @@ ROWS = [
     Row("RoPE", "GPT-NeoX of transformers, SDPA", "transformers", gpt_neox),
     Row("NoPE", "plain block, is_causal", "torch", lambda _: PlainTransformer(kerple=False)),
     Row("T5", "x-transformers", "x_transformers", lambda length: x_transformers(length, rel_pos_bias=True)),
+    Row(
+        "LearnedRelativeBias",
+        "x-transformers, projected",  # 16 curves of 1,024 distances, as Inkling
+        "x_transformers",
+        lambda length: x_transformers(length, attn_use_rel_proj_pos_bias=True),
+        {"rank": 16, "extent": 1024},
+    ),
 ]
 
 
@@ -135,7 +143,7 @@ def contestant(row: Row, side: str, column: str) -> Callable[[], object]:
     reads = column.startswith("read")
     batch, length = (1, int(column[4:])) if reads else map(int, column.split("x"))
     torch.manual_seed(0)
-    network: Any = build("demo", row.strategy, length) if side == "ours" else row.build(length)
+    network: Any = build("demo", row.strategy, length, **row.options) if side == "ours" else row.build(length)
     network.train(not reads)
     tokens = torch.randint(VOCABULARY, (batch, length + 1))
 

@@ -20,7 +20,7 @@ DOCS, RESULTS = Path(__file__).parent, Path(__file__).parents[1] / "results"
 LENGTH = 128  # training length of the pictures
 WRITTEN = "<!-- written by docs/catalogue.py from here on -->\n"
 KINDS = {  # title of each table, and the hooks of its strategies; a strategy stands in the first that fits
-    "A function of distance and head": ("bias", "weight"),
+    "A function of distance and head": ("bias", "score_scale"),
     "Worked into queries and keys": ("transform_qk",),
     "Added to the embeddings": ("embed",),
     "Computed from pairs of tokens": ("modify_scores", "add_to_output"),
@@ -74,7 +74,7 @@ def draw_hero(comparison: str, labels: list[str], title: str) -> None:
 def held() -> dict[str, list[str]]:
     """How many times its training length each class has held in comparisons in results/, a phrase for each label."""
     places = defaultdict(list)
-    for comparison in ("small", "demo", "field"):
+    for comparison in ("beyond-128", "table3", "since-2023"):
         read = runs.read_runs(runs.recorded_runs(RESULTS / comparison))
         classes = {run.strategy: runs.strategy(config) for run, config in read.configs.items()}
         for label, rows in read.results.query("metric == 'ppl' and protocol == 'full'").groupby("strategy"):
@@ -118,4 +118,4 @@ if __name__ == "__main__":
     page = [f"\n## {kind}\n\n| attention | strategy |\n|---|---|\n{rows}" for kind, rows in tables.items()]
     (DOCS / "catalogue.md").write_text(head + "".join(page), encoding="utf-8")
     shown = ["KerplePower", "KerpleLog", "ALiBi", "T5", "FIRE", "NoPE", "RoPE"]
-    draw_hero("small", shown, "Trained on 128 tokens, tested on up to 2,048: which strategies hold up")
+    draw_hero("beyond-128", shown, "Trained on 128 tokens, tested on up to 2,048: which strategies hold up")

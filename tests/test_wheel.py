@@ -1,4 +1,4 @@
-"""What a stranger installs: a wheel that works from an empty folder, without a checkout in sight."""
+"""What others install: a wheel that works from an empty folder, without a checkout in sight; conda's environment."""
 
 import json
 import os
@@ -9,6 +9,7 @@ import venv
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[1]
 OUTSIDE = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}  # of any checkout
@@ -60,3 +61,17 @@ def test_fit_test_and_compare_from_an_empty_folder(program: Path, tmp_path: Path
     printed = run(program, tmp_path, "compare", "--config", "toy.yaml", flags, test)
     assert "NoPE" in printed
     assert (tmp_path / "results/toy/report.html").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)  # it downloads torch and all that it needs
+def test_the_pip_section_of_the_conda_environment_resolves_and_trains(tmp_path: Path) -> None:
+    dependencies = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
+    (packages,) = (entry["pip"] for entry in dependencies if isinstance(entry, dict))
+    assert packages[0] in (ROOT / "requirements.txt").read_text().split("\n")
+    venv.create(tmp_path / "environment", with_pip=True)
+    program = tmp_path / "environment/bin/kerple"
+    install = [str(program.with_name("python")), "-m", "pip", "install", "--quiet", "-r", "/dev/stdin"]
+    subprocess.run(install, input="\n".join(packages), text=True, cwd=ROOT, env=OUTSIDE, check=True)
+    (tmp_path / "texts.jsonl").write_text("".join(f'{{"text": "document {n}{" word" * n}"}}\n' for n in range(300)))
+    run(program, tmp_path, "fit", "--config", str(ROOT / "configs/demo.yaml"), *TOY)

@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 from kerple.attention.diagonals import diagonal_kernel, tiling, width
 
-NVIDIA = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 SHARED = {(8, 0): 166_912, (8, 6): 101_376, (8, 9): 101_376, (9, 0): 232_448}  # bytes a block of threads may have
 DIMS = (16, 32, 64, 80, 96, 128)
 TYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
@@ -76,7 +76,7 @@ def resources(ptx: str, shared: int, chip: int) -> Resources:
         path = Path(folder) / "kernel.ptx"
         path.write_text(ptx)
         name = f"sm_{chip}{'a' if chip >= 90 else ''}"
-        command = [str(NVIDIA / "ptxas"), "-v", f"--gpu-name={name}", str(path), "-o", f"{folder}/kernel"]
+        command = [get_ptxas(chip).path, "-v", f"--gpu-name={name}", str(path), "-o", f"{folder}/kernel"]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     numbers = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads.*Used (\d+) registers", said, re.DOTALL)
     assert numbers is not None

@@ -24,7 +24,7 @@ from results.judge.statements import ALPHA, Part, chances, combined, parts, verd
 HERE = Path(__file__).parent
 TABLE = yaml.safe_load((HERE / "claims.yaml").read_text())
 VERDICTS = ("reproduced", "contradicted", "not resolved", "not tested")
-SLOT = re.compile(r"\{(?P<tier>\w+), (?P<shown>%|nats|ppl|sd): (?P<expression>[^}]+)\}")
+SLOT = re.compile(r"\{(?P<tier>[\w-]+), (?P<shown>%|nats|ppl|sd): (?P<expression>[^}]+)\}")
 
 
 @dataclass(frozen=True)

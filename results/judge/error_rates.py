@@ -1,7 +1,7 @@
 """`python -m results.judge.error_rates results`: how often the statistics err, on draws from the committed runs.
 
-A draw takes seeds, and test files, with replacement from those of results/small, where the truth is the mean of all of
-them. A statistic whose 95% interval leaves the truth out in 5% of 1,000 draws does what it says. Strategies are shifted
+A draw takes seeds, and test files, with replacement from those of results/beyond-128, where the truth is the mean of
+all of them. A statistic whose 95% interval leaves the truth out in 5% of 1,000 draws does what it says. Strategies are shifted
 to equal means first, where it is asked how often they are told apart although they do not differ.
 """
 
@@ -40,10 +40,10 @@ def before(estimate: Estimate) -> tuple[float, float]:
 
 
 class Runs:
-    """The runs of small as sums by seed and file, and draws from them."""
+    """The runs of beyond-128 as sums by seed and file, and draws from them."""
 
     def __init__(self, root: Path) -> None:
-        self.generator, tier = np.random.default_rng(0), tiers(root)["small"]
+        self.generator, tier = np.random.default_rng(0), tiers(root)["beyond-128"]
         self.sums = {
             (strategy, protocol, times): tier.losses(strategy, protocol, 128 * times).blocks
             for strategy in ("KerpleLog", "ALiBi", "T5")

@@ -14,7 +14,12 @@ from kerple.cli.main import main
 from tests.cli.tiny import TINY, complaint
 from tests.compare.runs_on_disk import CURVES, write_run
 
-SHARDS = ["--data=TokenShards", f"--data.corpus={__file__}", "--data.shares=[1, 0, 0]", "--trainer.callbacks=[]"]
+SHARDS = [
+    "--data=TokenShards",
+    f"--data.corpus={__file__}",
+    "--data.split_fractions=[1, 0, 0]",
+    "--trainer.callbacks=[]",
+]
 
 
 def config(folder, **sections):
@@ -26,10 +31,12 @@ def config(folder, **sections):
     ("options", "parts"),
     [
         (["--model.heads=3"], ["heads: got 3"]),  # a class says it when it is built
-        (["--data.lenght=3"], ["lenght"]),
-        (["--model.position=Kerple1og"], ["model.position", "Kerple1og", "KerpleLog"]),
-        (["--model.position=my_gaus.X"], ["model.position", "No module named 'my_gaus'"]),
-        (["--model.position=ALiBi", "--model.position.slop=3"], ["model.position", "slop"]),
+        (["--data.lenght=3"], ["lenght", "TaskData; did you mean length?"]),
+        (["--model.layer=3"], ["--model.layer=3; did you mean model.layers?"]),  # no abbreviation
+        (["--model.position=Kerple1og"], ["model.position: got Kerple1og, did you mean KerpleLog?"]),
+        (["--model.position=my_gaus.X"], ["error: model.position: got my_gaus.X: No module named 'my_gaus'"]),
+        (["--model.position=KerpleLog", "--model.position.flor=3"], ["flor", "KerpleLog; did you mean floor?"]),
+        (["--data=TokenShards", "--data.corpus=nowhere"], ["data.corpus: got 'nowhere'"]),
         (["--trainer.overfit_batches=1"], ["trainer.overfit_batches"]),
         (["--trainer.logger=CometLogger"], ["comet"]),  # a package that is not installed
         (["--ckpt_path=no-such.ckpt"], ["no-such.ckpt"]),
@@ -60,6 +67,11 @@ def test_an_option_of_fit(options, parts, tmp_path, capsys, monkeypatch):
         ),
         ({"model": TINY["model"] | {"position": {"class_path": "RoPE", "dict_kwargs": {"a": 1}}}}, "dict_kwargs"),
         ({"model": TINY["model"] | {"position": ["RoPE"]}}, "model.position: got"),
+        ({"model": TINY["model"] | {"position": "os.system"}}, "model.position: got <built-in function system>"),
+        (
+            {"model": TINY["model"] | {"position": "KerpelLog"}},
+            "got KerpelLog, did you mean KerpleLog?",
+        ),
     ],
 )
 def test_a_file_of_options(sections, part, tmp_path, capsys):
@@ -71,6 +83,9 @@ def test_a_file_of_options(sections, part, tmp_path, capsys):
     [
         (["check", "--model.position=0"], "model.position"),
         (["plan", "--config=configs/paper.yaml", "--chips=TPU"], "chips: got 'TPU'"),
+        (["plan", "--config=configs/paper.yaml", "--devices=8,64"], "devices: got 64, expected at most 32"),
+        (["inspect", "data/none", "--token=3"], "did you mean tokens?"),
+        (["predikt"], "did you mean predict?"),
         (["test", "--ckpt_path=https://example.org/a.ckpt"], "which is not a file"),
         (["prepare", "--data=kerple.tasks.TaskData", "--data.task=Copy", "--data.length=100"], "no shards to prepare"),
         (["export", "--ckpt_path=run.py", "--to=x"], "run.py is not a checkpoint"),

@@ -16,7 +16,7 @@ def printed(capsys, *arguments):
 
 
 def test_the_paper_s_recipe(capsys):
-    rows = printed(capsys, "--devices", "1,8,64")
+    rows = printed(capsys, "--devices", "1,8,32")
     assert rows["parameters"] == ["162,322,968"]
     assert rows["tokens"] == ["819,200,000"]
     assert rows["weights"] == ["0.60 GiB"]
@@ -27,10 +27,10 @@ def test_the_paper_s_recipe(capsys):
     hours = {chip: [float(x) for x in rows[chip][1:]] for chip in ("A100", "H100")}
     assert hours["A100"][0] == pytest.approx(per_token * 819.2e6 / (312e12 * 0.4) / 3600, abs=0.01)
     assert hours["A100"][0] == pytest.approx(hours["H100"][0] * 989 / 312, rel=0.01)
-    compute, exchange = per_token * 16_384 / 64 / (312e12 * 0.4), 2 * 4 * 162_322_968 * 63 / 64 / NETWORK
+    compute, exchange = per_token * 16_384 / 32 / (312e12 * 0.4), 2 * 4 * 162_322_968 * 31 / 32 / NETWORK
     # layers share KERPLE-log's parameters, which DDP sends first and which are ready last: nothing is hidden
     assert hours["A100"][2] == pytest.approx(50_000 * (compute + exchange) / 3600, abs=0.01)
-    without = printed(capsys, "--devices", "1,8,64", "--model.position", "RoPE")["A100"]
+    without = printed(capsys, "--devices", "1,8,32", "--model.position", "RoPE")["A100"]
     assert float(without[2]) == pytest.approx(float(without[1]) / 8, abs=0.01)  # the exchange is hidden
     assert float(without[3]) == pytest.approx(50_000 * (compute / 3 + exchange) / 3600, abs=0.01)  # exchange > compute
 

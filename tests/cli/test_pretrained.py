@@ -30,10 +30,9 @@ def place(corpus, tmp_path_factory):
     """A folder with a model and a configuration."""
     folder = tmp_path_factory.mktemp("hf")
     saved(folder / "llama", "llama")
-    data = {"class_path": "TokenShards", "init_args": {"corpus": str(corpus), "shares": [0.4, 0.2, 0.4]}}
-    (folder / "hf.yaml").write_text(
-        yaml.safe_dump({"data": data, "trainer": {"accelerator": "cpu", "callbacks": CALLBACKS}})
-    )
+    data = {"class_path": "TokenShards", "init_args": {"corpus": str(corpus), "split_fractions": [0.4, 0.2, 0.4]}}
+    trainer = {"accelerator": "cpu", "callbacks": CALLBACKS}
+    (folder / "hf.yaml").write_text(yaml.safe_dump({"data": data, "trainer": trainer}))
     return folder
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from kerple.cli import compare
+from kerple.cli import compare, estimate
 from kerple.compare import engines, page
 from kerple.compare import job as jobs
 from kerple.compare.comparison import Job
@@ -64,6 +64,7 @@ def stand_in(patch: Callable[[object, str, object], None], processes: bool = Fal
         patch(engines, "start", Fork)
     patch(compare, "resolve", resolve)
     patch(compare, "check_test", lambda job, config: None)
+    patch(estimate, "training_seconds", lambda configs, parallel: None)
     patch(compare, "prepare_and_checksum", lambda data: "a checksum")
 
 

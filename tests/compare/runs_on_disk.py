@@ -24,6 +24,7 @@ def write_run(
     curve: tuple[float, ...],
     blocks: int = 12,
     about: dict[str, Any] | None = None,
+    lengths: tuple[int, ...] = LENGTHS,
     **cost: Any,
 ) -> Path:
     """Write a finished run, and return the folder of its test.
@@ -42,7 +43,7 @@ def write_run(
     hardness = np.random.default_rng(seed).normal(0, 0.2, blocks)
     rows = []
     for protocol, extra in (("full", 0.0), ("windowed64", 0.01)):
-        for length, ppl in zip(LENGTHS, curve, strict=True):
+        for length, ppl in zip(lengths, curve, strict=True):
             nats = math.log(ppl * (1 + (seed - 1236) / 1000)) + extra
             sums = (nats + hardness - hardness.mean()) * 512
             rows += [Row("ppl", protocol, length, None, block, total, 512) for block, total in enumerate(sums)]

@@ -173,6 +173,7 @@ def test_a_mistake_in_the_file_is_one_line(config: Path, capsys: pytest.CaptureF
         ({"strategies": {"KerpleLog": {"optoins": {}}}}, "optoins"),
         ({"test_folder": "checkpoints"}, "test_folder"),
         ({"parts": {"../a": {}}}, "../a"),
+        ({"name": "../a"}, "../a"),
         ({"base": ["missing.yaml"]}, "missing.yaml"),
         ({"flags": {"data.init_args.seed": 7}}, "flags"),
     ):
@@ -213,7 +214,7 @@ def test_without_logs_the_report_comes_from_the_committed_runs(
     run(config)
     assert {name: (report / name).read_bytes() for name in names} == before
     assert fits(config) == {}
-    assert f"ALiBi seed 2: taken from {report}/runs/ALiBi/seed-2" in capsys.readouterr().out
+    assert f"KerpleLog seed 1 and 3 other runs: reused from {report}\n" in capsys.readouterr().out
     shutil.rmtree(config.parent / "runs")
     with monkeypatch.context() as patch:
         patch.setattr(compare, "prepare_and_checksum", lambda data: pytest.fail("a report reads no corpus"))
@@ -225,31 +226,32 @@ def test_without_logs_the_report_comes_from_the_committed_runs(
     assert fits(config) == {"ALiBi seed-2": 1}
     assert len(read_runs(recorded_runs(report)).configs) == 4
 
-    # runs beside another report are taken where they are the same
+    # runs beside another report are reused where they are the same
     shutil.rmtree(config.parent / "runs")
     strategies = {"KerpleLog": {}, "ALiBi": {"flags": {"trainer.max_steps": 30}}}
-    also = [str(config.parent / "nowhere"), str(report)]
-    change(config, strategies=strategies, also=also, output=str(config.parent / "second"))
+    reuse_from = [str(config.parent / "nowhere"), str(report)]
+    change(config, strategies=strategies, reuse_from=reuse_from, output=str(config.parent / "second"))
     compare.main(["--config", str(config)])
     assert fits(config) == {"ALiBi seed-1": 1, "ALiBi seed-2": 1}
     printed = capsys.readouterr().out
-    assert f"KerpleLog seed 2: taken from {report}/runs/KerpleLog/seed-2" in printed
-    assert "has another configuration: flags.trainer.max_steps: None -> '30'" in printed
+    assert f"KerpleLog seed 1 and 1 other run: reused from {report}\n" in printed
+    assert f"ALiBi seed 1 and 1 other run: not reused from {report}: has another configuration: flags." in printed
     assert {path.parent.name for path in (config.parent / "second/runs").glob("*/*")} == {"ALiBi"}
 
 
 def test_a_broken_record_is_refused_with_the_reason_and_leaves_nothing(config: Path, tmp_path: Path) -> None:
     change(config, strategies={"KerpleLog": {}}, seeds=[2])
     run(config)
-    whole, record, folder = (tmp_path / name for name in ("report/runs/KerpleLog/seed-2", "broken", "taken"))
+    whole, record, folder = (tmp_path / name for name in ("report/runs/KerpleLog/seed-2", "broken", "reused"))
     flags = ["--model.position=KerpleLog", "--seed_everything=2", "--data.seed=2"]
-    job = Job("KerpleLog", 2, "", folder, folder / "test", flags, [], {}, data="a checksum")
+    job = Job("KerpleLog", 2, "", folder, folder / "test", flags, [], {}, data="a checksum", inputs={"mine.Root": "1"})
     job = replace(job, config=flat(resolve(job)))
     about = json.loads((whole / results.ABOUT).read_text())
     for name, content, reason in (
         (results.ABOUT, about | {"version": 1}, "version 1"),
         (results.ABOUT, about | {"run": about["run"] | {"data": "0"}}, "was trained on other data"),
         (results.ABOUT, about | {"run": about["run"] | {"test": {"x": 1}}}, "was tested otherwise"),
+        (results.ABOUT, about | {"run": about["run"] | {"inputs": {"mine.Root": "0"}}}, "mine.Root has changed"),
         (results.ABOUT, about | {"run": None}, "cannot be read"),
         (results.ABOUT, "[" * 100_000, "cannot be read"),
         (results.TABLE, "nothing", "cannot be read"),
@@ -257,10 +259,10 @@ def test_a_broken_record_is_refused_with_the_reason_and_leaves_nothing(config: P
     ):
         shutil.copytree(whole, record)
         (record / name).write_text(content if isinstance(content, str) else json.dumps(content))
-        assert reason in records.take(job, record)
+        assert reason in records.reuse(job, record)
         assert not folder.exists(), reason
         shutil.rmtree(record)
-    assert records.take(job, whole) is None
+    assert records.reuse(job, whole) is None
     assert (folder / "test" / results.TABLE).exists()
 
 
@@ -288,14 +290,25 @@ def runs_at_work(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize(
-    ("whom", "status", "said"), [("child", 1, "ended with status -9"), ("itself", 130, "stopped: 0 of 2 runs are done")]
+    ("whom", "number", "status", "said"),
+    [
+        ("child", signal.SIGKILL, 1, "ended with status -9"),
+        ("itself", signal.SIGTERM, 130, "stopped: 0 of 2 runs are done"),
+        ("itself", signal.SIGHUP, 130, "stopped: 0 of 2 runs are done"),  # a closed terminal
+    ],
 )
 def test_a_run_that_was_stopped_goes_on(
-    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], whom: str, status: int, said: str
+    config: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    whom: str,
+    number: int,
+    status: int,
+    said: str,
 ) -> None:
     def kill() -> None:
         runs = runs_at_work(config.parent)
-        os.kill(*((process_of(runs[0]), signal.SIGKILL) if whom == "child" else (os.getpid(), signal.SIGTERM)))
+        os.kill(process_of(runs[0]) if whom == "child" else os.getpid(), number)
 
     change(config, strategies={"KerpleLog": {}})
     monkeypatch.setenv("FAKE_STEP", "0.05")

@@ -112,8 +112,8 @@ def test_a_callback_without_options_and_an_unknown_option(monkeypatch: pytest.Mo
 
 
 def test_a_flag_of_a_test_that_does_not_exist_is_named_before_anything_is_fitted(tmp_path: Path) -> None:
-    quick = yaml.safe_load((ROOT / "configs/compare/quick.yaml").read_text())
-    settings = quick | {"runs": str(tmp_path / "runs")}
+    demo = yaml.safe_load((ROOT / "configs/compare/demo.yaml").read_text())
+    settings = demo | {"runs": str(tmp_path / "runs")}
     for mistake in ({"test": {"trainer.precison": "32-true"}}, {"flags": {"model.leyers": 3}}):
         (tmp_path / "compare.yaml").write_text(yaml.safe_dump(settings | mistake))
         with pytest.raises(UserError, match=r"(?s)compare: (test|ALiBi seed \d+): .*(precison|leyers)"):
@@ -143,17 +143,13 @@ def test_it_shows_a_test_instead_of_the_fit_before_it_and_text_with_brackets(tmp
     assert "[1/5] a line [with brackets]" in output.getvalue()
 
 
-def test_time_left_is_of_what_runs_and_what_waits_and_a_smaller_comparison_is_suggested(tmp_path: Path) -> None:
-    output, todo = StringIO(), jobs(tmp_path)
-    board = Board(4, todo, 2, Console(file=output, width=200))
+def test_time_left_is_of_what_runs_and_what_waits(tmp_path: Path) -> None:
+    todo = jobs(tmp_path)
+    board = Board(4, todo, 2, Console(file=StringIO()))
     assert board.left(board.running()) is None
-    assert not board.advise(4, "make demo STEPS={steps}")
     training(todo[0], 5.0, 95.0)
     assert board.left(board.running()) is None  # too early to say
     training(todo[0], 60.0, 40.0)
     training(todo[1], 60.0, 60.0)
     # 40 + 60 s of those at work, two more of 110 s each, two at a time
     assert board.left(board.running()) == (40 + 60 + 2 * 110) / 2
-    assert board.advise(2, "make demo STEPS={steps}")
-    # 160 s, of which 2 minutes are 120 / 160 of 400 steps
-    assert "about 3 min; Ctrl-C and `make demo STEPS=300` for what takes about 2 min" in output.getvalue()

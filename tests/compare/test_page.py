@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from kerple.base.errors import UserError
 from kerple.compare import page as report
-from kerple.compare.figures import DEVIATION, figures
-from kerple.compare.print_figures import write_print_figures
+from kerple.compare.figures import DEVIATION, LEGEND, figures
+from kerple.compare.print_figures import _narrow, write_print_figures
 from kerple.compare.runs import Run, locate, read_runs
 from kerple.compare.statistics import summarise
 from kerple.measure import results
@@ -132,7 +133,7 @@ def test_figures_for_print_are_narrow_pdfs_of_the_chosen_strategies(root: Path, 
     assert {"ppl-against-length-full.pdf", "ppl-against-length-windowed64.pdf"} <= names
     for name in names:
         pdf = (tmp_path / "one" / name).read_bytes()
-        assert b"/MediaBox [ 0 0 234 194.4 ]" in pdf  # 3.25 inches of 72 points
+        assert b"/MediaBox [ 0 0 234 169.2 ]" in pdf  # 3.25 inches of 72 points
         assert pdf == (tmp_path / "two" / name).read_bytes()
     ppl = summary[summary["metric"] == "ppl"]
     (figure, *_) = dict(figures(ppl.assign(std=ppl["mean"] / 2), found.trained, "KerpleLog")).values()
@@ -140,6 +141,20 @@ def test_figures_for_print_are_narrow_pdfs_of_the_chosen_strategies(root: Path, 
     assert figure.legends[0].get_title().get_text() == DEVIATION
     with pytest.raises(UserError, match=r"figure_strategies: got T5, FIRE without .* ALiBi, KerpleLog, RoPE"):
         write_print_figures(summary, found, ["T5", "RoPE", "FIRE"], "KerpleLog", tmp_path / "none")
+
+
+def test_the_legend_of_twelve_strategies_in_print_is_inside_the_page_and_leaves_room_for_the_axes() -> None:
+    figure = Figure(layout="constrained")
+    ax = figure.subplots()
+    for i in range(12):
+        ax.plot([1, 2], [i, i], label=f"KerpleLog per layer {i}")
+    figure.legend(title="band", **LEGEND)
+    _narrow(figure)
+    figure.draw_without_rendering()
+    legend, page = figure.legends[0].get_window_extent(), figure.bbox
+    assert page.x0 <= legend.x0 < legend.x1 <= page.x1
+    assert page.y0 <= legend.y0 < legend.y1 < ax.get_window_extent().y0
+    assert ax.get_window_extent().height > page.width / 3
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -237,10 +252,10 @@ def test_what_differs_beside_strategy_and_seed_is_named_above_the_tables(tmp_pat
             reconfigure(tmp_path / strategy / f"seed-{seed}", trainer={"callbacks": [saver]})
     runs, other = locate([tmp_path]), tmp_path / "RoPE" / f"seed-{SEEDS[1]}"
     reconfigure(other, data={"tokenizer": None, "directory": "elsewhere"})  # where it is says nothing of what it is
-    assert report.complaints(read_runs(runs)) == []
+    assert report.inconsistencies(read_runs(runs)) == []
     reconfigure(other, data={"batch_size": 16})
     complaint = "RoPE: data.init_args.batch_size: 16 | 8"
-    assert report.complaints(read_runs(runs)) == [complaint]
+    assert report.inconsistencies(read_runs(runs)) == [complaint]
     page, text = written(runs, tmp_path)
     assert text.index(complaint) < text.index("| KerpleLog")
     assert page.index(complaint) < page.index("<table")
@@ -261,15 +276,15 @@ def test_the_report_names_what_differs_in_what_was_scored(tmp_path: Path) -> Non
     page, text = written(runs[:1], tmp_path)
     assert "inside 4 documents (2 left out, which the training text has too), computed in 32-true" in page
     assert "| KerpleLog | 8 | 1,310,000 | – | 500 |" in text  # too short to have a speed
-    complaints = "; ".join(report.complaints(read_runs(runs)))
+    inconsistencies = "; ".join(report.inconsistencies(read_runs(runs)))
     for different in (
         "other text at each length",
         "precision: 32-true | bf16-mixed (KerpleLog seed 1236)",
         "full at 64: scored per run: 1,536 | 6,144 (KerpleLog seed 1235)",
     ):
-        assert different in complaints
+        assert different in inconsistencies
     parts = [
         Run("ALiBi", 1235, write_run(tmp_path / part, "ALiBi", 1235, CURVES["ALiBi"], blocks), part)
         for part, blocks in (("code", 12), ("prose", 3))
     ]
-    assert report.complaints(read_runs(parts)) == []  # corpora of different sizes are no mixture
+    assert report.inconsistencies(read_runs(parts)) == []  # corpora of different sizes are no mixture

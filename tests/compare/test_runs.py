@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from kerple.compare import records
+from kerple.compare import page, records
 from kerple.compare.comparison import Job
 from kerple.compare.runs import Run, locate, read_runs
 from kerple.compare.tables import Cell, Table, costs
@@ -56,6 +56,17 @@ def test_strategies_of_one_class_are_called_what_their_folders_are(tmp_path: Pat
     expected = [("KerpleLog", 1235), ("KerpleLog", 1236), ("KerpleLog per layer", 1235), ("ALiBi", 1235)]
     assert [(run.strategy, run.seed) for run in runs] == expected  # ALiBi has nothing to be told from
     assert not read_runs(runs).results.duplicated(["strategy", "seed", "metric", "protocol", "length"]).any()
+
+
+def test_a_folder_that_has_only_a_test_is_called_what_its_folder_is(tmp_path: Path) -> None:
+    for name, seed in (("mine", 1235), ("RoPE/seed-7", 1236), ("ALiBi/seed-1237", 1237)):
+        test = write_run(tmp_path / name, "ALiBi", seed, CURVE)
+        if "ALiBi" not in name:
+            (test.parent / "config.yaml").unlink()
+            (test.parent / "cost.json").unlink()
+    runs = locate([tmp_path])
+    assert {(run.strategy, run.seed) for run in runs} == {("ALiBi", 1237), ("RoPE", 7), ("mine", 0)}
+    assert page.write(read_runs(runs), tmp_path / "report", name="x", baseline="mine").is_file()
 
 
 def test_the_same_results_of_two_runs_are_named_with_what_to_do(tmp_path: Path) -> None:
@@ -134,6 +145,12 @@ def wide() -> Table:
     return Table("Exact match, 100%", body, "best < all")
 
 
+def test_names_from_files_are_no_html_in_markdown(wide: Table) -> None:
+    text = replace(wide, title="full<img src=x>\n<b>", note="p < 0.05 of <i>x</i>").markdown()
+    assert "### full&lt;img src=x> &lt;b>\n" in text
+    assert "p < 0.05 of &lt;i>x&lt;/i>\n" in text
+
+
 def test_columns_that_a_page_has_no_room_for_go_below_the_others(wide: Table) -> None:
     parts = re.findall(r"\\toprule\n(.*?)\\bottomrule", wide.latex(), re.DOTALL)
     assert [len(part.splitlines()[0].split(" & ")) - 1 for part in parts] == [5, 4, 4]
@@ -142,6 +159,19 @@ def test_columns_that_a_page_has_no_room_for_go_below_the_others(wide: Table) ->
         cells = re.findall(r"(\d)\.(\d\d) \$\\pm\$", "".join(lines))
         assert cells == [(str(row), f"{length:02d}") for length in COLUMNS]
     assert wide.latex().count(r"\caption") == 1
+
+
+def test_of_many_lengths_and_tasks_a_table_has_as_many_columns_as_can_be_read(tmp_path: Path) -> None:
+    curve, tasks = tuple(np.linspace(20, 30, 20)), {f"task {i:02d}": (i / 20,) * 4 for i in range(20)}
+    for strategy in ("KerpleLog", "ALiBi"):
+        write_run(tmp_path / strategy, strategy, 1236, curve, lengths=tuple(64 * n for n in range(1, 21)))
+        write_task_run(tmp_path / "tasks" / strategy, strategy, 1236, tasks)
+    for folder in (tmp_path / "KerpleLog", tmp_path / "tasks" / "KerpleLog"):
+        runs = locate([folder, folder.with_name("ALiBi")])
+        page.write(read_runs(runs), tmp_path / "report", name="x", baseline="ALiBi")
+        text = (tmp_path / "report" / "table.md").read_text()
+        assert max(line.count(" | ") for line in text.splitlines() if line.startswith("| ---")) <= 13
+        assert "1280 (20×)" in text if folder.parent == tmp_path else "| task 19 | 0.950 | 0.950 |" in text
 
 
 def test_costs_of_different_tasks_are_not_averaged_and_sizes_of_different_seeds_are_a_span(tmp_path: Path) -> None:
@@ -157,3 +187,4 @@ def test_costs_of_different_tasks_are_not_averaged_and_sizes_of_different_seeds_
     assert list(body.index) == ["copy NoPE", "copy KerpleLog", "reverse NoPE", "reverse KerpleLog"]
     assert [cell.text for cell in body["position parameters"]] == ["8", "8–9", "16", "16–17"]
     assert {cell.text for cell in body["tokens per second"]} == {"27,236"}  # 26,000 + the mean of 1235 and 1237
+    assert "tokens per second" not in costs(read_runs(runs).costs.assign(parallel=2)).body  # they shared the machine

@@ -39,7 +39,7 @@ def small_build():
     def run(
         directory: Path, corpus: Path | str, progress: bool = False, part: int = 3000, **options: object
     ) -> Manifest:
-        settings = {"vocabulary": 300, "shares": (0.8, 0.1, 0.1), "prepare_workers": 1} | options
+        settings = {"vocabulary": 300, "split_fractions": (0.8, 0.1, 0.1), "prepare_workers": 1} | options
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(build, "part_size", lambda number: part)
             return build.prepare(ShardOptions(str(corpus), directory=str(directory), **settings), progress)  # type: ignore[arg-type]

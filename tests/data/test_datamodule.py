@@ -77,7 +77,7 @@ def test_few_samples_come_again_in_every_epoch(module):
 
 def test_the_checksum_of_data_is_that_of_what_is_read(module, prepared, json_lines, tmp_path, small_build):
     data = module()
-    small_build(tmp_path / "other", json_lines, tokenizer=str(prepared), shares=(0.7, 0.2, 0.1))
+    small_build(tmp_path / "other", json_lines, tokenizer=str(prepared), split_fractions=(0.7, 0.2, 0.1))
     small_build(tmp_path / "recut", json_lines, tokenizer=str(prepared), part=100_000)
     recut = module(directory=str(tmp_path / "recut")).checksum()
     assert recut == data.checksum() == checksum_of(data)
@@ -116,7 +116,7 @@ def test_a_mixture_takes_from_each_folder(module, prepared, other, tmp_path, sma
     data = module(mixture={str(prepared): 3.0, str(other): 1.0}, max_steps=100)
     texts = [data.decode(row) for row in rows(data.train_dataloader())]
     assert abs(sum("zzz" in text for text in texts) / len(texts) - 0.25) < 0.05
-    small_build(tmp_path / "more", tmp_path / "other.jsonl", tokenizer=str(prepared), shares=(1.0, 0.0, 0.0))
+    small_build(tmp_path / "more", tmp_path / "other.jsonl", tokenizer=str(prepared), split_fractions=(1.0, 0.0, 0.0))
     with pytest.raises(ValueError, match=r"mixture: got .*more, whose training split has 1 of .*, more than the 0\.8"):
         module(mixture={f"file://{tmp_path}/more": 1.0}).train_dataloader()
 

@@ -17,7 +17,7 @@ from kerple.cli import inspect
 from kerple.data import tokenizer as module
 from kerple.data.manifest import MANIFEST_FILE, SPLITS
 from kerple.data.prepare.build import split_of
-from kerple.data.shards import BLOCK, Folder, verify
+from kerple.data.shards import BLOCK, VERIFIED, Folder, verify
 from kerple.data.tokenizer import cut_runs, encode, token_bytes, train_tokenizer
 from tests.toy import entries
 
@@ -100,10 +100,34 @@ def test_a_damaged_file_is_named(copied, damage, name):
     with pytest.raises(UserError, match=name) as caught:
         verify(Folder(str(copied)))
     assert str(copied / name) in str(caught.value)
-    if damage is not flip and name.startswith("train"):  # sizes are looked at where the file is mapped
+    if name.startswith("train"):  # where the file is mapped, too
         stream = Folder(str(copied)).stream("train")
         with pytest.raises(UserError, match=name):
             stream.read(0, len(stream))
+
+
+def test_a_shard_is_hashed_once_for_each_content(copied, monkeypatch):
+    hashed, check = [], Folder._checked_file
+    monkeypatch.setattr(Folder, "_checked_file", lambda self, name, sha: hashed.append(name) or check(self, name, sha))
+
+    def read() -> None:
+        stream = Folder(str(copied)).stream("train")
+        stream.read(0, len(stream))
+
+    read()
+    assert sorted(hashed) == sorted(path.name for path in copied.glob("train-*.tar"))
+    read()
+    assert len(hashed) == len(set(hashed))
+    shard = copied / "train-00001.tar"
+    times, content = shard.stat(), shard.read_bytes()
+    shard.write_bytes(content[:BLOCK] + bytes(len(content) - BLOCK))
+    os.utime(shard, ns=(times.st_atime_ns, times.st_mtime_ns))
+    with pytest.raises(UserError, match="train-00001"):
+        read()
+    shard.write_bytes(content)
+    (copied / VERIFIED / "train-00000.tar").write_bytes(b"\xff")
+    read()
+    assert len(hashed) == len(set(hashed)) + 3
 
 
 @pytest.mark.parametrize("token", [299, 300])

@@ -122,11 +122,14 @@ def turns(scaling, factor, seen):
             low, high = max(math.floor(low), 0), min(math.ceil(high), HEAD - 1)
             mixed = min(max((i - low) / max(high - low, 0.001), 0), 1)
             angle = angle * (1 - mixed) + angle / factor * mixed
+        if scaling == "llama3":
+            kept = min(max((LENGTH * angle / (2 * math.pi) - 1) / (4 - 1), 0), 1)
+            angle = angle * kept + angle / factor * (1 - kept)
         made.append(angle)
     return torch.tensor(made, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("scaling", ["none", "pi", "ntk", "dynamic_ntk", "yarn"])
+@pytest.mark.parametrize("scaling", ["none", "pi", "ntk", "dynamic_ntk", "yarn", "llama3"])
 @torch.inference_mode()
 def test_scalings_turn_by_the_angles_of_their_papers(scaling):
     config = scaled(configuration("llama"), scaling, None if scaling == "none" else 4.0, LENGTH)

@@ -90,8 +90,9 @@ def test_kernels_are_the_strategys_tables(per_layer: bool, tmp_path: Path) -> No
     assert set(table["layer"]) == ({0, 1} if per_layer else {"all"})
     for row in table.itertuples():
         position = positions[row.layer if per_layer else 0]
-        for kind in ("bias", "weight") if per_layer else ("bias",):
-            expected = getattr(position, kind)(torch.tensor([float(row.distance)]))[row.head, 0]
+        hooks = {"bias": position.bias} | ({"weight": position.score_scale} if per_layer else {})
+        for kind, hook in hooks.items():
+            expected = hook(torch.tensor([float(row.distance)]))[row.head, 0]
             assert getattr(row, kind) == pytest.approx(float(expected), rel=1e-6)
 
 

@@ -25,7 +25,7 @@ from tests.hf.tiny import hf, saved, text, tiny
 from tests.toy import small_model
 
 LONG = {"lengths": [16, 48], "short": 8, "stride": 4, "blocks": 3, "gain": 0.2, "likely": -50.0}
-SHARES = (0.3, 0.2, 0.5)
+FRACTIONS = (0.3, 0.2, 0.5)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def place(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     saved(folder / "evaluator", "llama", max_position_embeddings=512)
     saved(folder / "model", "gpt_neox")
     config = {
-        "data": {"class_path": "TokenShards", "init_args": {"corpus": str(corpus), "shares": [*SHARES]}},
+        "data": {"class_path": "TokenShards", "init_args": {"corpus": str(corpus), "split_fractions": [*FRACTIONS]}},
         "trainer": {"accelerator": "cpu", "logger": False}
         | {"callbacks": [{"class_path": "LongPerplexity", "init_args": LONG | {"evaluator": "evaluator"}}]},
     }
@@ -76,7 +76,7 @@ def test_models_are_scored_on_the_same_key_tokens(place: Path, monkeypatch: pyte
 def test_keys_of_another_tokenizer_are_found_through_the_bytes(corpus: Path, place: Path, monkeypatch) -> None:
     """A model of merged tokens: each covers bytes, one of which the evaluator, reading bytes, judged to be key."""
     monkeypatch.chdir(place)
-    merged = TokenShards(str(corpus), vocabulary=300, directory="merged", shares=SHARES, length=16)
+    merged = TokenShards(str(corpus), vocabulary=300, directory="merged", split_fractions=FRACTIONS, length=16)
     merged.prepare_data()
     merged.setup()
     callback = LongPerplexity(**LONG | {"evaluator": "evaluator", "keys": "kept"})
@@ -189,7 +189,7 @@ class Reader(Generation, Limited):
 @pytest.fixture(scope="module")
 def data(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> TokenShards:
     folder = str(tmp_path_factory.mktemp("needle"))
-    shards = TokenShards(str(corpus), vocabulary=270, directory=folder, shares=(0.3, 0.2, 0.5), length=64)
+    shards = TokenShards(str(corpus), vocabulary=270, directory=folder, split_fractions=(0.3, 0.2, 0.5), length=64)
     shards.prepare_data()
     return shards
 

@@ -44,7 +44,7 @@ def test_bias_and_weight_are_the_papers_formulas(name: str) -> None:
     *formulas, tops = KERNELS[name]
     starts = {r: STARTS[r] for r in tops}
     position = strategies()[name](SHAPE, **starts)
-    tables = position.bias(DISTANCES), position.weight(DISTANCES)
+    tables = position.bias(DISTANCES), position.score_scale(DISTANCES)
     for table, formula in zip(tables, formulas, strict=True):
         if formula is None:
             assert table is None
@@ -83,7 +83,7 @@ def test_starts_fill_the_papers_ranges_and_constraints_are_its_bounds(name: str)
         for r, values in position.named_parameters():
             highest = 2.0 if tops[r] == 2 and (name, r) not in STRENGTHS else min(value, 1e6)
             assert values.unique().tolist() == pytest.approx([0.01 if value < 0 else highest])
-        for table in (position.bias(DISTANCES[:20] * 5e4), position.weight(DISTANCES[:20] * 5e4)):
+        for table in (position.bias(DISTANCES[:20] * 5e4), position.score_scale(DISTANCES[:20] * 5e4)):
             assert table is None or table.isfinite().all()
 
 

@@ -86,7 +86,21 @@ def together(position: Together, h: int, m: int, n: int, visible: int) -> tuple[
 # a strategy, and the factor and the summand of a score
 ROWS_AND_SINKS: dict[str, tuple[Callable[[Shape], Position], Callable[..., tuple[Any, Any]]]] = {
     "SSMax": (positions.SSMax, lambda position, h, m, n, visible: (position.scale[h] * math.log(visible), 0)),
-    "Temperature": (positions.Temperature, lambda _, h, m, *__: (1 + 0.1 * math.log(1 + (m + 1) // SHAPE.length), 0)),
+    "SSMax, bias": (
+        partial(positions.SSMax, start=0.0, bias=1.0),
+        lambda position, h, m, n, visible: (position.scale[h] * math.log(visible) + position.offset[h], 0),
+    ),
+    "llama4": (positions.Temperature, lambda *args: (1 + 0.1 * math.log(1 + args[-1] // SHAPE.length), 0)),
+    "ministral3": (
+        partial(positions.Temperature, rule="ministral3", scale=0.7, length=3),
+        lambda *args: (1 + 0.7 * math.log(1 + (args[-1] - 1) // 3), 0),
+    ),
+    "beam": (partial(positions.Temperature, rule="beam"), lambda *args: ((1 + args[-1] / SHAPE.length) ** 0.1, 0)),
+    "inkling": (
+        partial(positions.Temperature, rule="inkling", length=3),
+        lambda *args: (1 + 0.1 * math.log(max(args[-1] / 3, 1)), 0),
+    ),
+    "swan": (partial(positions.Temperature, rule="swan"), lambda *args: (math.log(7 + args[-1], SHAPE.length), 0)),
     "Sink": (Sink, lambda *_: (1, 0)),
     "off by one": (lambda shape: Sink(shape, learnable=False), lambda *_: (1, 0)),
     "Together": (lambda shape: Together(shape, (positions.SSMax, positions.KerpleLog, Sink)), together),
@@ -97,7 +111,7 @@ ROWS_AND_SINKS: dict[str, tuple[Callable[[Shape], Position], Callable[..., tuple
 @pytest.mark.parametrize("name", ROWS_AND_SINKS)
 def test_rows_and_sinks(name: str, window: int | None, offset: int, loops: Callable) -> None:
     build, change = ROWS_AND_SINKS[name]
-    position = build(SHAPE).double()
+    position = build(SHAPE).double().eval()  # swan is 1 in training
     for parameter in position.parameters():
         torch.nn.init.uniform_(parameter, 0.2, 1.5)
     sinks = [part.logits for part in position.modules() if isinstance(part, Sink)]
@@ -189,6 +203,22 @@ def test_shaw(clip: int, window: int | None, loops: Callable) -> None:
         return q[b, h, m] @ (k[b, h, n] + position.key_vectors[min(m - n, clip)]) / HEAD_DIM**0.5
 
     loops(position, score, window, 5, beside_value=lambda m, n: position.value_vectors[min(m - n, clip)])
+
+
+@pytest.mark.parametrize(("extent", "window", "temperature"), [(5, None, None), (40, 5, None), (1, 4, 3), (3, None, 2)])
+def test_learned_relative_bias(extent: int, window: int | None, temperature: int | None, loops: Callable) -> None:
+    position = positions.LearnedRelativeBias(SHAPE, 3, extent, temperature).double()
+    for parameter in position.parameters():
+        torch.nn.init.normal_(parameter)
+
+    def score(q: Tensor, k: Tensor, x: Tensor, b: int, h: int, m: int, n: int) -> Tensor:
+        mixture = position.weights.view(HEADS, 3, -1)[h] @ x[b, m]
+        bias = mixture @ position.curves[:, m - n] if m - n < extent else 0
+        seen = m + 1 if window is None else min(window, m + 1)
+        factor = 1 if temperature is None else 1 + 0.1 * math.log(max(seen / temperature, 1))
+        return (plain_score(q, k, x, b, h, m, n) + bias) * factor
+
+    loops(position, score, window, 300)
 
 
 def fire(threshold: float) -> positions.FIRE:

@@ -1,6 +1,7 @@
 """Strategies against published code and formulas."""
 
 import math
+from typing import Any, cast
 
 import pytest
 import torch
@@ -10,7 +11,21 @@ from kerple import positions
 from kerple.attention import AttentionSpec
 from kerple.attention.reference import attend_reference
 from kerple.base.errors import UserError
-from kerple.positions import T5, ALiBi, CoPE, FoX, Learned, QueryKeyBlock, Shape, Sinusoidal, TokenPositions
+from kerple.positions import (
+    T5,
+    ALiBi,
+    CoPE,
+    FoX,
+    Learned,
+    LearnedRelativeBias,
+    Position,
+    QueryKeyBlock,
+    Shape,
+    Sinusoidal,
+    SSMax,
+    Temperature,
+    TokenPositions,
+)
 from kerple.positions.t5 import t5_bucket
 
 HEADS, HEAD_DIM, LENGTH = 3, 8, 40
@@ -88,14 +103,12 @@ def test_sandwich_is_its_formula() -> None:
             assert ours[head, d].item() == pytest.approx(waves * 4 / (8 * (head + 1)), rel=1e-5)
 
 
-def added(
-    position: CoPE | FoX, q: torch.Tensor, k: torch.Tensor, state: torch.Tensor | None = None, keys: int = LENGTH
-) -> torch.Tensor:
+def added(position: Position, q: Tensor, k: Tensor, state: Tensor | None = None, keys: int = LENGTH) -> torch.Tensor:
     """What a strategy adds to the scores of the last queries, themselves 0 where a key is not seen."""
     at, queries = TokenPositions.line(keys), q.shape[2]
     seen = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
     s = (q @ k.mT / math.sqrt(HEAD_DIM)).masked_fill(~seen, 0)
-    return (position.modify_scores(s, q, k, QueryKeyBlock(at[-queries:], at, seen, state)) - s) * seen
+    return (cast(Tensor, position.modify_scores(s, q, k, QueryKeyBlock(at[-queries:], at, seen, state))) - s) * seen
 
 
 @pytest.mark.parametrize("rows", [4, 64])
@@ -151,3 +164,89 @@ def test_transformer_xl_is_xlnets_relative_core() -> None:
     expected = core.rel_attn_core(*(x.permute(2, 0, 1, 3) for x in (q, k, v)), projected, attn_mask=future)
     out = attend_reference(q, k, v, AttentionSpec(modify_scores=modify))
     torch.testing.assert_close(out, expected.permute(1, 2, 0, 3), atol=1e-4, rtol=1e-4)
+
+
+def attended(attention: torch.nn.Module, x: Tensor, **inputs: Any) -> dict[str, Any]:
+    """What a module of transformers passes to its attention function: query, key (B, H, T, δ), and its options."""
+    passed: dict[str, Any] = {}
+
+    def spy(module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: None, **options: Any) -> Any:
+        passed.update(query=query, key=key, **options)
+        return value.transpose(1, 2), None
+
+    modeling_utils = pytest.importorskip("transformers.modeling_utils")
+    modeling_utils.ALL_ATTENTION_FUNCTIONS.register("spy", spy)
+    attention.config._attn_implementation = "spy"
+    for parameter in attention.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    attention(x, attention_mask=None, **inputs)
+    return passed
+
+
+def heated(position: Position, q: Tensor) -> Tensor:
+    return position.transform_qk(q, q, None, TokenPositions.line(q.shape[2]))[0]
+
+
+def test_temperatures_are_those_of_transformers() -> None:
+    def model(name: str) -> Any:
+        return pytest.importorskip(f"transformers.models.{name}.modeling_{name}")
+
+    q, ids = torch.randn(2, HEADS, LENGTH, HEAD_DIM), torch.arange(LENGTH)[None]
+    ministral, large = model("ministral3"), model("mistral_large4").MistralLarge4TextSoftmaxScaling(HEADS)
+    ours = SSMax(SHAPE, start=0.0, bias=1.0)
+    large.scale.data, large.bias.data = ours.scale.data, ours.offset.data = torch.rand(2, HEADS)
+    torch.testing.assert_close(heated(ours, q), large(q, ids, head_dim_first=True), atol=1e-6, rtol=1e-6)
+    theirs = q * ministral.get_llama_4_attn_scale(ids, 0.1, 7)
+    torch.testing.assert_close(heated(Temperature(SHAPE, "ministral3", length=7), q), theirs, atol=1e-6, rtol=1e-6)
+    theirs = q * model("beam").compute_attention_scaling(ids)
+    torch.testing.assert_close(heated(Temperature(SHAPE, "beam", length=2048), q), theirs, atol=1e-6, rtol=1e-6)
+    llama4 = model("llama4")
+    sizes = {"hidden_size": 24, "num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 8}
+    config = llama4.Llama4TextConfig(**sizes, num_hidden_layers=4, floor_scale=7, attn_scale=0.1)
+    attention, x = (
+        llama4.Llama4TextAttention(config, layer_idx=3),
+        torch.randn(2, LENGTH, 24),
+    )  # each fourth has no RoPE
+    theirs = attended(attention, x, position_embeddings=None)["query"]
+    q = attention.q_proj(x).view(2, LENGTH, HEADS, HEAD_DIM).transpose(1, 2)
+    torch.testing.assert_close(heated(Temperature(SHAPE, "llama4", length=7), q), theirs, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["hybrid", "hybrid_sliding"])
+def test_the_learned_relative_bias_is_inklings(kind: str) -> None:
+    inkling = pytest.importorskip("transformers.models.inkling.modeling_inkling")
+    sizes = {"hidden_size": 24, "num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 8, "d_rel": 5}
+    sizes |= {"swa_num_attention_heads": 3, "swa_num_key_value_heads": 3, "swa_head_dim": 8}
+    lengths = {"rel_extent": 13, "sliding_window_size": 9, "log_scaling_n_floor": 11}
+    config = inkling.InklingTextConfig(**sizes, **lengths, num_hidden_layers=1, layer_types=[kind])
+    attention, x = inkling.InklingAttention(config, layer_idx=0), torch.randn(2, LENGTH, 24)
+    theirs = attended(attention, x)
+    extent, temperature_length = (13, 11) if kind == "hybrid" else (9, None)
+    ours = LearnedRelativeBias(SHAPE, 5, extent, temperature_length)
+    ours.weights.data, ours.curves.data = attention.r_proj.weight.data, attention.rel_logits_proj.proj.data
+    at, seen = TokenPositions.line(LENGTH), torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+    expected = theirs["query"] @ theirs["key"].mT + theirs["position_bias"]
+    tau = 1.0 if temperature_length is None else 1 + 0.1 * ((at.rows + 1) / 11).clamp(min=1).log()[:, None]
+    s = theirs["query"] @ theirs["key"].mT / tau
+    got = ours.modify_scores(s, s, s, QueryKeyBlock(at, at, seen, ours.token_state(x, at, None)))
+    torch.testing.assert_close(got.tril(), expected.tril(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("queries", [LENGTH, 6])
+def test_the_learned_relative_bias_is_that_of_x_transformers(queries: int) -> None:
+    package = pytest.importorskip("x_transformers.x_transformers")
+    theirs, ours = package.RelativeProjPositionalBias(24, HEADS, 5, 13), LearnedRelativeBias(SHAPE, 5, 13)
+    linear = theirs.to_distance_weights[0]
+    linear.bias.data.zero_()  # which Inkling does not have
+    ours.weights.data, ours.curves.data = linear.weight.data, theirs.distance_bank.data
+    x = torch.randn(2, LENGTH, 24, requires_grad=True)
+    q = torch.zeros(2, HEADS, queries, HEAD_DIM)
+    bias = added(
+        ours, q, q.new_zeros(2, HEADS, LENGTH, HEAD_DIM), ours.token_state(x, TokenPositions.line(LENGTH), None)
+    )
+    expected = theirs(x[:, -queries:], seq_len_k=LENGTH)
+    torch.testing.assert_close(bias, expected, atol=1e-6, rtol=1e-5)
+    grad = torch.randn_like(expected)
+    gradients = torch.autograd.grad(bias, (x, ours.weights, ours.curves), grad)
+    theirs = torch.autograd.grad(expected, (x, linear.weight, theirs.distance_bank), grad)
+    torch.testing.assert_close(gradients, theirs, atol=1e-5, rtol=1e-5)

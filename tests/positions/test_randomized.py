@@ -34,7 +34,7 @@ SHAPE = Shape(32, 4, 12)
 
 
 def positions(position: RandomizedPositions, length: int) -> list[int]:
-    at = position.remap_positions(TokenPositions.line(length, offset=7), torch.zeros(1, length)).positions.tolist()
+    at = position.remap_positions(TokenPositions.line(length, offset=7), torch.zeros(1, length)).ids.tolist()
     assert len(at) == length
     assert at == sorted(set(at))
     return at
@@ -63,7 +63,7 @@ def test_in_evaluation_positions_are_drawn_too_and_stay(length: int) -> None:
     assert positions(RandomizedPositions(SHAPE, max_positions=400, seed=1).eval(), length) != drawn
 
 
-@pytest.mark.parametrize(("strategy", "buffer"), [(RandomizedPositions, "drawn"), (Coupled, "share")])
+@pytest.mark.parametrize(("strategy", "buffer"), [(RandomizedPositions, "drawn"), (Coupled, "shift_fraction")])
 def test_draws_are_a_function_of_the_seed_and_the_steps_taken(strategy: type[Drawing], buffer: str) -> None:
     def draws(position: Drawing) -> list[object]:
         values = []
@@ -98,7 +98,7 @@ def test_in_training_a_strategy_stands_where_was_drawn(name: str, tiny_network: 
 def test_windows_and_counts_of_keys_are_not_of_its_reach() -> None:
     shape = Shape(32, 4, 12, layers=4)
     assert RandomizedPositions(shape, Layers).window == 12
-    assert RandomizedPositions(shape, Temperature).position.every == 12
+    assert RandomizedPositions(shape, Temperature).position.length == 12
     weights, plain = RandomizedPositions(shape, SSMax).position, SSMax(shape)
     torch.testing.assert_close(dict(weights.state_dict()), dict(plain.state_dict()))
 
@@ -112,7 +112,7 @@ PLACES = torch.tensor([[1, 2, 3, 0, 1, 2, 0, 0], [1, 2, 0, 2, 5, 0, 1, 0]])
 def added(position: Position, places: Tensor, tokens: Tensor | None = None) -> Tensor:
     tokens = torch.arange(1, 1 + places.numel()).view(places.shape) if tokens is None else tokens
     line = TokenPositions.line(places.shape[1])
-    at = TokenPositions(line.rows, line.positions, places=places)
+    at = TokenPositions(line.rows, line.ids, places=places)
     return position.embed(torch.zeros(*places.shape, 8), position.remap_positions(at, tokens))
 
 

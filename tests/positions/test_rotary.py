@@ -16,15 +16,15 @@ SHAPE = Shape(HEADS * HEAD_DIM, HEADS, 64)
 close = partial(torch.testing.assert_close, atol=1e-4, rtol=1e-4)
 
 
-def turned(position: Position, q: Tensor, k: Tensor, offset: int = 0) -> tuple[Tensor, Tensor]:
+def rotated(position: Position, q: Tensor, k: Tensor, offset: int = 0) -> tuple[Tensor, Tensor]:
     return position.transform_qk(q, k, None, TokenPositions.line(q.shape[2], offset))
 
 
-@pytest.mark.parametrize("share", [1.0, 0.5])
-def test_the_interleaved_layout_is_gpt_js(share: float) -> None:
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+def test_the_interleaved_layout_is_gpt_js(fraction: float) -> None:
     gptj = pytest.importorskip("transformers.models.gptj.modeling_gptj")
     q, k = torch.randn(2, 2, HEADS, 200, HEAD_DIM)
-    dims = int(share * HEAD_DIM)
+    dims = int(fraction * HEAD_DIM)
     sin, cos = gptj.create_sinusoidal_positions(200, dims).chunk(2, -1)
 
     def theirs(x: Tensor) -> Tensor:
@@ -32,30 +32,55 @@ def test_the_interleaved_layout_is_gpt_js(share: float) -> None:
         out = gptj.apply_rotary_pos_emb(x[..., :dims], sin[None], cos[None])
         return torch.cat([out, x[..., dims:]], -1).transpose(1, 2)
 
-    close(turned(RoPE(SHAPE, share=share, layout="interleaved"), q, k), (theirs(q), theirs(k)))
+    close(rotated(RoPE(SHAPE, rotary_fraction=fraction, layout="interleaved"), q, k), (theirs(q), theirs(k)))
 
 
 RAMP = {"beta_fast": 4.0, "beta_slow": 0.5}  # from dimension 1 to 4; the usual 32 and 1 have it from 0 to 3
+DIVISORS = {"short_factors": [1.0 + i / 8 for i in range(8)], "long_factors": [1.5 + i for i in range(8)]}
+HALF = {"short_factors": DIVISORS["short_factors"][:4], "long_factors": DIVISORS["long_factors"][:4]}
+# our options, and transformers' options where their names or values differ
+SCALINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {"rope_type": "default"}),
+    ({"scaling": "pi", "factor": 4.0}, {"rope_type": "linear"}),
+    ({"scaling": "pi", "factor": 4.0, "rotary_fraction": 0.5}, {"rope_type": "linear"}),
+    ({"scaling": "dynamic_ntk", "factor": 2.0}, {"rope_type": "dynamic"}),
+    ({"scaling": "yarn", "factor": 4.0}, {}),
+    ({"scaling": "yarn", "factor": 4.0, **RAMP}, {}),
+    ({"scaling": "yarn", "factor": 4.0, "rotary_fraction": 0.5, "attention_factor": 1.3, **RAMP}, {}),
+    ({"scaling": "llama3", "factor": 8.0}, {"low_freq_factor": 1.0, "high_freq_factor": 4.0}),
+    (
+        {"scaling": "llama3", "factor": 8.0, "rotary_fraction": 0.5, **RAMP},
+        {"low_freq_factor": 0.5, "high_freq_factor": 4.0},
+    ),
+    ({"scaling": "longrope", "factor": 8.0, **DIVISORS}, {}),
+    ({"scaling": "longrope", "factor": 8.0, "rotary_fraction": 0.5, **HALF}, {}),
+    ({"scaling": "proportional", "rotary_fraction": 0.5}, {"factor": 1.0}),
+    ({"scaling": "proportional", "rotary_fraction": 0.25, "factor": 4.0}, {}),
+]
 
 
 @pytest.mark.parametrize("length", [40, 300])
-@pytest.mark.parametrize(
-    ("options", "rope"),
-    [
-        ({}, {"rope_type": "default"}),
-        ({"scaling": "pi", "factor": 4.0}, {"rope_type": "linear"}),
-        ({"scaling": "dynamic_ntk", "factor": 2.0}, {"rope_type": "dynamic"}),
-        ({"scaling": "yarn", "factor": 4.0, "fast": 4.0, "slow": 0.5}, {"rope_type": "yarn", **RAMP}),
-    ],
-)
-def test_scalings_are_those_of_transformers(options: dict[str, Any], rope: dict[str, Any], length: int) -> None:
+@pytest.mark.parametrize(("options", "theirs"), SCALINGS)
+def test_scalings_are_those_of_transformers(options: dict[str, Any], theirs: dict[str, Any], length: int) -> None:
     llama = pytest.importorskip("transformers.models.llama.modeling_llama")
-    rope = {"rope_theta": 500.0, "original_max_position_embeddings": 64, "factor": 1.0} | rope | options
+    utilities = pytest.importorskip("transformers.modeling_rope_utils")
+    rope = {"rope_theta": 500.0, "original_max_position_embeddings": 64, "rope_type": options.get("scaling"), **options}
+    rope |= {"short_factor": options.get("short_factors"), "long_factor": options.get("long_factors")}
+    rope |= {"partial_rotary_factor": options.get("rotary_fraction", 1.0)} | theirs
     sizes = {"hidden_size": SHAPE.dim, "num_attention_heads": HEADS, "max_position_embeddings": 64}
     config = llama.LlamaConfig(**sizes, rope_parameters=rope)
-    q, k = torch.randn(2, 2, HEADS, length, HEAD_DIM)
-    cos, sin = llama.LlamaRotaryEmbedding(config)(q, torch.arange(length)[None])
-    close(turned(RoPE(SHAPE, base=500.0, **options), q, k), llama.apply_rotary_pos_emb(q, k, cos, sin))
+    ours, ids = RoPE(SHAPE, base=500.0, **options), torch.arange(length)
+    if rope["rope_type"] != "default":
+        frequencies, factor = utilities.ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, seq_len=length)
+        close = partial(torch.testing.assert_close, rtol=5e-7, atol=0, check_dtype=False)
+        close(ours.frequencies(ids).squeeze(0), frequencies)
+        assert ours.attention_factor == pytest.approx(factor, rel=1e-12)
+    if options.get("scaling") == "proportional" or "rotary_fraction" not in options:
+        q, k = torch.randn(2, 2, HEADS, length, HEAD_DIM)
+        cos, sin = llama.LlamaRotaryEmbedding(config)(q, ids[None])
+        torch.testing.assert_close(
+            rotated(ours, q, k), llama.apply_rotary_pos_emb(q, k, cos, sin), atol=1e-4, rtol=1e-4
+        )
 
 
 def test_ntk_is_that_of_x_transformers() -> None:
@@ -63,7 +88,7 @@ def test_ntk_is_that_of_x_transformers() -> None:
     q, k = torch.randn(2, 2, HEADS, 200, HEAD_DIM)
     freqs, scale = package.RotaryEmbedding(HEAD_DIM, base_rescale_factor=8.0)(torch.arange(200))
     theirs = tuple(package.apply_rotary_pos_emb(x, freqs, scale) for x in (q, k))
-    close(turned(RoPE(SHAPE, scaling="ntk", factor=8.0, layout="interleaved"), q, k), theirs)
+    close(rotated(RoPE(SHAPE, scaling="ntk", factor=8.0, layout="interleaved"), q, k), theirs)
 
 
 def test_the_mistake_is_what_torch_makes_of_bf16() -> None:
@@ -74,7 +99,7 @@ def test_the_mistake_is_what_torch_makes_of_bf16() -> None:
     wrong = RoPE(Shape(dim=16, heads=1, length=64), mistake="bf16")
     a, b = x.chunk(2, -1)
     expected = torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
-    torch.testing.assert_close(turned(wrong, x, x)[0], expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(rotated(wrong, x, x)[0], expected, rtol=1e-12, atol=1e-12)
     assert not wrong.shift_invariant
     assert len(set(angle[:, 0].tolist())) < 900  # of 3,000 positions
 
@@ -82,7 +107,7 @@ def test_the_mistake_is_what_torch_makes_of_bf16() -> None:
 def test_angles_are_exact_far_out() -> None:
     # fp32 angles would be off by 0.004 here
     x = torch.randn(1, 1, 1, HEAD_DIM)
-    q, _ = turned(RoPE(SHAPE), x, x, offset=40_007)
+    q, _ = rotated(RoPE(SHAPE), x, x, offset=40_007)
     for i in range(HEAD_DIM // 2):
         angle = 40_007 * 10000 ** (-2 * i / HEAD_DIM)
         a, b = x[0, 0, 0, i].item(), x[0, 0, 0, i + HEAD_DIM // 2].item()
@@ -92,7 +117,7 @@ def test_angles_are_exact_far_out() -> None:
 @pytest.mark.parametrize("first", [0, 100_000])
 def test_xpos_decays_exactly_over_63_times_its_decay(first: int) -> None:
     ones = torch.ones(1, 1, 1, 2).expand(1, 1, 4032, 2)
-    q, k = turned(XPos(Shape(2, 1, 64), decay=64, base=1e30), ones, ones, first)
+    q, k = rotated(XPos(Shape(2, 1, 64), decay=64, base=1e30), ones, ones, first)
     for distance in (0, 1, 64, 500):
         product = (q[0, 0, -1] * k[0, 0, -1 - distance]).sum().item()
         expected = 2 * math.cos(distance) * (0.4 / 1.4) ** (distance / 64)
@@ -101,7 +126,7 @@ def test_xpos_decays_exactly_over_63_times_its_decay(first: int) -> None:
 
 def test_xpos_overflows_nothing_in_half_precision() -> None:
     x = torch.full((1, 1, 1, 2), 20.0, dtype=torch.float16).expand(1, 1, 8192, 2)
-    q, k = turned(XPos(Shape(2, 1, 64), base=1e30), x, x)
+    q, k = rotated(XPos(Shape(2, 1, 64), base=1e30), x, x)
     for y in (q, k):
         assert y.isfinite().all()
         assert y.abs().amax(-1).min() > 0

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kerple.attention import blocks
+from kerple.base.errors import UserError
 from kerple.cli.main import main
 from kerple.positions import FoX, Position, QueryKeyBlock, Shape
 from kerple.testing import PROPERTIES, Subject, check
@@ -44,6 +45,20 @@ def test_the_command_ends_with_status_1_where_something_fails(my_file: Path, mon
     my_file.write_text(my_file.read_text().replace("Parameters: `H`", "Parameters: `2 * H`"))
     with pytest.raises(SystemExit, match=r"^1$"):
         main(["check", "--model.position", "my_file.Root"])
+
+
+def test_an_error_of_a_strategy_names_its_line_once_and_has_a_traceback_with_debug(my_file: Path, capsys) -> None:
+    source = my_file.read_text().replace("return -self", "return 1 / 0 - self")
+    my_file.write_text(source)
+    line = 1 + source[: source.index("1 / 0")].count("\n")
+    with pytest.raises(SystemExit, match=r"^2$"):
+        main(["check", "--model.position", "my_file.Root"])
+    printed = capsys.readouterr()
+    assert printed.err == f"error: {my_file}:{line}: ZeroDivisionError: division by zero\n"
+    assert not printed.out
+    with pytest.raises(UserError) as raised:
+        main(["check", "--debug", "--model.position", "my_file.Root"])
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)
 
 
 class Sketch(Position):
@@ -94,21 +109,29 @@ class Filled(Sketch):
         self.rate.data.nan_to_num_(0.01)
 
 
+class Attribute(Sketch):
+    """Keeps a tensor of the training length, which is neither a parameter nor a buffer."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape)
+        self.all = torch.arange(shape.length)
+
+
 # right in the first block of queries of the usual size alone
 SecondBlock = sketch(modify_scores=lambda self, s, q, k, block: s * 1.5 if block.queries.rows[0] >= 128 else s)
 # forgets its running sum where there is a cache
 Cached = sketch(
-    token_state=lambda self, x, at, past: x[..., 0].cumsum(-1)[:, None, :, None].expand(-1, 4, -1, -1),
+    token_state=lambda self, x, positions, past: x[..., 0].cumsum(-1)[:, None, :, None].expand(-1, 4, -1, -1),
     modify_scores=lambda self, s, q, k, block: s + block.state.mT,
 )
 # the second sequence of a batch reads the first
 SecondSequence = sketch(modify_scores=lambda self, s, q, k, block: torch.cat([s[:1], s[1:] + 0.1 * s[:-1]]))
 # every token from the 65th on reads the last one
-After64 = sketch(embed=lambda self, x, at: x + torch.where(at.rows[:, None] >= 64, x[:, -1:], 0))
+After64 = sketch(embed=lambda self, x, positions: x + torch.where(positions.rows[:, None] >= 64, x[:, -1:], 0))
 # scores depend on the position of the query from the 65th token on
 After64Moved = sketch(
     modify_scores=lambda self, s, q, k, block: torch.where(
-        block.queries.rows[:, None] >= 64, s * (1 + block.queries.positions[:, None] / 300), s
+        block.queries.rows[:, None] >= 64, s * (1 + block.queries.ids[:, None] / 300), s
     )
 )
 # scores and those of the key before, also where no query may see it: beyond the window, or out of the block
@@ -124,7 +147,7 @@ Rounded = learning(
     modify_scores=lambda self, s, q, k, block: s + q.float() @ self.parameter @ k.float().mT * 8**-0.5,
 )
 # knows how long the input is
-Ends = sketch(embed=lambda self, x, at: x + torch.arange(x.shape[-1]) * len(at.rows))
+Ends = sketch(embed=lambda self, x, positions: x + torch.arange(x.shape[-1]) * len(positions.rows))
 # its bias overflows far out
 Explodes = sketch(bias=lambda self, distance: (2.0**distance).expand(4, -1))
 # its bias is of half precision
@@ -156,7 +179,8 @@ OFFSET = "an offset changes nothing exactly where the strategy says so"
         (Counted, "the docstring counts the parameters", "4 parameters"),
         (Counted, "gradients reach every parameter", "parameter has no gradient"),
         (Rounded, "neither autocast nor tf32 reaches what it computes", "may round it"),
-        (Sized, "nothing is sized by the training length", "parameters of"),
+        (Sized, "nothing is sized by the training length", "other tensors of"),
+        (Attribute, "nothing is sized by the training length", r"\(16,\).* at 16 tokens"),
         (Ends, "the logits of a prefix are the prefix of the logits", "first 17 of 30"),
         (Ends, CACHE, "from a cache"),
         (Explodes, "logits are finite at 64 times the training length or it is refused", "not finite"),

@@ -130,6 +130,11 @@ def _make_and_lock(path: Path) -> str | None:
         raise UserError(f"run_dir: {path} cannot be written to ({error.strerror}); name another: --run_dir") from error
 
 
+def this_process() -> str:
+    """A line that names this process, for the file of a lock that it holds."""
+    return f"process {os.getpid()} on {platform.node()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}\n"
+
+
 def _lock(path: Path) -> str | None:
     """Lock a folder; return None, or the process that holds the lock already.
 
@@ -145,7 +150,7 @@ def _lock(path: Path) -> str | None:
     except OSError:  # the file system has no locks, so other processes cannot be kept out
         pass
     file.truncate(0)
-    file.write(f"process {os.getpid()} on {platform.node()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
+    file.write(this_process())
     file.flush()
     _held.append(file)
     return None

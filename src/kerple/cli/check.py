@@ -3,9 +3,8 @@
 import sys
 from collections.abc import Callable
 
-from jsonargparse import ArgumentParser
-
-from kerple.cli.reading import parse
+from kerple.base.errors import UserError
+from kerple.cli.reading import command_parser, parse
 from kerple.positions import Position, Shape
 from kerple.testing import PROPERTIES, outcomes
 
@@ -31,15 +30,16 @@ def main(arguments: list[str]) -> None:
 
     Raises:
         SystemExit: With status 1 if a property does not hold.
-        UserError: If the strategy cannot be built.
+        UserError: If the strategy cannot be built, or raises an error.
     """
-    parser = ArgumentParser(prog="run.py check", description=__doc__, exit_on_error=False)
+    parser = command_parser("check", __doc__)
     parser.add_class_arguments(Model, "model")
     config = parse(parser, arguments)
     build = parser.instantiate_classes(config).model.build
-    build(Shape(32, 4, 32))  # raises here for a wrong option, which every property would report otherwise
     failed = 0
     for outcome in outcomes(build):
+        if outcome.error and not isinstance(outcome.error, AssertionError):  # most properties would meet it
+            raise UserError(outcome.why) from outcome.error
         lengths = f" ({', '.join(map(str, outcome.lengths))} tokens)" if outcome.lengths else ""
         reason = f": {outcome.why}" if outcome.why else ""
         print(f"{OUTCOMES[outcome.holds]:14}  {outcome.name}{lengths}{reason}", flush=True)

@@ -4,10 +4,14 @@ Lightning, which takes seconds, is imported where it is used, so that a mistake 
 """
 
 import contextlib
+import hashlib
+import json
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,14 +20,19 @@ from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from rich.console import Console
 
 from kerple.base.errors import UserError
+from kerple.base.progress import duration
 from kerple.base.shipped_configs import config_path, with_shipped_configs
-from kerple.cli.reading import parse
+from kerple.base.sources import source_digests
+from kerple.cli.reading import command_parser, parse
 from kerple.compare import page, records
 from kerple.compare.board import Board
 from kerple.compare.comparison import Comparison, Job
 from kerple.compare.engines import ENGINES
-from kerple.compare.job import forget
+from kerple.compare.job import forget, hurry
 from kerple.compare.runs import Run, flat, locate, read_runs
+
+ASK_ABOVE = 1800.0  # seconds
+POSITION = "--model.position"
 
 
 def main(arguments: list[str]) -> None:
@@ -42,9 +51,15 @@ def main(arguments: list[str]) -> None:
     comparison = _comparison(options)
     if options.parallel < 1:
         raise UserError(f"compare: parallel: got {options.parallel}, expected at least 1 run at a time")
-    jobs = _jobs(comparison, options.report_only, options.rerun_changed)
+    jobs = _jobs(comparison, options)
     to_do = [job for job in jobs if not records.finished(job)]
-    print(f"{len(jobs)} runs: {len(jobs) - len(to_do)} finished, {len(to_do)} to do", flush=True)
+    fits = [] if options.report_only else [resolve(job) for job in to_do if job.fit]
+    seconds = import_module("kerple.cli.estimate").training_seconds(fits, options.parallel) if fits else None
+    time = "" if seconds is None else f"; to train {len(fits)} of them takes about {duration(seconds)}"
+    print(f"{len(jobs)} runs: {len(jobs) - len(to_do)} finished, {len(to_do)} to do{time}", flush=True)
+    ask = (seconds or 0) > ASK_ABOVE and sys.stdin.isatty() and not options.yes
+    if ask and input("start? [y/N] ").strip().lower() not in ("y", "yes"):
+        return
     if to_do and not options.report_only:
         print(f"what a run prints goes to a file like {to_do[0].beside('.log')}", flush=True)
         _run(comparison, jobs, to_do, options.parallel, options.engine)
@@ -60,14 +75,16 @@ def _comparison(options: Namespace) -> Comparison:
     return Comparison(**{field.name: options[field.name] for field in fields(Comparison)})
 
 
-def _jobs(comparison: Comparison, report_only: bool, rerun_changed: bool) -> list[Job]:
+def _jobs(comparison: Comparison, options: Namespace) -> list[Job]:
     """All runs of a comparison, resolved; where there is a record of one, its results are copied into its folder."""
-    planned = [(job, resolve(job)) for job in comparison.jobs()]
+    report_only, console = options.report_only, Console(stderr=True)
+    with console.status(f"reading the options of {comparison.name}'s runs"):
+        planned = [(job, resolve(job)) for job in comparison.jobs()]
     # one stands for all: the flags of the tests are the comparison's
     if fitted := next((pair for pair in planned if pair[0].fit), None):
         check_test(*fitted)
-    reports = [comparison.report_folder, *map(Path, comparison.also)]
-    resolved = [(replace(job, config=flat(config)), config.get("data")) for job, config in planned]
+    reports = [comparison.report_folder, *map(Path, comparison.reuse_from)]
+    resolved = [(_with_inputs(replace(job, config=flat(config))), config.get("data")) for job, config in planned]
     sums: dict[str, str | None] = {}
     for job, data in resolved:
         if report_only:  # a report prepares nothing: the data is that of the first run, of which all others must be
@@ -77,20 +94,43 @@ def _jobs(comparison: Comparison, report_only: bool, rerun_changed: bool) -> lis
         # without a checksum a finished run is believed, and its data is not read again
         elif str(data) not in sums and not records.finished(job):
             sums[str(data)] = prepare_and_checksum(data)
-    jobs = [replace(job, data=sums.get(str(data))) for job, data in resolved]
-    _check(jobs, report_only, rerun_changed)
+    jobs = [replace(job, data=sums.get(str(data)), parallel=options.parallel) for job, data in resolved]
+    _check(jobs, report_only, options.rerun_changed)
+    said: dict[str, list[Job]] = {}
     for job in jobs:
         if not records.finished(job) and not job.directory.joinpath("checkpoints").exists():
-            for record in filter(Path.is_dir, map(job.record, reports)):
-                # a report takes runs of any precision where it is `auto`; runs of this machine are to be like them
+            for report in (report for report in reports if job.record(report).is_dir()):
+                # a report reuses runs of any precision where it is `auto`; runs of this machine are to be like them
                 config = job.config if report_only else _with_precision(job.config)
-                objection = records.take(replace(job, config=config), record)
-                print(f"{job.name}: {f'not from {record}: {objection}' if objection else f'taken from {record}'}")
+                objection = records.reuse(replace(job, config=config), job.record(report))
+                what = f"not reused from {report}: {objection}" if objection else f"reused from {report}"
+                said.setdefault(what, []).append(job)
                 if objection is None:
                     break
         if records.finished(job):
             records.write_record(job, reports)
+    for what, of_jobs in said.items():
+        others = f" and {len(of_jobs) - 1} other run{'s' * (len(of_jobs) > 2)}" if of_jobs[1:] else ""
+        print(f"{of_jobs[0].name}{others}: {what}")
     return jobs
+
+
+def _with_inputs(job: Job) -> Job:
+    """The job with digests of what its configuration only names."""
+    models = {str(job.config[key]) for key in ("weights", "model.path") if job.config.get(key)}
+    of_test = {f"{records.OF_TEST}{name}": digest for name, digest in source_digests(job.settings_of_test).items()}
+    return replace(job, inputs={path: _digest(path) for path in models} | source_digests(job.config) | of_test)
+
+
+@cache
+def _digest(path: str) -> str:
+    """sha256 of a model: a checkpoint, or what `kerple.hf.source.locate` finds."""
+    if Path(path).is_file():
+        with Path(path).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    from kerple.hf.source import locate, source_digest  # needs optional packages
+
+    return source_digest(locate(path))
 
 
 def _with_precision(config: dict[str, Any]) -> dict[str, Any]:
@@ -125,20 +165,19 @@ def _run(comparison: Comparison, jobs: list[Job], to_do: list[Job], parallel: in
         SystemExit: If runs failed or it was stopped.
     """
     board = Board(len(jobs), to_do, parallel, Console(soft_wrap=True, highlight=False))
-    failed, advised = 0, not comparison.minutes
+    failed = 0
     running = ENGINES[engine](to_do, parallel)
     try:
         with _interruptible(), board, contextlib.closing(running):
             for ended in running:
                 board.tick()
-                advised = advised or board.advise(comparison.minutes or 0, comparison.smaller or "")
                 if ended is not None:
                     job, error = ended
                     board.open.remove(job)
                     board.print(error or f"{job.name}: {_row(job.as_run)}")
                     failed += error is not None
                     if error is None:
-                        records.write_record(job, [comparison.report_folder, *map(Path, comparison.also)])
+                        records.write_record(job, [comparison.report_folder, *map(Path, comparison.reuse_from)])
     except KeyboardInterrupt:
         left = [job for job in to_do if not records.finished(job)]
         print(f"stopped: {len(jobs) - len(left)} of {len(jobs)} runs are done; the same command goes on from there")
@@ -150,12 +189,23 @@ def _run(comparison: Comparison, jobs: list[Job], to_do: list[Job], parallel: in
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """Context in which SIGTERM, which clusters and CI jobs send, ends a comparison as Ctrl-C does."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """Context in which SIGTERM, and SIGHUP without nohup, end a comparison as Ctrl-C does, and a second one at once."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    handlers = {number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN}
+    hurry.clear()
+
+    def stop(*_: Any) -> None:
+        for number in handlers:
+            signal.signal(number, lambda *_: hurry.set())
+        raise KeyboardInterrupt
+
+    for number in handlers:
+        signal.signal(number, stop)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def _row(run: Run) -> str:
@@ -189,23 +239,23 @@ def _deviations(path: str, ready: list[Job]) -> list[str]:
     plan = _comparison(_options(["--config", config_path(path)]))
     planned = {job.name: job for job in plan.jobs()}
     finished = {job.name: job for job in ready}
-    complaints = [f"{name} is not there" for name in planned if name not in finished]
+    deviations = [f"{name} is not there" for name in planned if name not in finished]
     for name, job in finished.items():
         run = records.described(job.test_folder) or {}
         if name not in planned:
-            complaints.append(f"{name} is not planned")
+            deviations.append(f"{name} is not planned")
         elif changed := records.differences(run["config"], flat(resolve(planned[name]))):
-            complaints.append(f"{name}: {'; '.join(changed)}")
+            deviations.append(f"{name}: {'; '.join(changed)}")
         if plan.planned_data not in (None, run["data"]):
-            complaints.append(f"{name} has other data, checksum {run['data']}")
+            deviations.append(f"{name} has other data, checksum {run['data']}")
         if job.seed in plan.looked_at:
-            complaints.append(f"{name}: its seed was looked at before")
-    return complaints
+            deviations.append(f"{name}: its seed was looked at before")
+    return deviations
 
 
 def _report(runs: list[Run], folder: Path, name: str, baseline: str, **options: Any) -> Path:
     tables = read_runs(runs)
-    for difference in page.complaints(tables):
+    for difference in page.inconsistencies(tables):
         print(f"warning: runs differ in more than strategy and seed: {difference}")
     return page.write(tables, folder, name=name, baseline=baseline, **options)
 
@@ -216,20 +266,44 @@ def resolve(job: Job) -> dict[str, Any]:
     Raises:
         UserError: If the run's arguments do not parse; the message is the parser's.
     """
-    from kerple.cli.agreement import OF_A_FOLDER
-    from kerple.cli.fit import checkpoint_first
-
+    own = [flag for flag in job.fit if flag.startswith(POSITION)]
     try:
         if not job.fit:
             from kerple.cli.pretrained_test import configuration  # it needs packages that fits do not
 
-            text = configuration(with_shipped_configs([*job.test]))
-        else:
-            _, *arguments = checkpoint_first(["fit", *job.fit])
-            config = parse(_fit_parser(), arguments)
-            text = _fit_parser().dump(config, skip_none=False)
+            return _of_run(configuration(with_shipped_configs([*job.test])))
+        shared, position = _shared(tuple(flag for flag in job.fit if not flag.startswith((*own, "--run_dir="))))
+        model = shared["model"] | {"position": _position(position, *own)}
     except (ArgumentError, UserError) as error:
         raise UserError(f"compare: {job.name}: {error}") from error
+    return shared | {"model": model}
+
+
+@cache
+def _shared(flags: tuple[str, ...]) -> tuple[dict[str, Any], str]:
+    """What runs that differ in their strategy alone have in common: the configuration, and the flag of its strategy."""
+    from kerple.cli.fit import checkpoint_first
+
+    _, *arguments = checkpoint_first(["fit", f"{POSITION}=NoPE", *flags])  # for files that name none
+    text = _fit_parser().dump(parse(_fit_parser(), arguments), skip_none=False)
+    given = _fit_parser().parse_args(arguments, defaults=False).model.position
+    return _of_run(text), f"{POSITION}={json.dumps(given.as_dict())}"
+
+
+@cache
+def _position(*flags: str) -> dict[str, Any]:
+    """The resolved strategy of these flags. To resolve it alone takes a tenth of the time of a whole configuration."""
+    from kerple.positions import Position, Shape
+
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument(POSITION, type=Callable[[Shape], Position])
+    resolved: dict[str, Any] = yaml.safe_load(parser.dump(parse(parser, [*flags]), skip_none=False))
+    return resolved["model"]["position"]
+
+
+def _of_run(text: str) -> dict[str, Any]:
+    from kerple.cli.agreement import OF_A_FOLDER
+
     return {key: value for key, value in yaml.safe_load(text).items() if key not in OF_A_FOLDER}
 
 
@@ -260,30 +334,28 @@ def prepare_and_checksum(data: dict[str, Any] | None) -> str | None:
     """
     from pytorch_lightning import LightningDataModule
 
-    from kerple.cli.parser import mistake_in
+    from kerple.cli.parser import unwrapped
 
     parser = ArgumentParser()
     parser.add_subclass_arguments(LightningDataModule, "data")
-    try:
+    with unwrapped(parser):
         module = parser.instantiate_classes(parser.parse_object({"data": data})).data
-    except (ValueError, TypeError) as error:  # of the parser, which wraps the error of a class
-        raise mistake_in(error) or error from error
     module.prepare_data()
     module.setup("fit")
     return records.checksum_of(module)
 
 
 def _parser() -> ArgumentParser:
-    parser = ArgumentParser(
-        prog="run.py compare",
-        exit_on_error=False,
-        description="Fits and tests strategies × seeds, what is missing of them, and writes one report. "
+    parser = command_parser(
+        "compare",
+        "Fits and tests strategies × seeds, what is missing of them, and writes one report. "
         "With --report_only --directories DIR ... --baseline NAME --output DIR: of finished runs from anywhere.",
     )
     parser.add_argument("--config", action="config", help="the comparison; see configs/compare")
     parser.add_class_arguments(Comparison)
     parser.add_argument("--parallel", type=int, default=1, help="runs at a time, each with its share of the cores")
     parser.add_argument("--engine", type=Literal["local", "ray"], default="local", help="this machine or a Ray cluster")
+    parser.add_argument("--yes", action="store_true", help="start without asking, however long it takes")
     changed, only = "start runs whose configuration changed afresh", "train nothing, report what is finished"
     parser.add_argument("--rerun_changed", "--rerun-changed", action="store_true", help=changed)
     parser.add_argument("--report_only", "--report-only", action="store_true", help=only)
@@ -305,7 +377,7 @@ def _printed(options: Namespace) -> list[str] | None:
 
 
 def _directories_parser() -> ArgumentParser:
-    parser = ArgumentParser(prog="run.py compare --report_only", exit_on_error=False)
+    parser = command_parser("compare --report_only")
     parser.add_argument("--report_only", "--report-only", action="store_true", help="implied")
     parser.add_argument(
         "--directories",

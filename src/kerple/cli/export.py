@@ -2,10 +2,8 @@
 
 from pathlib import Path
 
-from jsonargparse import ArgumentParser
-
 from kerple.cli.classes import classes
-from kerple.cli.reading import parse
+from kerple.cli.reading import command_parser, parse
 from kerple.cli.trained import end_of_text, load
 from kerple.data import TokenShards
 from kerple.data.tokenizer import load_tokenizer
@@ -22,7 +20,7 @@ def main(arguments: list[str]) -> None:
         UserError: If the checkpoint cannot be read, the folder is not empty, or the strategy needs places, which
             only a task has.
     """
-    parser = ArgumentParser(prog="run.py export", description=__doc__, exit_on_error=False)
+    parser = command_parser("export", __doc__)
     parser.add_argument("--ckpt_path", type=str, required=True, help="a checkpoint that `fit` has written")
     parser.add_argument("--to", type=str, required=True, help="new folder, which AutoModelForCausalLM loads")
     parser.add_argument("--trust", default="", help="packages whose classes the checkpoint may name: a,b,c")

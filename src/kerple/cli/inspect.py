@@ -4,9 +4,9 @@ import random
 
 import numpy as np
 import pandas as pd
-from jsonargparse import ArgumentParser
 
 from kerple.base.errors import UserError
+from kerple.cli.reading import command_parser, parse
 from kerple.data.manifest import SPLITS
 from kerple.data.shards import Folder, verify
 
@@ -20,14 +20,14 @@ def main(arguments: list[str]) -> None:
     Raises:
         UserError: An argument is out of range, or a file differs from the manifest.
     """
-    parser = ArgumentParser(prog="run.py inspect", description=__doc__, exit_on_error=False)
+    parser = command_parser("inspect", __doc__)
     parser.add_argument("directory", type=str, help="folder with a manifest.json, or its URL")
     parser.add_argument("--split", default="train", choices=SPLITS, help="split the sample is drawn from")
     parser.add_argument("--tokens", type=int, default=200, help="tokens of the sample")
     parser.add_argument("--seed", type=int, default=None, help="draw the same sample again")
     parser.add_argument("--documents", action="store_true", help="list the test documents with their overlap")
     parser.add_argument("--no-verify", action="store_true", help="do not read all shards to compare checksums")
-    options = parser.parse_args(arguments)
+    options = parse(parser, arguments)
     if options.tokens < 0:
         raise UserError(f"tokens: got {options.tokens}, expected 0 or more")
     folder = Folder(options.directory)

@@ -9,7 +9,7 @@ from typing import Any, cast
 import yaml
 from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
 from pytorch_lightning.callbacks import ProgressBar
-from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
+from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_info
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
@@ -18,11 +18,16 @@ from kerple.base.atomic import write
 from kerple.base.checkpoint_io import AtomicCheckpointIO
 from kerple.base.directories import fit_directory, test_directory, unlock
 from kerple.base.errors import UserError
+from kerple.base.sources import SOURCES, source_digests
 from kerple.base.trust import CONFIG, load, not_a_checkpoint
+from kerple.cli import PROGRAM
 from kerple.cli.agreement import SAMPLES_PER_STEP, check_resumption, check_test
-from kerple.cli.parser import SEED, add_run_arguments, link_model_to_data, mistake_in
+from kerple.cli.parser import SEED, add_run_arguments, link_model_to_data, mistake, unwrapped
 from kerple.cli.reading import parse
+from kerple.compare.runs import flat
 from kerple.data.datamodule import TokenShards
+from kerple.data.options import ShardOptions
+from kerple.data.prepare.build import check_corpus
 from kerple.training.health import Finite
 from kerple.training.last_checkpoint import LastCheckpoint
 from kerple.training.progress_bar import SteadyProgress
@@ -50,6 +55,7 @@ class StoreConfig(SaveConfigCallback):
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint[CONFIG] = yaml.safe_load(self.text)
         checkpoint[SAMPLES_PER_STEP] = samples_per_step(trainer)
+        checkpoint[SOURCES] = source_digests(flat(checkpoint[CONFIG]))
 
     @cached_property
     def text(self) -> str:
@@ -78,7 +84,7 @@ class CLI(LightningCLI):
             subclass_mode_data=True,
             save_config_callback=StoreConfig,
             seed_everything_default=SEED,
-            parser_kwargs={"description": description, "exit_on_error": False},
+            parser_kwargs={"prog": PROGRAM, "description": description, "exit_on_error": False},
             auto_configure_optimizers=False,
             args=arguments,
         )
@@ -87,12 +93,15 @@ class CLI(LightningCLI):
     def subcommands() -> dict[str, set[str]]:
         return {name: keys for name, keys in LightningCLI.subcommands().items() if name != "predict"}
 
+    def init_parser(self, **options: Any) -> LightningArgumentParser:
+        return super().init_parser(**options, allow_abbrev=False)
+
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         add_run_arguments(parser)
         link_model_to_data(parser)
 
-    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        self.config = parse(parser, cast("list[str]", args))
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        self.config = parse(parser, args, self._parser(args[0]))
 
     def _parse_ckpt_path(self) -> None:
         """Do nothing: Lightning would let a checkpoint's options win over those of the command line."""
@@ -100,6 +109,8 @@ class CLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         config = self.config[self.subcommand]
         if self.subcommand == "fit":
+            if config.data.class_path.endswith(".TokenShards"):  # before the model is built, which may take long
+                check_corpus(ShardOptions(**config.data.init_args.as_dict()))
             strategy = config.model.position.class_path.rpartition(".")[2]
             directory = fit_directory(
                 config.run_dir, config.logs, config.experiment, strategy, config.seed_everything, config.ckpt_path
@@ -141,15 +152,17 @@ class CLI(LightningCLI):
                 options["save_dir"] = str(directory / (options["save_dir"] or ""))
 
     def instantiate_classes(self) -> None:
-        try:
+        with unwrapped(self.parser):
             super().instantiate_classes()
-        except (ValueError, TypeError) as error:  # of the parser, which wraps the error of a class
-            raise mistake_in(error) or error from error
         if self.checkpoint is None:
             return
         path = self.config[self.subcommand].ckpt_path
         parser, options = self._parser(self.subcommand), self.config[self.subcommand]
         config = yaml.safe_load(parser.dump(options, skip_none=False, skip_validation=True))
+        sources = self.checkpoint.get(SOURCES, {})
+        for name, digest in source_digests(flat(config)).items():
+            if sources.get(name, digest) != digest:
+                print_once(f"warning: the source of {name} has changed since {path} was trained")
         if self.subcommand == "fit":
             check_resumption(path, self.checkpoint, config, samples_per_step(self.trainer, self.datamodule))
             return
@@ -173,7 +186,7 @@ class CLI(LightningCLI):
         except (UserError, MisconfigurationException) as error:
             if subcommand != "fit" or not self.trainer.global_step:
                 unlock(refused=True)  # so that the next run is not called a second version
-            raise mistake_in(error) or error from error
+            raise mistake(error) from error
         except Exception as error:
             if any("restore" in frame.name for frame in traceback.extract_tb(error.__traceback__)):
                 path = self.config[subcommand].ckpt_path
@@ -200,7 +213,7 @@ class CLI(LightningCLI):
         try:
             return super().instantiate_trainer(**options, callbacks=callbacks)
         except (MisconfigurationException, ValueError, TypeError) as error:  # all that this call depends on are options
-            raise mistake_in(error) or UserError(f"trainer: {error}") from error
+            raise mistake(error) from error
 
 
 def _listed(value: Any) -> list[Any]:

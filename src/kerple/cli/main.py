@@ -8,10 +8,11 @@ from importlib import import_module
 from itertools import pairwise
 
 from kerple.base.directories import unlock
-from kerple.base.errors import NO_ROOM, UserError
+from kerple.base.errors import NO_ROOM, UserError, unknown
 from kerple.base.shipped_configs import OPTIONS, with_shipped_configs
+from kerple.cli import PROGRAM
 
-DEMO = ["compare", "--config", "configs/compare/quick.yaml", "--parallel", "2"]
+DEMO = ["compare", "--config", "configs/compare/demo.yaml", "--parallel", "2"]
 COMMANDS = {
     "demo": "train four strategies for a minute or two each, and compare them far beyond the training length",
     "prepare": "build the token shards of a data config, nothing else",
@@ -28,13 +29,13 @@ COMMANDS = {
 LIGHTNING = ("fit", "test", "validate")
 HELP = "\n".join(
     [
-        "usage: python run.py COMMAND [options]",
+        f"usage: {PROGRAM} COMMAND [options]",
         "",
         "Length extrapolation of transformers.",
         "",
         *(f"  {name:9} {text}" for name, text in COMMANDS.items()),
         "",
-        "python run.py COMMAND --help lists the options of a command.",
+        f"{PROGRAM} COMMAND --help lists the options of a command.",
         "--debug, anywhere, shows the traceback of every error.",
     ]
 )
@@ -87,7 +88,7 @@ def _call(arguments: list[str]) -> None:
         if option == "--model.position" and value.isidentifier():
             names = import_module("kerple.positions").names()
             if value not in names:
-                raise UserError(f"model.position: got {value}, expected a class path or one of {', '.join(names)}")
+                raise unknown(option[2:], value, names)
     if command == "test" and any(part == "--hf" for part in flat):
         import_module("kerple.cli.pretrained_test").main(arguments[1:])
     elif command in LIGHTNING:
@@ -95,7 +96,7 @@ def _call(arguments: list[str]) -> None:
     elif command in COMMANDS:
         import_module(f"kerple.cli.{command}").main(arguments[1:])
     else:
-        raise UserError(f"command: got {command}, expected one of {', '.join(COMMANDS)}; --help says what they do")
+        raise unknown("command", command, COMMANDS)
 
 
 def with_all_trusted(arguments: list[str]) -> list[str]:

@@ -1,9 +1,11 @@
 """The options of a run, as functions that add them to a parser; `fit`, `predict`, `plan` and `compare` use them."""
 
 import argparse
-import traceback
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
 
+from jsonargparse import ArgumentParser
 from pytorch_lightning import LightningDataModule
 from pytorch_lightning.cli import LightningArgumentParser
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
@@ -22,7 +24,7 @@ def fit_parser() -> LightningArgumentParser:
 
     It has all sections of `LightningCLI`'s parser, but not ``ckpt_path``, which is no part of a configuration.
     """
-    parser = LightningArgumentParser(exit_on_error=False)
+    parser = LightningArgumentParser(exit_on_error=False, allow_abbrev=False)
     parser.add_argument("-c", "--config", action="config")
     parser.add_argument("--seed_everything", type=bool | int, default=SEED)
     parser.add_lightning_class_args(AutoTrainer, "trainer")
@@ -77,14 +79,28 @@ def peek(arguments: list[str], *names: str) -> tuple[argparse.Namespace, list[st
     return parser.parse_known_args(arguments)
 
 
-def mistake_in(error: BaseException) -> UserError | None:
-    """The error of a class of ours or of Lightning's about its options, which the parser may have wrapped."""
-    if isinstance(error, UserError):
-        return error
-    if isinstance(error, MisconfigurationException | ModuleNotFoundError):  # the latter of a logger's package
-        return UserError(f"trainer: {error}")
-    inner: list[Any] = [error.__cause__]
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        # for an option of several types, the parser collects the error of each type in this variable
-        inner += frame.f_locals.get("exceptions", [])
-    return next((mistake for e in inner if isinstance(e, Exception) and (mistake := mistake_in(e))), None)
+def mistake(error: Exception) -> UserError:
+    """A `UserError` as it is; the error of Lightning, or of a logger's package that is missing, about the Trainer."""
+    return error if isinstance(error, UserError) else UserError(f"trainer: {error}")
+
+
+@contextmanager
+def unwrapped(parser: ArgumentParser) -> Iterator[None]:
+    """Context in which a class that the parser builds raises its own error about an option.
+
+    Where an option has several types, the parser would raise another error, with the text of all types' errors.
+    """
+    mistakes: list[Exception] = []
+
+    def build(kind, *args, **options):
+        try:
+            return kind(*args, **options)
+        except (UserError, MisconfigurationException, ModuleNotFoundError) as error:
+            mistakes.append(error)
+            raise
+
+    parser.add_instantiator(cast("Any", build), object)
+    try:
+        yield
+    except Exception as error:
+        raise mistake(mistakes[-1]) if mistakes else error from error

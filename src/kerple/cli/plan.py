@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from kerple.base.errors import UserError
+from kerple.cli import PROGRAM
 from kerple.cli.fit import checkpoint_first
 from kerple.cli.parser import fit_parser
 from kerple.cli.reading import parse
@@ -32,9 +33,9 @@ def main(arguments: list[str]) -> None:
         UserError: If a flag is out of range, or the configuration is not one of `fit`.
     """
     parser = fit_parser()
-    parser.prog, parser.description = "run.py plan", __doc__
+    parser.prog, parser.description = f"{PROGRAM} plan", __doc__
     parser.add_argument("--chips", default=",".join(c.name for c in CHIPS), help="devices to plan for: A100,H100")
-    parser.add_argument("--devices", type=str, default=f"1,{NODE},{8 * NODE}", help="how many of them: 1,8")
+    parser.add_argument("--devices", type=str, default="", help=f"how many: 1,8; left out: 1,{NODE},{8 * NODE}")
     parser.add_argument("--efficiency", type=float, default=EFFICIENCY, help="measured share of a chip's peak")
     _, *arguments = checkpoint_first(["fit", *arguments])  # the architecture of --weights
     options = parse(parser, arguments)
@@ -43,9 +44,10 @@ def main(arguments: list[str]) -> None:
     chips = {chip.name: chip for chip in CHIPS}
     if unknown := [name for name in options.chips.split(",") if name not in chips]:
         raise UserError(f"chips: got {unknown[0]!r}, expected some of {', '.join(chips)}")
-    if any(not n.isdecimal() or int(n) < 1 for n in options.devices.split(",")):
+    numbers = options.devices.split(",") if options.devices else []
+    if any(not n.isdecimal() or int(n) < 1 for n in numbers):
         raise UserError(f"devices: got {options.devices!r}, expected numbers such as 1,8")
-    devices = [int(n) for n in options.devices.split(",")]
+    devices = [int(n) for n in numbers]
     logging.getLogger("kerple").setLevel(logging.WARNING)  # without the choice of attention, as nothing is trained
     console = Console()
     for table in tables(options, [chips[name] for name in options.chips.split(",")], devices, options.efficiency):
@@ -65,7 +67,7 @@ def build(config: Namespace) -> LanguageModel:
 
 
 def tables(config: Namespace, chips: list[Chip], devices: list[int], efficiency: float) -> list[Table]:
-    """The tables that are printed: the work, the memory of a device, and the hours."""
+    """The tables that are printed: the work, the memory of a device, and the hours; for 1, 8 and 64 devices if none."""
     data, trainer = config.data.init_args, config.trainer
     for name in ("batch_size", "length"):
         if not isinstance(data.get(name), int):
@@ -82,6 +84,10 @@ def tables(config: Namespace, chips: list[Chip], devices: list[int], efficiency:
     devices_per_node = device_count(trainer.devices)
     micro = data.batch_size * data.length
     step = micro * trainer.accumulate_grad_batches * devices_per_node * trainer.num_nodes
+    segments = step // data.length
+    if max(devices, default=1) > segments:
+        raise UserError(f"devices: got {max(devices)}, expected at most {segments}, the segments of a step")
+    devices = devices or [n for n in (1, NODE, 8 * NODE) if n <= segments]
     tokens = step * trainer.max_steps
     total = work.training * tokens
     rows = {

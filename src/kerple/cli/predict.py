@@ -1,8 +1,6 @@
 """`python run.py predict --ckpt_path … --prompt …`: continues a prompt, and prints tokens as they are generated."""
 
-from jsonargparse import ArgumentParser
-
-from kerple.cli.reading import parse
+from kerple.cli.reading import command_parser, parse
 
 
 def main(arguments: list[str]) -> None:
@@ -14,7 +12,7 @@ def main(arguments: list[str]) -> None:
     Raises:
         UserError: If the checkpoint cannot be read, the prompt cannot be encoded or a number is out of range.
     """
-    parser = ArgumentParser(prog="run.py predict", description=__doc__, exit_on_error=False)
+    parser = command_parser("predict", __doc__)
     parser.add_argument("--ckpt_path", type=str, required=True, help="a checkpoint that `fit` has written")
     parser.add_argument("--prompt", type=str, default="", help="text to continue; empty: a new document")
     parser.add_argument("--tokens", type=int, default=200, help="how many tokens at most")

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse import ArgumentParser
 
 from kerple.base.errors import UserError
 from kerple.base.mapping import read_mapping
 from kerple.cli.inspect import show
+from kerple.cli.reading import command_parser, parse
 from kerple.data.options import ShardOptions
 from kerple.data.prepare.build import prepare
 from kerple.data.shards import Folder
@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> None:
     Raises:
         UserError: A configuration cannot be read or has no section `data`, or its data is not `TokenShards`.
     """
-    parser = ArgumentParser(prog="run.py prepare", description=__doc__, exit_on_error=False)
+    parser = command_parser("prepare", __doc__)
     parser.add_argument("-c", "--config", action="config", help="file with a section `data`; what follows it wins")
     parser.add_class_arguments(ShardOptions, "data")
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> None:
         for argument in ("--config", yaml.safe_dump({"data": section.get("init_args", {})}))
     ]
     rest = [argument.replace("--data.init_args.", "--data.", 1) for argument in rest]
-    options = parser.instantiate_classes(parser.parse_args([*configs, *rest])).data
+    options = parser.instantiate_classes(parse(parser, [*configs, *rest])).data
     if options.corpus is not None:
         prepare(options)
     show(Folder(options.location, options.cache))

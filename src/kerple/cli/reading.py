@@ -1,24 +1,42 @@
 """Parsing of a command line; the message about a mistake is that of the parser."""
 
+import inspect
+import re
 from argparse import ArgumentError
 from collections.abc import Iterator
+from difflib import get_close_matches
 from functools import reduce
 from importlib import import_module
 from itertools import chain, pairwise
+from pydoc import locate
 from typing import Any, cast
 
 import yaml
 from jsonargparse import ArgumentParser, Namespace
 
-from kerple.base.errors import UserError
+from kerple.base.errors import UserError, unknown
+from kerple.cli import PROGRAM
+
+# what the parser says of a wrong strategy, of an option that does not exist, and of the class that lacks the option
+STRATEGY = re.compile(r'key "model\.position":.*?(?: class: (.*?)\. Got value| path string): (.*)')
+OPTION = re.compile(
+    r"(?:unrecognized arguments: --|accept (?:option|nested key) '|(?:option|key) '(?=[\w.-]+' is not))([\w.-]+)", re.I
+)
+CLASS = re.compile(r"class_path[= ]'([\w.]+)'")
 
 
-def parse(parser: ArgumentParser, arguments: list[str]) -> Namespace:
+def command_parser(command: str, description: str | None = None) -> ArgumentParser:
+    """An empty parser for the options of a command."""
+    return ArgumentParser(prog=f"{PROGRAM} {command}", description=description, exit_on_error=False, allow_abbrev=False)
+
+
+def parse(parser: ArgumentParser, arguments: list[str], command: ArgumentParser | None = None) -> Namespace:
     """Parse the arguments of a command.
 
     Args:
         parser: Parser of the command, with ``exit_on_error=False``.
         arguments: Arguments of the command line.
+        command: Parser that has the command's options, if it is one inside of ``parser``.
 
     Raises:
         UserError: If they do not parse. The parser raises other errors than its own for some nested options, and
@@ -27,17 +45,15 @@ def parse(parser: ArgumentParser, arguments: list[str]) -> Namespace:
     try:
         config = parser.parse_args(arguments)
     except (ArgumentError, TypeError, ValueError) as error:
-        names = ""
-        if 'key "model.position"' in str(error):  # the parser does not say which names there are
-            names = f"; strategies: {', '.join(import_module('kerple.positions').names())}"
-        raise UserError(f"{error}{names}") from error
+        raise _mistake(" ".join(str(error).split()), command or parser) from error
     options = config.get(str(config.get("subcommand")), config)  # those of `fit` are below the name of the command
-    for name in ("trainer", "model.position"):  # the parser also accepts a list here
-        if isinstance(options.get(name), list):
-            raise UserError(f"{name}: got {options[name]}, expected a mapping of options")
-    for path, value in _items(options.as_dict()):  # loggers alone pass such options on, to their services
-        if path[-1] == "dict_kwargs" and value and "logger" not in path:
-            raise UserError(f"{'.'.join(map(str, path))}: is no option; the options of a class are its init_args")
+    for path, value in _items(options.as_dict()):
+        place = ".".join(map(str, path))
+        # the parser also accepts a list for these two, and a function where a class builds what a function returns
+        if inspect.isroutine(value) or (place in ("trainer", "model.position") and isinstance(value, list)):
+            raise UserError(f"{place}: got {value}, expected a mapping of options, or a class")
+        if path[-1] == "dict_kwargs" and value and "logger" not in path:  # loggers pass them on, to their services
+            raise UserError(f"{place}: is no option; the options of a class are its init_args")
     given = [yaml.safe_load(path.get_content()) for path in options.get("config") or [] if path]
     for option, value in pairwise(part for argument in arguments for part in argument.split("=", 1)):
         if option.startswith("--") and value == "{}":
@@ -45,6 +61,24 @@ def parse(parser: ArgumentParser, arguments: list[str]) -> Namespace:
     for mistake in chain.from_iterable(_dropped(one, options.as_dict()) for one in given):
         raise UserError(mistake)
     return config
+
+
+def _mistake(message: str, parser: ArgumentParser) -> UserError:
+    """The error of a command line about which the parser says this, with a suggestion for a name that is misspelt."""
+    if option := OPTION.search(message):
+        names: Any = re.findall(r"--([\w.-]+)", parser.format_help())
+        # the class is named before its option, except that of a strategy
+        if kinds := CLASS.findall(message[: option.start()])[::-1] + CLASS.findall(message):
+            message = f"{option[1]} is no option of {kinds[0]}"
+            names = inspect.signature(cast("Any", locate(kinds[0]))).parameters
+        nearest = get_close_matches(option[1], names, 1)
+        return UserError(f"{message}; did you mean {nearest[0]}?" if nearest else message)
+    if strategy := STRATEGY.search(message):
+        reason, value = strategy.groups()
+        if (name := value.removeprefix("kerple.positions.")).isidentifier():
+            return unknown("model.position", name, import_module("kerple.positions").names())
+        message = f"model.position: got {value}: {reason or 'expected the name of a strategy or module.Class'}"
+    return UserError(message)
 
 
 def _dropped(given: Any, parsed: Any, place: str = "") -> Iterator[str]:

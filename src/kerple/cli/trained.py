@@ -7,7 +7,7 @@ from kerple.base import trust
 from kerple.base.errors import UserError
 from kerple.cli.agreement import check_weights
 from kerple.cli.classes import classes
-from kerple.cli.parser import add_model_and_data, mistake_in
+from kerple.cli.parser import add_model_and_data, unwrapped
 from kerple.data import TokenShards
 from kerple.tasks import TaskData
 from kerple.training.language_model import LanguageModel
@@ -30,9 +30,10 @@ def load(path: str, packages: str = "", device: str = "cpu") -> tuple[LanguageMo
     parser = LightningArgumentParser(exit_on_error=False)
     add_model_and_data(parser)
     try:
-        loaded = parser.instantiate_classes(parser.parse_object({key: config[key] for key in ("model", "data")}))
-    except (ArgumentError, ValueError, TypeError) as error:  # of the parser, which also wraps the error of a class
-        raise UserError(f"ckpt_path: {path}: {mistake_in(error) or error}") from error
+        with unwrapped(parser):
+            loaded = parser.instantiate_classes(parser.parse_object({key: config[key] for key in ("model", "data")}))
+    except (ArgumentError, ValueError, TypeError) as error:  # of the parser, or of a class
+        raise UserError(f"ckpt_path: {path}: {error}") from error
     if not isinstance(loaded.data, Text):  # a user's own data module
         raise UserError(f"ckpt_path: {path} was trained on {type(loaded.data).__name__}, which cannot encode a prompt")
     loaded.data.setup("predict")

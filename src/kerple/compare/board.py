@@ -65,28 +65,6 @@ class Board:
             for text in [f" {name}: {line(progress)}" for name, progress in running.items()] or [""]:
                 self.console.print(f"[{head}]{text}", markup=False)
 
-    def advise(self, minutes: float, smaller: str) -> bool:
-        """Once the pace of the first run is known: say how long all of it takes, and what would take less.
-
-        Args:
-            minutes: How long it is meant to take.
-            smaller: A command for a smaller comparison, with ``{steps}`` for the steps of each run.
-
-        Returns:
-            Whether the pace is known.
-        """
-        running = self.running()
-        left = self.left(running)
-        if left is None:
-            return False
-        text = f"all of it takes about {duration(left)}"
-        if left > 60 * minutes:
-            steps = next(progress["total"] for progress in running.values() if settled(progress))
-            fewer = max(10, int(steps * 60 * minutes / left) // 10 * 10)
-            text += f"; Ctrl-C and `{smaller.replace('{steps}', str(fewer))}` for what takes about {minutes:g} min"
-        self.print(text)
-        return True
-
     def running(self) -> dict[str, dict[str, Any]]:
         """The progress of each run that is being executed, by its name."""
         folders = {job.name: (job.test_folder, job.directory) for job in self.open}  # a test is newer

@@ -60,10 +60,7 @@ class Comparison:
         seeded: Flags of `fit` that are set to the seed.
         runs: Folder of the runs; null for logs/compare/<name>.
         output: Folder of the report; null for results/<name>.
-        also: Further folders of reports whose committed runs may be taken for runs of this comparison, if part, label
-            and seed are the same.
-        minutes: Number of minutes that the comparison should take. If it will take longer, ``smaller`` is suggested.
-        smaller: A command for a smaller comparison, with ``{steps}`` in place of its number of steps.
+        reuse_from: Folders of other reports, whose committed runs are reused for the same part, label and seed.
         plan: Configuration of the comparison as it was planned; the first line of the report says what is otherwise.
         planned_data: Checksum of the data of all runs as it was planned; null for any.
         looked_at: Seeds that were looked at before the plan was written.
@@ -85,9 +82,7 @@ class Comparison:
     seeded: list[str] = field(default_factory=lambda: ["seed_everything", "data.seed"])
     runs: str | None = None
     output: str | None = None
-    also: list[str] = field(default_factory=list)
-    minutes: float | None = None
-    smaller: str | None = None
+    reuse_from: list[str] = field(default_factory=list)
     plan: str | None = None
     planned_data: str | None = None
     looked_at: list[int] = field(default_factory=list)
@@ -101,7 +96,8 @@ class Comparison:
             raise UserError(f"compare: seeds: got {self.seeds}, expected numbers from 0 to 2^32 - 1, each once")
         if self.baseline not in self.strategies:
             raise UserError(f"compare: baseline: got {self.baseline!r}, expected one of {', '.join(self.strategies)}")
-        for key, names in (("strategies", self.strategies), ("parts", self.parts), ("test_folder", [self.test_folder])):
+        folders = {"strategies": [*self.strategies], "parts": [*self.parts], "test_folder": [self.test_folder]}
+        for key, names in (folders | {"name": [self.name]}).items():
             for name in names:
                 if Path(name).name != name or name.startswith(".") or (key == "test_folder" and name in RESERVED):
                     raise UserError(f"compare: {key}: got {name!r}, expected a plain name of a folder of its own")
@@ -182,6 +178,9 @@ class Job:
         settings_of_test: Settings of the test, as `Comparison.settings_of_test` has them.
         config: Resolved configuration, with dotted keys; empty until it is resolved.
         data: Checksum of its data, None if that is not known or there is none.
+        inputs: Digests of what the configuration only names: a model's files, by its path; the source of the user's own
+            classes, by import path; and of those of the test, by ``test`` and import path.
+        parallel: Number of runs at a time.
     """
 
     label: str
@@ -194,6 +193,8 @@ class Job:
     settings_of_test: dict[str, Any]
     config: dict[str, Any] = field(default_factory=dict)
     data: str | None = None
+    inputs: dict[str, str] = field(default_factory=dict)
+    parallel: int = 1
 
     @property
     def name(self) -> str:

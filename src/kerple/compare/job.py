@@ -9,8 +9,10 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -18,7 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import kerple
+from kerple.base.atomic import write
+from kerple.base.directories import this_process
 from kerple.base.errors import UserError
+from kerple.base.sources import own_classes
 from kerple.compare import records
 from kerple.compare.comparison import Job
 from kerple.measure import results
@@ -28,7 +33,7 @@ CHECKOUT, INSTALLED = SOURCES.parent / "run.py", Path(kerple.__file__).with_name
 # the command of the process; Lightning starts the other ranks of a run by the command line that `work` sets
 PROGRAM = "from kerple.cli.main import main; from kerple.compare.job import work; work(main)"
 PATIENCE = 60.0  # seconds in which a run that is asked to stop has to save its checkpoint
-TRUSTED = {"kerple", "pytorch_lightning"}  # packages whose offered classes a checkpoint may name without --trust
+hurry = threading.Event()  # a second signal has asked to stop
 
 
 def start(job: Job, threads: int) -> "subprocess.Popen[bytes]":
@@ -38,8 +43,12 @@ def start(job: Job, threads: int) -> "subprocess.Popen[bytes]":
         job: The run.
         threads: Number of CPU threads, unless OMP_NUM_THREADS says another.
     """
+    try:
+        with locked(job, patient=False):
+            pass
+    except UserError as busy:
+        print(f"{job.name} waits: {busy}", flush=True)
     log = job.beside(".log")
-    log.parent.mkdir(parents=True, exist_ok=True)
     paths = filter(None, [str(SOURCES), os.environ.get("PYTHONPATH")])
     environment = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
     environment |= os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
@@ -64,15 +73,16 @@ def wait(job: Job, process: "subprocess.Popen[bytes]") -> str | None:
 
 
 def stop(processes: "list[subprocess.Popen[bytes]]") -> None:
-    """Have runs save what they can and end; one that takes longer than `PATIENCE` is killed."""
+    """Have runs save what they can and end; one that takes longer than `PATIENCE`, or until `hurry`, is killed."""
     for process in processes:
         process.terminate()
-    for process in processes:
-        try:
-            process.wait(PATIENCE)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    end = time.monotonic() + PATIENCE
+    while any(process.poll() is None for process in processes):
+        if hurry.wait(0.05) or time.monotonic() > end:
+            for process in processes:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # its workers too
+                process.wait()
 
 
 def work(main: Callable[[list[str]], None]) -> None:
@@ -101,6 +111,7 @@ def _finish(job: Job, call: Callable[..., None]) -> None:
     if job.fit and not tested_before:
         if not resumed:
             remove(job.directory)
+            write(job.beside(records.INPUTS), json.dumps(job.inputs))
         # a path instead of "last", which would take the newest version of this folder, even one made by hand
         call("fit", *job.fit, *([f"--ckpt_path={job.checkpoint}"] if resumed else []))
     if (job.test_folder / results.ABOUT).exists() and records.described(job.test_folder) is None:  # made by hand
@@ -113,8 +124,7 @@ def _finish(job: Job, call: Callable[..., None]) -> None:
 
 def _trust(config: dict[str, Any]) -> list[str]:
     """The flag by which a test may import the user's own classes that the comparison names, as the fit did."""
-    named = (str(value) for key, value in config.items() if key.endswith(".class_path"))
-    packages = sorted({name.split(".")[0] for name in named if "." in name} - TRUSTED)
+    packages = sorted({name.split(".")[0] for name in own_classes(config)})
     return [f"--trust={','.join(packages)}"] if packages else []
 
 
@@ -147,11 +157,16 @@ def locked(job: Job, patient: bool = True) -> Iterator[None]:
     """
     path = job.beside(".lock")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
+    with path.open("a+", encoding="utf-8", errors="replace") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if patient else fcntl.LOCK_NB))
         except BlockingIOError as error:
-            raise UserError(f"compare: {job.directory} is in use by another process; stop it first") from error
+            file.seek(0)
+            holder = file.read().strip() or "another process"
+            raise UserError(f"{job.directory} is in use by {holder}; wait for its end or stop it") from error
         except OSError:  # the file system has no locks, so other processes cannot be kept out
             pass
+        file.truncate(0)
+        file.write(this_process())
+        file.flush()
         yield

@@ -82,10 +82,16 @@ def write(
             table.to_csv(folder / f"{file}.csv", index=False, float_format=digits)
 
     main, details = _tables(summary, runs, baseline)
-    differences = complaints(runs)
-    warning = f"Runs differ in more than strategy and seed: {'; '.join(differences)}.\n\n" if differences else ""
+    differences = inconsistencies(runs)
+    warning = (
+        f"Runs differ in more than strategy and seed: {tables.without_tags('; '.join(differences))}.\n\n"
+        if differences
+        else ""
+    )
     otherwise = f"Not as planned: {'; '.join(deviations)}.\n\n" if deviations else ""
-    markdown = f"{otherwise}# {name}\n\n{warning}" + "\n".join(table.markdown() for table in (*main, *details))
+    markdown = f"{otherwise}# {tables.without_tags(name)}\n\n{warning}" + "\n".join(
+        table.markdown() for table in (*main, *details)
+    )
     (folder / "table.md").write_text(markdown, encoding="utf-8")
     latex = "\n".join([LATEX_HEAD, *(table.latex() for table in (*main, *details))])
     (folder / "table.tex").write_text(latex, encoding="utf-8")
@@ -157,7 +163,7 @@ def _tables(summary: pd.DataFrame, runs: Runs, baseline: str) -> tuple[list[tabl
             # with one tokenizer, bits per byte say the same as perplexity, so they are details
             section = details if metric == "bits_per_byte" else main
             if metric == "ppl" and str(protocol).split()[-1].startswith("windowed"):
-                main.append(tables.distant(summary, runs.blocks, str(protocol), trained))
+                main.append(tables.context_gain_table(summary, runs.blocks, str(protocol), trained))
             section.append(tables.comparison(cells, trained, baseline))
             details.append(tables.intervals(cells, trained, baseline))
     main.append(tables.costs(runs.costs))
@@ -165,14 +171,14 @@ def _tables(summary: pd.DataFrame, runs: Runs, baseline: str) -> tuple[list[tabl
     return [table for table in main if table], [table for table in details if table]
 
 
-def complaints(runs: Runs) -> list[str]:
+def inconsistencies(runs: Runs) -> list[str]:
     """Describe differences between runs that make a comparison meaningless; none if it is sound.
 
     These are settings, other than the seed, in which runs of one strategy differ, because their mean has no meaning;
     and differences between tests in what or how much they scored, because strategies then differ by more than their
     positions.
     """
-    complaints = []
+    inconsistencies = []
     members: dict[str, list[tuple[Run, dict[str, Any]]]] = {}
     for run, config in _public(runs).items():
         members.setdefault(run.label, []).append((run, config))
@@ -180,9 +186,9 @@ def complaints(runs: Runs) -> list[str]:
         for key in dict.fromkeys(key for _, config in of_label for key in config):
             values = {str(config.get(key)) for _, config in of_label}
             if len(values) > 1 and not all(config.get(key) == run.seed for run, config in of_label):
-                complaints.append(f"{label}: {key}: {' | '.join(sorted(values))}")
-    complaints += [f"{protocol}: {' | '.join(text)}" for protocol, text in runs.text.items() if len(text) > 1]
-    return complaints + _precisions(runs) + _unequal(runs.results)
+                inconsistencies.append(f"{label}: {key}: {' | '.join(sorted(values))}")
+    inconsistencies += [f"{protocol}: {' | '.join(text)}" for protocol, text in runs.text.items() if len(text) > 1]
+    return inconsistencies + _precisions(runs) + _unequal(runs.results)
 
 
 def _precisions(runs: Runs) -> list[str]:
@@ -198,7 +204,7 @@ def _precisions(runs: Runs) -> list[str]:
 
 def _unequal(results: pd.DataFrame) -> list[str]:
     """Protocols that scored different numbers of targets in different runs, each at the first such length."""
-    complaints: dict[str, str] = {}
+    inconsistencies: dict[str, str] = {}
     for (_, protocol, length), group in results.groupby(CELL, sort=False):
         usual = group["count"].mode()[0]
         counts = [f"{usual:,.0f}"]
@@ -206,8 +212,8 @@ def _unequal(results: pd.DataFrame) -> list[str]:
             names = (f"{strategy} seed {seed}" for strategy, seed in zip(odd["strategy"], odd["seed"], strict=True))
             counts.append(f"{count:,.0f} ({', '.join(names)})")
         if len(counts) > 1:
-            complaints.setdefault(str(protocol), f"{protocol} at {length}: scored per run: {' | '.join(counts)}")
-    return list(complaints.values())
+            inconsistencies.setdefault(str(protocol), f"{protocol} at {length}: scored per run: {' | '.join(counts)}")
+    return list(inconsistencies.values())
 
 
 def _only_positions_differ(runs: Runs) -> bool:

@@ -14,7 +14,7 @@ from kerple.compare.context_gain import context_figures
 from kerple.compare.figures import figures
 from kerple.compare.runs import Runs
 
-SIZE = (3.25, 2.7)  # inches: a column, with three rows of the legend below the axes
+WIDTH, AXES, ROW = 3.25, 2.2, 0.15  # inches: a column, the axes with the title of the legend, a row of the legend
 TYPE_42: Any = {"pdf.fonttype": 42, "font.size": 7}  # fonts as TrueType, which publishers ask for
 
 
@@ -56,15 +56,23 @@ def write_print_figures(
 
 
 def _narrow(figure: Figure) -> None:
-    """Fit a figure of one panel into a column: its legend below, thin lines, and no title, which the caption has."""
+    """Fit a figure of one panel into a column: its legend below, and no title, which the caption has.
+
+    Of three curves that follow each other the later ones are drawn above, thinner and with smaller markers, so that
+    curves that lie on one another are all seen.
+    """
     (ax,) = figure.axes
-    figure.set_size_inches(*SIZE)
     band = figure.legends[0].get_title().get_text().replace("\n", " ")
-    figure.legends[0].remove()
     handles, labels = ax.get_legend_handles_labels()
-    legend: Any = {"loc": "outside lower center", "frameon": False, "fontsize": 7, "title": band, "title_fontsize": 7}
-    figure.legend(handles, labels, ncols=3, handlelength=3, columnspacing=1, **legend)
+    for i, curve in enumerate(handles):
+        curve.set(markersize=(5, 3.5, 2)[i % 3], linewidth=(2.2, 1.3, 0.7)[i % 3], zorder=2 + 0.1 * (i % 3))
+    for shade in ax.collections:
+        shade.set_alpha(min(0.15, 0.6 / len(handles)))
     ax.set_title("")
-    for line in ax.lines:
-        line.set_markersize(min(line.get_markersize(), 2.5))
-        line.set_linewidth(min(line.get_linewidth(), 1.1))
+    legend: Any = {"loc": "outside lower center", "frameon": False, "fontsize": 7, "title": band, "title_fontsize": 7}
+    for columns in (3, 2, 1):  # as many as the column of the paper has room for
+        figure.legends[0].remove()
+        below = figure.legend(handles, labels, ncols=columns, handlelength=3, columnspacing=1, **legend)
+        figure.set_size_inches(WIDTH, AXES + ROW * -(-len(labels) // columns))
+        if below.get_window_extent().width < figure.bbox.width:
+            break

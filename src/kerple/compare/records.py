@@ -24,6 +24,8 @@ from kerple.compare.runs import LOCATIONS, flat, read_runs
 from kerple.measure import results
 
 PRECISION = "trainer.precision"
+INPUTS = ".inputs.json"  # beside a run's folder: the digests with which it was begun
+OF_TEST = "test "  # before the names of inputs that only the test has
 MOST_ROWS = 10_000  # of an analysis that is kept
 # what reading a record can raise; a stranger's may hold anything
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, OSError)
@@ -43,17 +45,25 @@ def finished(job: Job) -> bool:
     run = described(job.test_folder)
     if run is None or run["test"] != job.settings_of_test or job.data not in (None, run["data"]):
         return False
-    return not differences(run["config"], job.config)
+    return not changed_inputs(run, job) and not differences(run["config"], job.config)
+
+
+def changed_inputs(run: dict[str, Any], job: Job) -> list[str]:
+    """Inputs of the job that had another content when the run was made. One without a digest counts as the same."""
+    before = run.get("inputs", {})
+    return [f"{name} has changed" for name, digest in job.inputs.items() if before.get(name, digest) != digest]
 
 
 def changes(job: Job) -> list[str]:
     """Differences between how the run in the job's folder was begun and how the comparison describes it, if any."""
     if run := described(job.test_folder):
         other = ["its data has another checksum"] if job.data not in (None, run["data"]) else []
+        other += [change for change in changed_inputs(run, job) if not change.startswith(OF_TEST)]
         return differences(run["config"], job.config) + other
-    written = job.directory / "config.yaml"
+    written, inputs = job.directory / "config.yaml", job.beside(INPUTS)
     if written.is_file():
-        return differences(flat(read_mapping(written)), job.config)
+        begun = {"inputs": read_mapping(inputs)} if inputs.is_file() else {}
+        return differences(flat(read_mapping(written)), job.config) + changed_inputs(begun, job)
     if any(path.name != ".lock" for path in job.directory.glob("*")) and not job.checkpoint.is_file():
         return ["the folder has no config.yaml"]
     return []
@@ -106,14 +116,15 @@ def complete(job: Job) -> None:
         config = config | {PRECISION: flat(read_mapping(written))[PRECISION]}
     about["run"] = {
         "config": {key: value for key, value in _named(config).items() if value is not None},
-        "cost": read_mapping(cost) if cost.exists() else {},
+        "cost": read_mapping(cost) | {"parallel": job.parallel} if cost.exists() else {},
         "data": job.data,
+        "inputs": job.inputs,
         "test": job.settings_of_test,
     }
     results.write_about(job.test_folder, about)
 
 
-def take(job: Job, record: Path) -> str | None:
+def reuse(job: Job, record: Path) -> str | None:
     """Make a finished run from a record, if the record is of the same run.
 
     Args:
@@ -133,6 +144,8 @@ def take(job: Job, record: Path) -> str | None:
             return f"was trained on other data; it was made with Python {python}, here is {platform.python_version()}"
         if run["test"] != job.settings_of_test:
             return "was tested otherwise"
+        if changed := changed_inputs(run, job):
+            return "; ".join(changed)
         read_runs([replace(job.as_run, folder=record)])  # all of it, so that a damaged one cannot spoil the report
         _copy(record, job.test_folder)
     except UNREADABLE as error:

@@ -18,12 +18,12 @@ from kerple.measure import results
 
 RUN_KEYS = ["strategy", "seed"]
 REPORT_TABLES = ("results", "summary", "costs")  # that the report writes beside those of the analyses
-SEED_FOLDER = re.compile(r"seed-\d+(_v\d+)?")  # the name that `fit` gives, below a folder of the strategy
+SEED_FOLDER = re.compile(r"seed-(\d+)(?:_v\d+)?")  # the name that `fit` gives, below a folder of the strategy
 
 # options of where and how data is read, in place of which the checksums of the data are compared, and of where and how
 # often a run writes
 LOCATIONS = re.compile(
-    r"data\.(init_args\.)?(corpus|directory|workers|prepare_workers|prepare_engine|verify|on_fault|cache|cache_bytes)"
+    r"data\.(init_args\.)?(corpus|directory|workers|prepare_workers|prepare_engine|cache)"
     r"|trainer\.(default_root_dir|log_every_n_steps)|.*(save_dir|dirpath)"
 )
 
@@ -95,7 +95,8 @@ def locate(directories: Iterable[Path], test: str = "test") -> list[Run]:
     """Find the runs below some directories, and label each by the strategy in its configuration.
 
     Runs of one class with different options would have the same label. If a class occurs twice with one seed, its runs
-    are therefore labelled by the folder above ``seed-<n>``, if they are in such folders.
+    are therefore labelled by the folder above ``seed-<n>``, if they are in such folders. So are runs of which only the
+    test is there, with seed n; outside of such a folder by their own, with seed 0.
 
     Args:
         directories: Where to look.
@@ -110,9 +111,13 @@ def locate(directories: Iterable[Path], test: str = "test") -> list[Run]:
         if not folders:
             raise UserError(f"runs: got {directory}, expected a directory with runs that have {test}/{results.ABOUT}")
         for folder in folders:
-            config, _ = _trained(folder, {})
+            run = folder.parent.resolve()
+            config, _ = _trained(folder, {} if (run / "config.yaml").exists() else read_mapping(folder / results.ABOUT))
+            seed = SEED_FOLDER.fullmatch(run.name)
+            label, number = (run.parent.name, seed[1]) if seed else (run.name, 0)
             try:
-                runs.append(Run(strategy(config), int(config["seed_everything"]), folder))
+                label, number = (strategy(config), config["seed_everything"]) if config else (label, number)
+                runs.append(Run(label, int(number), folder))
             except (KeyError, TypeError, ValueError) as error:
                 raise UserError(f"{folder.parent}/config.yaml: has no model.position and seed_everything") from error
     runs = list(dict.fromkeys(runs))
@@ -210,12 +215,13 @@ def _joined(tables: list[pd.DataFrame]) -> pd.DataFrame:
 def _trained(folder: Path, about: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """How a run was trained: its configuration, with dotted keys, and its costs.
 
-    A test that `compare` ran has both in its description. Any other test has them in files of the folder above its own.
+    A test that `compare` ran has both in its description. Any other test has them in files of the folder above its own,
+    unless it was copied without them.
     """
     if "run" in about:
         return dict(about["run"]["config"]), dict(about["run"]["cost"])
     path, cost = folder.parent / "config.yaml", folder.parent / "cost.json"
-    return flat(read_mapping(path)), read_mapping(cost) if cost.exists() else {}
+    return flat(read_mapping(path)) if path.exists() else {}, read_mapping(cost) if cost.exists() else {}
 
 
 def _described(about: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 import html
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -67,7 +68,7 @@ class Table:
         body = self._text(_markdown, "**{}**")
         lines = [["", *body.columns], ["---", *["---:"] * len(body.columns)], *map(list, body.itertuples())]
         table = "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
-        return f"### {self.title}\n\n{table}\n" + (f"\n{self.note}\n" if self.note else "")
+        return f"### {without_tags(self.title)}\n\n{table}\n" + (f"\n{without_tags(self.note)}\n" if self.note else "")
 
     def latex(self) -> str:
         """The table as a LaTeX float; it needs the packages booktabs and graphicx.
@@ -110,9 +111,7 @@ def comparison(chosen: pd.DataFrame, trained: int | None, baseline: str) -> Tabl
         baseline: The strategy against which the others are tested.
     """
     metric, protocol = chosen[["metric", "protocol"]].iloc[0]
-    lengths = sorted(chosen["length"].unique())
-    spread = np.linspace(0, len(lengths) - 1, min(len(lengths), MOST_COLUMNS)).round().astype(int)
-    shown = [lengths[i] for i in spread]
+    lengths, shown = chosen["length"].unique(), _shown(chosen["length"])
     cells: dict[str, dict[str, Cell]] = {s: {} for s in dict.fromkeys(chosen["strategy"])}
     row: Any
     for row in chosen[chosen["length"].isin(shown)].itertuples():
@@ -150,7 +149,9 @@ def intervals(cells: pd.DataFrame, trained: int | None, baseline: str) -> Table 
     metric, protocol = chosen[["metric", "protocol"]].iloc[0]
     rows: dict[str, dict[str, Cell]] = {}
     row: Any
-    for row in chosen.sort_values("length", kind="stable").itertuples():
+    for row in (
+        chosen[chosen["length"].isin(_shown(chosen["length"]))].sort_values("length", kind="stable").itertuples()
+    ):
         text = f"{row.ratio:.3f} [{row.ratio_low:.3f}, {row.ratio_high:.3f}]"
         rows.setdefault(row.strategy, {})[_times(row.length, trained)] = Cell(text)
     order = [strategy for strategy in dict.fromkeys(cells["strategy"]) if strategy in rows]
@@ -159,7 +160,7 @@ def intervals(cells: pd.DataFrame, trained: int | None, baseline: str) -> Table 
     return Table(f"{METRIC_NAMES.get(metric, metric)} relative to {baseline}, {protocol}", body, note)
 
 
-def distant(summary: pd.DataFrame, blocks: pd.DataFrame, window: str, trained: int | None) -> Table | None:
+def context_gain_table(summary: pd.DataFrame, blocks: pd.DataFrame, window: str, trained: int | None) -> Table | None:
     """Context gain: the loss with attention limited to a window less the loss in full, on the same targets at the same
     length; None where there is nothing to subtract.
 
@@ -174,6 +175,8 @@ def distant(summary: pd.DataFrame, blocks: pd.DataFrame, window: str, trained: i
     gains = context_gains(blocks, window)
     if not gains:
         return None
+    shown = _shown(pd.Series([length for _, length in gains]))
+    gains = {cell: gain for cell, gain in gains.items() if cell[1] in shown}
     rows: dict[str, dict[str, Cell]] = {}
     for (strategy, length), gain in gains.items():
         low, high = gain.interval()
@@ -238,6 +241,7 @@ def tasks(results: pd.DataFrame, metric: str, trained: Mapping[str, int | None])
         {c: [Cell(f"{v:.3f}" if v == v else "–", b) for v, b in zip(columns[c], best[c], strict=True)] for c in columns}
     )
     body.index = list(scores.index)
+    body = body.T if len(columns) > max(MOST_COLUMNS, len(body)) else body
     beyond = "" if None in lengths else f" at lengths beyond {lengths.pop() if len(lengths) == 1 else 'training'}"
     ranks = "ranks are over strategies, ties share one, and 1 / rank is averaged over tasks."
     note = (
@@ -254,6 +258,7 @@ def costs(measured: pd.DataFrame) -> Table | None:
         return None
     rows: dict[str, dict[str, Cell]] = {}
     with_part = measured.assign(part=measured.get("part", ""))
+    shared = "parallel" in measured and measured["parallel"].max() > 1
     parts = {part: i for i, part in enumerate(dict.fromkeys(with_part["part"]))}
     with_part = with_part.sort_values("part", key=lambda part: part.map(parts), kind="stable")
     for (part, strategy), group in with_part.groupby(["part", "strategy"], sort=False):
@@ -261,13 +266,12 @@ def costs(measured: pd.DataFrame) -> Table | None:
         row = {
             "position parameters": _span(group["position_parameters"]),
             "all parameters": _span(group["parameters"]),
-            "tokens per second": "–" if math.isnan(speed) else f"{speed:,.0f}",
+            **({} if shared else {"tokens per second": "–" if math.isnan(speed) else f"{speed:,.0f}"}),
             "peak memory (MiB)": f"{group['peak_memory_bytes'].mean() / 2**20:,.0f}",
         }
         rows[f"{part} {strategy}".strip()] = {name: Cell(text) for name, text in row.items()}
-    note = (
-        "Mean over seeds. Runs that trained side by side shared the machine: compare speeds by the benchmarks instead."
-    )
+    speeds = "Runs that trained side by side shared the machine: compare speeds by the benchmarks instead."
+    note = f"Mean over seeds. {'' if shared else speeds}".strip()
     return Table("Cost of training", pd.DataFrame.from_dict(rows, orient="index"), note)
 
 
@@ -301,6 +305,13 @@ def _span(counts: pd.Series) -> str:
     return "–".join(dict.fromkeys(f"{count:,}" for count in (counts.min(), counts.max())))
 
 
+def _shown(lengths: pd.Series) -> list[int]:
+    """The lengths in order; of more than `MOST_COLUMNS`, so many that are spread evenly."""
+    distinct = sorted(lengths.unique())
+    spread = np.linspace(0, len(distinct) - 1, min(len(distinct), MOST_COLUMNS)).round().astype(int)
+    return [distinct[i] for i in spread]
+
+
 def _times(length: int, trained: int | None) -> str:
     if not trained or length % trained or length < trained:
         return f"{length}"
@@ -311,5 +322,10 @@ def _latex(text: str) -> str:
     return text.translate(LATEX_ESCAPES)
 
 
+def without_tags(text: str) -> str:
+    """Text in which Markdown sees no HTML and one line; names in it may come from the files of a stranger."""
+    return re.sub(r"<(?=\S)", "&lt;", text.replace("\n", " "))
+
+
 def _markdown(text: str) -> str:
-    return text.replace("|", r"\|").replace("<", "&lt;")
+    return text.replace("|", r"\|").replace("<", "&lt;").replace("\n", " ")

@@ -147,8 +147,8 @@ class TokenShards(ShardOptions, LightningDataModule):
         if len(blocks) == 0:
             raise UserError(
                 f"{self.location}: got {len(blocks.stream)} tokens in split {split}, expected at least {length + 1} "
-                f"for a block of {length} targets (length, lengths or block_length); give the split a larger share, or "
-                "use a larger corpus"
+                f"for a block of {length} targets (length, lengths or block_length); give the split a larger fraction, "
+                "or use a larger corpus"
             )
         return blocks
 
@@ -188,13 +188,13 @@ class TokenShards(ShardOptions, LightningDataModule):
                     f"data.mixture: got {folder.location}, which has another tokenizer than {self.location}; prepare "
                     f"it with data.tokenizer: {self.location}/tokenizer.json"
                 )
-            # a hash of its text assigns a document to a split; with equal shares, a text in both folders has one split
-            share, allowed = (m.settings.get("shares", [0])[0] for m in (folder.manifest, self.manifest))
-            if share > allowed:
+            # a hash of its text assigns a document to a split: with equal fractions, equal texts are in one split
+            fraction, allowed = (m.settings.get("split_fractions", [0])[0] for m in (folder.manifest, self.manifest))
+            if fraction > allowed:
                 raise UserError(
-                    f"data.mixture: got {folder.location}, whose training split has {share:g} of its documents, more "
-                    f"than the {allowed:g} of {self.location}, so that it may hold validation and test text of the "
-                    "latter; prepare it with the same data.shares"
+                    f"data.mixture: got {folder.location}, whose training split has {fraction:g} of its documents, "
+                    f"more than the {allowed:g} of {self.location}, so that it may hold validation and test text of "
+                    "the latter; prepare it with the same data.split_fractions"
                 )
         return folders
 

@@ -9,7 +9,7 @@ from kerple.data.files import is_remote, without_query
 from kerple.data.tokenizer import MODEL_PREFIX, TRAINED_HERE
 
 HUB = "hf:"
-CONTENT_OPTIONS = ("corpus", "tokenizer", "vocabulary", "shares", "text_field", "drop_duplicates")
+CONTENT_OPTIONS = ("corpus", "tokenizer", "vocabulary", "split_fractions", "text_field", "drop_duplicates")
 
 
 class ShardOptions:
@@ -26,10 +26,10 @@ class ShardOptions:
         batch_size: int = 128,
         seed: int = 1235,
         samples: int | None = None,
-        shares: tuple[float, float, float] = (0.9, 0.05, 0.05),
+        split_fractions: tuple[float, float, float] = (0.9, 0.05, 0.05),
         text_field: str = "text",
         drop_duplicates: bool = False,
-        largest_loss: float = 0.01,
+        max_dropped_fraction: float = 0.01,
         validation_segments: int = 512,
         cache: str = "data/.cache",
         mixture: dict[str, float] | None = None,
@@ -61,13 +61,13 @@ class ShardOptions:
             samples: Number of different training samples, over all devices, which are repeated until
                 `trainer.max_steps`. With null, as many as `trainer.max_steps` needs, or, if it is not set, the training
                 split once.
-            shares: Shares of the documents in the training, validation and test split. A hash of its text assigns
-                a document to a split; in `code` and `code-demo` its package does, whatever the shares are.
+            split_fractions: Fractions of the documents in the training, validation and test split. A hash of its text
+                assigns a document to a split; in `code` and `code-demo` its package does, whatever the fractions are.
             text_field: Key of the text in JSON lines, or its column in Parquet files and datasets.
             drop_duplicates: Whether only the first of several documents with exactly equal text is kept. This
                 needs about 100 bytes of memory for each document.
-            largest_loss: Largest share of the corpus's bytes that may be left out because they are damaged, not
-                Unicode, or JSON without a text.
+            max_dropped_fraction: Largest fraction of the corpus's bytes that may be left out because they are damaged,
+                not Unicode, or JSON without a text.
             validation_segments: Largest number of segments, of `length` targets each, for the validation loss.
             cache: Folder for copies of shards from a URL, and for the files of a corpus that is fetched.
             mixture: Prepared folders and their weights in the training samples. Validation and test data stay those of
@@ -96,22 +96,22 @@ class ShardOptions:
         ):
             if value < low:
                 raise UserError(f"data.{name}: got {value}, expected {low} or more")
-        if len(shares) != 3 or not all(0 <= share <= 1 for share in shares) or abs(sum(shares) - 1) > 1e-6:
-            raise UserError(f"data.shares: got {shares}, expected shares of train, validation and test of sum 1")
+        if len(split_fractions) != 3 or min(split_fractions) < 0 or abs(sum(split_fractions) - 1) > 1e-6:
+            raise UserError(f"data.split_fractions: got {split_fractions}, expected three fractions of sum 1")
         location = directory or default_directory(corpus or "", tokenizer, vocabulary)
         self.location = location.removeprefix("file://")
         self.corpus = None if is_remote(self.location) else corpus  # shards at a URL are already prepared
-        self.tokenizer, self.vocabulary, self.shares = tokenizer, vocabulary, shares
-        self.text_field, self.drop_duplicates, self.largest_loss = text_field, drop_duplicates, largest_loss
+        self.tokenizer, self.vocabulary, self.split_fractions = tokenizer, vocabulary, split_fractions
+        self.text_field, self.max_dropped_fraction = text_field, max_dropped_fraction
         self.source = source or f"{cache}/{(corpus or '').partition('-')[0]}"
         self.length, self.batch_size, self.seed, self.samples = length, batch_size, seed, samples
-        self.validation_segments, self.mixture = validation_segments, mixture
+        self.drop_duplicates, self.validation_segments, self.mixture = drop_duplicates, validation_segments, mixture
         self.cache, self.workers, self.sections = cache, workers, sections
         self.prepare_workers, self.prepare_engine = prepare_workers, prepare_engine
 
     def content_options(self) -> dict[str, Any]:
         """The options on which the content of the shards depends, as JSON."""
-        return {name: getattr(self, name) for name in CONTENT_OPTIONS} | {"shares": list(self.shares)}
+        return {name: getattr(self, name) for name in CONTENT_OPTIONS} | {"split_fractions": list(self.split_fractions)}
 
 
 def default_directory(corpus: str, tokenizer: str, vocabulary: int) -> str:

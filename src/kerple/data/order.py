@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from kerple.base.errors import UserError
 
 ROUNDS = 8
-MIXTURE_PERIOD = 4096  # samples in which every corpus of a mixture has exactly its share
+MIXTURE_PERIOD = 4096  # samples in which every corpus of a mixture has exactly its fraction
 
 Indices = NDArray[np.int64]
 
@@ -121,8 +121,8 @@ class Mixture:
         self.quota[largest] += 1
         if (self.quota == 0).any():
             raise UserError(
-                f"data.mixture: got weights {weights}, expected shares of at least 1/{MIXTURE_PERIOD}: a smaller one "
-                "is never drawn"
+                f"data.mixture: got weights {weights}, expected fractions of at least 1/{MIXTURE_PERIOD}: smaller "
+                "ones are never drawn"
             )
         self.first = np.concatenate([[0], np.cumsum(self.quota)])
 

@@ -10,6 +10,7 @@ import json
 import tarfile
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from kerple.data.files import fetch, is_remote
 from kerple.data.manifest import MANIFEST_FILE, TEST_DOCUMENTS, Shard, read_manifest
 from kerple.data.tokenizer import load_tokenizer
 
+VERIFIED = ".verified"  # folder with a note for each shard whose checksum was compared: its time of change and sha256
 BLOCK = 512  # bytes of a header in a tar file, which pads members to a multiple of it
 
 Tokens = NDArray[np.integer[Any]]
@@ -93,6 +95,32 @@ class Folder:
             fetch(f"{self.location}/{name}", path, sha256)
         return path
 
+    def shard(self, split: str, number: int, again: bool = False) -> Path:
+        """Path of a shard, whose checksum is compared once for each content of the file.
+
+        Notes in the folder remember what was compared. If they cannot be written, each process compares again.
+
+        Args:
+            split: Name of the split.
+            number: Number of the shard.
+            again: Whether to compare a checksum that was compared before.
+
+        Raises:
+            UserError: The shard is missing, or has another size or checksum than the manifest says.
+        """
+        shard = self.manifest.splits[split].shards[number]
+        path = self.file(shard_file(split, number), shard.sha256)
+        expected = shard_bytes(shard.tokens * self.manifest.dtype.itemsize)
+        if not path.is_file() or path.stat().st_size != expected:
+            raise UserError(f"{path}: is missing or has not {expected} bytes; prepare or copy the folder again")
+        # a copy of the folder has other times of change, though its times of modification may be the same
+        note, now = self.directory / VERIFIED / path.name, f"{path.stat().st_ctime_ns} {shard.sha256}".encode()
+        if again or not note.is_file() or note.read_bytes() != now:
+            self._checked_file(path.name, shard.sha256)
+            with suppress(OSError):
+                write(note, now, durable=False)
+        return path
+
     def stream(self, split: str) -> "TokenStream":
         """The tokens of a split as one long array."""
         return TokenStream(self, split)
@@ -122,7 +150,7 @@ class Folder:
         return load_tokenizer(str(self._checked_file("tokenizer.json", self.manifest.tokenizer)))
 
     def _checked_file(self, name: str, sha256: str) -> Path:
-        """As `file`, for a file whose checksum is compared whenever it is read, because it is small."""
+        """As `file`, after comparing the checksum."""
         path = self.file(name, sha256)
         if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != sha256:
             raise UserError(f"{path}: is missing or its sha256 is not the manifest's; prepare or copy the folder again")
@@ -153,7 +181,7 @@ class TokenStream:
         """Tokens start .. start + count - 1 in the shards' dtype; a view of the file if they lie in one shard.
 
         Raises:
-            UserError: A shard is missing or has another size than the manifest says.
+            UserError: A shard is missing, or has another size or checksum than the manifest says.
         """
         assert 0 <= start <= start + count <= len(self)
         number, parts = bisect_right(self.ends, start), list[Tokens]()
@@ -167,14 +195,8 @@ class TokenStream:
     def shard(self, number: int) -> Tokens:
         """All tokens of a shard, (tokens,)."""
         if (tokens := self.maps.get(number)) is None:
-            shard = self.shards[number]
-            path = self.folder.file(shard_file(self.split, number), shard.sha256)
-            expected = shard_bytes(shard.tokens * self.dtype.itemsize)
-            size = path.stat().st_size if path.is_file() else None
-            if size != expected:
-                state = "is missing" if size is None else f"has {size} bytes, expected {expected}"
-                raise UserError(f"{path}: {state}; prepare or copy the folder again")
-            mapped = np.memmap(path, self.dtype, mode="r", offset=BLOCK, shape=(shard.tokens,))
+            path = self.folder.shard(self.split, number)
+            mapped = np.memmap(path, self.dtype, mode="r", offset=BLOCK, shape=(self.shards[number].tokens,))
             tokens = self.maps[number] = mapped.view(np.ndarray)
         return tokens
 
@@ -207,10 +229,7 @@ def verify(folder: Folder) -> None:
         ends = 0
         for number, shard in enumerate(split.shards):
             if shard.tokens:
-                tokens, path = stream.shard(number), folder.directory / shard_file(name, number)
-                with path.open("rb") as file:
-                    if hashlib.file_digest(file, "sha256").hexdigest() != shard.sha256:
-                        raise UserError(f"{path}: its sha256 is not the manifest's; prepare or copy the folder again")
+                path, tokens = folder.shard(name, number, again=True), stream.shard(number)
                 if (largest := int(tokens.max())) >= folder.manifest.vocabulary:
                     raise UserError(f"{path}: got token {largest} in a vocabulary of {folder.manifest.vocabulary}")
                 ends += int((tokens == folder.manifest.end_of_text).sum())

@@ -22,7 +22,13 @@ AS_LLAMA: dict[str, Any] = {
     "embedding_norm": False,
     "qk_norm": False,
 }
-LLAMA_ROPE: dict[str, Any] = {"layout": "half", "share": 1.0, "scaling": None, "mistake": None}
+LLAMA_ROPE: dict[str, Any] = {
+    "layout": "half",
+    "rotary_fraction": 1.0,
+    "scaling": None,
+    "attention_factor": None,
+    "mistake": None,
+}
 
 
 def export(read: StoredModel, folder: Path, tokenizer: Tokenizer | None, ending: int | None) -> str:

@@ -39,7 +39,7 @@ class Family:
         position: Class name of the positional strategy.
         options: Options of our Transformer that are the same in the whole family.
         expected: Entries of the configuration that must have this value, because our Transformer has no other.
-        partial_rotary: Whether RoPE turns the share ``partial_rotary_factor`` of the channels.
+        partial_rotary: Whether RoPE rotates the fraction ``partial_rotary_factor`` of the channels.
         fused: Order of the rows of the weight that computes queries, keys and values: ``qkv`` has all queries first, as
             ours; ``heads`` has queries, keys and values of the first head first.
         transposed: Whether weights of the layers are (in, out), the transpose of ours.
@@ -228,8 +228,8 @@ def _rope(family: Family, config: Any) -> dict[str, Any]:
     kind = rope.get("rope_type", "default")
     if kind not in ROPE_SCALINGS or "rope_theta" not in rope:
         raise no_counterpart(f"has RoPE of type {kind}")
-    share = rope.get("partial_rotary_factor", 1.0) if family.partial_rotary else 1.0
-    options = {"base": float(rope["rope_theta"]), "share": float(share), "layout": "half"}
+    fraction = rope.get("partial_rotary_factor", 1.0) if family.partial_rotary else 1.0
+    options = {"base": float(rope["rope_theta"]), "rotary_fraction": float(fraction), "layout": "half"}
     if kind != "default":
         options |= {"scaling": ROPE_SCALINGS[kind], "factor": float(rope["factor"])}
     return options

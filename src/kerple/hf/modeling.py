@@ -16,6 +16,8 @@ from kerple.hf.weights import transformer
 from kerple.model.cache import Cache
 
 MODELS: WeakSet["KerpleForCausalLM"] = WeakSet()
+# transformers 5.24 has renamed what `generate` and outputs call the cache
+CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
 
 
 class KerpleConfig(PreTrainedConfig):
@@ -41,6 +43,9 @@ class KerpleConfig(PreTrainedConfig):
 
 class KerpleCache(DynamicCache):
     """Our cache in the form that `generate` of transformers expects."""
+
+    is_linear = (False,)  # `generate` takes a cache that has layers of none of its own classes for one without keys
+    is_croppable = False
 
     def __init__(self, cache: Cache) -> None:
         super().__init__()
@@ -106,10 +111,10 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
         _check_mask(model_kwargs.get("attention_mask"), cached=True)
-        if model_kwargs.get("past_key_values") is not None:
+        if model_kwargs.get(CACHE) is not None:
             return
         if generation_config.use_cache is not False and self.network.prefix_consistent:
-            model_kwargs["past_key_values"] = KerpleCache(self.network.new_cache())
+            model_kwargs[CACHE] = KerpleCache(self.network.new_cache())
         else:
             generation_config.use_cache = False
 
@@ -128,7 +133,7 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
         Args:
             input_ids: (B, T) int64.
             attention_mask: (B, T), 0 only for padding on the right, and with a cache nowhere.
-            past_key_values: The cache that an earlier call has returned.
+            past_key_values: The cache that an earlier call has returned; transformers 5.24 calls it ``cache``.
             labels: (B, T) int64, which are shifted by one here; -100 is left out.
             use_cache: Whether to return a cache; there is none if positions depend on the length of the input, which
                 keys in a cache do not follow.
@@ -138,6 +143,7 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
             UserError: If tokens are padded on the left, or with a cache at all, or ``position_ids`` are not those of
                 one text.
         """
+        past_key_values = ignored.pop("cache", past_key_values)
         if past_key_values is None and use_cache and not self.training and self.network.prefix_consistent:
             past_key_values = KerpleCache(self.network.new_cache())
         cache = None if past_key_values is None else past_key_values.cache
@@ -154,7 +160,7 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
         if labels is not None:
             targets = labels[:, 1:].flatten()
             loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), targets, ignore_index=-100)
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, **{CACHE: past_key_values})
 
 
 def _check_mask(attention_mask: Tensor | None, cached: bool) -> None:

@@ -18,7 +18,7 @@ class Pretrained:
 
     Args:
         length: Training length in tokens; null for that in the model's configuration.
-        scaling: Scaling of RoPE: ``none``, ``pi``, ``ntk``, ``dynamic_ntk`` or ``yarn``; null for the model's own.
+        scaling: Scaling of RoPE: ``none``, ``pi``, ``ntk``, ``dynamic_ntk``, ``yarn`` ``llama3``; null for its own.
         factor: Length for which the scaling is meant, as a multiple of the training length.
         position: Strategy in place of the model's own, without weights that the model lacks. The model is then tested
             as our own network, in fp32, as is one that this project has exported.

@@ -4,10 +4,16 @@ from copy import deepcopy
 from typing import Any, Literal
 
 from kerple.base.errors import UserError
-from kerple.positions.rotary_scaling import Scaling
 
-AnyScaling = Literal["none", Scaling]
-STRATEGIES = {"none": "RoPE", "pi": "PI", "ntk": "NTK", "dynamic_ntk": "DynamicNTK", "yarn": "YaRN"}
+AnyScaling = Literal["none", "pi", "ntk", "dynamic_ntk", "yarn", "llama3"]
+STRATEGIES = {
+    "none": "RoPE",
+    "pi": "PI",
+    "ntk": "NTK",
+    "dynamic_ntk": "DynamicNTK",
+    "yarn": "YaRN",
+    "llama3": "RoPE (llama3)",
+}
 
 
 def scaled(config: Any, scaling: AnyScaling | None, factor: float | None, length: int) -> Any:
@@ -15,7 +21,7 @@ def scaled(config: Any, scaling: AnyScaling | None, factor: float | None, length
 
     Args:
         config: The model's `transformers.PreTrainedConfig`.
-        scaling: ``none`` for RoPE without any scaling; `RoPE` explains ``pi``, ``ntk``, ``dynamic_ntk`` and ``yarn``.
+        scaling: ``none`` for RoPE without any scaling; `RoPE` explains the others.
             None leaves the configuration unchanged.
         factor: Length for which the scaling is meant, as a multiple s >= 1 of the training length; all scalings but
             ``none`` need it.
@@ -27,8 +33,8 @@ def scaled(config: Any, scaling: AnyScaling | None, factor: float | None, length
     config = deepcopy(config)
     if (scaling in (None, "none")) != (factor is None) or (factor is not None and not factor >= 1):
         raise UserError(
-            f"factor: got {factor} with scaling {scaling}, expected 1 or more with pi, ntk, dynamic_ntk and yarn, and "
-            "none without a scaling"
+            f"factor: got {factor} with scaling {scaling}, expected 1 or more with pi, ntk, dynamic_ntk, yarn and "
+            "llama3, and none without a scaling"
         )
     if scaling is None:
         return config
@@ -39,12 +45,14 @@ def scaled(config: Any, scaling: AnyScaling | None, factor: float | None, length
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     rotated = int(head_dim * rope.get("partial_rotary_factor", 1.0))  # channels of a head that RoPE rotates
     s = factor or 1.0
+    original = {"original_max_position_embeddings": length}
     changes: dict[str, dict[str, Any]] = {
         "none": {"rope_type": "default"},
         "pi": {"rope_type": "linear", "factor": s},
         "ntk": {"rope_type": "default", "rope_theta": rope["rope_theta"] * s ** (rotated / (rotated - 2))},
         "dynamic_ntk": {"rope_type": "dynamic", "factor": s},
-        "yarn": {"rope_type": "yarn", "factor": s, "original_max_position_embeddings": length},
+        "yarn": {"rope_type": "yarn", "factor": s, **original},
+        "llama3": {"rope_type": "llama3", "factor": s, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **original},
     }
     if scaling == "dynamic_ntk":
         config.max_position_embeddings = length  # transformers compares T with it

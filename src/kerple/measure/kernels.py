@@ -72,9 +72,9 @@ def kernel_tables(network: Transformer, length: int) -> Iterator[tuple[str, Posi
     """
     positions = network.positions
     for layer, position in enumerate(positions):
-        if position.uses("bias") or position.uses("weight"):
+        if position.uses("bias") or position.uses("score_scale"):
             distance = torch.arange(length, dtype=torch.float32, device=network.head.weight.device)
-            tables = {"bias": position.bias(distance), "weight": position.weight(distance)}
+            tables = {"bias": position.bias(distance), "weight": position.score_scale(distance)}
             yield "all" if len(positions) == 1 else str(layer), position, tables
 
 

@@ -21,7 +21,7 @@ class PositionContext:
         at: Positions of all tokens, including those in the cache.
         queries: Positions of the queries, the last of them.
         table: `Position.bias` at all distances, (H, T) fp32, or None.
-        weight: `Position.weight` at all distances, (H, T) fp32, or None.
+        weight: `Position.score_scale` at all distances, (H, T) fp32, or None.
         attention: Option for the implementation of attention, see `kerple.attention.backend`.
     """
 
@@ -107,8 +107,8 @@ def spec_of(position: Position, context: PositionContext, q: Tensor, v: Tensor, 
     def modify_scores(s: Tensor, q: Tensor, k: Tensor, rows: slice, columns: slice, seen: Tensor) -> Modified:
         block = block_of(rows, columns, seen)
         if not keys.contiguous:  # else attention has applied their tables
-            if position.uses("weight"):
-                s = s * block.evaluate(position.weight)
+            if position.uses("score_scale"):
+                s = s * block.evaluate(position.score_scale)
             if position.uses("bias"):
                 s = s + block.evaluate(position.bias)
         return position.modify_scores(s.masked_fill_(~seen, 0), q, k, block) if position.uses("modify_scores") else s
@@ -116,7 +116,7 @@ def spec_of(position: Position, context: PositionContext, q: Tensor, v: Tensor, 
     def add_to_output(p: Tensor, v: Tensor, rows: slice, columns: slice, seen: Tensor) -> Tensor:
         return position.add_to_output(p, v, block_of(rows, columns, seen))
 
-    gathers = not keys.contiguous and (position.uses("bias") or position.uses("weight"))
+    gathers = not keys.contiguous and (position.uses("bias") or position.uses("score_scale"))
     return AttentionSpec(
         v.shape[-1] ** -0.5,
         context.table,
@@ -151,4 +151,4 @@ def prepare_context(
     if not at.contiguous:
         return PositionContext(at, at[cached:], None, None, attention)
     distance = at.rows.float()
-    return PositionContext(at, at[cached:], position.bias(distance), position.weight(distance), attention)
+    return PositionContext(at, at[cached:], position.bias(distance), position.score_scale(distance), attention)

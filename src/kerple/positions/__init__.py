@@ -6,7 +6,7 @@ from importlib import import_module
 from pkgutil import walk_packages
 from typing import Any
 
-from kerple.base.errors import UserError
+from kerple.base.errors import unknown
 from kerple.positions.base import Position, Shape
 from kerple.positions.token_positions import AttentionWeights, QueryKeyBlock, TokenPositions
 
@@ -53,6 +53,6 @@ def build(name: str, *, dim: int, heads: int, length: int, **options: Any) -> Po
         UserError: If there is no such strategy, or a number is out of range.
     """
     if name not in _BY_NAME:
-        raise UserError(f"position: got {name!r}, expected one of {', '.join(names())}")
+        raise unknown("position", name, names())
     strategy: Callable[..., Position] = _BY_NAME[name]
     return strategy(Shape(dim, heads, length), **options)

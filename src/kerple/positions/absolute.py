@@ -52,8 +52,8 @@ class Sinusoidal(Position):
         self.require(base > 1, "base", base, "a number above 1; the paper uses 10000")
         self.dim, self.base, self.gain = shape.dim, base, shape.dim**0.5 if scaled else 1.0
 
-    def embed(self, x: Tensor, at: TokenPositions) -> Tensor:
-        angle = angles(at.positions, self.dim, self.base)  # ((B,) T, D/2) fp64
+    def embed(self, x: Tensor, positions: TokenPositions) -> Tensor:
+        angle = angles(positions.ids, self.dim, self.base)  # ((B,) T, D/2) fp64
         waves = torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)  # ((B,) T, D)
         return (precise(x) * self.gain + waves.to(precise(x).dtype)).to(x.dtype)
 
@@ -86,22 +86,22 @@ class Learned(Position):
         # `embed` is called for the first layer's strategy alone
         self.table = nn.Parameter(rows) if shape.layer == 0 else None
 
-    def embed(self, x: Tensor, at: TokenPositions) -> Tensor:
+    def embed(self, x: Tensor, positions: TokenPositions) -> Tensor:
         assert self.table is not None
-        positions, last = at.positions, self.rows - 1
+        ids, last = positions.ids, self.rows - 1
         if self.beyond == "interpolate":
-            end = positions.amax(-1, keepdim=True).clamp(min=last).to(exact(positions.device))  # ((B,) 1)
-            squeezed = positions * (last / end)  # ((B,) T)
+            end = ids.amax(-1, keepdim=True).clamp(min=last).to(exact(ids.device))  # ((B,) 1)
+            squeezed = ids * (last / end)  # ((B,) T)
             below = squeezed.floor().long()
             fraction = (squeezed - below).to(self.table.dtype)[..., None]  # ((B,) T, 1)
             rows = torch.lerp(self.table[below], self.table[(below + 1).clamp(max=last)], fraction)  # ((B,) T, D)
         elif self.beyond == "clamp":
-            rows = self.table[positions.clamp(max=last)]
+            rows = self.table[ids.clamp(max=last)]
         else:
-            if readable(positions) and int(positions.max()) >= self.rows:
+            if readable(ids) and int(ids.max()) >= self.rows:
                 raise UserError(
-                    f"position: got {int(positions.max())}, but Learned has {self.rows} rows, 0 to {self.rows - 1}, "
+                    f"position: got {int(ids.max())}, but Learned has {self.rows} rows, 0 to {self.rows - 1}, "
                     "the training length; read less, or choose beyond: clamp or beyond: interpolate"
                 )
-            rows = self.table[positions]
+            rows = self.table[ids]
         return (precise(x) + rows).to(x.dtype)

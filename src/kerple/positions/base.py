@@ -78,7 +78,7 @@ class Position(Constrained, ABC):
     line ``Parameters: `formula```, which the tests hold it to; the formula may use D, H, δ, L (training length) and
     the strategy's options.
 
-    `bias`, `transform_qk`, `sink_logit` and `token_state` cost next to nothing. With `weight`, `modify_scores` or
+    `bias`, `transform_qk`, `sink_logit` and `token_state` cost next to nothing. With `score_scale`, `modify_scores` or
     `add_to_output`, attention computes its scores explicitly, in blocks of queries.
     """
 
@@ -91,8 +91,8 @@ class Position(Constrained, ABC):
     per_layer: bool = False
     """Whether the model builds one instance per layer or one for all; the model's option of this name overrides it."""
 
-    differs: bool = False
-    """Whether different layers have different strategies, so that one instance for all layers is refused."""
+    varies_by_layer: bool = False
+    """Whether layers differ in their strategy, so that one instance for all layers is refused."""
 
     window: int | None = None
     """Number of keys that a query sees in this strategy's layers, its own included; None for all.
@@ -118,15 +118,15 @@ class Position(Constrained, ABC):
     # called once in a forward pass
 
     @hook
-    def remap_positions(self, at: TokenPositions, tokens: Tensor) -> TokenPositions:
+    def remap_positions(self, positions: TokenPositions, tokens: Tensor) -> TokenPositions:
         """Return other positions for the tokens (B, T) int64, which include those in a cache.
 
         The position of a token may depend on the tokens up to it, not on later ones.
         """
-        return at
+        return positions
 
     @hook
-    def embed(self, x: Tensor, at: TokenPositions) -> Tensor:
+    def embed(self, x: Tensor, positions: TokenPositions) -> Tensor:
         """Work positions into the token embeddings x, (B, T, D) -> (B, T, D); called for the first layer's strategy."""
         return x
 
@@ -138,7 +138,7 @@ class Position(Constrained, ABC):
         return None
 
     @hook
-    def weight(self, distance: Tensor) -> Tensor | None:
+    def score_scale(self, distance: Tensor) -> Tensor | None:
         """Return the factor of a scaled score at these distances, before the bias is added, (N,) -> (H, N) fp32.
 
         It is no parameter, but may be computed from some.
@@ -146,7 +146,9 @@ class Position(Constrained, ABC):
         return None
 
     @hook
-    def transform_qk(self, q: Tensor, k: Tensor, state: Tensor | None, at: TokenPositions) -> tuple[Tensor, Tensor]:
+    def transform_qk(
+        self, q: Tensor, k: Tensor, state: Tensor | None, positions: TokenPositions
+    ) -> tuple[Tensor, Tensor]:
         """Work positions into queries (B, H, T, δ) and keys (B, G, T, δ); the result has their dtype.
 
         Their last dimension may change, for both alike; the scale of the scores stays 1/√δ. ``state`` is what
@@ -155,7 +157,7 @@ class Position(Constrained, ABC):
         return q, k
 
     @hook
-    def sink_logit(self, q: Tensor, at: TokenPositions) -> Tensor | None:
+    def sink_logit(self, q: Tensor, positions: TokenPositions) -> Tensor | None:
         """Return one more logit for the softmax, without a value vector: (H,) or (B, H, T) fp32, finite.
 
         ``q`` are the queries after `transform_qk`.
@@ -165,12 +167,12 @@ class Position(Constrained, ABC):
     # functions of earlier tokens, and of pairs of tokens
 
     @hook
-    def token_state(self, x: Tensor, at: TokenPositions, past: Tensor | None) -> Tensor | None:
+    def token_state(self, x: Tensor, positions: TokenPositions, past: Tensor | None) -> Tensor | None:
         """Compute numbers for each token that other hooks need; the cache keeps them beside the keys.
 
         Args:
             x: (B, T, D), the new tokens after the block's norm, from which queries and keys are projected.
-            at: Positions of the new tokens.
+            positions: Positions of the new tokens.
             past: The state of the tokens before them, (B, H, ·, c), or None.
 
         Returns:
@@ -182,7 +184,7 @@ class Position(Constrained, ABC):
     def modify_scores(
         self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock
     ) -> Tensor | tuple[Tensor, Tensor] | AttentionWeights:
-        """Compute new scores of a block of queries, from scores that contain weight and bias already.
+        """Compute new scores of a block of queries, from scores to which score scale and bias were applied already.
 
         Args:
             s: Scaled scores, (B, H, Tq, Tk) fp32, 0 where `QueryKeyBlock.seen` is false.
@@ -212,7 +214,7 @@ HOOKS = tuple(name for name, value in vars(Position).items() if getattr(value, "
 def is_distance_bias(position: Position) -> bool:
     """Whether a strategy is a bias by distance, the same in all layers, and nothing else."""
     hooks = [hook for hook in HOOKS if position.uses(hook)]
-    return hooks == ["bias"] and position.window is None and not position.differs
+    return hooks == ["bias"] and position.window is None and not position.varies_by_layer
 
 
 FLAGS = tuple(Position.__annotations__)

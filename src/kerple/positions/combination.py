@@ -26,7 +26,7 @@ def check_combination(parts: Sequence[Position]) -> None:
         raise UserError("Together: parts: got none, expected at least one strategy")
     for i, part in enumerate(parts):
         if _holds(part, PaTH):
-            lost = [p for p in parts if p.uses("bias") or p.uses("weight")]
+            lost = [p for p in parts if p.uses("bias") or p.uses("score_scale")]
             lost += [p for p in parts[:i] if p.uses("modify_scores")]
             _refuse(lost, "beside PaTH, whose scores would be without its own; leave one out, or put PaTH first")
         if _holds(part, PoPE):

@@ -29,7 +29,7 @@ class Placed(Drawing):
     the options.
     """
 
-    share: Tensor
+    shift_fraction: Tensor
 
     @property
     @abstractmethod
@@ -55,12 +55,12 @@ class Placed(Drawing):
         table = nn.init.orthogonal_(table) * size if rows <= shape.dim else table.normal_(std=size * shape.dim**-0.5)
         # `embed` is called for the first layer's strategy alone
         self.table = nn.Parameter(table, requires_grad=learned) if shape.layer == 0 else None
-        self.register_buffer("share", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("shift_fraction", torch.zeros((), dtype=torch.float64))
         self.draw_()
 
-    def remap_positions(self, at: TokenPositions, tokens: Tensor) -> TokenPositions:
-        at = self.position.remap_positions(at, tokens)
-        places = at.positions % (self.rows - 1) + 1 if at.places is None else at.places  # ((B,) T)
+    def remap_positions(self, positions: TokenPositions, tokens: Tensor) -> TokenPositions:
+        positions = self.position.remap_positions(positions, tokens)
+        places = positions.ids % (self.rows - 1) + 1 if positions.places is None else positions.places  # ((B,) T)
         largest = places.amax(-1, keepdim=True)
         # a test may have larger places than training, and an index beyond the table ends the process on a GPU
         if readable(places, wait=not self.training):
@@ -74,20 +74,20 @@ class Placed(Drawing):
             # tokens without a place are left out, padding among them, whose number depends on the batch
             tokens = tokens * (places > 0)  # (B, T)
             number = (tokens * torch.arange(1, tokens.shape[1] + 1, device=tokens.device)).sum(-1, keepdim=True)
-            share = (self.share + number * GOLDEN).frac()  # (B, 1) fp64
-            places = torch.where(places > 0, places + (share * (self.rows - largest)).long(), 0)  # (B, T)
-        return replace(at, places=places)
+            fraction = (self.shift_fraction + number * GOLDEN).frac()  # (B, 1) fp64
+            places = torch.where(places > 0, places + (fraction * (self.rows - largest)).long(), 0)  # (B, T)
+        return replace(positions, places=places)
 
-    def embed(self, x: Tensor, at: TokenPositions) -> Tensor:
+    def embed(self, x: Tensor, positions: TokenPositions) -> Tensor:
         assert self.table is not None
-        assert at.places is not None
-        added = torch.where(at.places[..., None] > 0, self.table[at.places], 0)  # ((B,) T, D)
-        x = self.position.embed(x, at)
+        assert positions.places is not None
+        added = torch.where(positions.places[..., None] > 0, self.table[positions.places], 0)  # ((B,) T, D)
+        x = self.position.embed(x, positions)
         return (precise(x) + added).to(x.dtype)
 
     def draw_(self) -> None:
-        if not self.share.is_meta:
-            self.share.fill_(self.random_integer(8) / 2**64)  # in [0, 1)
+        if not self.shift_fraction.is_meta:
+            self.shift_fraction.fill_(self.random_integer(8) / 2**64)  # in [0, 1)
 
 
 class Coupled(Placed):

@@ -45,7 +45,7 @@ class FIRE(Position):
 
     def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> Tensor:
         distance = precise(block.distance.to(self.c.dtype))  # ((B,) Tq, Tk)
-        scale = torch.maximum(self.threshold_scale * self.threshold, block.queries.positions.to(self.c.dtype))
+        scale = torch.maximum(self.threshold_scale * self.threshold, block.queries.ids.to(self.c.dtype))
         x = torch.log1p(self.c * distance) / torch.log1p(self.c * scale)[..., None]  # ((B,) Tq, Tk) in [0, 1]
         slope, intercept, knots = self._pieces()
         piece = torch.bucketize(x.detach(), knots)  # ((B,) Tq, Tk)

@@ -32,7 +32,7 @@ class FoX(Position):
         nn.init.normal_(self.gates.weight, std=0.02)
         nn.init.constant_(self.gates.bias, start)
 
-    def token_state(self, x: Tensor, at: TokenPositions, past: Tensor | None) -> Tensor:
+    def token_state(self, x: Tensor, positions: TokenPositions, past: Tensor | None) -> Tensor:
         gates = F.logsigmoid(product(x, self.gates.weight.T) + self.gates.bias).mT  # (B, H, T)
         sums = gates.to(exact(x.device)).cumsum(-1)[..., None]  # (B, H, T, 1) fp64: differences are what counts
         return sums if past is None else sums + past[:, :, -1:]

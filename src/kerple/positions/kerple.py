@@ -188,7 +188,7 @@ class KerpleWeight1(KerpleKernel):
         super().__init__(floor)
         self.learn("r1", shape.heads, r1, between=(floor, 1.0), minimum=floor)
 
-    def weight(self, distance: Tensor) -> Tensor:
+    def score_scale(self, distance: Tensor) -> Tensor:
         return torch.exp(-self.r1[:, None] * distance**2)  # (H, N)
 
 
@@ -212,7 +212,7 @@ class KerpleWeight2(KerpleKernel):
         self.learn("r1", shape.heads, r1, between=(floor, 1.0), minimum=floor)
         self.learn("r2", shape.heads, r2, between=(floor, 2.0), minimum=floor, maximum=2.0)
 
-    def weight(self, distance: Tensor) -> Tensor:
+    def score_scale(self, distance: Tensor) -> Tensor:
         return torch.exp(-self.r1[:, None] * distance ** self.r2[:, None])  # (H, N)
 
 
@@ -245,5 +245,5 @@ class KerpleBiasWeight(KerpleKernel):
     def bias(self, distance: Tensor) -> Tensor:
         return -self.r1[:, None] * distance ** self.r2[:, None]  # (H, N)
 
-    def weight(self, distance: Tensor) -> Tensor:
+    def score_scale(self, distance: Tensor) -> Tensor:
         return torch.exp(-self.r3[:, None] * distance ** self.r4[:, None])  # (H, N)

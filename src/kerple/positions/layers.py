@@ -48,6 +48,6 @@ class Layers(Wrapper):
         expected = "a strategy that works in attention, not through the embeddings, which all layers share"
         option = "far" if is_far else "near"
         self.require(not self.position.uses("embed"), option, type(self.position).__name__, expected)
-        self.per_layer = self.differs = True
+        self.per_layer = self.varies_by_layer = True
         if not is_far:
             self.window = window if self.window is None else min(window, self.window)

@@ -43,7 +43,7 @@ class PaTH(Position):
         self.up = nn.Linear(rank, shape.dim, bias=False, dtype=torch.float32)
         self.gate = nn.Linear(shape.dim, shape.heads, dtype=torch.float32)
 
-    def token_state(self, x: Tensor, at: TokenPositions, past: Tensor | None) -> Tensor:
+    def token_state(self, x: Tensor, positions: TokenPositions, past: Tensor | None) -> Tensor:
         w = product(product(x, self.down.weight.T), self.up.weight.T).unflatten(-1, (self.heads, -1)).transpose(1, 2)
         beta = 2 * torch.sigmoid(product(x, self.gate.weight.T) + self.gate.bias).mT[..., None]  # (B, H, T, 1)
         return torch.cat([F.normalize(w, dim=-1), beta], -1)  # (B, H, T, δ + 1)

@@ -40,14 +40,16 @@ class PoPE(Position):
         turn = 2 * math.pi
         self.learn("phase", shape.dim, phase, between=(-turn, 0.0), minimum=-turn, maximum=0.0)
 
-    def transform_qk(self, q: Tensor, k: Tensor, state: Tensor | None, at: TokenPositions) -> tuple[Tensor, Tensor]:
-        of_queries, of_keys = at.once(self.waves)
+    def transform_qk(
+        self, q: Tensor, k: Tensor, state: Tensor | None, positions: TokenPositions
+    ) -> tuple[Tensor, Tensor]:
+        of_queries, of_keys = positions.once(self.waves)
         return _spread(q, of_queries), _spread(k, of_keys)
 
-    def waves(self, at: TokenPositions) -> tuple[Tensor, ...]:
+    def waves(self, positions: TokenPositions) -> tuple[Tensor, ...]:
         """Cosines and sines of the angles of queries, ((B,) H, T, 2δ), and of keys, ((B,) 1, T, 2δ), in fp64."""
         phase = self.phase.unflatten(-1, (self.heads, 1, -1))  # (H, 1, δ)
-        angle = angles(at.positions, 2 * phase.shape[-1], self.base).unsqueeze(-3)  # ((B,) 1, T, δ)
+        angle = angles(positions.ids, 2 * phase.shape[-1], self.base).unsqueeze(-3)  # ((B,) 1, T, δ)
         return tuple(torch.cat([a.cos(), a.sin()], -1) for a in (angle + phase, angle))
 
 

@@ -60,11 +60,11 @@ class RandomizedPositions(Drawing):
         if not self.fixed.is_meta:
             self.fixed.copy_(self._permutation())
 
-    def remap_positions(self, at: TokenPositions, tokens: Tensor) -> TokenPositions:
-        length = at.rows.shape[0]
+    def remap_positions(self, positions: TokenPositions, tokens: Tensor) -> TokenPositions:
+        length = positions.rows.shape[0]
         drawn = self.drawn if self.training and length <= len(self.drawn) else self.fixed
-        positions = drawn[:length].sort().values  # (T,)
-        return self.position.remap_positions(replace(at, positions=positions, contiguous=False), tokens)
+        ids = drawn[:length].sort().values  # (T,)
+        return self.position.remap_positions(replace(positions, ids=ids, contiguous=False), tokens)
 
     def draw_(self) -> None:
         if not self.drawn.is_meta:

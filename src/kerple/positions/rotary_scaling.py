@@ -1,4 +1,4 @@
-"""Frequencies of RoPE, and their scaling (PI, NTK, YaRN) for inputs longer than those of training."""
+"""Frequencies of RoPE, and their scaling for inputs longer than those of training."""
 
 import math
 from dataclasses import dataclass
@@ -9,59 +9,78 @@ from torch import Tensor
 
 from kerple.positions.angles import exact, frequencies
 
-Scaling = Literal["pi", "ntk", "dynamic_ntk", "yarn"]
+Scaling = Literal["pi", "ntk", "dynamic_ntk", "yarn", "llama3", "longrope", "proportional"]
 
 
 @dataclass(frozen=True)
-class Turns:
-    """Radians per position of each pair of dimensions that RoPE turns; the options are RoPE's.
+class RotaryFrequencies:
+    """Radians per position of each pair of dimensions that RoPE rotates.
 
     Args:
-        turned: r, how many dimensions turn.
-        base: Base of the angles base^(-2i/r).
-        length: L, the training length.
-        scaling: None, or the rule.
-        factor: s, how many times L is to be reached.
-        fast: Turns in L from which ``yarn`` keeps an angle.
-        slow: Turns in L up to which ``yarn`` divides an angle by s.
+        dim: Number of dimensions r that the frequencies belong to.
+        base: Base of the frequencies base^(-2i/r).
+        length: Training length L.
+        scaling: Rule of the scaling, or None.
+        factor: Scaling factor s.
+        beta_fast: Rotations in L from which a frequency is kept, with ``yarn`` and ``llama3``.
+        beta_slow: Rotations in L up to which a frequency is divided by s, with ``yarn`` and ``llama3``.
+        rotated: Number of dimensions whose frequency is not 0, with ``proportional``.
+        short_factors: Divisors of the frequencies (r/2,) for an input of up to L tokens, with ``longrope``.
+        long_factors: The same for longer inputs.
     """
 
-    turned: int
+    dim: int
     base: float
     length: int
     scaling: Scaling | None
-    factor: float | None
-    fast: float
-    slow: float
+    factor: float
+    beta_fast: float
+    beta_slow: float
+    rotated: int
+    short_factors: list[float] | None
+    long_factors: list[float] | None
 
     @property
-    def size(self) -> float:
-        """Factor of q and k, which YaRN makes larger than 1."""
-        return 0.1 * math.log(self.factor or 1.0) + 1 if self.scaling == "yarn" else 1.0
+    def attention_factor(self) -> float:
+        """Factor of the rotated q and k."""
+        if self.scaling == "yarn":
+            return 0.1 * math.log(self.factor) + 1
+        return math.sqrt(1 + math.log(self.factor) / math.log(self.length)) if self.scaling == "longrope" else 1.0
 
-    def __call__(self, positions: Tensor) -> Tensor:
-        """Compute radians per position, (r/2,) or ((B,) 1, r/2) fp64, for an input with these positions ((B,) T)."""
-        r, device, factor = self.turned, positions.device, self.factor or 1.0
+    def __call__(self, ids: Tensor) -> Tensor:
+        """Compute radians per position, (r/2,) or ((B,) 1, r/2) fp64, for an input with position ids ((B,) T)."""
+        r, device, factor = self.dim, ids.device, self.factor
+        end = ids.amax(-1, keepdim=True)[..., None] + 1  # ((B,) 1, 1)
         if self.scaling == "ntk":
             return frequencies(r, self.base * factor ** (r / (r - 2)), device)
         if self.scaling == "dynamic_ntk":
-            end = positions.amax(-1, keepdim=True)[..., None] + 1  # ((B,) 1, 1)
             ratio = end.clamp(min=self.length).to(exact(device)) / self.length
             return frequencies(r, self.base * (factor * ratio - (factor - 1)) ** (r / (r - 2)), device)
         unscaled = frequencies(r, self.base, device)
         if self.scaling == "pi":
             return unscaled / factor
-        if self.scaling == "yarn":
-            return torch.lerp(unscaled, unscaled / factor, self._ramp().to(unscaled))
+        if self.scaling == "proportional":
+            return unscaled / factor * (torch.arange(0, r, 2, device=device) < self.rotated)
+        if self.scaling == "longrope":
+            short, long = unscaled.new_tensor([self.short_factors, self.long_factors])
+            return unscaled / torch.where(end > self.length, long, short)
+        if self.scaling in ("yarn", "llama3"):
+            interpolated = self._yarn_ramp() if self.scaling == "yarn" else self._llama3_ramp(unscaled)
+            return torch.lerp(unscaled, unscaled / factor, interpolated.to(unscaled))
         return unscaled
 
-    def _ramp(self) -> Tensor:
-        # YaRN's weight of each pair, from 0 (its angle is kept) to 1 (its angle is divided by s), (r/2,) fp64
-        low = max(math.floor(self._pair(self.fast)), 0)
-        high = min(math.ceil(self._pair(self.slow)), self.turned - 1)
-        span = max(high, low + 0.001) - low
-        return ((torch.arange(self.turned // 2, dtype=torch.float64) - low) / span).clamp(0, 1)
+    # how much of each frequency is divided by s, from 0 (it is kept) to 1, (r/2,) fp64
 
-    def _pair(self, turns: float) -> float:
-        # index of the pair, interpolated, that turns so often within the training length
-        return self.turned * math.log(self.length / (turns * 2 * math.pi)) / (2 * math.log(self.base))
+    def _yarn_ramp(self) -> Tensor:
+        low = max(math.floor(self._pair(self.beta_fast)), 0)
+        high = min(math.ceil(self._pair(self.beta_slow)), self.dim - 1)
+        span = max(high, low + 0.001) - low
+        return ((torch.arange(self.dim // 2, dtype=torch.float64) - low) / span).clamp(0, 1)
+
+    def _llama3_ramp(self, unscaled: Tensor) -> Tensor:
+        rotations = self.length * unscaled / (2 * math.pi)  # in L
+        return ((self.beta_fast - rotations) / (self.beta_fast - self.beta_slow)).clamp(0, 1)
+
+    def _pair(self, rotations: float) -> float:
+        # index of the pair, interpolated, that rotates so often within the training length
+        return self.dim * math.log(self.length / (rotations * 2 * math.pi)) / (2 * math.log(self.base))

@@ -40,5 +40,5 @@ class Sink(Position):
         else:
             self.register_buffer("logits", logits, persistent=False)
 
-    def sink_logit(self, q: Tensor, at: TokenPositions) -> Tensor:
+    def sink_logit(self, q: Tensor, positions: TokenPositions) -> Tensor:
         return self.logits  # (H,)

@@ -1,6 +1,7 @@
-"""`SSMax` and `Temperature`: factors of the scores that grow with the number of keys a query sees."""
+"""Temperatures of attention: factors of the scores that grow with the number of keys a query sees."""
 
 import math
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -9,66 +10,100 @@ from kerple.positions.base import Position, Shape
 from kerple.positions.products import precise
 from kerple.positions.token_positions import TokenPositions
 
+Rule = Literal["llama4", "ministral3", "beam", "inkling", "swan"]
+
 
 class SSMax(Position):
     """Scalable softmax, ``s_h · log(n) · q·k / √δ`` for a query that sees n keys (Nakanishi 2025, arXiv 2501.19399,
     section 3).
 
-    n is at most the window. For a query that sees one key the factor is log 1 = 0, which changes nothing. It says
-    nothing of positions; combine it with a strategy that does by `Together`.
+    n is at most the window. Without ``bias`` the factor of a query that sees one key is log 1 = 0, which changes
+    nothing. With ``bias`` the factor is ``s_h · log(n) + b_h``, as in Mistral Large 4 (Mistral AI 2026, published
+    code), where s starts at 0 and b at 1. It says nothing of positions; combine it with a strategy that does by
+    `Together`.
 
-    Parameters: `H`, one set per layer unless the model says otherwise. Cost: one multiplication per entry of q.
+    Parameters: `H * (2 - (bias is None))`, one set per layer unless the model says otherwise.
+    Cost: one multiplication per entry of q.
 
     Args:
         shape: Sizes of the model.
         start: Initial value of s; None is 1 / log L, with which scores at the training length are those of plain
             softmax.
+        bias: Initial value of b; None for no b.
 
     Raises:
-        UserError: If the start is not positive.
+        UserError: If the start is not positive, or, with a bias, negative.
     """
 
     shift_invariant = True
     per_layer = True
 
-    def __init__(self, shape: Shape, start: float | None = None) -> None:
+    def __init__(self, shape: Shape, start: float | None = None, bias: float | None = None) -> None:
         super().__init__()
-        self.require(start is None or start > 0, "start", start, "a positive number, such as 0.43")
+        expected = "a positive number, such as 0.43; 0 with a bias"
+        self.require(start is None or start > 0 or (start == 0 and bias is not None), "start", start, expected)
         start = 1 / math.log(max(shape.length, 2)) if start is None else start
         self.scale = nn.Parameter(torch.full((shape.heads,), start, dtype=torch.float32))
+        self.offset = None if bias is None else nn.Parameter(torch.full_like(self.scale.detach(), bias))
 
-    def transform_qk(self, q: Tensor, k: Tensor, state: Tensor | None, at: TokenPositions) -> tuple[Tensor, Tensor]:
-        factor = self.scale[:, None, None] * at.visible.to(self.scale.dtype).log()[:, None]  # (H, T, 1)
-        return (precise(q) * factor).to(q.dtype), k
+    def transform_qk(
+        self, q: Tensor, k: Tensor, state: Tensor | None, positions: TokenPositions
+    ) -> tuple[Tensor, Tensor]:
+        factor = self.scale[:, None] * positions.visible.to(self.scale.dtype).log()  # (H, T)
+        factor = factor if self.offset is None else factor + self.offset[:, None]
+        return (precise(q) * factor[..., None]).to(q.dtype), k
 
 
 class Temperature(Position):
-    """Llama 4's temperature of attention: ``q · (1 + share · log(1 + ⌊(m + 1) / every⌋))`` for the query in row m.
+    """Factor of the scores that grows with the number n of keys that a query sees, by one of five published rules.
 
-    The published model has it in the layers without rotary embedding: ``Layers`` with RoPE near and this far. Source:
-    Meta, Llama 4 (2025), its published code; scalable softmax (arXiv 2501.19399) has learned factors for it.
+    With n₀ = ``length`` and a = ``scale``, the factor is
+
+    - ``llama4``: ``1 + a · log(1 + ⌊n / n₀⌋)`` (Meta 2025, published code of Llama 4; n₀ = 8192);
+    - ``ministral3``: ``1 + a · log(1 + ⌊(n - 1) / n₀⌋)`` (Mistral AI 2025, published code; n₀ is the training length);
+    - ``beam``: ``(1 + n / n₀)^a`` (published code of Beam, 2026; n₀ = 2048);
+    - ``inkling``: ``1 + a · log(max(n / n₀, 1))`` (Thinking Machines 2026, published code; n₀ = 128000);
+    - ``swan``: ``log(n₀ + n - 1) / log(n₀)`` in evaluation, 1 in training (Puvvada et al. 2025, arXiv 2504.08719,
+      section 2.2 and appendix D, where n₀ is fitted to a trained model). There is no a.
+
+    The published models have a = 0.1 and this factor in layers that see everything. Except in Ministral 3, these layers
+    have no rotary embedding: ``Layers`` with RoPE near and this far. With a window, n is at most the window. `SSMax` is
+    the learned factor.
 
     Parameters: `0`. Cost: one multiplication per entry of q.
 
     Args:
         shape: Sizes of the model.
-        share: Factor of the logarithm.
-        every: Number of rows after which the factor grows; None is the training length, as 8192 for Llama 4's
-            pretraining.
+        rule: One of the above.
+        scale: The a of the rule.
+        length: The n₀ of the rule, a number of keys; None is the training length.
 
     Raises:
-        UserError: If a number is not positive.
+        UserError: If the scale is not positive, or the length below 2.
     """
 
     shift_invariant = True
 
-    def __init__(self, shape: Shape, share: float = 0.1, every: int | None = None) -> None:
+    def __init__(self, shape: Shape, rule: Rule = "llama4", scale: float = 0.1, length: int | None = None) -> None:
         super().__init__()
-        self.share, self.every = share, shape.length if every is None else every
-        self.require(share > 0, "share", share, "a positive number; Llama 4 has 0.1")
-        self.require(self.every >= 1, "every", every, "a positive number; Llama 4 has 8192")
+        self.rule, self.scale, self.length = rule, scale, shape.length if length is None else length
+        self.require(scale > 0, "scale", scale, "a positive number; published models have 0.1")
+        self.require(self.length >= 2, "length", self.length, "2 keys or more; Llama 4 has 8192")
 
-    def transform_qk(self, q: Tensor, k: Tensor, state: Tensor | None, at: TokenPositions) -> tuple[Tensor, Tensor]:
-        steps = torch.div(at.rows + 1, self.every, rounding_mode="floor")  # (T,)
-        factor = 1 + self.share * torch.log1p(steps.to(precise(q).dtype))[:, None]  # (T, 1)
-        return (precise(q) * factor).to(q.dtype), k
+    def transform_qk(
+        self, q: Tensor, k: Tensor, state: Tensor | None, positions: TokenPositions
+    ) -> tuple[Tensor, Tensor]:
+        if self.rule == "swan" and self.training:
+            return q, k
+        return (precise(q) * self.factor(positions, precise(q).dtype)).to(q.dtype), k
+
+    def factor(self, positions: TokenPositions, dtype: torch.dtype) -> Tensor:
+        """Factor of each query, (T, 1) in ``dtype``."""
+        n = positions.visible[:, None]
+        if self.rule in ("llama4", "ministral3"):
+            steps = (n if self.rule == "llama4" else n - 1) // self.length
+            return 1 + self.scale * steps.to(dtype).log1p()
+        if self.rule == "swan":
+            return (n - 1 + self.length).to(dtype).log() / math.log(self.length)
+        ratio = n.to(dtype) / self.length
+        return (1 + ratio) ** self.scale if self.rule == "beam" else 1 + self.scale * ratio.clamp(min=1).log()

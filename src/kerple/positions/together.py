@@ -17,7 +17,7 @@ from kerple.positions.token_positions import AttentionWeights, QueryKeyBlock, To
 
 
 class Together(Position):
-    """Combines strategies: biases and additions to the output are summed, weights are multiplied.
+    """Combines strategies: biases and additions to the output are summed, score scales are multiplied.
 
     `remap_positions`, `embed`, `transform_qk` and `modify_scores` of the parts are applied one after the other, in
     their order. Several sinks are one whose logit is the logarithm of the sum of their exponentials.
@@ -40,7 +40,10 @@ class Together(Position):
         invariant = [p.shift_invariant for p in self.parts]
         self.shift_invariant = None if None in invariant else all(invariant)
         self.prefix_consistent = all(p.prefix_consistent for p in self.parts)
-        self.per_layer, self.differs = any(p.per_layer for p in self.parts), any(p.differs for p in self.parts)
+        self.per_layer, self.varies_by_layer = (
+            any(p.per_layer for p in self.parts),
+            any(p.varies_by_layer for p in self.parts),
+        )
         self.window = min((p.window for p in self.parts if p.window is not None), default=None)
         self.max_length = min((p.max_length for p in self.parts if p.max_length is not None), default=None)
         self._widths = [0] * len(self.parts)  # of each part's token_state, (B, H, T, width)
@@ -48,28 +51,30 @@ class Together(Position):
     def uses(self, hook: str) -> bool:
         return any(p.uses(hook) for p in self.parts)
 
-    def remap_positions(self, at: TokenPositions, tokens: Tensor) -> TokenPositions:
-        return reduce(lambda at, part: part.remap_positions(at, tokens), self.parts, at)
+    def remap_positions(self, positions: TokenPositions, tokens: Tensor) -> TokenPositions:
+        return reduce(lambda positions, part: part.remap_positions(positions, tokens), self.parts, positions)
 
-    def embed(self, x: Tensor, at: TokenPositions) -> Tensor:
-        return reduce(lambda x, part: part.embed(x, at), self.parts, x)
+    def embed(self, x: Tensor, positions: TokenPositions) -> Tensor:
+        return reduce(lambda x, part: part.embed(x, positions), self.parts, x)
 
     def bias(self, distance: Tensor) -> Tensor | None:
         return _joined(torch.add, [p.bias(distance) for p in self.parts])
 
-    def weight(self, distance: Tensor) -> Tensor | None:
-        return _joined(torch.mul, [p.weight(distance) for p in self.parts])
+    def score_scale(self, distance: Tensor) -> Tensor | None:
+        return _joined(torch.mul, [p.score_scale(distance) for p in self.parts])
 
-    def transform_qk(self, q: Tensor, k: Tensor, state: Tensor | None, at: TokenPositions) -> tuple[Tensor, Tensor]:
+    def transform_qk(
+        self, q: Tensor, k: Tensor, state: Tensor | None, positions: TokenPositions
+    ) -> tuple[Tensor, Tensor]:
         for part, part_state in zip(self.parts, self._split(state), strict=True):
-            q, k = part.transform_qk(q, k, part_state, at)
+            q, k = part.transform_qk(q, k, part_state, positions)
         return q, k
 
-    def sink_logit(self, q: Tensor, at: TokenPositions) -> Tensor | None:
-        return _joined(torch.logaddexp, [_per_query(p.sink_logit(q, at), q) for p in self.parts])
+    def sink_logit(self, q: Tensor, positions: TokenPositions) -> Tensor | None:
+        return _joined(torch.logaddexp, [_per_query(p.sink_logit(q, positions), q) for p in self.parts])
 
-    def token_state(self, x: Tensor, at: TokenPositions, past: Tensor | None) -> Tensor | None:
-        states = [p.token_state(x, at, before) for p, before in zip(self.parts, self._split(past), strict=True)]
+    def token_state(self, x: Tensor, positions: TokenPositions, past: Tensor | None) -> Tensor | None:
+        states = [p.token_state(x, positions, before) for p, before in zip(self.parts, self._split(past), strict=True)]
         self._widths = [0 if state is None else state.shape[-1] for state in states]
         present = [state for state in states if state is not None]
         if not present:

@@ -23,7 +23,7 @@ class TokenPositions:
 
     Args:
         rows: (T,) int64, 0 for the first token of the input.
-        positions: (T,) int64, or (B, T) where they differ between sequences.
+        ids: Positions (T,) int64, or (B, T) where they differ between sequences.
         contiguous: Whether positions are rows plus a constant; it has nothing to do with memory. If not, functions of
             distance are computed pair by pair.
         places: The place that a task gives each token, (B, T) int64, 0 for none; None where there is no such task.
@@ -31,7 +31,7 @@ class TokenPositions:
     """
 
     rows: Tensor
-    positions: Tensor
+    ids: Tensor
     contiguous: bool = True
     places: Tensor | None = None
     visibility: Visibility = EVERYTHING
@@ -53,8 +53,8 @@ class TokenPositions:
 
     def __getitem__(self, tokens: slice) -> "TokenPositions":
         places = None if self.places is None else self.places[..., tokens]
-        rows, positions = self.rows[tokens], self.positions[..., tokens]
-        return TokenPositions(rows, positions, self.contiguous, places, self.visibility)
+        rows, ids = self.rows[tokens], self.ids[..., tokens]
+        return TokenPositions(rows, ids, self.contiguous, places, self.visibility)
 
     @property
     def visible(self) -> Tensor:
@@ -83,7 +83,7 @@ class QueryKeyBlock:
     @property
     def distance(self) -> Tensor:
         """Distance from each query back to each key, (Tq, Tk) or (B, Tq, Tk) int64; 0 where the key comes later."""
-        return (self.queries.positions[..., :, None] - self.keys.positions[..., None, :]).clamp(min=0)
+        return (self.queries.ids[..., :, None] - self.keys.ids[..., None, :]).clamp(min=0)
 
     def evaluate(self, function: Callable[[Tensor], Tensor | None]) -> Tensor:
         """Evaluate a function of distance, (N,) fp32 -> (H, N), at each pair: (H, Tq, Tk) or (B, H, Tq, Tk)."""

@@ -43,7 +43,7 @@ class TransformerXL(Position):
         if block.keys.contiguous:
             of_distance = self._shifted(by, k.shape[2])
         else:
-            of_distance = self._factored(by, block.queries.positions, block.keys.positions)
+            of_distance = self._factored(by, block.queries.ids, block.keys.ids)
         return s + (of_key + of_distance) * self.u.shape[-1] ** -0.5  # (B, H, Tq, Tk)
 
     def _shifted(self, by: Tensor, keys: int) -> Tensor:

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from kerple.positions.angles import angles
 from kerple.positions.base import Position, Shape
-from kerple.positions.rotary import Layout, turn, turned_dimensions
+from kerple.positions.rotary import Layout, apply_rotary, rotary_dim
 from kerple.positions.token_positions import TokenPositions
 
 
@@ -34,23 +34,25 @@ class XPos(Position):
 
     def __init__(self, shape: Shape, base: float = 10000.0, decay: int = 512, layout: Layout = "interleaved") -> None:
         super().__init__()
-        self.turned = turned_dimensions(self, shape, base, 1.0)
+        self.rotary_dim = rotary_dim(self, shape, base, 1.0)
         self.require(decay >= 1, "decay", decay, "1 or more tokens; the paper uses 512")
         self.base, self.decay, self.layout = base, decay, layout
 
-    def transform_qk(self, q: Tensor, k: Tensor, state: Tensor | None, at: TokenPositions) -> tuple[Tensor, Tensor]:
-        cos, sin, log_size = at.once(self.waves)
+    def transform_qk(
+        self, q: Tensor, k: Tensor, state: Tensor | None, positions: TokenPositions
+    ) -> tuple[Tensor, Tensor]:
+        cos, sin, log_size = positions.once(self.waves)
         end = 7 if k.dtype == torch.float16 else 80
         size = log_size.clamp(-end, end)
         grown, shrunk = (-size).exp(), size.exp()
-        return turn(q, cos * shrunk, sin * shrunk, self.layout), turn(k, cos * grown, sin * grown, self.layout)
+        q = apply_rotary(q, cos * shrunk, sin * shrunk, self.layout)
+        return q, apply_rotary(k, cos * grown, sin * grown, self.layout)
 
-    def waves(self, at: TokenPositions) -> tuple[Tensor, Tensor, Tensor]:
+    def waves(self, positions: TokenPositions) -> tuple[Tensor, Tensor, Tensor]:
         """Cosine and sine of the angles, and the logarithm of the queries' sizes, ((B,) T, δ/2) fp64 each."""
-        positions = at.positions
-        angle = angles(positions, self.turned, self.base)
-        pair = torch.arange(0, self.turned, 2, dtype=angle.dtype, device=angle.device) / self.turned  # (δ/2,)
+        angle = angles(positions.ids, self.rotary_dim, self.base)
+        pair = torch.arange(0, self.rotary_dim, 2, dtype=angle.dtype, device=angle.device) / self.rotary_dim  # (δ/2,)
         # one origin for the whole input, from which the keys in a cache were counted, too
-        origin = positions[..., :1] - at.rows[:1] if at.contiguous else 0
-        counted = positions - origin  # ((B,) T)
+        origin = positions.ids[..., :1] - positions.rows[:1] if positions.contiguous else 0
+        counted = positions.ids - origin  # ((B,) T)
         return angle.cos(), angle.sin(), counted[..., None] / self.decay * ((pair + 0.4) / 1.4).log()

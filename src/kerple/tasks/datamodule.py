@@ -35,7 +35,7 @@ class TaskData(LightningDataModule):
             another order. With null, new problems are drawn for the whole run.
         validation_examples: Number of validation problems, of training lengths.
         test_examples: Number of test problems of each length, or fewer if there are not so many.
-        held_out: Share of the problems of training lengths that is kept for testing; the same share is kept for
+        held_out: Fraction of the problems of training lengths that is kept for testing; the same fraction is kept for
             validation.
         seed: Chooses the training problems; null for the seed of the run (``seed_everything``).
         workers: Number of processes that make training batches; with 0 the training process makes them.
@@ -78,7 +78,7 @@ class TaskData(LightningDataModule):
             if getattr(self, name) < 1:
                 raise UserError(f"data.{name}: got {getattr(self, name)}, expected a positive number")
         if not 0 < self.sampler.held_out < 0.5:
-            raise UserError(f"data.held_out: got {self.sampler.held_out}, expected a share between 0 and 0.5")
+            raise UserError(f"data.held_out: got {self.sampler.held_out}, expected a fraction between 0 and 0.5")
         if self.vocabulary < len(CHARACTERS):
             raise UserError(f"data.vocabulary: got {self.vocabulary}, expected at least {len(CHARACTERS)} characters")
         longest = self.task.longest or float("inf")

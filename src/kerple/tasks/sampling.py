@@ -36,7 +36,7 @@ class Sampler:
     Args:
         task: The task.
         train_length: Largest length of training problems.
-        held_out: Share of the problems of training lengths that is kept for testing; the same share is kept for
+        held_out: Fraction of the problems of training lengths that is kept for testing; the same fraction is kept for
             validation.
     """
 

@@ -6,16 +6,24 @@ goes wrong only farther out, only for options other than those that are checked,
 does not know what the paper says: that needs a test of the formula.
 """
 
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import torch
+
+from kerple.base.errors import UserError
 from kerple.positions import Position
 from kerple.testing import precision, reading, training  # noqa: F401 -- they register their properties
 from kerple.testing.subject import AT_LENGTHS, PROPERTIES, DoesNotApply, Property, Subject
 
 __all__ = ["AT_LENGTHS", "PROPERTIES", "DoesNotApply", "Outcome", "Property", "Subject", "check", "outcomes"]
+
+LIBRARIES = ("<", *(str(Path(f).parent) for f in (traceback.__file__, torch.__path__[0], __path__[0])))
+"""How the names of files begin that are not the author's: generated code, and packages with their standard library."""
 
 
 @dataclass(frozen=True)
@@ -27,28 +35,33 @@ class Outcome:
         holds: Whether it holds; None if it does not apply.
         lengths: Numbers of tokens of the readings; empty if the property does not depend on `Subject.lengths`.
         why: Why it does not hold or apply, in one line; empty if it holds.
+        error: The error that was raised if it does not hold.
     """
 
     name: str
     holds: bool | None
     lengths: tuple[int, ...] = ()
     why: str = ""
+    error: Exception | None = None
 
 
 def outcomes(build: Callable[..., Position], **settings: Any) -> Iterator[Outcome]:
     """Check one property after the other, and yield each outcome; the arguments are those of `check`."""
     subject = Subject(partial(build, **settings))
     for name, property_ in PROPERTIES.items():
-        lengths = subject.lengths if property_ in AT_LENGTHS else ()
+        lengths: tuple[int, ...] = ()
         try:
+            lengths = subject.lengths if property_ in AT_LENGTHS else ()
             property_(subject)
             yield Outcome(name, True, lengths)
         except DoesNotApply as reason:
             yield Outcome(name, None, (), str(reason))
         except Exception as error:  # the author of a strategy has to see any error that it raises
-            lines = str(error).strip().splitlines() or [""]
-            kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
-            yield Outcome(name, False, lengths, f"{kind}{lines[0]}")
+            frames = traceback.extract_tb(error.__traceback__)
+            places = [f"{f.filename}:{f.lineno}: " for f in frames if not f.filename.startswith(LIBRARIES)]
+            kind = "" if isinstance(error, AssertionError | UserError) else f"{type(error).__name__}: "
+            why = "".join([*places[-1:], kind, *str(error).strip().splitlines()[:1]])
+            yield Outcome(name, False, lengths, why, error)
 
 
 def check(build: Callable[..., Position], **settings: Any) -> list[Outcome]:

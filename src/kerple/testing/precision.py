@@ -114,19 +114,19 @@ def results_of_hooks(position: Position, length: int) -> dict[str, Tensor]:
     """The results of all hooks for fp32 input of some tokens, from position 300 on, where bf16 rounds positions."""
     torch.manual_seed(1)
     k, x = torch.randn(2, 4, length, 8), torch.randn(2, length, 32)
-    at = TokenPositions.line(length, 300 if position.max_length is None else 0)
-    at = position.remap_positions(at, torch.zeros(2, length, dtype=torch.int64))
+    positions = TokenPositions.line(length, 300 if position.max_length is None else 0)
+    positions = position.remap_positions(positions, torch.zeros(2, length, dtype=torch.int64))
     distance = torch.arange(3000).float()
     results: dict[str, Tensor | None] = {
-        "embed": position.embed(x, at),
+        "embed": position.embed(x, positions),
         "bias": position.bias(distance),
-        "weight": position.weight(distance),
+        "score_scale": position.score_scale(distance),
     }
-    state = results["token_state"] = position.token_state(x, at, None)
-    results["q"], results["k"] = q, transformed = position.transform_qk(k, k.flip(0), state, at)
+    state = results["token_state"] = position.token_state(x, positions, None)
+    results["q"], results["k"] = q, transformed = position.transform_qk(k, k.flip(0), state, positions)
     q, seen = q[:, :, -5:], torch.ones(5, length, dtype=torch.bool).tril(length - 5)
-    results["sink_logit"] = position.sink_logit(q, at[-5:])
-    block = QueryKeyBlock(at[-5:], at, seen, state)
+    results["sink_logit"] = position.sink_logit(q, positions[-5:])
+    block = QueryKeyBlock(positions[-5:], positions, seen, state)
     if position.uses("modify_scores"):
         scores = position.modify_scores(torch.randn(2, 4, 5, length).masked_fill(~seen, 0), q, transformed, block)
         scores = scores.p if isinstance(scores, AttentionWeights) else scores

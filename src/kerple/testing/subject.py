@@ -119,9 +119,9 @@ class Moved(Wrapper):
         super().__init__(position)
         self.where = where
 
-    def remap_positions(self, at: TokenPositions, tokens: Tensor) -> TokenPositions:
-        at = replace(at, positions=self.where[..., at.rows], contiguous=False)
-        return self.position.remap_positions(at, tokens)
+    def remap_positions(self, positions: TokenPositions, tokens: Tensor) -> TokenPositions:
+        positions = replace(positions, ids=self.where[..., positions.rows], contiguous=False)
+        return self.position.remap_positions(positions, tokens)
 
 
 def move(network: Transformer, where: Tensor) -> Transformer:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -72,9 +73,16 @@ def logits_are_finite_at_64_times_the_training_length_or_it_is_refused(subject: 
 
 @holds
 def nothing_is_sized_by_the_training_length(subject: Subject) -> None:
-    """Parameters have the same shapes at two training lengths, unless the docstring's formula names L."""
+    """Parameters, buffers and other tensors have the same shapes at two training lengths.
+
+    It does not apply if the docstring's formula names L.
+    """
     position = subject.position()
     if re.search(r"Parameters: `[^`]*\bL\b", type(position).__doc__ or ""):
         raise DoesNotApply("it has a table of positions")
-    sizes = [[p.shape for p in subject.position(length).parameters()] for length in (16, 64)]
-    assert sizes[0] == sizes[1], f"parameters of {sizes[0]} at 16 tokens, {sizes[1]} at 64"
+    sizes = []
+    for length in (16, 64):
+        modules = subject.position(length).modules()
+        attributes = chain.from_iterable((*m.parameters(False), *m.buffers(False), *vars(m).values()) for m in modules)
+        sizes.append([tuple(a.shape) for a in attributes if isinstance(a, Tensor)])
+    assert sizes[0] == sizes[1], f"parameters, buffers and other tensors of {sizes[0]} at 16 tokens, {sizes[1]} at 64"

@@ -101,13 +101,13 @@ def test_a_corpus_without_text_leaves_no_folder_and_a_split_without_text_is_said
 ):
     corpus = write_lines(tmp_path / "c.jsonl", documents)
     with pytest.raises(UserError, match="holds no training document"):
-        small_build(tmp_path / "out", corpus, tokenizer="bpe", text_field="body", largest_loss=1.0)
+        small_build(tmp_path / "out", corpus, tokenizer="bpe", text_field="body", max_dropped_fraction=1.0)
     assert not (tmp_path / "out").exists()
-    small_build(tmp_path / "out", corpus, shares=(1.0, 0.0, 0.0), progress=True)
+    small_build(tmp_path / "out", corpus, split_fractions=(1.0, 0.0, 0.0), progress=True)
     assert "out: no validation and no test text" in capsys.readouterr().err
 
 
-def test_documents_go_to_splits_by_their_text_and_in_the_shares_asked_for():
+def test_documents_go_to_splits_by_their_text_and_in_the_fractions_asked_for():
     splits = [split_of(str(i).encode(), (0.949, 0.05, 0.001)) for i in range(40_000)]
     assert abs(splits.count("train") / 40_000 - 0.949) < 0.005
     assert abs(splits.count("test") / 40_000 - 0.001) < 0.0008
@@ -117,10 +117,12 @@ def test_bad_lines_are_counted_or_fatal(documents, tmp_path, small_build, capsys
     corpus = write_lines(tmp_path / "bad.jsonl", documents)
     good = small_build(tmp_path / "good", corpus)
     corpus.write_bytes(b'{"text": "abc\n\n' + corpus.read_bytes() + b'{"text": 7}\n{"text": "\\ud800 alone"}\n{')
-    left_out = r"2 × .*bad\.jsonl:1: broken JSON; 1 × .*bad\.jsonl:303: no text.*; 1 × .*bad\.jsonl:304: not Unicode"
-    with pytest.raises(UserError, match=rf"data\.largest_loss: got .* be used: {left_out}"):
-        small_build(tmp_path / "out", corpus, largest_loss=0.0)
-    manifest = small_build(tmp_path / "out", corpus, largest_loss=1.0, progress=True)
+    left_out = (
+        r"2 × broken JSON \(first: .*bad\.jsonl:1\); 1 × no text \(.*bad\.jsonl:303.*\); 1 × not Unicode \(.*:304\)"
+    )
+    with pytest.raises(UserError, match=rf"data\.max_dropped_fraction: got .* be used: {left_out}"):
+        small_build(tmp_path / "out", corpus, max_dropped_fraction=0.0)
+    manifest = small_build(tmp_path / "out", corpus, max_dropped_fraction=1.0, progress=True)
     assert re.search(left_out, capsys.readouterr().err)
     assert manifest.left_out == {"broken JSON": 2, "empty": 1, "no text": 1, "not Unicode": 1}
     assert manifest.splits == good.splits
@@ -158,14 +160,14 @@ def test_a_corpus_that_is_lost_is_an_error_and_the_mended_one_at_the_same_path_i
     good, bad = good_and_bad(documents)[name]
     corpus, directory = tmp_path / name, tmp_path / "out"
     corpus.write_bytes(bad)
-    # shares of one document; the second loss is found while a tokenizer is trained
-    options = {"shares": (1.0, 0.0, 0.0), "tokenizer": "bpe" if name == "keyless.jsonl" else str(prepared)}
+    # fractions of one document; the second loss is found while a tokenizer is trained
+    options = {"split_fractions": (1.0, 0.0, 0.0), "tokenizer": "bpe" if name == "keyless.jsonl" else str(prepared)}
     with pytest.raises(UserError, match=rf"^data\.[a-z_]*: .*{name}") as complaint:
         small_build(directory, corpus, **options)
     assert "\n" not in str(complaint.value)
     assert not (directory / "manifest.json").exists()
     corpus.write_bytes(good)
-    if "largest_loss" in str(complaint.value):  # something was prepared, of what is no more
+    if "max_dropped_fraction" in str(complaint.value):  # something was prepared, of what is no more
         with pytest.raises(UserError, match=r"prepared otherwise: files was .* delete this one"):
             small_build(directory, corpus, **options)
         shutil.rmtree(directory)
@@ -174,10 +176,10 @@ def test_a_corpus_that_is_lost_is_an_error_and_the_mended_one_at_the_same_path_i
 
 
 def test_the_tokenizer_learns_nothing_of_what_is_held_out(tmp_path, small_build):
-    shares = (0.5, 0.25, 0.25)
+    fractions = (0.5, 0.25, 0.25)
     every = [f"{n}: " + f"{word} " * 30 for n in range(100) for word in ("seen", "kept")]
-    texts = [text for text in every if (split_of(text.encode(), shares) == "train") == ("seen" in text)]
-    manifest = small_build(tmp_path / "out", write_lines(tmp_path / "c.jsonl", texts), shares=shares)
+    texts = [text for text in every if (split_of(text.encode(), fractions) == "train") == ("seen" in text)]
+    manifest = small_build(tmp_path / "out", write_lines(tmp_path / "c.jsonl", texts), split_fractions=fractions)
     learned = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json")).get_vocab()
     assert manifest.splits["test"].documents > 0
     assert any("seen" in piece for piece in learned)
@@ -268,9 +270,9 @@ def damaged(draw: st.DrawFn) -> bytes:
     return draw(st.sampled_from([content[:place] + noise + rest, noise + content, content]))
 
 
-@given(name=st.sampled_from(CORPORA), content=damaged(), largest_loss=st.sampled_from([0.0, 0.01, 1.0]))
+@given(name=st.sampled_from(CORPORA), content=damaged(), max_dropped_fraction=st.sampled_from([0.0, 0.01, 1.0]))
 @settings(max_examples=60, deadline=None)
-def test_any_bytes_become_shards_or_one_line(prepared, small_build, name, content, largest_loss):
+def test_any_bytes_become_shards_or_one_line(prepared, small_build, name, content, max_dropped_fraction):
     with TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         corpus, directory = Path(folder, "corpus"), Path(folder, "shards")
@@ -278,7 +280,9 @@ def test_any_bytes_become_shards_or_one_line(prepared, small_build, name, conten
         (corpus / name).write_bytes(content)
         manifest, complaint = None, ""
         try:
-            manifest = small_build(directory, corpus, tokenizer=str(prepared), largest_loss=largest_loss)
+            manifest = small_build(
+                directory, corpus, tokenizer=str(prepared), max_dropped_fraction=max_dropped_fraction
+            )
         except UserError as error:
             complaint = str(error)
         if manifest is None:
@@ -288,7 +292,7 @@ def test_any_bytes_become_shards_or_one_line(prepared, small_build, name, conten
         else:
             verify(Folder(str(directory)))
             assert sum(split.documents for split in manifest.splits.values()) > 0
-            if largest_loss == 0:
+            if max_dropped_fraction == 0:
                 assert manifest.left_out.keys() <= {"empty"}
         assert {path.name for path in Path(folder).iterdir()} <= {"corpus", "shards"}
         assert [path.name for path in corpus.iterdir()] == [name]

@@ -85,15 +85,51 @@ def test_text_files_beside_tables_are_refused_and_not_left_out(tmp_path):
     assert read(tmp_path / "*.jsonl.gz") == TEXTS
 
 
-def test_a_link_is_read_and_a_broken_one_or_a_closed_folder_is_named(tmp_path, monkeypatch):
-    (tmp_path / "cache").write_bytes(LINES)
+def test_a_link_is_read_unless_it_leaves_the_corpus_or_is_broken(tmp_path):
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside/1").write_bytes(LINES)
+    (tmp_path / "corpus/.blobs").mkdir(parents=True)
+    (tmp_path / "corpus/.blobs/1").write_bytes(LINES)
+    (tmp_path / "corpus/a.jsonl").symlink_to(".blobs/1")
+    (tmp_path / "link").symlink_to("corpus")
+    for name in ("corpus", "link", "corpus/*.jsonl", "link/a.jsonl"):
+        assert read(tmp_path / name) == TEXTS
+    for name, target, message in (
+        ("b.jsonl", "../outside/1", "is a link out of"),
+        ("below", "../outside", "is a link out of"),
+        ("b.jsonl", ".blobs/2", "is not a regular file"),
+    ):
+        (tmp_path / "corpus" / name).symlink_to(target)
+        for corpus in ("corpus", "corpus/**/*"):
+            with pytest.raises(UserError, match=f"{name} {message}"):
+                read(tmp_path / corpus)
+        (tmp_path / "corpus" / name).unlink()
+
+
+@pytest.mark.parametrize("corpus", ["", "*.txt", "pipe.txt"])
+def test_what_would_never_end_is_refused(tmp_path, corpus):
+    os.mkfifo(tmp_path / "pipe.txt")
+    with pytest.raises(UserError, match=r"pipe\.txt is not a regular file"):
+        read(tmp_path / corpus)
+
+
+@pytest.mark.parametrize("ending", ["txt.gz", "jsonl.gz", "tar.gz"])
+def test_a_document_that_does_not_fit_into_memory_is_one_line(tmp_path, monkeypatch, ending):
+    class Endless(io.BytesIO):
+        def read(self, *size: object) -> bytes:
+            raise MemoryError
+
+        __next__ = read
+
+    monkeypatch.setattr("kerple.data.prepare.readers.decompress", lambda file, name: Endless())
+    (tmp_path / f"a.{ending}").write_bytes(b"")
+    with pytest.raises(UserError, match="does not fit into memory"):
+        prepare(ShardOptions(str(tmp_path / f"a.{ending}"), directory=str(tmp_path / "out")))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_closed_folder_is_named(tmp_path, monkeypatch):
     (tmp_path / "snapshot/closed").mkdir(parents=True)
-    (tmp_path / "snapshot/a.jsonl").symlink_to("../cache")
-    assert read(tmp_path / "snapshot") == read(f"{tmp_path}/snapshot/*.jsonl") == TEXTS
-    (tmp_path / "snapshot/gone.jsonl").symlink_to("../nothing")
-    with pytest.raises(UserError, match=r"gone\.jsonl: cannot be read"):
-        read(tmp_path / "snapshot")
-    (tmp_path / "snapshot/gone.jsonl").unlink()
     scan = os.scandir
 
     def refuse(path: str) -> object:

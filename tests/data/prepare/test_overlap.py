@@ -9,7 +9,7 @@ from kerple.data.prepare.overlap import GRAM, overlap
 END = 0
 
 
-def shares_by_loop(test: list[list[int]], training: list[list[int]]) -> list[float]:
+def fractions_by_loop(test: list[list[int]], training: list[list[int]]) -> list[float]:
     seen = {tuple(t[i : i + GRAM]) for t in training for i in range(len(t) - GRAM + 1)}
     runs = [[tuple(t[i : i + GRAM]) for i in range(len(t) - GRAM + 1)] for t in test]
     return [sum(run in seen for run in r) / max(len(r), 1) for r in runs]
@@ -20,7 +20,7 @@ def shards(documents: list[list[int]], cuts: list[int]) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("chunk", [1 << 22, 7, 100])
-def test_shares_are_those_of_a_loop_over_sets(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fractions_are_those_of_a_loop_over_sets(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHUNK", chunk)
     draw = np.random.default_rng(0)
     training = [draw.integers(1, 5, size).tolist() for size in (300, 10, 700, 33, 31, 500)]
@@ -33,8 +33,8 @@ def test_shares_are_those_of_a_loop_over_sets(chunk: int, monkeypatch: pytest.Mo
         training[0][-20:] + training[1],  # across the end of a document, which is no run
         [*training[5][:40], 4, *training[5][40:80]],
     ]
-    expected = shares_by_loop(test, training)
-    assert sum(0 < share < 1 for share in expected) >= 2
+    expected = fractions_by_loop(test, training)
+    assert sum(0 < fraction < 1 for fraction in expected) >= 2
     computed = overlap(shards(test, [0, 3, 4, len(test)]), shards(training, [0, 1, 4, 6]), END)
     assert computed.tolist() == pytest.approx(expected, abs=1e-12)
 

@@ -78,7 +78,7 @@ def prepare(options: ShardOptions, progress: bool = True) -> Manifest:
         end, vocabulary = end_of_text(tokenizer, options.tokenizer), vocabulary_size(tokenizer)
         content = (directory / "tokenizer.json").read_bytes()
         encoder = Encoder(content.decode(), end, token_dtype(vocabulary))
-        reading = Reading(corpus, options.shares, options.drop_duplicates)
+        reading = Reading(corpus, options.split_fractions, options.drop_duplicates)
         parts = _write_parts(directory, options, encoder, reading, progress)
         _check_losses(options, reading)
         splits = {}
@@ -101,11 +101,21 @@ def prepare(options: ShardOptions, progress: bool = True) -> Manifest:
         shutil.rmtree(directory / PARTS, ignore_errors=True)
     if progress:
         tokens, documents = (sum(getattr(s, what) for s in splits.values()) for what in ("tokens", "documents"))
-        summary = f"{options.location}: {tokens / 1e6:.1f}M tokens of {documents:,} documents are prepared"
+        summary = f"{options.location}: {tokens:,} tokens of {documents:,} documents are prepared"
         print("; left out: ".join(filter(None, [summary, reading.reasons()])), file=sys.stderr)
         if none := " and no ".join(name for name, split in splits.items() if not split.documents):
-            print(f"{options.location}: no {none} text: give more documents or other data.shares", file=sys.stderr)
+            print(f"{options.location}: no {none} text: add some, or set data.split_fractions", file=sys.stderr)
     return manifest
+
+
+def check_corpus(options: ShardOptions) -> None:
+    """Check that there is a corpus if shards are to be prepared.
+
+    Raises:
+        UserError: If there is none.
+    """
+    if options.corpus is not None and not Path(options.location, MANIFEST_FILE).exists():
+        find_corpus(options.corpus, options.text_field, options.source)
 
 
 def check_prepared(options: ShardOptions) -> Manifest:
@@ -151,6 +161,8 @@ def _locked(directory: Path) -> Iterator[None]:
     with lock:
         try:
             yield
+        except MemoryError as error:
+            raise UserError("data.corpus: a document does not fit into memory; split it into smaller ones") from error
         finally:
             if made and [path.name for path in directory.glob("*")] == [".lock"]:  # nothing could be prepared
                 shutil.rmtree(directory, ignore_errors=True)
@@ -176,13 +188,13 @@ def _begin(
         )
     shipped = SHIPPED / f"{options.corpus}-{options.vocabulary}.json".replace("-demo", "")
     if options.tokenizer == TRAINED_HERE and not shipped.exists():
-        reading = Reading(corpus, options.shares)
+        reading = Reading(corpus, options.split_fractions)
         texts = _training_texts(reading, progress)
         if (first := next(texts, None)) is None:
             raise UserError(
                 f"data.corpus: got {options.corpus!r}, which holds no training document to learn a tokenizer from: "
-                f"{reading.reasons() or 'it is empty, or too small for its share'}; name another corpus, the key or "
-                "column of its text with data.text_field, other data.shares, or a tokenizer"
+                f"{reading.reasons() or 'it is empty, or too small for its fraction'}; name another corpus, the key or "
+                "column of its text with data.text_field, other data.split_fractions, or a tokenizer"
             )
         tokenizer = train_tokenizer(chain([first], texts), options.vocabulary)
     else:
@@ -202,17 +214,17 @@ def _training_texts(reading: "Reading", progress: bool) -> Iterator[str]:
     size = 0
     for document in tqdm(reading, desc="training the tokenizer", unit=" documents", delay=1, disable=not progress):
         if document.split == "train":
-            yield document.text
+            yield document.text[:TRAINING_BYTES]
             size += len(document.text.encode())
             if size >= TRAINING_BYTES:
                 return
 
 
-def split_of(text: bytes, shares: tuple[float, float, float]) -> str:
+def split_of(text: bytes, fractions: tuple[float, float, float]) -> str:
     """The split of a document, by a hash of its UTF-8 bytes: documents with equal texts are in the same split."""
-    fraction = int.from_bytes(hashlib.blake2b(text, digest_size=16).digest()[:8], "big") / 2**64
-    train, validation, _ = shares
-    return "train" if fraction < train else "validation" if fraction < train + validation else "test"
+    number = int.from_bytes(hashlib.blake2b(text, digest_size=16).digest()[:8], "big") / 2**64
+    train, validation, _ = fractions
+    return "train" if number < train else "validation" if number < train + validation else "test"
 
 
 class Reading:
@@ -220,7 +232,7 @@ class Reading:
 
     Args:
         corpus: The corpus.
-        shares: Shares of the documents in train, validation and test, unless the corpus says which is in which.
+        fractions: Fractions of the documents in train, validation and test, unless the corpus says which is in which.
         drop_duplicates: Whether only the first of several documents with equal text is read; of some corpora always.
 
     Attributes:
@@ -231,8 +243,8 @@ class Reading:
         tested (list[Document]): Documents of the test split, without their texts.
     """
 
-    def __init__(self, corpus: Corpus, shares: tuple[float, float, float], drop_duplicates: bool = False) -> None:
-        self.corpus, self.shares, self.drop_duplicates = corpus, shares, drop_duplicates or corpus.drop_duplicates
+    def __init__(self, corpus: Corpus, fractions: tuple[float, float, float], drop_duplicates: bool = False) -> None:
+        self.corpus, self.fractions, self.drop_duplicates = corpus, fractions, drop_duplicates or corpus.drop_duplicates
         self.text, self.tested = hashlib.sha256(), list[Document]()
         self.left_out, self.examples = Counter[str](), dict[str, str]()
         self.lost = self.used = 0
@@ -243,8 +255,8 @@ class Reading:
             if isinstance(document, Fault):
                 self.left_out[document.reason] += 1
                 if document.reason != "empty":
-                    details = f"{document.name}: {document.reason}"
-                    self.examples.setdefault(document.reason, ": ".join(filter(None, [details, document.details])))
+                    first = ": ".join(filter(None, [document.name, document.details]))
+                    self.examples.setdefault(document.reason, f"{document.reason} (first: {first})")
                     self.lost += document.bytes
                 continue
             content = document.text.encode()
@@ -255,7 +267,7 @@ class Reading:
                     self.left_out["duplicates"] += 1
                     continue
                 seen.add(digest)
-            document = replace(document, split=document.split or split_of(content, self.shares))
+            document = replace(document, split=document.split or split_of(content, self.fractions))
             self.text.update(f"{document.group}\0{document.split}\0{len(content)}\0".encode() + content)
             if document.split == "test":
                 self.tested.append(replace(document, text=""))
@@ -325,9 +337,9 @@ def _write_test_documents(
     def tokens(split: str) -> Iterator[Tokens]:
         return read_shards(directory, split, splits[split].shards, encoder.dtype)
 
-    shares = overlap(tokens("test"), tokens("train"), encoder.end_of_text).round(6)
+    fractions = overlap(tokens("test"), tokens("train"), encoder.end_of_text).round(6)
     names = (document.name.encode("utf-8", "replace").decode() for document in documents)  # a path may be no Unicode
-    rows = zip(names, (document.group for document in documents), shares, strict=True)
+    rows = zip(names, (document.group for document in documents), fractions, strict=True)
     content = "".join(json.dumps(row) + "\n" for row in rows).encode()
     write(directory / TEST_DOCUMENTS, content)
     return hashlib.sha256(content).hexdigest()
@@ -342,12 +354,12 @@ def _check_losses(options: ShardOptions, reading: Reading) -> None:
             f"{reading.reasons() or 'it is empty'}; name another corpus, or the key or column of its text with "
             "data.text_field"
         )
-    share = reading.lost / (reading.lost + reading.used)
-    if share > options.largest_loss:
+    fraction = reading.lost / (reading.lost + reading.used)
+    if fraction > options.max_dropped_fraction:
         raise UserError(
-            f"data.largest_loss: got {options.largest_loss}, but {share:.2g} of the bytes of {options.corpus!r} cannot "
-            f"be used: {reading.reasons()}; mend the corpus and delete {options.location}, or allow the loss with a "
-            "larger data.largest_loss"
+            f"data.max_dropped_fraction: got {options.max_dropped_fraction}, but {fraction:.2g} of the bytes of "
+            f"{options.corpus!r} cannot be used: {reading.reasons()}; mend the corpus and delete {options.location}, "
+            "or raise data.max_dropped_fraction"
         )
     if (text := reading.text.hexdigest()) != (reading.corpus.text or text):
         raise UserError(

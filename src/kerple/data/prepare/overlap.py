@@ -32,7 +32,7 @@ def gram_hashes(tokens: Tokens, end_of_text: int) -> NDArray[np.uint64]:
 
 
 def overlap(test: Iterable[Tokens], training: Iterable[Tokens], end_of_text: int) -> NDArray[np.float64]:
-    """The share of each test document's runs of `GRAM` tokens that stand in a training document, (documents,).
+    """The fraction of each test document's runs of `GRAM` tokens that stand in a training document, (documents,).
 
     Args:
         test: The shards of the test split, which end where a document ends.
@@ -40,7 +40,7 @@ def overlap(test: Iterable[Tokens], training: Iterable[Tokens], end_of_text: int
         end_of_text: The token that ends each document.
 
     Returns:
-        Shares of 0 to 1, in the order of the documents; 0 for one that is shorter than a run.
+        Fractions of 0 to 1, in the order of the documents; 0 for one that is shorter than a run.
     """
     nothing = np.empty(0, np.uint16)
     tokens = np.concatenate([nothing, *test])

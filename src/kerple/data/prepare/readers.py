@@ -11,6 +11,7 @@ import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import filterfalse
 from pathlib import Path
 from typing import IO, Any
 
@@ -60,16 +61,22 @@ class Fault:
 def list_files(corpus: str) -> list[str]:
     """The files in a folder and below, those that match a pattern, or one file; local paths or URLs, sorted.
 
-    Files and folders whose names begin with a dot are left out.
+    Files and folders whose names begin with a dot are left out, and links to folders are not followed.
 
     Raises:
-        UserError: A folder cannot be read.
+        UserError: A folder cannot be read, a link leads out of the folder or pattern, or a file is no regular file.
     """
     if not is_remote(corpus):
         root = corpus.removeprefix("file://")
-        paths = list(_walk(root)) if os.path.isdir(root) else [root] if os.path.exists(root) else []
-        # a file or folder may have the marks of a pattern in its name
-        paths = paths or [path for path in glob.glob(root, recursive=True) if os.path.isfile(path)]
+        if os.path.isdir(root):
+            paths = _inside(root, _walk(root))
+        elif os.path.lexists(root):  # its name may have the marks of a pattern
+            paths = [root]
+        else:
+            found = (path for path in glob.glob(root, recursive=True) if not os.path.isdir(path))
+            paths = _inside(os.path.dirname(root.partition("*")[0].partition("?")[0].partition("[")[0]), found)
+        for path in filterfalse(os.path.isfile, paths):  # reading a FIFO or a device may never end
+            raise UserError(f"data.corpus: {path} is not a regular file; take it out of the corpus")
         return sorted(paths)
     system, inner = filesystem(corpus)
     pattern = any(mark in without_query(corpus) for mark in "*?[")
@@ -90,7 +97,17 @@ def _walk(root: str) -> Iterator[str]:
 
     for folder, below, names in os.walk(root, onerror=refuse):
         below[:] = [name for name in below if not name.startswith(".")]
+        _inside(root, (path for name in below if os.path.islink(path := os.path.join(folder, name))))
         yield from (os.path.join(folder, name) for name in names if not name.startswith("."))
+
+
+def _inside(root: str, paths: Iterable[str]) -> list[str]:
+    """The paths, none of which leads out of a folder by a link."""
+    paths, inside = list(paths), Path(root).resolve()
+    for path in {os.path.dirname(path) for path in paths} | set(filter(os.path.islink, paths)):
+        if not Path(path).resolve().is_relative_to(inside):
+            raise UserError(f"data.corpus: {path} is a link out of {root}; copy what it points to into the corpus")
+    return paths
 
 
 def read_files(paths: list[str], text_field: str) -> Iterator[Document | Fault]:
@@ -132,8 +149,11 @@ def damaged(name: str, size: int, error: Exception) -> Fault:
     """The fault of a file that breaks off or cannot be decompressed after ``size`` bytes.
 
     Raises:
-        UserError: The file is at a URL, so that the network may be at fault, and nothing may be left out.
+        UserError: The file is at a URL, so that the network may be at fault, and nothing may be left out; or a document
+            does not fit into memory.
     """
+    if isinstance(error, MemoryError):
+        raise UserError(f"{name}: does not fit into memory; split it into smaller documents") from error
     if is_remote(name):
         raise UserError(f"{name}: cannot be read to its end ({error!r}); start again to go on") from error
     return Fault(name, "damaged file", max(size, 1), f"{error}")
@@ -197,7 +217,7 @@ def read_tar(file: IO[bytes], name: str, text_field: str) -> Iterator[Document |
                     yield from read_lines(decompress(content, member.name), f"{name}: {member.name}", text_field)
                 else:
                     yield as_document(content.read(), f"{name}: {member.name}")
-    except UserError:
+    except (UserError, MemoryError):
         raise
     except Exception as error:  # tarfile and each kind of compression have errors of their own
         raise UserError(f"{name}: is not a tar file that can be read to its end ({error})") from error

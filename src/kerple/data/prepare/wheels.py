@@ -20,7 +20,7 @@ from kerple.data.prepare.fetching import arriving, call
 from kerple.data.prepare.readers import Document, Fault, as_document
 
 LIST = Path(__file__).with_name("code.txt")
-AT_ONCE = 6  # wheels of one call of pip, after which they have come for good
+AT_ONCE = 6  # wheels of one call of pip; completed downloads are kept
 PIP = "pip download --no-deps --only-binary :all: --require-hashes --ignore-requires-python --quiet --no-input -r list"
 ADVICE = "name a folder of the wheels with data.source or another index with PIP_INDEX_URL; stdlib needs none"
 
@@ -58,10 +58,12 @@ def fetch_wheels(wheels: list[Wheel], folder: Path) -> None:
         UserError: pip could not fetch one of them.
     """
     missing = [wheel.requirement for wheel in wheels if not wheel.path(folder)]
-    for start in tqdm(range(0, len(missing), AT_ONCE), f"fetching {len(missing)} packages", disable=not missing):
-        with arriving(folder) as fresh:
-            (fresh / "list").write_bytes("\n".join(missing[start : start + AT_ONCE]).encode())
-            call([sys.executable, "-m", *PIP.split()], ADVICE, fresh)
+    with tqdm(total=len(missing), desc="fetching", unit=" packages", disable=not missing) as bar:
+        for start in range(0, len(missing), AT_ONCE):
+            with arriving(folder) as fresh:
+                (fresh / "list").write_bytes("\n".join(missing[start : start + AT_ONCE]).encode())
+                call([sys.executable, "-m", *PIP.split()], ADVICE, fresh)
+            bar.update(min(AT_ONCE, len(missing) - start))
 
 
 def read_wheels(wheels: list[Wheel], folder: Path) -> Iterator[Document | Fault]:

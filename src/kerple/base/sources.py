@@ -1,0 +1,49 @@
+"""Digests of the source of the user's own classes, by which a change of them is noticed."""
+
+import ast
+import hashlib
+import inspect
+import sys
+from importlib import import_module
+from typing import Any
+
+SOURCES = "sources"  # key of the digests in a checkpoint
+LIBRARIES = ("kerple", "pytorch_lightning", "torch")  # a run records their versions
+
+
+def own_classes(config: dict[str, Any]) -> list[str]:
+    """Import paths of the classes in a configuration with dotted keys that are not of this project or a library."""
+    named = {str(value) for key, value in config.items() if key.endswith("class_path")}
+    return sorted(name for name in named if "." in name and name.partition(".")[0] not in LIBRARIES)
+
+
+def source_digests(config: dict[str, Any]) -> dict[str, str]:
+    """sha256 of the source of each of these classes, with its base classes, by import path.
+
+    The source of a class is its definition and all definitions in its module that it uses, directly or through others.
+    Comments, formatting and whatever else is in the module do not count, nor do other modules that it imports.
+    """
+    digests = {}
+    for name in own_classes(config):
+        module, _, last = name.rpartition(".")
+        source = "\n".join(map(_source, getattr(import_module(module), last).__mro__))
+        digests[name] = hashlib.sha256(source.encode()).hexdigest()
+    return digests
+
+
+def _source(kind: type) -> str:
+    if kind.__module__.partition(".")[0] in {*LIBRARIES, *sys.stdlib_module_names}:
+        return ""
+    definitions: dict[str, list[ast.stmt]] = {}
+    for statement in ast.parse(inspect.getsource(sys.modules[kind.__module__])).body:
+        named = [node.id for node in ast.walk(statement) if isinstance(node, ast.Name)]  # some of them it defines
+        for name in [statement.name] if isinstance(statement, ast.ClassDef | ast.FunctionDef) else named:
+            definitions.setdefault(name, []).append(statement)
+    waiting, used = [kind.__name__], dict[str, str]()
+    while waiting:
+        name = waiting.pop()
+        if name in definitions and name not in used:
+            used[name] = "\n".join(map(ast.unparse, definitions[name]))
+            nodes = (node for statement in definitions[name] for node in ast.walk(statement))
+            waiting += [node.id for node in nodes if isinstance(node, ast.Name)]
+    return "\n".join(used[name] for name in sorted(used))

@@ -1,0 +1,72 @@
+"""`LearnedRelativeBias`: a bias by distance that each query mixes from a few learned curves."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from kerple.positions.base import Position, Shape
+from kerple.positions.products import product
+from kerple.positions.temperature import Temperature
+from kerple.positions.token_positions import QueryKeyBlock, TokenPositions
+
+
+class LearnedRelativeBias(Position):
+    """``s_mn + Σ_r (W_h x_m)_r · P[r, d]`` for distances d < extent, else ``s_mn``, as in Inkling.
+
+    Source: Thinking Machines 2026, published code of Inkling and of x-transformers; there is no paper. x_m is what the
+    block's queries are made from. The curves P serve all heads, W has a matrix for each; both start as N(0, 0.02). With
+    ``temperature_length``, as in layers of Inkling that see everything, the sum is multiplied by the factor ``inkling``
+    of `Temperature`.
+
+    Parameters: `D * H * rank + rank * (extent or L)`, one set per layer unless said otherwise.
+    Cost: explicit scores and a second product as large as they are, of width ``rank``; H · rank numbers for each token
+    in a cache.
+
+    Args:
+        shape: Sizes of the model.
+        rank: Number of curves, at most δ. Inkling has 16 for heads of 128.
+        extent: Distance from which there is no bias; None is the training length. Inkling has 1024, and the window in
+            layers with one.
+        temperature_length: Number of keys from which the scores grow; None for no temperature. Inkling has 128000.
+
+    Raises:
+        UserError: If a number is out of range.
+    """
+
+    shift_invariant = True
+    per_layer = True
+
+    def __init__(
+        self, shape: Shape, rank: int = 8, extent: int | None = None, temperature_length: int | None = None
+    ) -> None:
+        super().__init__()
+        expected = f"1 to {shape.head_dim}, the dimension of a head"
+        self.require(1 <= rank <= shape.head_dim, "rank", rank, expected)
+        self.extent, self.heads = shape.length if extent is None else extent, shape.heads
+        self.require(self.extent >= 1, "extent", extent, "a distance of 1 or more, or none for the training length")
+        self.temperature = (
+            None if temperature_length is None else Temperature(shape, "inkling", 0.1, temperature_length)
+        )
+        self.weights = nn.Parameter(torch.empty(shape.heads * rank, shape.dim, dtype=torch.float32).normal_(std=0.02))
+        self.curves = nn.Parameter(torch.empty(rank, self.extent, dtype=torch.float32).normal_(std=0.02))
+
+    def token_state(self, x: Tensor, positions: TokenPositions, past: Tensor | None) -> Tensor:
+        return product(x, self.weights.T).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, T, rank)
+
+    def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> Tensor:
+        assert block.state is not None, "the bias needs the state of the queries"
+        queries, keys = s.shape[2:]
+        mixture = block.state[:, :, -queries:]  # (B, H, Tq, rank)
+        if block.keys.contiguous:
+            # only the last keys are within the extent of a query of the block
+            near = min(keys, self.extent + queries - 1)
+            curves = F.pad(self.curves[:, :near].flip(-1), (near - min(near, self.extent), queries))
+            # a row begins one entry sooner than the row above, so read rows that are one entry shorter
+            products = product(mixture, curves).flatten(-2).narrow(-1, queries - 1, queries * (near + queries - 1))
+            bias = products.unflatten(-1, (queries, -1))[..., :near]
+            s = torch.cat([s[..., :-near], s[..., -near:] + bias], -1) if near < keys else s + bias
+        else:
+            row = block.distance.clamp(max=self.extent)
+            row = row if row.ndim == 2 else row[:, None]  # (Tq, Tk) or (B, 1, Tq, Tk)
+            s = s + product(mixture, F.pad(self.curves, (0, 1))).gather(-1, row.expand_as(s))
+        return s if self.temperature is None else s * self.temperature.factor(block.queries, s.dtype)
