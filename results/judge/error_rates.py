@@ -1,8 +1,8 @@
 """`python -m results.judge.error_rates results`: how often the statistics err, on draws from the committed runs.
 
 A draw takes seeds, and test files, with replacement from those of results/beyond-128, where the truth is the mean of
-all of them. A statistic whose 95% interval leaves the truth out in 5% of 1,000 draws does what it says. Strategies are shifted
-to equal means first, where it is asked how often they are told apart although they do not differ.
+all of them. A statistic whose 95% interval leaves the truth out in 5% of 1,000 draws does what it says. Strategies are
+shifted to equal means first, where it is asked how often they are told apart although they do not differ.
 """
 
 import sys
