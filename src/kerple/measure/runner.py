@@ -38,7 +38,7 @@ class Runner:
     precision: str = "32-true"
     rank: int = 0
     processes: int = 1
-    progress: Callable[[Any], Iterator[Any]] = iter
+    progress: Callable[[Sequence[Any]], Iterator[Any]] = iter
 
     def part(self, items: Sequence[T]) -> Iterator[tuple[int, T]]:
         """Yield the items of this process, every n-th of n processes, with their indices."""

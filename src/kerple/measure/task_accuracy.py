@@ -150,7 +150,9 @@ class TaskAccuracy(Measure):
 
         examples, limit = [example for group in text.groups for example in group], max_length(network)
         counts = {protocol: AnswerAccuracy(len(examples)).to(runner.device) for protocol in protocols}
-        for batch in runner.progress(HeldOutProblems(text.groups, text.batch_size, runner.rank, runner.processes)):
+        problems = HeldOutProblems(text.groups, text.batch_size, runner.rank, runner.processes)
+        for number in runner.progress(range(len(problems))):
+            batch = problems[number]
             tokens, scored, index = (batch[name].to(runner.device) for name in ("tokens", "scored", "index"))
             if limit is not None and scored.shape[1] > limit:
                 continue
