@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from kerple.tasks.accuracy import TaskAccuracy
+from kerple.measure.task_accuracy import TaskAccuracy
 from pytorch_lightning import Callback, Trainer, seed_everything
 from pytorch_lightning.plugins import MixedPrecision
 from pytorch_lightning.strategies.launchers.multiprocessing import _MultiProcessingLauncher

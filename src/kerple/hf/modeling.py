@@ -44,7 +44,8 @@ class KerpleConfig(PreTrainedConfig):
 class KerpleCache(DynamicCache):
     """Our cache in the form that `generate` of transformers expects."""
 
-    is_linear = (False,)  # `generate` takes a cache that has layers of none of its own classes for one without keys
+    # `generate` takes a cache that has layers of none of its own classes for one without keys
+    is_linear = (False,)  # type: ignore[assignment,unused-ignore]
     is_croppable = False
 
     def __init__(self, cache: Cache) -> None:
@@ -160,7 +161,8 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
         if labels is not None:
             targets = labels[:, 1:].flatten()
             loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), targets, ignore_index=-100)
-        return CausalLMOutputWithPast(loss=loss, logits=logits, **{CACHE: past_key_values})
+        output: dict[str, Any] = {CACHE: past_key_values}
+        return CausalLMOutputWithPast(loss=loss, logits=logits, **output)
 
 
 def _check_mask(attention_mask: Tensor | None, cached: bool) -> None:

@@ -69,11 +69,14 @@ class FirstTokens:
         far_q, _ = position.transform_qk(q, k, state, self.queries)
         new = slice(0, len(self.keys.rows))
         state = None if state is None else state[:, :, new]
-        _, k = position.transform_qk(q[:, :, new], k[:, :, new], state, self.keys)
-        v = v[:, :, new]
-        if cache is not None:
-            assert cache.first is not None
-            k, v, _ = cache.first.append(k, v, None)
+        kept = None if cache is None else cache.first
+        if kept is not None and kept.keys is not None and kept.values is not None and not len(self.keys.rows):
+            k, v = kept.keys, kept.values
+        else:
+            _, k = position.transform_qk(q[:, :, new], k[:, :, new], state, self.keys)
+            v = v[:, :, new]
+            if kept is not None:
+                k, v, _ = kept.append(k, v, None)
         k, values = for_query_heads(far_q, k, v)
         scores = product(precise(far_q) * v.shape[-1] ** -0.5, k.mT)  # (B, H, Tq, F)
         scores = scores if self.weight is None else scores * self.weight
