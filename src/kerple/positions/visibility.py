@@ -1,0 +1,40 @@
+"""`Visibility`: which keys a query sees, and at what distance the first tokens appear."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kerple.base.errors import UserError
+
+
+@dataclass(frozen=True)
+class Visibility:
+    """The keys that a query sees in every layer; by default all before it.
+
+    Args:
+        window: Number of last keys that a query sees, its own included; None for all.
+        first: Number of first tokens of the input that every query sees in addition to its window.
+        distances: Distance at which a first token outside the window appears. ``true``: its own, so that only the mask
+            changes. ``capped``: ``window`` (LM-Infinite, Han et al. 2024, arXiv 2308.16137). ``cache``: positions count
+            the kept keys, so that first token j is ``first + window - 1 - j`` back (StreamingLLM, Xiao et al. 2024,
+            arXiv 2309.17453).
+
+    Raises:
+        UserError: If a number is out of range, or distances need first tokens and a window that are missing.
+    """
+
+    window: int | None = None
+    first: int = 0
+    distances: Literal["true", "capped", "cache"] = "true"
+
+    def __post_init__(self) -> None:
+        if self.window is not None and self.window < 1:
+            raise UserError(f"window: got {self.window}, expected at least 1 key (the query's own), or none for all")
+        if self.first < 0:
+            raise UserError(f"first: got {self.first}, expected 0 or more first tokens")
+        if self.distances not in ("true", "capped", "cache"):
+            raise UserError(f"distances: got {self.distances!r}, expected true, capped or cache")
+        if self.distances != "true" and not (self.window and self.first):
+            raise UserError(f"distances: got {self.distances!r}, expected a window and at least one first token with it")
+
+
+EVERYTHING = Visibility()
