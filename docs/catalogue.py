@@ -10,7 +10,6 @@ import torch
 from matplotlib.figure import Figure
 
 from kerple import positions
-from kerple.analyses.attention_maps import visit_probabilities
 from kerple.compare import runs
 from kerple.compare.figures import COLOURS, plain, plain_log_ticks
 from kerple.model import Transformer
@@ -36,7 +35,7 @@ def draw(strategy: type[Position], path: Path) -> None:
     network = Transformer(Shape(64, 4, LENGTH), 4, 2, strategy, init=0.16).double().eval()
     tokens = torch.zeros(1, min(2 * LENGTH, network.positions[0].max_length or 2 * LENGTH), dtype=torch.long)
     curves: list[torch.Tensor] = []  # (T, H) of each layer
-    visit_probabilities(network, tokens, lambda _, p: curves.append(p[0, :, -1].flip(-1).T))
+    network.visit_attention(tokens, lambda _, p: curves.append(p[0, :, -1].flip(-1).T))
     figure = Figure(figsize=(2.4, 1.2), layout="constrained")
     axes = figure.subplots()
     axes.axvline(LENGTH, color="grey", linewidth=0.8, linestyle=":")

@@ -15,7 +15,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.models import build, training_step
-from kerple.attention import Modifiers, attend, cuda
+from kerple.attention import AttentionSpec, attend, cuda
 from kerple.evaluation.protocols import full, windowed
 from kerple.model.cost import CHIPS, flops
 
@@ -67,7 +67,7 @@ def attention(size: Size, dim: int, length: int) -> dict[str, Any]:
     inputs = [x.requires_grad_() for x in (q, k, v)]
     with_table = [*inputs, table.requires_grad_()]
     calls: dict[str, tuple[Callable[..., Tensor], list[Tensor]]] = {
-        "table": (lambda q, k, v, table: attend(q, k, v, Modifiers(table=table)), with_table),
+        "table": (lambda q, k, v, table: attend(q, k, v, AttentionSpec(table=table)), with_table),
         "causal": (_causal, inputs),
         "no table": (_causal, inputs),  # on a CPU, where FlexAttention does not train
     }

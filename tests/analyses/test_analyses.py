@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import Tensor
 
 from kerple.analyses import kernels as kernels_file
-from kerple.analyses.attention_maps import AttentionMaps, AttentionStatistics, visit_probabilities
+from kerple.analyses.attention_maps import AttentionMaps, AttentionStatistics
 from kerple.analyses.four_terms import TERMS, FourTerms, four_terms, spread
 from kerple.analyses.kernels import Kernels
 from kerple.analyses.receptive_field import ReceptiveField
@@ -143,7 +143,7 @@ def test_receptive_field_windows_are_windowed_perplexities(tmp_path: Path) -> No
 def test_attention_statistics_are_those_of_each_layer_and_head(tmp_path: Path) -> None:
     model, probabilities = model_of("KerpleLog"), {}
     table = analysed(tmp_path, AttentionStatistics(length=8, blocks=3), model)
-    visit_probabilities(model.network, blocks_of(8, 3)[:, :-1], lambda layer, p: probabilities.update({layer: p}))
+    model.network.visit_attention(blocks_of(8, 3)[:, :-1], lambda layer, p: probabilities.update({layer: p}))
     for row in table.itertuples():
         p = probabilities[row.layer][:, row.head].double()  # (3, T, T)
         back = torch.arange(8)[:, None] - torch.arange(8)

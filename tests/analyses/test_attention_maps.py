@@ -5,14 +5,15 @@ import torch
 from torch import Tensor
 
 from kerple import positions
-from kerple.analyses.attention_maps import visit_probabilities
 from kerple.analyses.receptive_field import distance_covering, gradient_by_distance, smallest_sufficient
+from kerple.model.attention_probabilities import visit_probabilities
 from kerple.positions import QueryKeyBlock, TokenPositions
+from kerple.positions.visibility import Visibility
 
 
-def collect(network, tokens: Tensor, **options: int) -> list[Tensor]:
+def collect(network, tokens: Tensor) -> list[Tensor]:
     maps: list[Tensor] = []
-    visit_probabilities(network, tokens, lambda layer, p: maps.append(p), **options)
+    network.visit_attention(tokens, lambda layer, p: maps.append(p))
     return maps
 
 
@@ -20,6 +21,7 @@ def collect(network, tokens: Tensor, **options: int) -> list[Tensor]:
 def test_probabilities_reproduce_the_attentions_output(name: str, window: int | None, tiny_network) -> None:
     network, tokens = tiny_network(name), torch.randint(50, (2, 20))
     outputs: list[tuple[Tensor, Tensor]] = []
+    maps: list[Tensor] = []
 
     def keep(module, inputs, output) -> None:
         *_, v = module.split(module.qkv(inputs[0]))
@@ -27,10 +29,10 @@ def test_probabilities_reproduce_the_attentions_output(name: str, window: int | 
 
     hooks = [b.attention.register_forward_hook(keep) for b in network.blocks]
     with torch.no_grad():
-        network.features(tokens, window=window)
+        with visit_probabilities([b.attention for b in network.blocks], lambda layer, p: maps.append(p)):
+            network.features(tokens, Visibility(window))
         for hook in hooks:
             hook.remove()
-        maps = collect(network, tokens, window=window)
         assert len(maps) == len(outputs) == 2
         for i, (p, (v, output), block) in enumerate(zip(maps, outputs, network.blocks, strict=True)):
             if name in ("Sink", "StickBreaking"):  # a part of each query's attention goes nowhere

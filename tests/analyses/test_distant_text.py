@@ -15,12 +15,12 @@ from pytorch_lightning import LightningModule
 from tokenizers import Tokenizer
 
 from kerple.analyses.long_perplexity import LongPerplexity, byte_spans, key_targets, spelling
-from kerple.analyses.needle import ANSWER, Needle, continuation, draw, prompt
+from kerple.analyses.needle import ANSWER, Needle, draw, prompt
 from kerple.cli.main import main
 from kerple.data import TokenShards
 from kerple.data.tokenizer import load_tokenizer, train_tokenizer
 from kerple.evaluation import results
-from kerple.hf.adapter import HuggingFaceNetwork
+from kerple.hf.adapter import hugging_face_network
 from kerple.positions import Shape
 from tests.hf.tiny import hf, saved, text, tiny
 from tests.toy import small_model, trainer
@@ -84,7 +84,7 @@ def test_keys_of_another_tokenizer_are_found_through_the_bytes(corpus: Path, pla
     keys = callback._keys(merged)
     assert sum(map(len, keys)) > 0
     spell = spelling(load_tokenizer("merged"), merged.manifest.end_of_text)
-    evaluator = HuggingFaceNetwork(hf.AutoModelForCausalLM.from_pretrained("evaluator").eval())
+    evaluator = hugging_face_network(hf.AutoModelForCausalLM.from_pretrained("evaluator").eval())
     reader = hf.AutoTokenizer.from_pretrained("evaluator")  # a token for each byte
     for i, targets in enumerate(keys):
         spelt = [spell(token) for token in merged.blocks("test", 48, 3)[i]["tokens"].tolist()]
@@ -117,7 +117,7 @@ BLOCK, SHORT, STRIDE = 24, 8, 3
 class Copier:
     """Finds a token likely if it was among its inputs so far: a network for which far context matters."""
 
-    def losses(self, tokens, offset=0, window=None, last=None):
+    def losses(self, tokens, last=None):
         inputs, targets = tokens[:, :-1], tokens[:, 1:]
         seen = torch.stack([(inputs[:, : t + 1] == targets[:, t, None]).any(1) for t in range(targets.shape[1])], 1)
         losses = torch.where(seen, 0.5, 6.0) + 0.01 * targets
@@ -234,12 +234,12 @@ def test_many_values_are_all_sought(data: TokenShards, tmp_path: Path) -> None:
 
 def test_both_kinds_of_networks_write_greedily() -> None:
     model, tokens = tiny("llama"), text(1, 20)
-    written, expected = HuggingFaceNetwork(model).continued(tokens, 6), tokens
+    written, expected = hugging_face_network(model).continued(tokens, 6), tokens
     with torch.inference_mode():
         for _ in range(6):
             expected = torch.cat([expected, model(expected).logits[:, -1:].argmax(-1)], 1)
     assert written == expected[0, 20:].tolist()
-    assert len(continuation(small_model(vocabulary=96).eval().network, tokens, 6)) == 6
+    assert len(small_model(vocabulary=96).eval().network.continued(tokens, 6)) == 6
 
 
 def encode(text: str) -> list[int]:

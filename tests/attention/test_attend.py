@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kerple.attention import Modifiers, attend, blocks
+from kerple.attention import AttentionSpec, attend, blocks
 from kerple.attention.backend import TINY
 from kerple.attention.blocks import attend_blocks
 from kerple.attention.reference import attend_reference
@@ -34,7 +34,7 @@ def compare(implementation, dtype: torch.dtype, batch: int, heads: int, queries:
         rows = leaves[:3]
         if strided:  # as a model has them: (B, T, H, δ) in memory
             rows = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in rows]
-        out = attention(*rows, Modifiers(table=leaves[3], window=window))
+        out = attention(*rows, AttentionSpec(table=leaves[3], window=window))
         assert out.dtype == kind
         results.append([out.detach(), *torch.autograd.grad(out, leaves, grad.to(kind))])
     for name, wanted, got in zip(("out", "q", "k", "v", "table"), *results, strict=True):
@@ -66,9 +66,9 @@ def test_a_steep_table_has_a_finite_gradient() -> None:
     q, k, v, grad = inputs(1, 2, 1000, 1000, torch.float64)
     table = -torch.tensor([4.0, 0.5])[:, None] * torch.arange(1000)
     exact = [x.requires_grad_() for x in (q, k, v, table.double())]
-    wanted = torch.autograd.grad(attend_reference(*exact[:3], Modifiers(table=exact[3])), exact, grad)
+    wanted = torch.autograd.grad(attend_reference(*exact[:3], AttentionSpec(table=exact[3])), exact, grad)
     ours = [x.detach().float().requires_grad_() for x in exact]
-    got = torch.autograd.grad(attend(*ours[:3], Modifiers(table=ours[3])), ours, grad.float())
+    got = torch.autograd.grad(attend(*ours[:3], AttentionSpec(table=ours[3])), ours, grad.float())
     for a, b in zip(got, wanted, strict=True):
         assert a.isfinite().all()
         assert error(a, b) < 1e-5
@@ -81,8 +81,8 @@ def test_long_inputs_are_read_in_larger_blocks() -> None:
 def test_few_keys_are_done_in_fp32() -> None:
     q, k, v, _ = (x.bfloat16() for x in inputs(4, 3, TINY, TINY, torch.bfloat16))
     table = torch.randn(3, TINY)
-    right = attend_reference(q.double(), k.double(), v.double(), Modifiers(table=table.double()))
-    rounded_twice = attend(q, k, v, Modifiers(table=table)) != right.bfloat16()
+    right = attend_reference(q.double(), k.double(), v.double(), AttentionSpec(table=table.double()))
+    rounded_twice = attend(q, k, v, AttentionSpec(table=table)) != right.bfloat16()
     assert rounded_twice.double().mean() < 0.02
 
 
@@ -93,14 +93,14 @@ def test_any_strides(which, window) -> None:
     tensors, table = [x.float() for x in inputs(2, 3, 70, 70, torch.float32)[:3]], torch.randn(3, 70)
     for x in (tensors[which].mT.contiguous().mT, tensors[which][..., :1].expand(tensors[which].shape)):
         strided, dense = ([*tensors[:which], y, *tensors[which + 1 :]] for y in (x, x.contiguous()))
-        wanted = attend_reference(*(y.double() for y in dense), Modifiers(table=table.double(), window=window))
-        assert error(attend(*strided, Modifiers(table=table, window=window)), wanted) < 1e-5
+        wanted = attend_reference(*(y.double() for y in dense), AttentionSpec(table=table.double(), window=window))
+        assert error(attend(*strided, AttentionSpec(table=table, window=window)), wanted) < 1e-5
 
 
 def test_the_same_bits_in_every_run() -> None:
     q, k, v, grad = (x.float().requires_grad_() for x in inputs(3, 4, 300, 300, torch.float32))
     table = torch.randn(4, 300, requires_grad=True)
-    runs = [torch.autograd.grad(attend(q, k, v, Modifiers(table=table)), (q, k, v, table), grad) for _ in range(2)]
+    runs = [torch.autograd.grad(attend(q, k, v, AttentionSpec(table=table)), (q, k, v, table), grad) for _ in range(2)]
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 
@@ -125,7 +125,14 @@ def test_weight_mix_sinks_and_values_in_blocks_are_those_of_explicit_attention()
 
         out = attention(
             *leaves,
-            Modifiers(table=table, weight=weight, window=170, sink=sink, modify_scores=mix, add_to_output=values),
+            AttentionSpec(
+                table=table,
+                weight=weight,
+                window=170,
+                sink=sink,
+                modify_scores=mix,
+                add_to_output=values,
+            ),
         )
         results.append([out, *torch.autograd.grad(out, (*leaves, table, weight, gate, turn, sink), grad)])
     torch.testing.assert_close(results[1], results[0])
@@ -150,7 +157,7 @@ def test_the_custom_operators_keep_torchs_contract() -> None:
 def test_what_does_not_fit_is_refused(queries, change, name) -> None:
     q, k, v, _ = inputs(1, 2, queries, 6, torch.float32)
     with pytest.raises(ValueError, match=f"^{name}: got .*expected"):
-        attend(q, k, v, Modifiers(**change))
+        attend(q, k, v, AttentionSpec(**change))
 
 
 @pytest.mark.parametrize("spread", [1.0, 3.0])
@@ -160,16 +167,16 @@ def test_bf16_scores_are_not_rounded_before_the_softmax(implementation, spread: 
     q, k, v, grad = inputs(2, 4, 300, 300, torch.bfloat16, dim=64)
     q, k = ((x * spread**0.5).bfloat16().double() for x in (q, k))  # scaled scores of this standard deviation
 
-    def errors(attention, modifiers: Modifiers) -> list[float]:
+    def errors(attention, spec: AttentionSpec) -> list[float]:
         results = []
         for kind in (torch.float64, torch.bfloat16):
             leaves = [x.to(kind).requires_grad_() for x in (q, k, v)]
-            out = (attend_reference if kind == torch.float64 else attention)(*leaves, modifiers)
+            out = (attend_reference if kind == torch.float64 else attention)(*leaves, spec)
             results.append([out, *torch.autograd.grad(out, leaves, grad.to(kind))])
         return [error(got, wanted) for wanted, got in zip(*results, strict=True)]
 
     fused = errors(
-        lambda q, k, v, _: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True), Modifiers()
+        lambda q, k, v, _: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True), AttentionSpec()
     )
-    ours = errors(implementation, Modifiers(table=torch.zeros(4, 300)))
+    ours = errors(implementation, AttentionSpec(table=torch.zeros(4, 300)))
     assert all(a <= 1.5 * b for a, b in zip(ours, fused, strict=True)), (ours, fused)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from kerple.attention import Modifiers, attend, backend
+from kerple.attention import AttentionSpec, attend, backend
 from kerple.base.errors import UserError
 
 CASE = {
@@ -56,7 +56,7 @@ def test_an_older_chip_and_a_system_without_triton_go_in_blocks(monkeypatch) -> 
 
 def test_a_compiled_network_decides_as_it_is_traced_and_in_one_graph() -> None:
     def both(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-        return attend(q, k, v, Modifiers(table=table)) + attend(q, k, v)
+        return attend(q, k, v, AttentionSpec(table=table)) + attend(q, k, v)
 
     q, k, v = torch.randn(3, 1, 2, 40, 8)
     table = torch.randn(2, 40)

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from kerple.analyses.attention_maps import visit_probabilities
 from kerple.cli.main import main
 from kerple.cli.trained import load
 from kerple.evaluation import results
@@ -53,7 +52,7 @@ def test_the_figure_shows_what_both_tests_have_written_and_the_analysis_its_mean
     means = torch.zeros(2, 8, dtype=torch.float64)
     for i in range(8):
         tokens = data.blocks("test", 32)[i]["tokens"][None, :-1]
-        visit_probabilities(model.network, tokens, lambda layer, p, i=i: means[layer].__setitem__(i, p[..., 0].mean()))
+        model.network.visit_attention(tokens, lambda layer, p, i=i: means[layer].__setitem__(i, p[..., 0].mean()))
     assert found == pytest.approx(means.mean(1).tolist(), rel=1e-4)
     assert written.with_suffix(".png").is_file()
 

@@ -20,6 +20,7 @@ from kerple.evaluation import context_gain
 from kerple.evaluation.extrapolation import Extrapolation
 from kerple.evaluation.measurement import Measurement
 from kerple.positions import NoPE
+from kerple.positions.visibility import Visibility
 from kerple.tasks.accuracy import TaskAccuracy
 from kerple.training.language_model import LanguageModel
 from tests.toy import RandomText, small_model, trainer
@@ -54,7 +55,7 @@ def run(
 def sums_of_segments(data: RandomText, length: int, starts: list[int], window: int | None = None) -> list[float]:
     """Losses of the untrained model, summed over segments of the test split."""
     tokens = torch.stack([data.streams["test"][start : start + length + 1] for start in starts])
-    return model_of().eval().network.losses(tokens, window=window).double().sum(1).tolist()
+    return model_of().eval().network.losses(tokens, visibility=Visibility(window)).double().sum(1).tolist()
 
 
 def test_sums_are_those_of_a_loop(tmp_path: Path) -> None:
@@ -68,7 +69,7 @@ def test_sums_are_those_of_a_loop(tmp_path: Path) -> None:
         for start in range(0, blocks * 32, length):
             inputs, targets = stream[start : start + length], stream[start + 1 : start + length + 1]
             with torch.no_grad():
-                logits = network(inputs[None], window=m.protocol.window)[0].double()
+                logits = network(inputs[None], Visibility(m.protocol.window))[0].double()
             total[start // 32] += float(torch.nn.functional.cross_entropy(logits, targets, reduction="sum"))
             text += sum(int(target) % 5 for target in targets)  # as RandomText spells its tokens
         assert m.loss.nll.tolist() == pytest.approx(total, rel=1e-6)
@@ -91,7 +92,7 @@ def test_context_gain_is_a_loop_over_segments_with_their_standard_error(tmp_path
     for start in range(0, 256, 32):
         inputs, targets = stream[start : start + 32], stream[start + 1 : start + 33]
         with torch.no_grad():
-            logits = [network(inputs[None], window=window)[0].double() for window in (None, 8)]
+            logits = [network(inputs[None], Visibility(window))[0].double() for window in (None, 8)]
         losses.append([torch.nn.functional.cross_entropy(each, targets, reduction="none") for each in logits])
     full, windowed = (torch.stack(side).numpy() for side in zip(*losses, strict=True))  # (8 segments, 32 positions)
     assert table["first"].tolist() == list(range(0, 32, 2))

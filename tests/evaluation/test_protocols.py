@@ -13,6 +13,7 @@ from kerple.evaluation.protocols import Protocol, full, sliding, windowed
 from kerple.evaluation.segments import DocumentBlocks
 from kerple.model import Transformer
 from kerple.positions import T5, KerpleLog, NoPE, Position, RoPE, Shape
+from kerple.positions.visibility import EVERYTHING, Visibility
 
 VOCABULARY = 23
 
@@ -31,7 +32,7 @@ def tokens_of(block: int, blocks: int = 1) -> Tensor:
 
 def loss_of_one(network: Transformer, tokens: Tensor, start: int, target: int, window: int | None = None) -> float:
     """Loss of token ``target + 1`` given tokens start..target of one block (N+1,), by a softmax written out in fp64."""
-    logits = network(tokens[None, start : target + 1], window=window)[0, -1].double()
+    logits = network(tokens[None, start : target + 1], Visibility(window))[0, -1].double()
     return -float(logits[tokens[target + 1]] - logits.exp().sum().log())
 
 
@@ -41,8 +42,7 @@ class Counter:
     def __init__(self) -> None:
         self.forwards: list[tuple[int, int]] = []
 
-    def losses(self, tokens: Tensor, offset: int = 0, window: int | None = None, last: int | None = None) -> Tensor:
-        assert offset == 0
+    def losses(self, tokens: Tensor, last: int | None = None, visibility: Visibility = EVERYTHING) -> Tensor:
         assert last is None or last <= tokens.shape[1] - 1
         self.forwards.append((tokens.shape[0], tokens.shape[1] - 1))
         targets = tokens[:, 1:].float()
@@ -99,12 +99,12 @@ def test_keep_first_shows_the_first_tokens_and_the_window_and_nothing_else(strat
     tokens = tokens_of(16).repeat(16, 1)
     tokens[torch.arange(16), torch.arange(16)] += 1  # row j differs from the text in token j
     tokens %= VOCABULARY
-    text = network.losses(tokens_of(16), window=6, keep_first=3)
-    changed = (network.losses(tokens, window=6, keep_first=3) - text).abs() > 1e-6  # (16 tokens, 16 targets)
+    text = network.losses(tokens_of(16), visibility=Visibility(6, 3))
+    changed = (network.losses(tokens, visibility=Visibility(6, 3)) - text).abs() > 1e-6  # (16 tokens, 16 targets)
     for target in range(16):
         seen = {j for j in range(target + 1) if changed[j, target]}
         assert seen == {j for j in range(target + 1) if j < 3 or j > target - 6}
-    torch.testing.assert_close(network.losses(tokens, window=6, keep_first=10), network.losses(tokens))
+    torch.testing.assert_close(network.losses(tokens, visibility=Visibility(6, 10)), network.losses(tokens))
 
 
 @pytest.mark.parametrize("skip", [0, 32])

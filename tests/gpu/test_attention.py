@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kerple.attention import Modifiers, attend, backend
+from kerple.attention import AttentionSpec, attend, backend
 from kerple.attention.cuda import attend_flex
 from kerple.attention.reference import attend_reference
 from tests.attention.test_flex_on_cpu import by_definition
@@ -29,7 +29,7 @@ def tensors(length: int, dim: int, dtype: torch.dtype, view: bool, device: torch
 
 def forward_backward(inputs: list[Tensor], grad: Tensor, window: int | None = None, attention=attend) -> list[Tensor]:
     """Output and the gradients of q, k, v and the table."""
-    out = attention(*inputs[:3], Modifiers(table=inputs[3], window=window))
+    out = attention(*inputs[:3], AttentionSpec(table=inputs[3], window=window))
     return [out, *torch.autograd.grad(out, inputs, grad)]
 
 

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from kerple.evaluation.protocols import Protocol
-from kerple.hf.adapter import HuggingFaceNetwork
+from kerple.hf.adapter import hugging_face_network
 from kerple.hf.rope_scaling import scaled
+from kerple.model.network import Offset
+from kerple.positions.visibility import Visibility
 from tests.hf.tiny import CONFIGS, LENGTH, configuration, hf, small, text, tiny
 
 
@@ -41,7 +43,7 @@ def plain_loop(model, tokens, protocol, length):
 @torch.inference_mode()
 def test_sums_equal_a_plain_loop(family, protocol):
     model, tokens = tiny(family).double(), text(1, 2 * LENGTH + 1)
-    network = HuggingFaceNetwork(model, LENGTH)
+    network = hugging_face_network(model, LENGTH)
     assert network.in_pieces
     for length in (16, 2 * LENGTH):
         if protocol.name == "sliding" and length > protocol.skip + protocol.stride:
@@ -60,7 +62,7 @@ def test_a_window_is_the_mask_of_the_last_keys_and_the_first(family, window, kee
     i, j = torch.arange(length)[:, None], torch.arange(length)
     seen = ((j <= i) & ((j > i - window) | (j < keep_first)))[None, None]
     expected = model(tokens, attention_mask=torch.where(seen, 0.0, torch.finfo(torch.float32).min)).logits
-    got = HuggingFaceNetwork(model, LENGTH)(tokens, window=window, keep_first=keep_first)
+    got = hugging_face_network(model, LENGTH)(tokens, Visibility(window, keep_first))
     torch.testing.assert_close(got, expected, atol=2e-4, rtol=1e-4)
     assert not torch.allclose(got, model(tokens).logits, atol=1e-2)
     assert model.config._attn_implementation == "sdpa"
@@ -69,7 +71,7 @@ def test_a_window_is_the_mask_of_the_last_keys_and_the_first(family, window, kee
 @torch.inference_mode()
 def test_logits_that_are_more_than_the_heads_product_are_found_out():
     model = small(hf.GraniteConfig, intermediate_size=48, num_key_value_heads=2, logits_scaling=0.25)
-    network, tokens = HuggingFaceNetwork(model), text(2, 20)
+    network, tokens = hugging_face_network(model), text(2, 20)
     assert not network.in_pieces
     logits = model(tokens[:, :-1]).logits.float()
     expected = -logits.log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0]
@@ -80,25 +82,25 @@ def test_logits_that_are_more_than_the_heads_product_are_found_out():
 @torch.inference_mode()
 def test_offsets_move_learned_positions_and_not_rope():
     tokens = text(2, 20)
-    rope = HuggingFaceNetwork(tiny("llama").double(), LENGTH)
+    rope = hugging_face_network(tiny("llama").double(), LENGTH)
     torch.testing.assert_close(rope.losses(tokens, offset=50), rope.losses(tokens), atol=1e-4, rtol=1e-4)
     model = tiny("gpt2")
-    learned = HuggingFaceNetwork(model)
+    learned = hugging_face_network(model)
     expected = model(tokens, position_ids=torch.arange(9, 29)[None]).logits
     torch.testing.assert_close(learned(tokens, offset=9), expected)
-    with pytest.raises(ValueError, match=r"Bloom.*no position_ids"):
-        HuggingFaceNetwork(tiny("bloom"), LENGTH).losses(tokens, offset=1)
+    assert isinstance(learned, Offset)
+    assert not isinstance(hugging_face_network(tiny("bloom"), LENGTH), Offset)
 
 
 def test_learned_positions_are_rows_of_a_table_but_the_reserved_ones_and_an_encoder_is_found_out():
-    network = HuggingFaceNetwork(small(hf.OPTConfig, ffn_dim=48, word_embed_proj_dim=32, max_position_embeddings=24))
-    assert (network.max_length, network.strategy) == (24, "Learned")
+    network = hugging_face_network(small(hf.OPTConfig, ffn_dim=48, word_embed_proj_dim=32, max_position_embeddings=24))
+    assert (network.max_length, network.name) == (24, "Learned")
     with torch.inference_mode():
         assert network.losses(text(1, 25)).isfinite().all()
     with pytest.raises(ValueError, match=r"position: got 24.*learned 24 positions"):
         network.losses(text(1, 26))
     with pytest.raises(ValueError, match="depend on later tokens"):
-        HuggingFaceNetwork(small(hf.BertConfig, hf.BertLMHeadModel, intermediate_size=48))
+        hugging_face_network(small(hf.BertConfig, hf.BertLMHeadModel, intermediate_size=48))
 
 
 HEAD = 8  # of the tiny Llama: 48 / 6
@@ -132,7 +134,7 @@ def turns(scaling, factor, seen):
 def test_scalings_turn_by_the_angles_of_their_papers(scaling):
     config = scaled(configuration("llama"), scaling, None if scaling == "none" else 4.0, LENGTH)
     model = hf.AutoModelForCausalLM.from_config(config).eval()
-    network, rope = HuggingFaceNetwork(model, LENGTH), model.model.rotary_emb
+    network, rope = hugging_face_network(model, LENGTH), model.model.rotary_emb
     network.losses(text(1, 101))
     torch.testing.assert_close(rope.inv_freq.double(), turns(scaling, 4.0, 100), atol=1e-7, rtol=1e-5)
     assert rope.attention_scaling == pytest.approx(0.1 * math.log(4) + 1 if scaling == "yarn" else 1.0)
@@ -141,7 +143,7 @@ def test_scalings_turn_by_the_angles_of_their_papers(scaling):
 @torch.inference_mode()
 def test_dynamic_scaling_does_not_remember_what_was_read_before():
     model = hf.AutoModelForCausalLM.from_config(scaled(configuration("llama"), "dynamic_ntk", 4.0, LENGTH)).eval()
-    network, tokens = HuggingFaceNetwork(model, LENGTH), text(1, 51)
+    network, tokens = hugging_face_network(model, LENGTH), text(1, 51)
     fresh = network.losses(tokens)
     network.losses(text(1, 201))
     torch.testing.assert_close(network.losses(tokens), fresh, atol=0, rtol=0)

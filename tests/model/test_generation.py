@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from kerple.model import Transformer
 from kerple.model.generation import choose, fill_in, generate
 from kerple.positions import Shape, strategies
+from kerple.positions.visibility import Visibility
 
 VOCABULARY = 30
 # with each kind of cache, and without one; that a cache changes no logit is a property of every strategy
@@ -24,9 +25,9 @@ def network(name: str) -> Transformer:
 @pytest.mark.parametrize("name", KINDS)
 def test_the_cache_changes_nothing(name: str, window: int | None) -> None:
     model, prompt = network(name), torch.randint(VOCABULARY, (3, 7), generator=torch.Generator().manual_seed(1))
-    cached, tokens = torch.stack(list(generate(model, prompt, 20, window=window)), 1), prompt
+    cached, tokens = torch.stack(list(generate(model, prompt, 20, visibility=Visibility(window))), 1), prompt
     for _ in range(20):
-        tokens = torch.cat([tokens, model(tokens, window=window)[:, -1:].argmax(-1)], 1)
+        tokens = torch.cat([tokens, model(tokens, Visibility(window))[:, -1:].argmax(-1)], 1)
     assert torch.equal(cached, tokens[:, 7:])
     assert len(cached.unique()) > 2
 
@@ -54,7 +55,7 @@ class Successor(nn.Module):
 
     prefix_consistent = False
 
-    def forward(self, tokens: Tensor, window: None = None, cache: None = None, last: int | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, visibility: Visibility, cache: None = None, last: int | None = None) -> Tensor:
         return nn.functional.one_hot((tokens + 1) % VOCABULARY, VOCABULARY).float()
 
 

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from kerple.base.errors import UserError
 from kerple.model import Transformer, transformer
 from kerple.model.architecture import Architecture
-from kerple.model.head import ChunkSizes, target_losses
+from kerple.model.loss import ChunkSizes, target_losses
 from kerple.model.self_attention import SelfAttention, prepare_context
 from kerple.positions import KerpleLog, Layers, Learned, NoPE, Shape, TokenPositions
 
@@ -73,7 +73,7 @@ def test_queries_and_keys_are_normalised_head_by_head_before_the_scores() -> Non
             scores = torch.stack([q @ normed(projected[j, 8:12], gains[1]) / math.sqrt(4) for j in range(i + 1)])
             mixed[i, head : head + 4] = scores.softmax(0) @ projected[: i + 1, 12:16]
     position = NoPE(Shape(8, 2, 4))
-    context = prepare_context(position, TokenPositions.line(3), torch.zeros(1, 3, dtype=torch.long), None)
+    context = prepare_context(position, TokenPositions.line(3), torch.zeros(1, 3, dtype=torch.long))
     torch.testing.assert_close(attention(x, position, context)[0], attention.out(mixed))
 
 
@@ -125,11 +125,10 @@ def test_losses_in_chunks_have_the_values_and_gradients_of_one_piece(stored: int
     targets, results = torch.randint(0, 11, (29,)), []
     for losses in (
         F.cross_entropy(head(features), targets, reduction="none"),
-        # the chunked path computes in fp32, so fp64 inputs measure its rounding
-        target_losses(head, features, targets, sizes=ChunkSizes(4 * 11, stored, rows=1)).double(),
+        target_losses(head, features, targets, sizes=ChunkSizes(4 * 11, stored, rows=1)),  # fp64 as the features
     ):
         results.append([losses, *torch.autograd.grad(losses.sum(), (features, head.weight))])
-    torch.testing.assert_close(results[1], results[0], atol=1e-6, rtol=5e-6)
+    torch.testing.assert_close(results[1], results[0], atol=1e-12, rtol=1e-12)
 
 
 def test_a_compiled_network_s_gradients_are_sent_while_those_before_them_are_computed(tmp_path) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kerple.attention import Modifiers
+from kerple.attention import AttentionSpec
 from kerple.attention.reference import attend_reference
 from kerple.base.errors import UserError
 from kerple.positions import FIRE, ALiBi, KernelSum, KerpleBias3, KerpleLog, KerpleLog3, KerplePower, Shape, strategies
@@ -58,7 +58,7 @@ def test_bias_and_weight_are_the_papers_formulas(name: str) -> None:
 def test_a_score_is_multiplied_by_the_weight_before_the_bias_is_added() -> None:
     q, k, v = torch.randn(3, 1, HEADS, 12, 8, dtype=torch.float64)
     bias, weight = torch.rand(2, HEADS, 12, dtype=torch.float64)
-    out = attend_reference(q, k, v, Modifiers(table=bias, weight=weight))
+    out = attend_reference(q, k, v, AttentionSpec(table=bias, weight=weight))
     for h in range(HEADS):
         for m in range(12):
             scores = [q[0, h, m] @ k[0, h, n] / math.sqrt(8) * weight[h, m - n] + bias[h, m - n] for n in range(m + 1)]

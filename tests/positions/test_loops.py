@@ -18,6 +18,7 @@ from kerple.model import Transformer
 from kerple.model.architecture import Architecture
 from kerple.model.self_attention import SelfAttention, prepare_context
 from kerple.positions import Position, QueryKeyBlock, Shape, Sink, Together, TokenPositions
+from kerple.positions.visibility import Visibility
 
 HEADS, HEAD_DIM, LENGTH = 2, 6, 14
 SHAPE = Shape(HEADS * HEAD_DIM, HEADS, 8)
@@ -66,7 +67,7 @@ def ours_and_loops(
     expected_gradients = torch.autograd.grad(expected, leaves, grad, materialize_grads=True)
     tokens = torch.zeros(2, LENGTH, dtype=torch.int64)
     for option in ("auto", "blocks"):
-        context = prepare_context(position, TokenPositions.line(LENGTH, offset), tokens, window, option)
+        context = prepare_context(position, TokenPositions.line(LENGTH, offset), tokens, Visibility(window), option)
         out = attention(x, position, context)
         torch.testing.assert_close(out, expected, atol=1e-12, rtol=1e-12)
         gradients = torch.autograd.grad(out, leaves, grad, materialize_grads=True)

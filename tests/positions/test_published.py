@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kerple import positions
-from kerple.attention import Modifiers
+from kerple.attention import AttentionSpec
 from kerple.attention.reference import attend_reference
 from kerple.base.errors import UserError
 from kerple.positions import (
@@ -162,7 +162,7 @@ def test_transformer_xl_is_xlnets_relative_core() -> None:
         return ours.modify_scores(s, q, k, QueryKeyBlock(at[rows], at[columns], seen))
 
     expected = core.rel_attn_core(*(x.permute(2, 0, 1, 3) for x in (q, k, v)), projected, attn_mask=future)
-    out = attend_reference(q, k, v, Modifiers(modify_scores=modify))
+    out = attend_reference(q, k, v, AttentionSpec(modify_scores=modify))
     torch.testing.assert_close(out, expected.permute(1, 2, 0, 3), atol=1e-4, rtol=1e-4)
 
 

@@ -1,62 +1,16 @@
 """`AttentionStatistics` and `AttentionMaps`: which keys each head attends to, as numbers and pictures."""
 
-import copy
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from matplotlib.figure import Figure
 from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor
 
-from kerple.attention.reference import attend_reference
 from kerple.base.errors import UserError
 from kerple.evaluation.analysis import Analysis, publish
 from kerple.evaluation.figures import heat_map
 from kerple.evaluation.typed import network_of, strategy_name
-from kerple.model import Transformer
-from kerple.model.self_attention import PositionContext, SelfAttention
-from kerple.model.transformer import run_block
-from kerple.positions import Position
-
-
-@torch.no_grad()
-def visit_probabilities(
-    network: Transformer,
-    tokens: Tensor,
-    visit: Callable[[int, Tensor], None],
-    *,
-    offset: int = 0,
-    window: int | None = None,
-) -> None:
-    """Run the network and call ``visit`` with the attention probabilities of each layer.
-
-    They are computed a second time beside the network's own attention, in fp32 (fp64 in an fp64 network), by the
-    explicit reference: its output for one-hot values is the probabilities. Only one layer's are in memory at a time.
-
-    Args:
-        network: The model, in evaluation mode.
-        tokens: (B, T) int64.
-        visit: Called with the number of the layer and its probabilities (B, H, T, T), which are 0 for future keys.
-            Under a strategy with a sink, rows add up to less than 1.
-        offset: Added to every position.
-        window: Number of keys that a query sees; None for all.
-    """
-
-    def show(layer: int, attention: SelfAttention, arguments: tuple[Any, ...]) -> None:
-        x, position, context = arguments[:3]
-        visit(layer, _probabilities(attention, x, position, context))
-
-    hooks = [b.attention.register_forward_pre_hook(partial(show, i)) for i, b in enumerate(network.blocks)]
-    compiled, network.run_block = network.run_block, run_block  # a compiled graph would not call hooks
-    try:
-        network.features(tokens, offset=offset, window=window)
-    finally:
-        network.run_block = compiled
-        for hook in hooks:
-            hook.remove()
 
 
 def entropy(probabilities: Tensor) -> Tensor:
@@ -95,7 +49,7 @@ class AttentionStatistics(Analysis):
                 sums[i, layer] += measure(p).double().mean((0, 2))  # (B, H, T) -> (H,)
 
         for _, tokens in self.read(trainer, pl_module):
-            visit_probabilities(network, tokens[:, :-1], add)
+            network.visit_attention(tokens[:, :-1], add)
         means = (trainer.strategy.reduce(sums, reduce_op="sum") / self.blocks).cpu()  # (2, layers, H)
         rows = [
             {"layer": layer, "head": head, "entropy": value, "distance": distance}
@@ -136,17 +90,9 @@ class AttentionMaps(Analysis):
             maps.update({pair: p[0, pair[1]].cpu() for pair in chosen if pair[0] == layer})
 
         for _, tokens in self.read(trainer, pl_module):  # on the first device alone
-            visit_probabilities(network, tokens[:, :-1], keep)
+            network.visit_attention(tokens[:, :-1], keep)
         title = f"{strategy_name(pl_module)}: attention of the first test segment"
         publish(trainer, self.name, _maps_figure(maps, title) if maps else None, [])
-
-
-def _probabilities(attention: SelfAttention, x: Tensor, position: Position, context: PositionContext) -> Tensor:
-    wide = torch.promote_types(torch.float32, attention.qkv.weight.dtype)
-    with torch.autocast(x.device.type, enabled=False):
-        q, k, _, modifiers = copy.deepcopy(attention).to(wide).prepare(x.to(wide), position, context)
-        one_hot = torch.eye(x.shape[1], device=x.device, dtype=wide).expand(*k.shape[:2], -1, -1)  # (B, G, T, T)
-        return attend_reference(q, k, one_hot, replace(modifiers, add_to_output=None))
 
 
 def _statistics_figure(means: Tensor, title: str) -> Figure:

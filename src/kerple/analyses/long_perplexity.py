@@ -20,9 +20,10 @@ from kerple.data.tokenizer import load_tokenizer, without_truncation
 from kerple.evaluation import results
 from kerple.evaluation.analysis import Analysis, synchronise
 from kerple.evaluation.metrics import TokenLoss
-from kerple.evaluation.protocols import Network, full, ordered_lengths, sliding
+from kerple.evaluation.protocols import full, ordered_lengths, sliding
 from kerple.evaluation.results import Row
 from kerple.evaluation.typed import data_of, log_directory, network_of
+from kerple.model.network import Network
 
 
 def key_targets(
@@ -196,10 +197,10 @@ class LongPerplexity(Analysis):
         return keys
 
     def _choose(self, data: Any, source: Any) -> list[list[int]]:
-        from kerple.hf.adapter import HuggingFaceNetwork
+        from kerple.hf.adapter import hugging_face_network
         from kerple.hf.source import read_model, read_model_config, read_tokenizer, same_tokens
 
-        network = HuggingFaceNetwork(read_model(source, read_model_config(source)))
+        network = hugging_face_network(read_model(source, read_model_config(source)))
         tokenizer = read_tokenizer(source)
         same = same_tokens(tokenizer, data.folder.tokenizer())
         keys = []
@@ -223,9 +224,9 @@ class LongPerplexity(Analysis):
 
     @torch.inference_mode()
     def _judge(self, network: Any, tokens: Tensor) -> list[bool]:
-        if network.shape.length < len(tokens) - 1:
+        if network.training_length is not None and network.training_length < len(tokens) - 1:
             raise UserError(
                 f"LongPerplexity: lengths: got {self.length} tokens, which are {len(tokens) - 1} of the evaluator, "
-                f"expected at most {network.shape.length}, its training length; choose shorter ones"
+                f"expected at most {network.training_length}, its training length; choose shorter ones"
             )
         return key_targets(network, tokens[None], **self.criterion)[0].tolist()  # type: ignore[arg-type]

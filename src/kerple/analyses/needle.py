@@ -21,7 +21,6 @@ from kerple.evaluation.figures import heat_map, panel
 from kerple.evaluation.progress_lines import with_progress
 from kerple.evaluation.results import Row
 from kerple.evaluation.typed import data_of, log_directory, network_of, strategy_name
-from kerple.model.generation import generate
 
 Kind = Literal["niah_single_1", "niah_single_2", "niah_multikey_1", "niah_multivalue"]
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.\n"
@@ -175,7 +174,7 @@ class Needle(Analysis):
             stream = data.stream("test")
             haystack = stream.read(int(rng.integers(len(stream) - length)), length).tolist()
         tokens = torch.tensor([prompt(problem, length, haystack, data.encode)], device=pl_module.device)
-        written = continuation(network_of(pl_module), tokens, ANSWER * len(problem.values))
+        written = network_of(pl_module).continued(tokens, ANSWER * len(problem.values))
         return recall(data.decode(written), problem.values)
 
     def _figure(self, share: Tensor, lengths: Sequence[int], strategy: str) -> Figure:
@@ -186,10 +185,3 @@ class Needle(Analysis):
         axes.set(xlabel="length (tokens)", ylabel="depth of the needle")
         figure.suptitle(f"{strategy}: {self.kind} in {self.haystack}", fontsize=10)
         return figure
-
-
-def continuation(network: Any, tokens: Tensor, steps: int) -> list[int]:
-    """The ``steps`` tokens that a network generates greedily after the tokens (1, T) int64."""
-    if hasattr(network, "continued"):  # a pretrained model generates by its own code, with its own cache
-        return network.continued(tokens, steps)
-    return [int(token) for token in generate(network, tokens, steps)]

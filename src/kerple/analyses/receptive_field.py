@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from kerple.evaluation.analysis import Analysis, publish, synchronise
 from kerple.evaluation.figures import finish
 from kerple.evaluation.metrics import TokenLoss
-from kerple.evaluation.typed import network_of, strategy_name
+from kerple.evaluation.typed import network_of, strategy_name, trained_with
 from kerple.model import Transformer
+from kerple.positions.visibility import Visibility
 
 TOLERANCE = 0.01  # a window is sufficient if its perplexity exceeds the full one by at most this share
 
@@ -94,7 +95,7 @@ class ReceptiveField(Analysis):
             shares += gradient_by_distance(network, tokens)[0] / self.blocks
             with trainer.precision_plugin.forward_context():
                 for window, loss in losses.items():
-                    loss.update(network.losses(tokens, window=None if window == length else window), 0)
+                    loss.update(network.losses(tokens, visibility=Visibility(None if window == length else window)), 0)
         shares = trainer.strategy.reduce(shares, reduce_op="sum").cpu()
         synchronise(*losses.values())
         perplexities = {w: float(loss.perplexity()) for w, loss in losses.items()}
@@ -113,7 +114,7 @@ class ReceptiveField(Analysis):
     def _figure(
         self, cumulative: Tensor, perplexities: dict[int, float], sufficient: int, pl_module: LightningModule
     ) -> Figure:
-        training_length, length = network_of(pl_module).shape.length, len(cumulative)
+        training_length, length = trained_with(pl_module), len(cumulative)
         figure = Figure(figsize=(10.4, 4.2), layout="constrained")
         left, right = figure.subplots(1, 2)
         left.plot(range(1, length + 1), cumulative.tolist(), label="cumulative share")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from kerple.attention.modifiers import UNMODIFIED, Modifiers, for_query_heads, sink_of_queries, visible_keys
+from kerple.attention.spec import UNMODIFIED, AttentionSpec, for_query_heads, sink_of_queries, visible_keys
 from kerple.positions.products import precise, product
 from kerple.positions.token_positions import AttentionWeights, table_block
 
@@ -21,16 +21,16 @@ LARGEST_STORED = 2**22  # scores of a call; up to so many, 16 MiB in fp32, are s
 
 
 def attend_blocks(
-    q: Tensor, k: Tensor, v: Tensor, modifiers: Modifiers = UNMODIFIED, block: int | None = None
+    q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec = UNMODIFIED, block: int | None = None
 ) -> Tensor:
-    """Causal attention with everything in `Modifiers`, on any device; see `kerple.attention.attend`.
+    """Causal attention with everything in `AttentionSpec`, on any device; see `kerple.attention.attend`.
 
     Scores and softmax are fp32 (fp64 for fp64 input); probabilities are cast to the dtype of ``v`` before they meet it.
     ``block`` queries are taken at once, `QUERIES_AT_ONCE` if None. Time is O(Tq · min(Tk, window + block)).
     """
     k, v = for_query_heads(q, k, v)
     first, length, block = k.shape[2] - q.shape[2], k.shape[2], block or QUERIES_AT_ONCE
-    window, sink = None if modifiers.keep_first else modifiers.window, modifiers.sink
+    window, sink = None if spec.first else spec.window, spec.sink
     starts = range(first, length, block)
     recompute = len(starts) > 1 and torch.is_grad_enabled() and q.shape[:3].numel() * length > LARGEST_STORED
     out = []
@@ -39,24 +39,24 @@ def attend_blocks(
         rows = slice(start, min(length, start + block))
         columns = slice(0 if window is None else max(0, start - window + 1), rows.stop)
         queries = slice(rows.start - first, rows.stop - first)
-        of_block = replace(modifiers, sink=sink[:, :, queries]) if sink is not None and sink.ndim == 3 else modifiers
+        of_block = replace(spec, sink=sink[:, :, queries]) if sink is not None and sink.ndim == 3 else spec
         arguments = (q[:, :, queries], k[:, :, columns], v[:, :, columns], of_block, rows, columns)
         out.append(checkpoint(attend_block, *arguments, use_reentrant=False) if recompute else attend_block(*arguments))
     return torch.cat(out[::-1], 2)
 
 
-def attend_block(q: Tensor, k: Tensor, v: Tensor, modifiers: Modifiers, rows: slice, columns: slice) -> Tensor:
+def attend_block(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, rows: slice, columns: slice) -> Tensor:
     """One block: q (B, H, rows, δ) against k and v (B, H, columns, δ); (B, H, rows, δ)."""
     queries, keys = q.shape[2], k.shape[2]
-    seen = visible_keys(rows, columns, modifiers, q.device)
-    s = _products(q, k, q.shape[-1] ** -0.5 if modifiers.scale is None else modifiers.scale)  # (B, H, rows, columns)
-    if modifiers.weight is not None:
-        s = s * table_block(modifiers.weight, queries, keys)
-    if modifiers.table is not None:
-        s = s + table_block(modifiers.table, queries, keys)
-    sink, p = modifiers.sink, None
-    if modifiers.modify_scores is not None:
-        modified = modifiers.modify_scores(s, q, k, rows, columns, seen)
+    seen = visible_keys(rows, columns, spec, q.device)
+    s = _products(q, k, q.shape[-1] ** -0.5 if spec.scale is None else spec.scale)  # (B, H, rows, columns)
+    if spec.weight is not None:
+        s = s * table_block(spec.weight, queries, keys)
+    if spec.table is not None:
+        s = s + table_block(spec.table, queries, keys)
+    sink, p = spec.sink, None
+    if spec.modify_scores is not None:
+        modified = spec.modify_scores(s, q, k, rows, columns, seen)
         if isinstance(modified, AttentionWeights):
             p = modified.p
         elif isinstance(modified, tuple):
@@ -73,9 +73,9 @@ def attend_block(q: Tensor, k: Tensor, v: Tensor, modifiers: Modifiers, rows: sl
     p = p.to(v.dtype)
     with torch.autocast(v.device.type, enabled=False):
         out = torch.matmul(p, v)  # (B, H, rows, δ)
-    if modifiers.add_to_output is None:
+    if spec.add_to_output is None:
         return out
-    return (out + modifiers.add_to_output(p, v, rows, columns, seen)).to(out.dtype)
+    return (out + spec.add_to_output(p, v, rows, columns, seen)).to(out.dtype)
 
 
 def _products(q: Tensor, k: Tensor, scale: float) -> Tensor:

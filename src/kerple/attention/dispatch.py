@@ -9,12 +9,12 @@ from torch import Tensor
 from kerple.attention.backend import TINY, AttentionOption, select
 from kerple.attention.blocks import attend_blocks
 from kerple.attention.cpu import table_attention
-from kerple.attention.modifiers import UNMODIFIED, Modifiers, for_query_heads, sink_of_queries
 from kerple.attention.reference import attend_reference
+from kerple.attention.spec import UNMODIFIED, AttentionSpec, for_query_heads, sink_of_queries
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, modifiers: Modifiers = UNMODIFIED, option: AttentionOption = "auto"
+    q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec = UNMODIFIED, option: AttentionOption = "auto"
 ) -> Tensor:
     """Causal attention, softmax(q·k/√δ + what the strategy adds)·v.
 
@@ -28,7 +28,7 @@ def attend(
         q: (B, H, Tq, δ), Tq <= Tk. Any strides.
         k: (B, G, Tk, δ) in the dtype of ``q``; head h of the queries meets head h // (H / G).
         v: (B, G, Tk, δ'), δ' <= δ.
-        modifiers: What the strategy changes.
+        spec: What the strategy changes.
         option: ``auto``, or the implementation to take; see `kerple.attention.backend.select`.
 
     Returns:
@@ -37,14 +37,14 @@ def attend(
     Raises:
         ValueError: If shapes or dtypes do not fit together.
     """
-    check(q, k, v, modifiers)
+    check(q, k, v, spec)
     device = q.device.type
     if torch.is_autocast_enabled(device) and q.dtype != torch.float64:
         q, k, v = (x.to(torch.get_autocast_dtype(device)) for x in (q, k, v))
     queries, length, width = q.shape[2], k.shape[2], v.shape[3]
-    scale = q.shape[3] ** -0.5 if modifiers.scale is None else modifiers.scale
-    window = None if modifiers.window is None or modifiers.window >= length else modifiers.window
-    explicit = (modifiers.weight, modifiers.modify_scores, modifiers.add_to_output)
+    scale = q.shape[3] ** -0.5 if spec.scale is None else spec.scale
+    window = None if spec.window is None or spec.window >= length else spec.window
+    explicit = (spec.weight, spec.modify_scores, spec.add_to_output)
     backend = select(
         option,
         q.device,
@@ -53,9 +53,9 @@ def attend(
         "all" if queries == length else "one" if queries == 1 else "last",
         length <= TINY,
         # a sink needs the log-sum-exp, which torch's own attention does not return
-        modifiers.table is not None or modifiers.sink is not None,
+        spec.table is not None or spec.sink is not None,
         window is not None,
-        any(x is not None for x in explicit) or modifiers.keep_first > 0,
+        any(x is not None for x in explicit) or spec.first > 0,
     )
     if backend in ("sdpa", "tiles") and width < q.shape[3]:  # torch's kernels want one width
         v = F.pad(v, (0, q.shape[3] - width))
@@ -70,9 +70,9 @@ def attend(
     dtype, precise = q.dtype, torch.promote_types(q.dtype, torch.float32)
     if length <= TINY or backend == "reference":
         q, k, v = (x.to(precise) for x in (q, k, v))
-    given = (modifiers.table, modifiers.weight, modifiers.sink)
+    given = (spec.table, spec.weight, spec.sink)
     table, weight, sink = (None if x is None else x.to(precise) for x in given)
-    modifiers = replace(modifiers, scale=scale, window=window, table=table, weight=weight, sink=sink)
+    spec = replace(spec, scale=scale, window=window, table=table, weight=weight, sink=sink)
     if backend == "flex":
         from kerple.attention.cuda import attend_flex  # not on every machine, and slow to import
 
@@ -85,10 +85,10 @@ def attend(
         out, lse = table_attention(q, k, v, table, window, table.requires_grad, scale)
         out = with_sink(out, lse, sink)
     elif backend == "blocks":
-        out = attend_blocks(q, k, v, modifiers)
+        out = attend_blocks(q, k, v, spec)
     else:
         with torch.autocast(device, enabled=False):
-            out = attend_reference(q, k, v, modifiers)
+            out = attend_reference(q, k, v, spec)
     return out[..., :width].to(dtype)
 
 
@@ -99,7 +99,7 @@ def with_sink(out: Tensor, lse: Tensor, sink: Tensor | None) -> Tensor:
     return (out * torch.sigmoid(lse - sink_of_queries(sink))[..., None]).to(out.dtype)  # (B, H, Tq, δ)
 
 
-def check(q: Tensor, k: Tensor, v: Tensor, modifiers: Modifiers) -> None:
+def check(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> None:
     """Check that shapes, dtypes and modes fit together, as `attend` says."""
     heads, queries, length = q.shape[1], q.shape[2], k.shape[2]
     shapes = f"shapes {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
@@ -110,12 +110,12 @@ def check(q: Tensor, k: Tensor, v: Tensor, modifiers: Modifiers) -> None:
     _expect(heads % k.shape[1] == 0, "q, k, v", f"{heads} heads of q", f"a multiple of the {k.shape[1]} of k")
     _expect(queries <= length, "q", f"{queries} queries for {length} keys", "no more than keys: the last rows")
     _expect(q.dtype == k.dtype == v.dtype, "q, k, v", f"dtypes {q.dtype}, {k.dtype}, {v.dtype}", "one; cast them alike")
-    for name, x in (("table", modifiers.table), ("weight", modifiers.weight)):
+    for name, x in (("table", spec.table), ("weight", spec.weight)):
         if x is not None:
             fits = x.ndim == 2 and x.shape[0] == heads and x.shape[1] >= length
             _expect(fits, name, f"shape {tuple(x.shape)}", f"(H, >= Tk) = ({heads}, >= {length})")
-    if modifiers.sink is not None:
-        shape = tuple(modifiers.sink.shape)
+    if spec.sink is not None:
+        shape = tuple(spec.sink.shape)
         fits = shape in (q.shape[1:2], q.shape[:3])
         _expect(fits, "sink", f"shape {shape}", f"(H,) or (B, H, Tq) of q {tuple(q.shape)}")
 

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from kerple.attention.modifiers import UNMODIFIED, Modifiers, for_query_heads, sink_of_queries, visible_keys
+from kerple.attention.spec import UNMODIFIED, AttentionSpec, for_query_heads, sink_of_queries, visible_keys
 from kerple.positions.token_positions import AttentionWeights
 
 
-def attend_reference(q: Tensor, k: Tensor, v: Tensor, modifiers: Modifiers = UNMODIFIED) -> Tensor:
+def attend_reference(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec = UNMODIFIED) -> Tensor:
     """Causal attention in the precision of its arguments, scores and probabilities written out.
 
     Arguments and result are those of `kerple.attention.attend`; nothing is checked and nothing is fused. In fp64 it is
@@ -16,18 +16,18 @@ def attend_reference(q: Tensor, k: Tensor, v: Tensor, modifiers: Modifiers = UNM
     k, v = for_query_heads(q, k, v)
     length = k.shape[2]
     rows, columns = slice(length - q.shape[2], length), slice(0, length)
-    seen = visible_keys(rows, columns, modifiers, q.device)  # (Tq, Tk)
+    seen = visible_keys(rows, columns, spec, q.device)  # (Tq, Tk)
     index = torch.arange(length, device=q.device)
     distance = (index[rows, None] - index).clamp(min=0)
-    s = q @ k.mT * (q.shape[-1] ** -0.5 if modifiers.scale is None else modifiers.scale)  # (B, H, Tq, Tk)
-    if modifiers.weight is not None:
-        s = s * modifiers.weight[:, distance]
-    if modifiers.table is not None:
-        s = s + modifiers.table[:, distance]
-    sinks = [] if modifiers.sink is None else [modifiers.sink]
+    s = q @ k.mT * (q.shape[-1] ** -0.5 if spec.scale is None else spec.scale)  # (B, H, Tq, Tk)
+    if spec.weight is not None:
+        s = s * spec.weight[:, distance]
+    if spec.table is not None:
+        s = s + spec.table[:, distance]
+    sinks = [] if spec.sink is None else [spec.sink]
     weights = None
-    if modifiers.modify_scores is not None:
-        modified = modifiers.modify_scores(s, q, k, rows, columns, seen)
+    if spec.modify_scores is not None:
+        modified = spec.modify_scores(s, q, k, rows, columns, seen)
         if isinstance(modified, AttentionWeights):
             weights = modified.p
         elif isinstance(modified, tuple):
@@ -39,4 +39,4 @@ def attend_reference(q: Tensor, k: Tensor, v: Tensor, modifiers: Modifiers = UNM
         weights = torch.cat([s.masked_fill(~seen, float("-inf")), *logits], -1).softmax(-1)[..., :length]
     p = weights.to(q.dtype)
     out = p @ v  # (B, H, Tq, δ)
-    return out if modifiers.add_to_output is None else out + modifiers.add_to_output(p, v, rows, columns, seen)
+    return out if spec.add_to_output is None else out + spec.add_to_output(p, v, rows, columns, seen)

@@ -11,6 +11,7 @@ from kerple.base.errors import UserError
 from kerple.cli.torch_settings import configure_torch
 from kerple.cli.trained import Text, end_of_text, load
 from kerple.model.generation import generate
+from kerple.positions.visibility import Visibility
 from kerple.tasks import TaskData
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what an incomplete character decodes to
@@ -53,7 +54,7 @@ def print_continuation(options: Namespace) -> None:
         temperature=temperature,
         top_k=options.top_k,
         top_p=options.top_p,
-        window=options.window,
+        visibility=Visibility(options.window),
         stop=end,
         generator=random,
     )

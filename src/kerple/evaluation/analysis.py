@@ -14,7 +14,15 @@ from torch import Tensor
 from kerple.base.errors import UserError
 from kerple.evaluation.metrics import TokenLoss
 from kerple.evaluation.progress_lines import with_progress
-from kerple.evaluation.typed import data_of, log_directory, max_positions, network_of, strategy_name, untyped
+from kerple.evaluation.typed import (
+    data_of,
+    log_directory,
+    max_positions,
+    network_of,
+    strategy_name,
+    trained_with,
+    untyped,
+)
 
 
 class Analysis(Callback):
@@ -85,7 +93,7 @@ class Analysis(Callback):
 
     def targets(self, pl_module: LightningModule) -> int:
         """Targets in a block: the option ``length``, or the training length."""
-        return self.length or network_of(pl_module).shape.length
+        return self.length or trained_with(pl_module)
 
     def text(self, trainer: Trainer, length: int) -> Any:
         """The blocks of ``length`` targets that all devices together read, a sequence of {"tokens": (length + 1,)}."""

@@ -17,7 +17,15 @@ from kerple.evaluation.measurement import Measurement, measure
 from kerple.evaluation.metrics import TokenLoss
 from kerple.evaluation.protocols import Name, Protocol, choose_protocols, ordered_lengths
 from kerple.evaluation.segments import DocumentBlocks, shuffled
-from kerple.evaluation.typed import data_of, log_directory, max_positions, network_of, refuse_shards, strategy_name
+from kerple.evaluation.typed import (
+    data_of,
+    log_directory,
+    max_positions,
+    network_of,
+    refuse_shards,
+    strategy_name,
+    trained_with,
+)
 
 
 class Extrapolation(Analysis):
@@ -137,7 +145,7 @@ class Extrapolation(Analysis):
         return data.test_documents() if hasattr(data := data_of(trainer), "test_documents") else None
 
     def analyse(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        training_length, data = network_of(pl_module).shape.length, data_of(trainer)
+        training_length, data = trained_with(pl_module), data_of(trainer)
         protocols = choose_protocols(
             self.names, self.lengths, self.block_length, **self.options, training_length=training_length
         )

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from kerple.evaluation.context_gain import ContextGain
 from kerple.evaluation.metrics import TokenLoss
-from kerple.evaluation.protocols import Network, Protocol, full
+from kerple.evaluation.protocols import Protocol, full
 from kerple.evaluation.results import Row
+from kerple.model.network import Network
 
 
 @dataclass

@@ -17,20 +17,12 @@ import torch
 from torch import Tensor
 
 from kerple.base.errors import UserError
+from kerple.model.network import Network
+from kerple.positions.visibility import EVERYTHING, Visibility
 
 Name = Literal["full", "windowed", "keep_first", "sliding", "last", "per_position"]
 TOKENS_PER_FORWARD = 16_384
 """Largest number of tokens in one forward pass; a longer segment runs alone."""
-
-
-class Network(typing.Protocol):
-    """What the protocols need of a model, such as `kerple.model.transformer.Transformer`."""
-
-    def losses(
-        self, tokens: Tensor, offset: int = 0, window: int | None = None, last: int | None = None, keep_first: int = 0
-    ) -> Tensor:
-        """Losses (B, T) fp32, in nats, of the targets of tokens (B, T+1) int64; or of the last ``last`` targets."""
-        ...
 
 
 def full(network: Network, tokens: Tensor, length: int) -> Tensor:
@@ -68,10 +60,11 @@ def windowed(network: Network, tokens: Tensor, length: int, *, window: int | Non
     assert 1 <= length <= targets
     whole = targets // length * length  # targets in segments that are not shorter
     segments = tokens[:, : whole + 1].unfold(1, length + 1, length)  # (B, S, L+1), a view
-    losses = _losses(network, segments, window=window, keep_first=keep_first)
+    visibility = EVERYTHING if window is None else Visibility(window, keep_first)
+    losses = _losses(network, segments, visibility=visibility)
     if whole == targets:
         return losses
-    rest = _losses(network, tokens[:, None, whole:], window=window, keep_first=keep_first)
+    rest = _losses(network, tokens[:, None, whole:], visibility=visibility)
     return torch.cat([losses, rest], dim=1)  # (B, N)
 
 
@@ -232,10 +225,10 @@ def choose_protocols(
     return [Protocol(name, **settings.get(name, {})) for name in dict.fromkeys(names)]
 
 
-def _losses(network: Network, segments: Tensor, **options: int | None) -> Tensor:
+def _losses(network: Network, segments: Tensor, **options: Any) -> Tensor:
     """Losses (B, S·L), or (B, S·last), of the segments (B, S, L+1)."""
     rows = segments.flatten(0, 1)  # (B·S, L+1)
     batch_size = max(1, TOKENS_PER_FORWARD // (rows.shape[1] - 1))
-    chosen = {name: value for name, value in options.items() if value}  # a network needs no options that nobody uses
+    chosen = {name: value for name, value in options.items() if value != EVERYTHING}  # for networks without windows
     parts = [network.losses(batch, **chosen) for batch in rows.split(batch_size)]
     return torch.cat(parts).reshape(len(segments), -1)

@@ -9,6 +9,7 @@ from pytorch_lightning.strategies import ModelParallelStrategy
 
 from kerple.base.errors import UserError
 from kerple.model import Transformer
+from kerple.model.network import Limited, Network
 
 
 def network_of(pl_module: LightningModule) -> Transformer:
@@ -22,14 +23,25 @@ def network_of(pl_module: LightningModule) -> Transformer:
 
 def strategy_name(pl_module: LightningModule) -> str:
     """Name of the model's strategy: its class, or for a pretrained network the name that it gives."""
-    network: Any = pl_module.network
-    return network.strategy if hasattr(network, "strategy") else type(network.positions[0]).__name__
+    return network_of(pl_module).name
 
 
-def max_positions(network: Any) -> float:
-    """Number of positions that the network's strategy can represent, or infinity if there is no limit."""
-    limits = [p.max_length for p in getattr(network, "positions", [network]) if getattr(p, "max_length", None)]
-    return min(limits, default=math.inf)
+def trained_with(pl_module: LightningModule) -> int:
+    """Training length in tokens.
+
+    Raises:
+        UserError: If it is unknown.
+    """
+    length: int | None = network_of(pl_module).training_length
+    if length is None:
+        raise UserError("length: the model's configuration does not name its training length; give model.length")
+    return length
+
+
+def max_positions(network: Network) -> float:
+    """Number of positions that the network can represent, or infinity if there is no limit."""
+    limit = network.max_length if isinstance(network, Limited) else None
+    return math.inf if limit is None else limit
 
 
 def data_of(trainer: Trainer) -> Any:

@@ -1,4 +1,4 @@
-"""`HuggingFaceNetwork`: any causal language model of transformers as a network for the protocols."""
+"""`HuggingFaceNetwork`: any causal language model of transformers as a network to measure."""
 
 import inspect
 from contextlib import nullcontext
@@ -10,12 +10,23 @@ from torch import Tensor, nn
 
 from kerple.base.errors import UserError
 from kerple.hf.windows import windowed
-from kerple.model.head import target_losses
-from kerple.positions import Shape
+from kerple.model.loss import target_losses
+from kerple.model.network import Embedding, Generation, Limited, Offset, Windows
+from kerple.positions.products import precise
+from kerple.positions.visibility import EVERYTHING, Visibility
 
 
-class HuggingFaceNetwork(nn.Module):
-    """A `kerple.evaluation.protocols.Network` that wraps a model of transformers.
+def hugging_face_network(model: Any, length: int | None = None, name: str | None = None) -> "HuggingFaceNetwork":
+    """Wrap a model of transformers; the network has `Offset` where the model takes ``position_ids``.
+
+    The arguments and errors are those of `HuggingFaceNetwork`.
+    """
+    takes_positions = "position_ids" in inspect.signature(model.base_model.forward).parameters
+    return (ShiftableHuggingFaceNetwork if takes_positions else HuggingFaceNetwork)(model, length, name)
+
+
+class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
+    """A `kerple.model.network.Network` that wraps a model of transformers.
 
     The head is applied in chunks, so that the logits of a long input are never in memory at once. The logits of some
     models are not just the head's product with the last hidden states (a soft cap, a scale). A probe detects them, and
@@ -23,86 +34,51 @@ class HuggingFaceNetwork(nn.Module):
 
     Args:
         model: A `transformers.PreTrainedModel` with a language modelling head, in evaluation mode.
-        length: Training length in tokens; None for that in its configuration.
-        strategy: Name of its positional strategy in results; None for one that its configuration implies.
+        length: Training length in tokens; None for that in its configuration, if it names one.
+        name: Name of its positional strategy in results; None for one that its configuration implies.
 
     Raises:
-        UserError: If a token's logits depend on later tokens, or the training length is unknown.
+        UserError: If a token's logits depend on later tokens.
     """
 
-    def __init__(self, model: Any, length: int | None = None, strategy: str | None = None) -> None:
+    takes_positions = False
+
+    def __init__(self, model: Any, length: int | None = None, name: str | None = None) -> None:
         super().__init__()
         self.model = model
-        text = model.config.get_text_config()
-        length = length or training_length(model.config)
-        if length is None:
-            raise UserError(
-                f"length: the configuration of {type(model).__name__} does not say how long its training inputs were; "
-                "give model.length, in tokens"
-            )
-        self.shape = Shape(text.hidden_size, text.num_attention_heads, length)
+        self.embedding = model.get_input_embeddings()
+        self.head = model.get_output_embeddings()
+        self.training_length = length or training_length(model.config)
         self.learned = _learned_positions(model)
-        self.max_length = None
-        if self.learned is not None:  # the first rows of OPT's table, its offset, are not positions
-            self.max_length = self.learned.num_embeddings - getattr(self.learned, "offset", 0)
-        self.strategy = strategy or _strategy(text, self.learned)
-        self.takes_positions = "position_ids" in inspect.signature(self.model.base_model.forward).parameters
+        self.name = name or _strategy(model.config.get_text_config(), self.learned)
         self.in_pieces = True
         self._probe()
 
     @property
-    def embedding(self) -> nn.Embedding:
-        """The layer that embeds tokens."""
-        return self.model.get_input_embeddings()
+    def max_length(self) -> int | None:
+        if self.learned is None:
+            return None
+        return self.learned.num_embeddings - getattr(self.learned, "offset", 0)  # OPT's first rows are no positions
 
-    @property
-    def head(self) -> nn.Linear:
-        """The layer that computes logits from hidden states."""
-        return self.model.get_output_embeddings()
-
-    def features(self, tokens: Tensor, offset: int = 0, window: int | None = None, keep_first: int = 0) -> Tensor:
-        """Input of the head, (B, T, D).
-
-        Args:
-            tokens: (B, T) int64.
-            offset: Added to every position.
-            window: Number of keys that a query sees in every layer, its own included; None for all before it.
-            keep_first: Number of first tokens that every query sees beside its window.
+    def forward(self, tokens: Tensor, visibility: Visibility = EVERYTHING, offset: int = 0) -> Tensor:
+        """Logits (B, T, V) of the next token after each token (B, T) int64.
 
         Raises:
             UserError: If the model has no such positions, or its attention cannot be limited to a window.
         """
-        return self._run(self.model.base_model, tokens, offset, window, keep_first)[0]
-
-    def forward(self, tokens: Tensor, offset: int = 0, window: int | None = None, keep_first: int = 0) -> Tensor:
-        """Logits (B, T, V) of the next token after each token; the arguments are those of `features`."""
-        return self._run(self.model, tokens, offset, window, keep_first).logits
+        return self._run(self.model, tokens, visibility, offset).logits
 
     def losses(
-        self, tokens: Tensor, offset: int = 0, window: int | None = None, last: int | None = None, keep_first: int = 0
+        self, tokens: Tensor, last: int | None = None, visibility: Visibility = EVERYTHING, offset: int = 0
     ) -> Tensor:
-        """Negative log-likelihood of each target in nats.
-
-        Args:
-            tokens: (B, T + 1) int64: T inputs and, shifted by one, their T targets.
-            offset: Added to every position.
-            window: Number of keys that a query sees, see `features`.
-            last: Number of last targets whose losses are returned; None for all.
-            keep_first: Number of first tokens that every query sees beside its window.
-
-        Returns:
-            (B, T), or (B, last), fp32.
-
-        Raises:
-            UserError: As `features`.
-        """
+        """Losses of the targets of tokens (B, T + 1), (B, T) or (B, last), fp32 or fp64; errors as of `forward`."""
         inputs, targets = tokens[:, :-1], tokens[:, 1:]
         first = 0 if last is None else -last
         targets = targets[:, first:]
         if not self.in_pieces:
-            logits = self(inputs, offset, window, keep_first)[:, first:]
-            return F.cross_entropy(logits.float().transpose(1, 2), targets, reduction="none")
-        x = self.features(inputs, offset, window, keep_first)[:, first:]
+            logits = precise(self(inputs, visibility, offset)[:, first:])
+            return F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
+        x = self._run(self.model.base_model, inputs, visibility, offset)[0][:, first:]  # (B, T, D)
         return target_losses(self.head, x.flatten(0, 1), targets.flatten()).unflatten(0, targets.shape)
 
     @torch.inference_mode()
@@ -116,13 +92,13 @@ class HuggingFaceNetwork(nn.Module):
         written = self.model.generate(tokens, attention_mask=mask, **options)
         return written[0, tokens.shape[1] :].tolist()
 
-    def _run(self, module: nn.Module, tokens: Tensor, offset: int, window: int | None, keep_first: int) -> Any:
-        """What ``module`` returns for the tokens: the model, or its base model, which has no head.
-
-        The other arguments and the errors are those of `features`.
-        """
-        if window is not None and window < 1:
-            raise UserError(f"window: got {window}, expected at least 1 key (the query's own), or none for all keys")
+    def _run(self, module: nn.Module, tokens: Tensor, visibility: Visibility = EVERYTHING, offset: int = 0) -> Any:
+        """What ``module`` returns for the tokens: the model, or its base model, which has no head."""
+        if visibility.distances != "true":
+            raise UserError(
+                f"distances: got {visibility.distances!r}, but the code of {type(self.model).__name__} computes true "
+                "distances; test it with --model.position as our own network"
+            )
         end = offset + tokens.shape[1]
         if self.max_length is not None and end > self.max_length:
             raise UserError(
@@ -132,10 +108,9 @@ class HuggingFaceNetwork(nn.Module):
         positions = {}
         if self.takes_positions:
             positions["position_ids"] = torch.arange(offset, end, device=tokens.device)[None]  # (1, T)
-        elif offset:
-            raise UserError(f"offset: {type(self.model).__name__} has no position_ids, so none can be shifted")
+        assert self.takes_positions or not offset, "only a network that is an `Offset` has one"
         self._forget_length()
-        with nullcontext() if window is None else windowed(self.model, window, keep_first):
+        with nullcontext() if visibility.window is None else windowed(self.model, visibility):
             return module(input_ids=tokens, use_cache=False, **positions)
 
     def _forget_length(self) -> None:
@@ -158,20 +133,26 @@ class HuggingFaceNetwork(nn.Module):
         generator = torch.Generator().manual_seed(0)
         tokens = torch.randint(self.embedding.num_embeddings, (1, 12), generator=generator)
         tokens = tokens.to(self.embedding.weight.device)
-        logits = self(tokens).float()  # (1, T, V)
+        logits = precise(self(tokens))  # (1, T, V)
         other = tokens.clone()
         other[:, -1] = (other[:, -1] + 1) % self.embedding.num_embeddings
         scale = float(logits.abs().max())
         rounding = 30 * torch.finfo(self.embedding.weight.dtype).eps * scale
-        if not float((self(other).float() - logits)[:, :-1].abs().max()) <= rounding:
+        if not float((precise(self(other)) - logits)[:, :-1].abs().max()) <= rounding:
             raise UserError(
                 f"hf: in {type(self.model).__name__} a token's logits depend on later tokens, as in an encoder; "
                 "expected a causal language model"
             )
         head = self.head
         self.in_pieces = isinstance(head, nn.Linear) and torch.allclose(
-            head(self.features(tokens)).float(), logits, rtol=1e-3, atol=1e-3 * scale
+            precise(head(self._run(self.model.base_model, tokens)[0])), logits, rtol=1e-3, atol=1e-3 * scale
         )
+
+
+class ShiftableHuggingFaceNetwork(HuggingFaceNetwork, Offset):
+    """A `HuggingFaceNetwork` whose model takes ``position_ids``."""
+
+    takes_positions = True
 
 
 def training_length(config: Any) -> int | None:

@@ -8,7 +8,7 @@ from pytorch_lightning import LightningModule
 from torch import nn
 
 from kerple.base.errors import UserError
-from kerple.hf.adapter import HuggingFaceNetwork, training_length
+from kerple.hf.adapter import HuggingFaceNetwork, hugging_face_network, training_length
 from kerple.hf.families import read_family
 from kerple.hf.rope_scaling import STRATEGIES, AnyScaling, scaled
 from kerple.hf.source import check_tokenizer, locate, read_model, read_model_config
@@ -57,7 +57,7 @@ class Pretrained(LightningModule):
         if position is not None or config.model_type == "kerple":
             self.network = _own_network(model, position)
         else:
-            self.network = HuggingFaceNetwork(model, length, None if scaling is None else STRATEGIES[scaling])
+            self.network = hugging_face_network(model, length, None if scaling is None else STRATEGIES[scaling])
 
     def setup(self, stage: str) -> None:
         trainer: Any = self.trainer  # its types do not have its callbacks

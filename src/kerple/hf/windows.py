@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kerple.base.errors import UserError
+from kerple.positions.visibility import Visibility
 
 NAME = "kerple_windowed"
 QUERY_ROWS = 512  # queries in a chunk, which limits the size of the mask
@@ -16,13 +17,12 @@ CHANGE_SCORES = ("softcap", "s_aux", "position_bias")  # options of attention th
 
 
 @contextmanager
-def windowed(model: Any, size: int, keep_first: int = 0) -> Iterator[None]:
-    """Limit every layer's attention to the last ``size`` keys, the query's own included, within the context.
+def windowed(model: Any, visibility: Visibility) -> Iterator[None]:
+    """Limit every layer's attention to a window within the context.
 
     Args:
         model: A `transformers.PreTrainedModel`.
-        size: Number of keys, 1 or more.
-        keep_first: Number of first keys that every later query sees beside them.
+        visibility: The keys that a query sees.
 
     Raises:
         UserError: If a layer did not use the replaced attention, so that the window had no effect on it.
@@ -34,7 +34,7 @@ def windowed(model: Any, size: int, keep_first: int = 0) -> Iterator[None]:
     def attention(*args: Any, **options: Any) -> tuple[Tensor, None]:
         nonlocal calls
         calls += 1
-        return windowed_attention(size, keep_first, *args, **options)
+        return windowed_attention(visibility, *args, **options)
 
     AttentionInterface.register(NAME, attention)
     configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}.values()
@@ -55,8 +55,7 @@ def windowed(model: Any, size: int, keep_first: int = 0) -> Iterator[None]:
 
 
 def windowed_attention(
-    size: int,
-    keep_first: int,
+    visibility: Visibility,
     module: nn.Module,
     query: Tensor,  # (B, H, T, δ)
     key: Tensor,  # (B, G, T, δ)
@@ -67,7 +66,7 @@ def windowed_attention(
     sliding_window: int | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention to the last ``size`` and the first ``keep_first`` keys, with the signature of transformers' functions.
+    """Attention to the keys that ``visibility`` names, with the signature of transformers' functions.
 
     Raises:
         UserError: If the layer needs an option that this attention does not have.
@@ -76,15 +75,16 @@ def windowed_attention(
     if unsupported or attention_mask is not None or not getattr(module, "is_causal", True) or dropout:
         needs = ", ".join(unsupported) or "a mask, dropout or attention to the future"
         raise UserError(f"window: {type(module).__name__} needs {needs}, which attention in a window does not have")
-    size = min(size, sliding_window or size)
+    assert visibility.window is not None
+    size = min(visibility.window, sliding_window or visibility.window)
     length, cached = query.shape[2], key.shape[2] - query.shape[2]
     parts = []
     for first in range(0, length, QUERY_ROWS):
         last = min(first + QUERY_ROWS, length)
-        begin = 0 if keep_first else max(0, cached + first - size + 1)
+        begin = 0 if visibility.first else max(0, cached + first - size + 1)
         rows = torch.arange(cached + first, cached + last, device=query.device)[:, None]
         columns = torch.arange(begin, cached + last, device=query.device)
-        mask = (columns <= rows) & ((columns > rows - size) | (columns < keep_first))  # (rows, columns)
+        mask = (columns <= rows) & ((columns > rows - size) | (columns < visibility.first))  # (rows, columns)
         k, v = key[:, :, begin : cached + last], value[:, :, begin : cached + last]
         grouped = query.shape[1] != key.shape[1]
         q = query[:, :, first:last]

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from kerple.positions.visibility import EVERYTHING, Visibility
+
 
 @dataclass
 class LayerCache:
@@ -38,12 +40,12 @@ class Cache:
     """Cache of a network, which `Transformer.new_cache` makes and each call extends.
 
     Args:
-        window: Largest window of the calls with this cache; None for any.
+        visibility: The keys that a query sees in the calls with this cache.
         layers: The cache of each layer.
         tokens: The tokens so far (B, T), None before the first call.
     """
 
-    window: int | None = None
+    visibility: Visibility = EVERYTHING
     layers: list[LayerCache] = field(default_factory=list)
     tokens: Tensor | None = None
 

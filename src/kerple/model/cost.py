@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 
-from kerple.model.head import ChunkSizes, target_losses
+from kerple.model.loss import ChunkSizes, target_losses
 from kerple.model.transformer import Transformer
 from kerple.positions import Position
 

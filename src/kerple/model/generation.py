@@ -1,25 +1,29 @@
 """Generation of tokens, one at a time, with a cache of keys and values."""
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from kerple.base.errors import UserError
-from kerple.model.transformer import Transformer
+from kerple.positions.visibility import EVERYTHING, Visibility
+
+if TYPE_CHECKING:
+    from kerple.model.transformer import Transformer
 
 
 class _Reader:
     """Computes the logits after the last token; it reads each token only once if the strategy allows a cache."""
 
-    def __init__(self, network: Transformer, window: int | None = None) -> None:
-        self.network, self.window = network, window
+    def __init__(self, network: "Transformer", visibility: Visibility = EVERYTHING) -> None:
+        self.network, self.visibility = network, visibility
         # if angles depend on the length of the input, cached keys would be wrong, and all tokens are read each time
-        self.cache = network.new_cache(window) if network.prefix_consistent else None
+        self.cache = network.new_cache(visibility) if network.prefix_consistent else None
 
     def __call__(self, tokens: Tensor) -> Tensor:
         cached = 0 if self.cache is None else self.cache.length
-        return self.network(tokens[:, cached:], window=self.window, cache=self.cache, last=1)[:, -1]  # (B, V)
+        return self.network(tokens[:, cached:], self.visibility, cache=self.cache, last=1)[:, -1]  # (B, V)
 
 
 def choose(
@@ -66,7 +70,7 @@ def choose(
 
 
 def generate(
-    network: Transformer,
+    network: "Transformer",
     prompt: Tensor,
     steps: int,
     *,
@@ -74,7 +78,7 @@ def generate(
     top_k: int | None = None,
     top_p: float | None = None,
     stop: int | None = None,
-    window: int | None = None,
+    visibility: Visibility = EVERYTHING,
     generator: torch.Generator | None = None,
 ) -> Iterator[Tensor]:
     """Continue prompts of equal length, and yield each token as soon as it is drawn.
@@ -87,7 +91,7 @@ def generate(
         top_k: See `choose`.
         top_p: See `choose`.
         stop: A row that has drawn this token repeats it; when all rows have, the iterator ends.
-        window: Number of keys that a query sees; None for all.
+        visibility: The keys that a query sees.
         generator: Generator of the random numbers.
 
     Yields:
@@ -98,7 +102,7 @@ def generate(
     """
     if prompt.shape[1] < 1:
         raise UserError("prompt: got no tokens, expected at least one to continue")
-    reader, tokens = _Reader(network, window), prompt
+    reader, tokens = _Reader(network, visibility), prompt
     stopped = torch.zeros(len(prompt), dtype=torch.bool, device=prompt.device)
     for _ in range(steps):
         with torch.inference_mode():
@@ -113,7 +117,7 @@ def generate(
 
 
 @torch.inference_mode()
-def fill_in(network: Transformer, tokens: Tensor, scored: Tensor) -> Tensor:
+def fill_in(network: "Transformer", tokens: Tensor, scored: Tensor) -> Tensor:
     """Generate the scored targets greedily, each after the generated ones before it; other targets are given.
 
     Prompts may differ in length, and given tokens may interrupt an answer. Padding is on the right, so positions of

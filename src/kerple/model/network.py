@@ -75,10 +75,11 @@ class AttentionInside(ABC):
         """Run the tokens (B, T) int64; call ``visit`` with each layer's number and its probabilities (B, H, T, T)."""
 
 
-class Embedding(ABC):
-    """A network whose token embedding is a layer, so that gradients of the inputs can be taken."""
+class Embedding:
+    """A network whose token embedding is a layer, so that gradients of the inputs can be taken.
 
-    @property
-    @abstractmethod
-    def embedding(self) -> nn.Embedding:
-        """The layer that embeds tokens."""
+    Attributes:
+        embedding: The layer that embeds tokens. It is no property, which would hide a submodule of this name.
+    """
+
+    embedding: nn.Embedding

@@ -4,12 +4,13 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
-from kerple.attention import AttentionOption, Modifiers, attend
-from kerple.attention.modifiers import Modified
+from kerple.attention import AttentionOption, AttentionSpec, attend
+from kerple.attention.spec import Modified
 from kerple.base.errors import UserError
 from kerple.model.architecture import Architecture
 from kerple.model.cache import LayerCache
 from kerple.positions import Position, QueryKeyBlock, Shape, TokenPositions
+from kerple.positions.visibility import EVERYTHING, Visibility
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,8 @@ class SelfAttention(nn.Module):
         self, x: Tensor, position: Position, context: PositionContext, cache: LayerCache | None = None
     ) -> Tensor:
         """(B, T, D) -> (B, T, D)."""
-        q, k, v, modifiers = self.prepare(x, position, context, cache)
-        mixed = attend(q, k, v, modifiers, context.attention)  # (B, H, T, δ)
+        q, k, v, spec = self.prepare(x, position, context, cache)
+        mixed = attend(q, k, v, spec, context.attention)  # (B, H, T, δ)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -74,7 +75,7 @@ class SelfAttention(nn.Module):
 
     def prepare(
         self, x: Tensor, position: Position, context: PositionContext, cache: LayerCache | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Modifiers]:
+    ) -> tuple[Tensor, Tensor, Tensor, AttentionSpec]:
         """Arguments of `kerple.attention.attend`: q, k, v after the strategy's hooks, and what it changes."""
         q, k, v = self.split(self.qkv(x))
         if isinstance(self.q_norm, nn.RMSNorm):  # autocast does not know it: in the dtype of its weights, fp32
@@ -85,10 +86,10 @@ class SelfAttention(nn.Module):
         q, k = position.transform_qk(q, k, state, at)
         if cache is not None:
             k, v, state = cache.append(k, v, state)
-        return q, k, v, modifiers_of(position, context, q, v, state)
+        return q, k, v, spec_of(position, context, q, v, state)
 
 
-def modifiers_of(position: Position, context: PositionContext, q: Tensor, v: Tensor, state: Tensor | None) -> Modifiers:
+def spec_of(position: Position, context: PositionContext, q: Tensor, v: Tensor, state: Tensor | None) -> AttentionSpec:
     """What a strategy changes in the attention of one layer.
 
     Args:
@@ -116,12 +117,12 @@ def modifiers_of(position: Position, context: PositionContext, q: Tensor, v: Ten
         return position.add_to_output(p, v, block_of(rows, columns, seen))
 
     gathers = not keys.contiguous and (position.uses("bias") or position.uses("score_scale"))
-    return Modifiers(
+    return AttentionSpec(
         v.shape[-1] ** -0.5,
         context.table,
         context.weight,
-        context.at.window,
-        context.at.keep_first,
+        context.at.visibility.window,
+        context.at.visibility.first,
         position.sink_logit(q, context.queries),
         modify_scores if gathers or position.uses("modify_scores") else None,
         add_to_output if position.uses("add_to_output") else None,
@@ -132,10 +133,9 @@ def prepare_context(
     position: Position,
     at: TokenPositions,
     tokens: Tensor,
-    window: int | None,
+    visibility: Visibility = EVERYTHING,
     attention: AttentionOption = "auto",
     cached: int = 0,
-    keep_first: int = 0,
 ) -> PositionContext:
     """Compute what a strategy contributes to a forward pass.
 
@@ -143,17 +143,11 @@ def prepare_context(
         position: The strategy.
         at: Positions of all tokens.
         tokens: All tokens (B, T), including those in the cache.
-        window: Number of keys that a query sees; None for all.
+        visibility: The keys that a query sees. A narrower window of the strategy takes precedence.
         attention: Option for the implementation of attention.
         cached: Number of tokens in the cache, which are no queries.
-        keep_first: Number of first tokens that a query sees beside ``window``. A narrower window of the strategy's own
-            stays as it is.
     """
-    at = position.remap_positions(at, tokens)
-    windows = [w for w in (position.window, window) if w is not None]
-    at = replace(at, window=min(windows, default=None))
-    if at.window == window:
-        at = replace(at, keep_first=keep_first)
+    at = replace(position.remap_positions(at, tokens), visibility=visibility.within(position.window))
     if not at.contiguous:
         return PositionContext(at, at[cached:], None, None, attention)
     distance = at.rows.float()

@@ -9,11 +9,15 @@ from torch import Tensor, nn
 
 from kerple.base.errors import UserError
 from kerple.model.architecture import Architecture
+from kerple.model.attention_probabilities import visit_probabilities
 from kerple.model.block import Block
 from kerple.model.cache import Cache, LayerCache
-from kerple.model.head import row_losses, target_losses
+from kerple.model.generation import generate
+from kerple.model.loss import row_losses, target_losses
+from kerple.model.network import AttentionInside, Embedding, Generation, Limited, Offset, Windows
 from kerple.model.self_attention import PositionContext, prepare_context
 from kerple.positions import Position, Shape, TokenPositions
+from kerple.positions.visibility import EVERYTHING, Visibility
 
 if TYPE_CHECKING:
     from kerple.positions.modules import Modules
@@ -21,7 +25,7 @@ if TYPE_CHECKING:
 GRAPHS = 64  # largest number of graphs of a compiled block: one for each length, window and mode
 
 
-class Transformer(nn.Module):
+class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInside, Embedding):
     """Pre-norm decoder with any positional strategy (Chi et al. 2022, arXiv 2205.09921, section 5).
 
     Weights are drawn from N(0, init²), and those of layers that write into the residual stream from
@@ -77,8 +81,8 @@ class Transformer(nn.Module):
     def forward(
         self,
         tokens: Tensor,
+        visibility: Visibility = EVERYTHING,
         offset: int = 0,
-        window: int | None = None,
         cache: Cache | None = None,
         last: int | None = None,
     ) -> Tensor:
@@ -86,8 +90,8 @@ class Transformer(nn.Module):
 
         Args:
             tokens: (B, T) int64.
+            visibility: The keys that a query sees in every layer; with a cache, that of the cache.
             offset: Added to every position.
-            window: Number of keys that a query sees in every layer, its own included; None for all before it.
             cache: A cache of `new_cache`. The tokens follow those in the cache, and are added to it.
             last: Number of last tokens whose logits are returned; None for all.
 
@@ -95,24 +99,17 @@ class Transformer(nn.Module):
             (B, T, V), or (B, last, V), in the precision of the head.
 
         Raises:
-            UserError: If the window is not positive, or the strategy cannot reach a position.
+            UserError: If the cache was made for another visibility, or the strategy cannot reach a position.
         """
-        x = self.features(tokens, offset, window, cache)  # (B, T, D)
+        x = self.features(tokens, visibility, offset, cache)  # (B, T, D)
         return self.head(x if last is None else x[:, -last:])
 
     def features(
-        self,
-        tokens: Tensor,
-        offset: int = 0,
-        window: int | None = None,
-        cache: Cache | None = None,
-        keep_first: int = 0,
+        self, tokens: Tensor, visibility: Visibility = EVERYTHING, offset: int = 0, cache: Cache | None = None
     ) -> Tensor:
-        """Input of the head, (B, T, D); the arguments are those of `forward` and `losses`."""
-        if window is not None and window < 1:
-            raise UserError(f"window: got {window}, expected at least 1 key (the query's own), or none for all keys")
-        if cache is not None and cache.window is not None and (window is None or window > cache.window):
-            raise UserError(f"window: got {window}, but the cache keeps {cache.window} keys; make a cache for more")
+        """Input of the head, (B, T, D); the arguments are those of `forward`."""
+        if cache is not None and cache.visibility != visibility:
+            raise UserError(f"visibility: got {visibility}, but the cache has {cache.visibility}; make another")
         cached = 0 if cache is None else cache.length
         length = cached + tokens.shape[1]
         for p in self.positions:
@@ -125,7 +122,7 @@ class Transformer(nn.Module):
         at = TokenPositions.line(length, offset, tokens.device)
         if self.places is not None:
             at = replace(at, places=self.places(read))
-        contexts = [prepare_context(p, at, read, window, self.attention, cached, keep_first) for p in self.positions]
+        contexts = [prepare_context(p, at, read, visibility, self.attention, cached) for p in self.positions]
         x = self.embedding_norm(self.embedding(tokens))  # (B, T, D)
         x = self.dropout(self.positions[0].embed(x, contexts[0].queries))
         for i, block in enumerate(self.blocks):
@@ -135,21 +132,20 @@ class Transformer(nn.Module):
         return self.norm(x)
 
     def losses(
-        self, tokens: Tensor, offset: int = 0, window: int | None = None, last: int | None = None, keep_first: int = 0
+        self, tokens: Tensor, last: int | None = None, visibility: Visibility = EVERYTHING, offset: int = 0
     ) -> Tensor:
         """Negative log-likelihood of each target in nats, without holding all logits at once.
 
         Args:
             tokens: (B, T + 1) int64: T inputs and, shifted by one, their T targets.
-            offset: Added to every position.
-            window: Number of keys that a query sees, see `forward`.
             last: Number of last targets whose losses are returned; None for all.
-            keep_first: Number of first tokens that every query sees in each layer, beside its window.
+            visibility: The keys that a query sees in every layer.
+            offset: Added to every position.
 
         Returns:
-            (B, T), or (B, last), fp32.
+            (B, T), or (B, last), fp32, or fp64 in an fp64 network.
         """
-        x, targets = self.features(tokens[:, :-1], offset, window, keep_first=keep_first), tokens[:, 1:]
+        x, targets = self.features(tokens[:, :-1], visibility, offset), tokens[:, 1:]
         if last is not None:
             x, targets = x[:, -last:], targets[:, -last:]
         losses = target_losses(self.head, x.flatten(0, 1), targets.flatten(), self.row_losses)
@@ -174,20 +170,45 @@ class Transformer(nn.Module):
         self.run_block = torch.compile(run_block, **{"dynamic": False, **options})
         self.row_losses = torch.compile(row_losses, **options)
 
+    def continued(self, tokens: Tensor, steps: int) -> list[int]:
+        return [int(token) for token in generate(self, tokens, steps)]
+
+    @torch.no_grad()
+    def visit_attention(self, tokens: Tensor, visit: Callable[[int, Tensor], None]) -> None:
+        compiled, self.run_block = self.run_block, run_block  # a compiled graph would not call hooks
+        try:
+            with visit_probabilities([block.attention for block in self.blocks], visit):
+                self.features(tokens)
+        finally:
+            self.run_block = compiled
+
+    @property
+    def name(self) -> str:
+        """Name of the class of the strategy."""
+        return type(self.positions[0]).__name__
+
+    @property
+    def training_length(self) -> int:
+        """Training length in tokens."""
+        return self.shape.length
+
+    @property
+    def max_length(self) -> int | None:
+        return min((p.max_length for p in self.positions if p.max_length is not None), default=None)
+
     @property
     def prefix_consistent(self) -> bool:
         """Whether the logits of a prefix are the prefix of the logits, so that keys in a cache stay right."""
         return all(p.prefix_consistent for p in self.positions)
 
-    def new_cache(self, window: int | None = None) -> Cache:
+    def new_cache(self, visibility: Visibility = EVERYTHING) -> Cache:
         """Make an empty cache for `forward`. Each layer keeps as many tokens as its queries may see.
 
         Args:
-            window: Largest window of the calls with this cache; None for any.
+            visibility: The keys that a query sees in the calls with this cache.
         """
         strategies = [self.positions[min(i, len(self.positions) - 1)] for i in range(len(self.blocks))]
-        limits = [[w for w in (strategy.window, window) if w is not None] for strategy in strategies]
-        return Cache(window, [LayerCache(min(limit, default=None)) for limit in limits])
+        return Cache(visibility, [LayerCache(visibility.within(p.window).window) for p in strategies])
 
     def constrain_(self) -> None:
         """Project the parameters of all strategies into their ranges, in place."""

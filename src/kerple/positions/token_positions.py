@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from kerple.positions.visibility import EVERYTHING, Visibility
+
 Result = TypeVar("Result")
 
 
@@ -25,16 +27,14 @@ class TokenPositions:
         contiguous: Whether positions are rows plus a constant; it has nothing to do with memory. If not, functions of
             distance are computed pair by pair.
         places: The place that a task gives each token, (B, T) int64, 0 for none; None where there is no such task.
-        window: Number of keys that a query sees in this layer, or None for all before it.
-        keep_first: Number of first tokens that every later query sees beside its window.
+        visibility: The keys that a query sees in this layer.
     """
 
     rows: Tensor
     ids: Tensor
     contiguous: bool = True
     places: Tensor | None = None
-    window: int | None = None
-    keep_first: int = 0
+    visibility: Visibility = EVERYTHING
     _results: dict[Callable, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     @classmethod
@@ -54,12 +54,13 @@ class TokenPositions:
     def __getitem__(self, tokens: slice) -> "TokenPositions":
         places = None if self.places is None else self.places[..., tokens]
         rows, ids = self.rows[tokens], self.ids[..., tokens]
-        return TokenPositions(rows, ids, self.contiguous, places, self.window, self.keep_first)
+        return TokenPositions(rows, ids, self.contiguous, places, self.visibility)
 
     @property
     def visible(self) -> Tensor:
         """Number of keys that each token sees as a query, itself included; (T,) int64."""
-        return self.rows + 1 if self.window is None else (self.rows + 1).clamp(max=self.window + self.keep_first)
+        window, first = self.visibility.window, self.visibility.first
+        return self.rows + 1 if window is None else (self.rows + 1).clamp(max=window + first)
 
 
 @dataclass(frozen=True)

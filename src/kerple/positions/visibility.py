@@ -34,7 +34,14 @@ class Visibility:
         if self.distances not in ("true", "capped", "cache"):
             raise UserError(f"distances: got {self.distances!r}, expected true, capped or cache")
         if self.distances != "true" and not (self.window and self.first):
-            raise UserError(f"distances: got {self.distances!r}, expected a window and at least one first token with it")
+            raise UserError(
+                f"distances: got {self.distances!r}, expected a window and at least one first token with it"
+            )
+
+    def within(self, window: int | None) -> "Visibility":
+        """Return this visibility, or that of a narrower window of a layer, which keeps no first tokens."""
+        wider = window is not None and (self.window is None or self.window > window)
+        return Visibility(window) if wider else self
 
 
 EVERYTHING = Visibility()

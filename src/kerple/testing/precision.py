@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kerple.attention import attend
 from kerple.attention.reference import attend_reference
-from kerple.model.self_attention import modifiers_of, prepare_context
+from kerple.model.self_attention import prepare_context, spec_of
 from kerple.positions import AttentionWeights, Position, QueryKeyBlock, TokenPositions
 from kerple.testing.subject import Subject, holds, holds_at_lengths, same, tokens
 
@@ -95,11 +95,11 @@ def bf16_costs_no_more_precision_than_in_fused_attention(subject: Subject, lengt
     theirs = _relative(fused, attend_reference(q.double(), k.double(), v.double()))
 
     def output(attend: Callable[..., Tensor], position: Position, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        context = prepare_context(position, TokenPositions.line(length), ids, None)
+        context = prepare_context(position, TokenPositions.line(length), ids)
         state = position.token_state(x, context.at, None)
-        return attend(q, k, v, modifiers_of(position, context, q, v, state))
+        return attend(q, k, v, spec_of(position, context, q, v, state))
 
-    context = prepare_context(position, TokenPositions.line(length), ids, None)
+    context = prepare_context(position, TokenPositions.line(length), ids)
     q, k = position.transform_qk(q, k, position.token_state(x, context.at, None), context.at)
     exact = output(attend_reference, copy.deepcopy(position).double(), *(tensor.double() for tensor in (x, q, k, v)))
     ours = _relative(output(attend, position, x, q, k, v), exact)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from kerple.attention import blocks
 from kerple.positions.base import Position
+from kerple.positions.visibility import Visibility
 from kerple.testing.subject import SHORT, VOCABULARY, DoesNotApply, Subject, holds, holds_at_lengths, move, same, tokens
 
 
@@ -101,14 +102,14 @@ def a_window_hides_what_is_before_it_and_nothing_else(subject: Subject, length: 
     first, last = length // 3, length // 3 + 2 * window - 2  # the first token unchanged, the first that is not affected
     changed[:, :first] = (ids[:, :first] + 1) % VOCABULARY
     if all(p.window is None for p in network.positions):
-        same(network(ids, window=length), network(ids), "logits with a window of all keys")
-    before, after = network(ids, window=window), network(changed, window=window)
+        same(network(ids, Visibility(length)), network(ids), "logits with a window of all keys")
+    before, after = network(ids, Visibility(window)), network(changed, Visibility(window))
 
     same(before[:, last:], after[:, last:], f"logits out of reach of a changed token, window {window}")
     assert (before[:, first:last] - after[:, first:last]).abs().max() > 1e-4, "a changed token changes nothing"
     # far from the start, or in an input of another length, the same tokens at other rows may be another matter
     if length == SHORT and network.positions[0].shift_invariant and network.prefix_consistent:
-        beyond = network(ids[:, first:], offset=first, window=window)
+        beyond = network(ids[:, first:], Visibility(window), offset=first)
         skip = 2 * window - 2
         same(beyond[:, skip:], before[:, last:], "logits without the tokens that no window reaches", atol=1e-4)
 
@@ -121,10 +122,11 @@ def reading_in_pieces_with_a_cache_gives_what_reading_at_once_does(subject: Subj
         network, ids = subject.network(length, kv_heads), tokens(2, length)
         if not network.prefix_consistent:
             raise DoesNotApply("it is not prefix_consistent")
-        cache = network.new_cache(window)
+        visibility = Visibility(window)
+        cache = network.new_cache(visibility)
         sizes = [length // 2, *[1] * 6, 4, length - length // 2 - 12, 1, 1]
-        pieces = [network(piece, window=window, cache=cache) for piece in ids.split(sizes, 1)]
-        same(torch.cat(pieces, 1), network(ids, window=window), f"logits from a cache, {length} tokens")
+        pieces = [network(piece, visibility, cache=cache) for piece in ids.split(sizes, 1)]
+        same(torch.cat(pieces, 1), network(ids, Visibility(window)), f"logits from a cache, {length} tokens")
         for layer in cache.layers:
             size = 0 if layer.keys is None else layer.keys.shape[2]
             assert size <= (window or length), f"a cache for a window of {window} keys keeps {size}"
@@ -136,10 +138,10 @@ def the_size_of_a_block_changes_nothing(subject: Subject, length: int) -> None:
     """Attention in blocks of the usual size, which training has too, and of two others gives the same logits."""
     network, ids, usual = subject.network(length), tokens(2, length), blocks.QUERIES_AT_ONCE
     for window in (None, length // 4):
-        expected = network(ids, window=window)
+        expected = network(ids, Visibility(window))
         try:
             for blocks.QUERIES_AT_ONCE in (max(3, length // 7), length):
-                got = network(ids, window=window)
+                got = network(ids, Visibility(window))
                 same(got, expected, f"logits in blocks of {blocks.QUERIES_AT_ONCE}, window {window}, {length} tokens")
         finally:
             blocks.QUERIES_AT_ONCE = usual
@@ -151,10 +153,10 @@ def positions_read_pair_by_pair_are_those_read_in_line(subject: Subject, length:
     """Positions 0, 1, 2, … announced as having gaps, so that no table of biases serves, give the same logits."""
     ids, network = tokens(2, length), subject.network(length)
     windows = (None, length // 4)
-    in_line = [network(ids, window=window) for window in windows]
+    in_line = [network(ids, Visibility(window)) for window in windows]
     move(network, torch.arange(length))
     for window, expected in zip(windows, in_line, strict=True):
-        same(network(ids, window=window), expected, f"logits of {length} tokens with positions said to have gaps")
+        same(network(ids, Visibility(window)), expected, f"logits of {length} tokens with positions said to have gaps")
 
 
 @holds_at_lengths
@@ -179,7 +181,7 @@ def grouped_heads_are_heads_that_share_keys(subject: Subject, length: int) -> No
         weights[name] = torch.cat([q, *(x.unflatten(0, (2, 8)).repeat_interleave(2, 0).flatten(0, 1) for x in kv)])
     full.load_state_dict(weights)
     for window in (None, length // 4):
-        same(grouped(ids, window=window), full(ids, window=window), "logits with 2 key heads for 4 heads")
+        same(grouped(ids, Visibility(window)), full(ids, Visibility(window)), "logits with 2 key heads for 4 heads")
 
 
 @holds

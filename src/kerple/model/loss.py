@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from kerple.positions.products import precise
+
 
 @dataclass(frozen=True)
 class ChunkSizes:
@@ -49,10 +51,10 @@ def target_losses(
 ) -> Tensor:
     """Negative log-likelihood of each target, in nats.
 
-    The log-softmax is computed in fp32, also under autocast. Logits are computed chunk by chunk. If there are too many
-    to keep for the backward pass, each chunk is computed again in it. `torch.nn.functional.linear_cross_entropy` of
-    torch 2.13 does the same, but took 1.4 times as long on a CPU (timed by hand) and returns a bf16 loss for bf16
-    input.
+    The log-softmax is computed in fp32 or better, also under autocast. Logits are computed chunk by chunk. If there are
+    too many to keep for the backward pass, each chunk is computed again in it.
+    `torch.nn.functional.linear_cross_entropy` of torch 2.13 does the same, but took 1.4 times as long on a CPU (timed
+    by hand) and returns a bf16 loss for bf16 input.
 
     Args:
         head: Linear layer from D to the vocabulary V, without bias.
@@ -62,7 +64,7 @@ def target_losses(
         sizes: Sizes of the chunks; None for those that suit the device.
 
     Returns:
-        (N,) fp32.
+        (N,) fp32, or fp64 for fp64 features.
     """
     sizes, of_rows = sizes or ChunkSizes.of_device(features.device), of_rows or row_losses
     logits, trains = len(targets) * head.out_features, torch.is_grad_enabled()
@@ -80,8 +82,8 @@ def target_losses(
 
 
 def row_losses(features: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """Losses (N,) fp32 of one chunk, from features (N, D), the head's weight (V, D) and targets (N,)."""
-    logits = F.linear(features, weight).float()  # (N, V)
+    """Losses (N,) of one chunk, from features (N, D), the head's weight (V, D) and targets (N,)."""
+    logits = precise(F.linear(features, weight))  # (N, V)
     if torch.compiler.is_compiling() or logits.device.type != "cpu":
         return F.cross_entropy(logits, targets, reduction="none")
     return CrossEntropyInPlace.apply(logits, targets)

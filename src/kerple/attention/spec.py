@@ -1,4 +1,4 @@
-"""`Modifiers`: what a strategy changes in attention, the argument that all implementations share."""
+"""`AttentionSpec`: what a strategy changes in attention, the argument that all implementations share."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ AddToOutput = Callable[[Tensor, Tensor, slice, slice, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Modifiers:
+class AttentionSpec:
     """What a strategy changes in attention; by default nothing.
 
     Args:
@@ -22,7 +22,7 @@ class Modifiers:
         table: (H, >= Tk), added to the scaled score at distance d. Never becomes a T × T tensor; its gradient neither.
         weight: (H, >= Tk), multiplies the scaled score at distance d, before the table is added.
         window: Only keys at distance d < window are seen; time and memory are then O(T · window).
-        keep_first: Number of first keys that every later query sees beside its window.
+        first: Number of first keys that every query sees in addition to its window.
         sink: (H,) or (B, H, Tq), one more logit in the softmax, without a value.
         modify_scores: Function ``f(s, q, k, rows, columns, seen)`` that is called for each block of queries, in the
             backward pass again. Its arguments are the scores s (B, H, rows, columns), with weight and table worked in;
@@ -36,24 +36,24 @@ class Modifiers:
     scale: float | None = None
     table: Tensor | None = None
     weight: Tensor | None = None
-    window: int | None = None
-    keep_first: int = 0
+    window: int | None = None  # not a `Visibility`, which torch.compile cannot make
+    first: int = 0
     sink: Tensor | None = None
     modify_scores: ModifyScores | None = None
     add_to_output: AddToOutput | None = None
 
 
-UNMODIFIED = Modifiers()
+UNMODIFIED = AttentionSpec()
 
 
-def visible_keys(rows: slice, columns: slice, modifiers: Modifiers, device: torch.device) -> Tensor:
+def visible_keys(rows: slice, columns: slice, spec: AttentionSpec, device: torch.device) -> Tensor:
     """Return which keys each query sees, bool (rows, columns): those up to itself, within the window or kept."""
     queries = torch.arange(rows.start, rows.stop, device=device)
     keys = torch.arange(columns.start, columns.stop, device=device)
     distance = queries[:, None] - keys
-    if modifiers.window is None:
+    if spec.window is None:
         return distance >= 0
-    return (distance >= 0) & ((distance < modifiers.window) | (keys < modifiers.keep_first))
+    return (distance >= 0) & ((distance < spec.window) | (keys < spec.first))
 
 
 def sink_of_queries(sink: Tensor) -> Tensor:
