@@ -21,7 +21,7 @@ from kerple.data import TokenShards
 from kerple.data.tokenizer import load_tokenizer, train_tokenizer
 from kerple.evaluation import results
 from kerple.hf.adapter import hugging_face_network
-from kerple.positions import Shape
+from kerple.model.network import Generation, Limited
 from tests.hf.tiny import hf, saved, text, tiny
 from tests.toy import small_model, trainer
 
@@ -168,14 +168,14 @@ def test_spans_of_characters_are_spans_of_bytes_also_where_a_block_cuts_one() ->
 # Needle, with a stand-in model that remembers a known part of what it reads
 
 
-class Reader(LightningModule):
+class Reader(LightningModule, Limited, Generation):
     """Finds what is asked for among the last ``memory`` tokens."""
 
-    strategy, max_length = "Reader", 800
+    name, training_length, max_length = "Reader", 64, 800
 
     def __init__(self, data: TokenShards, memory: int) -> None:
         super().__init__()
-        self.data, self.memory, self.shape = data, memory, Shape(8, 2, 64)
+        self.data, self.memory = data, memory
         self.texts: list[str] = []
 
     @property
