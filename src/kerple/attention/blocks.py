@@ -6,7 +6,6 @@ forward, memory stays O(block · T).
 """
 
 import math
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -30,7 +29,7 @@ def attend_blocks(
     """
     k, v = for_query_heads(q, k, v)
     first, length, block = k.shape[2] - q.shape[2], k.shape[2], block or QUERIES_AT_ONCE
-    window, sink = None if spec.first else spec.window, spec.sink
+    window = None if spec.first else spec.window
     starts = range(first, length, block)
     recompute = len(starts) > 1 and torch.is_grad_enabled() and q.shape[:3].numel() * length > LARGEST_STORED
     out = []
@@ -39,8 +38,8 @@ def attend_blocks(
         rows = slice(start, min(length, start + block))
         columns = slice(0 if window is None else max(0, start - window + 1), rows.stop)
         queries = slice(rows.start - first, rows.stop - first)
-        of_block = replace(spec, sink=sink[:, :, queries]) if sink is not None and sink.ndim == 3 else spec
-        arguments = (q[:, :, queries], k[:, :, columns], v[:, :, columns], of_block, rows, columns)
+        block_spec = spec.of_queries(queries)
+        arguments = (q[:, :, queries], k[:, :, columns], v[:, :, columns], block_spec, rows, columns)
         out.append(checkpoint(attend_block, *arguments, use_reentrant=False) if recompute else attend_block(*arguments))
     return torch.cat(out[::-1], 2)
 
@@ -66,6 +65,8 @@ def attend_block(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, rows: sli
             s = modified
     if p is None:
         s = s.masked_fill(~seen, -math.inf)
+        if spec.more_keys is not None:
+            s, v = torch.cat([spec.more_keys[0], s], -1), torch.cat([spec.more_keys[1].to(v.dtype), v], 2)
         if sink is None:
             p = s.softmax(-1)
         else:

@@ -44,7 +44,7 @@ def attend(
     queries, length, width = q.shape[2], k.shape[2], v.shape[3]
     scale = q.shape[3] ** -0.5 if spec.scale is None else spec.scale
     window = None if spec.window is None or spec.window >= length else spec.window
-    explicit = (spec.weight, spec.modify_scores, spec.add_to_output)
+    explicit = (spec.weight, spec.more_keys, spec.modify_scores, spec.add_to_output)
     backend = select(
         option,
         q.device,

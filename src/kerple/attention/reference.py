@@ -36,7 +36,10 @@ def attend_reference(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec = UNMO
             s = modified
     if weights is None:
         logits = [sink_of_queries(x).expand(s.shape[:3])[..., None].to(s) for x in sinks]
-        weights = torch.cat([s.masked_fill(~seen, float("-inf")), *logits], -1).softmax(-1)[..., :length]
+        s = s.masked_fill(~seen, float("-inf"))
+        if spec.more_keys is not None:
+            s, v = torch.cat([spec.more_keys[0], s], -1), torch.cat([spec.more_keys[1].to(v.dtype), v], 2)
+        weights = torch.cat([s, *logits], -1).softmax(-1)[..., : v.shape[2]]
     p = weights.to(q.dtype)
     out = p @ v  # (B, H, Tq, δ)
     return out if spec.add_to_output is None else out + spec.add_to_output(p, v, rows, columns, seen)

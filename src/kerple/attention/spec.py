@@ -1,7 +1,7 @@
 """`AttentionSpec`: what a strategy changes in attention, the argument that all implementations share."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -31,6 +31,8 @@ class AttentionSpec:
             a sink (B, H, rows), or `kerple.positions.AttentionWeights`, beside which there can be no ``sink``.
         add_to_output: Function ``f(p, v, rows, columns, seen)`` of the probabilities (B, H, rows, columns) of a block
             and the values of its keys. It returns what is added to the output, (B, H, rows, δ').
+        more_keys: Scores (B, H, Tq, F) of further keys, -inf where they are hidden, and their values (B, H, F, δ'), for
+            the same softmax. There is no ``modify_scores`` or ``add_to_output`` with them.
     """
 
     scale: float | None = None
@@ -41,6 +43,13 @@ class AttentionSpec:
     sink: Tensor | None = None
     modify_scores: ModifyScores | None = None
     add_to_output: AddToOutput | None = None
+    more_keys: tuple[Tensor, Tensor] | None = None
+
+    def of_queries(self, queries: slice) -> "AttentionSpec":
+        """Return the part that belongs to a block of queries."""
+        sink = self.sink[:, :, queries] if self.sink is not None and self.sink.ndim == 3 else self.sink
+        more_keys = None if self.more_keys is None else (self.more_keys[0][:, :, queries], self.more_keys[1])
+        return replace(self, sink=sink, more_keys=more_keys)
 
 
 UNMODIFIED = AttentionSpec()

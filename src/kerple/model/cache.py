@@ -17,12 +17,14 @@ class LayerCache:
         keys: Projected keys (B, G, T, ·), None before the first call.
         values: Values (B, G, T, δ), None before the first call.
         state: `Position.token_state` of these tokens, (B, H, T, c), or None.
+        first: The first tokens as queries beyond their window see them, or None where these are among the rows.
     """
 
     window: int | None = None
     keys: Tensor | None = None
     values: Tensor | None = None
     state: Tensor | None = None
+    first: "LayerCache | None" = None
 
     def append(self, k: Tensor, v: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Append new rows, (B, ·, t, ·) each; return the rows kept before followed by them, (B, ·, T + t, ·)."""

@@ -9,6 +9,7 @@ from kerple.attention.spec import Modified
 from kerple.base.errors import UserError
 from kerple.model.architecture import Architecture
 from kerple.model.cache import LayerCache
+from kerple.model.first_tokens import FirstTokens, check_distances, keeps_apart
 from kerple.positions import Position, QueryKeyBlock, Shape, TokenPositions
 from kerple.positions.visibility import EVERYTHING, Visibility
 
@@ -23,6 +24,7 @@ class PositionContext:
         table: `Position.bias` at all distances, (H, T) fp32, or None.
         weight: `Position.score_scale` at all distances, (H, T) fp32, or None.
         attention: Option for the implementation of attention, see `kerple.attention.backend`.
+        first: The first tokens, if their scores are computed apart from those of other keys.
     """
 
     at: TokenPositions
@@ -30,6 +32,7 @@ class PositionContext:
     table: Tensor | None
     weight: Tensor | None
     attention: AttentionOption = "auto"
+    first: FirstTokens | None = None
 
 
 class SelfAttention(nn.Module):
@@ -83,10 +86,13 @@ class SelfAttention(nn.Module):
             q, k = (norm(x.to(next(norm.parameters()).dtype)).to(x.dtype) for norm, x in pairs)
         at = context.queries
         state = position.token_state(x, at, None if cache is None else cache.state)
+        first = context.first
+        more_keys = None if first is None else first.scores_and_values(position, q, k, v, state, cache)
         q, k = position.transform_qk(q, k, state, at)
         if cache is not None:
             k, v, state = cache.append(k, v, state)
-        return q, k, v, spec_of(position, context, q, v, state)
+        spec = spec_of(position, context, q, v, state)
+        return q, k, v, spec if more_keys is None else replace(spec, first=0, more_keys=more_keys)
 
 
 def spec_of(position: Position, context: PositionContext, q: Tensor, v: Tensor, state: Tensor | None) -> AttentionSpec:
@@ -135,7 +141,7 @@ def prepare_context(
     tokens: Tensor,
     visibility: Visibility = EVERYTHING,
     attention: AttentionOption = "auto",
-    cached: int = 0,
+    cached: int | None = None,
 ) -> PositionContext:
     """Compute what a strategy contributes to a forward pass.
 
@@ -145,10 +151,16 @@ def prepare_context(
         tokens: All tokens (B, T), including those in the cache.
         visibility: The keys that a query sees. A narrower window of the strategy takes precedence.
         attention: Option for the implementation of attention.
-        cached: Number of tokens in the cache, which are no queries.
+        cached: Number of tokens in the cache, which are no queries; None if there is no cache.
+
+    Raises:
+        UserError: If scores of the strategy cannot have the distances of ``visibility``.
     """
     at = replace(position.remap_positions(at, tokens), visibility=visibility.within(position.window))
+    check_distances(position, at.visibility)
+    apart = keeps_apart(position, at.visibility) and (cached is not None or at.visibility.distances != "true")
+    first = FirstTokens.of(position, at, cached) if apart else None
     if not at.contiguous:
-        return PositionContext(at, at[cached:], None, None, attention)
+        return PositionContext(at, at[cached:], None, None, attention, first)
     distance = at.rows.float()
-    return PositionContext(at, at[cached:], position.bias(distance), position.score_scale(distance), attention)
+    return PositionContext(at, at[cached:], position.bias(distance), position.score_scale(distance), attention, first)

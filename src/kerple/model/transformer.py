@@ -12,6 +12,7 @@ from kerple.model.architecture import Architecture
 from kerple.model.attention_probabilities import visit_probabilities
 from kerple.model.block import Block
 from kerple.model.cache import Cache, LayerCache
+from kerple.model.first_tokens import new_layer_cache
 from kerple.model.generation import generate
 from kerple.model.loss import row_losses, target_losses
 from kerple.model.network import AttentionInside, Embedding, Generation, Limited, Offset, Windows
@@ -110,8 +111,8 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
         """Input of the head, (B, T, D); the arguments are those of `forward`."""
         if cache is not None and cache.visibility != visibility:
             raise UserError(f"visibility: got {visibility}, but the cache has {cache.visibility}; make another")
-        cached = 0 if cache is None else cache.length
-        length = cached + tokens.shape[1]
+        cached = None if cache is None else cache.length
+        length = (cached or 0) + tokens.shape[1]
         for p in self.positions:
             if p.max_length is not None and offset + length > p.max_length:
                 raise UserError(
@@ -208,7 +209,7 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
             visibility: The keys that a query sees in the calls with this cache.
         """
         strategies = [self.positions[min(i, len(self.positions) - 1)] for i in range(len(self.blocks))]
-        return Cache(visibility, [LayerCache(visibility.within(p.window).window) for p in strategies])
+        return Cache(visibility, [new_layer_cache(strategy, visibility) for strategy in strategies])
 
     def constrain_(self) -> None:
         """Project the parameters of all strategies into their ranges, in place."""

@@ -15,8 +15,8 @@ class Visibility:
         first: Number of first tokens of the input that every query sees in addition to its window.
         distances: Distance at which a first token outside the window appears. ``true``: its own, so that only the mask
             changes. ``capped``: ``window`` (LM-Infinite, Han et al. 2024, arXiv 2308.16137). ``cache``: positions count
-            the kept keys, so that first token j is ``first + window - 1 - j`` back (StreamingLLM, Xiao et al. 2024,
-            arXiv 2309.17453).
+            the kept keys, so that first token j is ``min(m, first + window - 1) - j`` before query m (StreamingLLM,
+            Xiao et al. 2024, arXiv 2309.17453).
 
     Raises:
         UserError: If a number is out of range, or distances need first tokens and a window that are missing.
@@ -34,9 +34,7 @@ class Visibility:
         if self.distances not in ("true", "capped", "cache"):
             raise UserError(f"distances: got {self.distances!r}, expected true, capped or cache")
         if self.distances != "true" and not (self.window and self.first):
-            raise UserError(
-                f"distances: got {self.distances!r}, expected a window and at least one first token with it"
-            )
+            raise UserError(f"distances: got {self.distances!r}, expected a window and first tokens with it")
 
     def within(self, window: int | None) -> "Visibility":
         """Return this visibility, or that of a narrower window of a layer, which keeps no first tokens."""

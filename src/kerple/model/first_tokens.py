@@ -1,0 +1,105 @@
+"""`FirstTokens`: the first tokens of an input, which queries beyond their window see at distances of their own."""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from kerple.attention.spec import for_query_heads
+from kerple.base.errors import UserError
+from kerple.model.cache import LayerCache
+from kerple.positions import Position, QueryKeyBlock, TokenPositions
+from kerple.positions.base import HOOKS
+from kerple.positions.products import precise, product
+from kerple.positions.visibility import Visibility
+
+OF_DISTANCE = ("bias", "score_scale", "transform_qk", "sink_logit")  # hooks of scores that exist at any distance
+
+
+@dataclass(frozen=True)
+class FirstTokens:
+    """The first tokens as queries beyond their window see them. Their scores are computed apart from the window's.
+
+    Args:
+        queries: Positions of the queries when they meet these keys.
+        keys: Positions of those of the keys that are not in the cache.
+        hidden: Which of all these keys a query sees in its window or not at all, (Tq, F) bool.
+        bias: `Position.bias` at their distances, (H, Tq, F) fp32, or None.
+        weight: `Position.score_scale` at their distances, (H, Tq, F) fp32, or None.
+    """
+
+    queries: TokenPositions
+    keys: TokenPositions
+    hidden: Tensor
+    bias: Tensor | None
+    weight: Tensor | None
+
+    @classmethod
+    def of(cls, position: Position, at: TokenPositions, cached: int | None) -> "FirstTokens":
+        """Compute what queries of a forward pass need; the arguments are those of `prepare_context`."""
+        window, first, distances = at.visibility.window, at.visibility.first, at.visibility.distances
+        assert window is not None
+        queries, keys = at[cached:], at[:first]
+        hidden = queries.rows[:, None] - keys.rows < window  # (Tq, F)
+        if distances != "true":
+            query_rows, key_rows = queries.rows.clamp(max=first + window - 1), keys.rows
+            if distances == "capped":
+                query_rows, key_rows = torch.full_like(query_rows, window), torch.zeros_like(key_rows)
+            queries = replace(queries, ids=query_rows, contiguous=False)
+            keys = replace(keys, ids=key_rows, contiguous=False)
+        pairs = QueryKeyBlock(queries, replace(keys, contiguous=False), ~hidden)
+        bias = pairs.evaluate(position.bias) if position.uses("bias") else None
+        weight = pairs.evaluate(position.score_scale) if position.uses("score_scale") else None
+        return cls(queries, keys[cached:], hidden, bias, weight)
+
+    def scores_and_values(
+        self, position: Position, q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, cache: LayerCache | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return `AttentionSpec.more_keys`.
+
+        Args:
+            position: The strategy.
+            q: Queries (B, H, Tq, δ) before `Position.transform_qk`.
+            k: Keys (B, G, Tq, δ) before `Position.transform_qk`.
+            v: Values (B, G, Tq, δ).
+            state: `Position.token_state` of these tokens, (B, H, Tq, c), or None.
+            cache: The layer's cache, to which new first tokens are added, or None.
+        """
+        far_q, _ = position.transform_qk(q, k, state, self.queries)
+        new = slice(0, len(self.keys.rows))
+        state = None if state is None else state[:, :, new]
+        _, k = position.transform_qk(q[:, :, new], k[:, :, new], state, self.keys)
+        v = v[:, :, new]
+        if cache is not None:
+            assert cache.first is not None
+            k, v, _ = cache.first.append(k, v, None)
+        k, values = for_query_heads(far_q, k, v)
+        scores = product(precise(far_q) * v.shape[-1] ** -0.5, k.mT)  # (B, H, Tq, F)
+        scores = scores if self.weight is None else scores * self.weight
+        scores = scores if self.bias is None else scores + self.bias
+        return scores.masked_fill(self.hidden, -math.inf), values
+
+
+def keeps_apart(position: Position, visibility: Visibility) -> bool:
+    """Whether the first tokens can be kept apart from the window: no score needs the tokens between."""
+    pairwise = not (position.uses("modify_scores") or position.uses("add_to_output"))
+    return pairwise and visibility.window is not None and visibility.first > 0
+
+
+def new_layer_cache(position: Position, visibility: Visibility) -> LayerCache:
+    """Make the cache of a layer, which keeps the tokens that its queries may see."""
+    visibility = visibility.within(position.window)
+    if keeps_apart(position, visibility):
+        return LayerCache(visibility.window, first=LayerCache())
+    return LayerCache(None if visibility.first else visibility.window)
+
+
+def check_distances(position: Position, visibility: Visibility) -> None:
+    """Raise a UserError if keys cannot have the distances of ``visibility``, because scores need the true ones."""
+    others = [hook for hook in HOOKS if position.uses(hook) and hook not in OF_DISTANCE]
+    if visibility.distances != "true" and (others or not position.prefix_consistent):
+        raise UserError(
+            f"distances: got {visibility.distances!r}, but scores of {type(position).__name__} depend on more than a "
+            "query, a key and their distance; use distances true"
+        )
