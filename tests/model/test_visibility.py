@@ -84,7 +84,7 @@ def test_attention_is_a_loop_over_the_keys_that_a_query_sees(name: str, kind: st
 @torch.no_grad()
 def test_generation_gives_the_uncached_tokens_from_a_cache_that_does_not_grow(name: str, kind: str) -> None:
     torch.manual_seed(0)
-    build = BUILD.get(name) or positions.strategies()[name]
+    build = (BUILD | {"Layers": partial(positions.Layers, window=3)}).get(name) or positions.strategies()[name]
     network = Transformer(Shape(16, 2, 64), 2, 30, build, kv_heads=1, init=0.16).double().eval()
     visibility, tokens = Visibility(WINDOW, FIRST, kind), torch.randint(30, (2, 40))
     expected, cache, sizes = network(tokens, visibility), network.new_cache(visibility), []

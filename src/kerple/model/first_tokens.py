@@ -97,8 +97,8 @@ def new_layer_cache(position: Position, visibility: Visibility) -> LayerCache:
 
 def check_distances(position: Position, visibility: Visibility) -> None:
     """Raise a UserError if keys cannot have the distances of ``visibility``, because scores need the true ones."""
-    others = [hook for hook in HOOKS if position.uses(hook) and hook not in OF_DISTANCE]
-    if visibility.distances != "true" and (others or not position.prefix_consistent):
+    others = (hook for hook in HOOKS if hook not in OF_DISTANCE and position.uses(hook))
+    if visibility.distances != "true" and (not position.prefix_consistent or any(others)):
         raise UserError(
             f"distances: got {visibility.distances!r}, but scores of {type(position).__name__} depend on more than a "
             "query, a key and their distance; use distances true"

@@ -51,7 +51,7 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
         if vocabulary < 1:
             raise UserError(f"vocabulary: got {vocabulary}, expected a positive number")
         architecture = Architecture(**options)
-        self.shape = shape
+        self.shape, self.training_length = shape, shape.length
         self.attention = architecture.attention
         # first, because DDP sends gradients from the last parameter to the first, and a shared strategy's comes last
         self.positions = cast("Modules[Position]", nn.ModuleList())
@@ -66,6 +66,7 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
         if architecture.tied:
             self.head.weight = self.embedding.weight
         self.positions.extend(_strategies(position, replace(shape, layers=layers), architecture.per_layer))
+        self.name = type(self.positions[0]).__name__
         self.places: Callable[[Tensor], Tensor] | None = None
         """Function from tokens (B, T) to the task's places (B, T) int64 of `TokenPositions.places`, or None."""
 
@@ -182,16 +183,6 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
                 self.features(tokens)
         finally:
             self.run_block = compiled
-
-    @property
-    def name(self) -> str:
-        """Name of the class of the strategy."""
-        return type(self.positions[0]).__name__
-
-    @property
-    def training_length(self) -> int:
-        """Training length in tokens."""
-        return self.shape.length
 
     @property
     def max_length(self) -> int | None:
