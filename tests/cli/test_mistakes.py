@@ -31,6 +31,12 @@ def config(folder, **sections):
         (["--model.position=my_gaus.X"], ["model.position", "No module named 'my_gaus'"]),
         (["--model.position=ALiBi", "--model.position.slop=3"], ["model.position", "slop"]),
         (["--trainer.overfit_batches=1"], ["trainer.overfit_batches"]),
+        (["--trainer.gradient_clip_val=-1"], ["trainer.gradient_clip_val: got -1"]),  # would reverse the gradient
+        (["--trainer.accumulate_grad_batches=0"], ["trainer.accumulate_grad_batches: got 0"]),
+        (["--trainer.limit_train_batches=0"], ["trainer.limit_train_batches: got 0"]),
+        (["--trainer.precision=16-true"], ["trainer.precision: got 16-true"]),
+        (["--model.betas=[0.9,1.5]"], ["betas: got (0.9, 1.5)"]),
+        (["--seed_everything=-1"], ["seed_everything", "-1"]),
         (["--trainer.logger=CometLogger"], ["comet"]),  # a package that is not installed
         (["--ckpt_path=no-such.ckpt"], ["no-such.ckpt"]),
         ([*SHARDS, "--data.length=20000"], ["data.length: got 20000"]),  # when the first batch is read
@@ -72,6 +78,7 @@ def test_a_file_of_options(sections, part, tmp_path, capsys):
         (["check", "--model.position=0"], "model.position"),
         (["plan", "--config=configs/paper.yaml", "--chips=TPU"], "chips: got 'TPU'"),
         (["test", "--ckpt_path=https://example.org/a.ckpt"], "which is not a file"),
+        (["test", "--ckpt_path=run.py", "--weights=x"], "weights: got x"),
         (["prepare", "--data=kerple.tasks.TaskData", "--data.task=Copy", "--data.length=100"], "no shards to prepare"),
         (["export", "--ckpt_path=run.py", "--to=x"], "run.py is not a checkpoint"),
     ],

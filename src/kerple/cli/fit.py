@@ -45,7 +45,7 @@ def checkpoint_first(arguments: list[str]) -> list[str]:
     For `test` and `validate` it is that of ``--ckpt_path``; for `fit` the architecture of ``--weights``.
 
     Raises:
-        UserError: There is no checkpoint, or it cannot be read.
+        UserError: There is no checkpoint, it cannot be read, or ``--weights`` is given for a test.
     """
     command, *rest = arguments
     options, _ = peek(rest, "ckpt_path", "weights", "trust")
@@ -55,6 +55,10 @@ def checkpoint_first(arguments: list[str]) -> list[str]:
         return [command, *architecture_first(rest, options.weights, options.trust)]
     if command == "fit" or {"-h", "--help"} & set(rest):
         return arguments
+    if options.weights is not None:
+        raise UserError(
+            f"weights: got {options.weights}, which is for `fit`; give {command} a checkpoint by --ckpt_path"
+        )
     if options.ckpt_path is None:
         raise UserError(f"ckpt_path: got nothing, expected a checkpoint to {command}; add --ckpt_path FILE")
     # its devices and parallel strategy are left out, because they are those of another machine

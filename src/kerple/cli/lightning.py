@@ -25,7 +25,7 @@ from kerple.cli.parser import SEED, add_run_arguments, link_model_to_data, mista
 from kerple.cli.reading import parse
 from kerple.data.datamodule import TokenShards
 from kerple.evaluation.progress_lines import ProgressLines
-from kerple.training.health import Finite
+from kerple.training.health import NonFiniteGuard
 from kerple.training.last_checkpoint import LastCheckpoint
 from kerple.training.progress_bar import SteadyProgress
 from kerple.training.provenance import Provenance
@@ -96,6 +96,12 @@ class CLI(LightningCLI):
 
     def _parse_ckpt_path(self) -> None:
         """Do nothing: Lightning would let a checkpoint's options win over those of the command line."""
+
+    def _set_seed(self) -> None:
+        try:
+            super()._set_seed()
+        except ValueError as error:
+            raise UserError(f"seed_everything: {error}") from error
 
     def before_instantiate_classes(self) -> None:
         config = self.config[self.subcommand]
@@ -209,5 +215,5 @@ def _listed(value: Any) -> list[Any]:
 
 def _with_safety(callbacks: list[Callback], checkpoints: bool | None) -> list[Callback]:
     """The callbacks, and those that every fit needs to be resumed and explained, unless they are configured."""
-    safety = [RandomState, Finite, Provenance, *([] if checkpoints is False else [LastCheckpoint])]
+    safety = [RandomState, NonFiniteGuard, Provenance, *([] if checkpoints is False else [LastCheckpoint])]
     return callbacks + [kind() for kind in safety if not any(isinstance(callback, kind) for callback in callbacks)]
