@@ -56,9 +56,7 @@ def checkpoint_first(arguments: list[str]) -> list[str]:
     if command == "fit" or {"-h", "--help"} & set(rest):
         return arguments
     if options.weights is not None:
-        raise UserError(
-            f"weights: got {options.weights}, which is for `fit`; give {command} a checkpoint by --ckpt_path"
-        )
+        raise UserError(f"weights: got {options.weights}, which is an option of `fit`; expected --ckpt_path alone")
     if options.ckpt_path is None:
         raise UserError(f"ckpt_path: got nothing, expected a checkpoint to {command}; add --ckpt_path FILE")
     # its devices and parallel strategy are left out, because they are those of another machine
