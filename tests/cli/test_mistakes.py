@@ -91,12 +91,13 @@ def test_debug_and_faults_of_the_program_have_a_traceback_and_a_full_disk_or_gpu
     with pytest.raises(UserError, match="heads: got 3"):
         main(["fit", "--debug", config(tmp_path), f"--run_dir={tmp_path}/run", "--model.heads=3"])
 
-    def broken(self):
+    def broken(*_):
         raise errors.pop()
 
     errors = [ValueError("a bug of ours"), torch.OutOfMemoryError("20\nGiB."), OSError(errno.ENOSPC, "no space")]
-    monkeypatch.setattr("kerple.training.random_state.RandomState.__init__", broken)
-    for part in ("no space", "20 GiB. Lower data.batch_size"):
+    # as TensorBoard's writer, which names no file
+    monkeypatch.setattr("kerple.training.random_state.RandomState.on_train_start", broken)
+    for part in (f"{tmp_path}/run: no space", "20 GiB. Lower data.batch_size"):
         assert part in complaint(capsys, "fit", config(tmp_path), f"--run_dir={tmp_path}/run")
     with pytest.raises(ValueError, match="a bug of ours"):
         main(["fit", config(tmp_path), f"--run_dir={tmp_path}/run"])

@@ -36,7 +36,7 @@ def run(arguments: list[str], description: str) -> None:
     kinds = {"--data.help": ("TokenShards", "TaskData"), "--model.position.help": names()}
     if arguments[-1] in kinds:  # the parser would print the options of the base class, which has none
         raise UserError(f"{arguments[-1]}: got no class, expected one of {', '.join(kinds[arguments[-1]])}")
-    CLI(LanguageModel, checkpoint_first(arguments), description)
+    CLI(LanguageModel, checkpoint_first(arguments), description, arguments)
 
 
 def checkpoint_first(arguments: list[str]) -> list[str]:
