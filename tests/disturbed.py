@@ -133,6 +133,7 @@ def _run(arguments: list[str], folder: Path, rank: int, processes: int, port: in
     os.dup2(log.fileno(), 1)
     os.dup2(log.fileno(), 2)
     sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has what it starts in the background ignore it
     os.chdir(folder)
     torch.set_num_threads(1)
     # a loader's workers are to be children of this process, as in a run from the command line: they notice its death

@@ -6,19 +6,20 @@ from typing import Any
 
 import pytest
 import torch
-from kerple.measure.task_accuracy import TaskAccuracy
-from pytorch_lightning import Callback, Trainer, seed_everything
+from pytorch_lightning import Callback, seed_everything
 from pytorch_lightning.plugins import MixedPrecision
 from pytorch_lightning.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from kerple.measure.task_accuracy import TaskAccuracy
 from kerple.model import Batch
 from kerple.positions import ALiBi, KerpleLog, Position
 from kerple.tasks import Addition, TaskData
 from kerple.tasks.base import Example
 from kerple.training.language_model import LanguageModel
 from kerple.training.sharding import ShardedBlocks, whole
+from kerple.training.trainer import AutoTrainer as Trainer
 from tests.toy import QUIET, ToyData
 
 pytestmark = pytest.mark.filterwarnings("ignore")

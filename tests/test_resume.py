@@ -51,7 +51,7 @@ def test_a_run_stopped_by_a_signal_an_exception_and_a_kill_continues_in_every_bi
     shards: Path, tmp_path: Path, undisturbed
 ) -> None:
     fit, whole = Fit(tmp_path / "fit", shards, **SETTINGS["others"]), undisturbed("others")
-    assert fit.start(interruption("on_train_batch_start", 8, signal.SIGTERM)) == 143  # in the middle of a step
+    assert fit.start(interruption("on_train_batch_start", 8, signal.SIGINT)) == 130  # in the middle of a step
     assert fit.start(interruption("on_before_backward", 7, 0)) == 1  # an exception
     assert fit.start(interruption("on_train_batch_start", 6)) == -signal.SIGKILL
     assert fit.start() == 0
@@ -69,6 +69,7 @@ def test_a_run_stopped_by_a_signal_an_exception_and_a_kill_continues_in_every_bi
         ("one epoch", interruption("on_before_optimizer_step", 8), -signal.SIGKILL),
         ("one epoch", interruption("on_validation_batch_start", 4, signal.SIGTERM), 143),
         ("one epoch", interruption("on_train_batch_end", 10, signal.SIGUSR1), 138),
+        ("one epoch", interruption("on_train_batch_end", 9, signal.SIGHUP), 129),
     ],
 )
 def test_a_run_stopped_at_any_hook_continues_in_every_bit(
@@ -101,7 +102,7 @@ def test_two_processes_stopped_by_a_signal_to_one_and_by_a_kill_continue_in_ever
 ) -> None:
     undisturbed, stopped = (Fit(tmp_path / f, shards, 2, trainer={"strategy": strategy}) for f in ("whole", "stopped"))
     assert undisturbed.start() == 0
-    assert stopped.start(interruption("on_train_batch_start", 6, signal.SIGTERM, rank=1)) == 143
+    assert stopped.start(interruption("on_train_batch_start", 6, signal.SIGINT, rank=1)) == 130
     assert stopped.start(interruption("on_before_optimizer_step", 4)) == -signal.SIGKILL
     assert stopped.start() == 0
     for rank in (0, 1):

@@ -23,7 +23,16 @@ from tests.disturbed import ROOT, Fit, assert_same_state, prepare
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(3000),
-    pytest.mark.parametrize(("number", "times"), [(signal.SIGKILL, 20), (signal.SIGTERM, 5), (signal.SIGINT, 5)]),
+    pytest.mark.parametrize(
+        ("numbers", "times"),
+        [
+            ([signal.SIGKILL], 20),
+            ([signal.SIGTERM], 5),
+            ([signal.SIGHUP], 5),
+            ([signal.SIGINT], 5),
+            ([signal.SIGINT, signal.SIGINT], 5),
+        ],
+    ),
 ]
 
 
@@ -35,20 +44,22 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
 
 
 def _hear_ctrl_c() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell has what it starts in the background ignore it
+    for number in (signal.SIGINT, signal.SIGHUP):  # a shell or nohup has what it starts ignore them
+        signal.signal(number, signal.SIG_DFL)
 
 
 def log_of(folder: Path) -> str:
     return (folder / "log.txt").read_text()[-3000:]
 
 
-def disturb(folder: Path, arguments: list[str], number: int, times: int, at_work: str) -> int:
-    """Send a signal at random moments until the command has been hit so often; returns how often it was.
+def disturb(folder: Path, arguments: list[str], numbers: list[int], times: int, at_work: str) -> int:
+    """Send signals at random moments until the command has been hit so often; returns how often it was.
 
     Moments are within the 3 seconds after files of the pattern `at_work` have begun to change, and a quarter of them
-    within the 3 seconds after the start of the process. A command that ends by itself is not started again.
+    within the 3 seconds after the start of the process. Several signals are sent within a second. A command that ends
+    by itself is not started again.
     """
-    draw, hits = random.Random(number), 0
+    draw, hits = random.Random(sum(numbers)), 0
     while hits < times:
         process = start(folder, *arguments)
         if draw.random() < 0.75:
@@ -61,7 +72,9 @@ def disturb(folder: Path, arguments: list[str], number: int, times: int, at_work
         if process.poll() is not None:
             assert process.returncode == 0, log_of(folder)
             break
-        process.send_signal(number)
+        for number in numbers:
+            process.send_signal(number)
+            time.sleep(draw.uniform(0, 1.0) if len(numbers) > 1 else 0)
         status = process.wait(120)
         assert status in (-number, 128 + number, 1, 0), (status, log_of(folder))
         hits += 1
@@ -69,7 +82,7 @@ def disturb(folder: Path, arguments: list[str], number: int, times: int, at_work
 
 
 def soak(
-    folder: Path, command: Callable[[int, Path], list[str]], number: int, times: int, at_work: str,
+    folder: Path, command: Callable[[int, Path], list[str]], numbers: list[int], times: int, at_work: str,
     assert_right: Callable[[Path], None],
 ) -> None:  # fmt: skip
     """Hit runs of a command, at most five times each, finish each and check what it leaves; print what was done."""
@@ -78,15 +91,15 @@ def soak(
         place = folder / str(run)
         place.mkdir()
         arguments = command(run, place)
-        hits += disturb(place, arguments, number, min(times - hits, 5), at_work)
+        hits += disturb(place, arguments, numbers, min(times - hits, 5), at_work)
         assert start(place, *arguments).wait() == 0, log_of(place)
         assert_right(place)
         if hits >= times:
             break
-    print(f"{arguments[0]}: {hits} × {signal.Signals(number).name} in {run + 1} runs, nothing lost")
+    print(f"{arguments[0]}: {hits} × {[signal.Signals(n).name for n in numbers]} in {run + 1} runs, nothing lost")
 
 
-def test_a_fit_stopped_at_any_moment_ends_as_an_undisturbed_one(tmp_path: Path, number: int, times: int) -> None:
+def test_a_fit_stopped_at_any_moment_ends_as_an_undisturbed_one(tmp_path: Path, numbers: list[int], times: int) -> None:
     shards = prepare(tmp_path)
     callback = {"class_path": "LastCheckpoint", "init_args": {"every_n_train_steps": 20}}
     last = "fit/run*/checkpoints/last.ckpt"
@@ -105,10 +118,12 @@ def test_a_fit_stopped_at_any_moment_ends_as_an_undisturbed_one(tmp_path: Path, 
     whole.mkdir()
     assert start(whole, *command(0, whole)).wait() == 0
     expected = last_of(whole)
-    soak(tmp_path, command, number, times, last, lambda folder: assert_same_state(last_of(folder), expected))
+    soak(tmp_path, command, numbers, times, last, lambda folder: assert_same_state(last_of(folder), expected))
 
 
-def test_a_preparation_stopped_at_any_moment_leaves_the_same_shards(tmp_path: Path, number: int, times: int) -> None:
+def test_a_preparation_stopped_at_any_moment_leaves_the_same_shards(
+    tmp_path: Path, numbers: list[int], times: int
+) -> None:
     corpus = tmp_path / "corpus.txt.d"
     corpus.mkdir()
     draw, words = random.Random(0), [f"word{i}" for i in range(3000)]
@@ -128,4 +143,4 @@ def test_a_preparation_stopped_at_any_moment_leaves_the_same_shards(tmp_path: Pa
     whole.mkdir()
     assert start(whole, *command(0, whole)).wait() == 0
     expected = {path.name: path.read_bytes() for path in (whole / "shards").iterdir() if path.name[0] != "."}
-    soak(tmp_path, command, number, times, "shards/parts/*", assert_whole)
+    soak(tmp_path, command, numbers, times, "shards/parts/*", assert_whole)

@@ -29,7 +29,7 @@ def write(folder: Path) -> None:
 
 
 def fit(logs: Path, ckpt_path: str | None = None, run_dir: str | None = None) -> Path:
-    return fit_directory(run_dir, str(logs), "demo", "RoPE", 7, ckpt_path)
+    return fit_directory(Path(run_dir or logs / "demo" / "RoPE" / "seed-7"), ckpt_path)
 
 
 def with_checkpoint(run: Path) -> str:
@@ -88,8 +88,9 @@ def test_a_test_writes_beside_the_checkpoints_of_its_run(tmp_path):
 
 FIT = """
 import sys, time
+from pathlib import Path
 from kerple.base.directories import fit_directory
-print(fit_directory(sys.argv[1], "", "", "", None, sys.argv[2] if len(sys.argv) > 2 else None), flush=True)
+print(fit_directory(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None), flush=True)
 sys.stdin.read()
 """
 

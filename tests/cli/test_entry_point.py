@@ -66,7 +66,16 @@ def test_every_character_is_read_and_printed_where_the_locale_has_only_ascii(tmp
     ended = subprocess.run([sys.executable, "program.py"], capture_output=True, cwd=tmp_path, env=os.environ | plain)
     assert ended.returncode == 0, ended.stderr.decode()
     assert "猫" in ended.stdout.decode()
+    assert "Test metric" not in ended.stdout.decode()  # Lightning's table of the same numbers
     assert (tmp_path / "猫" / "report.html").is_file()
+
+
+def test_a_closed_pipe_ends_no_run():
+    reading, writing = os.pipe()
+    os.close(reading)
+    ended = subprocess.run([sys.executable, "-m", "kerple", "--help"], stdout=writing, stderr=subprocess.PIPE)
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (0, b"")
 
 
 def test_every_package_that_is_trusted_counts():

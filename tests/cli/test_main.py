@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import shlex
+import signal
 import subprocess
 import sys
 from importlib import import_module
@@ -70,6 +72,26 @@ def test_fit_leaves_checkpoints_events_and_its_configuration_in_a_folder_of_its_
     assert config_of(run.with_name("seed-3_v1"))["trainer"]["max_steps"] == 1
 
 
+def test_ctrl_c_and_the_next_start_name_the_command_that_continues(toy, capsys):
+    stop = ["--trainer.callbacks+=tests.disturbed.Interrupt", "--trainer.callbacks.hook=on_train_batch_end"]
+    stop += ["--trainer.callbacks.call=3", f"--trainer.callbacks.number={int(signal.SIGINT)}"]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    with pytest.raises(SystemExit) as end:
+        fit(*stop, "--ckpt_path=last")
+    signal.signal(signal.SIGINT, before)
+    assert end.value.code == 130
+    last = "logs/toy/KerpleLog/seed-3/checkpoints/last.ckpt"
+    assert torch.load(last, weights_only=True)["global_step"] == 3
+    printed = capsys.readouterr().out.splitlines()[-1]
+    command = shlex.split(printed.partition("to continue it: ")[2])
+    assert command == ["kerple", "fit", "--config", "toy.yaml", *stop, "--ckpt_path", last]
+
+    fit("--trainer.max_steps=1")
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "stopped at step 3 of 12" in line]
+    command = shlex.split(line.partition("to continue that one: ")[2])
+    assert command == ["kerple", "fit", "--config", "toy.yaml", "--trainer.max_steps=1", "--ckpt_path", last]
+
+
 @pytest.mark.parametrize(
     "name", [name if name in KINDS else pytest.param(name, marks=pytest.mark.slow) for name in names()]
 )
@@ -80,7 +102,8 @@ def test_test_needs_nothing_but_the_checkpoint(name, toy, capsys):
     run = toy / "logs" / "toy" / name / "seed-3"
     Path("toy.yaml").unlink()
 
-    main(["test", "--ckpt_path", str(run / "checkpoints" / "last.ckpt"), "--trust", "tests"])
+    command = capsys.readouterr().out.splitlines()[-1].partition("to test it: ")[2]
+    main(shlex.split(command)[1:])
     assert "another strategy" not in capsys.readouterr().out
 
     tested, trained = config_of(run / "test")["model"], config_of(run)["model"]

@@ -38,6 +38,12 @@ def config(folder, **sections):
         (["--model.position=KerpleLog", "--model.position.flor=3"], ["flor", "KerpleLog; did you mean floor?"]),
         (["--data=TokenShards", "--data.corpus=nowhere"], ["data.corpus: got 'nowhere'"]),
         (["--trainer.overfit_batches=1"], ["trainer.overfit_batches"]),
+        (["--trainer.gradient_clip_val=-1"], ["trainer.gradient_clip_val: got -1"]),  # would reverse the gradient
+        (["--trainer.accumulate_grad_batches=0"], ["trainer.accumulate_grad_batches: got 0"]),
+        (["--trainer.limit_train_batches=0"], ["trainer.limit_train_batches: got 0"]),
+        (["--trainer.precision=16-true"], ["trainer.precision: got 16-true"]),
+        (["--model.betas=[0.9,1.5]"], ["betas: got (0.9, 1.5)"]),
+        (["--seed_everything=-1"], ["seed_everything", "-1"]),
         (["--trainer.logger=CometLogger"], ["comet"]),  # a package that is not installed
         (["--ckpt_path=no-such.ckpt"], ["no-such.ckpt"]),
         ([*SHARDS, "--data.length=20000"], ["data.length: got 20000"]),  # when the first batch is read
@@ -87,6 +93,7 @@ def test_a_file_of_options(sections, part, tmp_path, capsys):
         (["inspect", "data/none", "--token=3"], "did you mean tokens?"),
         (["predikt"], "did you mean predict?"),
         (["test", "--ckpt_path=https://example.org/a.ckpt"], "which is not a file"),
+        (["test", "--ckpt_path=run.py", "--weights=x"], "weights: got x"),
         (["prepare", "--data=kerple.tasks.TaskData", "--data.task=Copy", "--data.length=100"], "no shards to prepare"),
         (["export", "--ckpt_path=run.py", "--to=x"], "run.py is not a checkpoint"),
     ],
@@ -99,12 +106,13 @@ def test_debug_and_faults_of_the_program_have_a_traceback_and_a_full_disk_or_gpu
     with pytest.raises(UserError, match="heads: got 3"):
         main(["fit", "--debug", config(tmp_path), f"--run_dir={tmp_path}/run", "--model.heads=3"])
 
-    def broken(self):
+    def broken(*_):
         raise errors.pop()
 
     errors = [ValueError("a bug of ours"), torch.OutOfMemoryError("20\nGiB."), OSError(errno.ENOSPC, "no space")]
-    monkeypatch.setattr("kerple.training.random_state.RandomState.__init__", broken)
-    for part in ("no space", "20 GiB. Lower data.batch_size"):
+    # as TensorBoard's writer, which names no file
+    monkeypatch.setattr("kerple.training.random_state.RandomState.on_train_start", broken)
+    for part in (f"{tmp_path}/run: no space", "20 GiB. Lower data.batch_size"):
         assert part in complaint(capsys, "fit", config(tmp_path), f"--run_dir={tmp_path}/run")
     with pytest.raises(ValueError, match="a bug of ours"):
         main(["fit", config(tmp_path), f"--run_dir={tmp_path}/run"])

@@ -128,16 +128,25 @@ def test_requeue_names_the_job_or_the_task_of_an_array(scontrol, monkeypatch):
     assert scontrol.read_text().splitlines() == ["requeue 17", "requeue 12_3"]
 
 
-def test_signals_are_noted_and_the_handlers_of_others_put_back():
+def test_signals_are_noted_and_the_handlers_of_others_put_back(capfd):
     before = signal.getsignal(signal.SIGTERM)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
     signals = Signals()
     signals.install()
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     os.kill(os.getpid(), signal.SIGUSR1)
     assert signals.received == signal.SIGUSR1
     os.kill(os.getpid(), signal.SIGTERM)
     assert signals.received == signal.SIGTERM  # to end wins over to come back
+    os.kill(os.getpid(), signal.SIGINT)
+    assert "Ctrl-C" in capfd.readouterr().err
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL  # the second one ends the process
     signals.restore()
     assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 class AskedToStop(Callback):

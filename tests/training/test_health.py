@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kerple.base.errors import UserError
-from kerple.training.health import Finite
+from kerple.training.health import NonFiniteGuard
 from tests.toy import Line, fit
 
 KINDS = pytest.mark.parametrize("kind", ["loss", "gradient"])
@@ -22,7 +22,7 @@ def last(folder: Path) -> dict[str, Any]:
 def test_a_run_stops_before_the_step_and_names_it_and_the_checkpoint(kind: str, tmp_path: Path) -> None:
     model = Line(29, kind)
     with pytest.raises(UserError) as raised:
-        fit(tmp_path, model, Finite())
+        fit(tmp_path, model, NonFiniteGuard())
     assert "step 3: the loss or a gradient is not finite" in str(raised.value)
     assert str(tmp_path / "checkpoints" / "last.ckpt") in str(raised.value)
     assert model.weight.item() == model.seen[-1]
@@ -33,7 +33,7 @@ def test_a_run_stops_before_the_step_and_names_it_and_the_checkpoint(kind: str, 
 @pytest.mark.parametrize(("fused", "every"), [(False, None), (True, 1), (True, 5)])
 def test_skipping_leaves_weights_and_moments_and_counts(kind: str, fused: bool, every: int, tmp_path: Path) -> None:
     """By the host, and by a fused optimiser on the device while the host looks seldom; the same weights."""
-    model, health = Line(17, kind, fused), Finite("skip", every)
+    model, health = Line(17, kind, fused), NonFiniteGuard("skip", every)
     with pytest.warns(UserWarning, match="step 2: .* left out, 1 so far"):
         trainer = fit(tmp_path, model, health)
     assert trainer.global_step == 6
@@ -44,7 +44,7 @@ def test_skipping_leaves_weights_and_moments_and_counts(kind: str, fused: bool, 
     assert sorted(set(model.seen)) == pytest.approx(sorted(set(expected.seen)), rel=1e-6)
     stored = last(tmp_path)
     assert stored["optimizer_states"][0]["state"][0]["step"] == 5
-    assert stored["callbacks"]["Finite"] == {"skipped_batches": 1}
+    assert stored["callbacks"]["NonFiniteGuard"] == {"skipped_batches": 1}
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_weights_that_are_no_numbers_end_the_run(action: str, step: int, tmp_pat
                 self.weight.data.fill_(torch.nan)
 
     with pytest.raises(UserError, match=f"step {step + 1}: weights are not finite") as raised:
-        fit(tmp_path, Broken(), Finite(action), accumulate=1)
+        fit(tmp_path, Broken(), NonFiniteGuard(action), accumulate=1)
     path = tmp_path / "checkpoints" / "last.ckpt"
     assert path.exists() == (step > 1)
     if path.exists():
@@ -73,7 +73,7 @@ def test_a_large_gradient_is_no_fault(tmp_path: Path) -> None:
 
     model = Wide()
     model.weight = torch.nn.Parameter(torch.full((2,), 1.2e19))  # the loss is finite, the gradient's 2-norm is not
-    fit(tmp_path, model, Finite(), accumulate=1)
+    fit(tmp_path, model, NonFiniteGuard(), accumulate=1)
     assert model.weight.isfinite().all()
 
 
@@ -87,7 +87,7 @@ class OnOne(Line):
 
 def test_what_one_process_finds_stops_all(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="step 2: the loss or a gradient is not finite"):
-        fit(tmp_path, OnOne(), Finite(), accumulate=1, devices=2, strategy="ddp_fork")
+        fit(tmp_path, OnOne(), NonFiniteGuard(), accumulate=1, devices=2, strategy="ddp_fork")
     assert last(tmp_path)["global_step"] == 2
 
 
@@ -96,7 +96,7 @@ def test_what_one_process_finds_stops_all(tmp_path: Path) -> None:
 def test_while_nobody_looks_a_bad_step_and_those_after_it_leave_the_weights_alone(kind: str, tmp_path: Path) -> None:
     model = Line(17, kind, fused=True)
     with pytest.raises(UserError, match="step 2: the loss or a gradient"):
-        fit(tmp_path, model, Finite(every_n_steps=5))
+        fit(tmp_path, model, NonFiniteGuard(every_n_steps=5))
     assert len(model.seen) == 2 * 4  # micro-batches: two good steps, the bad one, and one before somebody looked
     assert len(set(model.seen[4:])) == 1
     assert model.weight.item() == model.seen[4]

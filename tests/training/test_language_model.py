@@ -10,7 +10,7 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.strategies import FSDPStrategy
 
 from kerple.training.language_model import LanguageModel
-from kerple.training.schedule import peak_share
+from kerple.training.schedule import lr_multiplier
 from tests.toy import ToyData, small_model, trainer
 
 
@@ -31,7 +31,7 @@ def fitted(folder: Path, steps: int, **options: object) -> tuple[LanguageModel, 
     ],
 )
 def test_the_rate_rises_linearly_then_falls_to_its_final_share(name: str, fall: list[float]) -> None:
-    rates = [peak_share(step, name, warmup=10, end=50, final=0.5, decay=0.2) for step in range(51)]
+    rates = [lr_multiplier(step, name, warmup=10, end=50, final=0.5, decay=0.2) for step in range(51)]
     assert rates == pytest.approx([0.1 * (1 + step) for step in range(10)] + fall, rel=1e-6)
 
 

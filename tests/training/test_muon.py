@@ -62,6 +62,16 @@ def test_hooks_run_once_a_step_whatever_was_made_before() -> None:
     assert calls == ["before", "after"] * 2
 
 
+def test_a_step_that_fails_leaves_all_groups() -> None:
+    ours = muon(parameters())
+    groups = list(ours.param_groups)
+    ours.param_groups[1]["params"][0].grad = torch.ones(5)
+    ours.param_groups[1]["lr"] = "not a number"
+    with pytest.raises(TypeError):
+        ours.step()
+    assert ours.param_groups == groups
+
+
 def test_a_stored_state_goes_on_as_if_it_had_not_been_stored() -> None:
     whole, halves = parameters(), parameters()
     trained(muon(whole), 4)

@@ -39,8 +39,10 @@ def writing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
             if durable:
                 os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = str(path)  # none if a write failed, else the temporary one
         raise
     if durable:
         folder = os.open(path.parent, os.O_RDONLY)

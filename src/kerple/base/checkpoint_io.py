@@ -8,7 +8,6 @@ import torch
 from lightning_fabric.plugins import TorchCheckpointIO
 
 from kerple.base.atomic import writing
-from kerple.base.errors import NO_ROOM, UserError
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -21,21 +20,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """Write a checkpoint.
 
         Raises:
-            UserError: There is no room for it. This ends the run, because `ModelCheckpoint` would otherwise remove
-                another checkpoint for one that does not exist. Earlier checkpoints are intact.
+            OSError: It cannot be written. This ends the run, because `ModelCheckpoint` would otherwise remove another
+                checkpoint for one that does not exist. Earlier checkpoints are intact.
         """
         if "://" in str(path):  # object stores write a file as a whole
             super().save_checkpoint(checkpoint, path, storage_options)
         else:
-            try:
-                _write(checkpoint, Path(path))
-            except OSError as error:
-                if error.errno not in NO_ROOM:
-                    raise
-                raise UserError(
-                    f"no room for the checkpoint {path} ({error.strerror}); the ones saved before are intact: free "
-                    "some space and resume with --ckpt_path last"
-                ) from error
+            _write(checkpoint, Path(path))
         self._folders.add(_folder(path))
 
     def load_checkpoint(

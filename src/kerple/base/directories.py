@@ -14,6 +14,7 @@ from typing import TextIO
 from kerple.base.errors import NO_FOLDER, UserError
 
 LOCK = ".lock"
+LAST = Path("checkpoints", "last.ckpt")  # in the folder of a fit: what a stopped run resumes from
 BEGINNINGS = (LOCK, "config.yaml", "hparams.yaml", "provenance", "events.out.tfevents.")  # of names that a start writes
 # launchers set one or more of these
 RANKS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
@@ -22,18 +23,17 @@ _held: list[TextIO] = []
 _made: set[Path] = set()  # folders that were not there before
 
 
-def fit_directory(
-    run_dir: str | None, logs: str, experiment: str, strategy: str, seed: int | bool | None, ckpt_path: str | None
-) -> Path:
+def last_checkpoint(preferred: Path) -> Path | None:
+    """The last checkpoint in the newest version of a folder that holds one, or None."""
+    paths = (path / LAST for path in reversed(_versions(preferred)))
+    return next(filter(Path.is_file, paths), None)
+
+
+def fit_directory(preferred: Path, ckpt_path: str | None) -> Path:
     """Choose and lock the folder that a fit writes to.
 
     Args:
-        run_dir: The folder, or None for ``<logs>/<experiment>/<strategy>/seed-<seed>``. If it is not empty,
-            the run gets a new version of it: ``…_v1``, ``…_v2``, …
-        logs: Root of all runs.
-        experiment: First folder below the root.
-        strategy: Class name of the positional strategy.
-        seed: Seed of the run.
+        preferred: The folder. If it is not empty, the run gets a new version of it: ``…_v1``, ``…_v2``, …
         ckpt_path: ``last`` resumes in the newest version that holds a last checkpoint. The path of a checkpoint inside
             a version resumes in that version. Otherwise a new version is begun.
 
@@ -43,17 +43,11 @@ def fit_directory(
     Raises:
         UserError: Another process has locked the folder to resume in, or a new folder cannot be made.
     """
-    preferred = Path(run_dir) if run_dir else Path(logs) / experiment / strategy / f"seed-{seed}"
-    versions = [preferred] if preferred.exists() else []
-    versions += sorted(preferred.parent.glob(f"{escape(preferred.name)}_v*"), key=lambda path: _version(path.name))
-    if ckpt_path == "last":
-        for path in reversed(versions):
-            if (path / "checkpoints" / "last.ckpt").is_file():
-                return _resume(path)
-    elif ckpt_path is not None:
-        for path in versions:
-            if Path(ckpt_path).resolve().is_relative_to(path.resolve()):
-                return _resume(path)
+    checkpoint = (last_checkpoint(preferred) if ckpt_path == "last" else ckpt_path) or ""
+    for path in _versions(preferred) if checkpoint else []:
+        # by name and by place, because `checkpoints` or the whole folder may be a link
+        if any(Path(at(checkpoint)).is_relative_to(at(path)) for at in (os.path.abspath, os.path.realpath)):
+            return _resume(path)
     return _unused(preferred)
 
 
@@ -82,6 +76,12 @@ def unlock(refused: bool = False) -> None:
 # a child process that outlives this one, such as a worker of a loader, must not keep the folders locked
 os.register_at_fork(after_in_child=_held.clear)
 os.register_at_fork(after_in_child=_made.clear)
+
+
+def _versions(preferred: Path) -> list[Path]:
+    """The versions of a folder that exist, oldest first."""
+    later = preferred.parent.glob(f"{escape(preferred.name)}_v*")
+    return [*filter(Path.exists, [preferred]), *sorted(later, key=lambda path: _version(path.name))]
 
 
 def _version(name: str) -> int:
@@ -126,6 +126,7 @@ def _make_and_lock(path: Path) -> str | None:
         raise UserError(f"run_dir: {str(path)!r} is not UTF-8, which TensorBoard needs; name another") from error
     except OSError as error:
         if error.errno not in NO_FOLDER and path.parent.is_dir():
+            error.filename = str(path)
             raise
         raise UserError(f"run_dir: {path} cannot be written to ({error.strerror}); name another: --run_dir") from error
 

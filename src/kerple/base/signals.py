@@ -4,20 +4,25 @@ import os
 import signal
 import subprocess
 import threading
+from contextlib import suppress
 from typing import Any
 
 import torch
 from pytorch_lightning import Trainer
-from pytorch_lightning.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from pytorch_lightning.utilities.rank_zero import rank_zero_info, rank_zero_only, rank_zero_warn
 
-STOPPING = (signal.SIGTERM, signal.SIGUSR1)
+# none, and those that ask a run to stop; of several that arrive the last one here counts: to end wins over to come back
+ORDER = (0, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+SECOND = b"\nCtrl-C: the run ends when this step is done and saved; a second Ctrl-C ends it at once\n"
 
 
 class Signals:
-    """Records SIGTERM and SIGUSR1 of this process, and agrees on them with the other processes of the run.
+    """Records the signals of `ORDER` that this process gets, and agrees on them with the other processes of the run.
+
+    A second Ctrl-C (SIGINT) ends the process at once. A signal that is ignored stays so, such as SIGHUP under nohup.
 
     It replaces Lightning's handlers, which save in the middle of a step, and broadcast from inside the handler, where
-    the other ranks do not take part.
+    the other ranks do not take part. On Ctrl-C Lightning saves nothing.
     """
 
     def __init__(self) -> None:
@@ -31,7 +36,8 @@ class Signals:
             return
         self.received = 0
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in STOPPING}
+            heard = [number for number in ORDER[1:] if signal.getsignal(number) is not signal.SIG_IGN]
+            self._before = {number: signal.signal(number, self._note) for number in heard}
 
     def restore(self) -> None:
         """Put back the handlers that were set before `install`."""
@@ -54,13 +60,18 @@ class Signals:
         """
         if trainer.world_size == 1:
             return self.received, wish
-        state = torch.tensor([self.received, int(wish)])
+        state = torch.tensor([ORDER.index(self.received), int(wish)])
         torch.distributed.all_reduce(state, torch.distributed.ReduceOp.MAX, group=self._group)
         received, wished = state.tolist()
-        return received, bool(wished)
+        return ORDER[received], bool(wished)
 
     def _note(self, number: int, frame: Any) -> None:
-        self.received = max(self.received, int(number))
+        self.received = max(self.received, number, key=ORDER.index)
+        if number == signal.SIGINT:
+            signal.signal(number, signal.SIG_DFL)
+            if getattr(rank_zero_only, "rank", 0) == 0:
+                with suppress(OSError):
+                    os.write(2, SECOND)  # what the signal has interrupted may be a print
 
 
 def requeue() -> None:

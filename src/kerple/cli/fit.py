@@ -32,7 +32,7 @@ def run(arguments: list[str], description: str) -> None:
     kinds = {"--data.help": ("TokenShards", "TaskData"), "--model.position.help": names()}
     if arguments[-1] in kinds:  # the parser would print the options of the base class, which has none
         raise UserError(f"{arguments[-1]}: got no class, expected one of {', '.join(kinds[arguments[-1]])}")
-    CLI(LanguageModel, checkpoint_first(arguments), description)
+    CLI(LanguageModel, checkpoint_first(arguments), description, arguments)
 
 
 def checkpoint_first(arguments: list[str]) -> list[str]:
@@ -41,7 +41,7 @@ def checkpoint_first(arguments: list[str]) -> list[str]:
     For `test` and `validate` it is that of ``--ckpt_path``; for `fit` the architecture of ``--weights``.
 
     Raises:
-        UserError: There is no checkpoint, or it cannot be read.
+        UserError: There is no checkpoint, it cannot be read, or ``--weights`` is given for a test.
     """
     command, *rest = arguments
     options, _ = peek(rest, "ckpt_path", "weights", "trust")
@@ -51,6 +51,8 @@ def checkpoint_first(arguments: list[str]) -> list[str]:
         return [command, *architecture_first(rest, options.weights, options.trust)]
     if command == "fit" or {"-h", "--help"} & set(rest):
         return arguments
+    if options.weights is not None:
+        raise UserError(f"weights: got {options.weights}, which is an option of `fit`; expected --ckpt_path alone")
     if options.ckpt_path is None:
         raise UserError(f"ckpt_path: got nothing, expected a checkpoint to {command}; add --ckpt_path FILE")
     # its devices and parallel strategy are left out, because they are those of another machine

@@ -1,7 +1,9 @@
 """LightningCLI with a folder for each run; `test` and `validate` take model, data and callbacks from the checkpoint."""
 
+import re
+import shlex
 import sys
-import traceback
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -16,25 +18,27 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from kerple.base.atomic import write
 from kerple.base.checkpoint_io import AtomicCheckpointIO
-from kerple.base.directories import fit_directory, test_directory, unlock
-from kerple.base.errors import UserError
+from kerple.base.directories import LAST, fit_directory, last_checkpoint, test_directory, unlock
+from kerple.base.errors import NO_ROOM, UserError
 from kerple.base.sources import SOURCES, source_digests
-from kerple.base.trust import CONFIG, load, not_a_checkpoint
+from kerple.base.trust import CONFIG, LIBRARIES, load, not_a_checkpoint
 from kerple.cli import PROGRAM
 from kerple.cli.agreement import SAMPLES_PER_STEP, check_resumption, check_test
-from kerple.cli.parser import SEED, add_run_arguments, link_model_to_data, mistake, unwrapped
+from kerple.cli.parser import SEED, add_run_arguments, link_model_to_data, mistake, peek, unwrapped
 from kerple.cli.reading import parse
 from kerple.compare.runs import flat
 from kerple.data.datamodule import TokenShards
 from kerple.data.options import ShardOptions
 from kerple.data.prepare.build import check_corpus
-from kerple.training.health import Finite
+from kerple.training.health import NonFiniteGuard
 from kerple.training.last_checkpoint import LastCheckpoint
 from kerple.training.progress_bar import SteadyProgress
 from kerple.training.progress_lines import ProgressLines
 from kerple.training.provenance import Provenance
 from kerple.training.random_state import RandomState
 from kerple.training.trainer import AutoTrainer, print_once, resolve_auto
+
+KNOWN = ("kerple", "torch", *LIBRARIES)  # packages whose classes `test` needs no --trust for
 
 
 class StoreConfig(SaveConfigCallback):
@@ -76,7 +80,8 @@ class CLI(LightningCLI):
     checkpoint: dict[str, Any] | None = None
     logger: TensorBoardLogger | None = None
 
-    def __init__(self, model: type[LightningModule], arguments: list[str], description: str) -> None:
+    def __init__(self, model: type[LightningModule], arguments: list[str], description: str, typed: Any = ()) -> None:
+        self.typed = list(typed)  # the arguments of the command line, before others were put among them
         super().__init__(
             model,
             LightningDataModule,
@@ -102,6 +107,8 @@ class CLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         self.config = parse(parser, args, self._parser(args[0]))
+        if not 0 <= (seed := self.config[self.config.subcommand].seed_everything) < 2**32:
+            raise UserError(f"seed_everything: got {seed}, expected a number of 0 to {2**32 - 1}")
 
     def _parse_ckpt_path(self) -> None:
         """Do nothing: Lightning would let a checkpoint's options win over those of the command line."""
@@ -111,13 +118,14 @@ class CLI(LightningCLI):
         if self.subcommand == "fit":
             if config.data.class_path.endswith(".TokenShards"):  # before the model is built, which may take long
                 check_corpus(ShardOptions(**config.data.init_args.as_dict()))
-            strategy = config.model.position.class_path.rpartition(".")[2]
-            directory = fit_directory(
-                config.run_dir, config.logs, config.experiment, strategy, config.seed_everything, config.ckpt_path
-            )
+            strategy, seed = config.model.position.class_path.rpartition(".")[2], config.seed_everything
+            named = (config.run_dir,) if config.run_dir else (config.logs, config.experiment, strategy, f"seed-{seed}")
+            directory = fit_directory(Path(*named), config.ckpt_path)
+            last = directory / LAST
+            if config.ckpt_path is None and (earlier := last_checkpoint(Path(*named))):
+                self._mention(earlier)
             # without a last checkpoint the run starts anew, so that a requeued job can always use this option
             if config.ckpt_path == "last":
-                last = directory / "checkpoints" / "last.ckpt"
                 if not last.is_file():
                     print_once(f"ckpt_path: there is no {last} yet, so the run begins at its first step")
                 config.ckpt_path = str(last) if last.is_file() else None
@@ -180,18 +188,46 @@ class CLI(LightningCLI):
         rank_zero_info(f"model: {count:,} parameters, position {config.model.position.class_path.rpartition('.')[2]}")
 
     def _run_subcommand(self, subcommand: str) -> None:
+        directory, config = Path(self.trainer.default_root_dir), self.config[subcommand]
+        last = directory / LAST
+        # no table by Lightning after a test, where the analyses print theirs
+        self.config_init[subcommand]["verbose"] = subcommand != "test"
         try:
             super()._run_subcommand(subcommand)
-            rank_zero_info(f"written to {self.trainer.default_root_dir}")
+            print_once(f"written to {directory}")
+            if subcommand == "fit" and last.is_file():
+                packages = set(re.findall(r"'class_path': '(\w+)\.", str(config.as_dict())))
+                trust = [f"--trust={package}" for package in sorted(packages.difference(KNOWN))]
+                print_once(f"to test it: {_command('test', '--ckpt_path', str(last), *trust)}")
         except (UserError, MisconfigurationException) as error:
             if subcommand != "fit" or not self.trainer.global_step:
                 unlock(refused=True)  # so that the next run is not called a second version
             raise mistake(error) from error
+        except SystemExit as end:  # by a signal
+            if subcommand == "fit" and last.is_file():
+                print_once(f"to continue it: {self._continuation(last)}")
+            # Lightning ends with 1 on a Ctrl-C that no callback has recorded
+            raise SystemExit(130 if isinstance(end.__context__, KeyboardInterrupt) else end.code) from end
         except Exception as error:
-            if any("restore" in frame.name for frame in traceback.extract_tb(error.__traceback__)):
-                path = self.config[subcommand].ckpt_path
-                raise UserError(f"ckpt_path: {path} cannot be taken up: {type(error).__name__}: {error}") from error
+            if isinstance(error, OSError) and error.errno in NO_ROOM and not error.filename:
+                error.filename = str(directory)  # that of TensorBoard's writer names no file
+            if self.trainer._checkpoint_connector._loaded_checkpoint:  # which Lightning forgets when all is restored
+                reason = f"{type(error).__name__}: {error}"
+                raise UserError(f"ckpt_path: {config.ckpt_path} cannot be taken up: {reason}") from error
             raise
+
+    def _mention(self, earlier: Path) -> None:
+        """Print how to continue the fit whose last checkpoint this is, if it was stopped before its last step."""
+        with suppress(UserError, LookupError, TypeError):  # of a damaged file, which this run does not need
+            content = load(earlier, "meta")
+            step, steps = content["global_step"], content[CONFIG]["trainer"]["max_steps"]
+            if step < steps:
+                where = f"{earlier.parents[1]} holds a fit that was stopped at step {step:,} of {steps:,}"
+                print_once(f"{where}. This one begins anew; to continue that one: {self._continuation(earlier)}")
+
+    def _continuation(self, last: Path) -> str:
+        """The command that continues a run from its last checkpoint."""
+        return _command("fit", *peek(self.typed[1:], "ckpt_path")[1], "--ckpt_path", str(last))
 
     def instantiate_trainer(self, **options: Any) -> Trainer:
         trainer = self._get(self.config_init, "trainer")
@@ -216,11 +252,17 @@ class CLI(LightningCLI):
             raise mistake(error) from error
 
 
+def _command(*arguments: str) -> str:
+    """A command line of this program, as a shell takes it."""
+    program = ["python", sys.argv[0]] if sys.argv[0].endswith("run.py") else ["kerple"]
+    return shlex.join([*program, *arguments])
+
+
 def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
 def _with_safety(callbacks: list[Callback], checkpoints: bool | None) -> list[Callback]:
     """The callbacks, and those that every fit needs to be resumed and explained, unless they are configured."""
-    safety = [RandomState, Finite, Provenance, *([] if checkpoints is False else [LastCheckpoint])]
+    safety = [RandomState, NonFiniteGuard, Provenance, *([] if checkpoints is False else [LastCheckpoint])]
     return callbacks + [kind() for kind in safety if not any(isinstance(callback, kind) for callback in callbacks)]

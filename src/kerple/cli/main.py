@@ -1,11 +1,15 @@
 """The entry point: `python run.py`, or `kerple`. The modules of a command are imported only when it is called."""
 
+import io
 import locale
 import os
 import sys
+import threading
 from argparse import ArgumentError, ArgumentParser
+from contextlib import suppress
 from importlib import import_module
 from itertools import pairwise
+from typing import Any
 
 from kerple.base.directories import unlock
 from kerple.base.errors import NO_ROOM, UserError, unknown
@@ -26,6 +30,7 @@ COMMANDS = {
     "inspect": "statistics, a decoded sample and checksums of token shards",
     "check": "check that your own positional strategy has every property",
 }
+PRINTING = {"predict", "inspect", "plan", "check"}  # their result is what they print; of a run it is in files
 LIGHTNING = ("fit", "test", "validate")
 HELP = "\n".join(
     [
@@ -53,6 +58,13 @@ def main(arguments: list[str] | None = None) -> None:
     if arguments is None and not sys.flags.utf8_mode and locale.getencoding().upper() != "UTF-8":
         # libraries read and print text in the encoding of the locale, which lacks most characters
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {"PYTHONUTF8": "1"})
+    if arguments is None:
+        threading.excepthook = _thread_failed
+    for name in ("stdout", "stderr") if arguments is None and not {*sys.argv[1:2]} & PRINTING else ():
+        if stream := getattr(sys, name):
+            file = io.BufferedWriter(_Dropping(stream.fileno(), "w", closefd=False))
+            options = {key: getattr(stream, key) for key in ("encoding", "errors", "line_buffering", "write_through")}
+            setattr(sys, name, io.TextIOWrapper(file, **options))
     if os.getcwd() not in sys.path:  # it is there with `python run.py`, but not with `kerple`
         sys.path.append(os.getcwd())  # for users' own strategies; last, so that no file there hides a library
     arguments = list(sys.argv[1:] if arguments is None else arguments)
@@ -68,6 +80,9 @@ def main(arguments: list[str] | None = None) -> None:
         return
     try:
         _call(arguments)
+    except KeyboardInterrupt:
+        print("stopped by Ctrl-C", file=sys.stderr)
+        raise SystemExit(130) from None
     except Exception as error:
         message = _mistake(error)
         if debug or message is None:
@@ -76,6 +91,21 @@ def main(arguments: list[str] | None = None) -> None:
         raise SystemExit(2) from error
     finally:
         unlock()
+
+
+class _Dropping(io.FileIO):
+    """A file descriptor that drops what cannot be written: a pipe is closed, a terminal is gone, a disk is full."""
+
+    def write(self, content: Any) -> int:
+        with suppress(OSError):
+            return super().write(content)
+        return len(content)
+
+
+def _thread_failed(failure: threading.ExceptHookArgs) -> None:
+    """Print a traceback, unless the disk is full, which TensorBoard's writer raises in the main thread too."""
+    if getattr(failure.exc_value, "errno", None) not in NO_ROOM:
+        threading.__excepthook__(failure)
 
 
 def _call(arguments: list[str]) -> None:
@@ -114,5 +144,6 @@ def _mistake(error: Exception) -> str | None:
         return f"{package} is not installed, and this command needs it; install it with: pip install {package}"
     if type(error).__name__ == "OutOfMemoryError" and type(error).__module__.startswith("torch"):  # of a GPU
         return f"{error} Lower data.batch_size and raise trainer.accumulate_grad_batches by the same factor"
-    mistake = isinstance(error, UserError | ArgumentError) or getattr(error, "errno", None) in NO_ROOM
-    return str(error) if mistake else None
+    if isinstance(error, OSError) and error.errno in NO_ROOM:
+        return f"{error.filename or 'disk'}: {error.strerror}; free some space, what was saved before is intact"
+    return str(error) if isinstance(error, UserError | ArgumentError) else None

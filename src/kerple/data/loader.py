@@ -1,6 +1,7 @@
 """Datasets of batches of text, and the loaders that give batches, of text or tasks, to Lightning and can resume."""
 
 import operator
+import signal
 from collections.abc import Iterator, Sized
 from typing import Any
 
@@ -216,9 +217,12 @@ def _load(batches: Dataset[Batch], numbers: range, workers: int, pin_memory: boo
         num_workers=workers,
         pin_memory=pin_memory,
         generator=torch.Generator(),  # else the DataLoader draws a seed from the generator that the model draws from
-        worker_init_fn=_one_thread,
+        worker_init_fn=_start_worker,
     )
 
 
-def _one_thread(worker: int) -> None:
+def _start_worker(worker: int) -> None:
+    """Load in one thread, and leave Ctrl-C and the end of the terminal to the process that trains."""
     torch.set_num_threads(1)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)

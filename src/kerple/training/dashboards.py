@@ -55,7 +55,7 @@ class Dashboards(Callback):
         parameters = {name: whole(p.detach()).float().cpu().clone() for name, p in _parameters(pl_module)}
         for writer in _writers(trainer):
             for name, parameter in parameters.items():
-                if torch.isfinite(parameter).all():  # else TensorBoard raises, before `Finite` can say what is wrong
+                if torch.isfinite(parameter).all():  # else TensorBoard raises before `NonFiniteGuard`
                     writer.add_histogram(f"kernels/{name}", parameter, trainer.global_step)
 
     def _sample(self, trainer: Trainer, pl_module: LightningModule) -> None:

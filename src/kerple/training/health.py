@@ -1,4 +1,4 @@
-"""`Finite`: stops a run, or leaves out a step, if the loss or a gradient is not finite."""
+"""`NonFiniteGuard`: stops a run, or leaves out a step, if the loss or a gradient is not finite."""
 
 import math
 from typing import Any, Literal
@@ -15,7 +15,7 @@ from kerple.training.lightning_types import untyped
 from kerple.training.sharding import local
 
 
-class Finite(Callback):
+class NonFiniteGuard(Callback):
     """Checks all losses and gradients, on all ranks, before the optimiser uses them.
 
     A check by the host has to wait for the device. On a GPU, the device therefore skips a bad step by itself, through a
@@ -106,8 +106,8 @@ class Finite(Callback):
             if self.action == "stop":
                 raise UserError(
                     f"{message}. The weights are those before this step; {_last_good(trainer)}. Lower the learning "
-                    "rate or clip the gradient; --trainer.callbacks+=Finite --trainer.callbacks.action=skip leaves "
-                    "such steps out"
+                    "rate or clip the gradient; to leave such steps out, add --trainer.callbacks+=NonFiniteGuard "
+                    "--trainer.callbacks.action=skip"
                 )
             self.skipped_batches += 1
             rank_zero_warn(f"{message}; left out, {self.skipped_batches} so far")

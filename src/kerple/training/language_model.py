@@ -19,7 +19,7 @@ from kerple.model import Batch, Transformer
 from kerple.positions import Position, Shape
 from kerple.positions.coupled import Placed
 from kerple.training.muon import Muon
-from kerple.training.schedule import ScheduleName, peak_share
+from kerple.training.schedule import ScheduleName, lr_multiplier
 from kerple.training.sharding import ShardedBlocks, whole
 
 
@@ -49,9 +49,9 @@ class LanguageModel(LightningModule):
         weight_decay: Weight decay of matrices; other parameters have none.
         schedule: ``cosine``, ``linear``, ``wsd`` or ``constant`` (`training.schedule`), or any schedule by class name,
             such as ``torch.optim.lr_scheduler.StepLR``, which moves once a step and has no warm-up but its own.
-        warmup: Share of ``trainer.max_steps`` in which the learning rate rises linearly.
-        final_lr: Share of the peak at which the learning rate ends.
-        decay: Share of ``trainer.max_steps`` in which ``wsd`` falls.
+        warmup: Fraction of ``trainer.max_steps`` in which the learning rate rises linearly.
+        final_lr: Fraction of the peak at which the learning rate ends.
+        decay: Fraction of ``trainer.max_steps`` in which ``wsd`` falls.
         compile: Whether network and loss are compiled by torch.compile in a fit; a mapping holds options for it.
         **options: Options of the network, see `kerple.model.architecture.Architecture`.
 
@@ -83,9 +83,12 @@ class LanguageModel(LightningModule):
         super().__init__()
         for name, value, in_range, expected in (
             ("lr", lr, lr > 0, "a positive learning rate"),
-            ("warmup", warmup, 0 <= warmup < 1, "a share of the steps in [0, 1)"),
-            ("final_lr", final_lr, 0 <= final_lr <= 1, "a share of the peak in [0, 1]"),
-            ("decay", decay, 0 < decay <= 1, "a share of the steps in (0, 1]"),
+            ("betas", betas, all(0 <= beta < 1 for beta in betas), "two numbers in [0, 1)"),
+            ("adam_eps", adam_eps, adam_eps >= 0, "0 or more"),
+            ("weight_decay", weight_decay, weight_decay >= 0, "0 or more"),
+            ("warmup", warmup, 0 <= warmup < 1, "a fraction of the steps in [0, 1)"),
+            ("final_lr", final_lr, 0 <= final_lr <= 1, "a fraction of the peak in [0, 1]"),
+            ("decay", decay, 0 < decay <= 1, "a fraction of the steps in (0, 1]"),
             ("pad_vocabulary_to", pad_vocabulary_to, pad_vocabulary_to >= 1, "1 (no padding) or more"),
         ):
             if not in_range:
@@ -185,6 +188,8 @@ class LanguageModel(LightningModule):
         """Do nothing: measures read the test split themselves, see `kerple.measure`."""
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
+        if self.trainer.precision == "16-true":
+            raise UserError("trainer.precision: got 16-true, in which training diverges; expected 16-mixed or another")
         groups = self._muon_groups() if self.muon else []
         grouped = {p for group in groups for p in group["params"]}
         rest = [p for p in self.parameters() if p.requires_grad and p not in grouped]
@@ -213,7 +218,7 @@ class LanguageModel(LightningModule):
             raise UserError(f"trainer.max_steps: got {steps}, expected the number of steps, which the schedule spans")
         warmup = max(2, round(self.warmup * steps))
         end = max(steps, warmup + 1)
-        return LambdaLR(optimiser, lambda step: peak_share(step, schedule, warmup, end, self.final_lr, self.decay))
+        return LambdaLR(optimiser, lambda step: lr_multiplier(step, schedule, warmup, end, self.final_lr, self.decay))
 
     def _muon_groups(self) -> list[dict[str, Any]]:
         """Muon's parameter groups: the weights of the blocks' linear layers; queries, keys and values are apart."""

@@ -10,6 +10,7 @@ from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities.rank_zero import rank_zero_info
 
+from kerple.base.directories import LAST
 from kerple.base.errors import UserError
 from kerple.base.signals import Signals, requeue
 from kerple.training.lightning_types import untyped
@@ -23,9 +24,10 @@ class LastCheckpoint(Checkpoint):
     It is written only between optimiser steps, because a checkpoint holds no accumulated gradients. If it is written
     just before a validation, the resumed run does that validation; Lightning would skip it.
 
-    SIGTERM saves and ends the process with code 143. SIGUSR1 saves, requeues the job under SLURM and ends with 138.
-    Both are obeyed after an optimiser step, so a signal during a validation waits for its end and one more step. After
-    the last step both are ignored, because the run then saves and ends by itself.
+    Ctrl-C (SIGINT), SIGTERM and SIGHUP, which the end of a terminal sends, save and end the process with the code 130,
+    143 or 129. SIGUSR1 saves, requeues the job under SLURM and ends with 138. They are obeyed after an optimiser step,
+    so a signal during a validation waits for its end and one more step. After the last step they are ignored, because
+    the run then saves and ends by itself. A second Ctrl-C ends the process at once.
 
     Args:
         every_n_train_steps: Optimiser steps between two checkpoints; null for no such interval.
@@ -54,7 +56,7 @@ class LastCheckpoint(Checkpoint):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == TrainerFn.FITTING:
             directory = trainer.strategy.broadcast(trainer.log_dir or trainer.default_root_dir)
-            self.path = Path(directory) / "checkpoints" / "last.ckpt"
+            self.path = Path(directory) / LAST
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._signals.install()

@@ -42,9 +42,11 @@ class Muon(torch.optim.AdamW):
             if group["muon"] is not None:
                 self._move(group)
         self.param_groups = [group for group in groups if group["muon"] is None]
-        # not `super().step()`: what torch makes of it when a first AdamW is built would call our hooks once more
-        inspect.unwrap(torch.optim.AdamW.step, stop=lambda step: not getattr(step, "hooked", False))(self)
-        self.param_groups = groups
+        try:
+            # not `super().step()`: what torch makes of it when a first AdamW is built would call our hooks once more
+            inspect.unwrap(torch.optim.AdamW.step, stop=lambda step: not getattr(step, "hooked", False))(self)
+        finally:
+            self.param_groups = groups
         return loss
 
     def _move(self, group: dict[str, Any]) -> None:

@@ -19,3 +19,7 @@ class SteadyProgress(RichProgressBar):
     ) -> None:
         if (batch_idx + 1) % untyped(trainer).log_every_n_steps == 0 or trainer.is_last_batch:
             super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+
+    def _get_train_description(self, current_epoch: int) -> str:
+        """The epoch, without a number of all epochs: ``trainer.max_steps`` limits a run."""
+        return f"Epoch {current_epoch}".ljust(len(self.validation_description))

@@ -6,10 +6,10 @@ from typing import Literal
 ScheduleName = Literal["cosine", "linear", "wsd", "constant"]
 
 
-def peak_share(step: int, name: ScheduleName, warmup: int, end: int, final: float, decay: float) -> float:
-    """The learning rate at a step, as a share of its peak.
+def lr_multiplier(step: int, name: ScheduleName, warmup: int, end: int, final: float, decay: float) -> float:
+    """The learning rate at a step, as a fraction of its peak.
 
-    The share rises linearly from 1 / warmup to 1 in the first ``warmup`` steps. Then ``cosine`` and ``linear`` fall to
+    It rises linearly from 1 / warmup to 1 in the first ``warmup`` steps. Then ``cosine`` and ``linear`` fall to
     ``final`` at ``end``; ``wsd`` (warm-up, stable, decay: Hu et al. 2024, arXiv 2404.06395) stays at 1 and falls
     linearly in the last ``decay`` of all steps; ``constant`` stays at 1.
 
@@ -18,8 +18,8 @@ def peak_share(step: int, name: ScheduleName, warmup: int, end: int, final: floa
         name: Name of the schedule.
         warmup: Number of steps, at least 2, in which the rate rises.
         end: Step, larger than ``warmup``, at which the rate has fallen to ``final``.
-        final: Share of the peak that is left at the end, in [0, 1].
-        decay: Share of the steps in which ``wsd`` falls, in (0, 1].
+        final: Fraction of the peak at the end, in [0, 1].
+        decay: Fraction of the steps in which ``wsd`` falls, in (0, 1].
     """
     if step < warmup:
         return (1 + step) / warmup

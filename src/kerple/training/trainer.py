@@ -24,7 +24,8 @@ class AutoTrainer(Trainer):
         callbacks: Callbacks, and measurements, which a `MeasureCallback` makes.
 
     Raises:
-        UserError: If the accelerator is an Apple GPU.
+        UserError: If the accelerator is an Apple GPU, or a number is out of range that Lightning accepts: a negative
+            ``gradient_clip_val`` would reverse the gradient.
     """
 
     def __init__(
@@ -40,6 +41,12 @@ class AutoTrainer(Trainer):
                 raise UserError(f"trainer.accelerator: got {accelerator}, an Apple GPU without fp64; expected cpu")
             kwargs["accelerator"] = "cpu" if accelerator == "auto" else accelerator
         resolved = choose(kwargs.get("accelerator", "auto"))[0] if precision == "auto" else precision
+        for name, lowest in (("gradient_clip_val", 0), ("accumulate_grad_batches", 1)):
+            if (value := kwargs.get(name)) is not None and not value >= lowest:
+                raise UserError(f"trainer.{name}: got {value}, expected {lowest} or more")
+        for name in ("limit_train_batches", "val_check_interval", "check_val_every_n_epoch"):
+            if kwargs.get(name) == 0:
+                raise UserError(f"trainer.{name}: got {kwargs[name]}, expected a positive number")
         if kwargs.get("overfit_batches"):  # Lightning would replace our sampler, and with it the order
             raise UserError("trainer.overfit_batches: got a number, expected 0; give data.samples to fit few samples")
         listed = callbacks if isinstance(callbacks, list) else [] if callbacks is None else [callbacks]
