@@ -37,7 +37,7 @@ trainer:
 ADDITION = {"class_path": "kerple.tasks.Addition", "init_args": {"order": "reversed"}}
 SIZES = {"train_length": 3, "length": 13, "batch_size": 4, "validation_examples": 8, "test_examples": 4}
 PLACES = {"class_path": "TaskData", "init_args": {"task": ADDITION, **SIZES}}  # for strategies that ask a task for them
-KINDS = ("Coupled", "Together", "KernelSum")  # with places of a task, strategies among the options, and kernels
+KINDS = ("Coupled", "Combined", "KernelSum")  # with places of a task, strategies among the options, and kernels
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from kerple.base.errors import UserError
 from kerple.model import Transformer
 from kerple.model.architecture import Architecture
 from kerple.model.self_attention import SelfAttention, prepare_context
-from kerple.positions import Position, QueryKeyBlock, Shape, Sink, Together, TokenPositions
+from kerple.positions import Combined, Position, QueryKeyBlock, Shape, Sink, TokenPositions
 
 HEADS, HEAD_DIM, LENGTH = 2, 6, 14
 SHAPE = Shape(HEADS * HEAD_DIM, HEADS, 8)
@@ -77,7 +77,7 @@ def plain_score(q: Tensor, k: Tensor, x: Tensor, b: int, h: int, m: int, n: int)
     return q[b, h, m] @ k[b, h, n] / HEAD_DIM**0.5
 
 
-def together(position: Together, h: int, m: int, n: int, visible: int) -> tuple[Any, Any]:
+def of_three(position: Combined, h: int, m: int, n: int, visible: int) -> tuple[Any, Any]:
     scale, kerple, _ = position.parts
     return scale.scale[h] * math.log(visible), -kerple.r1[h] * (1 + kerple.r2[h] * (m - n)).log()
 
@@ -88,7 +88,7 @@ ROWS_AND_SINKS: dict[str, tuple[Callable[[Shape], Position], Callable[..., tuple
     "Temperature": (positions.Temperature, lambda _, h, m, *__: (1 + 0.1 * math.log(1 + (m + 1) // SHAPE.length), 0)),
     "Sink": (Sink, lambda *_: (1, 0)),
     "off by one": (lambda shape: Sink(shape, learnable=False), lambda *_: (1, 0)),
-    "Together": (lambda shape: Together(shape, (positions.SSMax, positions.KerpleLog, Sink)), together),
+    "Combined": (lambda shape: Combined(shape, (positions.SSMax, positions.KerpleLog, Sink)), of_three),
 }
 
 
@@ -135,7 +135,7 @@ def test_a_stick_of_many_keys_is_broken_in_full_precision() -> None:
 
 @pytest.mark.parametrize("other", [positions.FoX, Sink])
 def test_what_cannot_be_together_with_stick_breaking_is_said(other: type[Position]) -> None:
-    network = Transformer(SHAPE, 1, 9, partial(Together, parts=(positions.StickBreaking, other)))
+    network = Transformer(SHAPE, 1, 9, partial(Combined, parts=(positions.StickBreaking, other)))
     with pytest.raises(UserError, match=r"got .* that gives weights"):
         network(torch.zeros(1, 4, dtype=torch.int64))
 
@@ -242,13 +242,13 @@ def product_of_reflections(position: Any, q: Tensor, k: Tensor, x: Tensor, b: in
 
 @pytest.mark.parametrize("window", [None, 1, 5])
 def test_path_is_a_product_of_reflections(window: int | None, loops: Callable, monkeypatch) -> None:
-    monkeypatch.setattr(positions.path, "KEYS", 2)  # several blocks of keys before a block of queries
+    monkeypatch.setattr(positions.path, "KEYS_AT_ONCE", 2)  # several blocks of keys before a block of queries
     position = positions.PaTH(SHAPE, rank=3).double()
     loops(position, partial(product_of_reflections, position), window)
 
 
 def test_beside_forget_gates_each_remembers_its_own(loops: Callable) -> None:
-    position = Together(SHAPE, [partial(positions.PaTH, rank=3), positions.FoX]).double()
+    position = Combined(SHAPE, [partial(positions.PaTH, rank=3), positions.FoX]).double()
     path_, fox = position.parts
 
     def score(q: Tensor, k: Tensor, x: Tensor, b: int, h: int, m: int, n: int) -> Tensor:

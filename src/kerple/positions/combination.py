@@ -1,4 +1,4 @@
-"""`check_combination`: which strategies `Together` cannot combine."""
+"""`check_combination`: which strategies `Combined` cannot combine."""
 
 from collections.abc import Sequence
 
@@ -23,7 +23,7 @@ def check_combination(parts: Sequence[Position]) -> None:
     wide.
     """
     if not parts:
-        raise UserError("Together: parts: got none, expected at least one strategy")
+        raise UserError("Combined: parts: got none, expected at least one strategy")
     for i, part in enumerate(parts):
         if _holds(part, PaTH):
             lost = [p for p in parts if p.uses("bias") or p.uses("weight")]
@@ -42,4 +42,4 @@ def _holds(part: Position, *kinds: type[Position]) -> bool:
 
 def _refuse(parts: Sequence[Position], reason: str) -> None:
     if parts:
-        raise UserError(f"Together: parts: got {type(parts[0]).__name__} {reason}")
+        raise UserError(f"Combined: parts: got {type(parts[0]).__name__} {reason}")

@@ -15,7 +15,7 @@ class SSMax(Position):
     section 3).
 
     n is at most the window. For a query that sees one key the factor is log 1 = 0, which changes nothing. It says
-    nothing of positions; combine it with a strategy that does by `Together`.
+    nothing of positions; combine it with a strategy that does by `Combined`.
 
     Parameters: `H`, one set per layer unless the model says otherwise. Cost: one multiplication per entry of q.
 
@@ -45,7 +45,7 @@ class SSMax(Position):
 class Temperature(Position):
     """Llama 4's temperature of attention: ``q · (1 + share · log(1 + ⌊(m + 1) / every⌋))`` for the query in row m.
 
-    The published model has it in the layers without rotary embedding: ``Layers`` with RoPE near and this far. Source:
+    The published model has it in the layers without rotary embedding: a `LayerPattern` of local RoPE and this. Source:
     Meta, Llama 4 (2025), its published code; scalable softmax (arXiv 2501.19399) has learned factors for it.
 
     Parameters: `0`. Cost: one multiplication per entry of q.

@@ -1,4 +1,4 @@
-"""`Together`: several strategies at once."""
+"""`Combined`: several strategies at once."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,7 +16,7 @@ from kerple.positions.temperature import SSMax
 from kerple.positions.token_positions import AttentionWeights, QueryKeyBlock, TokenPositions
 
 
-class Together(Position):
+class Combined(Position):
     """Combines strategies: biases and additions to the output are summed, weights are multiplied.
 
     `remap_positions`, `embed`, `transform_qk` and `modify_scores` of the parts are applied one after the other, in
@@ -86,7 +86,7 @@ class Together(Position):
             if part.uses("modify_scores"):
                 if isinstance(result, AttentionWeights):
                     raise UserError(
-                        "Together: parts: got one that modifies scores after one that gives weights; swap them"
+                        "Combined: parts: got one that modifies scores after one that gives weights; swap them"
                     )
                 scores = part.modify_scores(result.masked_fill(~block.seen, 0), q, k, replace(block, state=state))
                 result, sink = scores if isinstance(scores, tuple) else (scores, None)
@@ -95,7 +95,7 @@ class Together(Position):
         if isinstance(result, Tensor):
             return result if sink is None else (result, sink)
         if sink is not None or self.uses("sink_logit"):
-            raise UserError("Together: parts: got a sink and a strategy that gives weights, expected one of them")
+            raise UserError("Combined: parts: got a sink and a strategy that gives weights, expected one of them")
         return result
 
     def add_to_output(self, p: Tensor, v: Tensor, block: QueryKeyBlock) -> Tensor:
