@@ -17,7 +17,7 @@ from kerple.base.errors import UserError
 from kerple.model import Transformer
 from kerple.model.architecture import Architecture
 from kerple.model.self_attention import SelfAttention, prepare_context
-from kerple.positions import Combined, Position, QueryKeyBlock, Shape, Sink, TokenPositions
+from kerple.positions import Combined, OutputGate, Position, QueryKeyBlock, Shape, Sink, TokenPositions
 
 HEADS, HEAD_DIM, LENGTH = 2, 6, 14
 SHAPE = Shape(HEADS * HEAD_DIM, HEADS, 8)
@@ -44,9 +44,10 @@ def ours_and_loops(
     offset: int = 0,
     probabilities: Callable = softmax,
     beside_value: Callable = lambda m, n: 0.0,
+    gate: Callable = lambda x, h: 1.0,
 ) -> None:
     """Of `window` keys with positions from `offset` on; `probabilities` are a function of the scores that a query of a
-    head sees, (n,), and `beside_value` is added to the value of a key."""
+    head sees, (n,), `beside_value` is added to the value of a key, and `gate` multiplies the output of a token."""
     torch.manual_seed(0)
     attention = SelfAttention(SHAPE, Architecture(bias=False)).double()
     torch.nn.init.normal_(attention.qkv.weight, std=0.4)
@@ -60,7 +61,7 @@ def ours_and_loops(
                 first = 0 if window is None else max(0, m - window + 1)
                 s = torch.stack([score(q, k, x, b, h, m, n) for n in range(first, m + 1)])
                 values = torch.stack([v[b, h, n] + beside_value(m, n) for n in range(first, m + 1)])
-                rows.append(probabilities(s, h) @ values)
+                rows.append(probabilities(s, h) @ values * gate(x[b, m], h))
     expected = torch.stack(rows).view(2, HEADS, LENGTH, HEAD_DIM).transpose(1, 2).flatten(2)
     leaves, grad = [x, attention.qkv.weight, *position.parameters()], torch.randn_like(expected)
     expected_gradients = torch.autograd.grad(expected, leaves, grad, materialize_grads=True)
@@ -109,6 +110,20 @@ def test_rows_and_sinks(name: str, window: int | None, offset: int, loops: Calla
         return scores.exp() / (scores.exp().sum() + sinks[0][h].exp())
 
     loops(position, score, window, offset, beside_a_sink if sinks else softmax)
+
+
+@pytest.mark.parametrize("elementwise", [False, True])
+def test_an_output_gate_multiplies_what_a_token_has_read(elementwise: bool, loops: Callable) -> None:
+    position = Combined(SHAPE, (positions.ALiBi, partial(OutputGate, elementwise=elementwise))).double()
+    slopes, weight = position.parts[0].bias(torch.ones(1)), torch.nn.init.normal_(position.parts[1].gate_weight)
+    of_heads = weight.unflatten(0, (HEADS, -1))  # (H, δ or 1, D)
+
+    def score(q: Tensor, k: Tensor, x: Tensor, b: int, h: int, m: int, n: int) -> Tensor:
+        return plain_score(q, k, x, b, h, m, n) + slopes[h, 0].double() * (m - n)
+
+    loops(position, score, gate=lambda x, h: 1 / (1 + (-(of_heads[h] @ x)).exp()))
+    network = Transformer(SHAPE, 1, 9, lambda shape: Combined(shape, (positions.ALiBi, OutputGate)), attention="fused")
+    network.losses(torch.zeros(1, 40, dtype=torch.int64)).mean().backward()  # refused without a fused kernel
 
 
 @pytest.mark.parametrize("rest", [False, True])

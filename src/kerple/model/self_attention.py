@@ -61,7 +61,7 @@ class SelfAttention(nn.Module):
     ) -> Tensor:
         """(B, T, D) -> (B, T, D)."""
         q, k, v, modifiers = self.prepare(x, position, context, cache)
-        mixed = attend(q, k, v, modifiers, context.attention)  # (B, H, T, δ)
+        mixed = position.transform_output(attend(q, k, v, modifiers, context.attention), x)  # (B, H, T, δ)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

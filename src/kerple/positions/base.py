@@ -78,8 +78,8 @@ class Position(Constrained, ABC):
     line ``Parameters: `formula```, which the tests hold it to; the formula may use D, H, δ, L (training length) and
     the strategy's options.
 
-    `bias`, `transform_qk`, `sink_logit` and `token_state` cost next to nothing. With `weight`, `modify_scores` or
-    `add_to_output`, attention computes its scores explicitly, in blocks of queries.
+    `bias`, `transform_qk`, `sink_logit`, `transform_output` and `token_state` cost next to nothing. With `weight`,
+    `modify_scores` or `add_to_output`, attention computes its scores explicitly, in blocks of queries.
     """
 
     shift_invariant: bool | None = False
@@ -161,6 +161,14 @@ class Position(Constrained, ABC):
         ``q`` are the queries after `transform_qk`.
         """
         return None
+
+    @hook
+    def transform_output(self, out: Tensor, x: Tensor) -> Tensor:
+        """Change the output of attention (B, H, T, δ) before the heads are joined; the result has its shape and dtype.
+
+        ``x`` (B, T, D) are the tokens after the block's norm, from which queries and keys are projected.
+        """
+        return out
 
     # functions of earlier tokens, and of pairs of tokens
 

@@ -19,8 +19,9 @@ from kerple.positions.token_positions import AttentionWeights, QueryKeyBlock, To
 class Combined(Position):
     """Combines strategies: biases and additions to the output are summed, weights are multiplied.
 
-    `remap_positions`, `embed`, `transform_qk` and `modify_scores` of the parts are applied one after the other, in
-    their order. Several sinks are one whose logit is the logarithm of the sum of their exponentials.
+    `remap_positions`, `embed`, `transform_qk`, `modify_scores` and `transform_output` of the parts are applied one
+    after the other, in their order. Several sinks are one whose logit is the logarithm of the sum of their
+    exponentials.
 
     Parameters: `0` of its own, those of the parts; one set per layer if one of the parts has that.
     Cost: that of the parts; one that needs explicit scores takes all of them there.
@@ -67,6 +68,9 @@ class Combined(Position):
 
     def sink_logit(self, q: Tensor, at: TokenPositions) -> Tensor | None:
         return _joined(torch.logaddexp, [_per_query(p.sink_logit(q, at), q) for p in self.parts])
+
+    def transform_output(self, out: Tensor, x: Tensor) -> Tensor:
+        return reduce(lambda out, part: part.transform_output(out, x), self.parts, out)
 
     def token_state(self, x: Tensor, at: TokenPositions, past: Tensor | None) -> Tensor | None:
         states = [p.token_state(x, at, before) for p, before in zip(self.parts, self._split(past), strict=True)]
