@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from pytorch_lightning import Trainer
 from torch import Tensor
 from torch.library import opcheck
 from torch.nn import functional as F
@@ -17,7 +18,18 @@ from kerple.base.errors import UserError
 from kerple.model import Transformer
 from kerple.model.architecture import Architecture
 from kerple.model.self_attention import SelfAttention, prepare_context
-from kerple.positions import Combined, OutputGate, Position, QueryKeyBlock, Shape, Sink, TokenPositions
+from kerple.positions import (
+    Combined,
+    OutputGate,
+    Position,
+    QueryKeyBlock,
+    ReRoPE,
+    SelfExtend,
+    Shape,
+    Sink,
+    TokenPositions,
+)
+from kerple.training.language_model import LanguageModel
 
 HEADS, HEAD_DIM, LENGTH = 2, 6, 14
 SHAPE = Shape(HEADS * HEAD_DIM, HEADS, 8)
@@ -110,6 +122,42 @@ def test_rows_and_sinks(name: str, window: int | None, offset: int, loops: Calla
         return scores.exp() / (scores.exp().sum() + sinks[0][h].exp())
 
     loops(position, score, window, offset, beside_a_sink if sinks else softmax)
+
+
+@pytest.mark.parametrize(("window", "offset"), [(None, 0), (9, 1001), (4, 0)])
+@pytest.mark.parametrize("group", [1, 3, None])
+def test_far_keys_are_met_at_grouped_distances(
+    group: int | None, window: int | None, offset: int, loops: Callable
+) -> None:
+    """Between a bias and a sink, which the two views of attention share."""
+    near = 5
+    extended = (
+        partial(SelfExtend, neighbor_window=near, group=group) if group else partial(ReRoPE, neighbor_window=near)
+    )
+    position = Combined(SHAPE, (positions.KerpleLog, extended, Sink)).double()
+    kerple, _, sink = position.parts
+    torch.nn.init.uniform_(sink.logits, 0.2, 1.5)
+    frequencies = 10_000.0 ** (-torch.arange(0, HEAD_DIM, 2, dtype=torch.float64) / HEAD_DIM)
+
+    def score(q: Tensor, k: Tensor, x: Tensor, b: int, h: int, m: int, n: int) -> Tensor:
+        at = m - n
+        if at >= near:
+            at = near if group is None else (m + offset) // group - (n + offset) // group + near - near // group
+        query, key = (torch.complex(*row.chunk(2)) for row in (q[b, h, m], k[b, h, n]))
+        rotated = (query * key.conj() * torch.polar(torch.ones_like(frequencies), at * frequencies)).real.sum()
+        return rotated / HEAD_DIM**0.5 - kerple.r1[h] * (1 + kerple.r2[h] * (m - n)).log()
+
+    loops(position, score, window, offset, lambda s, h: s.exp() / (s.exp().sum() + sink.logits[h].exp()))
+
+
+def test_far_keys_need_no_explicit_scores_and_no_training() -> None:
+    network = Transformer(Shape(16, 2, 8), 1, 9, SelfExtend, attention="fused")
+    assert network(torch.zeros(1, 40, dtype=torch.int64)).isfinite().all()  # refused without a fused kernel
+    wide = partial(SelfExtend, position=positions.PoPE)
+    assert Transformer(Shape(16, 2, 8), 1, 9, wide)(torch.zeros(1, 40, dtype=torch.int64)).isfinite().all()
+    model = LanguageModel(lambda shape: Combined(shape, (SelfExtend, Sink)), 9, 8, layers=1, dim=16, heads=2)
+    with pytest.raises(UserError, match="position: got Combined, which is for tests of weights that were trained with"):
+        Trainer(logger=False, fast_dev_run=True, accelerator="cpu").fit(model, [{"tokens": torch.zeros(1, 9).long()}])
 
 
 @pytest.mark.parametrize("elementwise", [False, True])

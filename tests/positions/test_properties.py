@@ -50,7 +50,11 @@ COMPILED = {
 # they differ from KerpleLog and KerpleBiasWeight in a formula, which test_kerple.py has
 FORMULAS = {"KerpleBias2", "KerpleBias3", "KerpleLog3", "KerplePower", "KerpleWeight1", "KerpleWeight2"}
 # reasons for which a property may not apply, and the strategies that may give them
-EXPECTED = {"it is not prefix_consistent": "RandomizedPositions", "it has a table of positions": "Learned"}
+EXPECTED = {
+    "it is not prefix_consistent": "RandomizedPositions",
+    "it has a table of positions": "Learned",
+    "shift_invariant is None": "SelfExtend",  # it is for offsets that are multiples of its group
+}
 over_names = pytest.mark.parametrize("name", names())
 
 
@@ -162,6 +166,10 @@ def combined(*parts: Build) -> Build:
         (partial(positions.RoPE, scaling="pi"), "RoPE: factor: got None, expected a number of 1 or more beside"),
         (combined(partial(RandomizedPositions, position=PaTH), KerpleLog), "got KerpleLog beside PaTH"),
         (combined(positions.FoX, PaTH), "got FoX beside PaTH"),
+        (partial(positions.SelfExtend, group=0), "SelfExtend: group: got 0, expected at least 1 position"),
+        (partial(positions.ReRoPE, neighbor_window=0), "ReRoPE: neighbor_window: got 0, expected at least 1 key"),
+        (partial(positions.ReRoPE, position=KerpleLog), "ReRoPE: position: got KerpleLog, expected a strategy that tr"),
+        (combined(positions.ReRoPE, positions.RoPE), "got RoPE beside ReRoPE, which makes queries and keys twice"),
         *((combined(PoPE, other), f"got {other.__name__} beside PoPE") for other in OF_ONE_WIDTH),
         (lambda _: Shape(32, 5, 16), "heads: got 5, which does not divide dim 32"),
         (lambda _: positions.build("Alibi", dim=32, heads=4, length=16), "got 'Alibi', expected one of ALiBi, .*XPos"),

@@ -125,6 +125,7 @@ def modifiers_of(position: Position, context: PositionContext, q: Tensor, v: Ten
         position.sink_logit(q, context.queries),
         modify_scores if gathers or position.uses("modify_scores") else None,
         add_to_output if position.uses("add_to_output") else None,
+        position.neighbor_window,
     )
 
 

@@ -99,6 +99,13 @@ class Position(Constrained, ABC):
 
     A smaller window of the caller takes precedence."""
 
+    neighbor_window: int | None = None
+    """Number of last keys that meet the first halves of queries and keys of `transform_qk`; all earlier keys meet the
+    second halves. None if queries and keys are whole."""
+
+    test_only: bool = False
+    """Whether it serves only tests of weights that were trained with another strategy, so that `fit` refuses it."""
+
     max_length: int | None = None
     """The first position that the strategy cannot represent; None where there is no such bound."""
 

@@ -43,6 +43,8 @@ class Combined(Position):
         self.prefix_consistent = all(p.prefix_consistent for p in self.parts)
         self.per_layer, self.differs = any(p.per_layer for p in self.parts), any(p.differs for p in self.parts)
         self.window = min((p.window for p in self.parts if p.window is not None), default=None)
+        self.neighbor_window = next((p.neighbor_window for p in self.parts if p.neighbor_window is not None), None)
+        self.test_only = any(p.test_only for p in self.parts)
         self.max_length = min((p.max_length for p in self.parts if p.max_length is not None), default=None)
         self._widths = [0] * len(self.parts)  # of each part's token_state, (B, H, T, width)
 
