@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from kerple.attention.modifiers import UNMODIFIED, Modifiers, for_query_heads, sink_of_queries, visible_keys
+from kerple.attention.modifiers import UNMODIFIED, Modifiers, for_query_heads, scores, sink_of_queries, visible_keys
 from kerple.positions.products import precise, product
 from kerple.positions.token_positions import AttentionWeights, table_block
 
@@ -49,7 +49,8 @@ def attend_block(q: Tensor, k: Tensor, v: Tensor, modifiers: Modifiers, rows: sl
     """One block: q (B, H, rows, δ) against k and v (B, H, columns, δ); (B, H, rows, δ)."""
     queries, keys = q.shape[2], k.shape[2]
     seen = visible_keys(rows, columns, modifiers, q.device)
-    s = _products(q, k, q.shape[-1] ** -0.5 if modifiers.scale is None else modifiers.scale)  # (B, H, rows, columns)
+    scale = q.shape[-1] ** -0.5 if modifiers.scale is None else modifiers.scale
+    s = scores(q, k, modifiers, rows, columns, lambda a, b: _products(a, b, scale))  # (B, H, rows, columns)
     if modifiers.weight is not None:
         s = s * table_block(modifiers.weight, queries, keys)
     if modifiers.table is not None:

@@ -31,6 +31,8 @@ class Modifiers:
             a sink (B, H, rows), or `kerple.positions.AttentionWeights`, beside which there can be no ``sink``.
         add_to_output: Function ``f(p, v, rows, columns, seen)`` of the probabilities (B, H, rows, columns) of a block
             and the values of its keys. It returns what is added to the output, (B, H, rows, δ').
+        neighbor_window: If given, the first halves of queries and keys are multiplied at distances below it, the second
+            halves from it on.
     """
 
     scale: float | None = None
@@ -41,6 +43,7 @@ class Modifiers:
     sink: Tensor | None = None
     modify_scores: ModifyScores | None = None
     add_to_output: AddToOutput | None = None
+    neighbor_window: int | None = None
 
 
 UNMODIFIED = Modifiers()
@@ -54,6 +57,17 @@ def visible_keys(rows: slice, columns: slice, modifiers: Modifiers, device: torc
     if modifiers.window is None:
         return distance >= 0
     return (distance >= 0) & ((distance < modifiers.window) | (keys < modifiers.keep_first))
+
+
+def scores(
+    q: Tensor, k: Tensor, modifiers: Modifiers, rows: slice, columns: slice, product: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    """Products of queries (B, H, rows, δ) and keys (B, H, columns, δ), of their halves if there are two views."""
+    if modifiers.neighbor_window is None:
+        return product(q, k)  # (B, H, rows, columns)
+    near, far = map(product, q.chunk(2, -1), k.chunk(2, -1))
+    pairs = torch.ones(near.shape[-2:], dtype=torch.bool, device=q.device)
+    return torch.where(pairs.tril(rows.start - columns.start - modifiers.neighbor_window), far, near)
 
 
 def sink_of_queries(sink: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from jsonargparse import ArgumentParser
 
 from kerple.cli.reading import parse
 from kerple.positions import Position, Shape
-from kerple.testing import PROPERTIES, outcomes
+from kerple.testing import PROPERTIES, Subject, outcomes
 
 OUTCOMES = {True: "holds", False: "FAILS", None: "does not apply"}
 
@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> None:
     parser.add_class_arguments(Model, "model")
     config = parse(parser, arguments)
     build = parser.instantiate_classes(config).model.build
-    build(Shape(32, 4, 32))  # raises here for a wrong option, which every property would report otherwise
+    Subject(build).position()  # raises here for a wrong option, which every property would report otherwise
     failed = 0
     for outcome in outcomes(build):
         lengths = f" ({', '.join(map(str, outcome.lengths))} tokens)" if outcome.lengths else ""

@@ -61,7 +61,7 @@ class SelfAttention(nn.Module):
     ) -> Tensor:
         """(B, T, D) -> (B, T, D)."""
         q, k, v, modifiers = self.prepare(x, position, context, cache)
-        mixed = attend(q, k, v, modifiers, context.attention)  # (B, H, T, δ)
+        mixed = position.transform_output(attend(q, k, v, modifiers, context.attention), x)  # (B, H, T, δ)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -125,6 +125,7 @@ def modifiers_of(position: Position, context: PositionContext, q: Tensor, v: Ten
         position.sink_logit(q, context.queries),
         modify_scores if gathers or position.uses("modify_scores") else None,
         add_to_output if position.uses("add_to_output") else None,
+        position.neighbor_window,
     )
 
 
