@@ -22,6 +22,7 @@ WRITTEN = "<!-- written by docs/catalogue.py from here on -->\n"
 KINDS = {  # title of each table, and the hooks of its strategies; a strategy stands in the first that fits
     "A function of distance and head": ("bias", "score_scale"),
     "Worked into queries and keys": ("transform_qk",),
+    "A factor of the output": ("transform_output",),
     "Added to the embeddings": ("embed",),
     "Computed from pairs of tokens": ("modify_scores", "add_to_output"),
     "Nothing, or one more logit": (),

@@ -11,7 +11,7 @@ from kerple.positions.visibility import Visibility
 
 VOCABULARY = 30
 # with each kind of cache, and without one; that a cache changes no logit is a property of every strategy
-KINDS = ("KerpleLog", "FoX", "Layers", "RandomizedPositions")
+KINDS = ("KerpleLog", "FoX", "LayerPattern", "RandomizedPositions")
 
 
 def network(name: str) -> Transformer:

@@ -15,7 +15,7 @@ from kerple.model import Transformer, transformer
 from kerple.model.architecture import Architecture
 from kerple.model.loss import ChunkSizes, target_losses
 from kerple.model.self_attention import SelfAttention, prepare_context
-from kerple.positions import KerpleLog, Layers, Learned, NoPE, Shape, TokenPositions
+from kerple.positions import KerpleLog, LayerPattern, Learned, NoPE, Shape, TokenPositions
 
 
 def test_initial_weights_have_the_recipe_s_spread() -> None:
@@ -46,11 +46,11 @@ def test_dropout_drops_embeddings_and_both_outputs_of_a_block_in_training_alone(
 
 
 def test_a_windowed_layers_cache_keeps_its_window() -> None:
-    network = Transformer(Shape(16, 2, 8), 4, 20, partial(Layers, window=3), kv_heads=1).eval()
+    network = Transformer(Shape(16, 2, 8), 4, 20, partial(LayerPattern, windows={"local": 3}), kv_heads=1).eval()
     cache = network.new_cache()
     for _ in range(3):
         network(torch.zeros(1, 4, dtype=torch.long), cache=cache)
-    assert [layer.keys.shape for layer in cache.layers] == [(1, 1, 3, 8)] * 3 + [(1, 1, 12, 8)]
+    assert [layer.keys.shape for layer in cache.layers] == [(1, 1, 3, 8), (1, 1, 12, 8)] * 2
     assert cache.length == 12
 
 

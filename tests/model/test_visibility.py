@@ -13,7 +13,7 @@ from kerple.model import Transformer
 from kerple.model.architecture import Architecture
 from kerple.model.generation import generate
 from kerple.model.self_attention import SelfAttention, prepare_context
-from kerple.positions import T5, ALiBi, KerpleLog, NoPE, PoPE, Position, RoPE, Shape, Sink, SSMax, Together, XPos
+from kerple.positions import T5, ALiBi, Combined, KerpleLog, NoPE, PoPE, Position, RoPE, Shape, Sink, SSMax, XPos
 from kerple.positions.token_positions import TokenPositions
 from kerple.positions.visibility import EVERYTHING, Visibility
 
@@ -22,7 +22,7 @@ KINDS = ("true", "capped", "cache")
 BUILD = {
     **{s.__name__: s for s in (KerpleLog, ALiBi, RoPE, NoPE, T5, PoPE, positions.KerpleBiasWeight)},
     "XPos": partial(XPos, decay=8),
-    "Together": partial(Together, parts=[SSMax, KerpleLog, Sink]),
+    "Combined": partial(Combined, parts=[SSMax, KerpleLog, Sink]),
 }
 
 
@@ -79,12 +79,14 @@ def test_attention_is_a_loop_over_the_keys_that_a_query_sees(name: str, kind: st
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [*product([*BUILD, "Layers"], KINDS), ("FoX", "true"), ("PaTH", "true"), ("DAPEv2", "true")]
+    ("name", "kind"), [*product([*BUILD, "LayerPattern"], KINDS), ("FoX", "true"), ("PaTH", "true"), ("DAPEv2", "true")]
 )
 @torch.no_grad()
 def test_generation_gives_the_uncached_tokens_from_a_cache_that_does_not_grow(name: str, kind: str) -> None:
     torch.manual_seed(0)
-    build = (BUILD | {"Layers": partial(positions.Layers, window=3)}).get(name) or positions.strategies()[name]
+    build = (BUILD | {"LayerPattern": partial(positions.LayerPattern, windows={"local": 3})}).get(
+        name
+    ) or positions.strategies()[name]
     network = Transformer(Shape(16, 2, 64), 2, 30, build, kv_heads=1, init=0.16).double().eval()
     visibility, tokens = Visibility(WINDOW, FIRST, kind), torch.randint(30, (2, 40))
     expected, cache, sizes = network(tokens, visibility), network.new_cache(visibility), []

@@ -12,7 +12,7 @@ from kerple.attention import AttentionSpec
 from kerple.attention.reference import attend_reference
 from kerple.base.errors import UserError
 from kerple.positions import FIRE, ALiBi, KernelSum, KerpleBias3, KerpleLog, KerpleLog3, KerplePower, Shape, strategies
-from kerple.positions.kernels import is_conditionally_positive_definite
+from kerple.positions.kernel_sum import is_conditionally_positive_definite
 
 HEADS, LENGTH = 3, 300
 SHAPE = Shape(24, HEADS, 64)

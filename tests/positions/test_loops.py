@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from pytorch_lightning import Trainer
 from torch import Tensor
 from torch.library import opcheck
 from torch.nn import functional as F
@@ -17,8 +18,19 @@ from kerple.base.errors import UserError
 from kerple.model import Transformer
 from kerple.model.architecture import Architecture
 from kerple.model.self_attention import SelfAttention, prepare_context
-from kerple.positions import Position, QueryKeyBlock, Shape, Sink, Together, TokenPositions
+from kerple.positions import (
+    Combined,
+    OutputGate,
+    Position,
+    QueryKeyBlock,
+    ReRoPE,
+    SelfExtend,
+    Shape,
+    Sink,
+    TokenPositions,
+)
 from kerple.positions.visibility import Visibility
+from kerple.training.language_model import LanguageModel
 
 HEADS, HEAD_DIM, LENGTH = 2, 6, 14
 SHAPE = Shape(HEADS * HEAD_DIM, HEADS, 8)
@@ -45,9 +57,10 @@ def ours_and_loops(
     offset: int = 0,
     probabilities: Callable = softmax,
     beside_value: Callable = lambda m, n: 0.0,
+    gate: Callable = lambda x, h: 1.0,
 ) -> None:
     """Of `window` keys with positions from `offset` on; `probabilities` are a function of the scores that a query of a
-    head sees, (n,), and `beside_value` is added to the value of a key."""
+    head sees, (n,), `beside_value` is added to the value of a key, and `gate` multiplies the output of a token."""
     torch.manual_seed(0)
     attention = SelfAttention(SHAPE, Architecture(bias=False)).double()
     torch.nn.init.normal_(attention.qkv.weight, std=0.4)
@@ -61,7 +74,7 @@ def ours_and_loops(
                 first = 0 if window is None else max(0, m - window + 1)
                 s = torch.stack([score(q, k, x, b, h, m, n) for n in range(first, m + 1)])
                 values = torch.stack([v[b, h, n] + beside_value(m, n) for n in range(first, m + 1)])
-                rows.append(probabilities(s, h) @ values)
+                rows.append(probabilities(s, h) @ values * gate(x[b, m], h))
     expected = torch.stack(rows).view(2, HEADS, LENGTH, HEAD_DIM).transpose(1, 2).flatten(2)
     leaves, grad = [x, attention.qkv.weight, *position.parameters()], torch.randn_like(expected)
     expected_gradients = torch.autograd.grad(expected, leaves, grad, materialize_grads=True)
@@ -78,7 +91,7 @@ def plain_score(q: Tensor, k: Tensor, x: Tensor, b: int, h: int, m: int, n: int)
     return q[b, h, m] @ k[b, h, n] / HEAD_DIM**0.5
 
 
-def together(position: Together, h: int, m: int, n: int, visible: int) -> tuple[Any, Any]:
+def of_three(position: Combined, h: int, m: int, n: int, visible: int) -> tuple[Any, Any]:
     scale, kerple, _ = position.parts
     return scale.scale[h] * math.log(visible), -kerple.r1[h] * (1 + kerple.r2[h] * (m - n)).log()
 
@@ -103,7 +116,7 @@ ROWS_AND_SINKS: dict[str, tuple[Callable[[Shape], Position], Callable[..., tuple
     "swan": (partial(positions.Temperature, rule="swan"), lambda *args: (math.log(7 + args[-1], SHAPE.length), 0)),
     "Sink": (Sink, lambda *_: (1, 0)),
     "off by one": (lambda shape: Sink(shape, learnable=False), lambda *_: (1, 0)),
-    "Together": (lambda shape: Together(shape, (positions.SSMax, positions.KerpleLog, Sink)), together),
+    "Combined": (lambda shape: Combined(shape, (positions.SSMax, positions.KerpleLog, Sink)), of_three),
 }
 
 
@@ -124,6 +137,56 @@ def test_rows_and_sinks(name: str, window: int | None, offset: int, loops: Calla
         return scores.exp() / (scores.exp().sum() + sinks[0][h].exp())
 
     loops(position, score, window, offset, beside_a_sink if sinks else softmax)
+
+
+@pytest.mark.parametrize(("window", "offset"), [(None, 0), (9, 1001), (4, 0)])
+@pytest.mark.parametrize("group", [1, 3, None])
+def test_far_keys_are_met_at_grouped_distances(
+    group: int | None, window: int | None, offset: int, loops: Callable
+) -> None:
+    """Between a bias and a sink, which the two views of attention share."""
+    near = 5
+    extended = (
+        partial(SelfExtend, neighbor_window=near, group=group) if group else partial(ReRoPE, neighbor_window=near)
+    )
+    position = Combined(SHAPE, (positions.KerpleLog, extended, Sink)).double()
+    kerple, _, sink = position.parts
+    torch.nn.init.uniform_(sink.logits, 0.2, 1.5)
+    frequencies = 10_000.0 ** (-torch.arange(0, HEAD_DIM, 2, dtype=torch.float64) / HEAD_DIM)
+
+    def score(q: Tensor, k: Tensor, x: Tensor, b: int, h: int, m: int, n: int) -> Tensor:
+        at = m - n
+        if at >= near:
+            at = near if group is None else (m + offset) // group - (n + offset) // group + near - near // group
+        query, key = (torch.complex(*row.chunk(2)) for row in (q[b, h, m], k[b, h, n]))
+        rotated = (query * key.conj() * torch.polar(torch.ones_like(frequencies), at * frequencies)).real.sum()
+        return rotated / HEAD_DIM**0.5 - kerple.r1[h] * (1 + kerple.r2[h] * (m - n)).log()
+
+    loops(position, score, window, offset, lambda s, h: s.exp() / (s.exp().sum() + sink.logits[h].exp()))
+
+
+def test_far_keys_need_no_explicit_scores_and_no_training() -> None:
+    network = Transformer(Shape(16, 2, 8), 1, 9, SelfExtend, attention="fused")
+    assert network(torch.zeros(1, 40, dtype=torch.int64)).isfinite().all()  # refused without a fused kernel
+    wide = partial(SelfExtend, position=positions.PoPE)
+    assert Transformer(Shape(16, 2, 8), 1, 9, wide)(torch.zeros(1, 40, dtype=torch.int64)).isfinite().all()
+    model = LanguageModel(lambda shape: Combined(shape, (SelfExtend, Sink)), 9, 8, layers=1, dim=16, heads=2)
+    with pytest.raises(UserError, match="position: got Combined, which is for tests of weights that were trained with"):
+        Trainer(logger=False, fast_dev_run=True, accelerator="cpu").fit(model, [{"tokens": torch.zeros(1, 9).long()}])
+
+
+@pytest.mark.parametrize("elementwise", [False, True])
+def test_an_output_gate_multiplies_what_a_token_has_read(elementwise: bool, loops: Callable) -> None:
+    position = Combined(SHAPE, (positions.ALiBi, partial(OutputGate, elementwise=elementwise))).double()
+    slopes, weight = position.parts[0].bias(torch.ones(1)), torch.nn.init.normal_(position.parts[1].gate_weight)
+    of_heads = weight.unflatten(0, (HEADS, -1))  # (H, δ or 1, D)
+
+    def score(q: Tensor, k: Tensor, x: Tensor, b: int, h: int, m: int, n: int) -> Tensor:
+        return plain_score(q, k, x, b, h, m, n) + slopes[h, 0].double() * (m - n)
+
+    loops(position, score, gate=lambda x, h: 1 / (1 + (-(of_heads[h] @ x)).exp()))
+    network = Transformer(SHAPE, 1, 9, lambda shape: Combined(shape, (positions.ALiBi, OutputGate)), attention="fused")
+    network.losses(torch.zeros(1, 40, dtype=torch.int64)).mean().backward()  # refused without a fused kernel
 
 
 @pytest.mark.parametrize("rest", [False, True])
@@ -150,7 +213,7 @@ def test_a_stick_of_many_keys_is_broken_in_full_precision() -> None:
 
 @pytest.mark.parametrize("other", [positions.FoX, Sink])
 def test_what_cannot_be_together_with_stick_breaking_is_said(other: type[Position]) -> None:
-    network = Transformer(SHAPE, 1, 9, partial(Together, parts=(positions.StickBreaking, other)))
+    network = Transformer(SHAPE, 1, 9, partial(Combined, parts=(positions.StickBreaking, other)))
     with pytest.raises(UserError, match=r"got .* that gives weights"):
         network(torch.zeros(1, 4, dtype=torch.int64))
 
@@ -273,13 +336,13 @@ def product_of_reflections(position: Any, q: Tensor, k: Tensor, x: Tensor, b: in
 
 @pytest.mark.parametrize("window", [None, 1, 5])
 def test_path_is_a_product_of_reflections(window: int | None, loops: Callable, monkeypatch) -> None:
-    monkeypatch.setattr(positions.path, "KEYS", 2)  # several blocks of keys before a block of queries
+    monkeypatch.setattr(positions.path, "KEYS_AT_ONCE", 2)  # several blocks of keys before a block of queries
     position = positions.PaTH(SHAPE, rank=3).double()
     loops(position, partial(product_of_reflections, position), window)
 
 
 def test_beside_forget_gates_each_remembers_its_own(loops: Callable) -> None:
-    position = Together(SHAPE, [partial(positions.PaTH, rank=3), positions.FoX]).double()
+    position = Combined(SHAPE, [partial(positions.PaTH, rank=3), positions.FoX]).double()
     path_, fox = position.parts
 
     def score(q: Tensor, k: Tensor, x: Tensor, b: int, h: int, m: int, n: int) -> Tensor:

@@ -13,14 +13,15 @@ from kerple.base.errors import UserError
 from kerple.model import Transformer
 from kerple.positions import (
     ALiBi,
+    Combined,
     KerpleLog,
-    Layers,
+    LayerPattern,
     PaTH,
     PoPE,
     Position,
     RandomizedPositions,
     Shape,
-    Together,
+    TokenPositions,
     names,
     strategies,
 )
@@ -41,8 +42,8 @@ SETTINGS = {
     "Temperature, beam": {"rule": "beam", "length": 6},
     "SSMax, bias": {"start": 0.0, "bias": 1.0},
     "LearnedRelativeBias, short": {"rank": 3, "extent": 20, "temperature_length": 12},
-    "Layers, window": {"near": positions.KerpleLog, "window": 6},
-    "Together, four": {"parts": (positions.Sinusoidal, positions.FoX, positions.RoPE, positions.KerpleWeight1)},
+    "LayerPattern, windows": {"kinds": {"a": KerpleLog, "b": positions.RoPE}, "windows": {"a": 6, "b": 9}},
+    "Combined, four": {"parts": (positions.Sinusoidal, positions.FoX, positions.RoPE, positions.KerpleWeight1)},
     "Abacus, FIRE": {"position": positions.FIRE},
 }
 # one for each hook; all others are compiled by the slow test below
@@ -57,6 +58,7 @@ FORMULAS = {"KerpleBias2", "KerpleBias3", "KerpleLog3", "KerplePower", "KerpleWe
 EXPECTED = {
     "it is not prefix_consistent": {"RandomizedPositions"},
     "it has a table of positions": {"Learned", "LearnedRelativeBias"},
+    "shift_invariant is None": {"SelfExtend"},  # it is for offsets that are multiples of its group
 }
 over_names = pytest.mark.parametrize("name", names())
 
@@ -83,7 +85,7 @@ def test_every_property_holds(name: str) -> None:
 def test_a_wrapper_forwards_every_hook_that_it_does_not_override() -> None:
     public = {n for n, f in vars(Position).items() if inspect.isfunction(f) and not n.startswith("_")}
     assert public - {"uses", "require"} == set(HOOKS)
-    for wrapper in (Layers, RandomizedPositions):
+    for wrapper in (LayerPattern, RandomizedPositions):
         position = wrapper(Shape(32, 4, 16))
         for hook in HOOKS:
             if getattr(wrapper, hook) is getattr(Wrapper, hook):
@@ -143,8 +145,8 @@ SHAPE = Shape(24, 3, 12, layers=4)
 Build = Callable[[Shape], positions.Position]
 
 
-def together(*parts: Build) -> Build:
-    return partial(Together, parts=parts)
+def combined(*parts: Build) -> Build:
+    return partial(Combined, parts=parts)
 
 
 @pytest.mark.parametrize(
@@ -152,8 +154,23 @@ def together(*parts: Build) -> Build:
     [
         (partial(positions.CoPE, rows=1), "CoPE: rows: got 1, expected 2 or more"),
         # DAPE reads biases alone, so that it would see beyond the window
-        (partial(positions.DAPE, over=partial(Layers, near=ALiBi, far=KerpleLog, window=8)), "DAPE: over: got Layers"),
-        (partial(Layers, near=positions.Sinusoidal), "Layers: near: got Sinusoidal, expected a strategy that works in"),
+        (partial(positions.DAPE, over=partial(LayerPattern, kinds={"a": ALiBi})), "DAPE: over: got LayerPattern"),
+        (
+            partial(LayerPattern, kinds={"a": positions.Sinusoidal}),
+            "kinds: a: got Sinusoidal, expected a strategy that",
+        ),
+        (partial(LayerPattern, kinds={}), "LayerPattern: kinds: got none"),
+        (
+            partial(LayerPattern, pattern=["local", "far"]),
+            "LayerPattern: pattern: got far, expected one of local, glob",
+        ),
+        (
+            partial(LayerPattern, pattern=[]),
+            "LayerPattern: pattern: got 0 kinds, expected 1 to 4, the number of layers",
+        ),
+        (partial(LayerPattern, pattern=["local"] * 5), "LayerPattern: pattern: got 5 kinds, expected 1 to 4"),
+        (partial(LayerPattern, windows={"far": 3}), "LayerPattern: windows: got far, expected one of local, global"),
+        (partial(LayerPattern, windows={"local": 0}), "LayerPattern: windows: local: got 0, expected at least 1 key"),
         (partial(RandomizedPositions, max_positions=11), "RandomizedPositions: max_positions: got 11"),
         (partial(positions.RoPE, scaling="pi"), "RoPE: factor: got None, expected a number of 1 or more with"),
         (partial(positions.RoPE, rotary_fraction=0.1), "rotary_fraction: got 0.1, which is 1 of a head's 8 dimensions"),
@@ -163,14 +180,15 @@ def together(*parts: Build) -> Build:
         ),
         (partial(positions.RoPE, long_factors=[2.0] * 4), "long_factors: got .*, with scaling longrope, else none"),
         (partial(positions.LearnedRelativeBias, rank=9), "LearnedRelativeBias: rank: got 9, expected 1 to 8"),
-        (
-            partial(positions.LearnedRelativeBias, extent=0),
-            "LearnedRelativeBias: extent: got 0, expected a distance of",
-        ),
+        (partial(positions.LearnedRelativeBias, extent=0), "LearnedRelativeBias: extent: got 0, expected a dist"),
         (partial(positions.Temperature, length=1), "Temperature: length: got 1, expected 2 keys or more"),
-        (together(partial(RandomizedPositions, position=PaTH), KerpleLog), "got KerpleLog beside PaTH"),
-        (together(positions.FoX, PaTH), "got FoX beside PaTH"),
-        *((together(PoPE, other), f"got {other.__name__} beside PoPE") for other in OF_ONE_WIDTH),
+        (combined(partial(RandomizedPositions, position=PaTH), KerpleLog), "got KerpleLog beside PaTH"),
+        (combined(positions.FoX, PaTH), "got FoX beside PaTH"),
+        (partial(positions.SelfExtend, group=0), "SelfExtend: group: got 0, expected at least 1 position"),
+        (partial(positions.ReRoPE, neighbor_window=0), "ReRoPE: neighbor_window: got 0, expected at least 1 key"),
+        (partial(positions.ReRoPE, position=KerpleLog), "ReRoPE: position: got KerpleLog, expected a strategy that tr"),
+        (combined(positions.ReRoPE, positions.RoPE), "got RoPE beside ReRoPE, which makes queries and keys twice"),
+        *((combined(PoPE, other), f"got {other.__name__} beside PoPE") for other in OF_ONE_WIDTH),
         (lambda _: Shape(32, 5, 16), "heads: got 5, which does not divide dim 32"),
         (lambda _: positions.build("Alibi", dim=32, heads=4, length=16), "got 'Alibi', expected one of ALiBi, .*XPos"),
     ],
@@ -182,18 +200,27 @@ def test_an_option_out_of_range_is_refused(strategy: Build, message: str) -> Non
 
 def test_every_strategy_that_is_not_refused_beside_pope_works_with_its_wide_heads() -> None:
     for name in positions.names():
-        if strategies()[name] not in OF_ONE_WIDTH and name != "RandomizedPositions":
-            network = Transformer(Shape(32, 4, 24), 1, 50, together(PoPE, strategies()[name]), per_layer=True)
+        if strategies()[name] not in OF_ONE_WIDTH and name not in ("LayerPattern", "RandomizedPositions"):  # with RoPE
+            network = Transformer(Shape(32, 4, 24), 1, 50, combined(PoPE, strategies()[name]), per_layer=True)
             assert network(torch.randint(50, (1, 9))).isfinite().all(), name
 
 
-@pytest.mark.parametrize("window", [3, None])
-def test_each_fourth_layer_has_the_far_strategy_and_no_window(window: int | None) -> None:
-    network = Transformer(Shape(16, 2, 8), 8, 20, partial(Layers, near=ALiBi, far=KerpleLog, window=window))
-    layers = [(type(p.position), p.window) for p in network.positions]
-    assert layers == 2 * [*3 * [(ALiBi, window or 8)], (KerpleLog, None)]  # 8 is the training length
+def test_a_pattern_repeats_over_the_layers_and_may_end_inside_a_repetition() -> None:
+    """The layers of Gemma 3 1B: of 26, every sixth has no window and another base."""
+    base = {"local": 10_000.0, "global": 1_000_000.0}
+    kinds = {kind: partial(positions.RoPE, base=of_kind) for kind, of_kind in base.items()}
+    build = partial(LayerPattern, kinds=kinds, pattern=["local"] * 5 + ["global"], windows={"local": 512})
+    layers = Transformer(Shape(8, 2, 8), 26, 9, build).positions
+    without = [i for i, layer in enumerate(layers) if layer.window is None]
+    assert without == [5, 11, 17, 23]
+    for i, layer in enumerate(layers):
+        assert layer.window == (None if i in without else 512)
+        far = TokenPositions.line(2, 99)
+        of_kind = positions.RoPE(Shape(8, 2, 8), base=base["global" if i in without else "local"])
+        q = torch.arange(8.0).expand(1, 2, 2, 8)
+        assert torch.equal(layer.transform_qk(q, q, None, far)[0], of_kind.transform_qk(q, q, None, far)[0])
 
 
 def test_one_strategy_for_all_layers_is_refused_where_they_differ() -> None:
     with pytest.raises(UserError, match=r"per_layer: got false, but \w+ has different strategies in different layers"):
-        Transformer(Shape(16, 2, 8), 4, 20, together(positions.SSMax, Layers), per_layer=False)
+        Transformer(Shape(16, 2, 8), 4, 20, combined(positions.SSMax, LayerPattern), per_layer=False)

@@ -15,7 +15,7 @@ from kerple.positions import (
     FIRE,
     Abacus,
     Coupled,
-    Layers,
+    LayerPattern,
     Position,
     RandomizedPositions,
     Shape,
@@ -24,7 +24,7 @@ from kerple.positions import (
     TokenPositions,
     strategies,
 )
-from kerple.positions.wrapper import Drawing
+from kerple.positions.wrapper import Resampled
 from kerple.tasks import Addition, TaskData
 from kerple.tasks.sampling import collate
 from kerple.testing.subject import move
@@ -64,8 +64,8 @@ def test_in_evaluation_positions_are_drawn_too_and_stay(length: int) -> None:
 
 
 @pytest.mark.parametrize(("strategy", "buffer"), [(RandomizedPositions, "drawn"), (Coupled, "shift_fraction")])
-def test_draws_are_a_function_of_the_seed_and_the_steps_taken(strategy: type[Drawing], buffer: str) -> None:
-    def draws(position: Drawing) -> list[object]:
+def test_draws_are_a_function_of_the_seed_and_the_steps_taken(strategy: type[Resampled], buffer: str) -> None:
+    def draws(position: Resampled) -> list[object]:
         values = []
         for _ in range(5):
             values.append(getattr(position, buffer).tolist())
@@ -97,7 +97,7 @@ def test_in_training_a_strategy_stands_where_was_drawn(name: str, tiny_network: 
 
 def test_windows_and_counts_of_keys_are_not_of_its_reach() -> None:
     shape = Shape(32, 4, 12, layers=4)
-    assert RandomizedPositions(shape, Layers).window == 12
+    assert RandomizedPositions(shape, partial(LayerPattern, windows={"local": 12})).window == 12
     assert RandomizedPositions(shape, Temperature).position.length == 12
     weights, plain = RandomizedPositions(shape, SSMax).position, SSMax(shape)
     torch.testing.assert_close(dict(weights.state_dict()), dict(plain.state_dict()))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from kerple.attention.spec import UNMODIFIED, AttentionSpec, for_query_heads, sink_of_queries, visible_keys
+from kerple.attention.spec import UNMODIFIED, AttentionSpec, for_query_heads, scores, sink_of_queries, visible_keys
 from kerple.positions.products import precise, product
 from kerple.positions.token_positions import AttentionWeights, table_block
 
@@ -48,7 +48,8 @@ def attend_block(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, rows: sli
     """One block: q (B, H, rows, δ) against k and v (B, H, columns, δ); (B, H, rows, δ)."""
     queries, keys = q.shape[2], k.shape[2]
     seen = visible_keys(rows, columns, spec, q.device)
-    s = _products(q, k, q.shape[-1] ** -0.5 if spec.scale is None else spec.scale)  # (B, H, rows, columns)
+    scale = q.shape[-1] ** -0.5 if spec.scale is None else spec.scale
+    s = scores(q, k, spec, rows, columns, lambda a, b: _products(a, b, scale))  # (B, H, rows, columns)
     if spec.weight is not None:
         s = s * table_block(spec.weight, queries, keys)
     if spec.table is not None:

@@ -1,6 +1,8 @@
 """`attend`: checks its arguments, selects the implementation that suits them and the device, and calls it."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +13,8 @@ from kerple.attention.blocks import attend_blocks
 from kerple.attention.cpu import table_attention
 from kerple.attention.reference import attend_reference
 from kerple.attention.spec import UNMODIFIED, AttentionSpec, for_query_heads, sink_of_queries
+
+Fused = Callable[[Tensor, Tensor, Tensor, Tensor | None, int | None], tuple[Tensor, Tensor]]
 
 
 def attend(
@@ -44,21 +48,24 @@ def attend(
     queries, length, width = q.shape[2], k.shape[2], v.shape[3]
     scale = q.shape[3] ** -0.5 if spec.scale is None else spec.scale
     window = None if spec.window is None or spec.window >= length else spec.window
+    neighbors, views = spec.neighbor_window, 1 if spec.neighbor_window is None else 2
+    if neighbors is not None and neighbors >= (length if spec.first else window or length):  # no key is far
+        q, k, neighbors, views = q.chunk(2, -1)[0], k.chunk(2, -1)[0], None, 1
     explicit = (spec.weight, spec.more_keys, spec.modify_scores, spec.add_to_output)
     backend = select(
         option,
         q.device,
         q.dtype,
-        (q.shape[3], width),
+        (q.shape[3] // views, width),
         "all" if queries == length else "one" if queries == 1 else "last",
         length <= TINY,
-        # a sink needs the log-sum-exp, which torch's own attention does not return
-        spec.table is not None or spec.sink is not None,
+        # a sink and two views need the log-sum-exp, which torch's own attention does not return
+        spec.table is not None or spec.sink is not None or neighbors is not None,
         window is not None,
         any(x is not None for x in explicit) or spec.first > 0,
     )
-    if backend in ("sdpa", "tiles") and width < q.shape[3]:  # torch's kernels want one width
-        v = F.pad(v, (0, q.shape[3] - width))
+    if backend in ("sdpa", "tiles") and width < q.shape[3] // views:  # torch's kernels want one width
+        v = F.pad(v, (0, q.shape[3] // views - width))
     if backend == "sdpa":
         grouped = k.shape[1] < q.shape[1]
         if grouped and device == "cuda" and q.dtype == torch.float32:
@@ -72,17 +79,21 @@ def attend(
         q, k, v = (x.to(precise) for x in (q, k, v))
     given = (spec.table, spec.weight, spec.sink)
     table, weight, sink = (None if x is None else x.to(precise) for x in given)
-    spec = replace(spec, scale=scale, window=window, table=table, weight=weight, sink=sink)
-    if backend == "flex":
-        from kerple.attention.cuda import attend_flex  # not on every machine, and slow to import
+    spec = replace(spec, scale=scale, window=window, table=table, weight=weight, sink=sink, neighbor_window=neighbors)
 
-        out, lse = attend_flex(q, k, v, table, window, scale, sink is not None)
-        out = with_sink(out, lse, sink)
-    elif backend == "tiles":
+    def fused(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, window: int | None) -> tuple[Tensor, Tensor]:
+        if backend == "flex":
+            from kerple.attention.cuda import attend_flex  # not on every machine, and slow to import
+
+            return attend_flex(q, k, v, table, window, scale, sink is not None or neighbors is not None)
         k, v = for_query_heads(q, k, v)
         if table is None:
-            table = q.new_zeros(q.shape[1], length, dtype=precise)
-        out, lse = table_attention(q, k, v, table, window, table.requires_grad, scale)
+            table = q.new_zeros(q.shape[1], k.shape[2], dtype=precise)
+        return table_attention(q, k, v, table, window, table.requires_grad, scale)
+
+    if backend in ("flex", "tiles"):
+        attention = fused if neighbors is None else partial(two_views, fused, neighbors)
+        out, lse = attention(q, k, v, table, window)
         out = with_sink(out, lse, sink)
     elif backend == "blocks":
         out = attend_blocks(q, k, v, spec)
@@ -90,6 +101,39 @@ def attend(
         with torch.autocast(device, enabled=False):
             out = attend_reference(q, k, v, spec)
     return out[..., :width].to(dtype)
+
+
+def two_views(
+    attention: Fused, neighbors: int, q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, window: int | None
+) -> tuple[Tensor, Tensor]:
+    """Attention to the last ``neighbors`` keys and to those before them, merged by their log-sum-exps.
+
+    Far keys are causal attention again: query m sees the keys up to m - neighbors.
+
+    Args:
+        attention: Function of q, k, v, table and window that returns an output and a log-sum-exp.
+        neighbors: Number of near keys.
+        q: (B, H, Tq, 2δ); the first halves meet near keys, the second halves far ones.
+        k: (B, G, Tk, 2δ), more keys than ``neighbors``.
+        v: (B, G, Tk, δ').
+        table: (H, >= Tk) or None.
+        window: Number of keys that a query sees in both views together, more than ``neighbors``; None for all.
+
+    Returns:
+        (B, H, Tq, δ') in the dtype of q, and the log-sum-exp (B, H, Tq) over both views.
+    """
+    (near_q, far_q), (near_k, far_k) = q.chunk(2, -1), k.chunk(2, -1)
+    near, near_lse = attention(near_q, near_k, v, table, neighbors)
+    keys = k.shape[2] - neighbors
+    queries = min(q.shape[2], keys)  # the last ones; those before them see no far key
+    tables = None if table is None else table[:, neighbors:]
+    windows = None if window is None else window - neighbors
+    far, far_lse = attention(far_q[:, :, -queries:], far_k[:, :, :keys], v[:, :, :keys], tables, windows)
+    far = F.pad(far, (0, 0, q.shape[2] - queries, 0))
+    far_lse = F.pad(far_lse, (q.shape[2] - queries, 0), value=-torch.inf)
+    fraction = torch.sigmoid(far_lse - near_lse)[..., None]  # of the far view, (B, H, Tq, 1)
+    out = torch.lerp(near.to(fraction.dtype), far.to(fraction.dtype), fraction)
+    return out.to(near.dtype), torch.logaddexp(near_lse, far_lse)
 
 
 def with_sink(out: Tensor, lse: Tensor, sink: Tensor | None) -> Tensor:

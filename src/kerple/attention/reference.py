@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kerple.attention.spec import UNMODIFIED, AttentionSpec, for_query_heads, sink_of_queries, visible_keys
+from kerple.attention.spec import UNMODIFIED, AttentionSpec, for_query_heads, scores, sink_of_queries, visible_keys
 from kerple.positions.token_positions import AttentionWeights
 
 
@@ -19,7 +19,8 @@ def attend_reference(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec = UNMO
     seen = visible_keys(rows, columns, spec, q.device)  # (Tq, Tk)
     index = torch.arange(length, device=q.device)
     distance = (index[rows, None] - index).clamp(min=0)
-    s = q @ k.mT * (q.shape[-1] ** -0.5 if spec.scale is None else spec.scale)  # (B, H, Tq, Tk)
+    s = scores(q, k, spec, rows, columns, lambda a, b: a @ b.mT)  # (B, H, Tq, Tk)
+    s = s * (q.shape[-1] ** -0.5 if spec.scale is None else spec.scale)
     if spec.weight is not None:
         s = s * spec.weight[:, distance]
     if spec.table is not None:

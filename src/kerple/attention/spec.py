@@ -33,6 +33,8 @@ class AttentionSpec:
             and the values of its keys. It returns what is added to the output, (B, H, rows, δ').
         more_keys: Scores (B, H, Tq, F) of further keys, -inf where they are hidden, and their values (B, H, F, δ'), for
             the same softmax. There is no ``modify_scores`` or ``add_to_output`` with them.
+        neighbor_window: If given, the first halves of queries and keys are multiplied at distances below it, the second
+            halves from it on.
     """
 
     scale: float | None = None
@@ -44,6 +46,7 @@ class AttentionSpec:
     modify_scores: ModifyScores | None = None
     add_to_output: AddToOutput | None = None
     more_keys: tuple[Tensor, Tensor] | None = None
+    neighbor_window: int | None = None
 
     def of_queries(self, queries: slice) -> "AttentionSpec":
         """Return the part that belongs to a block of queries."""
@@ -63,6 +66,22 @@ def visible_keys(rows: slice, columns: slice, spec: AttentionSpec, device: torch
     if spec.window is None:
         return distance >= 0
     return (distance >= 0) & ((distance < spec.window) | (keys < spec.first))
+
+
+def scores(
+    q: Tensor,
+    k: Tensor,
+    spec: AttentionSpec,
+    rows: slice,
+    columns: slice,
+    product: Callable[[Tensor, Tensor], Tensor],
+) -> Tensor:
+    """Products of queries (B, H, rows, δ) and keys (B, H, columns, δ), of their halves if there are two views."""
+    if spec.neighbor_window is None:
+        return product(q, k)  # (B, H, rows, columns)
+    near, far = map(product, q.chunk(2, -1), k.chunk(2, -1))
+    pairs = torch.ones(near.shape[-2:], dtype=torch.bool, device=q.device)
+    return torch.where(pairs.tril(rows.start - columns.start - spec.neighbor_window), far, near)
 
 
 def sink_of_queries(sink: Tensor) -> Tensor:

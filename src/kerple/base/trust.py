@@ -176,7 +176,7 @@ class Classes:
         plain = node in leaves or all(leaf in PLAIN or type(leaf) in PLAIN for leaf in leaves)
         if isinstance(node, list | tuple):
             return [self.value(item, annotation, option) for item in node]
-        if isinstance(node, dict) and plain and "class_path" not in node:
+        if isinstance(node, dict) and "class_path" not in node and (plain or get_origin(annotation) is Mapping):
             return {self.value(k, str, option): self.value(v, annotation, option) for k, v in node.items()}
         if isinstance(node, dict) or (isinstance(node, str) and not plain):  # the parser could import or open a text
             return self.instance(node, option)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from kerple.base.errors import UserError
 from kerple.cli.reading import command_parser, parse
 from kerple.positions import Position, Shape
-from kerple.testing import PROPERTIES, outcomes
+from kerple.testing import PROPERTIES, Subject, outcomes
 
 OUTCOMES = {True: "holds", False: "FAILS", None: "does not apply"}
 
@@ -36,6 +36,7 @@ def main(arguments: list[str]) -> None:
     parser.add_class_arguments(Model, "model")
     config = parse(parser, arguments)
     build = parser.instantiate_classes(config).model.build
+    Subject(build).position()  # raises here for a wrong option, which every property would report otherwise
     failed = 0
     for outcome in outcomes(build):
         if outcome.error and not isinstance(outcome.error, AssertionError):  # most properties would meet it

@@ -14,7 +14,13 @@ from kerple.positions.base import HOOKS
 from kerple.positions.products import precise, product
 from kerple.positions.visibility import Visibility
 
-OF_DISTANCE = ("bias", "score_scale", "transform_qk", "sink_logit")  # hooks of scores that exist at any distance
+OF_DISTANCE = (
+    "bias",
+    "score_scale",
+    "transform_qk",
+    "sink_logit",
+    "transform_output",
+)  # hooks of scores that exist at any distance
 
 
 @dataclass(frozen=True)
@@ -87,7 +93,7 @@ class FirstTokens:
 def keeps_apart(position: Position, visibility: Visibility) -> bool:
     """Whether the first tokens can be kept apart from the window: no score needs the tokens between."""
     pairwise = not (position.uses("modify_scores") or position.uses("add_to_output"))
-    return pairwise and visibility.window is not None and visibility.first > 0
+    return pairwise and position.neighbor_window is None and visibility.window is not None and visibility.first > 0
 
 
 def new_layer_cache(position: Position, visibility: Visibility) -> LayerCache:
@@ -101,7 +107,8 @@ def new_layer_cache(position: Position, visibility: Visibility) -> LayerCache:
 def check_distances(position: Position, visibility: Visibility) -> None:
     """Raise a UserError if keys cannot have the distances of ``visibility``, because scores need the true ones."""
     others = (hook for hook in HOOKS if hook not in OF_DISTANCE and position.uses(hook))
-    if visibility.distances != "true" and (not position.prefix_consistent or any(others)):
+    other_distances = position.neighbor_window is not None or not position.prefix_consistent
+    if visibility.distances != "true" and (other_distances or any(others)):
         raise UserError(
             f"distances: got {visibility.distances!r}, but scores of {type(position).__name__} depend on more than a "
             "query, a key and their distance; use distances true"

@@ -65,7 +65,7 @@ class SelfAttention(nn.Module):
     ) -> Tensor:
         """(B, T, D) -> (B, T, D)."""
         q, k, v, spec = self.prepare(x, position, context, cache)
-        mixed = attend(q, k, v, spec, context.attention)  # (B, H, T, δ)
+        mixed = position.transform_output(attend(q, k, v, spec, context.attention), x)  # (B, H, T, δ)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -132,6 +132,7 @@ def spec_of(position: Position, context: PositionContext, q: Tensor, v: Tensor, 
         position.sink_logit(q, context.queries),
         modify_scores if gathers or position.uses("modify_scores") else None,
         add_to_output if position.uses("add_to_output") else None,
+        neighbor_window=position.neighbor_window,
     )
 
 

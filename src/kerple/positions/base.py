@@ -78,8 +78,8 @@ class Position(Constrained, ABC):
     line ``Parameters: `formula```, which the tests hold it to; the formula may use D, H, δ, L (training length) and
     the strategy's options.
 
-    `bias`, `transform_qk`, `sink_logit` and `token_state` cost next to nothing. With `score_scale`, `modify_scores` or
-    `add_to_output`, attention computes its scores explicitly, in blocks of queries.
+    `bias`, `transform_qk`, `sink_logit`, `transform_output` and `token_state` cost next to nothing. With `score_scale`,
+    `modify_scores` or `add_to_output`, attention computes its scores explicitly, in blocks of queries.
     """
 
     shift_invariant: bool | None = False
@@ -98,6 +98,13 @@ class Position(Constrained, ABC):
     """Number of keys that a query sees in this strategy's layers, its own included; None for all.
 
     A smaller window of the caller takes precedence."""
+
+    neighbor_window: int | None = None
+    """Number of last keys that meet the first halves of queries and keys of `transform_qk`; all earlier keys meet the
+    second halves. None if queries and keys are whole."""
+
+    test_only: bool = False
+    """Whether it serves only tests of weights that were trained with another strategy, so that `fit` refuses it."""
 
     max_length: int | None = None
     """The first position that the strategy cannot represent; None where there is no such bound."""
@@ -163,6 +170,14 @@ class Position(Constrained, ABC):
         ``q`` are the queries after `transform_qk`.
         """
         return None
+
+    @hook
+    def transform_output(self, out: Tensor, x: Tensor) -> Tensor:
+        """Change the output of attention (B, H, T, δ) before the heads are joined; the result has its shape and dtype.
+
+        ``x`` (B, T, D) are the tokens after the block's norm, from which queries and keys are projected.
+        """
+        return out
 
     # functions of earlier tokens, and of pairs of tokens
 

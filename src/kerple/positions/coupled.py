@@ -11,12 +11,12 @@ from kerple.positions.absolute import NoPE
 from kerple.positions.base import Position, Shape
 from kerple.positions.products import precise
 from kerple.positions.token_positions import TokenPositions, readable
-from kerple.positions.wrapper import Drawing
+from kerple.positions.wrapper import Resampled
 
 GOLDEN = (5**0.5 - 1) / 2  # its multiples, modulo 1, are spread evenly between 0 and 1
 
 
-class Placed(Drawing):
+class Placed(Resampled):
     """Adds a learned vector for the place that the task gives a token, and nothing to a token without one.
 
     In training all places of a sequence are shifted by the same number, so that every row of the table is trained

@@ -10,7 +10,7 @@ from kerple.positions.base import Position, Shape
 from kerple.positions.products import precise, product
 from kerple.positions.token_positions import QueryKeyBlock, TokenPositions
 
-KEYS = 64  # number of keys whose reflections are joined into one matrix
+KEYS_AT_ONCE = 64  # number of keys whose reflections are joined into one matrix
 
 
 class PaTH(Position):
@@ -57,8 +57,8 @@ class PaTH(Position):
         reflected = product(product(q, new_w.mT).tril(), _joined(new_w, beta[:, :, old:]))  # (B, H, Tq, Tq)
         scores = [product(q, new_k.mT) - product(reflected, product(new_w, new_k.mT).tril(-1))]
         q = q - product(reflected, new_w)  # after all reflections since the first query
-        for stop in range(old, 0, -KEYS):
-            keys = slice(max(0, stop - KEYS), stop)
+        for stop in range(old, 0, -KEYS_AT_ONCE):
+            keys = slice(max(0, stop - KEYS_AT_ONCE), stop)
             w_j, k_j = w[:, :, keys], k[:, :, keys]
             joined = _joined(w_j, beta[:, :, keys])  # (B, H, keys, keys)
             carried = k_j - product(product(product(k_j, w_j.mT).triu(1), joined.mT), w_j)  # to the end of the block

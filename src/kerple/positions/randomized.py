@@ -9,10 +9,10 @@ from torch import Tensor
 from kerple.positions.base import Position, Shape
 from kerple.positions.rotary import RoPE
 from kerple.positions.token_positions import TokenPositions
-from kerple.positions.wrapper import Drawing
+from kerple.positions.wrapper import Resampled
 
 
-class RandomizedPositions(Drawing):
+class RandomizedPositions(Resampled):
     """Ordered random positions, in training and in evaluation (Ruoss et al. 2023, arXiv 2305.16843, § 3).
 
     Token t of an input of T tokens stands at the t-th smallest of T positions drawn without repetition from

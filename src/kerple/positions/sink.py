@@ -13,7 +13,7 @@ class Sink(Position):
 
     Models make a sink of the first token where they are given none (Xiao et al. 2024, arXiv 2309.17453).
 
-    It says nothing of positions; combine it with a strategy that does by `Together`.
+    It says nothing of positions; combine it with a strategy that does by `Combined`.
 
     Parameters: `H * learnable`, one set per layer unless the model says otherwise.
     Cost: the log-sum-exp of the scores, which fused attention with a table of biases by distance returns.

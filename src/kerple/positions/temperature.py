@@ -20,7 +20,7 @@ class SSMax(Position):
     n is at most the window. Without ``bias`` the factor of a query that sees one key is log 1 = 0, which changes
     nothing. With ``bias`` the factor is ``s_h · log(n) + b_h``, as in Mistral Large 4 (Mistral AI 2026, published
     code), where s starts at 0 and b at 1. It says nothing of positions; combine it with a strategy that does by
-    `Together`.
+    `Combined`.
 
     Parameters: `H * (2 - (bias is None))`, one set per layer unless the model says otherwise.
     Cost: one multiplication per entry of q.
@@ -67,8 +67,8 @@ class Temperature(Position):
       section 2.2 and appendix D, where n₀ is fitted to a trained model). There is no a.
 
     The published models have a = 0.1 and this factor in layers that see everything. Except in Ministral 3, these layers
-    have no rotary embedding: ``Layers`` with RoPE near and this far. With a window, n is at most the window. `SSMax` is
-    the learned factor.
+    have no rotary embedding: a `LayerPattern` of local RoPE and this. With a window, n is at most the window. `SSMax`
+    is the learned factor.
 
     Parameters: `0`. Cost: one multiplication per entry of q.
 

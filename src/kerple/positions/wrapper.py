@@ -42,7 +42,7 @@ for _hook in HOOKS:  # a loop, so that hooks which are added later are forwarded
     setattr(Wrapper, _hook, _forwarding(_hook))
 
 
-class Drawing(Wrapper):
+class Resampled(Wrapper):
     """A wrapper that draws random numbers anew for each optimiser step.
 
     The draw is a function of ``seed`` and of the number of steps, a buffer of the checkpoint: so it is the same on

@@ -115,6 +115,11 @@ class LanguageModel(LightningModule):
                 f"data.vocabulary: got {vocabulary} token ids, expected the {self.vocabulary} that the model was built "
                 "for; use the data it was trained on, or train a model for this data"
             )
+        if stage == "fit" and any(strategy.test_only for strategy in self.network.positions):
+            raise UserError(
+                f"position: got {type(self.network.positions[0]).__name__}, which is for tests of weights that were "
+                "trained without it; fit the strategy that it wraps, and give this one to `test`"
+            )
         self.attach(data)
         if self.compile_options and stage == "fit":  # a test has few batches of many lengths, and each compiles again
             self.network.compile(**(self.compile_options if isinstance(self.compile_options, dict) else {}))

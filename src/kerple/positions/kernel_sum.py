@@ -21,7 +21,7 @@ Kernel = Callable[[Tensor], Tensor | None]
 class KernelSum(Position):
     """Bias ``Σ_i factor_i · k_i(d)``, where each k_i is the bias of another strategy: again a kernel as KERPLE's are.
 
-    A score scale by distance joins it in `Together`, which multiplies score scales and adds biases.
+    A score scale by distance joins it in `Combined`, which multiplies score scales and adds biases.
 
     Parameters: `0` of its own, those of the kernels; shared by all layers. Cost: one (H, T) table a forward for each.
 

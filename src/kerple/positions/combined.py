@@ -1,4 +1,4 @@
-"""`Together`: several strategies at once."""
+"""`Combined`: several strategies at once."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,11 +16,12 @@ from kerple.positions.temperature import SSMax
 from kerple.positions.token_positions import AttentionWeights, QueryKeyBlock, TokenPositions
 
 
-class Together(Position):
+class Combined(Position):
     """Combines strategies: biases and additions to the output are summed, score scales are multiplied.
 
-    `remap_positions`, `embed`, `transform_qk` and `modify_scores` of the parts are applied one after the other, in
-    their order. Several sinks are one whose logit is the logarithm of the sum of their exponentials.
+    `remap_positions`, `embed`, `transform_qk`, `modify_scores` and `transform_output` of the parts are applied one
+    after the other, in their order. Several sinks are one whose logit is the logarithm of the sum of their
+    exponentials.
 
     Parameters: `0` of its own, those of the parts; one set per layer if one of the parts has that.
     Cost: that of the parts; one that needs explicit scores takes all of them there.
@@ -45,6 +46,8 @@ class Together(Position):
             any(p.varies_by_layer for p in self.parts),
         )
         self.window = min((p.window for p in self.parts if p.window is not None), default=None)
+        self.neighbor_window = next((p.neighbor_window for p in self.parts if p.neighbor_window is not None), None)
+        self.test_only = any(p.test_only for p in self.parts)
         self.max_length = min((p.max_length for p in self.parts if p.max_length is not None), default=None)
         self._widths = [0] * len(self.parts)  # of each part's token_state, (B, H, T, width)
 
@@ -73,6 +76,9 @@ class Together(Position):
     def sink_logit(self, q: Tensor, positions: TokenPositions) -> Tensor | None:
         return _joined(torch.logaddexp, [_per_query(p.sink_logit(q, positions), q) for p in self.parts])
 
+    def transform_output(self, out: Tensor, x: Tensor) -> Tensor:
+        return reduce(lambda out, part: part.transform_output(out, x), self.parts, out)
+
     def token_state(self, x: Tensor, positions: TokenPositions, past: Tensor | None) -> Tensor | None:
         states = [p.token_state(x, positions, before) for p, before in zip(self.parts, self._split(past), strict=True)]
         self._widths = [0 if state is None else state.shape[-1] for state in states]
@@ -91,7 +97,7 @@ class Together(Position):
             if part.uses("modify_scores"):
                 if isinstance(result, AttentionWeights):
                     raise UserError(
-                        "Together: parts: got one that modifies scores after one that gives weights; swap them"
+                        "Combined: parts: got one that modifies scores after one that gives weights; swap them"
                     )
                 scores = part.modify_scores(result.masked_fill(~block.seen, 0), q, k, replace(block, state=state))
                 result, sink = scores if isinstance(scores, tuple) else (scores, None)
@@ -100,7 +106,7 @@ class Together(Position):
         if isinstance(result, Tensor):
             return result if sink is None else (result, sink)
         if sink is not None or self.uses("sink_logit"):
-            raise UserError("Together: parts: got a sink and a strategy that gives weights, expected one of them")
+            raise UserError("Combined: parts: got a sink and a strategy that gives weights, expected one of them")
         return result
 
     def add_to_output(self, p: Tensor, v: Tensor, block: QueryKeyBlock) -> Tensor:

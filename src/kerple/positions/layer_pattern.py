@@ -1,0 +1,58 @@
+"""`LayerPattern`: a strategy and a window for each layer, in a repeating pattern of kinds of layers."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from kerple.base.errors import UserError
+from kerple.positions.absolute import NoPE
+from kerple.positions.base import Position, Shape
+from kerple.positions.rotary import RoPE
+from kerple.positions.wrapper import Wrapper
+
+
+class LayerPattern(Wrapper):
+    """Layer i, counted from 0, has the strategy and the window of kind ``pattern[i mod len(pattern)]``.
+
+    Three local layers with RoPE and a window, then a global one with NoPE, are RNoPE-SWA (Yang et al. 2025, arXiv
+    2501.18795, section 4) and iRoPE (Llama 4). Five local layers and a global one, all with RoPE, of base 10,000 and
+    1,000,000, are Gemma 3 (arXiv 2503.19786). Each layer has an instance of its own.
+
+    Parameters: `0` of its own, those of the strategies in each layer.
+    Cost: that of the strategies; attention of a layer with a window is O(T · window), and so is its cache.
+
+    Args:
+        shape: Sizes of the model.
+        kinds: Builder of the strategy of each kind of layer, by its name.
+        pattern: Kinds of the first layers, repeated for the layers after them; the last repetition may be cut short.
+            None is each kind once.
+        windows: Number of keys that a query sees in layers of a kind, its own included. Kinds without an entry have no
+            window.
+
+    Raises:
+        UserError: If the pattern is empty, longer than the number of layers or names an unknown kind, a window is not
+            positive, or a strategy works through the embeddings, which all layers share.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        kinds: Mapping[str, Callable[[Shape], Position]] = {"local": RoPE, "global": NoPE},
+        pattern: Sequence[str] | None = None,
+        windows: Mapping[str, int | None] = {},
+    ) -> None:
+        if not kinds:
+            raise UserError("LayerPattern: kinds: got none, expected a strategy for at least one kind of layer")
+        if pattern is not None and not 1 <= len(pattern) <= shape.layers:
+            expected = f"1 to {shape.layers}, the number of layers"
+            raise UserError(f"LayerPattern: pattern: got {len(pattern)} kinds, expected {expected}")
+        pattern = list(kinds) if pattern is None else pattern
+        for option, names in (("pattern", pattern), ("windows", windows)):
+            if unknown := [name for name in names if name not in kinds]:
+                raise UserError(f"LayerPattern: {option}: got {unknown[0]}, expected one of {', '.join(kinds)}")
+        kind = pattern[shape.layer % len(pattern)]
+        super().__init__(kinds[kind](shape))
+        expected = "a strategy that works in attention, not through the embeddings, which all layers share"
+        self.require(not self.position.uses("embed"), f"kinds: {kind}", type(self.position).__name__, expected)
+        self.per_layer = self.varies_by_layer = True
+        if (window := windows.get(kind)) is not None:
+            self.require(window >= 1, f"windows: {kind}", window, "at least 1 key; leave it out for no window")
+            self.window = window if self.window is None else min(window, self.window)

@@ -1,0 +1,37 @@
+"""`OutputGate`: a gate on the output of attention, which lets a head add nothing without a sink."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from kerple.positions.base import Position, Shape
+
+
+class OutputGate(Position):
+    """``o · σ(W_g x)``: x is the token after the block's norm, o its attention output before the output projection
+    (Qiu et al. 2025, arXiv 2505.06708, section 2.2).
+
+    W_g starts at 0, so that every gate starts at 1/2. The gate says nothing of positions; combine it with a strategy
+    that does by `Combined`. It is computed in the precision of the linear layers.
+
+    Parameters: `D * (D if elementwise else H)`, one set per layer unless the model says otherwise.
+    Cost: with a gate for each head next to nothing, elementwise a D × D product for each token; attention keeps its
+    fused kernels.
+
+    Args:
+        shape: Sizes of the model.
+        elementwise: Whether each of the D numbers has a gate, as in Qwen3-Next, instead of each head.
+    """
+
+    shift_invariant = True
+    per_layer = True
+
+    def __init__(self, shape: Shape, elementwise: bool = False) -> None:
+        super().__init__()
+        self.heads = shape.heads
+        gates = shape.dim if elementwise else shape.heads
+        self.gate_weight = nn.Parameter(torch.zeros(gates, shape.dim, dtype=torch.float32))
+
+    def transform_output(self, out: Tensor, x: Tensor) -> Tensor:
+        gate = F.linear(x, self.gate_weight.to(x.dtype)).sigmoid()  # (B, T, D or H)
+        return out * gate.unflatten(-1, (self.heads, -1)).transpose(1, 2).to(out.dtype)
