@@ -14,7 +14,8 @@ from kerple.positions.base import HOOKS
 from kerple.positions.products import precise, product
 from kerple.positions.visibility import Visibility
 
-OF_DISTANCE = (
+# hooks of scores that exist at any distance
+OF_DISTANCE = ("bias", "score_scale", "transform_qk", "sink_logit", "transform_output")
     "bias",
     "score_scale",
     "transform_qk",

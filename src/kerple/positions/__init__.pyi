@@ -13,12 +13,13 @@ from kerple.positions.token_positions import AttentionWeights, QueryKeyBlock, To
 from kerple.positions.distance import ALiBi
 from kerple.positions.coupled import Abacus
 from kerple.positions.cope import CoPE
+from kerple.positions.combined import Combined
 from kerple.positions.coupled import Coupled
 from kerple.positions.dape import DAPE
 from kerple.positions.dape import DAPEv2
 from kerple.positions.fire import FIRE
 from kerple.positions.fox import FoX
-from kerple.positions.kernels import KernelSum
+from kerple.positions.kernel_sum import KernelSum
 from kerple.positions.kerple import KerpleBias2
 from kerple.positions.kerple import KerpleBias3
 from kerple.positions.kerple import KerpleBiasWeight
@@ -27,26 +28,29 @@ from kerple.positions.kerple import KerpleLog3
 from kerple.positions.kerple import KerplePower
 from kerple.positions.kerple import KerpleWeight1
 from kerple.positions.kerple import KerpleWeight2
-from kerple.positions.layers import Layers
+from kerple.positions.layer_pattern import LayerPattern
 from kerple.positions.absolute import Learned
+from kerple.positions.learned_relative_bias import LearnedRelativeBias
 from kerple.positions.absolute import NoPE
+from kerple.positions.output_gate import OutputGate
 from kerple.positions.path import PaTH
 from kerple.positions.pope import PoPE
 from kerple.positions.randomized import RandomizedPositions
+from kerple.positions.self_extend import ReRoPE
 from kerple.positions.rotary import RoPE
 from kerple.positions.temperature import SSMax
 from kerple.positions.distance import Sandwich
+from kerple.positions.self_extend import SelfExtend
 from kerple.positions.shaw import Shaw
 from kerple.positions.sink import Sink
 from kerple.positions.absolute import Sinusoidal
 from kerple.positions.stick_breaking import StickBreaking
 from kerple.positions.t5 import T5
 from kerple.positions.temperature import Temperature
-from kerple.positions.together import Together
 from kerple.positions.transformer_xl import TransformerXL
 from kerple.positions.xpos import XPos
 
-__all__ = ['AttentionWeights', 'Position', 'QueryKeyBlock', 'Shape', 'TokenPositions', 'build', 'names', 'strategies', 'ALiBi', 'Abacus', 'CoPE', 'Coupled', 'DAPE', 'DAPEv2', 'FIRE', 'FoX', 'KernelSum', 'KerpleBias2', 'KerpleBias3', 'KerpleBiasWeight', 'KerpleLog', 'KerpleLog3', 'KerplePower', 'KerpleWeight1', 'KerpleWeight2', 'Layers', 'Learned', 'NoPE', 'PaTH', 'PoPE', 'RandomizedPositions', 'RoPE', 'SSMax', 'Sandwich', 'Shaw', 'Sink', 'Sinusoidal', 'StickBreaking', 'T5', 'Temperature', 'Together', 'TransformerXL', 'XPos']
+__all__ = ['AttentionWeights', 'Position', 'QueryKeyBlock', 'Shape', 'TokenPositions', 'build', 'names', 'strategies', 'ALiBi', 'Abacus', 'CoPE', 'Combined', 'Coupled', 'DAPE', 'DAPEv2', 'FIRE', 'FoX', 'KernelSum', 'KerpleBias2', 'KerpleBias3', 'KerpleBiasWeight', 'KerpleLog', 'KerpleLog3', 'KerplePower', 'KerpleWeight1', 'KerpleWeight2', 'LayerPattern', 'Learned', 'LearnedRelativeBias', 'NoPE', 'OutputGate', 'PaTH', 'PoPE', 'RandomizedPositions', 'ReRoPE', 'RoPE', 'SSMax', 'Sandwich', 'SelfExtend', 'Shaw', 'Sink', 'Sinusoidal', 'StickBreaking', 'T5', 'Temperature', 'TransformerXL', 'XPos']
 
 def names() -> list[str]:
     ...
