@@ -16,12 +16,6 @@ from kerple.positions.visibility import Visibility
 
 # hooks of scores that exist at any distance
 OF_DISTANCE = ("bias", "score_scale", "transform_qk", "sink_logit", "transform_output")
-    "bias",
-    "score_scale",
-    "transform_qk",
-    "sink_logit",
-    "transform_output",
-)  # hooks of scores that exist at any distance
 
 
 @dataclass(frozen=True)
