@@ -72,6 +72,7 @@ format: $(VENV)/ready ## rewrite the code in the project's style, and what a typ
 
 docs: $(VENV)/docs ## write the catalogue of strategies, build the documentation into site/; warnings are errors
 	$(RUN) docs/catalogue.py
+	$(RUN) docs/stage.py
 	@$(VENV)/bin/zensical build --clean --strict > $(VENV)/docs.log 2>&1; failed=$$?; cat $(VENV)/docs.log; \
 	  test $$failed = 0 && ! grep -q '^griffe: ' $(VENV)/docs.log # --strict lets pass what griffe says of docstrings
 
@@ -108,4 +109,4 @@ gpu-toy: $(BUNDLE)/shards/manifest.json ## the same on the CPU at a toy size
 	PYTHONPATH=src $(RUN) -m benchmarks.gpu --toy $(GPU)
 
 clean: ## remove the virtual environment and caches; data and logs stay
-	rm -rf $(VENV) site dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) site site-src dist .pytest_cache .ruff_cache .mypy_cache .hypothesis

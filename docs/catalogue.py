@@ -82,7 +82,7 @@ def held() -> dict[str, list[str]]:
             curve = rows.groupby("length")["value"].mean().loc[read.training_length :]
             times = curve.index[(curve <= curve.iloc[0]).cummin()][-1] // curve.index[0]
             what = f"{'' if label == classes[label] else label} {times}×".strip()
-            places[classes[label], what].append(f"[{comparison}](results/{comparison}.md)")
+            places[classes[label], what].append(f"[{comparison}](../results/{comparison}/table.md)")
     phrases = defaultdict(list)
     for (name, what), comparisons in places.items():
         phrases[name].append(f"{what} ({', '.join(comparisons)})")

@@ -16,7 +16,7 @@ from kerple.cli.reading import parse
 from kerple.model.cost import CHIPS, Chip, Memory, flops, memory, parameters
 from kerple.training.language_model import LanguageModel
 
-EFFICIENCY = 0.4  # share of a chip's peak: the goal for an H100 (docs/how-to/gpu.md), not a measurement
+EFFICIENCY = 0.4  # share of a chip's peak: the goal for an H100 (docs/gpu-kernels.md), not a measurement
 MEMORY = ("weights", "gradients", "optimiser", "activations", "logits", "total")
 NODE = 8  # devices in a node
 NETWORK = 50e9  # bytes per second between devices of two nodes: 400 Gb/s each

@@ -1,0 +1,54 @@
+"""Copies docs/ to site-src/ and adds the pages that only the site has: the tables of results/ and the reference.
+
+On a code host, pages link to the tables and to folders of the source; in the copy, to these pages instead.
+"""
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+DOCS, SITE = ROOT / "docs", ROOT / "site-src"
+PACKAGES = sorted(path.parent for path in (ROOT / "src/kerple").glob("*/__init__.py") if path.parent.name != "cli")
+REEXPORTS = ("data", "tasks")  # packages whose pages leave out the names that __init__.py imports from their modules
+
+
+def target(link: str, page: Path) -> str:
+    """A link of a page, given by its path in docs/, as it has to be on the site."""
+    parts = Path(os.path.relpath(DOCS / page.parent / link, ROOT)).parts
+    if parts[0] == "results" and parts[-1] == "table.md":
+        path = f"results/{parts[1]}.md"
+    elif parts[:2] == ("src", "kerple") and len(parts) == 3 and ROOT.joinpath(*parts) in PACKAGES:
+        path = f"reference/{parts[2]}.md"
+    else:
+        return link
+    return os.path.relpath(path, page.parent)
+
+
+def reference(package: Path) -> str:
+    """The page of a package."""
+    members = ""
+    if package.name in REEXPORTS:
+        modules = sorted(
+            path.stem for path in package.glob("[!_]*") if path.suffix == ".py" or (path / "__init__.py").exists()
+        )
+        members = f"\n      members: [{', '.join(modules)}]"
+    return f"# kerple.{package.name}\n\n::: kerple.{package.name}\n    options:\n      show_submodules: true{members}\n"
+
+
+if __name__ == "__main__":
+    shutil.rmtree(SITE, ignore_errors=True)
+    shutil.copytree(DOCS, SITE, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    for path in SITE.rglob("*.md"):
+        page = path.relative_to(SITE)
+        text = re.sub(r"(?<=\]\()[^)#:\s]+", lambda match: target(match[0], page), path.read_text(encoding="utf-8"))  # noqa: B023
+        path.write_text(text, encoding="utf-8")
+    for table in (ROOT / "results").glob("*/table.md"):
+        front = "---\nhide:\n  - toc # the tables need the room\n---\n\n"
+        (SITE / "results" / f"{table.parent.name}.md").write_text(
+            front + table.read_text(encoding="utf-8"), encoding="utf-8"
+        )
+    (SITE / "reference").mkdir()
+    for package in PACKAGES:
+        (SITE / "reference" / f"{package.name}.md").write_text(reference(package), encoding="utf-8")
