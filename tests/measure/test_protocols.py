@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from kerple.base.errors import UserError
 from kerple.data.text import Text
 from kerple.measure import protocols
+from kerple.measure.extrapolation import Extrapolation
 from kerple.measure.metrics import TokenLoss
 from kerple.measure.protocols import Protocol, full, sliding, windowed
 from kerple.model import Transformer
@@ -207,3 +209,16 @@ def test_sums_are_fp64_and_counts_are_integers() -> None:
     many.update(losses, 0)
     assert float(many.nll) == pytest.approx(losses.numel() * float(losses[0, 0]), rel=1e-14)
     assert int(many.targets) == losses.numel()
+
+
+@pytest.mark.parametrize("distances", ["capped", "cache"])
+@torch.inference_mode()
+def test_keep_first_shows_the_first_tokens_at_the_distances_that_are_asked_for(distances: str) -> None:
+    network, text = network_of(8, RoPE), Text(tokens_of(32)[0])
+    options = {"protocols": ["full", "keep_first"], "window": 4, "keep_first": 2, "distances": distances}
+    result = Extrapolation([8, 32], **options).run(network, text)
+    (sum_of_block,) = [r.sum for r in result.sums if (r.protocol, r.length) == (f"keep_first2_{distances}", 32)]
+    expected = network.losses(tokens_of(32), visibility=Visibility(4, 2, distances))
+    assert sum_of_block == pytest.approx(float(expected.double().sum()), rel=1e-9)
+    with pytest.raises(UserError, match=f"distances: got {distances}, expected keep_first among protocols"):
+        Extrapolation([8], ["full"], distances=distances)

@@ -14,7 +14,7 @@ from kerple.measure.protocols import Name, Protocol, choose_protocols, ordered_l
 from kerple.measure.result import Result
 from kerple.measure.runner import Runner
 from kerple.model.network import Network, Windows
-from kerple.positions.visibility import EVERYTHING
+from kerple.positions.visibility import EVERYTHING, Distances
 
 
 @dataclass
@@ -54,6 +54,8 @@ class Extrapolation(Measure):
             training text. Documents with more are left out, and reports give their number. Only shards know these
             fractions.
         validation_blocks: Largest number of blocks that are scored after each validation; 0 for none.
+        distances: Distances at which keep_first shows the first tokens: ``true``, ``capped`` at the window
+            (LM-Infinite) or those of a ``cache`` of the kept tokens (StreamingLLM).
 
     Raises:
         UserError: If an option is out of range or two contradict each other.
@@ -74,6 +76,7 @@ class Extrapolation(Measure):
     documents: bool = False
     overlap: float = 0.5
     validation_blocks: int = 4
+    distances: Distances = "true"
 
     name: ClassVar[str] = "extrapolation"
 
@@ -170,7 +173,7 @@ class Extrapolation(Measure):
         return text.blocks(self.targets, min(self.validation_blocks, available))
 
     def _protocols(self, trained: int) -> list[Protocol]:
-        options = {name: getattr(self, name) for name in ("window", "keep_first", "stride", "skip", "k")}
+        options = {name: getattr(self, name) for name in ("window", "keep_first", "distances", "stride", "skip", "k")}
         return choose_protocols(self.protocols, self.lengths, self.targets, **options, training_length=trained)
 
     def _training_length(self, network: Network) -> int:

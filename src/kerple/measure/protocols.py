@@ -19,7 +19,7 @@ from torch import Tensor
 
 from kerple.base.errors import UserError
 from kerple.model.network import Network, Windows
-from kerple.positions.visibility import EVERYTHING, Visibility
+from kerple.positions.visibility import EVERYTHING, Distances, Visibility
 
 Name = Literal["full", "windowed", "keep_first", "sliding", "last", "per_position"]
 TOKENS_PER_FORWARD = 16_384
@@ -120,8 +120,10 @@ class Protocol:
 
     @property
     def label(self) -> str:
-        """The name with its option, as logs have it: full, windowed512, keep_first4, sliding64, last128."""
-        return f"{self.name}{self.visibility.first or self.visibility.window or self.stride or self.k or ''}"
+        """The name with its option, as logs have it: full, windowed512, keep_first4, keep_first4_cache, last128."""
+        distances = "" if self.visibility.distances == "true" else f"_{self.visibility.distances}"
+        option = self.visibility.first or self.visibility.window or self.stride or self.k or ""
+        return f"{self.name}{option}{distances}"
 
     def part_of_full(self, length: int) -> bool:
         """Whether the losses at ``length`` are all or some of those of `full`."""
@@ -171,6 +173,7 @@ def choose_protocols(
     *,
     window: int | None,
     keep_first: int | None,
+    distances: Distances,
     stride: int | None,
     skip: int,
     k: int | None,
@@ -184,6 +187,7 @@ def choose_protocols(
         block_length: Number of targets in a block.
         window: Option of windowed and keep_first; None for the training length.
         keep_first: Option of keep_first.
+        distances: Option of keep_first, see `kerple.positions.visibility.Visibility`.
         stride: Option of sliding, at most the shortest length.
         skip: Option of sliding: 0, or at least the longest length minus the stride, and less than the block. Then
             every scored target has a full window at every length.
@@ -202,13 +206,16 @@ def choose_protocols(
         "last": ("k", k),
     }
     for name, (option, value) in options.items():
-        if name not in names and value is not None:
+        shared = option == "window" and "keep_first" in names
+        if name not in names and value is not None and not shared:
             raise UserError(f"{option}: got {value}, expected {name} among protocols; add it or drop {option}")
         if name not in names or (name == "windowed" and value is None):
             continue
         if value is None or value < 1 or (name != "windowed" and value > lengths[0]):
             limit = "" if name == "windowed" else f", at most {lengths[0]}, the shortest length"
             raise UserError(f"{option}: got {value}, expected a positive number{limit}, for the protocol {name}")
+    if distances != "true" and "keep_first" not in names:
+        raise UserError(f"distances: got {distances}, expected keep_first among protocols; add it or drop distances")
     minimum = lengths[-1] - (stride or 0)
     if skip and ("sliding" not in names or not minimum <= skip < block_length):
         raise UserError(
@@ -217,7 +224,9 @@ def choose_protocols(
         )
     settings: dict[str, dict[str, Any]] = {
         "windowed": {"visibility": Visibility(window or training_length)},
-        "keep_first": {"visibility": Visibility(window or training_length, keep_first or 0)},
+        "keep_first": {
+            "visibility": Visibility(window or training_length, keep_first or 0, distances if keep_first else "true")
+        },
         "sliding": {"stride": stride, "skip": skip},
         "last": {"k": k},
     }

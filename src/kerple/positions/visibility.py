@@ -5,6 +5,8 @@ from typing import Literal
 
 from kerple.base.errors import UserError
 
+Distances = Literal["true", "capped", "cache"]
+
 
 @dataclass(frozen=True)
 class Visibility:
@@ -24,7 +26,7 @@ class Visibility:
 
     window: int | None = None
     first: int = 0
-    distances: Literal["true", "capped", "cache"] = "true"
+    distances: Distances = "true"
 
     def __post_init__(self) -> None:
         if self.window is not None and self.window < 1:
