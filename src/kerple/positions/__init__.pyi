@@ -29,6 +29,7 @@ from kerple.positions.kerple import KerpleWeight1
 from kerple.positions.kerple import KerpleWeight2
 from kerple.positions.layers import Layers
 from kerple.positions.absolute import Learned
+from kerple.positions.learned_relative_bias import LearnedRelativeBias
 from kerple.positions.absolute import NoPE
 from kerple.positions.path import PaTH
 from kerple.positions.pope import PoPE
@@ -46,7 +47,7 @@ from kerple.positions.together import Together
 from kerple.positions.transformer_xl import TransformerXL
 from kerple.positions.xpos import XPos
 
-__all__ = ['AttentionWeights', 'Position', 'QueryKeyBlock', 'Shape', 'TokenPositions', 'build', 'names', 'strategies', 'ALiBi', 'Abacus', 'CoPE', 'Coupled', 'DAPE', 'DAPEv2', 'FIRE', 'FoX', 'KernelSum', 'KerpleBias2', 'KerpleBias3', 'KerpleBiasWeight', 'KerpleLog', 'KerpleLog3', 'KerplePower', 'KerpleWeight1', 'KerpleWeight2', 'Layers', 'Learned', 'NoPE', 'PaTH', 'PoPE', 'RandomizedPositions', 'RoPE', 'SSMax', 'Sandwich', 'Shaw', 'Sink', 'Sinusoidal', 'StickBreaking', 'T5', 'Temperature', 'Together', 'TransformerXL', 'XPos']
+__all__ = ['AttentionWeights', 'Position', 'QueryKeyBlock', 'Shape', 'TokenPositions', 'build', 'names', 'strategies', 'ALiBi', 'Abacus', 'CoPE', 'Coupled', 'DAPE', 'DAPEv2', 'FIRE', 'FoX', 'KernelSum', 'KerpleBias2', 'KerpleBias3', 'KerpleBiasWeight', 'KerpleLog', 'KerpleLog3', 'KerplePower', 'KerpleWeight1', 'KerpleWeight2', 'Layers', 'Learned', 'LearnedRelativeBias', 'NoPE', 'PaTH', 'PoPE', 'RandomizedPositions', 'RoPE', 'SSMax', 'Sandwich', 'Shaw', 'Sink', 'Sinusoidal', 'StickBreaking', 'T5', 'Temperature', 'Together', 'TransformerXL', 'XPos']
 
 def names() -> list[str]:
     ...
