@@ -85,12 +85,12 @@ def test_ctrl_c_and_the_next_start_name_the_command_that_continues(toy, capsys):
     assert torch.load(last, weights_only=True)["global_step"] == 3
     printed = capsys.readouterr().out.splitlines()[-1]
     command = shlex.split(printed.partition("to continue it: ")[2])
-    assert command == ["kerple", "fit", "--config", "toy.yaml", *stop, "--ckpt_path", last]
+    assert command == ["python", "run.py", "fit", "--config", "toy.yaml", *stop, "--ckpt_path", last]
 
     fit("--trainer.max_steps=1")
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "stopped at step 3 of 12" in line]
     command = shlex.split(line.partition("to continue that one: ")[2])
-    assert command == ["kerple", "fit", "--config", "toy.yaml", "--trainer.max_steps=1", "--ckpt_path", last]
+    assert command == ["python", "run.py", "fit", "--config", "toy.yaml", "--trainer.max_steps=1", "--ckpt_path", last]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_test_needs_nothing_but_the_checkpoint(name, toy, capsys):
     Path("toy.yaml").unlink()
 
     command = capsys.readouterr().out.splitlines()[-1].partition("to test it: ")[2]
-    main(shlex.split(command)[1:])
+    main(shlex.split(command)[2:])
     assert "another strategy" not in capsys.readouterr().out
 
     tested, trained = config_of(run / "test")["model"], config_of(run)["model"]

@@ -25,10 +25,12 @@ def collect(network, tokens: Tensor, window: int | None = None) -> list[Tensor]:
 def test_probabilities_reproduce_the_attentions_output(name: str, window: int | None, tiny_network) -> None:
     network, tokens = tiny_network(name), torch.randint(50, (2, 20))
     outputs: list[tuple[Tensor, Tensor]] = []
+    inputs_of: list[Tensor] = []
 
     def keep(module, inputs, output) -> None:
         *_, v = module.split(module.qkv(inputs[0]))
         outputs.append((v, output))
+        inputs_of.append(inputs[0])
 
     hooks = [b.attention.register_forward_hook(keep) for b in network.blocks]
     with torch.no_grad():
@@ -50,6 +52,7 @@ def test_probabilities_reproduce_the_attentions_output(name: str, window: int | 
                 distance = index[:, None] - index
                 seen = (distance >= 0) & (distance < (window or 20))
                 mixed = mixed + position.add_to_output(p, v, QueryKeyBlock(at, at, seen))
+            mixed = position.transform_output(mixed, inputs_of[i])
             expected = block.attention.out(mixed.transpose(1, 2).flatten(2))
             torch.testing.assert_close(expected, output, rtol=1e-4, atol=1e-5)
 

@@ -1,6 +1,5 @@
 """LightningCLI with a folder for each run; `test` and `validate` take model, data and callbacks from the checkpoint."""
 
-import re
 import shlex
 import sys
 from contextlib import suppress
@@ -20,16 +19,14 @@ from kerple.base.atomic import write
 from kerple.base.checkpoint_io import AtomicCheckpointIO
 from kerple.base.directories import LAST, fit_directory, last_checkpoint, test_directory, unlock
 from kerple.base.errors import NO_ROOM, UserError
-from kerple.base.sources import SOURCES, source_digests
-from kerple.base.trust import CONFIG, LIBRARIES, load, not_a_checkpoint
+from kerple.base.sources import SOURCES, own_classes, source_digests
+from kerple.base.trust import CONFIG, load, not_a_checkpoint
 from kerple.cli import PROGRAM
 from kerple.cli.agreement import SAMPLES_PER_STEP, check_resumption, check_test
 from kerple.cli.parser import SEED, add_run_arguments, link_model_to_data, mistake, peek, unwrapped
 from kerple.cli.reading import parse
 from kerple.compare.runs import flat
 from kerple.data.datamodule import TokenShards
-from kerple.data.options import ShardOptions
-from kerple.data.prepare.build import check_corpus
 from kerple.training.health import NonFiniteGuard
 from kerple.training.last_checkpoint import LastCheckpoint
 from kerple.training.progress_bar import SteadyProgress
@@ -37,8 +34,6 @@ from kerple.training.progress_lines import ProgressLines
 from kerple.training.provenance import Provenance
 from kerple.training.random_state import RandomState
 from kerple.training.trainer import AutoTrainer, print_once, resolve_auto
-
-KNOWN = ("kerple", "torch", *LIBRARIES)  # packages whose classes `test` needs no --trust for
 
 
 class StoreConfig(SaveConfigCallback):
@@ -116,8 +111,6 @@ class CLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         config = self.config[self.subcommand]
         if self.subcommand == "fit":
-            if config.data.class_path.endswith(".TokenShards"):  # before the model is built, which may take long
-                check_corpus(ShardOptions(**config.data.init_args.as_dict()))
             strategy, seed = config.model.position.class_path.rpartition(".")[2], config.seed_everything
             named = (config.run_dir,) if config.run_dir else (config.logs, config.experiment, strategy, f"seed-{seed}")
             directory = fit_directory(Path(*named), config.ckpt_path)
@@ -160,6 +153,9 @@ class CLI(LightningCLI):
                 options["save_dir"] = str(directory / (options["save_dir"] or ""))
 
     def instantiate_classes(self) -> None:
+        data = self.config[self.subcommand].data
+        if self.subcommand == "fit" and data.class_path.endswith(".TokenShards"):  # before the model is built
+            check_corpus(ShardOptions(**data.init_args.as_dict()))
         with unwrapped(self.parser):
             super().instantiate_classes()
         if self.checkpoint is None:
@@ -196,9 +192,9 @@ class CLI(LightningCLI):
             super()._run_subcommand(subcommand)
             print_once(f"written to {directory}")
             if subcommand == "fit" and last.is_file():
-                packages = set(re.findall(r"'class_path': '(\w+)\.", str(config.as_dict())))
-                trust = [f"--trust={package}" for package in sorted(packages.difference(KNOWN))]
-                print_once(f"to test it: {_command('test', '--ckpt_path', str(last), *trust)}")
+                packages = {name.partition(".")[0] for name in own_classes(flat(load(last, "meta")[CONFIG]))}
+                trust = [argument for package in sorted(packages) for argument in ("--trust", package)]
+                print_once(f"to test it: {PROGRAM} {shlex.join(['test', '--ckpt_path', str(last), *trust])}")
         except (UserError, MisconfigurationException) as error:
             if subcommand != "fit" or not self.trainer.global_step:
                 unlock(refused=True)  # so that the next run is not called a second version
@@ -227,7 +223,8 @@ class CLI(LightningCLI):
 
     def _continuation(self, last: Path) -> str:
         """The command that continues a run from its last checkpoint."""
-        return _command("fit", *peek(self.typed[1:], "ckpt_path")[1], "--ckpt_path", str(last))
+        options = peek(self.typed[1:], "ckpt_path")[1]
+        return f"{PROGRAM} {shlex.join(['fit', *options, '--ckpt_path', str(last)])}"
 
     def instantiate_trainer(self, **options: Any) -> Trainer:
         trainer = self._get(self.config_init, "trainer")
@@ -250,12 +247,6 @@ class CLI(LightningCLI):
             return super().instantiate_trainer(**options, callbacks=callbacks)
         except (MisconfigurationException, ValueError, TypeError) as error:  # all that this call depends on are options
             raise mistake(error) from error
-
-
-def _command(*arguments: str) -> str:
-    """A command line of this program, as a shell takes it."""
-    program = ["python", sys.argv[0]] if sys.argv[0].endswith("run.py") else ["kerple"]
-    return shlex.join([*program, *arguments])
 
 
 def _listed(value: Any) -> list[Any]:

@@ -18,13 +18,13 @@ class LearnedRelativeBias(Position):
     ``temperature_length``, as in layers of Inkling that see everything, the sum is multiplied by the factor ``inkling``
     of `Temperature`.
 
-    Parameters: `D * H * rank + rank * (extent or L)`, one set per layer unless said otherwise.
+    Parameters: `(D * H + (extent or L)) * (rank or 8)`, one set per layer unless said otherwise.
     Cost: explicit scores and a second product as large as they are, of width ``rank``; H · rank numbers for each token
     in a cache.
 
     Args:
         shape: Sizes of the model.
-        rank: Number of curves, at most δ. Inkling has 16 for heads of 128.
+        rank: Number of curves, at most δ; None is the smaller of 8 and δ. Inkling has 16 for heads of 128.
         extent: Distance from which there is no bias; None is the training length. Inkling has 1024, and the window in
             layers with one.
         temperature_length: Number of keys from which the scores grow; None for no temperature. Inkling has 128000.
@@ -37,9 +37,10 @@ class LearnedRelativeBias(Position):
     per_layer = True
 
     def __init__(
-        self, shape: Shape, rank: int = 8, extent: int | None = None, temperature_length: int | None = None
+        self, shape: Shape, rank: int | None = None, extent: int | None = None, temperature_length: int | None = None
     ) -> None:
         super().__init__()
+        rank = min(8, shape.head_dim) if rank is None else rank
         expected = f"1 to {shape.head_dim}, the dimension of a head"
         self.require(1 <= rank <= shape.head_dim, "rank", rank, expected)
         self.extent, self.heads = shape.length if extent is None else extent, shape.heads
