@@ -27,6 +27,8 @@ from kerple.cli.parser import SEED, add_run_arguments, link_model_to_data, mista
 from kerple.cli.reading import parse
 from kerple.compare.runs import flat
 from kerple.data.datamodule import TokenShards
+from kerple.data.options import ShardOptions
+from kerple.data.prepare.build import check_corpus
 from kerple.training.health import NonFiniteGuard
 from kerple.training.last_checkpoint import LastCheckpoint
 from kerple.training.progress_bar import SteadyProgress
@@ -156,7 +158,7 @@ class CLI(LightningCLI):
         data = self.config[self.subcommand].data
         if self.subcommand == "fit" and data.class_path.endswith(".TokenShards"):  # before the model is built
             check_corpus(ShardOptions(**data.init_args.as_dict()))
-        with unwrapped(self.parser):
+        with unwrapped(cast("Any", self._parser(self.subcommand))):
             super().instantiate_classes()
         if self.checkpoint is None:
             return
