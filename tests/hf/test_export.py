@@ -135,6 +135,48 @@ def test_generate_writes_what_predict_writes(place, capsys):
     fit(place, "exported", "--weights", str(folder))  # its tokenizer has more around a text than that of the shards
 
 
+OWN = '''
+import torch
+from kerple.positions import Position, Shape
+
+class Fading(Position):
+    """``q·k / √δ - strength · d``. Parameters: `H`."""
+    def __init__(self, shape: Shape, start: float = 0.5) -> None:
+        super().__init__()
+        self.strength = torch.nn.Parameter(torch.full((shape.heads,), start))
+    def bias(self, distance):
+        return -self.strength[:, None] * distance
+'''
+
+
+def test_the_file_of_an_own_strategy_goes_along_as_code(place, capsys, monkeypatch):
+    (place / "fading_file.py").write_text(OWN)
+    monkeypatch.syspath_prepend(place)
+    monkeypatch.setattr(hf.dynamic_module_utils, "HF_MODULES_CACHE", str(place / "modules"))
+    parts = "[NoPE, {class_path: fading_file.Fading, init_args: {start: 0.25}}]"
+    flags = ["--model.position=Combined", f"--model.position.parts={parts}"]
+    path, folder = fit(place, "own", *flags), place / "out-own"
+    export_command = ["export", "--ckpt_path", path, "--to", str(folder)]
+    assert "names the class fading_file.Fading" in complaint(capsys, *export_command)
+    main([*export_command, "--trust", "fading_file"])
+    assert "KerpleRemoteForCausalLM; " in capsys.readouterr().out
+    for refused in (False, None):  # without an answer on the terminal
+        with pytest.raises(ValueError, match="trust_remote_code=True"):
+            hf.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=refused)
+    assert "contains custom code" in complaint(capsys, "test", "--hf", folder)
+    tokens = text(1, 40)
+    with torch.inference_mode():
+        expected = load(path, "fading_file")[0].network(tokens)
+        for _ in range(2):
+            loaded = hf.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
+            assert torch.equal(loaded(tokens).logits, expected)
+            folder = place / "saved-again"
+            loaded.save_pretrained(folder)
+    strategy = type(loaded.network.positions[0].parts[1])
+    assert strategy.__module__.startswith("transformers_modules.")
+    assert strategy.__name__ == "Fading"
+
+
 def test_weights_start_a_fit_with_another_strategy(place, capsys):
     folder = saved(place / "theirs", "llama")
     weights, data = ["--weights", str(folder)], [f"--data.tokenizer=hf:{folder}", f"--data.directory={place}/other"]

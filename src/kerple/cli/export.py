@@ -33,5 +33,6 @@ def main(arguments: list[str]) -> None:
     tokenizer = load_tokenizer(str(data.folder.directory)) if isinstance(data, TokenShards) else None
     model = weights.read_stored_model(options.ckpt_path, classes(options.trust))
     name = export(model, Path(options.to), tokenizer, end_of_text(data))
-    needs = "import kerple.hf first" if name.startswith("Kerple") else "nothing of ours is needed"
-    print(f"{options.to}: {name}; AutoModelForCausalLM.from_pretrained loads it ({needs})")
+    needs = {"KerpleForCausalLM": "import kerple.hf first", "KerpleRemoteForCausalLM": "with trust_remote_code=True"}
+    needed = needs.get(name, "nothing of ours is needed")
+    print(f"{options.to}: {name}; AutoModelForCausalLM.from_pretrained loads it ({needed})")

@@ -1,7 +1,12 @@
 """Export of a network to a folder that transformers loads: as a stock model if possible, else as our own class."""
 
+import json
+import re
+import sys
 from collections.abc import Mapping
+from inspect import getsourcefile
 from pathlib import Path
+from shutil import copy
 from typing import Any
 
 import transformers
@@ -9,8 +14,9 @@ from tokenizers import Tokenizer
 
 from kerple.base.errors import UserError
 from kerple.hf.families import LLAMA, StoredModel, Weights, parameters
-from kerple.hf.modeling import KerpleConfig, KerpleForCausalLM
+from kerple.hf.modeling import KerpleConfig, KerpleForCausalLM, remote_classes
 from kerple.model.architecture import Architecture
+from kerple.positions import Position
 from kerple.positions.coupled import Placed
 
 AS_LLAMA: dict[str, Any] = {
@@ -22,6 +28,17 @@ AS_LLAMA: dict[str, Any] = {
     "embedding_norm": False,
     "qk_norm": False,
 }
+AUTO_MAP = {
+    "AutoConfig": "modeling_kerple.KerpleRemoteConfig",
+    "AutoModelForCausalLM": "modeling_kerple.KerpleRemoteForCausalLM",
+}
+REMOTE = '''"""A model of kerple with strategies of its own; kerple has to be installed."""
+
+from kerple.hf.modeling import remote_classes
+
+{imports}
+KerpleRemoteConfig, KerpleRemoteForCausalLM = remote_classes(__name__, {names})
+'''
 LLAMA_ROPE: dict[str, Any] = {
     "layout": "half",
     "rotary_fraction": 1.0,
@@ -35,7 +52,8 @@ def export(read: StoredModel, folder: Path, tokenizer: Tokenizer | None, ending:
     """Write config.json, model.safetensors and the tokenizer.
 
     A network that can be a stock Llama (or Qwen2, with biases of queries, keys and values) is written as one, which
-    needs no code of this project.
+    needs no code of this project. Strategies of others are copied into the folder with their files, as code that
+    transformers runs only with ``trust_remote_code=True``.
 
     Args:
         read: Options and weights of the network.
@@ -51,13 +69,20 @@ def export(read: StoredModel, folder: Path, tokenizer: Tokenizer | None, ending:
     """
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"to: got {folder}, which is not empty; name a new folder")
-    model = _llama(read) if _is_llama(read.model) else _kerple(read)
+    remote = _remote(read.model["position"])
+    model = _llama(read) if not remote and _is_llama(read.model) else _kerple(read, remote)
     if ending is not None:
         model.config.eos_token_id = model.generation_config.eos_token_id = ending
     model.save_pretrained(folder)
     if tokenizer is not None:
         end = None if ending is None else tokenizer.id_to_token(ending)
         transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end).save_pretrained(folder)
+    for kind in remote:
+        copy(str(getsourcefile(kind)), folder)
+    if remote:
+        imports = [f"from .{kind.__module__.rpartition('.')[2]} import {kind.__name__}" for kind in remote]
+        code = REMOTE.format(imports="\n".join(imports), names=", ".join(kind.__name__ for kind in remote))
+        (folder / "modeling_kerple.py").write_text(code, encoding="utf-8")
     return type(model).__name__
 
 
@@ -74,10 +99,17 @@ def _is_llama(model: Mapping[str, Any]) -> bool:
     )
 
 
-def _kerple(read: StoredModel) -> KerpleForCausalLM:
+def _remote(position: Any) -> list[type[Position]]:
+    """The strategies that are not of this project; whoever read the model has imported their modules."""
+    paths = dict.fromkeys(re.findall(r'"class_path": "([^"]+)\.(\w+)"', json.dumps(position)))
+    return [getattr(sys.modules[module], name) for module, name in paths if module.split(".")[0] != "kerple"]
+
+
+def _kerple(read: StoredModel, remote: list[type[Position]]) -> KerpleForCausalLM:
     rows = len(read.weights["embedding.weight"])
     options = {key: value for key, value in read.model.items() if key not in ("vocabulary", "attention", "dropout")}
-    exported = KerpleForCausalLM(KerpleConfig({**options, "vocabulary": rows}))
+    config_class, model_class = remote_classes(__name__, *remote) if remote else (KerpleConfig, KerpleForCausalLM)
+    exported = model_class(config_class({**options, "vocabulary": rows}))
     for module in exported.network.modules():
         if isinstance(module, Placed):
             raise UserError(
@@ -85,6 +117,10 @@ def _kerple(read: StoredModel) -> KerpleForCausalLM:
                 "tokens alone and would be another one; use `python run.py predict`"
             )
     exported.network.load_state_dict(read.weights)
+    for kind in remote:  # transformers imports it into a package of its own
+        exported.config.auto_map, network = AUTO_MAP, json.dumps(exported.config.network)
+        network = network.replace(f'"{kind.__module__}.{kind.__name__}"', f'"transformers_modules.{kind.__name__}"')
+        exported.config.network = json.loads(network)
     return exported.eval()
 
 

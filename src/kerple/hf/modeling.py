@@ -1,5 +1,6 @@
 """Our `Transformer` as a model of transformers, which `AutoModelForCausalLM` loads after `import kerple.hf`."""
 
+import sys
 from typing import Any
 from weakref import WeakSet
 
@@ -14,7 +15,9 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from kerple.base.errors import UserError
 from kerple.hf.weights import transformer
 from kerple.model.cache import Cache
+from kerple.positions import Position
 
+REMOTE = "transformers_modules."  # the package into which transformers imports code that comes with a model
 MODELS: WeakSet["KerpleForCausalLM"] = WeakSet()
 # transformers 5.24 has renamed what `generate` and outputs call the cache
 CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
@@ -73,6 +76,7 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
     """
 
     config_class = KerpleConfig
+    remote: tuple[type[Position], ...] = ()  # strategies that come with the model as code
     base_model_prefix = "network"
     main_input_name = "input_ids"
     accepts_loss_kwargs = False  # the loss is a mean, which `Trainer` must divide by the number of accumulated batches
@@ -83,7 +87,7 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
 
     def __init__(self, config: KerpleConfig) -> None:
         super().__init__(config)
-        self.network = transformer(config.network)
+        self.network = transformer(config.network, remote=self.remote)
         self.post_init()
         MODELS.add(self)
 
@@ -92,7 +96,7 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
         """Load a model as transformers does, and compute what files do not hold, such as ALiBi's slopes."""
         loaded = super().from_pretrained(*args, **kwargs)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
-        initial = transformer(model.config.network | {"vocabulary": 1, "hidden": 1})
+        initial = transformer(model.config.network | {"vocabulary": 1, "hidden": 1}, remote=cls.remote)
         stored = model.network.state_dict()
         for name, value in initial.named_buffers():
             if name not in stored:
@@ -163,6 +167,19 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
             loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), targets, ignore_index=-100)
         output: dict[str, Any] = {CACHE: past_key_values}
         return CausalLMOutputWithPast(loss=loss, logits=logits, **output)
+
+
+def remote_classes(module: str, *strategies: type[Position]) -> tuple[type[KerpleConfig], type[KerpleForCausalLM]]:
+    """Make classes of a configuration and a model, for this module, whose strategies come with it as code."""
+    for kind in strategies if module.startswith(REMOTE) else ():
+        # a part of transformers' name of the module begins with a digit, which the parser of options does not import
+        name = REMOTE + kind.__module__.removeprefix(REMOTE).replace(".", "_")
+        sys.modules[name], kind.__module__ = sys.modules[kind.__module__], name
+    # transformers would make a dataclass of a configuration without an __init__ of its own
+    names = {"model_type": "kerple_remote", "__module__": module, "__init__": KerpleConfig.__init__}
+    config = type("KerpleRemoteConfig", (KerpleConfig,), names)
+    attributes = {"config_class": config, "remote": strategies, "__module__": module}
+    return config, type("KerpleRemoteForCausalLM", (KerpleForCausalLM,), attributes)
 
 
 def _check_mask(attention_mask: Tensor | None, cached: bool) -> None:

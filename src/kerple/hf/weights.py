@@ -1,6 +1,6 @@
 """Transfer of a model's weights to our own `Transformer`, which may have another positional strategy."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 from zipfile import is_zipfile
@@ -50,8 +50,17 @@ def read_stored_model(path: str, classes: Classes | None = None) -> StoredModel:
     return read_family(config, read_model(source, config).state_dict())
 
 
-def transformer(model: Mapping[str, Any], position: Callable[[Shape], Position] | None = None) -> Transformer:
+def transformer(
+    model: Mapping[str, Any],
+    position: Callable[[Shape], Position] | None = None,
+    remote: Iterable[type[Position]] = (),
+) -> Transformer:
     """Build the network that the options of `StoredModel.model` describe, or the same with another strategy.
+
+    Args:
+        model: The options.
+        position: Builder of another strategy; None for the model's own.
+        remote: Classes that the options may name besides those of this project.
 
     Raises:
         UserError: If the options contradict each other.
@@ -59,16 +68,16 @@ def transformer(model: Mapping[str, Any], position: Callable[[Shape], Position] 
     options = dict(model)
     shape = Shape(options.pop("dim"), options.pop("heads"), options.pop("length"))
     stored = options.pop("position")
-    return Transformer(shape, position=position or strategy(stored), **options)
+    return Transformer(shape, position=position or strategy(stored, remote), **options)
 
 
-def strategy(config: Mapping[str, Any] | str) -> Callable[[Shape], Position]:
+def strategy(config: Mapping[str, Any] | str, remote: Iterable[type[Position]] = ()) -> Callable[[Shape], Position]:
     """The function that builds a strategy, from a class_path and init_args.
 
     Raises:
-        UserError: If the class is not a strategy of this project.
+        UserError: If the class is neither a strategy of this project nor one of ``remote``.
     """
-    safe = Classes(positions.strategies().values()).instance(config, "position")
+    safe = Classes([*positions.strategies().values(), *remote]).instance(config, "position")
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--position", type=Callable[[Shape], Position])
     return parser.instantiate_classes(parser.parse_object({"position": safe})).position
