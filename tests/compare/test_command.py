@@ -2,6 +2,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -340,6 +341,23 @@ def test_two_comparisons_at_once_do_every_run_once_and_runs_of_one_that_was_kill
     assert fits(config) == {"KerpleLog seed-1": 1, "KerpleLog seed-2": 1}
     assert [len(recorded_runs(config.parent / name)) for name in ("report", "second")] == [2, 2]
     assert not any("Error" in run.with_name(run.name + ".log").read_text() for run in runs)
+
+
+def test_a_lock_names_its_holder_and_a_second_signal_ends_runs_with_their_own_processes(tmp_path: Path) -> None:
+    job = Job("ALiBi", 1, "", tmp_path / "seed-1", tmp_path / "seed-1/test", [], [], {})
+    holder = rf"seed-1 is in use by process {os.getpid()} on .*, since"
+    with jobs.locked(job), pytest.raises(ValueError, match=holder), jobs.locked(job, patient=False):
+        pass
+    script = "trap '' TERM; sleep 60 & echo $!; wait; wait"
+    process = subprocess.Popen(["sh", "-c", script], process_group=0, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    worker = int(process.stdout.readline())
+    jobs.hurry.set()
+    jobs.stop([process])
+    jobs.hurry.clear()
+    assert process.returncode == -signal.SIGKILL
+    while Path(f"/proc/{worker}/stat").exists() and Path(f"/proc/{worker}/stat").read_text().split()[2] != "Z":
+        time.sleep(0.01)
 
 
 def test_threads_are_shared_unless_the_user_says_how_many(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:

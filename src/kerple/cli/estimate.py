@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from jsonargparse import dict_to_namespace
+from jsonargparse import Namespace
 
 from kerple.base.precision import choose
 from kerple.cli.plan import build
@@ -44,7 +44,7 @@ def training_seconds(configs: list[dict[str, Any]], parallel: int) -> float | No
 def _training_flops(options: str) -> int:
     """FLOPs per token of a model with these options, as JSON."""
     with torch.device("meta"):
-        model = build(dict_to_namespace({"model": json.loads(options)}))
+        model = build(Namespace(model=Namespace(**json.loads(options))))
     return flops(model.network, model.network.shape.length).training
 
 

@@ -1,0 +1,41 @@
+"""Digests of the source of the user's own classes."""
+
+from pathlib import Path
+
+import pytest
+
+from kerple.base.sources import source_digests
+
+SOURCE = """
+SCALE = 1.0
+def damp(d):
+    return d / (1 + d)
+class Root:
+    def bias(self, d):
+        return SCALE * damp(d)
+class Hyperbolic(Root):
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "same"),
+    [
+        ("1.0", "1.0  # a comment\n", True),
+        ("class Hyperbolic", "class Another(Root):\n    pass\nclass Hyperbolic", True),
+        ("pass", "scale = 2", False),
+        ("d / (1", "d / (2", False),  # a function that its base class uses
+        ("1.0", "2.0", False),
+    ],
+)
+def test_a_class_is_its_definition_and_what_that_uses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, same: bool
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    names = [f"{tmp_path.name}_{i}" for i in range(2)]
+    for name, text in zip(names, (SOURCE, SOURCE.replace(old, new)), strict=True):
+        (tmp_path / f"{name}.py").write_text(text)
+    config = {f"{name}.class_path": f"{name}.Hyperbolic" for name in names}
+    config |= {"data.class_path": "kerple.data.TokenShards", "model.position.class_path": "NoPE"}
+    before, after = source_digests(config).values()  # those of this project are left out
+    assert (before == after) == same
