@@ -92,7 +92,7 @@ def unwrapped(parser: ArgumentParser) -> Iterator[None]:
     """
     mistakes: list[Exception] = []
 
-    def build(kind, *args, **options):
+    def build(kind, /, *args, **options):  # an option of the class may be called kind
         try:
             return kind(*args, **options)
         except (UserError, MisconfigurationException, ModuleNotFoundError) as error:
