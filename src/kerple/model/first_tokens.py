@@ -68,17 +68,14 @@ class FirstTokens:
             cache: The layer's cache, to which new first tokens are added, or None.
         """
         far_q, _ = position.transform_qk(q, k, state, self.queries)
-        new = slice(0, len(self.keys.rows))
-        state = None if state is None else state[:, :, new]
-        kept = None if cache is None else cache.first
-        if kept is not None and kept.keys is not None and kept.values is not None and not len(self.keys.rows):
-            k, v = kept.keys, kept.values
-        else:
-            _, k = position.transform_qk(q[:, :, new], k[:, :, new], state, self.keys)
-            v = v[:, :, new]
-            if kept is not None:
-                k, v, _ = kept.append(k, v, None)
-        k, values = for_query_heads(far_q, k, v)
+        first = LayerCache() if cache is None or cache.first is None else cache.first
+        if new := len(self.keys.rows):
+            state = None if state is None else state[:, :, :new]
+            _, k = position.transform_qk(q[:, :, :new], k[:, :, :new], state, self.keys)
+            first.append(k, v[:, :, :new], None)
+        assert first.keys is not None
+        assert first.values is not None
+        k, values = for_query_heads(far_q, first.keys, first.values)
         scores = product(precise(far_q) * v.shape[-1] ** -0.5, k.mT)  # (B, H, Tq, F)
         scores = scores if self.weight is None else scores * self.weight
         scores = scores if self.bias is None else scores + self.bias
