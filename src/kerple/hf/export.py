@@ -32,7 +32,7 @@ AUTO_MAP = {
     "AutoConfig": "modeling_kerple.KerpleRemoteConfig",
     "AutoModelForCausalLM": "modeling_kerple.KerpleRemoteForCausalLM",
 }
-REMOTE = '''"""A model of kerple with strategies of its own; kerple has to be installed."""
+REMOTE_CODE = '''"""A model of kerple with strategies of its own; kerple has to be installed."""
 
 from kerple.hf.modeling import remote_classes
 
@@ -81,7 +81,7 @@ def export(read: StoredModel, folder: Path, tokenizer: Tokenizer | None, ending:
         copy(str(getsourcefile(kind)), folder)
     if remote:
         imports = [f"from .{kind.__module__.rpartition('.')[2]} import {kind.__name__}" for kind in remote]
-        code = REMOTE.format(imports="\n".join(imports), names=", ".join(kind.__name__ for kind in remote))
+        code = REMOTE_CODE.format(imports="\n".join(imports), names=", ".join(kind.__name__ for kind in remote))
         (folder / "modeling_kerple.py").write_text(code, encoding="utf-8")
     return type(model).__name__
 

@@ -17,7 +17,7 @@ from kerple.hf.weights import transformer
 from kerple.model.cache import Cache
 from kerple.positions import Position
 
-REMOTE = "transformers_modules."  # the package into which transformers imports code that comes with a model
+REMOTE_PACKAGE = "transformers_modules."  # the package into which transformers imports code that comes with a model
 MODELS: WeakSet["KerpleForCausalLM"] = WeakSet()
 # transformers 5.24 has renamed what `generate` and outputs call the cache
 CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
@@ -171,9 +171,9 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
 
 def remote_classes(module: str, *strategies: type[Position]) -> tuple[type[KerpleConfig], type[KerpleForCausalLM]]:
     """Make classes of a configuration and a model, for this module, whose strategies come with it as code."""
-    for kind in strategies if module.startswith(REMOTE) else ():
+    for kind in strategies if module.startswith(REMOTE_PACKAGE) else ():
         # a part of transformers' name of the module begins with a digit, which the parser of options does not import
-        name = REMOTE + kind.__module__.removeprefix(REMOTE).replace(".", "_")
+        name = REMOTE_PACKAGE + kind.__module__.removeprefix(REMOTE_PACKAGE).replace(".", "_")
         sys.modules[name], kind.__module__ = sys.modules[kind.__module__], name
     # transformers would make a dataclass of a configuration without an __init__ of its own
     names = {"model_type": "kerple_remote", "__module__": module, "__init__": KerpleConfig.__init__}
