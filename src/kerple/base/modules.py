@@ -7,8 +7,9 @@ from pkgutil import iter_modules
 from kerple.base.errors import UserError
 
 
-def import_modules(package: str) -> None:
-    """Import every module of a package; one whose optional package is not installed is left out."""
-    for module in iter_modules(import_module(package).__path__, f"{package}."):
+def import_modules(package: str, skip: tuple[str, ...] = ()) -> None:
+    """Import every module of a package but those of these names; one that lacks an optional package is left out."""
+    for module in iter_modules(import_module(package).__path__):
         with suppress(UserError):
-            import_module(module.name)
+            if module.name not in skip:
+                import_module(f"{package}.{module.name}")

@@ -1,5 +1,6 @@
 """`python run.py test --hf MODEL`: measures a pretrained model of transformers, without Lightning."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,11 +17,32 @@ from kerple.base.progress import FILE, Progress
 from kerple.cli.reading import parse
 from kerple.data.options import ShardOptions
 from kerple.data.tokenizer import MODEL_PREFIX, vocabulary_size
-from kerple.hf.pretrained import Pretrained
-from kerple.hf.source import model_name
 from kerple.measure.measure import Measure
+from kerple.positions import Position, Shape
 
 SHARDS = "TokenShards"
+
+
+@dataclass
+class ModelOptions:
+    """How to read a causal language model of transformers.
+
+    Args:
+        length: Training length in tokens; null for that in the model's configuration.
+        scaling: Scaling of RoPE: ``none``, ``pi``, ``ntk``, ``dynamic_ntk``, ``yarn`` or ``llama3``; null for its own.
+        factor: Length for which the scaling is meant, as a multiple of the training length.
+        position: Strategy in place of the model's own, without weights that the model lacks. The model is then tested
+            as our own network, in fp32, as is one that this project has exported.
+        dtype: Dtype of the weights in memory. Scores and losses are fp32 or better.
+        trust_remote_code: Whether code that comes with the model may run.
+    """
+
+    length: int | None = None
+    scaling: Literal["none", "pi", "ntk", "dynamic_ntk", "yarn", "llama3"] | None = None
+    factor: float | None = None
+    position: Callable[[Shape], Position] | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    trust_remote_code: bool = False
 
 
 @dataclass
@@ -75,11 +97,12 @@ def configuration(arguments: list[str]) -> str:
     return _dump(_parse(arguments))
 
 
-def _measure(options: Namespace, model: Pretrained, measures: list[Measure], directory: Path) -> None:
+def _measure(options: Namespace, model: ModelOptions, measures: list[Measure], directory: Path) -> None:
     """Prepare the text, load the model, measure, and write what was found into the folder."""
     from kerple.data.prepare.build import prepare
     from kerple.data.shards import Folder
     from kerple.data.text import ShardText
+    from kerple.hf.pretrained import read_network
     from kerple.hf.source import check_tokenizer, locate
     from kerple.measure.runner import Runner
 
@@ -91,7 +114,7 @@ def _measure(options: Namespace, model: Pretrained, measures: list[Measure], dir
     device = {"auto": None, "gpu": "cuda"}.get(trainer.accelerator, trainer.accelerator)
     precision = "32-true" if trainer.precision == 32 else trainer.precision
     runner = Runner.detect(device, precision, Progress(directory / FILE).over)
-    network = model.network(options.hf).to(runner.device)
+    network = read_network(options.hf, **vars(model)).to(runner.device)
     if data.corpus is not None and runner.rank == 0:
         prepare(data)
     if runner.processes > 1:
@@ -126,7 +149,7 @@ def _measure(options: Namespace, model: Pretrained, measures: list[Measure], dir
 
 def _parse(arguments: list[str]) -> Namespace:
     """The options; those that follow from the model (tokenizer, vocabulary, length) are defaults."""
-    import_modules("kerple.measure")
+    import_modules("kerple.measure", skip=("metrics", "task_accuracy"))  # they need torchmetrics and a task
     parser = _parser()
     options = parse(parser, arguments)  # mistakes are reported before anything else is imported
     if not options.hf:
@@ -152,7 +175,7 @@ def _parser() -> ArgumentParser:
     parser = ArgumentParser(prog="run.py test", description=__doc__, exit_on_error=False, parser_mode="kerple")
     parser.add_argument("-c", "--config", action="config")
     parser.add_argument("--hf", default="", help="A folder, a .gguf file, smollm2-135m or a name on the hub.")
-    parser.add_class_arguments(Pretrained, "model")
+    parser.add_class_arguments(ModelOptions, "model")
     parser.add_class_arguments(ShardOptions, "data")
     parser.add_class_arguments(RunnerOptions, "trainer")
     parser.add_argument("--experiment", default="pretrained", help="First folder below --logs: what belongs together.")
@@ -186,6 +209,8 @@ def _dump(options: Namespace) -> str:
 
 
 def _run_folder(options: Namespace) -> Path:
+    from kerple.hf.source import model_name
+
     model = options.model
     label = model_name(options.hf) + (f"-{model.scaling}{model.factor or ''}" if model.scaling else "")
     label += f"-{model.position.class_path.rpartition('.')[2]}" if model.position else ""

@@ -29,7 +29,7 @@ class Strategy:
         options: Options of the strategy, for instance ``{floor: 0.05}``.
         flags: Further flags of `fit` for this strategy alone, for instance ``{data.length: 128}``.
         hf: A pretrained model in place of a position: a folder, a GGUF file or a name. It is not fitted, and tested
-            once instead of for each seed. Its options are those of `kerple.hf.pretrained.Pretrained`, for instance
+            once instead of for each seed. Its options are those of `kerple.hf.pretrained.read_network`, for instance
             ``{scaling: yarn, factor: 2}``, its flags those of `test`.
         seeds: Number of the comparison's seeds that it is trained with, the first ones; null for all.
     """

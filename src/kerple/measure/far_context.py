@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
-from scipy import stats
 from torch import Tensor
 
 from kerple.base.errors import UserError
@@ -200,6 +199,8 @@ def _of_document(sums: Tensor, documents: list[int], document: int, k: int) -> d
 
 def _intervals(table: pd.DataFrame) -> dict[str, tuple[float, float]]:
     """95% t intervals of the means over documents; infinite with one document."""
+    from scipy import stats  # takes a second of processor time to import
+
     intervals = {}
     for name in ("gain", "content", "disturbance"):
         values = table[name].to_numpy()
