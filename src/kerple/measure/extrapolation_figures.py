@@ -14,7 +14,8 @@ def table(measurements: Sequence[Measurement], training_length: int) -> str:
     """Perplexity and bits per byte as text: a row for each length, a column for each protocol, and notes."""
     cells: dict[str, dict[str, str]] = {}
     for m in measurements:
-        cells.setdefault(m.protocol.label, {})[f"{m.length:,} ({m.length / training_length:g}×)"] = _cell(m)
+        times = "" if m.length % training_length else f" ({m.length // training_length}×)"
+        cells.setdefault(m.protocol.label, {})[f"{m.length:,}{times}"] = _cell(m)
     counts = sorted({f"{m.protocol.label} {int(m.loss.targets.sum()):,}" for m in measurements if not m.skip_reason})
     notes = [f"{m.protocol.label} at {m.length:,}: skipped, {m.skip_reason}" for m in measurements if m.skip_reason]
     lines = ["Perplexity (bits per byte) by evaluation length", pd.DataFrame(cells).to_string()]
