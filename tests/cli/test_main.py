@@ -16,6 +16,7 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tokenizers import Tokenizer, decoders, models
 
+from kerple.cli import PROGRAM
 from kerple.cli.continuation import pieces
 from kerple.cli.main import main
 from kerple.cli.trained import load
@@ -84,13 +85,13 @@ def test_ctrl_c_and_the_next_start_name_the_command_that_continues(toy, capsys):
     last = "logs/toy/KerpleLog/seed-3/checkpoints/last.ckpt"
     assert torch.load(last, weights_only=True)["global_step"] == 3
     printed = capsys.readouterr().out.splitlines()[-1]
-    command = shlex.split(printed.partition("to continue it: ")[2])
-    assert command == ["python", "run.py", "fit", "--config", "toy.yaml", *stop, "--ckpt_path", last]
+    command = shlex.split(printed.partition(f"to continue it: {PROGRAM} ")[2])
+    assert command == ["fit", "--config", "toy.yaml", *stop, "--ckpt_path", last]
 
     fit("--trainer.max_steps=1")
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "stopped at step 3 of 12" in line]
-    command = shlex.split(line.partition("to continue that one: ")[2])
-    assert command == ["python", "run.py", "fit", "--config", "toy.yaml", "--trainer.max_steps=1", "--ckpt_path", last]
+    command = shlex.split(line.partition(f"to continue that one: {PROGRAM} ")[2])
+    assert command == ["fit", "--config", "toy.yaml", "--trainer.max_steps=1", "--ckpt_path", last]
 
 
 @pytest.mark.parametrize(
@@ -98,7 +99,7 @@ def test_ctrl_c_and_the_next_start_name_the_command_that_continues(toy, capsys):
     [
         name if name in KINDS else pytest.param(name, marks=pytest.mark.slow)
         for name in names()
-        if not strategies()[name](Shape(8, 2, 8)).test_only  # which cannot be fitted
+        if not strategies()[name](Shape(32, 2, 8)).test_only  # which cannot be fitted
     ],
 )
 def test_test_needs_nothing_but_the_checkpoint(name, toy, capsys):
@@ -108,8 +109,8 @@ def test_test_needs_nothing_but_the_checkpoint(name, toy, capsys):
     run = toy / "logs" / "toy" / name / "seed-3"
     Path("toy.yaml").unlink()
 
-    command = capsys.readouterr().out.splitlines()[-1].partition("to test it: ")[2]
-    main(shlex.split(command)[2:])
+    command = capsys.readouterr().out.splitlines()[-1].partition(f"to test it: {PROGRAM} ")[2]
+    main(shlex.split(command))
     assert "another strategy" not in capsys.readouterr().out
 
     tested, trained = config_of(run / "test")["model"], config_of(run)["model"]
