@@ -73,7 +73,7 @@ def test_an_option_of_fit(options, parts, tmp_path, capsys, monkeypatch):
         ),
         ({"model": TINY["model"] | {"position": {"class_path": "RoPE", "dict_kwargs": {"a": 1}}}}, "dict_kwargs"),
         ({"model": TINY["model"] | {"position": ["RoPE"]}}, "model.position: got"),
-        ({"model": TINY["model"] | {"position": "os.system"}}, "model.position: got <built-in function system>"),
+        ({"model": TINY["model"] | {"position": "os.system"}}, "model.position: got"),
         (
             {"model": TINY["model"] | {"position": "KerpelLog"}},
             "got KerpelLog, did you mean KerpleLog?",
