@@ -49,7 +49,7 @@ def test_sums_equal_a_plain_loop(family, protocol):
         if protocol.name == "sliding" and length > protocol.skip + protocol.stride:
             continue
         summed = float(protocol(network, tokens, length).double().sum())
-        assert summed == pytest.approx(plain_loop(model, tokens, protocol, length), rel=1e-6)
+        assert summed == pytest.approx(plain_loop(model, tokens, protocol, length), rel=1e-9)
 
 
 @pytest.mark.parametrize(("family", "window", "keep_first"), [("llama", 5, 4), ("gpt_neox", 1, 0), ("gpt2", 600, 0)])
