@@ -162,3 +162,14 @@ def test_pretrained_models_are_rows_of_a_comparison(here):
     assert "| RoPE" in table
     assert "| PI" in table
     main(["compare", "--config", "windows.yaml"])  # nothing to do
+
+
+def test_another_text_than_that_of_an_exported_run_is_said(here, capsys):
+    run(here, here / "llama", "--trainer.callbacks", "[]", "--run_dir", "first")
+    sha256 = TokenShards(corpus=None, directory="shards").manifest.splits["test"].sha256
+    for test, said in ((sha256, False), ("0" * 64, True)):
+        folder = broken(here, "exported", kerple_trained_on={"corpus": "code", "test": test})
+        capsys.readouterr()
+        run(here, folder, "--trainer.callbacks", "[]", "--run_dir", f"said-{said}", "--data.corpus", "null")
+        line = "the text of shards is not that of the run that was exported: code"
+        assert (line in capsys.readouterr().out) == said

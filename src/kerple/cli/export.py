@@ -1,7 +1,10 @@
 """`python run.py export --ckpt_path … --to FOLDER`: writes a run as a model of transformers."""
 
+import json
 from pathlib import Path
 
+from kerple.base.atomic import write
+from kerple.base.mapping import read_mapping
 from kerple.cli.classes import classes
 from kerple.cli.reading import command_parser, parse
 from kerple.cli.trained import end_of_text, load
@@ -27,12 +30,16 @@ def main(arguments: list[str]) -> None:
     options = parse(parser, arguments)
     need()
     from kerple.hf import weights
-    from kerple.hf.export import export
+    from kerple.hf.export import TRAINED_ON, export
 
     _, data = load(options.ckpt_path, options.trust)
     tokenizer = load_tokenizer(str(data.folder.directory)) if isinstance(data, TokenShards) else None
     model = weights.read_stored_model(options.ckpt_path, classes(options.trust))
     name = export(model, Path(options.to), tokenizer, end_of_text(data))
+    if isinstance(data, TokenShards):
+        config = Path(options.to) / "config.json"
+        text = {"corpus": data.corpus or data.location, "test": data.manifest.splits["test"].sha256}
+        write(config, json.dumps(read_mapping(config) | {TRAINED_ON: text}, indent=2))
     needs = {"KerpleForCausalLM": "import kerple.hf first", "KerpleRemoteForCausalLM": "with trust_remote_code=True"}
     needed = needs.get(name, "nothing of ours is needed")
     print(f"{options.to}: {name}; AutoModelForCausalLM.from_pretrained loads it ({needed})")

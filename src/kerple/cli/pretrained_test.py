@@ -12,6 +12,7 @@ from jsonargparse import ArgumentParser, Namespace, set_loader
 from kerple.base.atomic import write
 from kerple.base.directories import test_directory
 from kerple.base.errors import UserError
+from kerple.base.mapping import read_mapping
 from kerple.base.modules import import_modules
 from kerple.base.progress import FILE, Progress
 from kerple.cli.reading import parse
@@ -102,6 +103,7 @@ def _measure(options: Namespace, model: ModelOptions, measures: list[Measure], d
     from kerple.data.prepare.build import prepare
     from kerple.data.shards import Folder
     from kerple.data.text import ShardText
+    from kerple.hf.export import TRAINED_ON
     from kerple.hf.pretrained import read_network
     from kerple.hf.source import check_tokenizer, locate
     from kerple.measure.runner import Runner
@@ -119,8 +121,12 @@ def _measure(options: Namespace, model: ModelOptions, measures: list[Measure], d
         prepare(data)
     if runner.processes > 1:
         torch.distributed.barrier()
-    folder = Folder(data.location, data.cache)
-    check_tokenizer(folder, locate(options.hf))
+    folder, source = Folder(data.location, data.cache), locate(options.hf)
+    check_tokenizer(folder, source)
+    config = Path(source.location) / "config.json"
+    trained = read_mapping(config).get(TRAINED_ON) if config.is_file() else None
+    if isinstance(trained, dict) and trained.get("test") != folder.manifest.splits["test"].sha256:
+        print(f"the text of {folder.location} is not that of the run that was exported: {trained.get('corpus')}")
     shards = ShardText(folder, "test")
     for measure in measures:
         measure.check(network, shards)

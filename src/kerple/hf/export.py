@@ -19,6 +19,9 @@ from kerple.model.architecture import Architecture
 from kerple.positions import Position
 from kerple.positions.coupled import Placed
 
+TRAINED_ON = "kerple_trained_on"
+"""Key of config.json: the corpus of the run that was exported, and the sha256 of its test text."""
+
 AS_LLAMA: dict[str, Any] = {
     "bias": False,
     "norm": "rms",
