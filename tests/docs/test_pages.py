@@ -19,6 +19,15 @@ from tests.cli.tiny import complaint
 from tests.pages import blocks, commands, put
 
 
+def test_every_link_leads_to_a_file_of_the_checkout() -> None:
+    """A reader of the repository on a code host follows them; `make docs` looks at those of the site alone."""
+    root = Path(__file__).parents[2]
+    pages = [*root.glob("*.md"), *root.glob("results/*.md"), *root.glob("docs/**/*.md")]
+    links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#:\s]+)[)#]", page.read_text())]
+    assert len(links) > 200
+    assert not [f"{page}: {link}" for page, link in links if not (page.parent / link).exists()]
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_the_figure_shows_what_both_tests_have_written_and_the_analysis_its_mean(tmp_path, monkeypatch, capsys):
