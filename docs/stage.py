@@ -6,6 +6,7 @@ On a code host, pages link to the tables and to folders of the source; in the co
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -52,3 +53,6 @@ if __name__ == "__main__":
     (SITE / "reference").mkdir()
     for package in PACKAGES:
         (SITE / "reference" / f"{package.name}.md").write_text(reference(package), encoding="utf-8")
+    pages = re.findall(r'"([^"]+\.md)"', (ROOT / "zensical.toml").read_text(encoding="utf-8"))
+    if missing := [page for page in pages if not (SITE / page).exists()]:  # zensical passes over them
+        sys.exit(f"zensical.toml: there is no {', '.join(missing)}")
