@@ -68,6 +68,7 @@ def test_fit_leaves_checkpoints_events_and_its_configuration_in_a_folder_of_its_
     last = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
     assert last["global_step"] == 12  # the last step of all, which no multiple of 5 is
     assert last["config"] == config_of(run)
+    assert last["hyper_parameters"]["position"]["class_path"] == "kerple.positions.KerpleLog"
 
     fit("--trainer.max_steps", "1")
     assert config_of(run)["trainer"]["max_steps"] == 12

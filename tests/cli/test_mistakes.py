@@ -31,6 +31,7 @@ def config(folder, **sections):
     ("options", "parts"),
     [
         (["--model.heads=3"], ["heads: got 3"]),  # a class says it when it is built
+        (["--data.batch_size=0"], ["error: data.batch_size: got 0"]),  # one of the types of this option is a class
         (["--data.lenght=3"], ["lenght", "TaskData; did you mean length?"]),
         (["--model.layer=3"], ["--model.layer=3; did you mean model.layers?"]),  # no abbreviation
         (["--model.position=Kerple1og"], ["model.position: got Kerple1og, did you mean KerpleLog?"]),

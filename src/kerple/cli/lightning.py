@@ -158,7 +158,7 @@ class CLI(LightningCLI):
         data = self.config[self.subcommand].data
         if self.subcommand == "fit" and data.class_path.endswith(".TokenShards"):  # before the model is built
             check_corpus(ShardOptions(**data.init_args.as_dict()))
-        with unwrapped(cast("Any", self._parser(self.subcommand))):
+        with unwrapped(self.parser):
             super().instantiate_classes()
         if self.checkpoint is None:
             return

@@ -99,7 +99,8 @@ def unwrapped(parser: ArgumentParser) -> Iterator[None]:
             mistakes.append(error)
             raise
 
-    parser.add_instantiator(cast("Any", build), object)
+    for kind in (LightningDataModule, object):  # in place of Lightning's for data; its own for the model stays
+        parser.add_instantiator(cast("Any", build), kind)
     try:
         yield
     except Exception as error:
