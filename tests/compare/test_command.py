@@ -313,9 +313,11 @@ def test_a_run_that_was_stopped_goes_on(
 
     change(config, strategies={"KerpleLog": {}})
     monkeypatch.setenv("FAKE_STEP", "0.05")
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup, which may have started the tests, ignores it
     threading.Thread(target=kill).start()
     with pytest.raises(SystemExit) as end:
         run(config, "--parallel", "2")
+    signal.signal(signal.SIGHUP, before)
     assert end.value.code == status
     assert said in capsys.readouterr().out
     monkeypatch.setenv("FAKE_STEP", "0.001")
