@@ -10,8 +10,7 @@ from pytorch_lightning.loggers import TensorBoardLogger
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from kerple.data.loader import Blocks
-from kerple.data.text import Text
+from kerple.data.text import Text, TextBlocks
 from kerple.measure.measure import Measure
 from kerple.positions import strategies
 from kerple.training.language_model import LanguageModel
@@ -42,17 +41,20 @@ class ToyData(LightningDataModule):
     def token_bytes(self) -> Tensor:
         return torch.full((self.vocabulary,), 2)
 
-    def blocks(self, split: str, length: int, limit: int | None = None) -> Blocks:
-        return Blocks(self.text(split).stream, length, limit)
+    def blocks(self, split: str, length: int, limit: int | None = None) -> TextBlocks:
+        return self.text(split).blocks(length, limit, fewer=True)
+
+    def loader(self, blocks: TextBlocks, batch_size: int) -> DataLoader:
+        return DataLoader([{"tokens": block, "index": i} for i, block in enumerate(blocks)], batch_size)
 
     def train_dataloader(self) -> DataLoader:
-        return DataLoader(self.blocks("train", self.length), self.batch_size)
+        return self.loader(self.blocks("train", self.length), self.batch_size)
 
     def val_dataloader(self) -> DataLoader:
-        return DataLoader(self.blocks("validation", self.length, 8), self.batch_size)
+        return self.loader(self.blocks("validation", self.length, 8), self.batch_size)
 
     def test_dataloader(self) -> DataLoader:
-        return DataLoader(self.blocks("test", self.length, 4), 1)
+        return self.loader(self.blocks("test", self.length, 4), 1)
 
 
 class RandomText(ToyData):

@@ -76,7 +76,7 @@ def fit(*flags: str) -> tuple[Any, Any]:
 
 
 def train(strategy: str, seed: int, tokens: int, settings: dict[str, Any]) -> tuple[Transformer, TokenShards]:
-    """Train on so many tokens with settings named as flags."""
+    """Train on this number of tokens with settings named as flags."""
     steps = tokens // (settings["data.length"] * settings["data.batch_size"])
     every = {"trainer.precision": "32-true", "trainer.gradient_clip_val": 1.0, "model.position": strategy}
     every |= {"data": "TokenShards", "data.seed": seed, "seed_everything": seed, "trainer.max_steps": steps, **settings}
@@ -94,7 +94,7 @@ def score(network: Transformer, data: TokenShards, length: int, far: int) -> dic
     longest = (far or 8) * length
     blocks = data.blocks("validation", longest)
     chosen = np.linspace(0, len(blocks) - 1, TARGETS // longest).astype(int)
-    tokens = [blocks[int(index)]["tokens"][None] for index in chosen]  # (1, longest + 1) each
+    tokens = [blocks[int(index)][None] for index in chosen]  # (1, longest + 1) each
     near = statistics.mean([float(full(network, block, length).mean()) for block in tokens])
     scores: dict[str, float] = {"loss_1x": near, "ppl_1x": math.exp(near)}
     if far:
@@ -108,7 +108,7 @@ def score(network: Transformer, data: TokenShards, length: int, far: int) -> dic
 
 @torch.no_grad()
 def exact_match(network: Transformer, data: TaskData, times: int) -> float:
-    """Share of problems of so many times the training length whose whole answer is right."""
+    """Fraction of exact answers to problems of this multiple of the training length."""
     batch = collate(data.sampler.distinct("validation", 200, times * data.train_length))
     tokens = batch["tokens"]  # (B, T + 1)
     right = network(tokens[:, :-1]).argmax(-1) == tokens[:, 1:]  # (B, T)

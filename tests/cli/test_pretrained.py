@@ -68,7 +68,7 @@ def test_a_folder_is_tested_by_protocols_and_analyses(here):
     blocks = TokenShards(corpus=None, directory="shards").blocks("test", 64, 2)
     with torch.inference_mode():
         for length in (16, 64):
-            expected = [plain_loop(model, blocks[i]["tokens"][None], Protocol("full"), length) for i in range(2)]
+            expected = [plain_loop(model, blocks[i][None], Protocol("full"), length) for i in range(2)]
             np.testing.assert_allclose(losses(folder, length), expected, rtol=1e-6)
     assert (folder / "shift.csv").exists()
     assert (folder / "receptive_window.csv").exists()

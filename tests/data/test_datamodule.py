@@ -89,7 +89,7 @@ def test_the_checksum_of_data_is_that_of_what_is_read(module, prepared, json_lin
 
 def test_every_target_of_a_split_is_in_one_block(module):
     blocks, stream = module().blocks("test", 40), module().stream("test")
-    targets = torch.cat([blocks[i]["tokens"][1:] for i in range(len(blocks))]).tolist()
+    targets = torch.cat([blocks[i][1:] for i in range(len(blocks))]).tolist()
     assert len(blocks) == (len(stream) - 1) // 40
     assert targets == stream.read(1, len(targets)).tolist()
     assert [len(list(module(rank, 3).test_dataloader())) for rank in range(3)] == [1, 1, 1]

@@ -53,7 +53,7 @@ def measured(folder: Path, measure: Measure, model: LanguageModel) -> pd.DataFra
 
 def blocks_of(length: int, count: int) -> Tensor:
     blocks = RandomText(tokens=400).blocks("test", length)
-    return torch.stack([blocks[i]["tokens"] for i in range(count)])
+    return torch.stack([blocks[i] for i in range(count)])
 
 
 @torch.no_grad()

@@ -86,7 +86,7 @@ def test_keys_of_another_tokenizer_are_found_through_the_bytes(corpus: Path, pla
     evaluator = hugging_face_network(hf.AutoModelForCausalLM.from_pretrained("evaluator").eval())
     reader = hf.AutoTokenizer.from_pretrained("evaluator")  # a token for each byte
     for i, targets in enumerate(keys):
-        spelt = [spell(token) for token in merged.blocks("test", 48, 3)[i]["tokens"].tolist()]
+        spelt = [spell(token) for token in merged.blocks("test", 48, 3)[i].tolist()]
         text = b"".join(spelt).decode()
         character = [n for n, letter in enumerate(text) for _ in letter.encode()]  # that each byte belongs to
         ids = reader(text, add_special_tokens=False)["input_ids"]

@@ -204,7 +204,7 @@ def test_after_each_validation_of_a_fit_full_is_measured_on_its_first_blocks(tmp
     points = events.Scalars("val/ppl/full/32")
     assert len(points) == 2  # two validations; the sanity check before them is none
     model.eval()
-    tokens = torch.stack([data.blocks("validation", 32)[i]["tokens"] for i in range(3)])
+    tokens = torch.stack([data.blocks("validation", 32)[i] for i in range(3)])
     with torch.no_grad():
         ppl = model.network.losses(tokens).mean().exp()
     assert points[-1].value == pytest.approx(float(ppl), rel=1e-5)

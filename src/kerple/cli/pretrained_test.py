@@ -1,7 +1,7 @@
 """`python run.py test --hf MODEL`: measures a pretrained model of transformers, without Lightning."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -109,13 +109,14 @@ def _measure(options: Namespace, model: ModelOptions, measures: list[Measure], d
     from kerple.measure.runner import Runner
 
     trainer, data = options.trainer, ShardOptions(**options.data.as_dict())
-    text = _dump(options)
-    for path in (directory / "config.yaml", directory.parent / "config.yaml"):  # a report reads that of the run
-        if path.parent.resolve() != Path.cwd() and not path.exists():
-            write(path, text)
     device = {"auto": None, "gpu": "cuda"}.get(trainer.accelerator, trainer.accelerator)
     precision = "32-true" if trainer.precision == 32 else trainer.precision
-    runner = Runner.detect(device, precision, Progress(directory / FILE).over)
+    runner = Runner.detect(device, precision)
+    if runner.rank == 0:  # other processes do not know the version of the folder
+        runner = replace(runner, progress=Progress(directory / FILE).over)
+        for path in (directory / "config.yaml", directory.parent / "config.yaml"):  # a report reads that of the run
+            if path.parent.resolve() != Path.cwd() and not path.exists():
+                write(path, _dump(options))
     network = read_network(options.hf, **vars(model)).to(runner.device)
     if data.corpus is not None and runner.rank == 0:
         prepare(data)

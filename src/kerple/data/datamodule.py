@@ -10,13 +10,13 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from kerple.base.errors import UserError
-from kerple.data.loader import BatchLoader, BlockBatches, Blocks, EvaluationLoader, TrainingBatches, rank_in
+from kerple.data.loader import BatchLoader, BlockBatches, EvaluationLoader, TrainingBatches, rank_in
 from kerple.data.manifest import SPLITS, Manifest
 from kerple.data.options import ShardOptions
 from kerple.data.order import Mixture, Order
 from kerple.data.prepare.build import check_prepared, prepare
 from kerple.data.shards import Folder, TokenStream
-from kerple.data.text import ShardText
+from kerple.data.text import ShardText, TextBlocks
 from kerple.data.tokenizer import encode
 
 
@@ -135,25 +135,18 @@ class TokenShards(ShardOptions, LightningDataModule):
         rank, ranks = rank_in(self)
         return EvaluationLoader(BlockBatches(self.blocks("test", self.length, ranks), 1, rank, ranks))
 
-    def blocks(self, split: str, length: int, limit: int | None = None) -> Blocks:
-        """Disjoint blocks of `length` targets of a split, at most `limit`, as a map-style dataset.
+    def blocks(self, split: str, length: int, limit: int | None = None) -> TextBlocks:
+        """Disjoint blocks of `length` targets of a split, at most `limit`; errors as of `text` and its blocks."""
+        return self.text(split).blocks(length, limit, fewer=True)
+
+    def text(self, split: str) -> ShardText:
+        """The text of a split, which measures read; there is one object for each split.
 
         Raises:
-            UserError: There is no such split, or it is shorter than one block.
+            UserError: There is no such split.
         """
         if split not in SPLITS:
             raise UserError(f"split: got {split!r}, expected one of {', '.join(SPLITS)}")
-        blocks = Blocks(self.stream(split), length, limit)
-        if len(blocks) == 0:
-            raise UserError(
-                f"{self.location}: got {len(blocks.stream)} tokens in split {split}, expected at least {length + 1} "
-                f"for a block of {length} targets (length, lengths or block_length); give the split a larger fraction, "
-                "or use a larger corpus"
-            )
-        return blocks
-
-    def text(self, split: str) -> ShardText:
-        """The text of a split, which measures read; there is one object for each split."""
         if split not in self._texts:
             self._texts[split] = ShardText(self.folder, split)
         return self._texts[split]
@@ -205,7 +198,7 @@ class TokenShards(ShardOptions, LightningDataModule):
         return hashlib.sha256(repr(sums).encode()).hexdigest()
 
     def _batches(self, samples_in_corpus: int, samples: int) -> int:
-        """Number of micro-batches in an epoch, of so many samples each."""
+        """Number of micro-batches in an epoch, of ``samples`` samples each."""
         trainer = self.trainer
         if self.samples is not None:
             batches = self.samples // samples

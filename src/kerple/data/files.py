@@ -63,7 +63,7 @@ def open_bytes(path: str) -> Iterator[IO[bytes]]:
 
 
 def decompress(file: IO[bytes], name: str) -> IO[bytes]:
-    """The content of a file whose name ends in .zst (any number of frames) or .gz; any other file is returned as it is.
+    """Decompress a file whose name ends in .zst (any number of frames) or .gz; return any other unchanged.
 
     Reading a file that breaks off or is damaged raises an error of the library that decompresses it.
     """

@@ -3,7 +3,6 @@
 import operator
 import signal
 from collections.abc import Iterator, Sized
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from kerple.base.errors import UserError
 from kerple.data.order import Mixture
 from kerple.data.shards import TokenStream
+from kerple.data.text import TextBlocks
 from kerple.model import Batch
 
 LOCATED = 4096  # number of samples that are located at once, which takes hardly longer than for one batch
@@ -76,33 +76,6 @@ class TrainingBatches(Dataset[Batch]):
         return {"tokens": torch.from_numpy(tokens)}
 
 
-class Blocks(Dataset[dict[str, Any]]):
-    """Dataset of disjoint blocks. Item i is {"tokens": (length + 1,) int64, "index": i}.
-
-    The targets of block i are the tokens i·length + 1 .. (i + 1)·length of the stream. Every token but the first is a
-    target of one block; an incomplete block at the end is dropped.
-
-    Args:
-        stream: The tokens of a split.
-        length: Targets per block.
-        limit: Largest number of blocks, counted from the beginning; None for all.
-    """
-
-    def __init__(self, stream: TokenStream, length: int, limit: int | None = None) -> None:
-        self.stream, self.length = stream, length
-        available = max(len(stream) - 1, 0) // length
-        self.blocks = available if limit is None else min(limit, available)
-
-    def __len__(self) -> int:
-        return self.blocks
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        if not 0 <= index < self.blocks:
-            raise IndexError(index)
-        tokens = self.stream.read(index * self.length, self.length + 1).astype(np.int64)
-        return {"tokens": torch.from_numpy(tokens), "index": index}
-
-
 class BlockBatches(Dataset[Batch]):
     """Dataset of batches of blocks. Item i is {"tokens": (B, T + 1) int64, "index": (B,), "scored": (B, T) bool}.
 
@@ -117,7 +90,7 @@ class BlockBatches(Dataset[Batch]):
         ranks: Number of processes.
     """
 
-    def __init__(self, blocks: Blocks, batch_size: int, rank: int, ranks: int) -> None:
+    def __init__(self, blocks: TextBlocks, batch_size: int, rank: int, ranks: int) -> None:
         self.blocks, self.batch_size, self.rank, self.ranks = blocks, batch_size, rank, ranks
 
     def __len__(self) -> int:
@@ -128,7 +101,7 @@ class BlockBatches(Dataset[Batch]):
         tokens = torch.zeros(self.batch_size, self.blocks.length + 1, dtype=torch.int64)  # (B, T + 1)
         numbers = torch.full((self.batch_size,), -1)
         for row, block in enumerate(range(first, min(first + self.batch_size, len(self.blocks)))):
-            tokens[row], numbers[row] = self.blocks[block]["tokens"], block
+            tokens[row], numbers[row] = self.blocks[block], block
         scored = (numbers >= 0)[:, None].expand(-1, self.blocks.length)  # (B, T)
         return {"tokens": tokens, "index": numbers, "scored": scored}
 

@@ -51,7 +51,7 @@ class ShardOptions:
                 entries are part of this package. Any other value is a tokenizer.json, a folder with one, a name on the
                 Hugging Face hub such as gpt2, or `hf:` and a pretrained model's folder, GGUF file or name.
             vocabulary: Number of entries of a tokenizer that is trained here, and of rows of the model's embedding. Any
-                other tokenizer may have at most so many entries.
+                other tokenizer may have at most this number of entries.
             directory: Folder of the shards, or the URL of a prepared one. With null, data/<corpus>-<tokenizer>.
             source: Folder with the wheels of `code` and `code-demo`, or with rfc1.txt, rfc2.txt and so on; missing
                 files are fetched into it. With null, a folder in `cache`.

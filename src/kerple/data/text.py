@@ -141,23 +141,24 @@ class Text:
         """The string of token ids; an end-of-text token becomes its name."""
         return self.tokenizer.decode(tokens, skip_special_tokens=False)
 
-    def blocks(self, length: int, limit: int | None = None) -> TextBlocks:
+    def blocks(self, length: int, limit: int | None = None, fewer: bool = False) -> TextBlocks:
         """Consecutive blocks of ``length`` targets; the first token of a block is the last target of the one before.
 
         Args:
             length: Targets in a block.
             limit: Number of blocks, the first of the text; None for all.
+            fewer: Whether fewer than ``limit`` will do.
 
         Raises:
             UserError: If there are fewer than ``limit``, or none.
         """
         available = max(len(self.stream) - 1, 0) // length
-        if available < (limit or 1):
+        if available < (1 if fewer else limit or 1):
             raise UserError(
                 f"blocks: got {limit or 'all'} of {length} targets, but {self.name} has only {available}; use fewer "
                 "blocks, a shorter length (length, lengths or block_length), or a longer text"
             )
-        return TextBlocks(self.stream, torch.arange(available if limit is None else limit) * length, length)
+        return TextBlocks(self.stream, torch.arange(available)[:limit] * length, length)
 
     def document_blocks(self, length: int, limit: int | None = None, overlap: float = 1.0) -> TextBlocks:
         """Blocks that lie inside one document and are cut from its first token on.
@@ -204,24 +205,20 @@ class ShardText(Text):
     """
 
     def __init__(self, folder: Folder, split: str) -> None:
-        super().__init__(folder.stream(split), name=f"the {split} split of {folder.location}")
         self.folder, self.split = folder, split
+        self.stream, self.name = folder.stream(split), f"the {split} split of {folder.location}"
 
     @cached_property
-    def begins(self) -> Tensor | None:
-        return torch.as_tensor(self.folder.documents(self.split))
+    def _begins(self) -> NDArray[np.int64]:  # type: ignore[override]
+        return self.folder.documents(self.split)
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:  # type: ignore[override]
+        return self.folder.tokenizer()
 
     @cached_property
     def table(self) -> pd.DataFrame | None:  # type: ignore[override]
         return self.folder.test_documents() if self.split == "test" else None
-
-    @cached_property
-    def tokenizer(self) -> Tokenizer:
-        return self.folder.tokenizer()
-
-    @cached_property
-    def token_bytes(self) -> Tensor | None:
-        return torch.tensor(token_bytes(self.tokenizer))
 
     @cached_property
     def digest(self) -> str:

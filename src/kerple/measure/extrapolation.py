@@ -164,13 +164,12 @@ class Extrapolation(Measure):
         self._validation_blocks(text)
 
     def _validation_blocks(self, text: Text) -> TextBlocks:
-        available = max(len(text.stream) - 1, 0) // self.targets
-        if not available:
+        if len(text.stream) <= self.targets:
             raise UserError(
                 f"lengths: got {self.targets}, but the validation split has no block of that many targets; use a "
                 "larger split, shorter lengths, or validation_blocks: 0"
             )
-        return text.blocks(self.targets, min(self.validation_blocks, available))
+        return text.blocks(self.targets, self.validation_blocks, fewer=True)
 
     def _protocols(self, trained: int) -> list[Protocol]:
         options = {name: getattr(self, name) for name in ("window", "keep_first", "distances", "stride", "skip", "k")}

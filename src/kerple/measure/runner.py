@@ -76,13 +76,12 @@ class Runner:
                 )
 
     @classmethod
-    def detect(cls, device: str | None = None, precision: str = "32-true", progress: Any = iter) -> "Runner":
+    def detect(cls, device: str | None = None, precision: str = "32-true") -> "Runner":
         """A runner outside Lightning; under torchrun its processes share the work.
 
         Args:
             device: Device; None for a GPU if there is one, else the CPU.
             precision: ``32-true``, ``bf16-mixed``, ``16-mixed`` or ``auto`` for what suits the device.
-            progress: Function that yields the items it is given.
 
         Raises:
             UserError: If there is no such device or precision.
@@ -100,4 +99,4 @@ class Runner:
             raise UserError(f"precision: got {precision}, expected auto or one of {', '.join(dtypes)}")
         dtype = dtypes[precision]
         autocast = nullcontext if dtype is None else partial(torch.autocast, place.type, dtype)
-        return cls(place, autocast, precision, rank, ranks, progress)
+        return cls(place, autocast, precision, rank, ranks)

@@ -68,13 +68,13 @@ class Dashboards(Callback):
         half = max(1, network.shape.length // 2)
         if not (writers := list(_writers(trainer))):
             return
-        start = data.blocks("validation", half, 1)[0]["tokens"][:half]
+        start = data.blocks("validation", half, 1)[0][:half]
         with trainer.precision_plugin.forward_context():
             tokens = generate(network, start[None].to(pl_module.device), min(half, MOST_NEW))
             new = [int(token) for token in tokens]
         prompt = data.decode(start)
         texts = {"given": prompt, "continued": data.decode(start.tolist() + new)[len(prompt) :]}
-        # an indented line is shown as it is
+        # an indented line is shown verbatim
         parts = [f"{name}:\n\n    " + "\n    ".join(text.splitlines()) for name, text in texts.items()]
         for writer in writers:
             writer.add_text("sample", "\n\n".join(parts), trainer.global_step)

@@ -14,7 +14,7 @@ from kerple.measure.kernels import KernelCurves, kernel_tables
 from kerple.measure.result import Result
 from kerple.positions import Position
 from kerple.training.lightning_types import network_of, refuse_shards
-from kerple.training.measure_callback import MeasureCallback, publish
+from kerple.training.measure_callback import publish, runner
 
 MAX_RECORDS = 400  # during a whole training
 
@@ -80,7 +80,8 @@ class Kernels(Callback):
         self.every, self.steps, self.records = (state_dict[key] for key in ("every", "steps", "records"))
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        MeasureCallback(KernelCurves(self.length)).on_test_epoch_end(trainer, pl_module)
+        curves = KernelCurves(self.length).run(network_of(pl_module), None, runner(trainer, pl_module))
+        publish(curves, trainer)
 
     def _record(self, step: int, pl_module: LightningModule) -> None:
         """Record the curves at this step, unless there are none; thin the records out if there are too many."""
@@ -93,7 +94,7 @@ class Kernels(Callback):
             self.steps, self.records, self.every = self.steps[::2], self.records[::2], 2 * self.every
 
     def _curves(self, pl_module: LightningModule) -> dict[tuple[str, str], Tensor]:
-        """What is recorded of the model as it is now: a number for each head, (H,), by layer and name.
+        """What is recorded of the model at this step: a number for each head, (H,), by layer and name.
 
         The layer is that of `kernel_tables`. Names are those of the parameters, and ``bias at 10`` or ``weight at 10``.
         """

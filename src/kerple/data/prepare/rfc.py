@@ -94,7 +94,7 @@ def fetch_rfcs(folder: Path) -> None:
 def without_pages(text: str) -> str:
     """The text of an RFC as one page.
 
-    The first and the last line of a page are taken away, up to three times, where the same line, but for its numbers
+    The first and the last line of a page are taken away, up to three times, where the same line, numbers aside,
     and spaces, begins or ends three pages and a quarter of all, or where it has a page number in brackets. Where a page
     ended inside a sentence, which the next one continues with a small letter, the text goes on in the next line, else
     after an empty one. Spaces at the ends of lines go, and all but one of several empty lines.
