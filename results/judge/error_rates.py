@@ -62,7 +62,7 @@ class Runs:
         return sums[0] - (sums[0].sum(1) / sums[1].sum(1)).mean() * sums[1], sums[1]
 
     def draws(self, *of: tuple[Sums, int]) -> Iterator[list[Sums]]:
-        """`TIMES` draws: so many seeds of each, the same files for all."""
+        """`TIMES` draws: this number of seeds of each, the same files for all."""
         for _ in range(TIMES):
             files = self.generator.integers(len(self.counts), size=len(self.counts))
             rows = [self.generator.integers(len(sums[0]), size=seeds) for sums, seeds in of]

@@ -16,7 +16,7 @@ from kerple.positions.products import precise, product
 from kerple.positions.token_positions import AttentionWeights, table_block
 
 QUERIES_AT_ONCE = 128  # queries
-LARGEST_STORED = 2**22  # scores of a call; up to so many, 16 MiB in fp32, are stored for the backward pass
+LARGEST_STORED = 2**22  # scores of a call; up to this number, 16 MiB in fp32, are stored for the backward pass
 
 
 def attend_blocks(

@@ -24,7 +24,7 @@ def attend(
 
     Distances are those of row indices: query row m, key row n, d = m - n. The queries are the last Tq of the Tk rows:
     all of them in training, the newest ones when keys come from a cache. Scores, softmax and the table's gradient are
-    fp32 (fp64 for fp64 input); gradients are the same bits in every run, but on CUDA where functions of a strategy
+    fp32 (fp64 for fp64 input); gradients are deterministic, except on CUDA where functions of a strategy
     gather or scatter. Under autocast q, k, v are cast to its dtype. From bf16 input no backend rounds q·k before the
     softmax.
 

@@ -1,6 +1,6 @@
 """`python run.py compare`: its options, and what it does: check the runs, take committed ones or run them, report.
 
-Lightning, which takes seconds, is imported where it is used, so that a mistake in an option is told before.
+Lightning, which takes seconds, is imported where it is used, so that option errors are reported first.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""The text that a trained model writes after a prompt, printed as it is generated."""
+"""The text that a trained model writes after a prompt, printed during generation."""
 
 import sys
 from collections.abc import Iterator

@@ -80,7 +80,7 @@ def peek(arguments: list[str], *names: str) -> tuple[argparse.Namespace, list[st
 
 
 def mistake(error: Exception) -> UserError:
-    """A `UserError` as it is; the error of Lightning, or of a logger's package that is missing, about the Trainer."""
+    """A `UserError` unchanged; the error of Lightning, or of a logger's package that is missing, about the Trainer."""
     return error if isinstance(error, UserError) else UserError(f"trainer: {error}")
 
 

@@ -19,7 +19,7 @@ HARMLESS = (
 def configure_torch() -> None:
     """Choose TF32 on a GPU and reproducible products on a CPU, and silence warnings and all processes but the first.
 
-    Resumption bit for bit needs matrix products with the same bits each time. MKL gives them only in its reproducible
+    Resumption bit for bit needs deterministic matrix products. MKL gives them only in its reproducible
     mode, and only if it does not choose the number of threads.
     """
     if torch.cuda.is_available():  # TF32; on the CPU "high" is a slower path, four times at width 64

@@ -24,7 +24,7 @@ Styles = dict[str, dict[str, Any]]
 Draw = Callable[[Axes, pd.DataFrame, Styles], tuple[float, float]]
 LEGEND: Any = {"loc": "outside right center", "frameon": False, "fontsize": 9, "handlelength": 3.2}  # dashes are seen
 DEVIATION, INTERVAL = "band: one standard\ndeviation over seeds", "band: 95% interval"
-HEADROOM = 4.0  # the axis ends at so many times the best value
+HEADROOM = 4.0  # the axis ends at this multiple of the best value
 
 
 def figures(summary: pd.DataFrame, trained: Mapping[str, int | None], baseline: str) -> Iterator[tuple[str, Figure]]:

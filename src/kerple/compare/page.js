@@ -193,7 +193,7 @@ function columnsOf(metric, { strategies }) {
   return columns;
 }
 
-// A piece of a curve as it is drawn: its colour and its dashes.
+// A piece of a drawn curve: its colour and its dashes.
 function swatch({ colour, dash }) {
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg"), piece = document.createElementNS(svg.namespaceURI, "path");
   svg.setAttribute("viewBox", "0 0 32 10");

@@ -61,7 +61,7 @@ def write(
         name: Name of the comparison.
         baseline: The strategy against which the others are tested.
         missing: Runs of the comparison that are not finished; the report names them.
-        deviations: What is otherwise than in the comparison's plan; the first line of the report.
+        deviations: Differences from the comparison's plan; the first line of the report.
         printed: Strategies in figures for print, which are written to ``paper/*.pdf``; all if it is empty, no such
             figures for None.
         events: Folder of TensorBoard's events, in place of which the figures and the tables are written; None for none.

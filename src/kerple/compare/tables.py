@@ -290,7 +290,7 @@ def _over(ratios: pd.DataFrame) -> str:
 
 
 def _varied(fewest: int, most: int, sources: str) -> str:
-    """Over what intervals are that have so many seeds, at the least and at the most, and these sources of variation."""
+    """Name the sources of variation that the intervals cover, and the smallest and largest number of seeds."""
     return "over text alone: one seed" if most == 1 else MIXED if fewest == 1 else f"over {sources}"
 
 
@@ -306,7 +306,7 @@ def _span(counts: pd.Series) -> str:
 
 
 def _shown(lengths: pd.Series) -> list[int]:
-    """The lengths in order; of more than `MOST_COLUMNS`, so many that are spread evenly."""
+    """The lengths in order; of more than `MOST_COLUMNS`, that number, spread evenly."""
     distinct = sorted(lengths.unique())
     spread = np.linspace(0, len(distinct) - 1, min(len(distinct), MOST_COLUMNS)).round().astype(int)
     return [distinct[i] for i in spread]

@@ -81,7 +81,7 @@ def generate(
     visibility: Visibility = EVERYTHING,
     generator: torch.Generator | None = None,
 ) -> Iterator[Tensor]:
-    """Continue prompts of equal length, and yield each token as soon as it is drawn.
+    """Continue prompts of equal length, and yield each token when it is drawn.
 
     Args:
         network: The network, in evaluation mode.

@@ -51,7 +51,7 @@ class Placed(Resampled):
         self.shift_invariant = False
         self.rows = rows
         table = torch.empty(rows, shape.dim, dtype=torch.float32)
-        # places far apart never occur together in training; rows at right angles are told apart from the start
+        # places far apart never occur together in training; rows at right angles are distinct from the start
         table = nn.init.orthogonal_(table) * size if rows <= shape.dim else table.normal_(std=size * shape.dim**-0.5)
         # `embed` is called for the first layer's strategy alone
         self.table = nn.Parameter(table, requires_grad=learned) if shape.layer == 0 else None
@@ -103,7 +103,7 @@ class Coupled(Placed):
         rows: Rows of the table; places end below it.
         seed: Chooses the shifts in training.
         size: Length of a row before training. An embedding has that of the model's init times √D, about 1; with rows of
-            several times that, places far apart that never meet in training are told apart, too. Up to D rows start at
+            several times that, places far apart that never meet in training are distinct, too. Up to D rows start at
             right angles, more of them as normal numbers.
         learned: Whether the rows are trained, as in the paper. Rows that stay as they are keep their right angles.
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def precise(x: Tensor) -> Tensor:
-    """x in fp32, or as it is in fp64: what biases, angles and scores are computed in."""
+    """x in fp32, or unchanged in fp64: what biases, angles and scores are computed in."""
     return x if x.dtype == torch.float64 else x.float()
 
 

@@ -131,5 +131,5 @@ def table_block(table: Tensor, queries: int, keys: int) -> Tensor:
 
 
 def heads_after_batch(x: Tensor) -> Tensor:
-    """Return (H, Tq, Tk) as it is, and (H, B, Tq, Tk) as (B, H, Tq, Tk)."""
+    """Return (H, Tq, Tk) unchanged, and (H, B, Tq, Tk) as (B, H, Tq, Tk)."""
     return x if x.ndim == 3 else x.movedim(0, 1)

@@ -34,7 +34,7 @@ class TaskData(LightningDataModule):
         examples: Number of training problems, among which short ones may be equal; afterwards they are repeated in
             another order. With null, new problems are drawn for the whole run.
         validation_examples: Number of validation problems, of training lengths.
-        test_examples: Number of test problems of each length, or fewer if there are not so many.
+        test_examples: Number of test problems of each length, or fewer if not as many exist.
         held_out: Fraction of the problems of training lengths that is kept for testing; the same fraction is kept for
             validation.
         seed: Chooses the training problems; null for the seed of the run (``seed_everything``).

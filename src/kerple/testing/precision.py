@@ -18,7 +18,7 @@ from kerple.testing.subject import Subject, holds, holds_at_lengths, same, token
 
 @holds_at_lengths
 def bf16_weights_and_autocast_leave_positions_in_fp32(subject: Subject, length: int) -> None:
-    """What the hooks return is fp32, and equal in every bit, under autocast and after ``.bfloat16()``."""
+    """What the hooks return is fp32, and bitwise equal, under autocast and after ``.bfloat16()``."""
     expected = results_of_hooks(subject.position(length), length)
     with torch.autocast("cpu", torch.bfloat16):
         autocast = results_of_hooks(subject.position(length), length)

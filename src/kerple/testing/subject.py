@@ -44,7 +44,7 @@ class Subject:
     def network(self, length: int = 0, kv_heads: int | None = None, trained: int = LENGTH) -> Transformer:
         """A network of two layers of width 32 with 4 heads, whose strategy has other than its initial parameters.
 
-        The training length is ``trained``, or ``length`` if the strategy cannot represent so many positions else.
+        The training length is ``trained``, or ``length`` if the strategy cannot represent that number of positions.
         Weights are so large that attention is not uniform; else the strategy would have hardly any effect.
         """
         limit = self.position().max_length

@@ -34,7 +34,7 @@ class ShardedBlocks(ModelParallelStrategy):
         self.reshard_after_forward = reshard_after_forward
 
     def shard(self, network: Transformer) -> None:
-        """Cut the parameters up, in place: each is a `DTensor` from then on, but for the forward and backward pass.
+        """Cut the parameters up, in place: each is a `DTensor` from then on, except in the forward and backward pass.
 
         Raises:
             UserError: If the Trainer's precision is none that has fp32 parameters.
