@@ -94,7 +94,8 @@ def row(strategy: type[Position], phrases: list[str]) -> str:
     name, text = strategy.__name__, inspect.getdoc(strategy) or ""
     summary, *rest = [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
     parameters = next(paragraph for paragraph in rest if paragraph.startswith("Parameters:"))
-    formulas = [] if "``" in summary else re.findall(r"``[^`]*[·+=][^`]*``", " ".join(rest))
+    literals = re.findall(r"``[^`]+``", " ".join(rest))  # in order, so that no match begins at the end of another
+    formulas = [] if "``" in summary else [literal for literal in literals if re.search("[·+=]", literal)]
     papers = (
         [] if "arXiv" in summary else re.findall(r"arXiv\s[\d.]+\d", f"{text} {inspect.getmodule(strategy).__doc__}")
     )

@@ -22,7 +22,7 @@ class SSMax(Position):
     code), where s starts at 0 and b at 1. It says nothing of positions; combine it with a strategy that does by
     `Combined`.
 
-    Parameters: `H * (2 - (bias is None))`, one set per layer unless the model says otherwise.
+    Parameters: `H if bias is None else 2 * H`, one set per layer unless the model says otherwise.
     Cost: one multiplication per entry of q.
 
     Args:
@@ -55,7 +55,7 @@ class SSMax(Position):
 
 
 class Temperature(Position):
-    """Factor of the scores that grows with the number n of keys that a query sees, by one of five published rules.
+    """Factor of the scores that grows with the number n of keys that a query sees, by a published rule.
 
     With n₀ = ``length`` and a = ``scale``, the factor is
 
