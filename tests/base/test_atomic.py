@@ -13,9 +13,9 @@ import pytest
 import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
 
-from kerple.base import checkpoint_io
 from kerple.base.atomic import write, writing
-from kerple.base.checkpoint_io import AtomicCheckpointIO
+from kerple.training import checkpoint_io
+from kerple.training.checkpoint_io import AtomicCheckpointIO
 from tests.toy import Line, ToyData, trainer
 
 FORK = multiprocessing.get_context("fork")

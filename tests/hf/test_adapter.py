@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kerple.hf.adapter import hugging_face_network
-from kerple.hf.rope_scaling import scaled
+from kerple.hf.rope import scaled
 from kerple.measure.protocols import Protocol
 from kerple.model.network import Offset
 from kerple.positions.visibility import Visibility

@@ -11,11 +11,11 @@ from kerple.base.errors import UserError
 from kerple.cli.main import main
 from kerple.cli.trained import load
 from kerple.hf.export import export
-from kerple.hf.families import StoredModel
 from kerple.hf.modeling import KerpleConfig, KerpleForCausalLM
-from kerple.hf.weights import fill, read_stored_model, transformer
+from kerple.hf.pretrained import read_stored_model
 from kerple.model import Transformer
 from kerple.model.generation import generate
+from kerple.model.stored import StoredModel, fill, transformer
 from tests.cli.tiny import complaint
 from tests.hf.tiny import LENGTH, VOCABULARY, hf, saved, text
 from tests.toy import QUIET

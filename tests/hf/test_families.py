@@ -5,8 +5,9 @@ import torch
 
 from kerple.cli.classes import classes
 from kerple.hf.families import read_family
-from kerple.hf.weights import fill, read_stored_model, transformer
+from kerple.hf.pretrained import read_stored_model
 from kerple.model import Transformer
+from kerple.model.stored import fill, transformer
 from tests.hf.tiny import CONFIGS, LENGTH, VOCABULARY, hf, small, text, tiny
 
 

@@ -17,9 +17,8 @@ from kerple.cli.main import main
 from kerple.data import TokenShards
 from kerple.data.tokenizer import train_tokenizer
 from kerple.hf.export import export
-from kerple.hf.families import StoredModel
-from kerple.hf.weights import transformer
 from kerple.measure import results
+from kerple.model.stored import StoredModel, transformer
 from tests.hf.tiny import hf
 
 ROOT = Path(__file__).parents[2]

@@ -19,11 +19,11 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer, seed_everything
 from torch import Tensor
 
-from kerple.base.signals import Signals, requeue
 from kerple.training import last_checkpoint, provenance
 from kerple.training.last_checkpoint import LastCheckpoint
 from kerple.training.provenance import Provenance
 from kerple.training.random_state import RandomState
+from kerple.training.signals import Signals, requeue
 from tests.toy import Line, ToyData, fit, small_model, trainer
 
 

@@ -29,12 +29,12 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--trust", default="", help="packages whose classes the checkpoint may name: a,b,c")
     options = parse(parser, arguments)
     need()
-    from kerple.hf import weights
     from kerple.hf.export import TRAINED_ON, export
+    from kerple.hf.pretrained import read_stored_model
 
     _, data = load(options.ckpt_path, options.trust)
     tokenizer = load_tokenizer(str(data.folder.directory)) if isinstance(data, TokenShards) else None
-    model = weights.read_stored_model(options.ckpt_path, classes(options.trust))
+    model = read_stored_model(options.ckpt_path, classes(options.trust))
     name = export(model, Path(options.to), tokenizer, end_of_text(data))
     if isinstance(data, TokenShards):
         config = Path(options.to) / "config.json"

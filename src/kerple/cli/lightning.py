@@ -16,7 +16,6 @@ from pytorch_lightning.utilities import rank_zero_info
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from kerple.base.atomic import write
-from kerple.base.checkpoint_io import AtomicCheckpointIO
 from kerple.base.directories import LAST, fit_directory, last_checkpoint, test_directory, unlock
 from kerple.base.errors import NO_ROOM, UserError
 from kerple.base.sources import SOURCES, own_classes, source_digests
@@ -29,6 +28,7 @@ from kerple.compare.runs import flat
 from kerple.data.datamodule import TokenShards
 from kerple.data.options import ShardOptions
 from kerple.data.prepare.build import check_corpus
+from kerple.training.checkpoint_io import AtomicCheckpointIO
 from kerple.training.health import NonFiniteGuard
 from kerple.training.last_checkpoint import LastCheckpoint
 from kerple.training.progress_bar import SteadyProgress

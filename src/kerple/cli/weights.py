@@ -13,16 +13,17 @@ from kerple.base.trust import load
 from kerple.cli.classes import classes
 from kerple.data import TokenShards
 from kerple.model import Transformer
+from kerple.model.stored import fill
 
 DATA_OPTIONS = ("length", "vocabulary")  # the model takes these from the data
 
 
 @lru_cache(maxsize=1)  # it is called twice: for the options, then for the weights
 def _read(path: str, trust: str) -> Any:
-    from kerple.hf import weights  # imports transformers, which takes seconds
+    from kerple.hf.pretrained import read_stored_model  # imports transformers, which takes seconds
 
     try:
-        return weights.read_stored_model(path, classes(trust))
+        return read_stored_model(path, classes(trust))
     except UserError as error:  # it names the option --hf of `test`
         raise UserError(f"weights: {str(error).removeprefix('hf: ')}") from error
 
@@ -32,7 +33,7 @@ def architecture_first(arguments: list[str], path: str, trust: str | None = None
 
     Args:
         arguments: Arguments of ``fit``, without the command.
-        path: Path or name of the model, see `kerple.hf.weights.read_stored_model`.
+        path: Path or name of the model, see `kerple.hf.pretrained.read_stored_model`.
         trust: Packages whose classes a checkpoint may name, separated by commas.
 
     Returns:
@@ -55,7 +56,7 @@ def start_from(network: Transformer, data: LightningDataModule, path: str, trust
     Raises:
         UserError: If a weight other than the strategy's does not fit, or the data has another tokenizer than the model.
     """
-    from kerple.hf import source, weights
+    from kerple.hf import source
 
     if isinstance(data, TokenShards):
         data.prepare_data()
@@ -64,5 +65,5 @@ def start_from(network: Transformer, data: LightningDataModule, path: str, trust
             data.load_state_dict(states.get(type(data).__qualname__) or states.get("TokenShards") or {})
         else:
             source.check_tokenizer(data.folder, source.locate(path))
-    print(f"weights of {path}:\n{weights.fill(network, _read(path, trust or ''))}", flush=True)
+    print(f"weights of {path}:\n{fill(network, _read(path, trust or ''))}", flush=True)
     _read.cache_clear()

@@ -16,10 +16,10 @@ import numpy as np
 import pandas as pd
 
 from kerple.base.atomic import write
-from kerple.base.defaults import is_default
 from kerple.base.errors import UserError
 from kerple.base.mapping import read_mapping
 from kerple.compare.comparison import Job
+from kerple.compare.defaults import is_default
 from kerple.compare.runs import LOCATIONS, flat, read_runs
 from kerple.measure import results
 

@@ -1,7 +1,7 @@
 """Models of the transformers library: evaluated as they are, read into our own `Transformer`, and written from it.
 
-The optional group ``hf`` (transformers, accelerate, gguf) is needed only for models of others; `weights` reads our own
-checkpoints without it.
+The optional group ``hf`` (transformers, accelerate, gguf) is needed only for models of others; our own
+checkpoints are read without it.
 """
 
 from importlib.util import find_spec

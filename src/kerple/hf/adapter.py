@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kerple.base.errors import UserError
+from kerple.hf.rope import strategy_name
 from kerple.hf.windows import windowed
 from kerple.model.loss import target_losses
 from kerple.model.network import Embedding, Generation, Limited, Offset, Windows
@@ -181,8 +182,4 @@ def _strategy(config: Any, learned: nn.Embedding | None) -> str:
         return "Learned"
     if config.model_type == "bloom" or getattr(config, "alibi", False):
         return "ALiBi"
-    rope = getattr(config, "rope_parameters", None)
-    if not rope:
-        return config.model_type
-    kind = rope.get("rope_type", "default") if "rope_theta" in rope else "mixed"
-    return {"default": "RoPE", "linear": "PI", "dynamic": "DynamicNTK", "yarn": "YaRN"}.get(kind, f"RoPE ({kind})")
+    return strategy_name(config) or config.model_type

@@ -13,9 +13,11 @@ import transformers
 from tokenizers import Tokenizer
 
 from kerple.base.errors import UserError
-from kerple.hf.families import LLAMA, StoredModel, Weights, parameters
+from kerple.hf.families import LLAMA, parameters
 from kerple.hf.modeling import KerpleConfig, KerpleForCausalLM, remote_classes
+from kerple.hf.rope import LLAMA_ROPE, write_rope
 from kerple.model.architecture import Architecture
+from kerple.model.stored import StoredModel, Weights
 from kerple.positions import Position
 from kerple.positions.coupled import Placed
 
@@ -42,13 +44,6 @@ from kerple.hf.modeling import remote_classes
 {imports}
 KerpleRemoteConfig, KerpleRemoteForCausalLM = remote_classes(__name__, {names})
 '''
-LLAMA_ROPE: dict[str, Any] = {
-    "layout": "half",
-    "rotary_fraction": 1.0,
-    "scaling": None,
-    "attention_factor": None,
-    "mistake": None,
-}
 
 
 def export(read: StoredModel, folder: Path, tokenizer: Tokenizer | None, ending: int | None) -> str:
@@ -143,7 +138,7 @@ def _llama(read: StoredModel) -> Any:
         max_position_embeddings=model["length"],
         rms_norm_eps=model["eps"],
         tie_word_embeddings=bool(model.get("tied")),
-        rope_parameters={"rope_type": "default", "rope_theta": float(rope.get("base", 10000.0))},
+        rope_parameters=write_rope(rope),
         bos_token_id=None,
         eos_token_id=None,
     )

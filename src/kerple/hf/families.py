@@ -8,25 +8,11 @@ import torch
 from torch import Tensor
 
 from kerple.base.errors import UserError
+from kerple.hf.rope import read_rope, rope_type
+from kerple.model.stored import StoredModel, Weights
 
-Weights = dict[str, Tensor]
 TANH = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")  # transformers' names of one approximation of gelu
 ACTIVATION_NAMES = {"gelu": "gelu", "relu": "relu", "silu": "silu", "swish": "silu"} | dict.fromkeys(TANH, "gelu_tanh")
-ROPE_SCALINGS = {"default": None, "linear": "pi", "dynamic": "dynamic_ntk"}  # transformers' names and ours
-
-
-@dataclass(frozen=True)
-class StoredModel:
-    """A published model in terms of our own `Transformer`.
-
-    Args:
-        model: Options of `LanguageModel`: sizes, architecture, position, the training length as ``length``
-            and the rows of the embedding as ``vocabulary``.
-        weights: Weights by their names in our Transformer, including those of the positional strategy.
-    """
-
-    model: dict[str, Any]
-    weights: Weights
 
 
 @dataclass(frozen=True)
@@ -164,6 +150,9 @@ def read_options(family: Family, config: Any) -> dict[str, Any]:
     activation = _first(config, "hidden_act", "activation_function", default="gelu_new")  # BLOOM's has no name
     if activation not in ACTIVATION_NAMES:
         raise no_counterpart(f"has the activation {activation}")
+    rope = read_rope(config, family.partial_rotary) if family.position == "RoPE" else {}
+    if rope is None:
+        raise no_counterpart(f"has RoPE of type {rope_type(config)}")
     return {
         "layers": config.num_hidden_layers,
         "dim": dim,
@@ -175,10 +164,7 @@ def read_options(family: Family, config: Any) -> dict[str, Any]:
         "activation": ACTIVATION_NAMES[activation],
         "parallel": config.model_type == "gpt_neox" and config.use_parallel_residual,
         "tied": config.tie_word_embeddings,
-        "position": {
-            "class_path": f"kerple.positions.{family.position}",
-            "init_args": _rope(family, config) if family.position == "RoPE" else {},
-        },
+        "position": {"class_path": f"kerple.positions.{family.position}", "init_args": rope},
         "length": _first(config, "max_position_embeddings", "seq_length", default=2048),  # BLOOM's training length
         "vocabulary": config.vocab_size,
         **family.options,
@@ -221,15 +207,3 @@ def no_counterpart(reason: str) -> UserError:
 def _first(config: Any, *names: str, default: Any = None) -> Any:
     """The first of these entries of a configuration that has a value."""
     return next((value for name in names if (value := getattr(config, name, None)) is not None), default)
-
-
-def _rope(family: Family, config: Any) -> dict[str, Any]:
-    rope = config.rope_parameters or {}
-    kind = rope.get("rope_type", "default")
-    if kind not in ROPE_SCALINGS or "rope_theta" not in rope:
-        raise no_counterpart(f"has RoPE of type {kind}")
-    fraction = rope.get("partial_rotary_factor", 1.0) if family.partial_rotary else 1.0
-    options = {"base": float(rope["rope_theta"]), "rotary_fraction": float(fraction), "layout": "half"}
-    if kind != "default":
-        options |= {"scaling": ROPE_SCALINGS[kind], "factor": float(rope["factor"])}
-    return options

@@ -13,8 +13,8 @@ from transformers.cache_utils import DynamicCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from kerple.base.errors import UserError
-from kerple.hf.weights import transformer
 from kerple.model.cache import Cache
+from kerple.model.stored import transformer
 from kerple.positions import Position
 
 REMOTE_PACKAGE = "transformers_modules."  # the package into which transformers imports code that comes with a model
@@ -27,7 +27,7 @@ class KerpleConfig(PreTrainedConfig):
     """Configuration of our network.
 
     Args:
-        network: Options of `kerple.hf.weights.transformer`, including the strategy with its options.
+        network: Options of `kerple.model.stored.transformer`, including the strategy with its options.
     """
 
     model_type = "kerple"

@@ -1,16 +1,18 @@
-"""`read_network`: a pretrained model of transformers as a network to measure."""
+"""Pretrained models: as a network to measure, or as options and weights of our own `Transformer`."""
 
 from collections.abc import Callable
 from typing import Any
+from zipfile import is_zipfile
 
 import torch
 
 from kerple.base.errors import UserError
+from kerple.base.trust import Classes
 from kerple.hf.adapter import config_length, hugging_face_network
 from kerple.hf.families import read_family
-from kerple.hf.rope_scaling import STRATEGIES, AnyScaling, scaled
+from kerple.hf.rope import STRATEGIES, AnyScaling, scaled
 from kerple.hf.source import locate, read_model, read_model_config
-from kerple.hf.weights import fill, transformer
+from kerple.model.stored import StoredModel, fill, read_checkpoint, transformer
 from kerple.positions import Position, Shape
 
 
@@ -28,7 +30,7 @@ def read_network(
     Args:
         path: A folder, a .gguf file, ``smollm2-135m`` or a name on the Hugging Face hub.
         length: Training length in tokens; None for that in the model's configuration.
-        scaling: Scaling of RoPE, see `kerple.hf.rope_scaling`; None for the model's own.
+        scaling: Scaling of RoPE, see `kerple.hf.rope`; None for the model's own.
         factor: Length for which the scaling is meant, as a multiple of the training length.
         position: Strategy in place of the model's own; the model is then our own network, in fp32.
         dtype: Dtype of the weights in memory.
@@ -54,3 +56,20 @@ def read_network(
     if position is not None:
         print(f"tested with another strategy than the model's own: {network.name}", flush=True)
     return network
+
+
+def read_stored_model(path: str, classes: Classes | None = None) -> StoredModel:
+    """Read a model as our options and weights.
+
+    Args:
+        path: A name for `locate`, or a checkpoint that `fit` has written.
+        classes: The classes that a checkpoint may name; without them, no checkpoint is read.
+
+    Raises:
+        UserError: If there is no such model, it has no counterpart here, or the checkpoint holds no model.
+    """
+    if classes is not None and is_zipfile(path):  # as torch.save writes it; safetensors and GGUF are none
+        return read_checkpoint(path, classes)
+    source = locate(path)
+    config = read_model_config(source)
+    return read_family(config, read_model(source, config).state_dict())

@@ -153,7 +153,7 @@ def read_model(
 
     Args:
         source: The model's location, which `locate` returns.
-        config: Its configuration, which `read_model_config` returns and `kerple.hf.rope_scaling` may change.
+        config: Its configuration, which `read_model_config` returns and `kerple.hf.rope` may change.
         dtype: Dtype of the weights in memory; quantised weights are unpacked.
         trust_remote_code: Whether code that comes with the model may run.
 

@@ -12,8 +12,8 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_info
 
 from kerple.base.directories import LAST
 from kerple.base.errors import UserError
-from kerple.base.signals import Signals, requeue
 from kerple.training.lightning_types import untyped
+from kerple.training.signals import Signals, requeue
 
 ACCUMULATION = "accumulate_grad_batches"
 

@@ -1,5 +1,6 @@
-"""Scaling of RoPE in transformers' configurations, for inputs longer than those of training."""
+"""RoPE in configurations of transformers and in ours: its translation in both directions, and its scaling."""
 
+from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any, Literal
 
@@ -14,6 +15,51 @@ STRATEGIES = {
     "yarn": "YaRN",
     "llama3": "RoPE (llama3)",
 }
+SCALINGS = {"default": "none", "linear": "pi", "dynamic": "dynamic_ntk", "yarn": "yarn"}  # transformers' names and ours
+READABLE = ("none", "pi", "dynamic_ntk")  # those that both define alike
+LLAMA_ROPE: dict[str, Any] = {
+    "layout": "half",
+    "rotary_fraction": 1.0,
+    "scaling": None,
+    "attention_factor": None,
+    "mistake": None,
+}
+"""Options of `RoPE` that a stock Llama has; its ``base`` is free."""
+
+
+def rope_type(config: Any) -> str | None:
+    """transformers' name of a model's scaling of RoPE, ``mixed`` if it differs between layers, None without RoPE."""
+    rope = getattr(config, "rope_parameters", None)
+    if not rope:
+        return None
+    return rope.get("rope_type", "default") if "rope_theta" in rope else "mixed"
+
+
+def strategy_name(config: Any) -> str | None:
+    """Name of a model's RoPE in results, such as PI; None for a model without RoPE."""
+    kind = rope_type(config)
+    return None if kind is None else STRATEGIES.get(SCALINGS.get(kind, ""), f"RoPE ({kind})")
+
+
+def read_rope(config: Any, partial: bool) -> dict[str, Any] | None:
+    """Options of `kerple.positions.RoPE` that make the RoPE of a configuration; None if our RoPE has no such options.
+
+    Args:
+        config: A `transformers.PreTrainedConfig`.
+        partial: Whether the model rotates only the fraction ``partial_rotary_factor`` of the channels.
+    """
+    scaling = SCALINGS.get(rope_type(config) or "")
+    if scaling not in READABLE:
+        return None
+    rope = config.rope_parameters
+    fraction = rope.get("partial_rotary_factor", 1.0) if partial else 1.0
+    options = {"base": float(rope["rope_theta"]), "rotary_fraction": float(fraction), "layout": "half"}
+    return options if scaling == "none" else options | {"scaling": scaling, "factor": float(rope["factor"])}
+
+
+def write_rope(options: Mapping[str, Any]) -> dict[str, Any]:
+    """``rope_parameters`` of a configuration, from options of `RoPE` that a stock Llama has, see `LLAMA_ROPE`."""
+    return {"rope_type": "default", "rope_theta": float(options.get("base", 10000.0))}
 
 
 def scaled(config: Any, scaling: AnyScaling | None, factor: float | None, length: int) -> Any:

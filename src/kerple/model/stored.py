@@ -1,9 +1,8 @@
-"""Transfer of a model's weights to our own `Transformer`, which may have another positional strategy."""
+"""A stored model as options and weights, and their transfer to a `Transformer`, which may have another strategy."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
-from zipfile import is_zipfile
 
 import torch
 from jsonargparse import ArgumentParser
@@ -12,42 +11,47 @@ from torch import Tensor
 from kerple import positions
 from kerple.base.errors import UserError
 from kerple.base.trust import Classes, load, not_a_checkpoint
-from kerple.hf.families import StoredModel, Weights, read_family
-from kerple.hf.source import locate, read_model, read_model_config
-from kerple.model import Transformer
 from kerple.model.architecture import Architecture
+from kerple.model.transformer import Transformer
 from kerple.positions import Position, Shape
 
+Weights = dict[str, Tensor]
 VOCABULARY_ROWS = ("embedding.weight", "head.weight")
 NETWORK_OPTIONS = ("position", "layers", "dim", "heads", *(field.name for field in fields(Architecture)))
 
 
-def read_stored_model(path: str, classes: Classes | None = None) -> StoredModel:
-    """Read a model as our options and weights.
+@dataclass(frozen=True)
+class StoredModel:
+    """A published model in terms of our own `Transformer`.
 
     Args:
-        path: A name for `locate`, or a checkpoint that `fit` has written.
-        classes: The classes that a checkpoint may name; without them, no checkpoint is read.
+        model: Options of `LanguageModel`: sizes, architecture, position, the training length as ``length``
+            and the rows of the embedding as ``vocabulary``.
+        weights: Weights by their names in our Transformer, including those of the positional strategy.
+    """
+
+    model: dict[str, Any]
+    weights: Weights
+
+
+def read_checkpoint(path: str, classes: Classes) -> StoredModel:
+    """Read a checkpoint that `fit` has written, as options and weights.
 
     Raises:
-        UserError: If there is no such model, it has no counterpart here, or the checkpoint holds no model.
+        UserError: If the checkpoint holds no model.
     """
-    if classes is not None and is_zipfile(path):  # as torch.save writes it; safetensors and GGUF are none
-        model = classes.config(path)["model"]
-        content = load(path)
-        try:
-            state = content["state_dict"].items()
-            weights = {n.removeprefix("network."): w for n, w in state if n.startswith("network.")}
-            if odd := [name for name, value in weights.items() if not isinstance(value, Tensor)]:
-                raise TypeError(f"{odd[0]} is no tensor")
-            length, rows = int(content["hyper_parameters"]["length"]), len(weights["embedding.weight"])
-        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise not_a_checkpoint(path, error) from error
-        options = {key: value for key, value in model.items() if key in NETWORK_OPTIONS}  # not those of training
-        return StoredModel({**options, "length": length, "vocabulary": rows}, weights)
-    source = locate(path)
-    config = read_model_config(source)
-    return read_family(config, read_model(source, config).state_dict())
+    model = classes.config(path)["model"]
+    content = load(path)
+    try:
+        state = content["state_dict"].items()
+        weights = {n.removeprefix("network."): w for n, w in state if n.startswith("network.")}
+        if odd := [name for name, value in weights.items() if not isinstance(value, Tensor)]:
+            raise TypeError(f"{odd[0]} is no tensor")
+        length, rows = int(content["hyper_parameters"]["length"]), len(weights["embedding.weight"])
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise not_a_checkpoint(path, error) from error
+    options = {key: value for key, value in model.items() if key in NETWORK_OPTIONS}  # not those of training
+    return StoredModel({**options, "length": length, "vocabulary": rows}, weights)
 
 
 def transformer(
