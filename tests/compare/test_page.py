@@ -274,7 +274,7 @@ def test_the_report_names_what_differs_in_what_was_scored(tmp_path: Path) -> Non
         test = write_run(tmp_path / str(seed), "KerpleLog", seed, CURVES["KerpleLog"], blocks, about, **cost)
         runs.append(Run("KerpleLog", seed, test))
     page, text = written(runs[:1], tmp_path)
-    assert "inside 4 documents (2 left out, which the training text has too), computed in 32-true" in page
+    assert "inside 4 documents (of the whole split, 2 are left out, which the training text has too), computed" in page
     assert "| KerpleLog | 8 | 1,310,000 | – | 500 |" in text  # too short to have a speed
     inconsistencies = "; ".join(report.inconsistencies(read_runs(runs)))
     for different in (

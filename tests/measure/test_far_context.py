@@ -10,6 +10,7 @@ from torch import Tensor
 from kerple.base.errors import UserError
 from kerple.data.text import Text
 from kerple.hf.adapter import hugging_face_network
+from kerple.measure.extrapolation import Extrapolation
 from kerple.measure.far_context import FarContext, next_of_another, verdict
 from kerple.model import Transformer
 from kerple.positions import KerpleLog, Shape
@@ -79,6 +80,15 @@ def test_every_reading_is_a_loop_over_single_forward_passes(make, groups) -> Non
     gains = [row["gain"] for row in result.tables["far_context"] if row["length"] == 32]
     low, high = stats.t.interval(0.95, len(gains) - 1, np.mean(gains), stats.sem(gains))
     assert f"gain {low:+.4f} to {high:+.4f}" in result.report
+
+
+def test_far_context_and_extrapolation_read_the_same_blocks() -> None:
+    text, options = text_of(["x", "y", "y", "x"]), {"blocks_per_group": 1, "blocks_per_document": 1}
+    measures = FarContext([16, 32], K, **options), Extrapolation([8, 32], ["full"], documents=True, **options)
+    for about in (measure.run(ours(), text).about for measure in measures):
+        assert (about["block_document"], about["groups"]) == ([0, 2], ["x", "y"])
+    with pytest.raises(UserError, match="documents: got false, expected true with blocks_per_group"):
+        Extrapolation([8, 32], ["full"], blocks_per_group=1)
 
 
 class LastTokens:

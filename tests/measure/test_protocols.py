@@ -186,6 +186,26 @@ def test_blocks_tile_each_document_and_cross_no_border(length: int) -> None:
     assert some.left_out == len({document for document in documents if not allowed[document]})
 
 
+@pytest.mark.parametrize(("per_group", "per_document"), [(None, 2), (4, None), (3, 2), (2, 1)])
+def test_the_first_blocks_of_each_group_are_read_and_a_few_of_each_document(
+    per_group: int | None, per_document: int | None
+) -> None:
+    begins, groups, copied = [0, 1, 25, 40, 75, 106, 150, 207, 250], "xyxxyzxzy", 2  # the third is training text too
+    text = Text(Counting(), begins)
+    text.table = pd.DataFrame({"group": list(groups), "overlap": [0.9 * (i == copied) for i in range(9)]})
+    expected: list[tuple[int, int]] = []  # document, first token
+    for document, (begin, end) in enumerate(zip(begins, [*begins[1:], 300], strict=True)):
+        for start in range(begin, end - 10, 10):
+            of_group = [d for d, _ in expected if groups[d] == groups[document]]
+            if document != copied and len(of_group) != per_group and of_group.count(document) != per_document:
+                expected.append((document, start))
+    blocks = text.document_blocks(10, None, 0.5, per_group, per_document)
+    assert blocks.documents is not None
+    assert list(zip(blocks.documents.tolist(), blocks.starts.tolist(), strict=True)) == expected
+    with pytest.raises(UserError, match="blocks_per_group: got 5, but x has only 4 blocks of 11 tokens"):
+        text.document_blocks(10, None, 0.5, 5, 2)
+
+
 def test_documents_that_are_all_too_short_are_an_error() -> None:
     with pytest.raises(ValueError, match=r"at least 1 blocks of 121 tokens .* the longest document has 120"):
         Text(Counting(), [0, 60, 180]).document_blocks(120)

@@ -230,7 +230,7 @@ def _described(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
         paper, documents = evaluation.get("sampling") == "paper", evaluation.get("documents")
         counted = f"inside {documents} document{'s' * (documents != 1)}" if documents else ""
         if left_out := evaluation.get("overlapping"):
-            counted += f" ({left_out} left out, which the training text has too)"
+            counted += f" (of the whole split, {left_out} are left out, which the training text has too)"
         for protocol in evaluation.get("protocols", ()):
             skip = evaluation.get("skip", 0) if protocol.startswith("sliding") else 0
             choices = [

@@ -62,7 +62,8 @@ class ShardOptions:
                 `trainer.max_steps`. With null, as many as `trainer.max_steps` needs, or, if it is not set, the training
                 split once.
             split_fractions: Fractions of the documents in the training, validation and test split. A hash of its text
-                assigns a document to a split; in `code` and `code-demo` its package does, whatever the fractions are.
+                assigns a document to a split; in `rfc` a hash of its family does, and in `code` and `code-demo` its
+                package does, whatever the fractions are.
             text_field: Key of the text in JSON lines, or its column in Parquet files and datasets.
             drop_duplicates: Whether only the first of several documents with exactly equal text is kept. This
                 needs about 100 bytes of memory for each document.

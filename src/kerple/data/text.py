@@ -160,16 +160,27 @@ class Text:
             )
         return TextBlocks(self.stream, torch.arange(available)[:limit] * length, length)
 
-    def document_blocks(self, length: int, limit: int | None = None, overlap: float = 1.0) -> TextBlocks:
+    def document_blocks(
+        self,
+        length: int,
+        limit: int | None = None,
+        overlap: float = 1.0,
+        per_group: int | None = None,
+        per_document: int | None = None,
+    ) -> TextBlocks:
         """Blocks that lie inside one document and are cut from its first token on.
 
         Args:
             length: Targets in a block; documents of ``length`` tokens or fewer are left out.
             limit: Number of blocks, the first of the text; None for all.
             overlap: Largest overlap with the training text, see `table`; documents with more are left out.
+            per_group: Number of blocks of each group of documents, its first; None for all. A text without a `table`
+                is one group.
+            per_document: Largest number of blocks of each document, its first; None for all.
 
         Raises:
-            UserError: If documents are not known, or there are fewer blocks than ``limit``, or none.
+            UserError: If documents are not known, a group has fewer blocks than ``per_group``, or there are fewer
+                blocks than ``limit``, or none.
         """
         if (begins := self.begins) is None:
             raise UserError(
@@ -177,7 +188,7 @@ class Text:
                 "Text the argument begins, or set documents: false"
             )
         sizes = torch.diff(begins, append=torch.tensor([len(self.stream)]))
-        counts = ((sizes - 1) // length).clamp(min=0)  # blocks in each document
+        counts = ((sizes - 1) // length).clamp(0, per_document)  # blocks in each document
         denied = torch.zeros(len(counts), dtype=torch.bool)
         if self.table is not None:
             denied = torch.as_tensor(self.table["overlap"].to_numpy() > overlap)
@@ -192,8 +203,19 @@ class Text:
             )
         # number of each block within its document
         within = torch.arange(len(documents)) - (counts.cumsum(0) - counts)[documents]
-        starts = (begins[documents] + within * length)[:limit]
-        return TextBlocks(self.stream, starts, length, documents[:limit], left_out, too_short)
+        starts = begins[documents] + within * length
+        if per_group is not None:
+            groups = np.zeros(len(counts)) if self.table is None else self.table["group"].to_numpy()
+            available = pd.Series(counts.numpy()).groupby(groups).sum()
+            if available.min() < per_group:
+                raise UserError(
+                    f"blocks_per_group: got {per_group}, but {available.idxmin()} has only {available.min()} blocks of "
+                    f"{length + 1} tokens in one document each; use fewer, shorter lengths, or more blocks_per_document"
+                )
+            number = pd.Series(0, range(len(documents))).groupby(groups[documents]).cumcount()  # within its group
+            chosen = torch.as_tensor(number.to_numpy() < per_group)
+            starts, documents = starts[chosen], documents[chosen]
+        return TextBlocks(self.stream, starts[:limit], length, documents[:limit], left_out, too_short)
 
 
 class ShardText(Text):

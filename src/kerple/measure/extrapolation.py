@@ -53,6 +53,9 @@ class Extrapolation(Measure):
         overlap: With ``documents``, the largest fraction of a document's runs of 32 tokens that may also be in the
             training text. Documents with more are left out, and reports give their number. Only shards know these
             fractions.
+        blocks_per_group: With ``documents``, the number of blocks of each group of documents (a package, a family of
+            RFCs), its first; None for all.
+        blocks_per_document: With ``documents``, the largest number of blocks of a document, its first; None for all.
         validation_blocks: Largest number of blocks that are scored after each validation; 0 for none.
         distances: Distances at which keep_first shows the first tokens: ``true``, ``capped`` at the window
             (LM-Infinite) or those of a ``cache`` of the kept tokens (StreamingLLM).
@@ -75,6 +78,8 @@ class Extrapolation(Measure):
     seed: int = 0
     documents: bool = False
     overlap: float = 0.5
+    blocks_per_group: int | None = None
+    blocks_per_document: int | None = None
     validation_blocks: int = 4
     distances: Distances = "true"
 
@@ -82,7 +87,9 @@ class Extrapolation(Measure):
 
     def __post_init__(self) -> None:
         self.lengths = ordered_lengths(self.lengths)
-        positive(self, "block_length", "blocks")
+        positive(self, "block_length", "blocks", "blocks_per_group", "blocks_per_document")
+        if not self.documents and (self.blocks_per_group or self.blocks_per_document):
+            raise UserError("documents: got false, expected true with blocks_per_group or blocks_per_document")
         if self.targets % self.lengths[-1]:
             raise UserError(
                 f"block_length: got {self.block_length}, expected a multiple of {self.lengths[-1]}, the longest"
@@ -184,7 +191,9 @@ class Extrapolation(Measure):
 
     def _blocks(self, text: Text, length: int) -> TextBlocks:
         if self.documents:
-            return text.document_blocks(length, self.blocks, self.overlap)
+            return text.document_blocks(
+                length, self.blocks, self.overlap, self.blocks_per_group, self.blocks_per_document
+            )
         blocks = text.blocks(length, self.blocks)
         return blocks.chosen(shuffled(len(blocks), self.segments, self.seed)) if self.sampling == "paper" else blocks
 

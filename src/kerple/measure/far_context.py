@@ -90,6 +90,8 @@ class FarContext(Measure):
         k: Number of targets, less than the training length; None for half of it.
         blocks: Number of blocks, the first of the text that fit; None for all.
         overlap: Largest fraction of a document's runs of 32 tokens that may also be in the training text.
+        blocks_per_group: Number of blocks of each group of documents, its first; None for all.
+        blocks_per_document: Largest number of blocks of a document, its first; None for all.
 
     Raises:
         UserError: If a number is out of range.
@@ -99,12 +101,14 @@ class FarContext(Measure):
     k: int | None = None
     blocks: int | None = None
     overlap: float = 0.5
+    blocks_per_group: int | None = None
+    blocks_per_document: int | None = None
 
     name: ClassVar[str] = "far_context"
 
     def __post_init__(self) -> None:
         self.lengths = sorted(set(self.lengths))
-        positive(self, "k", "blocks")
+        positive(self, "k", "blocks", "blocks_per_group", "blocks_per_document")
         if not self.lengths or self.lengths[0] < 1:
             raise UserError(f"FarContext: lengths: got {list(self.lengths)}, expected positive numbers")
 
@@ -172,7 +176,9 @@ class FarContext(Measure):
         return self.k or max(1, short // 2)
 
     def _blocks(self, text: Text) -> TextBlocks:
-        return text.document_blocks(self.lengths[-1], self.blocks, self.overlap)
+        return text.document_blocks(
+            self.lengths[-1], self.blocks, self.overlap, self.blocks_per_group, self.blocks_per_document
+        )
 
     def _groups(self, text: Text, blocks: TextBlocks) -> list[Any]:
         assert blocks.documents is not None

@@ -13,7 +13,7 @@ import pytest
 from kerple.base.errors import UserError
 from kerple.data.prepare import rfc, wheels
 from kerple.data.prepare.build import Reading
-from kerple.data.prepare.corpora import CORPORA
+from kerple.data.prepare.corpora import CORPORA, Corpus
 from kerple.data.prepare.readers import Document
 from kerple.data.prepare.rfc import read_rfcs, without_pages
 from kerple.data.prepare.wheels import generated, read_list, read_wheels
@@ -93,6 +93,7 @@ def apt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of RFCs that an apt-get of our own has as a package, and a list of them; sources have one section."""
     monkeypatch.setattr(rfc, "LIST", tmp_path / "rfc.txt")
     checksums = {name: hashlib.sha256(text.encode()).hexdigest()[:16] for name, text in CLEAN.items()}
+    checksums["rfc30"] += " rfc7"  # which it obsoletes
     (tmp_path / "rfc.txt").write_text("".join(f"{name} {checksum}\n" for name, checksum in checksums.items()))
     texts = tmp_path / "package/usr/share/doc/RFC/standard"
     texts.mkdir(parents=True)
@@ -146,7 +147,14 @@ def test_a_folder_of_ones_own_is_taken_and_what_it_lacks_is_named(apt: Path, mon
         (folder / f"{name}.txt").write_bytes(text.encode())
     (folder / "rfc12.txt").write_bytes("Twelve, na\xefve.\n".encode("latin-1"))
     (folder / "rfc9999.txt").write_text("newer than the list")
-    assert {document.text for document in read_rfcs(folder)} == set(CLEAN.values())
+    corpus, splits = Corpus(lambda: read_rfcs(folder), []), set[str]()
+    for train in (0.1, 0.3, 0.5, 0.7, 0.9):
+        documents = {document.name: document for document in Reading(corpus, (train, 1 - train, 0.0))}
+        assert {document.text for document in documents.values()} == set(CLEAN.values())
+        assert [documents[f"{name}.txt"].group for name in TEXTS] == ["rfc7", "rfc12", "rfc7"]
+        assert documents["rfc7.txt"].split == documents["rfc30.txt"].split  # a family is in one split
+        splits.add(documents["rfc7.txt"].split)
+    assert splits == {"train", "validation"}
     (folder / "rfc30.txt").write_text("Thirty-one.\n")
     with pytest.raises(UserError, match=r"data\.source: .*rfc30\.txt has another text"):
         list(read_rfcs(folder))

@@ -221,7 +221,7 @@ def _training_texts(reading: "Reading", progress: bool) -> Iterator[str]:
 
 
 def split_of(text: bytes, fractions: tuple[float, float, float]) -> str:
-    """The split of a document, by a hash of its UTF-8 bytes: documents with equal texts are in the same split."""
+    """The split of a document, by a hash of the name of its group, or of its text: equal ones are in the same split."""
     number = int.from_bytes(hashlib.blake2b(text, digest_size=16).digest()[:8], "big") / 2**64
     train, validation, _ = fractions
     return "train" if number < train else "validation" if number < train + validation else "test"
@@ -267,7 +267,8 @@ class Reading:
                     self.left_out["duplicates"] += 1
                     continue
                 seen.add(digest)
-            document = replace(document, split=document.split or split_of(content, self.fractions))
+            split = document.split or split_of(document.group.encode() or content, self.fractions)
+            document = replace(document, split=split)
             self.text.update(f"{document.group}\0{document.split}\0{len(content)}\0".encode() + content)
             if document.split == "test":
                 self.tested.append(replace(document, text=""))

@@ -23,7 +23,7 @@ FILE_ORDER = 0  # seed of the shuffle of files
 # checksums of the texts of the corpora that are the same on every machine, see `Manifest`
 CODE = "1971f33401c2326b7f4f6e6ba1fb21a1e7c153cf5ce7e266b4d138eda863d7d4"
 CODE_DEMO = "55b3706fbfcbb02bdd667a48f6756ba6e9a345801b65ef62e5c38a0e59628491"
-RFC = "576c5d9a328c12ba1de346761cd62aab581db2fbd44efac1c5c71e512c0ef4b1"
+RFC = "00aa37f481a0dc9ac567be82780beac040b1b56dc29ce51a2fa07741896b9f20"
 PACKED = (".zst", ".gz", ".tgz", ".parquet")
 
 

@@ -31,7 +31,7 @@ class Document:
         name: What messages call it, such as its file and line.
         text: Its text.
         group: Name of the group to which it belongs, such as its package; empty if there is none.
-        split: Its split, where the corpus decides it; else empty, and a hash of the text decides.
+        split: Its split, where the corpus decides it; else empty, and a hash of the group decides, or of the text.
     """
 
     name: str

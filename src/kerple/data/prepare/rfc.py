@@ -1,8 +1,10 @@
 """`rfc`: the RFCs of Debian's packages doc-rfc, each once, without page breaks, running heads and page numbers.
 
 apt fetches the packages with the machine's own sources and a configuration in a folder of its own, so that nothing of
-the system changes; of the packages only the texts are taken. The list is rfc.txt: a name and the first quarter of a
-sha256 of the text without its pages, so that a folder of RFCs from elsewhere does as well.
+the system changes; of the packages only the texts are taken. The list is rfc.txt: a name, the first quarter of a sha256
+of the text without its pages, so that a folder of RFCs from elsewhere does as well, and the family of each RFC that is
+not the first of its family. RFCs that obsolete each other, directly or through others, are a family. The relation is
+that of rfc-index.txt in Debian's package doc-rfc-std, version 20230121-1.
 """
 
 import gzip
@@ -30,7 +32,7 @@ PAGE_END = re.compile(r"^(.*\[page +\w+\])[ \t]*\n(?!\s*\f)", re.M | re.I)  # wh
 
 
 def read_rfcs(folder: Path) -> Iterator[Document]:
-    """Yield the RFCs of the list in an order of their own, that of a hash of their numbers.
+    """Yield the RFCs of the list in an order of their own, that of a hash of their numbers; the group is the family.
 
     Args:
         folder: Where rfc1.txt, rfc2.txt and so on are, packed by gzip or not; they are fetched to it if one is missing.
@@ -38,23 +40,24 @@ def read_rfcs(folder: Path) -> Iterator[Document]:
     Raises:
         UserError: They cannot be fetched, or one is missing or has another text.
     """
-    checksums = dict(line.split() for line in LIST.read_text(encoding="utf-8").splitlines())
-    if not _present(folder) >= checksums.keys():
+    listed = {name: about for name, *about in map(str.split, LIST.read_text(encoding="utf-8").splitlines())}
+    if not _present(folder) >= listed.keys():
         fetch_rfcs(folder)
     there = _present(folder)
-    if missing := [name for name in checksums if name not in there]:
-        some = f"{', '.join(missing[:5])}: {len(missing)} of {len(checksums)} RFCs"
+    if missing := [name for name in listed if name not in there]:
+        some = f"{', '.join(missing[:5])}: {len(missing)} of {len(listed)} RFCs"
         raise UserError(f"data.source: {folder} lacks {some}; {ADVICE}")
-    for name in sorted(checksums, key=lambda name: hashlib.sha256(name.encode()).digest()):
+    for name in sorted(listed, key=lambda name: hashlib.sha256(name.encode()).digest()):
         path = folder / f"{name}.txt"
         content = path.read_bytes() if path.exists() else gzip.decompress(Path(f"{path}.gz").read_bytes())
         try:
             text = without_pages(content.decode("utf-8-sig"))
         except UnicodeDecodeError:
             text = without_pages(content.decode("latin-1"))
-        if hashlib.sha256(text.encode()).hexdigest()[:16] != checksums[name]:
+        checksum, *family = listed[name]
+        if hashlib.sha256(text.encode()).hexdigest()[:16] != checksum:
             raise UserError(f"data.source: {path} has another text than listed; delete it to fetch it, or {ADVICE}")
-        yield Document(path.name, text)
+        yield Document(path.name, text, family[0] if family else name)
 
 
 def _present(folder: Path) -> set[str]:
