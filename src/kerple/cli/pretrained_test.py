@@ -36,6 +36,8 @@ class ModelOptions:
             as our own network, in fp32, as is one that this project has exported.
         dtype: Dtype of the weights in memory. Scores and losses are fp32 or better.
         trust_remote_code: Whether code that comes with the model may run.
+        bos: Whether every segment begins with a BOS token, if the model's tokenizer adds one to a text. The token is
+            not scored, every window keeps it, and lengths do not count it.
     """
 
     length: int | None = None
@@ -44,6 +46,7 @@ class ModelOptions:
     position: Callable[[Shape], Position] | None = None
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     trust_remote_code: bool = False
+    bos: bool = True
 
 
 @dataclass
@@ -143,6 +146,8 @@ def _measure(options: Namespace, model: ModelOptions, measures: list[Measure], d
         if result.skipped:
             print(f"{result.name}: skipped: {result.skipped}")
             continue
+        if result.about:
+            result.about = {**result.about, "bos": network.bos}
         result.write(directory)
         print(result.report, end="\n" if result.report else "")
         if events is not None:

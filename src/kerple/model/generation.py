@@ -20,10 +20,12 @@ class _Reader:
         self.network, self.visibility = network, visibility
         # if angles depend on the length of the input, cached keys would be wrong, and all tokens are read each time
         self.cache = network.new_cache(visibility) if network.prefix_consistent else None
+        self.cached = 0
 
     def __call__(self, tokens: Tensor) -> Tensor:
-        cached = 0 if self.cache is None else self.cache.length
-        return self.network(tokens[:, cached:], self.visibility, cache=self.cache, last=1)[:, -1]  # (B, V)
+        new = tokens[:, self.cached :]
+        self.cached = 0 if self.cache is None else tokens.shape[1]
+        return self.network(new, self.visibility, cache=self.cache, last=1)[:, -1]  # (B, V)
 
 
 def choose(

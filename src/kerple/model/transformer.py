@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kerple.base.errors import UserError
@@ -67,6 +68,8 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
             self.head.weight = self.embedding.weight
         self.positions.extend(_strategies(position, replace(shape, layers=layers), architecture.per_layer))
         self.name = type(self.positions[0]).__name__
+        self.bos: int | None = None
+        """Token that is read before every input and seen by every query, or None; lengths do not count it."""
         self.places: Callable[[Tensor], Tensor] | None = None
         """Function from tokens (B, T) to the task's places (B, T) int64 of `TokenPositions.places`, or None."""
 
@@ -113,6 +116,11 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
         if cache is not None and cache.visibility != visibility:
             raise UserError(f"visibility: got {visibility}, but the cache has {cache.visibility}; make another")
         cached = None if cache is None else cache.length
+        begins = self.bos is not None and not cached
+        if self.bos is not None:
+            visibility = visibility.after_bos()
+        if begins:
+            tokens = F.pad(tokens, (1, 0), value=self.bos)
         length = (cached or 0) + tokens.shape[1]
         for p in self.positions:
             if p.max_length is not None and offset + length > p.max_length:
@@ -131,7 +139,7 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
             strategy = min(i, len(self.positions) - 1)
             run = self.run_block if cache is None else run_block  # compiled, every token would be another length
             x = run(block, x, self.positions[strategy], contexts[strategy], None if cache is None else cache.layers[i])
-        return self.norm(x)
+        return self.norm(x[:, int(begins) :])  # without BOS
 
     def losses(
         self, tokens: Tensor, last: int | None = None, visibility: Visibility = EVERYTHING, offset: int = 0
@@ -177,16 +185,22 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
 
     @torch.no_grad()
     def visit_attention(self, tokens: Tensor, visit: Callable[[int, Tensor], None]) -> None:
+        text = slice(-tokens.shape[1], None)  # without BOS
+
+        def visit_text(layer: int, probabilities: Tensor) -> None:
+            visit(layer, probabilities[:, :, text, text])
+
         compiled, self.run_block = self.run_block, run_block  # a compiled graph would not call hooks
         try:
-            with visit_probabilities([block.attention for block in self.blocks], visit):
+            with visit_probabilities([block.attention for block in self.blocks], visit_text):
                 self.features(tokens)
         finally:
             self.run_block = compiled
 
     @property
     def max_length(self) -> int | None:
-        return min((p.max_length for p in self.positions if p.max_length is not None), default=None)
+        limits = [p.max_length - (self.bos is not None) for p in self.positions if p.max_length is not None]
+        return min(limits, default=None)
 
     @property
     def prefix_consistent(self) -> bool:
@@ -200,7 +214,8 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
             visibility: The keys that a query sees in the calls with this cache.
         """
         strategies = [self.positions[min(i, len(self.positions) - 1)] for i in range(len(self.blocks))]
-        return Cache(visibility, [new_layer_cache(strategy, visibility) for strategy in strategies])
+        seen = visibility if self.bos is None else visibility.after_bos()
+        return Cache(visibility, [new_layer_cache(strategy, seen) for strategy in strategies])
 
     def constrain_(self) -> None:
         """Project the parameters of all strategies into their ranges, in place."""

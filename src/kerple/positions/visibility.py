@@ -1,6 +1,6 @@
 """`Visibility`: which keys a query sees, and at what distance the first tokens appear."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from kerple.base.errors import UserError
@@ -42,6 +42,10 @@ class Visibility:
         """Return this visibility, or that of a narrower window of a layer, which keeps no first tokens."""
         wider = window is not None and (self.window is None or self.window > window)
         return Visibility(window) if wider else self
+
+    def after_bos(self) -> "Visibility":
+        """Return this visibility for an input that begins with one more token, which every query sees."""
+        return self if self.window is None else replace(self, first=self.first + 1)
 
 
 EVERYTHING = Visibility()

@@ -1,0 +1,63 @@
+"""Scaling of RoPE in GGUF files, of which transformers reads only the base."""
+
+import math
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from kerple.base.errors import UserError
+
+DIVISORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
+SCALING = ("type", "factor", "original_context_length", "attn_factor", "yarn_beta_fast", "yarn_beta_slow", "finetuned")
+
+
+def gguf_rope(path: Path, config: Any) -> dict[str, Any] | None:
+    """The ``rope_parameters`` of a GGUF file; keys and defaults are those of llama.cpp.
+
+    Args:
+        path: The file.
+        config: The `transformers.PreTrainedConfig` that transformers makes of it.
+
+    Returns:
+        The parameters, or None if the model has no RoPE.
+
+    Raises:
+        UserError: If transformers has no counterpart of the scaling.
+    """
+    from transformers.integrations.gguf import read_gguf_metadata
+
+    metadata, tensors = read_gguf_metadata(str(path))
+    model = f"{metadata['general.architecture']}."
+    base = metadata.get(f"{model}rope.freq_base")
+    prefix = f"{model}rope.scaling."
+    scaling = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
+    if not (rope := deepcopy(getattr(config, "rope_parameters", None))):
+        return None
+    # llama.cpp scales only the global layers of Gemma 3
+    target = rope["full_attention"] if config.model_type == "gemma3_text" else rope
+    factor = scaling.get("factor") or metadata.get(f"{model}rope.scale_linear") or 1.0
+    kind = "divisors" if (divisors := [name for name in DIVISORS if name in tensors]) else scaling.get("type", "linear")
+    length = scaling.get("original_context_length", metadata.get(f"{model}context_length"))
+    changes = {} if base is None else {"rope_theta": base}
+    original = {"original_max_position_embeddings": length, "attention_factor": scaling.get("attn_factor", 1.0)}
+    if kind == "divisors":  # of the frequencies: of Llama 3 for all lengths, of LongRoPE in two lists
+        from gguf import GGUFReader
+
+        lists = {tensor.name: tensor.data.tolist() for tensor in GGUFReader(path).tensors if tensor.name in divisors}
+        factors = {"short_factor": lists[divisors[0]], "long_factor": lists[divisors[-1]]}
+        changes |= {"rope_type": "longrope", "factor": 1.0, **factors, **original}
+    elif kind == "yarn":
+        original["attention_factor"] *= 0.1 * math.log(factor) + 1
+        betas = {name: scaling[f"yarn_{name}"] for name in ("beta_fast", "beta_slow") if f"yarn_{name}" in scaling}
+        changes |= {"rope_type": "yarn", "factor": factor, **original, **betas}
+    elif kind == "linear" and factor != 1:
+        changes |= {"rope_type": "linear", "factor": factor}
+    unknown = kind not in ("none", "linear", "yarn", "divisors") or not scaling.keys() <= set(SCALING)
+    if unknown or ("rope_type" in changes and "rope_theta" not in target) or (kind == "divisors" and factor != 1):
+        raise UserError(
+            f"hf: the RoPE of {path.name} is scaled by {scaling}, {', '.join(divisors) or 'no tensor'}; transformers "
+            f"cannot read that for a {config.model_type}; use the model's safetensors"
+        )
+    if "rope_theta" in target:
+        target.update(changes)
+    return rope

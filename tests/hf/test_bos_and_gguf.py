@@ -1,0 +1,181 @@
+"""Tokens before every text, and the scaling of RoPE in GGUF files."""
+
+import math
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from tokenizers import processors
+
+from kerple.hf.adapter import hugging_face_network
+from kerple.hf.families import read_family
+from kerple.hf.pretrained import read_network
+from kerple.hf.source import bos_token, locate, read_model_config
+from kerple.measure.receptive_field import gradient_by_distance
+from kerple.model.stored import fill, transformer
+from kerple.positions.visibility import EVERYTHING, Visibility
+from tests.hf.tiny import LENGTH, VOCABULARY, hf, saved, small, text, tiny
+
+BOS = 3
+
+
+def networks(model):
+    """A model with BOS as a model of transformers, and as our own network."""
+    read = read_family(model.config, model.state_dict())
+    ours = transformer(read.model).eval()
+    fill(ours, read)
+    ours.bos = BOS
+    return {"theirs": hugging_face_network(model, bos=BOS), "ours": ours}
+
+
+def begun(tokens):
+    return torch.cat([torch.full((len(tokens), 1), BOS), tokens], 1)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bloom"])
+@pytest.mark.parametrize("whose", ["theirs", "ours"])
+@torch.no_grad()
+def test_every_input_begins_with_bos_which_is_not_scored_and_in_every_window(family, whose):
+    model, tokens = tiny(family), text(2, 21)
+    network = networks(model)[whose]
+    read = begun(tokens[:, :-1])
+
+    def check(logits, visibility=EVERYTHING, **options):
+        expected = -logits[:, 1:].log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0]
+        got = network.losses(tokens, visibility=visibility, **options)
+        torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(network.losses(tokens, 5, visibility, **options), got[:, -5:])
+
+    check(model(read).logits)
+    if family != "bloom":  # without windows and position ids in transformers
+        i, j = torch.arange(21)[:, None], torch.arange(21)
+        for first in (0, 2):
+            seen = ((j <= i) & ((j > i - 4) | (j < first + 1)))[None, None]
+            mask = torch.where(seen, 0.0, torch.finfo(torch.float32).min)
+            check(model(read, attention_mask=mask).logits, Visibility(4, first))
+        check(model(read, position_ids=torch.arange(9, 30)[None]).logits, offset=9)
+    assert network.max_length == (4 * LENGTH - 1 if family == "gpt2" else None)
+    written = read = begun(tokens[:1])
+    for _ in range(6):
+        written = torch.cat([written, model(written).logits[:, -1:].argmax(-1)], 1)
+    assert network.continued(tokens[:1], 6) == written[0, read.shape[1] :].tolist()
+    assert gradient_by_distance(network, tokens).shape == (2, 20)
+
+
+@torch.inference_mode()
+def test_windows_of_a_cache_keep_bos_and_maps_leave_it_out():
+    network, tokens = networks(tiny("llama"))["ours"], text(2, 30)
+    for visibility in (Visibility(4), Visibility(4, 2, "cache")):
+        cache = network.new_cache(visibility)
+        parts = [network(part, visibility, cache=cache) for part in tokens.split([5, 1, 24], 1)]
+        torch.testing.assert_close(torch.cat(parts, 1), network(tokens, visibility), atol=1e-4, rtol=1e-4)
+    shapes = []
+    network.visit_attention(tokens, lambda layer, p: shapes.append(p.shape))
+    assert shapes == [(2, 6, 30, 30)] * 2
+    network.bos = None
+    assert not torch.allclose(network(tokens, Visibility(4)), torch.cat(parts, 1), atol=1e-2)
+
+
+def test_bos_is_what_the_tokenizer_adds_or_its_configuration_asks_for(tmp_path):
+    folder = saved(tmp_path / "plain", "llama")
+    assert bos_token(locate(str(folder))) is None
+    tokenizer = hf.AutoTokenizer.from_pretrained(folder, bos_token="a")
+    tokenizer.save_pretrained(folder)
+    assert bos_token(locate(f"{folder}/")) is None
+    config = folder / "tokenizer_config.json"
+    config.write_text(config.read_text().replace("{", '{"add_bos_token": true,', 1))
+    assert bos_token(locate(f"{folder}/.")) == tokenizer.bos_token_id
+    template = processors.TemplateProcessing("b $A", special_tokens=[("b", tokenizer.convert_tokens_to_ids("b"))])
+    tokenizer.backend_tokenizer.post_processor = template
+    tokenizer.save_pretrained(saved(tmp_path / "template", "llama"))
+    network = read_network(str(tmp_path / "template"))
+    assert network.bos == tokenizer.convert_tokens_to_ids("b")
+    assert read_network(str(tmp_path / "template"), bos=False).bos is None
+
+
+NAMES = {
+    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
+    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "model.layers": "blk",
+}  # fmt: skip
+
+
+def write_gguf(path, model, scaling, divisors=()):
+    """A Qwen2, with keys of ``rope.scaling`` and tensors of divisors, as llama.cpp writes them."""
+    config, writer = model.config, gguf.GGUFWriter(path, "qwen2")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    for key, value in scaling.items():
+        (writer.add_string if isinstance(value, str) else writer.add_float32)(f"qwen2.rope.scaling.{key}", value)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([*"ab", "ab", *map(chr, range(0x100, 0x100 + VOCABULARY - 3))])
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(BOS)
+    writer.add_add_bos_token(True)
+    for name, values in divisors:
+        writer.add_tensor(name, np.array(values, dtype=np.float32))
+    for name, value in model.state_dict().items():
+        for theirs, theirs_in_gguf in NAMES.items():
+            name = name.replace(theirs, theirs_in_gguf)
+        writer.add_tensor(name, value.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+SHORT, LONG = [1.0, 1.5, 2.0, 4.0], [1.0, 2.0, 8.0, 30.0]
+YARN = {"type": "yarn", "factor": 4.0, "original_context_length": 16.0, "yarn_beta_fast": 8.0}
+GGUF = [
+    ({}, (), {"rope_type": "default"}),
+    ({"type": "none", "factor": 4.0}, (), {"rope_type": "default"}),
+    ({"factor": 4.0}, (), {"rope_type": "linear", "factor": 4.0}),
+    (
+        YARN,
+        (),
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 8.0}
+        | {"attention_factor": 0.1 * math.log(4) + 1},
+    ),
+    (  # Llama 3 has divisors for all lengths
+        {},
+        [("rope_freqs.weight", LONG)],
+        {"rope_type": "longrope", "short_factor": LONG, "long_factor": LONG, "attention_factor": 1.0}
+        | {"original_max_position_embeddings": 2 * LENGTH},
+    ),
+    (
+        {"attn_factor": 1.25, "original_context_length": 16.0},
+        [("rope_factors_long.weight", LONG), ("rope_factors_short.weight", SHORT)],
+        {"rope_type": "longrope", "short_factor": SHORT, "long_factor": LONG, "attention_factor": 1.25}
+        | {"original_max_position_embeddings": 16},
+    ),
+]
+
+
+@pytest.mark.parametrize(("scaling", "divisors", "rope"), GGUF)
+@torch.inference_mode()
+def test_the_scaling_of_a_gguf_file_is_that_of_the_model(tmp_path, scaling, divisors, rope):
+    model = small(hf.Qwen2Config, intermediate_size=64, num_key_value_heads=2, rope_theta=500.0)
+    write_gguf(tmp_path / "model.gguf", model, scaling, divisors)
+    model.config.rope_parameters = {"rope_theta": 500.0} | rope
+    scaled, tokens = hf.Qwen2ForCausalLM(model.config).eval(), text(1, 41)
+    scaled.load_state_dict(model.state_dict())
+    network = read_network(str(tmp_path / "model.gguf"))
+    assert network.bos == BOS
+    expected = scaled(begun(tokens)).logits[:, 1:]
+    torch.testing.assert_close(network(tokens), expected, atol=1e-5, rtol=1e-5)
+    assert torch.allclose(expected, model(begun(tokens)).logits[:, 1:], atol=1e-3) == (rope["rope_type"] == "default")
+
+
+@pytest.mark.parametrize("scaling", [YARN | {"yarn_log_multiplier": 0.1}, {"type": "longrope"}, {"alpha": 2.0}])
+def test_an_unknown_scaling_of_a_gguf_file_is_refused(tmp_path, scaling):
+    write_gguf(tmp_path / "model.gguf", small(hf.Qwen2Config, num_key_value_heads=2), scaling)
+    with pytest.raises(ValueError, match=r"the RoPE of model\.gguf is scaled by .* use the model's safetensors"):
+        read_model_config(locate(str(tmp_path / "model.gguf")))
