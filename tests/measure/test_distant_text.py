@@ -60,7 +60,7 @@ def test_models_are_scored_on_the_same_key_tokens(place: Path, monkeypatch: pyte
     for cells in (first, second):
         assert (cells["length"].tolist(), cells["count"].tolist()) == ([16, 48], [count, count])
         assert cells["value"][0] != cells["value"][1]
-    stream = TokenShards(corpus=None, directory="shards").stream("test")
+    stream = TokenShards(corpus=None, directory="shards").text("test").stream
     model = hf.AutoModelForCausalLM.from_pretrained("model").eval()
     total = 0.0
     for block, places in enumerate(keys):

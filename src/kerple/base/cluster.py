@@ -44,8 +44,8 @@ def connect_to_ray(setting: str, alternative: str) -> Iterator[Any]:
             )
         except ConnectionError as error:
             raise UserError(
-                f"{setting}: Ray's cluster does not answer ({error}); start it, set RAY_ADDRESS to one that runs or to "
-                f"'local', set RAY_AUTH_MODE=token for one that was started with a token, or {alternative}"
+                f"{setting}: Ray's cluster does not answer ({error}); set RAY_ADDRESS to one that runs or to 'local', "
+                f"set RAY_AUTH_MODE=token if it wants one, or {alternative}"
             ) from error
     try:
         yield ray

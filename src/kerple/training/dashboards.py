@@ -6,11 +6,10 @@ from collections.abc import Iterator
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.loggers import TensorBoardLogger
-from torch.utils.tensorboard import SummaryWriter
 
 from kerple.model.generation import generate
 from kerple.positions import Position
-from kerple.training.lightning_types import data_of, network_of
+from kerple.training.lightning_types import data_of, network_of, tensorboard_writers
 from kerple.training.sharding import ShardedBlocks, whole
 from kerple.training.throughput import position_parameters
 
@@ -35,7 +34,7 @@ class Dashboards(Callback):
     """
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        for writer in _writers(trainer):
+        for writer in tensorboard_writers(trainer):
             writer.add_custom_scalars({"training": TRAINING_CHARTS})
         self._histograms(trainer, pl_module)
 
@@ -53,7 +52,7 @@ class Dashboards(Callback):
     def _histograms(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # whole on every rank, and copies: TensorBoard makes numpy arrays of them, whose memory FSDP could not free
         parameters = {name: whole(p.detach()).float().cpu().clone() for name, p in _parameters(pl_module)}
-        for writer in _writers(trainer):
+        for writer in tensorboard_writers(trainer):
             for name, parameter in parameters.items():
                 if torch.isfinite(parameter).all():  # else TensorBoard raises before `NonFiniteGuard`
                     writer.add_histogram(f"kernels/{name}", parameter, trainer.global_step)
@@ -66,13 +65,13 @@ class Dashboards(Callback):
             return
         network = network_of(pl_module)
         half = max(1, network.shape.length // 2)
-        if not (writers := list(_writers(trainer))):
+        if not (writers := tensorboard_writers(trainer)):
             return
         start = data.blocks("validation", half, 1)[0][:half]
         with trainer.precision_plugin.forward_context():
             tokens = generate(network, start[None].to(pl_module.device), min(half, MOST_NEW))
             new = [int(token) for token in tokens]
-        prompt = data.decode(start)
+        prompt = data.decode(start.tolist())
         texts = {"given": prompt, "continued": data.decode(start.tolist() + new)[len(prompt) :]}
         # an indented line is shown verbatim
         parts = [f"{name}:\n\n    " + "\n    ".join(text.splitlines()) for name, text in texts.items()]
@@ -94,12 +93,6 @@ class Dashboards(Callback):
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger) and metrics:
                 logger.log_hyperparams(settings, metrics, step=trainer.global_step)
-
-
-def _writers(trainer: Trainer) -> Iterator[SummaryWriter]:
-    """Yield the writers of all TensorBoard loggers; on other ranks than the first, none."""
-    if trainer.is_global_zero:
-        yield from (logger.experiment for logger in trainer.loggers if isinstance(logger, TensorBoardLogger))
 
 
 def _parameters(pl_module: LightningModule) -> Iterator[tuple[str, torch.Tensor]]:

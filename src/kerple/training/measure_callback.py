@@ -4,14 +4,19 @@ from functools import partial
 from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
-from pytorch_lightning.loggers import TensorBoardLogger
-from pytorch_lightning.utilities import rank_zero_warn
 
 from kerple.base.errors import UserError
 from kerple.measure.measure import Measure
 from kerple.measure.result import Result
 from kerple.measure.runner import Runner
-from kerple.training.lightning_types import data_of, log_directory, network_of, refuse_shards, untyped
+from kerple.training.lightning_types import (
+    data_of,
+    log_directory,
+    network_of,
+    refuse_shards,
+    tensorboard_writers,
+    untyped,
+)
 from kerple.training.progress_lines import with_progress
 
 
@@ -97,15 +102,5 @@ def publish(result: Result, trainer: Trainer) -> None:
     Call it on every rank; only the first one writes.
     """
     directory = log_directory(trainer)
-    if not trainer.is_global_zero:
-        return
-    if result.skipped:
-        rank_zero_warn(f"{result.name}: skipped: {result.skipped}")
-        return
-    result.write(directory)
-    if result.report:
-        print(result.report)
-    for logger in trainer.loggers:
-        if isinstance(logger, TensorBoardLogger):
-            for name, figure in result.figures.items():
-                logger.experiment.add_figure(f"analyses/{name}", figure, global_step=trainer.global_step, close=False)
+    if trainer.is_global_zero:
+        result.publish(directory, tensorboard_writers(trainer), trainer.global_step)
