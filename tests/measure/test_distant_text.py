@@ -179,10 +179,10 @@ class Reader(Generation, Limited):
         self.texts: list[str] = []
 
     def continued(self, tokens: torch.Tensor, steps: int) -> list[int]:
-        text = self.data.decode(tokens[0])
+        text = self.data.decode(tokens[0].tolist())
         self.texts.append(text)
         key = re.search(r"special magic numbers? for (\S+) mentioned", text).group(1)
-        seen = self.data.decode(tokens[0, -self.memory :])
+        seen = self.data.decode(tokens[0, -self.memory :].tolist())
         return self.data.encode(" ".join(re.findall(rf"numbers for {key} is: (\d+)\.", seen)))
 
 

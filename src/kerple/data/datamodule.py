@@ -79,16 +79,10 @@ class TokenShards(ShardOptions, LightningDataModule):
         """
         state = state if isinstance(state, dict) else {}  # the checkpoint may be from anybody
         if state.get("tokenizer", self.manifest.tokenizer) != self.manifest.tokenizer:
-            raise UserError(
-                f"data.directory: got {self.location}, whose tokenizer is not the one that the checkpoint was trained "
-                "with; give the earlier folder, or prepare one with its tokenizer.json as data.tokenizer"
-            )
+            raise UserError(f"data.directory: got {self.location}, whose tokenizer is not the one of the checkpoint")
         fitting = self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
         if fitting and state.get("training", self._training_checksum) != self._training_checksum:
-            raise UserError(
-                f"data.directory: got {self.location}, whose training tokens are not those with which the fit began; "
-                "give the earlier folders, or start a new training from its weights with --weights"
-            )
+            raise UserError(f"data.directory: got {self.location}, whose training tokens are not those of the fit")
 
     def train_dataloader(self) -> BatchLoader:
         """Training batches of this rank, {"tokens": (B, T + 1) int64}, for the whole run.
@@ -156,10 +150,7 @@ class TokenShards(ShardOptions, LightningDataModule):
         folders = [(self._open(location), float(weight)) for location, weight in self.mixture.items()]
         for folder, _ in folders:
             if folder.manifest.tokenizer != self.manifest.tokenizer:
-                raise UserError(
-                    f"data.mixture: got {folder.location}, which has another tokenizer than {self.location}; prepare "
-                    f"it with data.tokenizer: {self.location}/tokenizer.json"
-                )
+                raise UserError(f"data.mixture: {folder.location} has another tokenizer than {self.location}")
             # a hash of its text assigns a document to a split: with equal fractions, equal texts are in one split
             fraction, allowed = (m.settings.get("split_fractions", [0])[0] for m in (folder.manifest, self.manifest))
             if fraction > allowed:
@@ -190,10 +181,7 @@ class TokenShards(ShardOptions, LightningDataModule):
     def _open(self, location: str) -> Folder:
         folder = Folder(location, self.cache, cached_only=self.reads_only)
         if folder.manifest.vocabulary > self.vocabulary:
-            raise UserError(
-                f"data.vocabulary: got {self.vocabulary}, expected at least {folder.manifest.vocabulary}, with which "
-                f"{location} was made; raise it, or prepare another folder"
-            )
+            raise UserError(f"data.vocabulary: got {self.vocabulary}, but {location} has {folder.manifest.vocabulary}")
         return folder
 
     def _pin_memory(self) -> bool:

@@ -151,10 +151,7 @@ class BatchLoader:
         """
         before, inside = (state[f"samples_{when}_epoch"] for when in ("before", "in"))
         if before % self.samples or inside % self.samples:
-            raise UserError(
-                f"data.batch_size: got {self.samples} samples on all devices, expected a divisor of the "
-                f"{before + inside} after which the run stopped"
-            )
+            raise UserError(f"data.batch_size: got {self.samples} in all, expected a divisor of {before + inside}")
         self.start, self.done, self.resumed = before // self.samples, inside // self.samples, True
 
 

@@ -25,10 +25,7 @@ def data_of(trainer: Trainer) -> Any:
 def refuse_shards(trainer: Trainer, callback: str, advice: str) -> None:
     """Raise a UserError if FSDP has sharded the parameters, which are then whole only inside the forward pass."""
     if isinstance(trainer.strategy, ModelParallelStrategy):
-        raise UserError(
-            f"trainer.callbacks: got {callback} with parameters that FSDP has sharded, expected it only in tests, "
-            f"on one device; {advice}, and test the checkpoint afterwards"
-        )
+        raise UserError(f"trainer.callbacks: got {callback} with parameters that FSDP has sharded; {advice}")
 
 
 def untyped(trainer: Trainer) -> Any:

@@ -40,16 +40,10 @@ class MeasureCallback(Callback):
         name, kind = self.measure.name, type(self.measure).__name__
         others = [c.measure.name for c in untyped(trainer).callbacks if isinstance(c, MeasureCallback)]
         if others.count(name) > 1:
-            raise UserError(
-                f"trainer.callbacks: got more than one {kind} that writes {name}, expected one; test once for each, "
-                "with another --run_dir"
-            )
+            raise UserError(f"trainer.callbacks: got more than one {kind} that writes {name}, expected one a test")
         if stage == "test":
             if trainer.limit_test_batches != 1:  # 1.0, Lightning's default, is no limit
-                raise UserError(
-                    f"trainer.limit_test_batches: got {trainer.limit_test_batches}, but {kind} does not read test "
-                    "batches; use its own options, such as blocks, or data.test_examples of a task"
-                )
+                raise UserError(f"trainer.limit_test_batches: has no effect on {kind}; use its own options")
             self.measure.check(network_of(pl_module), self.text(trainer, "test"))
         elif self.measure.validates:
             if stage == "fit":
@@ -77,10 +71,7 @@ class MeasureCallback(Callback):
         """
         data = data_of(trainer)
         if not hasattr(data, "text"):
-            raise UserError(
-                f"{type(self.measure).__name__}: got data {type(data).__name__}, expected text or a task; use the data "
-                "module TokenShards or TaskData, or drop this callback"
-            )
+            raise UserError(f"trainer.callbacks: got data {type(data).__name__}, expected TokenShards or TaskData")
         return data.text(split)
 
 
