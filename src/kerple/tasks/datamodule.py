@@ -90,7 +90,7 @@ class TaskData(LightningDataModule):
         samples = [self.sampler.training_problem(self.seed, i, self.train_length) for i in range(100)]
         needed = max(len(example.tokens()) - 1 for example in samples)
         if needed > self.length:
-            raise UserError(f"data.length: got {self.length}, expected {needed} tokens of a problem or more")
+            raise UserError(f"data.length: got {self.length}, expected {needed} or more, the tokens of a problem")
 
     def sample(self, index: int) -> Example:
         """Training problem number ``index``, whose length is uniform on 1..train_length."""
