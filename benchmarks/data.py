@@ -56,7 +56,7 @@ def measure(folder: Path, size: int, workers: int) -> dict[str, object]:
     alone = [tokenizers_alone(tokenizer, size // 10)]
     options = ShardOptions(str(corpus), str(tokenizer), directory=str(folder / "shards"), prepare_workers=workers)
     begin, busy = time.perf_counter(), core_seconds()
-    manifest = prepare(options, progress=False)
+    manifest = prepare(options)
     seconds, busy = time.perf_counter() - begin, core_seconds() - busy
     alone.append(tokenizers_alone(tokenizer, size // 10))
     tokens = sum(split.tokens for split in manifest.splits.values())

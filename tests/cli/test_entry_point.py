@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 from kerple.base.shipped_configs import config_path, with_shipped_configs
-from kerple.cli.main import with_all_trusted
 
 PROGRAM = """
 import sys
@@ -76,12 +75,6 @@ def test_a_closed_pipe_ends_no_run():
     ended = subprocess.run([sys.executable, "-m", "kerple", "--help"], stdout=writing, stderr=subprocess.PIPE)
     os.close(writing)
     assert (ended.returncode, ended.stderr) == (0, b"")
-
-
-def test_every_package_that_is_trusted_counts():
-    typed = ["fit", "--trust", "a", "--logs=x", "--trust=b,c"]
-    assert with_all_trusted(typed) == ["fit", "--logs=x", "--trust=a,b,c"]
-    assert with_all_trusted(typed[:4]) == typed[:4]
 
 
 def test_shipped_configurations_are_found_from_anywhere_and_the_users_own_come_first(tmp_path, monkeypatch):

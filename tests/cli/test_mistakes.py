@@ -65,14 +65,6 @@ def test_an_option_of_fit(options, parts, tmp_path, capsys, monkeypatch):
     [
         ({"trainer": {"max_step": 3}}, "max_step"),
         ({"trainer": []}, "trainer: got []"),
-        (
-            {
-                "model": TINY["model"]
-                | {"position": {"class_path": "kerple.positions.rotary.RoPE", "init_args": {"bass": {}}}}
-            },
-            "got bass",
-        ),
-        ({"model": TINY["model"] | {"position": {"class_path": "RoPE", "dict_kwargs": {"a": 1}}}}, "dict_kwargs"),
         ({"model": TINY["model"] | {"position": ["RoPE"]}}, "model.position: got"),
         ({"model": TINY["model"] | {"position": "os.system"}}, "error: model.position: got "),
         (

@@ -104,10 +104,10 @@ def test_a_run_of_each_shipped_comparison_parses_and_has_a_folder_of_its_own(mon
 def test_a_callback_without_options_and_an_unknown_option(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     flags = {"trainer.callbacks": [{"class_path": "Dashboards"}]}
-    changes: dict[str, Any] = {"strategies": {"RoPE": None, "x": Strategy("RoPE", {"bass": {}})}, "baseline": "RoPE"}
+    changes: dict[str, Any] = {"strategies": {"RoPE": None, "x": Strategy("RoPE", {"bass": 1})}, "baseline": "RoPE"}
     good, bad, *_ = comparison("configs/demo.yaml", flags=flags, test=flags, **changes).jobs()
     compare.check_test(good, compare.resolve(good))
-    with pytest.raises(UserError, match="compare: x seed 1: model: position: got bass, which is no option"):
+    with pytest.raises(UserError, match=r"compare: x seed 1: .*bass"):
         compare.resolve(bad)
 
 

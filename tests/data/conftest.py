@@ -7,6 +7,7 @@ import pytest
 from kerple.data.manifest import Manifest
 from kerple.data.options import ShardOptions
 from kerple.data.prepare import build
+from kerple.data.prepare import documents as reading
 
 SENTENCE = "the cat sat on a mat while seven grey wolves sang long songs of résumé naïveté 猫 42 , . ; \n"
 WORDS = SENTENCE.split(" ")
@@ -36,13 +37,11 @@ def write_lines(path: Path, documents: list[str]) -> Path:
 def small_build():
     """Prepare in parts of 3,000 characters, so that a small corpus has many."""
 
-    def run(
-        directory: Path, corpus: Path | str, progress: bool = False, part: int = 3000, **options: object
-    ) -> Manifest:
+    def run(directory: Path, corpus: Path | str, part: int = 3000, **options: object) -> Manifest:
         settings = {"vocabulary": 300, "split_fractions": (0.8, 0.1, 0.1), "prepare_workers": 1} | options
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(build, "part_size", lambda number: part)
-            return build.prepare(ShardOptions(str(corpus), directory=str(directory), **settings), progress)  # type: ignore[arg-type]
+            patch.setattr(reading, "part_size", lambda number: part)
+            return build.prepare(ShardOptions(str(corpus), directory=str(directory), **settings))  # type: ignore[arg-type]
 
     return run
 

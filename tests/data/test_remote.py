@@ -111,7 +111,7 @@ def test_with_sections_a_node_fetches_its_own_shards_and_a_step_has_the_samples_
         assert [first + second for first, second in zip(*ranks, strict=True)] == expected
         assert fetched(cache) < 0.4 * fetched(tmp_path / "one")
         assert list(batches(cache, 4, node, 100)) == expected[100:]
-    with pytest.raises(UserError, match=r"data\.sections: got 3, expected a divisor of 8, the samples"):
+    with pytest.raises(UserError, match=r"data\.sections: got 3, expected a divisor of 8, a batch"):
         batches(tmp_path / "one", 1, 0, sections=3)
 
 

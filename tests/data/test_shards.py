@@ -2,6 +2,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import tarfile
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from kerple.base.errors import UserError
 from kerple.cli import inspect
 from kerple.data import tokenizer as module
 from kerple.data.manifest import MANIFEST_FILE, SPLITS
-from kerple.data.prepare.build import split_of
+from kerple.data.prepare.documents import split_of
 from kerple.data.shards import BLOCK, VERIFIED, Folder, verify
 from kerple.data.tokenizer import cut_runs, encode, token_bytes, train_tokenizer
 from tests.toy import entries
@@ -146,6 +147,7 @@ def test_a_shard_whose_checksum_was_made_anew_is_found_by_its_tokens(copied, tok
 def test_a_path_may_have_bytes_that_are_no_unicode_and_the_marks_of_a_pattern(
     json_lines, tmp_path, small_build, capsys
 ):
+    sys.stderr.reconfigure(errors="backslashreplace")  # as Python opens it
     corpus, folder = (tmp_path / os.fsdecode(name) for name in (b"[1] caf\xe9*", b"[x] caf\xe9"))
     shutil.copytree(json_lines, corpus)
     small_build(folder, corpus)

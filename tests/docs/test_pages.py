@@ -91,10 +91,10 @@ def test_the_commands_of_the_task_run(my_task, capsys):
     fit, test, predict = commands("own-task.md")
     fit += ["--trainer.max_steps=2", "--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false"]
     fit += ["--data.batch_size=4", "--data.validation_examples=8", "--data.test_examples=4"]
-    assert "set it to 14 or more" in complaint(capsys, *fit, "--data.length=13")  # too small, as the page says
+    assert "expected 14 or more" in complaint(capsys, *fit, "--data.length=13")  # too small, as the page says
     main(fit)  # into the folder that the page names, though the first attempt had chosen it too
     main(test)
     assert len(list(Path("logs/tasks/Coupled/seed-1235").glob("**/results.csv.gz"))) == 1
     capsys.readouterr()
-    main([*predict, "--tokens", "5", "--device", "cpu"])
+    main([*predict, "--tokens", "5"])
     assert capsys.readouterr().out.startswith("cab=")

@@ -60,7 +60,7 @@ def test_models_are_scored_on_the_same_key_tokens(place: Path, monkeypatch: pyte
     for cells in (first, second):
         assert (cells["length"].tolist(), cells["count"].tolist()) == ([16, 48], [count, count])
         assert cells["value"][0] != cells["value"][1]
-    stream = TokenShards(corpus=None, directory="shards").stream("test")
+    stream = TokenShards(corpus=None, directory="shards").text("test").stream
     model = hf.AutoModelForCausalLM.from_pretrained("model").eval()
     total = 0.0
     for block, places in enumerate(keys):
@@ -179,10 +179,10 @@ class Reader(Generation, Limited):
         self.texts: list[str] = []
 
     def continued(self, tokens: torch.Tensor, steps: int) -> list[int]:
-        text = self.data.decode(tokens[0])
+        text = self.data.decode(tokens[0].tolist())
         self.texts.append(text)
         key = re.search(r"special magic numbers? for (\S+) mentioned", text).group(1)
-        seen = self.data.decode(tokens[0, -self.memory :])
+        seen = self.data.decode(tokens[0, -self.memory :].tolist())
         return self.data.encode(" ".join(re.findall(rf"numbers for {key} is: (\d+)\.", seen)))
 
 

@@ -230,12 +230,12 @@ def test_what_cannot_be_honoured_is_an_error(tmp_path: Path, options: dict[str, 
 
 def test_what_an_evaluation_cannot_honour_is_refused_before_it_begins(tmp_path: Path) -> None:
     callback, second = Extrapolation([8, 32]), Extrapolation([8], sampling="paper", segments=2)
-    with pytest.raises(UserError, match=r"limit_test_batches: got 2, .* use its own options, such as blocks"):
+    with pytest.raises(UserError, match=r"limit_test_batches: has no effect on Extrapolation"):
         run(tmp_path, callback, limit_test_batches=2)
-    with pytest.raises(UserError, match=r"more than one.*--run_dir"):
+    with pytest.raises(UserError, match=r"more than one"):
         run(tmp_path, callback, second)
     fit = trainer(tmp_path, Extrapolation([8, 256]), max_steps=1)
-    with pytest.raises(UserError, match="the validation split has no block of that many targets"):
+    with pytest.raises(UserError, match="got 256, the validation split has only"):
         fit.fit(model_of(), RandomText())
     assert fit.global_step == 0
     sharded: Any = SimpleNamespace(strategy=ModelParallelStrategy(), datamodule=RandomText(), callbacks=[])

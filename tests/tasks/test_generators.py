@@ -238,5 +238,5 @@ def test_places_that_a_later_token_changes_are_refused():
         def places(self, tokens: torch.Tensor) -> torch.Tensor:
             return abacus(tokens.flip(1)).flip(1)
 
-    with pytest.raises(UserError, match="got 'from the right', whose places are not causal"):
+    with pytest.raises(UserError, match="the places of 'from the right' depend on tokens after"):
         TaskData(FromTheRight(), 64).places("coupled")

@@ -1,6 +1,5 @@
 """What the event files hold, and what a browser shows of them."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 
 from kerple.measure.extrapolation import Extrapolation
 from kerple.training.dashboards import Dashboards
-from tests.toy import RandomText, ToyData, small_model, trainer
+from tests.toy import RandomText, small_model, trainer
 
 
 @pytest.fixture(scope="module")
@@ -25,22 +24,6 @@ def events(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[EventAcc
         accumulator = EventAccumulator(str(folder), {"tensors": 0, "scalars": 0, "histograms": 0}).Reload()
         read[stage] = accumulator, run.callback_metrics
     return read
-
-
-def test_a_sample_of_text_is_what_the_model_would_continue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ToyData, "decode", lambda _, tokens: " ".join(str(int(t)) for t in tokens), raising=False)
-    model = small_model()
-    options = {"max_steps": 2, "val_check_interval": 2, "num_sanity_val_steps": 0, "enable_checkpointing": False}
-    run = trainer(tmp_path, Dashboards(), events=True, **options)
-    run.fit(model, datamodule=ToyData())
-    run.logger.finalize("success")
-    (sample,) = EventAccumulator(str(tmp_path), {"tensors": 0}).Reload().Tensors("sample/text_summary")
-    tokens = [0, 1, 2, 3]  # half of the segment of 8, counted
-    with torch.no_grad():
-        for _ in range(4):
-            tokens.append(int(model.eval().network(torch.tensor([tokens]))[0, -1].argmax()))
-    text = f"given:\n\n    0 1 2 3\n\ncontinued:\n\n     {' '.join(map(str, tokens[4:]))}"
-    assert (sample.step, sample.tensor_proto.string_val[0].decode()) == (2, text)
 
 
 def test_kernels_are_histograms_at_each_validation(events: dict) -> None:

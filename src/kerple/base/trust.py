@@ -145,10 +145,8 @@ class Classes:
         if (package, last) in self.by_name:
             return self.by_name[package, last]
         if package not in self.trusted:
-            raise UserError(
-                f"{option}: names the class {name!s:.100}, which is not one of this project; if you trust the code of "
-                f"{package[:100]}, add --trust {package[:100]}"
-            )
+            where = f"not one of this project; if you trust its code, add --trust {package[:100]} (of several: a,b)"
+            raise UserError(f"{option}: names the class {name!s:.100}, {where}")
         try:
             kind = getattr(import_module(module), last)
         except (ImportError, AttributeError) as error:

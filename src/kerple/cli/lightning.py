@@ -194,8 +194,8 @@ class CLI(LightningCLI):
             super()._run_subcommand(subcommand)
             print_once(f"written to {directory}")
             if subcommand == "fit" and last.is_file():
-                packages = {name.partition(".")[0] for name in own_classes(flat(load(last, "meta")[CONFIG]))}
-                trust = [argument for package in sorted(packages) for argument in ("--trust", package)]
+                packages = sorted({name.partition(".")[0] for name in own_classes(flat(load(last, "meta")[CONFIG]))})
+                trust = ["--trust", ",".join(packages)] if packages else []
                 print_once(f"to test it: {PROGRAM} {shlex.join(['test', '--ckpt_path', str(last), *trust])}")
         except (UserError, MisconfigurationException) as error:
             if subcommand != "fit" or not self.trainer.global_step:

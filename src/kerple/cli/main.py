@@ -5,7 +5,7 @@ import locale
 import os
 import sys
 import threading
-from argparse import ArgumentError, ArgumentParser
+from argparse import ArgumentError
 from contextlib import suppress
 from importlib import import_module
 from itertools import pairwise
@@ -109,16 +109,11 @@ def _thread_failed(failure: threading.ExceptHookArgs) -> None:
 
 
 def _call(arguments: list[str]) -> None:
-    arguments = with_all_trusted(arguments)
     command = arguments[0] if arguments else "nothing"
     flat = [part for argument in arguments for part in argument.split("=", 1)]
     for option, value in pairwise(flat):  # before anything that takes seconds is imported
         if option in OPTIONS and value.endswith((".yaml", ".yml")) and not os.path.exists(value):
             raise UserError(f"{option.lstrip('-')}: got {value}, which does not exist")
-        if option == "--model.position" and value.isidentifier():
-            names = import_module("kerple.positions").names()
-            if value not in names:
-                raise unknown(option[2:], value, names)
     if command == "test" and any(part == "--hf" for part in flat):
         import_module("kerple.cli.pretrained_test").main(arguments[1:])
     elif command in LIGHTNING:
@@ -127,14 +122,6 @@ def _call(arguments: list[str]) -> None:
         import_module(f"kerple.cli.{command}").main(arguments[1:])
     else:
         raise unknown("command", command, COMMANDS)
-
-
-def with_all_trusted(arguments: list[str]) -> list[str]:
-    """The arguments with the values of all ``--trust`` in one, because the parsers take the last one alone."""
-    parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--trust", action="append", default=[])
-    options, others = parser.parse_known_args(arguments)
-    return [*others, f"--trust={','.join(options.trust)}"] if len(options.trust) > 1 else arguments
 
 
 def _mistake(error: Exception) -> str | None:

@@ -71,10 +71,7 @@ def tables(config: Namespace, chips: list[Chip], devices: list[int], efficiency:
     data, trainer = config.data.init_args, config.trainer
     for name in ("batch_size", "length"):
         if not isinstance(data.get(name), int):
-            raise UserError(
-                f"data.{name}: got none in {config.data.class_path}, expected a number, as plan has to know the tokens "
-                "of a step"
-            )
+            raise UserError(f"data.{name}: got none in {config.data.class_path}, expected a number")
     if trainer.max_steps < 1:
         raise UserError(f"trainer.max_steps: got {trainer.max_steps}, expected the number of steps")
     with torch.device("meta"):

@@ -22,7 +22,6 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--window", type=int | None, default=None, help="attention sees this many tokens; null: all")
     parser.add_argument("--seed", type=int | None, default=None, help="draw the same text again")
     parser.add_argument("--trust", default="", help="packages whose classes the checkpoint may name: a,b,c")
-    parser.add_argument("--device", type=str | None, default=None, help="where to run; null: a GPU if there is one")
     options = parse(parser, arguments)
     from kerple.cli.continuation import print_continuation
 

@@ -137,26 +137,18 @@ def _measure(options: Namespace, model: ModelOptions, measures: list[Measure], d
     found = [measure.run(network, shards, runner) for measure in measures]
     if runner.rank:
         return
-    events = None
-    if trainer.logger and found:
-        from torch.utils.tensorboard import SummaryWriter
+    from torch.utils.tensorboard import SummaryWriter
 
-        events = SummaryWriter(str(directory))
+    writers = [SummaryWriter(str(directory))] if trainer.logger and found else []
     for result in found:
-        if result.skipped:
-            print(f"{result.name}: skipped: {result.skipped}")
-            continue
         if result.about:
             result.about = {**result.about, "bos": network.bos}
-        result.write(directory)
-        print(result.report, end="\n" if result.report else "")
-        if events is not None:
+        result.publish(directory, writers)
+        for writer in writers:
             for name, value in result.scalars.items():
-                events.add_scalar(f"test/{name}", value, 0)
-            for name, figure in result.figures.items():
-                events.add_figure(f"analyses/{name}", figure, 0, close=False)
-    if events is not None:
-        events.close()
+                writer.add_scalar(f"test/{name}", value, 0)
+    for writer in writers:
+        writer.close()
 
 
 def _parse(arguments: list[str]) -> Namespace:

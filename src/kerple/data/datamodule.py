@@ -6,8 +6,6 @@ from typing import Any
 
 from pytorch_lightning import LightningDataModule
 from pytorch_lightning.trainer.states import TrainerFn
-from tokenizers import Tokenizer
-from torch import Tensor
 
 from kerple.base.errors import UserError
 from kerple.data.loader import BatchLoader, BlockBatches, EvaluationLoader, TrainingBatches, rank_in
@@ -15,9 +13,8 @@ from kerple.data.manifest import SPLITS, Manifest
 from kerple.data.options import ShardOptions
 from kerple.data.order import Mixture, Order
 from kerple.data.prepare.build import check_prepared, prepare
-from kerple.data.shards import Folder, TokenStream
+from kerple.data.shards import Folder
 from kerple.data.text import ShardText, TextBlocks
-from kerple.data.tokenizer import encode
 
 
 class TokenShards(ShardOptions, LightningDataModule):
@@ -82,17 +79,10 @@ class TokenShards(ShardOptions, LightningDataModule):
         """
         state = state if isinstance(state, dict) else {}  # the checkpoint may be from anybody
         if state.get("tokenizer", self.manifest.tokenizer) != self.manifest.tokenizer:
-            raise UserError(
-                f"data.directory: got {self.location}, whose tokenizer is not the one that the checkpoint was trained "
-                "with, so that its token ids mean other text; give the earlier folder, or prepare one with its "
-                "tokenizer.json as data.tokenizer"
-            )
+            raise UserError(f"data.directory: got {self.location}, whose tokenizer is not the one of the checkpoint")
         fitting = self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
         if fitting and state.get("training", self._training_checksum) != self._training_checksum:
-            raise UserError(
-                f"data.directory: got {self.location}, whose training tokens are not those with which the fit began; "
-                "give the earlier folders, or start a new training from its weights with --weights"
-            )
+            raise UserError(f"data.directory: got {self.location}, whose training tokens are not those of the fit")
 
     def train_dataloader(self) -> BatchLoader:
         """Training batches of this rank, {"tokens": (B, T + 1) int64}, for the whole run.
@@ -101,19 +91,15 @@ class TokenShards(ShardOptions, LightningDataModule):
             UserError: The corpus is too small for a batch, or the folders of `mixture` do not fit together, or a batch
                 of all devices has not equally many samples of each section.
         """
-        streams, orders, weights = [], [], []
-        for number, (folder, weight) in enumerate(self._training_folders):
-            streams.append(folder.stream("train"))
-            orders.append(Order(len(streams[-1]), self.length, self.seed, number, sections=self.sections))
-            weights.append(weight)
+        streams = [folder.stream("train") for folder, _ in self._training_folders]
+        options = {"sections": self.sections}
+        orders = [Order(len(stream), self.length, self.seed, i, **options) for i, stream in enumerate(streams)]
         rank, ranks = rank_in(self)
         samples = self.batch_size * ranks  # of all ranks
         if samples % self.sections:
-            raise UserError(
-                f"data.sections: got {self.sections}, expected a divisor of {samples}, the samples of a batch"
-            )
+            raise UserError(f"data.sections: got {self.sections}, expected a divisor of {samples}, a batch's samples")
         batches = self._batches(sum(order.samples for order in orders), samples)
-        mixture = Mixture(orders, weights, self.seed)
+        mixture = Mixture(orders, [weight for _, weight in self._training_folders], self.seed)
         dataset = TrainingBatches(streams, mixture, self.length, self.batch_size, batches, rank, ranks)
         return BatchLoader(dataset, samples, self.workers, self._pin_memory())
 
@@ -140,33 +126,20 @@ class TokenShards(ShardOptions, LightningDataModule):
         return self.text(split).blocks(length, limit, fewer=True)
 
     def text(self, split: str) -> ShardText:
-        """The text of a split, which measures read; there is one object for each split.
-
-        Raises:
-            UserError: There is no such split.
-        """
-        if split not in SPLITS:
-            raise UserError(f"split: got {split!r}, expected one of {', '.join(SPLITS)}")
-        if split not in self._texts:
-            self._texts[split] = ShardText(self.folder, split)
+        """The text of a split, which measures read; there is one object for each split."""
         return self._texts[split]
 
     @cached_property
     def _texts(self) -> dict[str, ShardText]:
-        return {}
-
-    def stream(self, split: str) -> TokenStream:
-        """The tokens of a split as one long array."""
-        return self.folder.stream(split)
+        return {split: ShardText(self.folder, split) for split in SPLITS}
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, without an end-of-text token."""
-        return encode(self._tokenizer, text)
+        return self.text("train").encode(text)
 
-    def decode(self, tokens: Tensor | list[int]) -> str:
-        """The text of token ids (n,); an end-of-text token becomes its name."""
-        ids = tokens.tolist() if isinstance(tokens, Tensor) else tokens
-        return self._tokenizer.decode(ids, skip_special_tokens=False)
+    def decode(self, tokens: list[int]) -> str:
+        """The text of token ids; an end-of-text token becomes its name."""
+        return self.text("train").decode(tokens)
 
     @cached_property  # every checkpoint needs it, and a folder may be at a URL
     def _training_folders(self) -> list[tuple[Folder, float]]:
@@ -177,17 +150,13 @@ class TokenShards(ShardOptions, LightningDataModule):
         folders = [(self._open(location), float(weight)) for location, weight in self.mixture.items()]
         for folder, _ in folders:
             if folder.manifest.tokenizer != self.manifest.tokenizer:
-                raise UserError(
-                    f"data.mixture: got {folder.location}, which has another tokenizer than {self.location}; prepare "
-                    f"it with data.tokenizer: {self.location}/tokenizer.json"
-                )
+                raise UserError(f"data.mixture: {folder.location} has another tokenizer than {self.location}")
             # a hash of its text assigns a document to a split: with equal fractions, equal texts are in one split
             fraction, allowed = (m.settings.get("split_fractions", [0])[0] for m in (folder.manifest, self.manifest))
             if fraction > allowed:
                 raise UserError(
                     f"data.mixture: got {folder.location}, whose training split has {fraction:g} of its documents, "
-                    f"more than the {allowed:g} of {self.location}, so that it may hold validation and test text of "
-                    "the latter; prepare it with the same data.split_fractions"
+                    f"more than the {allowed:g} of {self.location}; prepare it with the same data.split_fractions"
                 )
         return folders
 
@@ -199,32 +168,21 @@ class TokenShards(ShardOptions, LightningDataModule):
 
     def _batches(self, samples_in_corpus: int, samples: int) -> int:
         """Number of micro-batches in an epoch, of ``samples`` samples each."""
-        trainer = self.trainer
-        if self.samples is not None:
-            batches = self.samples // samples
-        elif trainer is not None and trainer.max_steps > 0:
+        trainer, available = self.trainer, self.samples or samples_in_corpus
+        if self.samples is None and trainer is not None and trainer.max_steps > 0:
             return trainer.max_steps * trainer.accumulate_grad_batches
-        else:
-            batches = samples_in_corpus // samples
-        if batches == 0:
+        if available < samples:
             raise UserError(
                 f"data.batch_size: got {self.batch_size}, {samples} samples on all devices, but there are only "
-                f"{self.samples or samples_in_corpus}; use a smaller batch_size or length, or a larger corpus"
+                f"{available}; use a smaller batch_size or length, or a larger corpus"
             )
-        return batches
+        return available // samples
 
     def _open(self, location: str) -> Folder:
         folder = Folder(location, self.cache, cached_only=self.reads_only)
         if folder.manifest.vocabulary > self.vocabulary:
-            raise UserError(
-                f"data.vocabulary: got {self.vocabulary}, expected at least {folder.manifest.vocabulary}, with which "
-                f"{location} was made; raise it, or prepare another folder"
-            )
+            raise UserError(f"data.vocabulary: got {self.vocabulary}, but {location} has {folder.manifest.vocabulary}")
         return folder
-
-    @cached_property
-    def _tokenizer(self) -> Tokenizer:
-        return self.folder.tokenizer()
 
     def _pin_memory(self) -> bool:
         return self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"

@@ -113,23 +113,11 @@ def read_manifest(path: Path, location: str) -> Manifest:
     """
     try:
         entries = json.loads(path.read_bytes())
-        if (version := entries["format"]) != FORMAT:
-            raise UserError(f"{location}: its manifest has format {version!r}, expected {FORMAT}; prepare it again")
-        manifest = Manifest(
-            location,
-            vocabulary=_count(entries["vocabulary"]),
-            end_of_text=_count(entries["end_of_text"]),
-            tokenizer=str(entries["tokenizer"]),
-            splits={name: _split(entries["splits"][name]) for name in SPLITS},
-            settings=dict(entries["settings"]),
-            left_out={str(reason): _count(number) for reason, number in entries["left_out"].items()},
-            text=str(entries["text"]),
-            test_documents=str(entries["test_documents"]),
-        )
-        if not manifest.end_of_text < manifest.vocabulary <= 1 << 32:
-            raise ValueError(f"end_of_text {manifest.end_of_text} in a vocabulary of {manifest.vocabulary}")
-    except UserError:
-        raise
+        version, splits = entries.pop("format"), {name: _split(entries["splits"][name]) for name in SPLITS}
+        manifest = Manifest(location, **entries | {"splits": splits, "settings": dict(entries["settings"])})
+        _check_counts(manifest.vocabulary, manifest.end_of_text, *manifest.left_out.values())
+        if version != FORMAT or not manifest.end_of_text < manifest.vocabulary <= 1 << 32:
+            raise ValueError(f"format {version}, end of text {manifest.end_of_text} of {manifest.vocabulary} tokens")
     except OSError as error:
         reason = f"cannot be read ({error.strerror})"
         raise UserError(f"{location}/{MANIFEST_FILE}: {reason}; `python run.py prepare` writes it") from error
@@ -139,11 +127,11 @@ def read_manifest(path: Path, location: str) -> Manifest:
 
 
 def _split(entries: dict[str, Any]) -> Split:
-    shards = tuple(Shard(_count(shard["tokens"]), str(shard["sha256"])) for shard in entries["shards"])
-    return Split(shards, _count(entries["documents"]), _count(entries["bytes"]), str(entries["sha256"]))
+    split = Split(**entries | {"shards": tuple(Shard(**shard) for shard in entries["shards"])})
+    _check_counts(split.documents, split.bytes, *(shard.tokens for shard in split.shards))
+    return split
 
 
-def _count(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 1 << 48:
-        raise ValueError(f"{value!r} is no count")
-    return value
+def _check_counts(*values: Any) -> None:
+    if wrong := [value for value in values if type(value) is not int or not 0 <= value < 1 << 48]:
+        raise ValueError(f"{wrong[0]!r} is no count")

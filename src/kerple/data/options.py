@@ -1,6 +1,7 @@
 """`ShardOptions`: the options of `TokenShards`, in a class that needs no torch, so that `prepare` starts at once."""
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,103 +13,91 @@ HUB = "hf:"
 CONTENT_OPTIONS = ("corpus", "tokenizer", "vocabulary", "split_fractions", "text_field", "drop_duplicates")
 
 
+@dataclass(eq=False)
 class ShardOptions:
-    """What to prepare, where, and how to read it."""
+    """What to prepare, where, and how to read it.
 
-    def __init__(
-        self,
-        corpus: str | None = "stdlib",
-        tokenizer: str = TRAINED_HERE,
-        vocabulary: int = 2048,
-        directory: str | None = None,
-        source: str | None = None,
-        length: int = 64,
-        batch_size: int = 128,
-        seed: int = 1235,
-        samples: int | None = None,
-        split_fractions: tuple[float, float, float] = (0.9, 0.05, 0.05),
-        text_field: str = "text",
-        drop_duplicates: bool = False,
-        max_dropped_fraction: float = 0.01,
-        validation_segments: int = 512,
-        cache: str = "data/.cache",
-        mixture: dict[str, float] | None = None,
-        sections: int = 1,
-        workers: int = 0,
-        prepare_workers: int = 0,
-        prepare_engine: Literal["local", "ray"] = "local",
-    ) -> None:
-        """Check the options.
+    Args:
+        corpus: What to train on: `code` (the source of 44 packages, which pip fetches, 183 MB that are the same
+            everywhere), `code-demo` (ten of them, 30 MB), `rfc` (the RFCs, 462 MB, which Debian's apt fetches),
+            `stdlib` (the standard library of the running Python), `modules` (only the modules at its top, in
+            alphabetical order), a file, folder, glob pattern or URL of .jsonl, .jsonl.zst, .jsonl.gz, .tar of
+            those, .parquet or text files, or
+            `hf:NAME[:CONFIG[:SPLIT]]`. With null, the shards in `directory` are used as they are.
+        tokenizer: `bpe` trains a byte-level BPE on the training split; those of `code` and `rfc` with 2048 and 8192
+            entries are part of this package. Any other value is a tokenizer.json, a folder with one, a name on the
+            Hugging Face hub such as gpt2, or `hf:` and a pretrained model's folder, GGUF file or name.
+        vocabulary: Number of entries of a tokenizer that is trained here, and of rows of the model's embedding. Any
+            other tokenizer may have at most this number of entries.
+        directory: Folder of the shards, or the URL of a prepared one. With null, data/<corpus>-<tokenizer>.
+        source: Folder with the wheels of `code` and `code-demo`, or with rfc1.txt, rfc2.txt and so on; missing
+            files are fetched into it. With null, a folder in `cache`.
+        length: Training length T in tokens; a sample has T targets.
+        batch_size: Samples per device and micro-batch.
+        seed: Chooses the order of the training samples.
+        samples: Number of different training samples, over all devices, which are repeated until
+            `trainer.max_steps`. With null, as many as `trainer.max_steps` needs, or, if it is not set, the training
+            split once.
+        split_fractions: Fractions of the documents in the training, validation and test split. A hash of its text
+            assigns a document to a split; in `rfc` a hash of its family does, and in `code` and `code-demo` its
+            package does, whatever the fractions are.
+        text_field: Key of the text in JSON lines, or its column in Parquet files and datasets.
+        drop_duplicates: Whether only the first of several documents with exactly equal text is kept. This
+            needs about 100 bytes of memory for each document.
+        max_dropped_fraction: Largest fraction of the corpus's bytes that may be left out because they are damaged,
+            not Unicode, or JSON without a text.
+        validation_segments: Largest number of segments, of `length` targets each, for the validation loss.
+        cache: Folder for copies of shards from a URL, and for the files of a corpus that is fetched.
+        mixture: Prepared folders and their weights in the training samples. Validation and test data stay those of
+            `directory`. With null, `directory` alone.
+        sections: Number of consecutive sections of the training tokens. A batch has equally many samples of each,
+            which are shuffled within it. With as many sections as nodes, or a multiple, a node reads its own part
+            of the shards. The order depends on this number, not on that of nodes or devices.
+        workers: Number of processes that load batches ahead; memory-mapped shards seldom need one.
+        prepare_workers: Number of processes that tokenise. With 0, one per core.
+        prepare_engine: Where these processes run: on this machine (`local`) or on a cluster by Ray (`ray`).
 
-        Args:
-            corpus: What to train on: `code` (the source of 44 packages, which pip fetches, 183 MB that are the same
-                everywhere), `code-demo` (ten of them, 30 MB), `rfc` (the RFCs, 462 MB, which Debian's apt fetches),
-                `stdlib` (the standard library of the running Python), `modules` (only the modules at its top, in
-                alphabetical order), a file, folder, glob pattern or URL of .jsonl, .jsonl.zst, .jsonl.gz, .tar of
-                those, .parquet or text files, or
-                `hf:NAME[:CONFIG[:SPLIT]]`. With null, the shards in `directory` are used as they are.
-            tokenizer: `bpe` trains a byte-level BPE on the training split; those of `code` and `rfc` with 2048 and 8192
-                entries are part of this package. Any other value is a tokenizer.json, a folder with one, a name on the
-                Hugging Face hub such as gpt2, or `hf:` and a pretrained model's folder, GGUF file or name.
-            vocabulary: Number of entries of a tokenizer that is trained here, and of rows of the model's embedding. Any
-                other tokenizer may have at most this number of entries.
-            directory: Folder of the shards, or the URL of a prepared one. With null, data/<corpus>-<tokenizer>.
-            source: Folder with the wheels of `code` and `code-demo`, or with rfc1.txt, rfc2.txt and so on; missing
-                files are fetched into it. With null, a folder in `cache`.
-            length: Training length T in tokens; a sample has T targets.
-            batch_size: Samples per device and micro-batch.
-            seed: Chooses the order of the training samples.
-            samples: Number of different training samples, over all devices, which are repeated until
-                `trainer.max_steps`. With null, as many as `trainer.max_steps` needs, or, if it is not set, the training
-                split once.
-            split_fractions: Fractions of the documents in the training, validation and test split. A hash of its text
-                assigns a document to a split; in `rfc` a hash of its family does, and in `code` and `code-demo` its
-                package does, whatever the fractions are.
-            text_field: Key of the text in JSON lines, or its column in Parquet files and datasets.
-            drop_duplicates: Whether only the first of several documents with exactly equal text is kept. This
-                needs about 100 bytes of memory for each document.
-            max_dropped_fraction: Largest fraction of the corpus's bytes that may be left out because they are damaged,
-                not Unicode, or JSON without a text.
-            validation_segments: Largest number of segments, of `length` targets each, for the validation loss.
-            cache: Folder for copies of shards from a URL, and for the files of a corpus that is fetched.
-            mixture: Prepared folders and their weights in the training samples. Validation and test data stay those of
-                `directory`. With null, `directory` alone.
-            sections: Number of consecutive sections of the training tokens. A batch has equally many samples of each,
-                which are shuffled within it. With as many sections as nodes, or a multiple, a node reads its own part
-                of the shards. The order depends on this number, not on that of nodes or devices.
-            workers: Number of processes that load batches ahead; memory-mapped shards seldom need one.
-            prepare_workers: Number of processes that tokenise. With 0, one per core.
-            prepare_engine: Where these processes run: on this machine (`local`) or on a cluster by Ray (`ray`).
+    Raises:
+        UserError: An option is out of its range, or corpus and directory are both null.
+    """
 
-        Raises:
-            UserError: An option is out of its range, or corpus and directory are both null.
-        """
+    corpus: str | None = "stdlib"
+    tokenizer: str = TRAINED_HERE
+    vocabulary: int = 2048
+    directory: str | None = None
+    source: str | None = None
+    length: int = 64
+    batch_size: int = 128
+    seed: int = 1235
+    samples: int | None = None
+    split_fractions: tuple[float, float, float] = (0.9, 0.05, 0.05)
+    text_field: str = "text"
+    drop_duplicates: bool = False
+    max_dropped_fraction: float = 0.01
+    validation_segments: int = 512
+    cache: str = "data/.cache"
+    mixture: dict[str, float] | None = None
+    sections: int = 1
+    workers: int = 0
+    prepare_workers: int = 0
+    prepare_engine: Literal["local", "ray"] = "local"
+
+    def __post_init__(self) -> None:
         super().__init__()
-        if corpus is None and directory is None:
+        if self.corpus is None and self.directory is None:
             raise UserError("data.directory: got null, expected a folder of shards, because data.corpus is null")
-        for name, value, low in (
-            ("length", length, 1),
-            ("batch_size", batch_size, 1),
-            ("validation_segments", validation_segments, 1),
-            ("sections", sections, 1),
-            ("workers", workers, 0),
-            ("prepare_workers", prepare_workers, 0),
-            ("samples", 1 if samples is None else samples, 1),
-        ):
-            if value < low:
-                raise UserError(f"data.{name}: got {value}, expected {low} or more")
-        if len(split_fractions) != 3 or min(split_fractions) < 0 or abs(sum(split_fractions) - 1) > 1e-6:
-            raise UserError(f"data.split_fractions: got {split_fractions}, expected three fractions of sum 1")
-        location = directory or default_directory(corpus or "", tokenizer, vocabulary)
+        positive = ("length", "batch_size", "validation_segments", "sections", "samples")
+        for name in (*positive, "workers", "prepare_workers"):
+            lowest = int(name in positive)
+            if (value := getattr(self, name)) is not None and value < lowest:
+                raise UserError(f"data.{name}: got {value}, expected {lowest} or more")
+        fractions = self.split_fractions
+        if len(fractions) != 3 or min(fractions) < 0 or abs(sum(fractions) - 1) > 1e-6:
+            raise UserError(f"data.split_fractions: got {fractions}, expected three fractions of sum 1")
+        location = self.directory or default_directory(self.corpus or "", self.tokenizer, self.vocabulary)
         self.location = location.removeprefix("file://")
-        self.corpus = None if is_remote(self.location) else corpus  # shards at a URL are already prepared
-        self.tokenizer, self.vocabulary, self.split_fractions = tokenizer, vocabulary, split_fractions
-        self.text_field, self.max_dropped_fraction = text_field, max_dropped_fraction
-        self.source = source or f"{cache}/{(corpus or '').partition('-')[0]}"
-        self.length, self.batch_size, self.seed, self.samples = length, batch_size, seed, samples
-        self.drop_duplicates, self.validation_segments, self.mixture = drop_duplicates, validation_segments, mixture
-        self.cache, self.workers, self.sections = cache, workers, sections
-        self.prepare_workers, self.prepare_engine = prepare_workers, prepare_engine
+        self.source = self.source or f"{self.cache}/{(self.corpus or '').partition('-')[0]}"
+        self.corpus = None if is_remote(self.location) else self.corpus  # shards at a URL are already prepared
 
     def content_options(self) -> dict[str, Any]:
         """The options on which the content of the shards depends, as JSON."""

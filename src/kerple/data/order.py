@@ -120,10 +120,7 @@ class Mixture:
         largest = np.argsort(self.quota - exact, kind="stable")[: MIXTURE_PERIOD - self.quota.sum()]
         self.quota[largest] += 1
         if (self.quota == 0).any():
-            raise UserError(
-                f"data.mixture: got weights {weights}, expected fractions of at least 1/{MIXTURE_PERIOD}: smaller "
-                "ones are never drawn"
-            )
+            raise UserError(f"data.mixture: got weights {weights}, expected fractions of at least 1/{MIXTURE_PERIOD}")
         self.first = np.concatenate([[0], np.cumsum(self.quota)])
 
     def locate(self, samples: Indices) -> tuple[Indices, Indices]:

@@ -95,10 +95,7 @@ class Extrapolation(Measure):
                 f"block_length: got {self.block_length}, expected a multiple of {self.lengths[-1]}, the longest"
             )
         if self.sampling == "paper" and (self.documents or self.blocks is not None or "sliding" in self.protocols):
-            raise UserError(
-                "sampling: got 'paper', which takes the option segments in place of blocks, ignores documents and has "
-                "no text before its segments for sliding; use sampling: blocks, or drop these"
-            )
+            raise UserError("sampling: got 'paper' with documents, blocks or sliding, which go with sampling: blocks")
         self._protocols(1)
 
     @property
@@ -172,10 +169,7 @@ class Extrapolation(Measure):
 
     def _validation_blocks(self, text: Text) -> TextBlocks:
         if len(text.stream) <= self.targets:
-            raise UserError(
-                f"lengths: got {self.targets}, but the validation split has no block of that many targets; use a "
-                "larger split, shorter lengths, or validation_blocks: 0"
-            )
+            raise UserError(f"lengths: got {self.targets}, the validation split has only {len(text.stream)} tokens")
         return text.blocks(self.targets, self.validation_blocks, fewer=True)
 
     def _protocols(self, trained: int) -> list[Protocol]:

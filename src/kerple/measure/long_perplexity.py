@@ -138,8 +138,7 @@ class LongPerplexity(Measure):
         positive(self, "blocks")
         if not 1 <= self.stride <= self.short < self.lengths[-1]:
             raise UserError(
-                f"LongPerplexity: got stride {self.stride} and short {self.short}, expected 1 <= stride <= short < "
-                f"{self.lengths[-1]}, the longest length"
+                f"LongPerplexity: stride, short: got {self.stride}, {self.short}, expected ascending, below lengths"
             )
 
     @property
@@ -195,10 +194,7 @@ class LongPerplexity(Measure):
                 write(path, json.dumps({"about": about, "keys": self._choose(text, source)}))
         keys = read_mapping(path)["keys"]
         if not any(keys):
-            raise UserError(
-                f"LongPerplexity: blocks: got {self.blocks} of {self.lengths[-1]} tokens, in which {self.evaluator} "
-                "finds no key token; read more, or a shorter short context"
-            )
+            raise UserError(f"LongPerplexity: blocks: got {self.blocks}, in which {self.evaluator} finds no key token")
         return keys
 
     def _choose(self, text: Text, source: Any) -> list[list[int]]:

@@ -47,10 +47,7 @@ class Measure(ABC):
         """Raise a UserError if the network lacks a capability, or the text is too short or of the wrong kind."""
         require(self, network, *self.needs)
         if not isinstance(text, Text):
-            raise UserError(
-                f"{type(self).__name__}: got data {type(text).__name__}, expected text; use the data module "
-                "TokenShards, or leave this measure out"
-            )
+            raise UserError(f"{type(self).__name__}: got data {type(text).__name__}, expected text: TokenShards")
 
     def skip_reason(self, network: Network) -> str | None:
         """Why this measurement makes no sense for this network, or None. The reason is reported as a warning."""

@@ -153,10 +153,7 @@ class Needle(Measure):
         super().check(network, text)
         _ = text.tokenizer
         if self.haystack == "corpus" and len(text.stream) <= self.lengths[-1]:
-            raise UserError(
-                f"Needle: lengths: got {self.lengths[-1]}, expected less than the {len(text.stream)} tokens of "
-                f"{text.name}; use shorter lengths, or a longer text"
-            )
+            raise UserError(f"Needle: lengths: got {self.lengths[-1]}, {text.name} has {len(text.stream)} tokens")
 
     def measure(self, network: Any, text: Text, runner: Runner) -> Result:
         lengths, skipped = possible(self.lengths, network, self.kind)

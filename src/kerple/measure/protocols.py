@@ -159,10 +159,7 @@ def ordered_lengths(lengths: Sequence[int]) -> list[int]:
     """
     ordered = sorted(set(lengths))
     if not ordered or ordered[0] < 1 or any(ordered[-1] % length for length in ordered):
-        raise UserError(
-            f"lengths: got {list(lengths)}, expected positive numbers that all divide the longest, such as powers of 2 "
-            "times the shortest"
-        )
+        raise UserError(f"lengths: got {list(lengths)}, expected positive numbers that all divide the longest")
     return ordered
 
 

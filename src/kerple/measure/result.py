@@ -1,7 +1,7 @@
 """`Result`: what a measurement has found, and its files."""
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,20 @@ class Result:
     scalars: dict[str, float] = field(default_factory=dict)
     report: str = ""
     skipped: str | None = None
+
+    def publish(self, folder: Path, writers: Iterable[Any] = (), step: int = 0) -> None:
+        """Write the result into a folder, print its report, and give its figures to writers of TensorBoard.
+
+        A result that was skipped is only reported.
+        """
+        if self.skipped:
+            print(f"{self.name}: skipped: {self.skipped}")
+            return
+        self.write(folder)
+        print(self.report, end="\n" if self.report else "")
+        for writer in writers:
+            for name, figure in self.figures.items():
+                writer.add_figure(f"analyses/{name}", figure, step, close=False)
 
     def write(self, folder: Path) -> None:
         """Write tables, figures and sums into a folder; the sums are added to those of other measurements there."""

@@ -93,10 +93,7 @@ class TaskAccuracy(Measure):
 
     def check_validation(self, text: Any) -> None:
         if not isinstance(text, Examples):
-            raise UserError(
-                f"TaskAccuracy: got data {type(text).__name__}, expected a task; use data TaskData, or drop this "
-                "callback"
-            )
+            raise UserError(f"TaskAccuracy: got data {type(text).__name__}, expected TaskData")
 
     @property
     def validates(self) -> bool:

@@ -101,7 +101,4 @@ def check_distances(position: Position, visibility: Visibility) -> None:
     others = (hook for hook in HOOKS if hook not in OF_DISTANCE and position.uses(hook))
     other_distances = position.neighbor_window is not None or not position.prefix_consistent
     if visibility.distances != "true" and (other_distances or any(others)):
-        raise UserError(
-            f"distances: got {visibility.distances!r}, but scores of {type(position).__name__} depend on more than a "
-            "query, a key and their distance; use distances true"
-        )
+        raise UserError(f"distances: got {visibility.distances!r}, expected true for {type(position).__name__}")

@@ -1,7 +1,7 @@
 """Generation of tokens, one at a time, with a cache of keys and values."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,14 +9,11 @@ from torch import Tensor
 from kerple.base.errors import UserError
 from kerple.positions.visibility import EVERYTHING, Visibility
 
-if TYPE_CHECKING:
-    from kerple.model.transformer import Transformer
-
 
 class _Reader:
     """Computes the logits after the last token; it reads each token only once if the strategy allows a cache."""
 
-    def __init__(self, network: "Transformer", visibility: Visibility = EVERYTHING) -> None:
+    def __init__(self, network: Any, visibility: Visibility = EVERYTHING) -> None:
         self.network, self.visibility = network, visibility
         # if angles depend on the length of the input, cached keys would be wrong, and all tokens are read each time
         self.cache = network.new_cache(visibility) if network.prefix_consistent else None
@@ -72,7 +69,7 @@ def choose(
 
 
 def generate(
-    network: "Transformer",
+    network: Any,
     prompt: Tensor,
     steps: int,
     *,
@@ -86,7 +83,7 @@ def generate(
     """Continue prompts of equal length, and yield each token when it is drawn.
 
     Args:
-        network: The network, in evaluation mode.
+        network: A `kerple.model.Transformer`, in evaluation mode.
         prompt: (B, T) int64, T >= 1.
         steps: Largest number of tokens.
         temperature: See `choose`.
@@ -119,14 +116,14 @@ def generate(
 
 
 @torch.inference_mode()
-def fill_in(network: "Transformer", tokens: Tensor, scored: Tensor) -> Tensor:
+def fill_in(network: Any, tokens: Tensor, scored: Tensor) -> Tensor:
     """Generate the scored targets greedily, each after the generated ones before it; other targets are given.
 
     Prompts may differ in length, and given tokens may interrupt an answer. Padding is on the right, so positions of
     tokens do not depend on it.
 
     Args:
-        network: The network, in evaluation mode.
+        network: A `kerple.model.Transformer`, in evaluation mode.
         tokens: (B, T + 1) int64; the values of scored targets are not used.
         scored: Whether the network generates each target, (B, T) bool.
 

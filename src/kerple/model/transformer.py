@@ -238,10 +238,7 @@ def _strategies(build: Callable[[Shape], Position], shape: Shape, per_layer: boo
         first = build(shape)
         per_layer = first.per_layer if per_layer is None else per_layer
         if first.varies_by_layer and not per_layer:
-            raise UserError(
-                f"per_layer: got false, but {type(first).__name__} has different strategies in different layers; leave "
-                "per_layer out, or set it to true"
-            )
+            raise UserError(f"per_layer: got false, expected true for {type(first).__name__}, whose layers differ")
         return [first, *(build(replace(shape, layer=i)) for i in range(1, shape.layers) if per_layer)]
     finally:
         torch.set_default_dtype(usual)

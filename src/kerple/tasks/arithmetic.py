@@ -93,10 +93,7 @@ class Multiplication(Task):
 
 def _check_coupled(task: Task, order: str) -> None:
     if order != "reversed":
-        raise UserError(
-            f"{type(task).__name__}: order: got {order}, which gives digits no places, because the significance of "
-            "one is not known before its number ends; expected order: reversed for Coupled"
-        )
+        raise UserError(f"{type(task).__name__}: order: got {order}, which gives digits no places; expected reversed")
 
 
 def _number(digits: int, rng: np.random.Generator) -> str:

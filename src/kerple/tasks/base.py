@@ -92,10 +92,7 @@ class Task(ABC):
         Raises:
             UserError: If the task, or this form of its problems, has no places.
         """
-        raise UserError(
-            f"data.task: got {self.name!r}, which defines no places, expected a task that does, for model.position "
-            "Coupled; use one such as Addition with order: reversed, or another strategy"
-        )
+        raise UserError(f"data.task: got {self.name!r}, which defines no places, expected one such as Addition")
 
     @property
     def name(self) -> str:

@@ -84,19 +84,13 @@ class TaskData(LightningDataModule):
         longest = self.task.longest or float("inf")
         for name, lengths in (("train_length", [self.train_length]), ("test_lengths", self.test_lengths)):
             if lengths[0] < 1 or lengths[-1] > longest:
-                raise UserError(
-                    f"data.{name}: got lengths {lengths[0]} to {lengths[-1]}, but {self.task.name} has problems of "
-                    f"lengths 1 to {longest}"
-                )
+                raise UserError(f"data.{name}: got {lengths}, expected lengths of 1 to {longest} for {self.task.name}")
 
     def _check_length(self) -> None:
         samples = [self.sampler.training_problem(self.seed, i, self.train_length) for i in range(100)]
         needed = max(len(example.tokens()) - 1 for example in samples)
         if needed > self.length:
-            raise UserError(
-                f"data.length: got {self.length} tokens, but {self.task.name} with train_length {self.train_length} "
-                f"has training sequences of {needed}, the longest of 100 that were drawn; set it to {needed} or more"
-            )
+            raise UserError(f"data.length: got {self.length}, expected {needed} or more, the tokens of a problem")
 
     def sample(self, index: int) -> Example:
         """Training problem number ``index``, whose length is uniform on 1..train_length."""
@@ -138,10 +132,7 @@ class TaskData(LightningDataModule):
         """The validation problems, of training lengths, shortest first; the same for every seed."""
         problems = self.sampler.distinct("validation", self.validation_examples)
         if not problems:
-            raise UserError(
-                f"data.held_out: got {self.sampler.held_out}, which leaves the task {self.task.name!r} no validation "
-                "problem; hold out more, or have the task draw more different problems"
-            )
+            raise UserError(f"data.held_out: got {self.sampler.held_out}, which leaves no validation problem")
         return sorted(problems, key=lambda example: len(example.text))
 
     @cached_property
@@ -165,10 +156,7 @@ class TaskData(LightningDataModule):
             self._check_causal()
             return self.task.places
         if not self.task.numbers:
-            raise UserError(
-                f"data.task: got {self.task.name!r}, expected one with numbers, whose digits model.position Abacus "
-                "counts; use a task of arithmetic, or another strategy"
-            )
+            raise UserError(f"data.task: got {self.task.name!r}, expected one with numbers, for Abacus")
         return abacus
 
     def _check_causal(self) -> None:
@@ -177,10 +165,7 @@ class TaskData(LightningDataModule):
         places = self.task.places(tokens)
         for end in range(1, tokens.shape[1]):
             if not torch.equal(self.task.places(tokens[:, :end]), places[:, :end]):
-                raise UserError(
-                    f"data.task: got {self.task.name!r}, whose places are not causal: what follows the first {end} "
-                    "tokens changes theirs; let the place of a token depend only on it and those before it"
-                )
+                raise UserError(f"data.task: the places of {self.task.name!r} depend on tokens after {end}")
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt such as ``12+34=``, after the begin token with which a sequence starts."""

@@ -79,10 +79,7 @@ class Sampler:
         """
         example = self.draw("train", seed, index, length)
         if example is None:
-            raise UserError(
-                f"data.held_out: got {self.held_out}, which leaves the task {self.task.name!r} no problem to train on "
-                "at some length; hold out less, or give the task more symbols"
-            )
+            raise UserError(f"data.held_out: got {self.held_out}, which leaves too few problems; hold out less")
         return example
 
     def distinct(self, split: Split, count: int, length: int | None = None) -> list[Example]:

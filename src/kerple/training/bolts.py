@@ -20,10 +20,7 @@ __all__ = ["ModuleDataMonitor", "TrainingDataMonitor"]
 if "pl_bolts" not in sys.modules:
     spec = find_spec("pl_bolts")  # finds the package without importing it
     if spec is None or spec.origin is None:
-        raise UserError(
-            "trainer.callbacks: the data monitors need lightning-bolts, which is not installed; "
-            "`pip install --no-deps lightning-bolts==0.7.0`"
-        )
+        raise UserError("trainer.callbacks: needs lightning-bolts; `pip install --no-deps lightning-bolts==0.7.0`")
     for package in ("pl_bolts", "pl_bolts.utils", "pl_bolts.callbacks"):
         module = ModuleType(package)
         module.__path__ = [str(Path(spec.origin).parent.joinpath(*package.split(".")[1:]))]

@@ -1,11 +1,10 @@
-"""`NonFiniteGuard`: stops a run, or leaves out a step, if the loss or a gradient is not finite."""
+"""`NonFiniteGuard`: stops a run if the loss, a gradient or a weight is not finite."""
 
 import math
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
-from pytorch_lightning.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
@@ -18,32 +17,25 @@ from kerple.training.sharding import local
 class NonFiniteGuard(Callback):
     """Checks all losses and gradients, on all ranks, before the optimiser uses them.
 
-    A check by the host has to wait for the device. On a GPU, the device therefore skips a bad step by itself, through a
-    flag of the fused optimiser that loss scaling uses too; with ``stop`` it also skips all steps after it. The host
-    checks now and then, and always before a checkpoint. If the optimiser has no such flag, the host checks every step.
+    A check by the host has to wait for the device. On a GPU, the device therefore skips a bad step and all steps after
+    it by itself, through a flag of the fused optimiser that loss scaling uses too. The host checks now and then, and
+    always before a checkpoint. If the optimiser has no such flag, the host checks every step.
 
     With ``precision: 16-mixed`` only the loss is checked, because the loss scaler skips steps with gradients that
-    overflow by itself.
-
-    Weights that are not finite end the run with both actions, because all later steps would have to be skipped. They
-    are checked with every bad step, before a checkpoint is written, and at the end.
+    overflow by itself. Weights are checked with every bad step, before a checkpoint is written, and at the end.
 
     Args:
-        action: ``stop`` ends the run with the weights before the bad step. ``skip`` leaves out the step: weights and
-            moments stay, and the step counts for the schedule. It warns, and logs the number of skipped steps as
-            ``train/skipped_batches``.
         every_n_steps: Steps between two checks by the host; null for 1 on a CPU, ``trainer.log_every_n_steps`` on a
             GPU.
 
     Raises:
-        UserError: With ``stop``, if a loss or a gradient is not finite; the message names the step and the last good
-            checkpoint. With both, if a weight is not finite.
+        UserError: If a loss, a gradient or a weight is not finite. The weights are those before the bad step; the
+            message names the step and the last good checkpoint.
     """
 
-    def __init__(self, action: Literal["stop", "skip"] = "stop", every_n_steps: int | None = None) -> None:
+    def __init__(self, every_n_steps: int | None = None) -> None:
         super().__init__()
-        self.action, self.every_n_steps = action, every_n_steps
-        self.skipped_batches = self._logged = 0
+        self.every_n_steps = every_n_steps
         self._losses: list[Tensor] = []  # of the micro-batches since the last step
         self._unchecked: list[tuple[int, Tensor]] = []  # step, () bool on the device: was it finite on all ranks?
 
@@ -64,18 +56,13 @@ class NonFiniteGuard(Callback):
             torch.distributed.all_reduce(everywhere, torch.distributed.ReduceOp.MIN)
             finite = everywhere.bool()
         self._unchecked.append((trainer.global_step, finite))
-        if scaled or not _has_flag(optimizer):
-            if not self._check(trainer):
-                optimizer.zero_grad(set_to_none=True)  # the optimiser leaves out a parameter without a gradient
-        else:
-            good = torch.stack([one for _, one in self._unchecked]).all() if self.action == "stop" else finite
+        every = 1
+        if not scaled and _has_flag(optimizer):
+            good = torch.stack([one for _, one in self._unchecked]).all()
             optimizer.found_inf = 1 - good.float()  # type: ignore[attr-defined]
             every = self.every_n_steps or (untyped(trainer).log_every_n_steps if finite.is_cuda else 1)
-            if len(self._unchecked) >= every:
-                self._check(trainer)
-        if self.skipped_batches != self._logged:
-            self._logged = self.skipped_batches
-            pl_module.log("train/skipped_batches", float(self.skipped_batches))
+        if len(self._unchecked) >= every:
+            self._check(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._check(trainer)
@@ -88,30 +75,17 @@ class NonFiniteGuard(Callback):
         self._check(trainer)
         _check_weights(trainer)
 
-    def state_dict(self) -> dict[str, Any]:
-        skipped = self.skipped_batches + sum(not bool(finite) for _, finite in self._unchecked)
-        return {"skipped_batches": skipped} if skipped else {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.skipped_batches = state_dict["skipped_batches"]
-
-    def _check(self, trainer: Trainer) -> bool:
-        """Whether the steps since the last check were all finite; else stop or warn. It waits for the device."""
+    def _check(self, trainer: Trainer) -> None:
+        """Raise a UserError if a step since the last check was not finite. It waits for the device."""
         unchecked, self._unchecked = self._unchecked, []
         if not unchecked or torch.stack([finite for _, finite in unchecked]).all():
-            return True
+            return
         _check_weights(trainer)
-        for step in [step for step, finite in unchecked if not finite]:
-            message = f"step {step}: the loss or a gradient is not finite"
-            if self.action == "stop":
-                raise UserError(
-                    f"{message}. The weights are those before this step; {_last_good(trainer)}. Lower the learning "
-                    "rate or clip the gradient; to leave such steps out, add --trainer.callbacks+=NonFiniteGuard "
-                    "--trainer.callbacks.action=skip"
-                )
-            self.skipped_batches += 1
-            rank_zero_warn(f"{message}; left out, {self.skipped_batches} so far")
-        return False
+        step = next(step for step, finite in unchecked if not finite)
+        raise UserError(
+            f"step {step}: the loss or a gradient is not finite. The weights are those before this step; "
+            f"{_last_good(trainer)}. Lower the learning rate or clip the gradient"
+        )
 
 
 def _has_flag(optimizer: torch.optim.Optimizer) -> bool:
@@ -124,8 +98,8 @@ def _check_weights(trainer: Trainer) -> None:
     weights = local(p.detach() for p in trainer.lightning_module.parameters())
     if not trainer.strategy.reduce_boolean_decision(bool(get_total_norm(weights, math.inf).isfinite()), all=True):
         raise UserError(
-            f"step {trainer.global_step}: weights are not finite, and leaving out a step cannot mend them; "
-            f"{_last_good(trainer)}. Lower the learning rate or clip the gradient, and start again from there"
+            f"step {trainer.global_step}: weights are not finite; {_last_good(trainer)}. Lower the learning rate or "
+            "clip the gradient, and start again from there"
         )
 
 

@@ -42,10 +42,7 @@ class Kernels(Callback):
     ) -> None:
         super().__init__()
         if every < 1 or (length is not None and length < 2) or min(distances, default=0) < 0:
-            raise UserError(
-                f"Kernels: got length {length}, every {every}, distances {list(distances)}; expected a length of at "
-                "least 2, a positive number of steps and distances of at least 0"
-            )
+            raise UserError(f"Kernels: got {length=}, {every=}, {distances=}, expected 2, 1 and 0 or more")
         self.length, self.every, self.distances = length, every, tuple(distances)
         self.steps: list[int] = []
         self.records: list[Tensor] = []  # at each of these steps, (curves, H)

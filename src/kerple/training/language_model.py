@@ -111,15 +111,9 @@ class LanguageModel(LightningModule):
         data = getattr(self.trainer, "datamodule", None)
         vocabulary = getattr(data, "vocabulary", self.vocabulary)
         if vocabulary != self.vocabulary:
-            raise UserError(
-                f"data.vocabulary: got {vocabulary} token ids, expected the {self.vocabulary} that the model was built "
-                "for; use the data it was trained on, or train a model for this data"
-            )
+            raise UserError(f"data.vocabulary: got {vocabulary}, expected the {self.vocabulary} tokens of the model")
         if stage == "fit" and any(strategy.test_only for strategy in self.network.positions):
-            raise UserError(
-                f"position: got {type(self.network.positions[0]).__name__}, which is for tests of weights that were "
-                "trained without it; fit the strategy that it wraps, and give this one to `test`"
-            )
+            raise UserError("position: got a strategy that is only for `test`; fit the one that it wraps")
         self.attach(data)
         if self.compile_options and stage == "fit":  # a test has few batches of many lengths, and each compiles again
             self.network.compile(**(self.compile_options if isinstance(self.compile_options, dict) else {}))
@@ -129,10 +123,7 @@ class LanguageModel(LightningModule):
         if isinstance(strategy, ShardedBlocks):
             strategy.shard(self.network)
         elif isinstance(strategy, FSDPStrategy | ModelParallelStrategy):
-            raise UserError(
-                f"trainer.strategy: got {type(strategy).__name__}, which would shard positional strategies with all "
-                "else; expected kerple.training.sharding.ShardedBlocks (configs/trainer/fsdp.yaml)"
-            )
+            raise UserError("trainer.strategy: shards all alike, expected ShardedBlocks, configs/trainer/fsdp.yaml")
 
     def attach(self, data: object) -> None:
         """Give the network the places of tokens that the data's task defines, if a strategy uses them.
@@ -147,10 +138,7 @@ class LanguageModel(LightningModule):
         if len(names) > 1:
             raise UserError(f"position: got {' and '.join(names)}, expected one of them: a token has one place")
         if not hasattr(data, "places"):
-            raise UserError(
-                f"position: {names[0]} asks for the places of a task, got data {type(data).__name__}; use TaskData, or "
-                "another strategy"
-            )
+            raise UserError(f"position: {names[0]} needs a task, got data {type(data).__name__}; use TaskData")
         self.network.places = data.places(placed[0].scheme)
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
@@ -235,10 +223,7 @@ class LanguageModel(LightningModule):
             {"name": "linear", "params": [m.weight for m in linear if m.weight.requires_grad], "muon": []},
         ]
         if any(isinstance(p, DTensor) for group in groups for p in group["params"]):
-            raise UserError(
-                "model.optimizer: got muon, which needs whole matrices, but trainer.strategy cuts them up; "
-                "choose model.optimizer adamw, or a trainer.strategy such as ddp that keeps them whole"
-            )
+            raise UserError("model.optimizer: got muon, which trainer.strategy must not shard; choose adamw")
         return [group | {"weight_decay": self.weight_decay} for group in groups]
 
     def configure_gradient_clipping(

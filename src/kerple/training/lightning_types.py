@@ -4,7 +4,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.strategies import ModelParallelStrategy
+from torch.utils.tensorboard import SummaryWriter
 
 from kerple.base.errors import UserError
 from kerple.model import Transformer
@@ -23,15 +25,18 @@ def data_of(trainer: Trainer) -> Any:
 def refuse_shards(trainer: Trainer, callback: str, advice: str) -> None:
     """Raise a UserError if FSDP has sharded the parameters, which are then whole only inside the forward pass."""
     if isinstance(trainer.strategy, ModelParallelStrategy):
-        raise UserError(
-            f"trainer.callbacks: got {callback} with parameters that FSDP has sharded, expected it only in tests, "
-            f"on one device; {advice}, and test the checkpoint afterwards"
-        )
+        raise UserError(f"trainer.callbacks: got {callback} with parameters that FSDP has sharded; {advice}")
 
 
 def untyped(trainer: Trainer) -> Any:
     """The trainer without its type, which lacks the attributes ``callbacks``, ``log_every_n_steps`` and more."""
     return trainer
+
+
+def tensorboard_writers(trainer: Trainer) -> list[SummaryWriter]:
+    """The writers of all TensorBoard loggers; on other ranks than the first, none."""
+    loggers = trainer.loggers if trainer.is_global_zero else []
+    return [logger.experiment for logger in loggers if isinstance(logger, TensorBoardLogger)]
 
 
 def log_directory(trainer: Trainer) -> Path:

@@ -4,14 +4,19 @@ from functools import partial
 from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
-from pytorch_lightning.loggers import TensorBoardLogger
-from pytorch_lightning.utilities import rank_zero_warn
 
 from kerple.base.errors import UserError
 from kerple.measure.measure import Measure
 from kerple.measure.result import Result
 from kerple.measure.runner import Runner
-from kerple.training.lightning_types import data_of, log_directory, network_of, refuse_shards, untyped
+from kerple.training.lightning_types import (
+    data_of,
+    log_directory,
+    network_of,
+    refuse_shards,
+    tensorboard_writers,
+    untyped,
+)
 from kerple.training.progress_lines import with_progress
 
 
@@ -35,16 +40,10 @@ class MeasureCallback(Callback):
         name, kind = self.measure.name, type(self.measure).__name__
         others = [c.measure.name for c in untyped(trainer).callbacks if isinstance(c, MeasureCallback)]
         if others.count(name) > 1:
-            raise UserError(
-                f"trainer.callbacks: got more than one {kind} that writes {name}, expected one; test once for each, "
-                "with another --run_dir"
-            )
+            raise UserError(f"trainer.callbacks: got more than one {kind} that writes {name}, expected one a test")
         if stage == "test":
             if trainer.limit_test_batches != 1:  # 1.0, Lightning's default, is no limit
-                raise UserError(
-                    f"trainer.limit_test_batches: got {trainer.limit_test_batches}, but {kind} does not read test "
-                    "batches; use its own options, such as blocks, or data.test_examples of a task"
-                )
+                raise UserError(f"trainer.limit_test_batches: has no effect on {kind}; use its own options")
             self.measure.check(network_of(pl_module), self.text(trainer, "test"))
         elif self.measure.validates:
             if stage == "fit":
@@ -72,10 +71,7 @@ class MeasureCallback(Callback):
         """
         data = data_of(trainer)
         if not hasattr(data, "text"):
-            raise UserError(
-                f"{type(self.measure).__name__}: got data {type(data).__name__}, expected text or a task; use the data "
-                "module TokenShards or TaskData, or drop this callback"
-            )
+            raise UserError(f"trainer.callbacks: got data {type(data).__name__}, expected TokenShards or TaskData")
         return data.text(split)
 
 
@@ -97,15 +93,5 @@ def publish(result: Result, trainer: Trainer) -> None:
     Call it on every rank; only the first one writes.
     """
     directory = log_directory(trainer)
-    if not trainer.is_global_zero:
-        return
-    if result.skipped:
-        rank_zero_warn(f"{result.name}: skipped: {result.skipped}")
-        return
-    result.write(directory)
-    if result.report:
-        print(result.report)
-    for logger in trainer.loggers:
-        if isinstance(logger, TensorBoardLogger):
-            for name, figure in result.figures.items():
-                logger.experiment.add_figure(f"analyses/{name}", figure, global_step=trainer.global_step, close=False)
+    if trainer.is_global_zero:
+        result.publish(directory, tensorboard_writers(trainer), trainer.global_step)

@@ -22,7 +22,7 @@ from kerple.base.errors import UserError
 from kerple.cli import inspect, prepare
 from kerple.data.manifest import Manifest, token_dtype
 from kerple.data.prepare import build
-from kerple.data.prepare.build import split_of
+from kerple.data.prepare.documents import split_of
 from kerple.data.shards import BLOCK, Folder, verify
 from tests.data.conftest import write_lines
 
@@ -103,7 +103,7 @@ def test_a_corpus_without_text_leaves_no_folder_and_a_split_without_text_is_said
     with pytest.raises(UserError, match="holds no training document"):
         small_build(tmp_path / "out", corpus, tokenizer="bpe", text_field="body", max_dropped_fraction=1.0)
     assert not (tmp_path / "out").exists()
-    small_build(tmp_path / "out", corpus, split_fractions=(1.0, 0.0, 0.0), progress=True)
+    small_build(tmp_path / "out", corpus, split_fractions=(1.0, 0.0, 0.0))
     assert "out: no validation and no test text" in capsys.readouterr().err
 
 
@@ -122,7 +122,7 @@ def test_bad_lines_are_counted_or_fatal(documents, tmp_path, small_build, capsys
     )
     with pytest.raises(UserError, match=rf"data\.max_dropped_fraction: got .* be used: {left_out}"):
         small_build(tmp_path / "out", corpus, max_dropped_fraction=0.0)
-    manifest = small_build(tmp_path / "out", corpus, max_dropped_fraction=1.0, progress=True)
+    manifest = small_build(tmp_path / "out", corpus, max_dropped_fraction=1.0)
     assert re.search(left_out, capsys.readouterr().err)
     assert manifest.left_out == {"broken JSON": 2, "empty": 1, "no text": 1, "not Unicode": 1}
     assert manifest.splits == good.splits

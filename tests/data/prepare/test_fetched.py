@@ -12,8 +12,8 @@ import pytest
 
 from kerple.base.errors import UserError
 from kerple.data.prepare import rfc, wheels
-from kerple.data.prepare.build import Reading
 from kerple.data.prepare.corpora import CORPORA, Corpus
+from kerple.data.prepare.documents import Reading
 from kerple.data.prepare.readers import Document
 from kerple.data.prepare.rfc import read_rfcs, without_pages
 from kerple.data.prepare.wheels import generated, read_list, read_wheels

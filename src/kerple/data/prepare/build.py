@@ -10,10 +10,9 @@ import json
 import multiprocessing
 import shutil
 import sys
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -29,9 +28,10 @@ from kerple.data.files import is_remote
 from kerple.data.manifest import MANIFEST_FILE, SPLITS, TEST_DOCUMENTS, Manifest, Shard, Split, token_dtype
 from kerple.data.options import HUB, ShardOptions
 from kerple.data.prepare.corpora import Corpus, find_corpus
+from kerple.data.prepare.documents import Reading, cut_into_parts
 from kerple.data.prepare.engines import ENGINES, Encoded, Encoder
 from kerple.data.prepare.overlap import overlap
-from kerple.data.prepare.readers import Document, Fault
+from kerple.data.prepare.readers import Document
 from kerple.data.shards import Folder, Tokens, read_shards, token_checksum, write_shard
 from kerple.data.tokenizer import TRAINED_HERE, end_of_text, load_tokenizer, train_tokenizer, vocabulary_size
 
@@ -40,19 +40,13 @@ SHIPPED = Path(__file__).parents[1] / "tokenizers"  # tokenizers of the corpora 
 PARTS = "parts"  # folder with a small file for each finished part, and the options; removed at the end
 
 
-def part_size(number: int) -> int:
-    """Least number of characters of a part: small first, so that a small corpus occupies many cores, and then large."""
-    return 1 << 22 if number < 64 else 1 << 25
-
-
-def prepare(options: ShardOptions, progress: bool = True) -> Manifest:
+def prepare(options: ShardOptions) -> Manifest:
     """Prepare the shards in ``options.location`` unless they exist; a preparation that was stopped goes on.
 
     Several processes may call this at the same time. One of them works; the others wait and find the shards.
 
     Args:
         options: What to prepare, and where.
-        progress: Whether to show progress on standard error, and to say at the end what was prepared and left out.
 
     Raises:
         UserError: The corpus or the tokenizer cannot be used, the corpus holds no document or too many faults, or the
@@ -65,21 +59,18 @@ def prepare(options: ShardOptions, progress: bool = True) -> Manifest:
         return check_prepared(options)
     assert options.corpus is not None
     if Path(options.corpus).is_dir() and directory.resolve().is_relative_to(Path(options.corpus).resolve()):
-        raise UserError(
-            f"data.directory: got {directory}, which is inside of the corpus {options.corpus}, so that the shards "
-            "would be part of it; choose a folder outside"
-        )
+        raise UserError(f"data.directory: got {directory}, inside of the corpus {options.corpus}; choose one outside")
     corpus = find_corpus(options.corpus, options.text_field, options.source)  # if there is none, no folder is made
     with _locked(directory):
         if (directory / MANIFEST_FILE).exists():
             return check_prepared(options)
         settings = options.content_options() | {"files": corpus.state()}
-        tokenizer = _begin(directory, options, corpus, settings, progress)
+        tokenizer = _begin(directory, options, corpus, settings)
         end, vocabulary = end_of_text(tokenizer, options.tokenizer), vocabulary_size(tokenizer)
         content = (directory / "tokenizer.json").read_bytes()
         encoder = Encoder(content.decode(), end, token_dtype(vocabulary))
         reading = Reading(corpus, options.split_fractions, options.drop_duplicates)
-        parts = _write_parts(directory, options, encoder, reading, progress)
+        parts = _write_parts(directory, options, encoder, reading)
         _check_losses(options, reading)
         splits = {}
         for name in SPLITS:
@@ -99,12 +90,11 @@ def prepare(options: ShardOptions, progress: bool = True) -> Manifest:
         )
         manifest.write(directory)
         shutil.rmtree(directory / PARTS, ignore_errors=True)
-    if progress:
-        tokens, documents = (sum(getattr(s, what) for s in splits.values()) for what in ("tokens", "documents"))
-        summary = f"{options.location}: {tokens:,} tokens of {documents:,} documents are prepared"
-        print("; left out: ".join(filter(None, [summary, reading.reasons()])), file=sys.stderr)
-        if none := " and no ".join(name for name, split in splits.items() if not split.documents):
-            print(f"{options.location}: no {none} text: add some, or set data.split_fractions", file=sys.stderr)
+    tokens, documents = (sum(getattr(s, what) for s in splits.values()) for what in ("tokens", "documents"))
+    summary = f"{options.location}: {tokens:,} tokens of {documents:,} documents are prepared"
+    print("; left out: ".join(filter(None, [summary, reading.reasons()])), file=sys.stderr)
+    if none := " and no ".join(name for name, split in splits.items() if not split.documents):
+        print(f"{options.location}: no {none} text: add some, or set data.split_fractions", file=sys.stderr)
     return manifest
 
 
@@ -137,8 +127,8 @@ def _refuse_other(location: str, before: dict[str, Any], now: dict[str, Any]) ->
     changes = [f"{name} was {before.get(name)!r}, is {now[name]!r}" for name in now if before.get(name) != now[name]]
     if changes:
         raise UserError(
-            f"{location}: was prepared otherwise: {'; '.join(changes)}. Give data.directory another folder, delete "
-            "this one to prepare it again, or set data.corpus to null to take the shards as they are"
+            f"{location}: was prepared otherwise: {'; '.join(changes)}. Give data.directory another folder, or delete "
+            "this one; data.corpus: null takes the shards as they are"
         )
 
 
@@ -168,9 +158,7 @@ def _locked(directory: Path) -> Iterator[None]:
                 shutil.rmtree(directory, ignore_errors=True)
 
 
-def _begin(
-    directory: Path, options: ShardOptions, corpus: Corpus, settings: dict[str, Any], progress: bool
-) -> Tokenizer:
+def _begin(directory: Path, options: ShardOptions, corpus: Corpus, settings: dict[str, Any]) -> Tokenizer:
     """The tokenizer of a preparation: trained or loaded when it begins, read from the folder when it goes on.
 
     Raises:
@@ -182,37 +170,32 @@ def _begin(
         _refuse_other(options.location, read_mapping(begun), settings)
         return load_tokenizer(str(directory))
     for shard in directory.glob("*.tar"):
-        raise UserError(
-            f"data.directory: got {directory}, which holds {shard.name} without a {MANIFEST_FILE}; choose another "
-            "folder, or delete what is in this one"
-        )
+        raise UserError(f"data.directory: got {directory}, which holds {shard.name} without a manifest; choose another")
     shipped = SHIPPED / f"{options.corpus}-{options.vocabulary}.json".replace("-demo", "")
     if options.tokenizer == TRAINED_HERE and not shipped.exists():
         reading = Reading(corpus, options.split_fractions)
-        texts = _training_texts(reading, progress)
+        texts = _training_texts(reading)
         if (first := next(texts, None)) is None:
             raise UserError(
                 f"data.corpus: got {options.corpus!r}, which holds no training document to learn a tokenizer from: "
-                f"{reading.reasons() or 'it is empty, or too small for its fraction'}; name another corpus, the key or "
-                "column of its text with data.text_field, other data.split_fractions, or a tokenizer"
+                f"{reading.reasons() or 'it is empty, or too small'}; set data.text_field, split_fractions or tokenizer"
             )
         tokenizer = train_tokenizer(chain([first], texts), options.vocabulary)
     else:
         tokenizer = load_tokenizer(str(shipped) if shipped.exists() else options.tokenizer)
     if (size := vocabulary_size(tokenizer)) > options.vocabulary:
         raise UserError(
-            f"data.vocabulary: got {options.vocabulary}, but tokenizer {options.tokenizer!r} has {size} entries; set "
-            f"it to {size} or more (a model may have rows to spare)"
+            f"data.vocabulary: got {options.vocabulary}, expected the {size} entries of {options.tokenizer!r} or more"
         )
     write(directory / "tokenizer.json", tokenizer.to_str())
     write(begun, json.dumps(settings))
     return tokenizer
 
 
-def _training_texts(reading: "Reading", progress: bool) -> Iterator[str]:
+def _training_texts(reading: Reading) -> Iterator[str]:
     """Yield texts of the training split, up to `TRAINING_BYTES`; the tokenizer must not learn from the other splits."""
     size = 0
-    for document in tqdm(reading, desc="training the tokenizer", unit=" documents", delay=1, disable=not progress):
+    for document in tqdm(reading, desc="training the tokenizer", unit=" documents", delay=1):
         if document.split == "train":
             yield document.text[:TRAINING_BYTES]
             size += len(document.text.encode())
@@ -220,87 +203,13 @@ def _training_texts(reading: "Reading", progress: bool) -> Iterator[str]:
                 return
 
 
-def split_of(text: bytes, fractions: tuple[float, float, float]) -> str:
-    """The split of a document, by a hash of the name of its group, or of its text: equal ones are in the same split."""
-    number = int.from_bytes(hashlib.blake2b(text, digest_size=16).digest()[:8], "big") / 2**64
-    train, validation, _ = fractions
-    return "train" if number < train else "validation" if number < train + validation else "test"
-
-
-class Reading:
-    """Reads the documents of a corpus with their splits, and counts what is left out.
-
-    Args:
-        corpus: The corpus.
-        fractions: Fractions of the documents in train, validation and test, unless the corpus says which is in which.
-        drop_duplicates: Whether only the first of several documents with equal text is read; of some corpora always.
-
-    Attributes:
-        left_out (Counter[str]): Number of documents that were left out so far, by reason.
-        lost (int): Bytes of these documents, without empty ones and duplicates.
-        used (int): Bytes of the documents that were read.
-        text (hashlib._Hash): Checksum of these documents, see `Manifest`.
-        tested (list[Document]): Documents of the test split, without their texts.
-    """
-
-    def __init__(self, corpus: Corpus, fractions: tuple[float, float, float], drop_duplicates: bool = False) -> None:
-        self.corpus, self.fractions, self.drop_duplicates = corpus, fractions, drop_duplicates or corpus.drop_duplicates
-        self.text, self.tested = hashlib.sha256(), list[Document]()
-        self.left_out, self.examples = Counter[str](), dict[str, str]()
-        self.lost = self.used = 0
-
-    def __iter__(self) -> Iterator[Document]:
-        seen = set[int]()
-        for document in self.corpus.documents():
-            if isinstance(document, Fault):
-                self.left_out[document.reason] += 1
-                if document.reason != "empty":
-                    first = ": ".join(filter(None, [document.name, document.details]))
-                    self.examples.setdefault(document.reason, f"{document.reason} (first: {first})")
-                    self.lost += document.bytes
-                continue
-            content = document.text.encode()
-            self.used += len(content)
-            if self.drop_duplicates:
-                digest = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest())
-                if digest in seen:
-                    self.left_out["duplicates"] += 1
-                    continue
-                seen.add(digest)
-            split = document.split or split_of(document.group.encode() or content, self.fractions)
-            document = replace(document, split=split)
-            self.text.update(f"{document.group}\0{document.split}\0{len(content)}\0".encode() + content)
-            if document.split == "test":
-                self.tested.append(replace(document, text=""))
-            yield document
-
-    def reasons(self) -> str:
-        """What was left out and why, as part of a message; empty if nothing was."""
-        return "; ".join(f"{self.left_out[reason]} × {example}" for reason, example in self.examples.items())
-
-
-def _parts(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Cut the documents of a corpus into parts."""
-    number, part, size = 0, list[Document](), 0
-    for document in documents:
-        part.append(document)
-        size += len(document.text)
-        if size >= part_size(number):
-            yield part
-            number, part, size = number + 1, [], 0
-    if part:
-        yield part
-
-
-def _write_parts(
-    directory: Path, options: ShardOptions, encoder: Encoder, reading: Reading, progress: bool
-) -> list[dict[str, Any]]:
+def _write_parts(directory: Path, options: ShardOptions, encoder: Encoder, reading: Reading) -> list[dict[str, Any]]:
     """Tokenise all parts that are not finished, and return the entries of each part by split."""
     paths = list[Path]()
     waiting = deque[tuple[int, str, Any]]()
     tokens = 0
     with (
-        tqdm(total=reading.corpus.size(), desc="tokenising", unit="B", unit_scale=True, disable=not progress) as bar,
+        tqdm(total=reading.corpus.size(), desc="tokenising", unit="B", unit_scale=True) as bar,
         ENGINES[options.prepare_engine](options.prepare_workers) as (submit, result, workers),
     ):
 
@@ -316,7 +225,7 @@ def _write_parts(
             write(paths[number], json.dumps(done))
             bar.set_postfix_str(f"{tokens / 1e6:.1f} Mtok")
 
-        for number, documents in enumerate(_parts(reading)):
+        for number, documents in enumerate(cut_into_parts(reading)):
             paths.append(directory / PARTS / f"{number:05d}.json")
             checksum = hashlib.blake2b("\0".join(f"{d.split}\0{d.text}" for d in documents).encode()).hexdigest()
             # a part that is done is done again if the corpus has changed since then
@@ -352,8 +261,7 @@ def _check_losses(options: ShardOptions, reading: Reading) -> None:
         shutil.rmtree(Path(options.location, PARTS))  # so that the next start reads a mended corpus
         raise UserError(
             f"data.corpus: got {options.corpus!r}, which holds no document that can be used: "
-            f"{reading.reasons() or 'it is empty'}; name another corpus, or the key or column of its text with "
-            "data.text_field"
+            f"{reading.reasons() or 'it is empty'}; name another, or the column of its text with data.text_field"
         )
     fraction = reading.lost / (reading.lost + reading.used)
     if fraction > options.max_dropped_fraction:
@@ -365,6 +273,5 @@ def _check_losses(options: ShardOptions, reading: Reading) -> None:
     if (text := reading.text.hexdigest()) != (reading.corpus.text or text):
         raise UserError(
             f"data.corpus: got {options.corpus!r} with a text of the checksum {text}, expected {reading.corpus.text}; "
-            "its list or its rules were changed, so that no other machine has the same text: give data.directory a "
-            "folder of text files instead, or write down the new checksum in kerple/data/prepare/corpora.py"
+            "its list or rules were changed: write the new checksum into kerple/data/prepare/corpora.py"
         )

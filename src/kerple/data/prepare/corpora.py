@@ -113,8 +113,5 @@ def find_corpus(name: str, text_field: str = "text", source: str = "data/.cache"
         return Corpus(dataset(name.removeprefix(HUB), text_field), [])
     files = list_files(name)
     if not files:
-        raise UserError(
-            f"data.corpus: got {name!r}, where there are no files; expected {', '.join(CORPORA)}, a file, a "
-            "folder, a pattern, a URL or hf:NAME"
-        )
+        raise UserError(f"data.corpus: got {name!r}, expected a file, pattern, URL, hf:NAME or {', '.join(CORPORA)}")
     return Corpus(lambda: read_files(files, text_field), files)

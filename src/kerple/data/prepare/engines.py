@@ -86,10 +86,8 @@ def local(workers: int) -> Iterator[Engine]:
     try:
         yield lambda *arguments: pool.submit(tokenise, *arguments), lambda future: future.result(), workers
     except BrokenProcessPool as error:
-        raise UserError(
-            f"data.prepare_workers: got {workers}, of which one died, most likely for want of memory; start again with "
-            'fewer, what is done is kept; a script of your own needs `if __name__ == "__main__":` around what it does'
-        ) from error
+        reason = "of which one died, most likely for want of memory; start again with fewer, what is done is kept"
+        raise UserError(f"data.prepare_workers: got {workers}, {reason}") from error
     finally:
         pool.shutdown(cancel_futures=True)
 

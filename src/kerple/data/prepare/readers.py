@@ -119,10 +119,8 @@ def read_files(paths: list[str], text_field: str) -> Iterator[Document | Fault]:
     tables = [path for path in paths if without_query(path).endswith(LINES + TARS + PARQUET)]
     if tables and len(tables) < len(paths):
         other = next(path for path in paths if path not in tables)
-        raise UserError(
-            f"data.corpus: holds {other} beside {tables[0]}; name the files to read by a pattern, such as "
-            f"'{os.path.dirname(tables[0])}/*{''.join(Path(without_query(tables[0])).suffixes)}'"
-        )
+        pattern = f"{os.path.dirname(tables[0])}/*{''.join(Path(without_query(tables[0])).suffixes)}"
+        raise UserError(f"data.corpus: holds {other} beside {tables[0]}; name a pattern, such as '{pattern}'")
     if not tables:
         yield from (read_text(path) for path in paths)
     for path in tables:
