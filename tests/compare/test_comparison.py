@@ -63,10 +63,10 @@ def test_parts_have_folders_a_strategy_may_have_the_first_seeds_only_and_a_pretr
     yarn = Strategy(hf="folder/model", options={"scaling": "yarn", "factor": 2}, flags={"data.length": 9})
     strategies = {"KerpleLog": None, "T5": Strategy(seeds=2), "YaRN": yarn}
     jobs = comparison(base, seeds=[3, 1, 2], strategies=strategies, test={"config": base}).jobs()
-    expected = [("KerpleLog", 3), ("T5", 3), ("YaRN", 3), ("KerpleLog", 1), ("T5", 1), ("KerpleLog", 2)]
+    expected = [("KerpleLog", 3), ("KerpleLog", 1), ("KerpleLog", 2), ("T5", 3), ("T5", 1), ("YaRN", 3)]
     assert [(job.label, job.seed) for job in jobs] == expected
     test = ["--hf=folder/model", "--model.scaling=yarn", "--model.factor=2", "--data.length=9", f"--config={base}"]
-    assert (jobs[2].fit, jobs[2].test) == ([], [*test, "--run_dir=logs/compare/small/YaRN/seed-3/test"])
+    assert (jobs[-1].fit, jobs[-1].test) == ([], [*test, "--run_dir=logs/compare/small/YaRN/seed-3/test"])
 
 
 def test_flags_of_every_type() -> None:

@@ -17,7 +17,7 @@ from kerple.compare import page as report
 from kerple.compare.figures import DEVIATION, LEGEND, figures
 from kerple.compare.print_figures import _narrow, write_print_figures
 from kerple.compare.runs import Run, locate, read_runs
-from kerple.compare.statistics import summarise
+from kerple.compare.statistics import estimate, summarise
 from kerple.measure import results
 from tests.compare.runs_on_disk import BYTES_PER_TOKEN, CURVES, LENGTHS, reconfigure, write_run, write_task_run
 
@@ -263,6 +263,38 @@ def test_what_differs_beside_strategy_and_seed_is_named_above_the_tables(tmp_pat
     page, _ = written(runs, tmp_path)
     assert "EarlyStopping.init_args.monitor" in page
     assert "ModelCheckpoint.init_args.save_top_k" not in page.split("<h2>")[1]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_far_context_has_tables_of_differences_of_the_same_runs_over_groups(tmp_path: Path) -> None:
+    rng, runs, losses = np.random.default_rng(0), [], {}
+    documents, groups = [5, 5, 7, 9, 9, 9, 11], ["a", "b", "a", "c"]  # document of each block, group of each document
+    for seed in SEEDS:
+        test = write_run(tmp_path / str(seed), "KerpleLog", seed, CURVES["KerpleLog"])
+        losses[seed] = {name: rng.normal(mean, 0.1, 7) for name, mean in (("own", 4), ("none", 4.5), ("foreign", 4.2))}
+        rows = [
+            results.Row("ppl", f"far_{name}8", 256, None, block, 8 * loss, 8)
+            for name, of_blocks in losses[seed].items()
+            for block, loss in enumerate(of_blocks)
+        ]
+        about = {"split": "test", "block_document": documents, "groups": groups}
+        results.write(test, "far_context", rows, about)
+        runs.append(Run("KerpleLog", seed, test))
+    page, text = written(runs, tmp_path)
+    assert "Perplexity, far_" not in text
+    assert "with distant text of another document (foreign)" in page
+    group_of = np.array([groups[sorted(set(documents)).index(d)] for d in documents])
+    for name, more, less in (
+        ("gain", "none", "own"),
+        ("content", "foreign", "own"),
+        ("disturbance", "foreign", "none"),
+    ):
+        row = text.split(f"### Far context: {name}\n")[1].split("\n")[3]
+        differences = np.array([losses[seed][more] - losses[seed][less] for seed in SEEDS])
+        sums = np.stack([differences[:, group_of == g].sum(1) for g in "abc"], 1) * 8
+        counts = np.tile([8.0 * (group_of == g).sum() for g in "abc"], (3, 1))
+        low, high = estimate((sums, counts)).interval()
+        assert f"{differences.mean():+.4f} [{low:+.4f}, {high:+.4f}]" in row
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -193,6 +193,7 @@ def test_no_block_leaves_its_document_and_documents_that_training_has_too_are_le
     about = json.loads((tmp_path / "results.json").read_text())["evaluations"]["extrapolation"]
     assert about["overlapping"] == {0.5: 2, 1.0: 0}[largest]
     assert about["groups"] == {0.5: ["y"], 1.0: ["y", "y", "z"]}[largest]
+    assert about["document_numbers"] == {0.5: [3], 1.0: [1, 3, 4]}[largest]
 
 
 def test_after_each_validation_of_a_fit_full_is_measured_on_its_first_blocks(tmp_path: Path) -> None:

@@ -129,13 +129,16 @@ class Comparison:
         return Path(self.runs or f"logs/compare/{self.name}")
 
     def jobs(self) -> list["Job"]:
-        """All runs, seed by seed, so that the first seeds give a complete comparison early."""
+        """All runs: those of strategies with most seeds first, seed by seed, so that the first seeds come early."""
+        chosen = {label: strategy or Strategy() for label, strategy in self.strategies.items()}
+        seeds = {label: 1 if of.hf else of.seeds or len(self.seeds) for label, of in chosen.items()}
         return [
-            self._job(part, label, strategy or Strategy(), seed)
-            for i, seed in enumerate(self.seeds)
+            self._job(part, label, strategy, seed)
+            for number in sorted(set(seeds.values()), reverse=True)
+            for seed in self.seeds[:number]
             for part in self.parts or [""]
-            for label, strategy in self.strategies.items()
-            if strategy is None or i < (1 if strategy.hf else strategy.seeds or len(self.seeds))
+            for label, strategy in chosen.items()
+            if seeds[label] == number
         ]
 
     def _job(self, part: str, label: str, strategy: Strategy, seed: int) -> "Job":

@@ -32,6 +32,8 @@ PROTOCOLS = {
     "sliding": "context cut to the length, the window moves by s tokens, only new targets are scored; the name has s",
     "last": "as full, but only the last k targets of each segment are scored; the name carries k",
     "longppl": "as full, over the key tokens alone, which an evaluator finds by their gain from a long context",
+    "far_": "the last k targets of blocks after their own text of the length, after only the last of it, as long as in "
+    "training (none), and with distant text of another document (foreign); the name carries k",
     "niah": "what a text of the length says somewhere is asked for at its end",
 }
 POSITIONAL = ("model.position", "model.scaling", "model.factor")  # settings; the last two are of pretrained models
@@ -81,6 +83,9 @@ def write(
             digits = None if file == "results" else "%.8g"
             table.to_csv(folder / f"{file}.csv", index=False, float_format=digits)
 
+    # of far context the tables have differences; losses of so few targets do not belong beside those of all
+    shown = summary[~summary["protocol"].str.contains(r"\bfar_")]
+    summary = summary if shown.empty else shown
     main, details = _tables(summary, runs, baseline)
     differences = inconsistencies(runs)
     warning = (
@@ -166,6 +171,8 @@ def _tables(summary: pd.DataFrame, runs: Runs, baseline: str) -> tuple[list[tabl
                 main.append(tables.context_gain_table(summary, runs.blocks, str(protocol), trained))
             section.append(tables.comparison(cells, trained, baseline))
             details.append(tables.intervals(cells, trained, baseline))
+    for own in (protocol for protocol in runs.trained if "far_own" in protocol):
+        main += tables.far_context_tables(summary, runs.blocks, own, runs.trained[own])
     main.append(tables.costs(runs.costs))
     details += analyses({name: table for name, table in runs.analyses.items() if name != "context_gain"})
     return [table for table in main if table], [table for table in details if table]

@@ -3,7 +3,7 @@
 import html
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,11 @@ METRIC_NAMES = {
     "token_accuracy": "Token accuracy",
     "mrr": "Mean reciprocal rank",
 }
+FAR_CONTEXT = (  # what `FarContext` measures, the two readings of which it is the difference, and what it says above 0
+    ("gain", "none", "own", "the loss is lower with distant text than without"),
+    ("content", "foreign", "own", "a text's own distant text serves better than that of another document"),
+    ("disturbance", "foreign", "none", "distant text of another document raises the loss"),
+)
 
 
 @dataclass(frozen=True)
@@ -172,7 +177,37 @@ def context_gain_table(summary: pd.DataFrame, blocks: pd.DataFrame, window: str,
     """
     part, _, name = window.rpartition(" ")
     full, width = f"{part} full".strip(), name.removeprefix("windowed")
-    gains = context_gains(blocks, window)
+    title, means = (
+        f"Context gain beyond {width} tokens{part and f', {part}'}",
+        "text farther away than the window helps",
+    )
+    return _gain_table(title, f"{window} minus {full}", means, context_gains(blocks, window), summary, trained)
+
+
+def far_context_tables(
+    summary: pd.DataFrame, blocks: pd.DataFrame, own: str, trained: int | None
+) -> Iterator[Table | None]:
+    """Yield tables of the gain, the content and the disturbance that `FarContext` measures; arguments are as above.
+
+    Args:
+        own: Label of the reading of a target's own text, such as ``far_own64``, behind the name of a part.
+    """
+    part = own.rpartition(" ")[0]
+    for name, *readings, means in FAR_CONTEXT:
+        first, second = (own.replace("far_own", f"far_{reading}") for reading in readings)
+        title, gains = f"Far context: {name}{part and f', {part}'}", loss_differences(blocks, first, second)
+        yield _gain_table(title, f"{first} minus {second}", means, gains, summary, trained)
+
+
+def _gain_table(
+    title: str,
+    difference: str,
+    means: str,
+    gains: Mapping[tuple[str, int], Estimate],
+    summary: pd.DataFrame,
+    trained: int | None,
+) -> Table | None:
+    """Table of differences of losses of each (strategy, length); None if there are none."""
     if not gains:
         return None
     shown = _shown(pd.Series([length for _, length in gains]))
@@ -187,11 +222,10 @@ def context_gain_table(summary: pd.DataFrame, blocks: pd.DataFrame, window: str,
     seeds = [gain.seeds for gain in gains.values()]
     sources = "seeds and text" if next(iter(gains.values())).blocks > 1 else "seeds"
     note = (
-        f"{window} minus {full}, nats per token, on the same targets; 95% interval "
-        f"{_varied(min(seeds), max(seeds), sources)}. Above 0, in bold if the whole interval is: text farther away "
-        "than the window helps."
+        f"{difference}, nats per token, on the same targets; 95% interval "
+        f"{_varied(min(seeds), max(seeds), sources)}. Above 0, in bold if the whole interval is: {means}."
     )
-    return Table(f"Context gain beyond {width} tokens{part and f', {part}'}", body, note)
+    return Table(title, body, note)
 
 
 def context_gains(blocks: pd.DataFrame, window: str) -> dict[tuple[str, int], Estimate]:
@@ -202,13 +236,18 @@ def context_gains(blocks: pd.DataFrame, window: str) -> dict[tuple[str, int], Es
         window: Label of the windowed protocol, as above.
     """
     part, _, name = window.rpartition(" ")
-    full, width = f"{part} full".strip(), int(name.removeprefix("windowed"))
-    losses = blocks[(blocks["metric"] == "ppl") & blocks["protocol"].isin([full, window]) & (blocks["length"] > width)]
+    width = int(name.removeprefix("windowed"))
+    return loss_differences(blocks[blocks["length"] > width], window, f"{part} full".strip())
+
+
+def loss_differences(blocks: pd.DataFrame, first: str, second: str) -> dict[tuple[str, int], Estimate]:
+    """Mean loss by one protocol less that by another, of each (strategy, length) that has the same blocks in both."""
+    losses = blocks[(blocks["metric"] == "ppl") & blocks["protocol"].isin([first, second])]
     gains: dict[tuple[str, int], Estimate] = {}
     cell: Any
     for cell, cells in losses.groupby(["strategy", "length"], sort=False):
         sums = {protocol: by_block(of_protocol) for protocol, of_protocol in cells.groupby("protocol")}
-        if (gain := difference(sums.get(window), sums.get(full), same_runs=True)) is not None:
+        if (gain := difference(sums.get(first), sums.get(second), same_runs=True)) is not None:
             gains[cell] = gain
     return gains
 

@@ -53,7 +53,8 @@ def write(folder: Path, name: str, rows: Iterable[Row], about: Mapping[str, Any]
         name: Name of the evaluator, which describes itself once in a test.
         rows: Its rows.
         about: What describes them, as plain data. With ``block_document``, the document of each block, the sums of a
-            document's blocks are added: text by one author about one thing is one sample of text.
+            document's blocks are added: text by one author about one thing is one sample of text. The description has
+            the number of documents and, in ``document_numbers``, which ones of the split they are, in the same order.
     """
     described = dict(about)
     table = pd.DataFrame(list(rows), columns=COLUMNS)
@@ -63,7 +64,7 @@ def write(folder: Path, name: str, rows: Iterable[Row], about: Mapping[str, Any]
         order = {document: i for i, document in enumerate(dict.fromkeys(documents))}
         table["block"] = table["block"].map({block: order[document] for block, document in enumerate(documents)})
         table = table.groupby(KEYS, sort=False, dropna=False, as_index=False).sum()
-        described["documents"] = len(order)
+        described |= {"documents": len(order), "document_numbers": list(order)}
     content: dict[str, Any] = {"version": VERSION, "evaluations": {}}
     if (folder / ABOUT).exists():
         before, content = read(folder)
