@@ -23,6 +23,7 @@ COMMANDS = {
     "fit": "train a model",
     "test": "measure a checkpoint: perplexity at each length, accuracies, analyses",
     "validate": "the validation loss of a checkpoint",
+    "probe": "check what the positions of a model of transformers, or of a run, really do",
     "compare": "strategies × seeds with everything else equal, and one report",
     "export": "a run as a model of transformers, a stock Llama where it can be",
     "predict": "continue a prompt with a trained model",

@@ -53,7 +53,7 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
         self.embedding = model.get_input_embeddings()
         self.head = model.get_output_embeddings()
         self.training_length = length or config_length(model.config)
-        self.learned = _learned_positions(model)
+        self.learned = learned_positions(model)
         self.name = name or _strategy(model.config.get_text_config(), self.learned)
         self.in_pieces = True
         self._probe()
@@ -89,7 +89,7 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
     @torch.inference_mode()
     def continued(self, tokens: Tensor, steps: int) -> list[int]:
         """Generate ``steps`` tokens greedily after the tokens (1, T) int64, or fewer if the text ends; their ids."""
-        self._forget_length()
+        forget_length(self.model)
         # cached keys keep the angles of an earlier length, so scaling by length needs all tokens again each time
         whole = any("dynamic" in str(getattr(module, "rope_type", "")) for module in self.model.modules())
         tokens = self._after_bos(tokens)
@@ -118,21 +118,11 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
         if self.takes_positions:
             positions["position_ids"] = torch.arange(offset, offset + read.shape[1], device=tokens.device)[None]
         assert self.takes_positions or not offset, "only a network that is an `Offset` has one"
-        self._forget_length()
+        forget_length(self.model)
         if self.bos is not None:
             visibility = visibility.after_bos()
         with nullcontext() if visibility.window is None else windowed(self.model, visibility):
             return module(input_ids=read, use_cache=False, **positions)[0][:, -tokens.shape[1] :]
-
-    def _forget_length(self) -> None:
-        """Reset RoPE with dynamic scaling.
-
-        It would keep the angles of the longest input so far, and results would depend on earlier inputs.
-        """
-        for module in self.model.modules():
-            if "dynamic" in str(getattr(module, "rope_type", "")) and hasattr(module, "original_inv_freq"):
-                module.register_buffer("inv_freq", module.original_inv_freq.to(module.inv_freq), persistent=False)
-                module.max_seq_len_cached = module.original_max_seq_len
 
     @torch.inference_mode()
     def _probe(self) -> None:
@@ -166,13 +156,24 @@ class ShiftableHuggingFaceNetwork(HuggingFaceNetwork, Offset):
     takes_positions = True
 
 
+def forget_length(model: Any) -> None:
+    """Reset RoPE with dynamic scaling.
+
+    It would keep the angles of the longest input so far, and results would depend on earlier inputs.
+    """
+    for module in model.modules():
+        if "dynamic" in str(getattr(module, "rope_type", "")) and hasattr(module, "original_inv_freq"):
+            module.register_buffer("inv_freq", module.original_inv_freq.to(module.inv_freq), persistent=False)
+            module.max_seq_len_cached = module.original_max_seq_len
+
+
 def config_length(config: Any) -> int | None:
     """Training length in tokens in a `transformers.PreTrainedConfig`, or None if it does not say."""
     text = config.get_text_config()
     return getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
 
 
-def _learned_positions(model: nn.Module) -> nn.Embedding | None:
+def learned_positions(model: nn.Module) -> nn.Embedding | None:
     """The table of learned positions of a model, found by its name; None if it has none."""
     for name, module in model.named_modules():
         last = name.rpartition(".")[2]

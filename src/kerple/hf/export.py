@@ -68,7 +68,7 @@ def export(read: StoredModel, folder: Path, tokenizer: Tokenizer | None, ending:
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"to: got {folder}, which is not empty; name a new folder")
     remote = _remote(read.model["position"])
-    model = _llama(read) if not remote and _is_llama(read.model) else _kerple(read, remote)
+    model = hugging_face_model(read)
     if ending is not None:
         model.config.eos_token_id = model.generation_config.eos_token_id = ending
     model.save_pretrained(folder)
@@ -82,6 +82,12 @@ def export(read: StoredModel, folder: Path, tokenizer: Tokenizer | None, ending:
         code = REMOTE_CODE.format(imports="\n".join(imports), names=", ".join(kind.__name__ for kind in remote))
         (folder / "modeling_kerple.py").write_text(code, encoding="utf-8")
     return type(model).__name__
+
+
+def hugging_face_model(read: StoredModel) -> Any:
+    """Make a model of transformers: a stock model if possible, else our own class; arguments and errors of `export`."""
+    remote = _remote(read.model["position"])
+    return _llama(read) if not remote and _is_llama(read.model) else _kerple(read, remote)
 
 
 def _is_llama(model: Mapping[str, Any]) -> bool:

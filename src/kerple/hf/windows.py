@@ -1,6 +1,6 @@
 """Attention to the last w keys, in models of transformers whose attention can be replaced."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,8 +27,6 @@ def windowed(model: Any, visibility: Visibility) -> Iterator[None]:
     Raises:
         UserError: If a layer did not use the replaced attention, so that the window had no effect on it.
     """
-    from transformers import AttentionInterface
-
     calls = 0
 
     def attention(*args: Any, **options: Any) -> tuple[Tensor, None]:
@@ -36,22 +34,39 @@ def windowed(model: Any, visibility: Visibility) -> Iterator[None]:
         calls += 1
         return windowed_attention(visibility, *args, **options)
 
-    AttentionInterface.register(NAME, attention)
-    configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}.values()
-    names = [config._attn_implementation for config in configs]
-    try:
-        for config in configs:
-            config._attn_implementation = NAME
+    with attention_replaced(model, NAME, attention):
         yield
-    finally:
-        for config, name in zip(configs, names, strict=True):
-            config._attn_implementation = name
     layers = model.config.get_text_config().num_hidden_layers
     if calls != layers:
         raise UserError(
             f"window: {type(model).__name__} has exchangeable attention in {calls} of its {layers} layers, so it "
             "cannot be limited to a window; leave out windowed, and the analyses that use windows"
         )
+
+
+@contextmanager
+def attention_replaced(model: Any, name: str, function: Callable[..., Any] | None = None) -> Iterator[None]:
+    """Replace the attention of every layer that looks it up in transformers' registry within the context.
+
+    Args:
+        model: A `transformers.PreTrainedModel`.
+        name: Name of the attention in the registry.
+        function: Function to register under this name, with the signature of transformers' functions; None if the name
+            is registered already.
+    """
+    from transformers import AttentionInterface
+
+    if function is not None:
+        AttentionInterface.register(name, function)
+    configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}.values()
+    names = [config._attn_implementation for config in configs]
+    try:
+        for config in configs:
+            config._attn_implementation = name
+        yield
+    finally:
+        for config, old in zip(configs, names, strict=True):
+            config._attn_implementation = old
 
 
 def windowed_attention(

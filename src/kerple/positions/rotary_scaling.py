@@ -27,6 +27,7 @@ class RotaryFrequencies:
         rotated: Number of dimensions whose frequency is not 0, with ``proportional``.
         short_factors: Divisors of the frequencies (r/2,) for an input of up to L tokens, with ``longrope``.
         long_factors: The same for longer inputs.
+        truncate: Whether the ramp of ``yarn`` begins and ends at a whole pair, as published.
     """
 
     dim: int
@@ -39,6 +40,7 @@ class RotaryFrequencies:
     rotated: int
     short_factors: list[float] | None
     long_factors: list[float] | None
+    truncate: bool = True
 
     @property
     def attention_factor(self) -> float:
@@ -72,8 +74,9 @@ class RotaryFrequencies:
     # how much of each frequency is divided by s, from 0 (it is kept) to 1, (r/2,) fp64
 
     def _yarn_ramp(self) -> Tensor:
-        low = max(math.floor(self._pair(self.beta_fast)), 0)
-        high = min(math.ceil(self._pair(self.beta_slow)), self.dim - 1)
+        low, high = self._pair(self.beta_fast), self._pair(self.beta_slow)
+        low, high = (math.floor(low), math.ceil(high)) if self.truncate else (low, high)
+        low, high = max(low, 0), min(high, self.dim - 1)
         span = max(high, low + 0.001) - low
         return ((torch.arange(self.dim // 2, dtype=torch.float64) - low) / span).clamp(0, 1)
 

@@ -1,0 +1,84 @@
+"""`python run.py probe MODEL`: checks what the positions of a model really do, and writes a page and JSON."""
+
+from pathlib import Path
+from typing import Any
+from zipfile import is_zipfile
+
+from kerple.base.errors import UserError
+from kerple.cli.reading import command_parser, parse
+
+
+def main(arguments: list[str]) -> None:
+    """Check a model; the exit status is 1 if a check fails.
+
+    Args:
+        arguments: Arguments of the command.
+
+    Raises:
+        UserError: If there is no such model, it cannot be read, or it does not fit into memory.
+    """
+    parser = command_parser("probe", __doc__)
+    parser.add_argument("model", type=str, help="a folder, a .gguf file, a name on the hub or a checkpoint of `fit`")
+    parser.add_argument("--layers", type=bool, default=True, help="configuration and forward pass of each layer")
+    parser.add_argument("--invariances", type=bool, default=True, help="shift, prefix, cache, padding, batch, sdpa")
+    parser.add_argument("--to", type=str, default="", help="folder of the page; left out: logs/probe/<model>")
+    parser.add_argument("--trust_remote_code", type=bool, default=False, help="run code that comes with the model")
+    parser.add_argument("--trust", default="", help="packages whose classes a checkpoint may name: a,b,c")
+    options = parse(parser, arguments)
+    from kerple.hf import need
+    from kerple.hf.source import model_name
+
+    need()
+    folder = Path(options.to or f"logs/probe/{model_name(options.model)}")
+    model, config = read(options.model, options.trust_remote_code, options.trust)
+    from kerple.probe.page import write
+    from kerple.probe.report import probe
+
+    report = probe(model, config, options.model, options.layers, options.invariances)
+    write(report, folder)
+    print(report.text())
+    print(f"written to {folder}/probe.html and probe.json")
+    if report.faults:
+        raise SystemExit(1)
+
+
+def read(path: str, trust_remote_code: bool = False, trust: str = "") -> tuple[Any, Any]:
+    """Read a model as a `transformers.PreTrainedModel` in fp32, and the configuration of its text model.
+
+    Args:
+        path: Folder, GGUF file, name on the hub, or a checkpoint of `fit`.
+        trust_remote_code: Whether code that comes with the model may run.
+        trust: Packages whose classes a checkpoint may name, separated by commas.
+
+    Raises:
+        UserError: If there is no such model, it cannot be read, or it does not fit into memory.
+    """
+    if is_zipfile(path):
+        from kerple.cli.classes import classes
+        from kerple.hf.export import hugging_face_model
+        from kerple.hf.weights import read_stored_model
+
+        model = hugging_face_model(read_stored_model(path, classes(trust)))
+        return model, model.config
+    from kerple.hf.source import locate, read_model, read_model_config
+
+    source = locate(path)
+    config = read_model_config(source, trust_remote_code)
+    check_memory(config, trust_remote_code)
+    return read_model(source, config, trust_remote_code=trust_remote_code), config.get_text_config()
+
+
+def check_memory(config: Any, trust_remote_code: bool) -> None:
+    """Raise a UserError if the weights of a model of this configuration do not fit into memory in fp32."""
+    import psutil
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    needed, free = 4 * sum(p.numel() for p in model.parameters()), psutil.virtual_memory().available
+    if needed > free:
+        raise UserError(
+            f"model: its weights need {needed / 2**30:.1f} GiB in fp32, and {free / 2**30:.1f} GiB of memory are free; "
+            "use a machine with more memory, or a smaller model of the same family"
+        )

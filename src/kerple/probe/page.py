@@ -1,0 +1,21 @@
+"""The page and the JSON file of a report."""
+
+import json
+from dataclasses import asdict
+from importlib import resources
+from pathlib import Path
+
+from jinja2 import Environment, StrictUndefined
+
+from kerple.base.atomic import write as write_file
+from kerple.probe.report import Report
+
+
+def write(report: Report, folder: Path) -> None:
+    """Write ``probe.html`` and ``probe.json`` into a folder."""
+    template = resources.files("kerple.probe").joinpath("page.html.jinja").read_text(encoding="utf-8")
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_file(folder / "probe.html", environment.from_string(template).render(report=report))
+    content = asdict(report) | {"faults": report.faults}
+    write_file(folder / "probe.json", json.dumps(content, indent=1, ensure_ascii=False) + "\n")

@@ -1,0 +1,74 @@
+"""`probe`: all checks of one model, and their outcome."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+from kerple.probe.invariances import Invariance, measure_invariances
+from kerple.probe.measured import Verdict, measure_layers
+
+
+@dataclass
+class Report:
+    """What was found in one model.
+
+    Args:
+        model: Name of the model.
+        family: Type of its configuration.
+        layers: What is said and measured of each layer.
+        invariances: What the logits do not depend on.
+    """
+
+    model: str
+    family: str
+    layers: list[Verdict] = field(default_factory=list)
+    invariances: list[Invariance] = field(default_factory=list)
+
+    @property
+    def faults(self) -> list[str]:
+        """One line for each check that failed."""
+        lines = [f"layer {v.layer}: {difference}" for v in self.layers for difference in v.differences]
+        return lines + [
+            f"{i.name}: {i.reason or f'logits differ by {i.difference:.3g}, rounding explains {i.allowed:.2g}'}"
+            for i in self.invariances
+            if i.verdict == "broken"
+        ]
+
+    @property
+    def groups(self) -> Iterator[tuple[str, Verdict]]:
+        """Neighbouring layers of which the same is said and measured: their numbers, and the first of them."""
+        for _, same in groupby(self.layers, key=lambda v: (v.expected, v.measured, v.differences, v.unknown)):
+            first, *_, last = [*(group := list(same)), group[-1]]
+            yield (f"{first.layer}" if first is last else f"{first.layer} to {last.layer}"), first
+
+    def text(self) -> str:
+        """The report for the terminal."""
+        lines = [f"{self.model} ({self.family})"]
+        for numbers, verdict in self.groups:
+            lines += [f"layer {numbers}: {verdict.verdict}", f"  configuration: {verdict.expected}"]
+            lines += [f"  forward pass: {verdict.measured}"] if verdict.measured else []
+            lines += [f"  {line}" for line in (*verdict.differences, verdict.unknown) if line]
+        for i in self.invariances:
+            number = "" if i.difference is None else f", {i.difference:.2g} against {i.allowed:.2g}"
+            because = i.reason or (i.by_design if i.verdict == "broken by design" else None)
+            lines.append(f"{i.name}: {i.verdict}{number}{f' ({because})' if because else ''}")
+        return "\n".join([*lines, f"{len(self.faults)} checks failed" if self.faults else "no check failed"])
+
+
+def probe(model: Any, config: Any, name: str = "", layers: bool = True, invariances: bool = True) -> Report:
+    """Check the positions of a model.
+
+    Args:
+        model: A `transformers.PreTrainedModel` in evaluation mode and fp32.
+        config: The configuration of its text model, as it was read from the model's files.
+        name: Name of the model in the report.
+        layers: Whether each layer is measured.
+        invariances: Whether the invariances are measured.
+    """
+    return Report(
+        name or type(model).__name__,
+        config.model_type,
+        measure_layers(model, config) if layers else [],
+        measure_invariances(model, config) if invariances else [],
+    )

@@ -1,0 +1,223 @@
+"""Each fault that public code had, alone in tiny models of many families, is found; no sound family is accused."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from kerple.probe.report import probe
+from tests.probe.models import FAMILIES, LENGTH, build
+
+
+def module_of(model: Any) -> Any:
+    return sys.modules[type(model).__module__]
+
+
+def rope(name: str) -> dict[str, Any]:
+    return FAMILIES[name][1].get("rope_parameters") or {}
+
+
+def kinds(name: str) -> dict[str, dict[str, Any]]:
+    """The RoPE of each kind of layer."""
+    parameters = rope(name)
+    return {"": parameters} if "rope_theta" in parameters else parameters
+
+
+def rotaries(model: Any) -> list[Any]:
+    return [m for m in model.modules() if "RotaryEmbedding" in type(m).__name__]
+
+
+def buffers(rotary: Any) -> list[torch.Tensor]:
+    return [b for n, b in rotary.named_buffers() if n.endswith("inv_freq")]
+
+
+def rebuilt(name: str, change: Callable[[dict[str, Any]], dict[str, Any]], only: str = "") -> Any:
+    """The model with other RoPE, as a loader makes it that misreads its configuration."""
+    parameters = rope(name)
+    if "rope_theta" in parameters:
+        return build(name, rope_parameters=change(parameters))
+    return build(name, rope_parameters={k: change(v) if not only or k == only else v for k, v in parameters.items()})
+
+
+def has_yarn(name: str) -> bool:
+    return any(p.get("rope_type") == "yarn" for p in kinds(name).values())
+
+
+def unscaled(p: dict[str, Any]) -> dict[str, Any]:
+    # Ministral 3 has its temperature among the parameters of RoPE
+    return p | {"rope_type": "default"}
+
+
+def frequencies_when(model: Any, condition: Callable[[torch.Tensor], bool], factor: float = 3.0) -> Any:
+    """The model whose frequencies are others where a condition on the positions of a call is met."""
+    for rotary in rotaries(model):
+
+        def forward(x: Any, position_ids: Any, *args: Any, old: Any = rotary.forward, rotary: Any = rotary, **k: Any):
+            met = condition(position_ids)
+            for b in buffers(rotary) if met else ():
+                b.mul_(factor)
+            try:
+                return old(x, position_ids, *args, **k)
+            finally:
+                for b in buffers(rotary) if met else ():
+                    b.div_(factor)
+
+        rotary.forward = forward
+    return model
+
+
+def other_positions(model: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    for rotary in rotaries(model):
+
+        def forward(x: Any, position_ids: Any, *args: Any, old: Any = rotary.forward, **k: Any):
+            return old(x, change(position_ids), *args, **k)
+
+        rotary.forward = forward
+    if hasattr(model.base_model, "wpe"):
+        model.base_model.wpe.register_forward_pre_hook(lambda m, a: (change(a[0]),))
+    return model
+
+
+def set_frequencies(name: str, value: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    model = build(name)
+    for rotary in rotaries(model):
+        for b in buffers(rotary):
+            b.copy_(value(b))
+    return model
+
+
+def bare(b: torch.Tensor) -> torch.Tensor:
+    return 1000.0 ** (-torch.arange(len(b)) / len(b))
+
+
+def patterned(name: str, change: Callable[[list[int]], list[int]]) -> Any:
+    """The model with another pattern of layers without positions."""
+    pattern = FAMILIES[name][1].get("no_rope_layers")
+    if pattern is not None:
+        return build(name, no_rope_layers=change(pattern))
+    model = build(name)
+    local = [k == "sliding_attention" for k in model.config.layer_types]
+    for layer, rotated in zip(model.model.layers, change([int(x) for x in local]), strict=True):
+        attention = layer.self_attn
+        if hasattr(attention, "is_sliding"):
+            attention.is_sliding = bool(rotated)
+        if name == "cohere2":
+            attention.sliding_window = 8 if rotated else None
+    return model
+
+
+@contextmanager
+def norm_after_rotation(model: Any) -> Iterator[None]:
+    module = module_of(model)
+    name = "apply_rotary_emb" if hasattr(module, "apply_rotary_emb") else "apply_rotary_pos_emb"
+    name = "apply_rotary_emb" if "llama4" in module.__name__ else name
+    if "gpt_oss" in module.__name__ or not hasattr(module, name):
+        name = "apply_rotary_pos_emb"
+    old = getattr(module, name)
+
+    def normed(x: torch.Tensor) -> torch.Tensor:
+        weight = torch.linspace(0.5, 1.5, x.shape[-1])
+        return torch.nn.functional.rms_norm(x, x.shape[-1:], weight)
+
+    with patch.object(module, name, lambda *a, **k: tuple(normed(x) for x in old(*a, **k))):
+        yield
+
+
+def from_zero(model: Any) -> Any:
+    """A cache that counts from 0: after the prefill positions begin again."""
+
+    def restart(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        cache = kwargs.get("cache", kwargs.get("past_key_values"))
+        if cache is not None and cache.get_seq_length():
+            kwargs["position_ids"] = torch.arange(
+                (kwargs.get("input_ids") if "input_ids" in kwargs else args[0]).shape[1]
+            )[None]
+        return args, kwargs
+
+    model.base_model.register_forward_pre_hook(restart, with_kwargs=True)
+    return model
+
+
+def window_dropped(model: Any) -> Any:
+    module = module_of(model)
+    return patch.object(module, "create_sliding_window_causal_mask", module.create_causal_mask)
+
+
+def window_changed(name: str, by: int) -> Any:
+    model = build(name)
+    model.config.sliding_window += by
+    return model
+
+
+WITH_ROPE = [n for n in FAMILIES if n not in ("gpt2", "bloom")]
+YARN = [n for n in WITH_ROPE if has_yarn(n)]
+WINDOWS = [n for n in FAMILIES if FAMILIES[n][1].get("sliding_window")] + []
+PATTERNS = ["smollm3", "cohere2", "exaone4", "llama4"]
+SCALED = [n for n in WITH_ROPE if any("factor" in p and p["factor"] for p in kinds(n).values())]
+OWN_ROTARY = [n for n in WITH_ROPE if n not in ("llama, linear", "llama, dynamic", "llama, llama3")]
+
+
+def doubled(p: dict[str, Any]) -> dict[str, Any]:
+    return p | {"factor": 2 * p["factor"]} if p.get("factor") else p
+
+
+FAULTS: dict[str, tuple[list[str], Callable[[str], Any]]] = {
+    "YaRN left out": (YARN, lambda n: rebuilt(n, lambda p: unscaled(p))),
+    "YaRN in window layers": (
+        ["gemma3", "olmo3"],
+        lambda n: rebuilt(n, lambda p: rope(n)["full_attention"], "sliding_attention"),
+    ),
+    "beta swapped": (YARN, lambda n: rebuilt(n, lambda p: p | {"beta_fast": 1.0, "beta_slow": 32.0})),
+    "wrong theta": (WITH_ROPE, lambda n: rebuilt(n, lambda p: p | {"rope_theta": 2000.0})),
+    "wrong factor": (SCALED, lambda n: rebuilt(n, doubled)),
+    "window dropped": (WINDOWS, build),
+    "window too long by one": (WINDOWS, lambda n: window_changed(n, 1)),
+    "window too short by one": (WINDOWS, lambda n: window_changed(n, -1)),
+    "positions restarted": ([*OWN_ROTARY, "gpt2"], lambda n: other_positions(build(n), lambda ids: ids % 20)),
+    "norm after rotation": (OWN_ROTARY, lambda n: build(n)),
+    "cache from 0": ([*OWN_ROTARY, "gpt2"], lambda n: from_zero(build(n))),
+    "layers without positions rotated": (PATTERNS, lambda n: patterned(n, lambda p: [1] * len(p))),
+    "pattern inverted": (PATTERNS, lambda n: patterned(n, lambda p: [1 - x for x in p])),
+    "inv_freq zeroed at load": (OWN_ROTARY, lambda n: set_frequencies(n, torch.zeros_like)),
+    "inv_freq unscaled at load": (
+        [n for n in SCALED if n not in ("gemma3", "phi3", "llama, dynamic")],
+        lambda n: set_frequencies(n, bare),
+    ),
+    "prefill and decode differ": (
+        OWN_ROTARY,
+        lambda n: frequencies_when(build(n), lambda ids: ids.shape[-1] == 1),
+    ),
+    "YaRN lost when the cache grows": (
+        YARN,
+        lambda n: frequencies_when(build(n), lambda ids: bool(ids.max() > LENGTH)),
+    ),
+    "LongRoPE by allocated length": (["phi3"], lambda n: set_frequencies(n, lambda b: b / (1 + torch.arange(8) / 4))),
+    "GGUF scaling lost": (["llama, yarn", "qwen2", "qwen3"], lambda n: rebuilt(n, unscaled)),
+}
+
+
+PATCHES = {"norm after rotation": norm_after_rotation, "window dropped": window_dropped}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_no_sound_family_is_accused(name):
+    model = build(name)
+    assert probe(model, model.config).faults == []
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_found_in_every_family_that_can_have_it(fault):
+    names, seed = FAULTS[fault]
+    missed = []
+    for name in names:
+        config = build(name).config
+        model = seed(name)
+        with PATCHES.get(fault, nullcontext)(model) if fault in PATCHES else nullcontext():
+            faults = probe(model, config).faults
+        print(fault, "|", name, "|", faults[:2])
+        missed += [name] if not faults else []
+    assert missed == []
