@@ -9,6 +9,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from kerple.probe.measured import measure_layers
 from kerple.probe.report import probe
 from tests.probe.models import FAMILIES, LENGTH, build
 
@@ -217,7 +218,7 @@ def test_a_fault_is_found_in_every_family_that_can_have_it(fault):
         config = build(name).config
         model = seed(name)
         with PATCHES.get(fault, nullcontext)(model) if fault in PATCHES else nullcontext():
-            faults = probe(model, config).faults
+            faults = [d for v in measure_layers(model, config) for d in v.differences] or probe(model, config).faults
         print(fault, "|", name, "|", faults[:2])
         missed += [name] if not faults else []
     assert missed == []

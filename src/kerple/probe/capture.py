@@ -13,7 +13,7 @@ import kerple.model.self_attention as our_attention
 from kerple.hf.windows import attention_replaced
 
 NAME = "kerple_probe"
-LARGE_NEGATIVE = -1e4  # masks of transformers add the smallest number of the dtype
+HIDDEN = -1e4  # below this a mask hides a key; transformers adds the smallest number of the dtype
 
 
 @dataclass
@@ -25,22 +25,22 @@ class Call:
         q: Queries (H, Tq, δ).
         k: Keys (G, Tk, δ).
         v: Values (G, Tk, δ).
+        factor: Norm of the first query over its norm before the rotation; None if no module returned that query.
         seen: Which keys each query sees, (Tq, Tk) bool, or None if attention received no mask.
         window: Window that attention received as a number, or None.
         sinks: Whether attention received a logit of a sink.
         bias: Whether attention received a bias of its scores.
-        factor: Norm of the first query over its norm before the rotation; None if no module returned that query.
     """
 
     layer: int
     q: Tensor
     k: Tensor
     v: Tensor
-    seen: Tensor | None = None
-    window: int | None = None
-    sinks: bool = False
-    bias: bool = False
-    factor: float | None = None
+    factor: float | None
+    seen: Tensor | None
+    window: int | None
+    sinks: bool
+    bias: bool
 
 
 @contextmanager
@@ -55,31 +55,25 @@ def captured(model: Any) -> Iterator[list[Call]]:
     calls: list[Call] = []
     outputs: list[Tensor] = []  # of the modules that have run since the last call
 
-    def record(layer: int, q: Tensor, k: Tensor, v: Tensor, **others: Any) -> Tensor:
-        calls.append(Call(layer, q[0], k[0], v[0], factor=_factor(q[0], outputs), **others))
+    def record(layer: int, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> Tensor:
+        calls.append(Call(layer, q[0], k[0], v[0], _factor(q[0], outputs), *others))
         outputs.clear()
-        own = v[:, :, -q.shape[2] :]  # (B, G, Tq, δ)
-        return own.repeat_interleave(q.shape[1] // v.shape[1], 1)
+        return v[:, :, -q.shape[2] :].repeat_interleave(q.shape[1] // v.shape[1], 1)  # (B, H, Tq, δ)
 
     def theirs(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
     ) -> tuple[Tensor, None]:
-        seen = None if attention_mask is None else attention_mask[0, 0, :, : key.shape[2]] > LARGE_NEGATIVE
-        sinks = options.get("s_aux") is not None
-        layer = int(getattr(module, "layer_idx", len(calls)))
-        window = options.get("sliding_window")
-        bias = options.get("position_bias") is not None
-        out = record(layer, query, key, value, seen=seen, window=window, sinks=sinks, bias=bias)
-        return out.transpose(1, 2).contiguous(), None
+        seen = None if attention_mask is None else attention_mask[0, 0, :, : key.shape[2]] > HIDDEN
+        sinks, bias = (options.get(name) is not None for name in ("s_aux", "position_bias"))
+        layer, window = int(getattr(module, "layer_idx", len(calls))), options.get("sliding_window")
+        return record(layer, query, key, value, seen, window, sinks, bias).transpose(1, 2).contiguous(), None
 
     def ours(q: Tensor, k: Tensor, v: Tensor, spec: Any, attention: Any = None) -> Tensor:
-        bias = spec.table is not None or spec.modify_scores is not None
-        layer, sinks = len(calls) % len(model.network.blocks), spec.sink is not None
-        return record(layer, q, k, v, window=spec.window, sinks=sinks, bias=bias)
+        layer, bias = len(calls) % len(model.network.blocks), spec.table is not None or spec.modify_scores is not None
+        return record(layer, q, k, v, None, spec.window, spec.sink is not None, bias)
 
     def keep(module: nn.Module, args: Any, output: Any) -> None:
-        if isinstance(output, Tensor):
-            outputs.append(output)
+        outputs.extend([output] if isinstance(output, Tensor) else [])
 
     AttentionMaskInterface.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS["eager"])
     hook, attend = register_module_forward_hook(keep), our_attention.attend
@@ -95,17 +89,14 @@ def captured(model: Any) -> Iterator[list[Call]]:
 def _factor(q: Tensor, outputs: list[Tensor]) -> float | None:
     """Norm of the first query over that of the last output of a module which is proportional to it."""
     heads, length, width = q.shape
-    first = q[:, 0].flatten().double()  # (H·δ,)
+    first = q[:, 0].flatten()  # (H·δ,)
     for output in reversed(outputs):
-        if output.ndim == 4 and output.shape[1] == heads and output.shape[2] == length:
-            output = output.transpose(1, 2)
-        if output.numel() % length or (row := output.reshape(length, -1)[0].double()).numel() < len(first):
-            continue
+        output = output.transpose(1, 2) if output.shape[1:3] == (heads, length) else output
+        row = output.reshape(-1)[: output.numel() // length]
+        # queries are first, or the queries, keys and values of a head are neighbours, as in GPT-NeoX
         candidates = [row[: len(first)]]
-        if row.numel() % heads == 0:  # queries, keys and values of a head are neighbours in GPT-NeoX
-            candidates.append(row.view(heads, -1)[:, :width].flatten())
-        for candidate in candidates:
-            cosine = torch.nn.functional.cosine_similarity(candidate, first, dim=0)
-            if cosine > 1 - 1e-5:
+        candidates += [row.view(heads, -1)[:, :width].reshape(-1)] if row.numel() % heads == 0 else []
+        for candidate in candidates if row.numel() >= len(first) else ():
+            if torch.cosine_similarity(candidate.double(), first.double(), 0) > 1 - 1e-5:
                 return float(first.norm() / candidate.norm())
     return None

@@ -14,16 +14,9 @@ from kerple.positions.temperature import Temperature
 from kerple.positions.token_positions import TokenPositions
 from kerple.positions.wrapper import Wrapper
 
-SCALINGS: dict[str, Scaling | None] = {
-    "default": None,
-    "linear": "pi",
-    "dynamic": "dynamic_ntk",
-    "yarn": "yarn",
-    "llama3": "llama3",
-    "longrope": "longrope",
-    "proportional": "proportional",
-}
-LOCAL = ("sliding_attention", "chunked_attention")
+SCALINGS: dict[str, Scaling | None] = {"default": None, "linear": "pi", "dynamic": "dynamic_ntk", "yarn": "yarn"}
+SCALINGS |= {"llama3": "llama3", "longrope": "longrope", "proportional": "proportional"}
+ORIGINAL, PARTIAL = "original_max_position_embeddings", "partial_rotary_factor"
 NO_POSITIONS_IN_FULL_LAYERS = {"cohere2", "cohere2_moe", "afmoe", "flint"}
 UNLESS_NO_WINDOW = {"exaone4", "exaone_moe"}  # the same, if any layer has a window
 KNOWN = {
@@ -74,16 +67,12 @@ class Layer:
         return seen if self.chunk is None else seen & (keys >= queries // self.chunk * self.chunk)
 
     def __str__(self) -> str:
-        parts = []
-        if (f := self.frequencies) is None:
-            parts.append("no rotation")
-        else:
-            scaling = "" if f.scaling is None else f", {f.scaling} with factor {f.factor:g}"
-            parts.append(f"RoPE with θ {f.base:g} in {f.dim} channels{scaling}")
+        f = self.frequencies
+        parts = ["no rotation" if f is None else f"RoPE with θ {f.base:g} in {f.dim} channels"]
+        parts += [f"{f.scaling} with factor {f.factor:g}"] if f and f.scaling else []
         parts += [f"attention factor {self.attention_factor:.4g}"] if self.attention_factor != 1 else []
         parts += [f"window {self.window}"] if self.window else [f"chunks of {self.chunk}"] if self.chunk else []
-        parts += [f"temperature {self.temperature.rule}"] if self.temperature else []
-        return ", ".join(parts)
+        return ", ".join(parts + ([f"temperature {self.temperature.rule}"] if self.temperature else []))
 
 
 def layers(config: Any) -> list[Layer]:
@@ -108,17 +97,11 @@ def our_layers(network: Transformer) -> list[Layer]:
 
 def original_length(config: Any) -> int | None:
     """Context length before any scaling, in tokens, or None if the configuration does not say."""
-    ropes = _ropes(config)
-    named = [rope.get("original_max_position_embeddings") for rope in ropes]
-    return next(filter(None, [*named, *(getattr(config, name, None) for name in LENGTHS)]), None)
-
-
-LENGTHS = ("original_max_position_embeddings", "max_position_embeddings", "n_positions")
-
-
-def _ropes(config: Any) -> list[Mapping[str, Any]]:
     rope = getattr(config, "rope_parameters", None) or {}
-    return [rope] if "rope_theta" in rope else [r for r in rope.values() if isinstance(r, Mapping)]
+    for entry in (rope, *rope.values(), vars(config)):
+        if isinstance(entry, Mapping) and entry.get(ORIGINAL):
+            return entry[ORIGINAL]
+    return getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
 
 
 def _layer(config: Any, i: int, kind: str | None) -> Layer:
@@ -126,72 +109,54 @@ def _layer(config: Any, i: int, kind: str | None) -> Layer:
     if kind is None:
         window = window if getattr(config, "use_sliding_window", True) else None
         kind = "full_attention" if window is None else "sliding_attention"
-    elif kind != "sliding_attention":
-        window = None
+    window = window if kind == "sliding_attention" else None
     chunk = config.attention_chunk_size if kind == "chunked_attention" else None
-    rope = getattr(config, "rope_parameters", None) or {}
-    rope = rope if "rope_theta" in rope else rope.get(kind) or {}
-    if _is_without_positions(config, i, kind):
-        rope = {}
-    temperature = _temperature(config, bool(rope))
+    every = getattr(config, "rope_parameters", None) or {}
+    rope = every if "rope_theta" in every else every.get(kind) or {}
+    rope = {} if _without_positions(config, i, kind) else rope
     judged = config.model_type in KNOWN and rope.get("rope_type", "default") in SCALINGS
+    layer = Layer(kind, window=window, chunk=chunk, temperature=_temperature(config, every, bool(rope)), judged=judged)
     if "rope_theta" not in rope or rope.get("rope_type", "default") not in SCALINGS:
-        return Layer(kind, window=window, chunk=chunk, temperature=temperature, judged=judged)
+        return layer
     frequencies = read_frequencies(rope, config)
-    factor = rope.get("attention_factor") or _attention_factor(rope, frequencies)
-    return Layer(kind, frequencies, factor, window, chunk, temperature, judged)
+    factor = rope.get("attention_factor") or frequencies.attention_factor
+    if rope.get("mscale") and rope.get("mscale_all_dim") and not rope.get("attention_factor"):
+        factor = (rope["mscale"] * (factor - 1) + 1) / (rope["mscale_all_dim"] * (factor - 1) + 1)
+    return replace(layer, frequencies=frequencies, attention_factor=factor)
 
 
-def _is_without_positions(config: Any, i: int, kind: str) -> bool:
-    pattern = getattr(config, "no_rope_layers", None)
-    if pattern:
+def _without_positions(config: Any, i: int, kind: str) -> bool:
+    if pattern := getattr(config, "no_rope_layers", None):
         return not pattern[i]  # despite its name, 1 stands for a layer with positions
     windows = getattr(config, "sliding_window", None) is not None
-    family = config.model_type
-    return kind not in LOCAL and (family in NO_POSITIONS_IN_FULL_LAYERS or (family in UNLESS_NO_WINDOW and windows))
+    families = NO_POSITIONS_IN_FULL_LAYERS | (UNLESS_NO_WINDOW if windows else set())
+    return kind == "full_attention" and config.model_type in families
 
 
 def read_frequencies(rope: Mapping[str, Any], config: Any) -> RotaryFrequencies:
-    """The frequencies of a `rope_parameters` of transformers."""
+    """The frequencies of one ``rope_parameters`` of transformers.
+
+    Args:
+        rope: The parameters; its type is one of ``SCALINGS``.
+        config: Configuration of the text model.
+    """
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    scaling = SCALINGS[rope.get("rope_type", "default")]
-    rotated = int(head_dim * (rope.get("partial_rotary_factor") or 1.0))
+    scaling, rotated = SCALINGS[rope.get("rope_type", "default")], int(head_dim * rope.get(PARTIAL, 1.0))
     longest = getattr(config, "max_position_embeddings", None) or 0
-    length = rope.get("original_max_position_embeddings") or getattr(config, LENGTHS[0], None) or longest
-    length = longest if scaling == "dynamic_ntk" else length
+    length = longest if scaling == "dynamic_ntk" else original_length(config) or 0
     factor = rope.get("factor") or (longest / length if scaling in ("yarn", "longrope") else 1.0)
-    slow = rope.get("low_freq_factor" if scaling == "llama3" else "beta_slow") or 1.0
-    fast = rope.get("high_freq_factor" if scaling == "llama3" else "beta_fast") or (
-        4.0 if scaling == "llama3" else 32.0
-    )
-    return RotaryFrequencies(
-        head_dim if scaling == "proportional" else rotated,
-        float(rope["rope_theta"]),
-        length,
-        scaling,
-        float(factor),
-        float(fast),
-        float(slow),
-        rotated,
-        rope.get("short_factor"),
-        rope.get("long_factor"),
-        rope.get("truncate", True),
-    )
+    llama = scaling == "llama3"
+    fast = rope.get("high_freq_factor" if llama else "beta_fast") or (4 if llama else 32)
+    slow = rope.get("low_freq_factor" if llama else "beta_slow") or 1
+    lists = rope.get("short_factor"), rope.get("long_factor")
+    dim = head_dim if scaling == "proportional" else rotated
+    ramp = float(fast), float(slow), rotated, *lists, rope.get("truncate", True)
+    return RotaryFrequencies(dim, float(rope["rope_theta"]), length, scaling, float(factor), *ramp)
 
 
-def _attention_factor(rope: Mapping[str, Any], frequencies: RotaryFrequencies) -> float:
-    if frequencies.scaling == "yarn" and rope.get("mscale") and rope.get("mscale_all_dim"):
-        whole = frequencies.attention_factor - 1
-        return (rope["mscale"] * whole + 1) / (rope["mscale_all_dim"] * whole + 1)
-    return frequencies.attention_factor
-
-
-def _temperature(config: Any, rotates: bool) -> Temperature | None:
+def _temperature(config: Any, rope: Mapping[str, Any], rotates: bool) -> Temperature | None:
     shape = Shape(1, 1, 2)  # a temperature with a length of its own needs no sizes
     if getattr(config, "attn_temperature_tuning", False) and not rotates:
         return Temperature(shape, "llama4", config.attn_scale, int(config.floor_scale))
-    rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("llama_4_scaling_beta"):
-        length = rope["original_max_position_embeddings"]
-        return Temperature(shape, "ministral3", rope["llama_4_scaling_beta"], length)
-    return None
+    beta = rope.get("llama_4_scaling_beta")
+    return Temperature(shape, "ministral3", beta, rope[ORIGINAL]) if beta else None
