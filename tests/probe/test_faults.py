@@ -9,8 +9,12 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from kerple.cli.probe import read
 from kerple.probe.measured import measure_layers
 from kerple.probe.report import probe
+from tests.hf.test_bos_and_gguf import YARN as YARN_IN_GGUF
+from tests.hf.test_bos_and_gguf import write_gguf
+from tests.hf.tiny import hf, small
 from tests.probe.models import FAMILIES, LENGTH, build
 
 
@@ -197,8 +201,16 @@ FAULTS: dict[str, tuple[list[str], Callable[[str], Any]]] = {
         lambda n: frequencies_when(build(n), lambda ids: bool(ids.max() > LENGTH)),
     ),
     "LongRoPE by allocated length": (["phi3"], lambda n: set_frequencies(n, lambda b: b / (1 + torch.arange(8) / 4))),
-    "GGUF scaling lost": (["llama, yarn", "qwen2", "qwen3"], lambda n: rebuilt(n, unscaled)),
 }
+
+
+def test_a_scaling_that_transformers_loses_when_it_reads_a_gguf_file_is_found(tmp_path):
+    model = small(hf.Qwen2Config, intermediate_size=64, num_key_value_heads=2, rope_theta=500.0)
+    write_gguf(tmp_path / "model.gguf", model, YARN_IN_GGUF)
+    sound, config = read(str(tmp_path / "model.gguf"))
+    assert probe(sound, config).faults == []
+    lost = hf.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf").eval()
+    assert "without yarn" in probe(lost, config).faults[0]
 
 
 PATCHES = {"norm after rotation": norm_after_rotation, "window dropped": window_dropped}

@@ -56,7 +56,7 @@ def read(path: str, trust_remote_code: bool = False, trust: str = "") -> tuple[A
     if is_zipfile(path):
         from kerple.cli.classes import classes
         from kerple.hf.export import hugging_face_model
-        from kerple.hf.weights import read_stored_model
+        from kerple.hf.pretrained import read_stored_model
 
         model = hugging_face_model(read_stored_model(path, classes(trust)))
         return model, model.config

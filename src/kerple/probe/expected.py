@@ -100,7 +100,7 @@ def original_length(config: Any) -> int | None:
     rope = getattr(config, "rope_parameters", None) or {}
     for entry in (rope, *rope.values(), vars(config)):
         if isinstance(entry, Mapping) and entry.get(ORIGINAL):
-            return entry[ORIGINAL]
+            return int(entry[ORIGINAL])
     return getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
 
 

@@ -5,6 +5,7 @@ import math
 from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
@@ -19,9 +20,9 @@ def write(report: Report, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_file(folder / "probe.html", environment.from_string(template).render(report=report))
     content = asdict(report) | {"faults": report.faults}
-    for entries, found in ((content["layers"], report.layers), (content["invariances"], report.invariances)):
-        for entry, one in zip(entries, found, strict=True):
-            entry["verdict"] = one.verdict
-            if not math.isfinite(entry.get("difference") or 0):
-                entry["difference"] = None
+    checks: list[Any] = [*report.layers, *report.invariances]
+    for entry, check in zip([*content["layers"], *content["invariances"]], checks, strict=True):
+        entry["verdict"] = check.verdict
+        if not math.isfinite(entry.get("difference") or 0):
+            entry["difference"] = None
     write_file(folder / "probe.json", json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
