@@ -72,7 +72,7 @@ def test_weights_that_do_not_fit_are_refused_and_nothing_is_changed(changes, tol
 def test_a_file_may_name_no_strategies_but_ours_and_a_checkpoint_without_a_model_is_none(tmp_path):
     theirs = tiny("llama")
     model = read_family(theirs.config, theirs.state_dict()).model
-    with pytest.raises(ValueError, match=r"position: names the class os.system, which is not one of this project"):
+    with pytest.raises(ValueError, match=r"position: names the class os.system, not one of this project"):
         transformer({**model, "position": {"class_path": "os.system"}})
     config = {"model": {"position": "NoPE"}, "data": {"class_path": "TokenShards"}, "trainer": {"callbacks": []}}
     whole = {"config": config, "hyper_parameters": {"length": 16}}

@@ -15,8 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from kerple.base.errors import UserError
 from kerple.measure import results
-from kerple.measure.metrics import AnswerAccuracy
-from kerple.measure.task_accuracy import TaskAccuracy, answer_table, result_rows
+from kerple.measure.task_accuracy import TaskAccuracy, add_answers, answer_table, result_rows
 from kerple.positions import strategies
 from kerple.tasks import Addition, Copy, Example, Parity, Reverse, Task, TaskData, VariableChain
 from kerple.training.language_model import LanguageModel
@@ -29,9 +28,8 @@ def test_counting_by_hand():
     targets = torch.tensor([[1, 2, 3], [4, 5, 6], [7, 8, 9], [1, 1, 1]])
     predictions = torch.tensor([[1, 2, 3], [4, 0, 6], [0, 8, 9], [1, 1, 1]])
     scored = torch.tensor([[0, 1, 1], [1, 1, 1], [0, 1, 0], [1, 1, 1]]).bool()
-    count = AnswerAccuracy(4)
-    count.update(predictions, targets, scored, torch.tensor([2, 0, 1, -1]))  # the last row is a filler
-    counts = count.compute()
+    counts = torch.zeros(2, 4, dtype=torch.int64)
+    add_answers(counts, predictions, targets, scored, torch.tensor([2, 0, 1, -1]))  # the last row is a filler
     assert counts.tolist() == [[2, 1, 2, 0], [3, 1, 2, 0]]
     examples = [Example("", "", sizes) for sizes in [(5,), (5,), (7,), (8,)]]  # that of length 8 was not read
     cells = results.totals(pd.DataFrame(result_rows("copy", answer_table(examples, counts))))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kerple.base.errors import UserError
 from kerple.data.text import Text
-from kerple.measure.drawing import heat_map
+from kerple.measure.drawing import grid, heat_map
 from kerple.measure.measure import BlockMeasure
 from kerple.measure.result import Result
 from kerple.measure.runner import Runner
@@ -121,13 +121,8 @@ def _statistics_figure(means: Tensor, title: str) -> Figure:
 
 
 def _maps_figure(maps: dict[tuple[int, int], Tensor], title: str) -> Figure:
-    columns = min(3, len(maps))
-    rows = -(-len(maps) // columns)
-    figure = Figure(figsize=(3.8 * columns + 0.6, 3.6 * rows + 0.4), layout="constrained")
-    panels = figure.subplots(rows, columns, squeeze=False)
-    for axes in panels.flat[len(maps) :]:
-        axes.set_visible(False)
-    for axes, ((layer, head), p) in zip(panels.flat, maps.items(), strict=False):
+    figure, panels = grid(len(maps), 4, 3.8)
+    for axes, ((layer, head), p) in zip(panels, maps.items(), strict=True):
         # the square root makes 64 equal probabilities in a row visible beside a single large one
         visible = p.sqrt().masked_fill(torch.ones_like(p).triu(1).bool(), float("nan"))
         image = axes.imshow(visible.numpy(), cmap="magma", vmin=0, vmax=1, interpolation="nearest")

@@ -1,4 +1,4 @@
-"""Sums that are added over processes: `TokenLoss` of losses, `ContextGain` by position, `AnswerAccuracy` of a task."""
+"""Sums that are added over processes: `TokenLoss` of losses, `ContextGain` by position."""
 
 import math
 from typing import Any
@@ -116,37 +116,3 @@ class ContextGain(Metric):
             | dict(zip(names, values, strict=True))
             for i, values in enumerate(torch.cat([means, errors]).T.tolist())
         ]
-
-
-class AnswerAccuracy(Metric):
-    """Counts the scored and the right tokens of each example, and adds them over devices.
-
-    Args:
-        examples: Number of examples N.
-    """
-
-    right: Tensor
-    scored: Tensor
-
-    def __init__(self, examples: int) -> None:
-        super().__init__()
-        for state in ("right", "scored"):
-            self.add_state(state, torch.zeros(examples, dtype=torch.int64), dist_reduce_fx="sum")
-
-    def update(self, predictions: Tensor, targets: Tensor, scored: Tensor, index: Tensor) -> None:
-        """Count a batch.
-
-        Args:
-            predictions: The token predicted for each target, (B, T) int64.
-            targets: The targets, (B, T) int64.
-            scored: Whether each target counts, (B, T) bool.
-            index: Number of the example in each row, (B,) int64; -1 for fillers, which do not count.
-        """
-        real = index >= 0
-        right = ((predictions == targets) & scored).sum(1)  # (B,)
-        self.right.index_add_(0, index[real], right[real])
-        self.scored.index_add_(0, index[real], scored.sum(1)[real])
-
-    def compute(self) -> Tensor:
-        """Numbers of right and of scored tokens of each example, (2, N) int64; 0 for examples that were not seen."""
-        return torch.stack([self.right, self.scored])

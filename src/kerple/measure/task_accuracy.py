@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
+import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -25,12 +26,26 @@ TEACHER_FORCED, GENERATED = "teacher_forced", "generated"
 MAX_TICKS = 12  # on an axis of the heat map
 
 
+def add_answers(counts: Tensor, predictions: Tensor, targets: Tensor, scored: Tensor, index: Tensor) -> None:
+    """Add the right and the scored tokens of a batch to those of each example.
+
+    Args:
+        counts: Numbers of right and of scored tokens of N examples, (2, N) int64 on the CPU.
+        predictions: The token predicted for each target, (B, T) int64.
+        targets: The targets, (B, T) int64.
+        scored: Whether each target counts, (B, T) bool.
+        index: Number of the example in each row, (B,) int64; -1 for fillers, which do not count.
+    """
+    batch = torch.stack([(predictions == targets) & scored, scored]).sum(2)  # (2, B)
+    counts.index_add_(1, index[index >= 0].cpu(), batch[:, index >= 0].cpu())
+
+
 def answer_table(examples: list[Example], counts: Tensor) -> pd.DataFrame:
     """Table of the examples that were measured.
 
     Args:
         examples: N examples.
-        counts: What `AnswerAccuracy` counted, (2, N).
+        counts: What `add_answers` counted, (2, N).
 
     Returns:
         A row for each example, with columns ``length``, the last two of its sizes as ``row`` and ``column``, numbers of
@@ -143,10 +158,8 @@ class TaskAccuracy(Measure):
         self, network: Transformer, text: Examples, runner: Runner, protocols: list[str]
     ) -> dict[str, pd.DataFrame]:
         """The table of answers by each protocol, of the examples that the strategy can represent."""
-        from kerple.measure.metrics import AnswerAccuracy
-
         examples, limit = [example for group in text.groups for example in group], max_length(network)
-        counts = {protocol: AnswerAccuracy(len(examples)).to(runner.device) for protocol in protocols}
+        counts = {protocol: torch.zeros(2, len(examples), dtype=torch.int64) for protocol in protocols}
         problems = HeldOutProblems(text.groups, text.batch_size, runner.rank, runner.processes)
         for number in runner.progress(range(len(problems))):
             batch = problems[number]
@@ -159,8 +172,8 @@ class TaskAccuracy(Measure):
                         predictions = fill_in(network, tokens, scored)[:, 1:]  # (B, T)
                     else:
                         predictions = network(tokens[:, :-1]).argmax(-1)  # (B, T)
-                    count.update(predictions, tokens[:, 1:], scored, index)
-        return {protocol: answer_table(examples, count.compute()) for protocol, count in counts.items()}
+                    add_answers(count, predictions, tokens[:, 1:], scored, index)
+        return {p: answer_table(examples, runner.sum(count.to(runner.device))) for p, count in counts.items()}
 
 
 def range_table(curves: pd.DataFrame, train_length: int) -> pd.DataFrame:

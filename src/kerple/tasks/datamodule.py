@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -16,6 +17,7 @@ from kerple.tasks.sampling import Examples, HeldOutProblems, Sampler, TrainingPr
 from kerple.tasks.vocabulary import BEGIN, CHARACTERS, END_ID, decode, encode
 
 
+@dataclass(eq=False)
 class TaskData(LightningDataModule):
     """Problems of a task: short ones for training, longer ones for testing (Kazemnejad et al. 2023, arXiv 2305.19466).
 
@@ -46,29 +48,25 @@ class TaskData(LightningDataModule):
             character that is not in the vocabulary.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        length: int,
-        train_length: int = 20,
-        test_lengths: list[int] | None = None,
-        batch_size: int = 64,
-        eval_batch_size: int = 256,
-        examples: int | None = None,
-        validation_examples: int = 256,
-        test_examples: int = 100,
-        held_out: float = 0.1,
-        seed: int | None = None,
-        workers: int = 0,
-        vocabulary: int = len(CHARACTERS),
-    ) -> None:
+    task: Task
+    length: int
+    train_length: int = 20
+    test_lengths: list[int] | None = None
+    batch_size: int = 64
+    eval_batch_size: int = 256
+    examples: int | None = None
+    validation_examples: int = 256
+    test_examples: int = 100
+    held_out: float = 0.1
+    seed: int | None = None
+    workers: int = 0
+    vocabulary: int = len(CHARACTERS)
+
+    def __post_init__(self) -> None:
         super().__init__()
-        self.task, self.length, self.train_length, self.vocabulary = task, length, train_length, vocabulary
-        self.test_lengths = sorted(set(test_lengths)) if test_lengths else list(range(1, 2 * train_length + 1))
-        self.batch_size, self.eval_batch_size, self.workers = batch_size, eval_batch_size, workers
-        self.examples, self.validation_examples, self.test_examples = examples, validation_examples, test_examples
-        self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
-        self.sampler = Sampler(task, train_length, held_out)
+        self.test_lengths: list[int] = sorted(set(self.test_lengths or range(1, 2 * self.train_length + 1)))
+        self.seed: int = int(os.environ.get("PL_GLOBAL_SEED", 0)) if self.seed is None else self.seed
+        self.sampler = Sampler(self.task, self.train_length, self.held_out)
         self._check_options()
         self._check_length()
 
@@ -77,8 +75,8 @@ class TaskData(LightningDataModule):
         for name in positive if self.examples is None else (*positive, "examples"):
             if getattr(self, name) < 1:
                 raise UserError(f"data.{name}: got {getattr(self, name)}, expected a positive number")
-        if not 0 < self.sampler.held_out < 0.5:
-            raise UserError(f"data.held_out: got {self.sampler.held_out}, expected a fraction between 0 and 0.5")
+        if not 0 < self.held_out < 0.5:
+            raise UserError(f"data.held_out: got {self.held_out}, expected a fraction between 0 and 0.5")
         if self.vocabulary < len(CHARACTERS):
             raise UserError(f"data.vocabulary: got {self.vocabulary}, expected at least {len(CHARACTERS)} characters")
         longest = self.task.longest or float("inf")
@@ -132,7 +130,7 @@ class TaskData(LightningDataModule):
         """The validation problems, of training lengths, shortest first; the same for every seed."""
         problems = self.sampler.distinct("validation", self.validation_examples)
         if not problems:
-            raise UserError(f"data.held_out: got {self.sampler.held_out}, which leaves no validation problem")
+            raise UserError(f"data.held_out: got {self.held_out}, which leaves no validation problem")
         return sorted(problems, key=lambda example: len(example.text))
 
     @cached_property
