@@ -16,7 +16,7 @@ from kerple.measure.task_accuracy import TaskAccuracy
 from kerple.model import Batch
 from kerple.positions import ALiBi, KerpleLog, Position
 from kerple.tasks import Addition, TaskData
-from kerple.tasks.base import Example
+from kerple.tasks.task import Example
 from kerple.training.language_model import LanguageModel
 from kerple.training.sharding import ShardedBlocks, whole
 from kerple.training.trainer import AutoTrainer as Trainer

@@ -28,7 +28,7 @@ import torch
 import yaml
 
 from kerple.cli.main import main as run
-from kerple.cli.trained import load
+from kerple.cli.trained import load_trained
 from kerple.data import TokenShards
 from kerple.measure.protocols import full, windowed
 from kerple.model import Transformer
@@ -72,7 +72,7 @@ def fit(*flags: str) -> tuple[Any, Any]:
     """The model and the data of a run of `run.py fit` in a folder that goes at the end."""
     with tempfile.TemporaryDirectory() as folder:
         run(["fit", *flags, f"--run_dir={folder}/run", '--trainer.callbacks=[{"class_path": "LastCheckpoint"}]'])
-        return load(f"{folder}/run/checkpoints/last.ckpt")
+        return load_trained(f"{folder}/run/checkpoints/last.ckpt")
 
 
 def train(strategy: str, seed: int, tokens: int, settings: dict[str, Any]) -> tuple[Transformer, TokenShards]:

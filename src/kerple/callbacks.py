@@ -4,7 +4,7 @@ A measurement or a callback has a name on the command line once its module is im
 nothing else.
 """
 
-from kerple.base.modules import import_modules
+from kerple.base.imports import import_modules
 
 for package in ("kerple.measure", "kerple.training"):
     import_modules(package)

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, decoders, models
 from kerple.cli import PROGRAM
 from kerple.cli.continuation import pieces
 from kerple.cli.main import main
-from kerple.cli.trained import load
+from kerple.cli.trained import load_trained
 from kerple.positions import Shape, names, strategies
 from kerple.positions.coupled import Placed
 from kerple.tasks import TaskData
@@ -203,7 +203,7 @@ def test_a_trained_model_answers_and_stops(tmp_path, capsys):
         main(["predict", checkpoint, "--prompt", f"{letter}="])
         assert capsys.readouterr().out == f"{letter}={letter}\n"
 
-    model, data = load(checkpoint.partition("=")[2])
+    model, data = load_trained(checkpoint.partition("=")[2])
     assert isinstance(data, TaskData)
     assert not model.training
     assert "the character 'ß'" in complaint(capsys, "predict", checkpoint, "--prompt", "ß=")

@@ -79,7 +79,7 @@ def test(options: dict[str, str]) -> None:
     (folder / "half.csv").write_text("a,b\n1,")
     time.sleep(float(os.environ.get("FAKE_STEP", "0.01")) * 5)
     (folder / "half.csv").unlink()
-    results.write(folder, "fake", [] if state["position"] == "Unmeasured" else rows, {})
+    results.add_to_results(folder, "fake", [] if state["position"] == "Unmeasured" else rows, {})
 
 
 test.__test__ = False  # type: ignore[attr-defined]

@@ -49,7 +49,7 @@ def write_run(
             rows += [Row("ppl", protocol, length, None, block, total, 512) for block, total in enumerate(sums)]
             bits, count = sums.sum() / math.log(2), int(512 * blocks * BYTES_PER_TOKEN)
             rows.append(Row("bits_per_byte", protocol, length, None, None, bits, count))
-    results.write(test, "extrapolation", rows, {"split": "test", "block": 512} | (about or {}))
+    results.add_to_results(test, "extrapolation", rows, {"split": "test", "block": 512} | (about or {}))
     (test / "kernels.csv").write_text(f"head,distance,bias\n0,1,{-0.1 * seed}\n")
     measured = {"tokens_per_second": 26_000.0 + seed, "peak_memory_bytes": 500 * 2**20, "parameters": 1_310_000}
     measured |= {"position_parameters": 8, "environment": {"torch": "2.13.0", "processor": "2 cores"}} | cost
@@ -67,7 +67,7 @@ def write_task_run(directory: Path, strategy: str, seed: int, accuracies: dict[s
         for task, values in accuracies.items()
         for length, value in zip((10, 20, 30, 40), values, strict=False)  # fewer, if it has no positions for more
     ]
-    results.write(test, "accuracy", rows, {})
+    results.add_to_results(test, "accuracy", rows, {})
     return test
 
 

@@ -25,10 +25,10 @@ def test_blocks_of_one_document_and_documents_of_one_package_are_one_piece_of_te
     test = write_run(tmp_path / "run", "ALiBi", 1236, CURVE)
     rows = [Row("ppl", "last8", 128, None, block, float(block), 512) for block in range(12)]
     rows.append(Row("ppl", "last8", 128, None, 12, 0.0, 0))  # which a limited test did not read
-    results.write(test, "more", rows, {"block_document": [3, 3, 3, 5, 5, 5, 5, 8, 9, 9, 9, 9, 9]})
+    results.add_to_results(test, "more", rows, {"block_document": [3, 3, 3, 5, 5, 5, 5, 8, 9, 9, 9, 9, 9]})
     rows = [Row("ppl", "last9", 128, None, block, float(block), 512) for block in range(5)]
     about = {"block_document": [3, 3, 5, 8, 9], "groups": ["attrs", "flask", "attrs", "click"]}  # of the documents
-    results.write(test, "most", rows, about)
+    results.add_to_results(test, "most", rows, about)
     blocks = dict(iter(read_runs([Run("ALiBi", 1236, test)]).blocks.groupby("protocol")))
     assert blocks["last8"]["sum"].tolist() == [0 + 1 + 2, 3 + 4 + 5 + 6, 7, 8 + 9 + 10 + 11]
     assert blocks["last8"]["count"].tolist() == [512 * n for n in (3, 4, 1, 4)]
@@ -39,7 +39,9 @@ def test_blocks_of_one_document_and_documents_of_one_package_are_one_piece_of_te
 
 def test_a_collapsed_run_has_an_infinite_perplexity_and_losses_by_position_are_no_result(tmp_path: Path) -> None:
     test = write_run(tmp_path / "run", "ALiBi", 1236, CURVE)
-    results.write(test, "more", [Row("ppl", "last8", 64, None, 0, 1e6, 8), Row("ppl", "pos", 64, 1, None, 9.0, 8)], {})
+    results.add_to_results(
+        test, "more", [Row("ppl", "last8", 64, None, 0, 1e6, 8), Row("ppl", "pos", 64, 1, None, 9.0, 8)], {}
+    )
     perplexities = read_runs([Run("ALiBi", 1236, test)]).results.query("metric == 'ppl'")
     values = perplexities.set_index(["protocol", "length"])["value"]
     assert values["last8", 64] == np.inf

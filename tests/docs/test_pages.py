@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from kerple.cli.main import main
-from kerple.cli.trained import load
+from kerple.cli.trained import load_trained
 from kerple.measure import results
-from kerple.tasks.vocabulary import encode
+from kerple.tasks.vocabulary import characters_to_ids
 from tests.cli.tiny import complaint
 from tests.pages import blocks, commands, put
 
@@ -57,7 +57,7 @@ def test_the_figure_shows_what_both_tests_have_written_and_the_analysis_its_mean
     main(command)
     (written,) = Path("logs/first/KerpleLog/seed-1235").glob("test*/first_token.csv")
     found = [float(row["probability"]) for row in csv.DictReader(written.open())]
-    model, data = load("logs/first/KerpleLog/seed-1235/checkpoints/last.ckpt")
+    model, data = load_trained("logs/first/KerpleLog/seed-1235/checkpoints/last.ckpt")
     means = torch.zeros(2, 8, dtype=torch.float64)
     for i in range(8):
         tokens = data.blocks("test", 32)[i][None, :-1]
@@ -77,13 +77,13 @@ def test_problems_and_places_of_the_task_are_what_the_page_says(my_task):
     for n in range(1, 20):
         example = task.example(n, rng)
         assert list(example.answer) == [example.prompt[(i + 1) % n] for i in range(n)]
-        tokens = torch.tensor([encode(example.text)])
+        tokens = torch.tensor([characters_to_ids(example.text)])
         whole = task.places(tokens)
         for end in range(1, tokens.shape[1]):
             assert torch.equal(task.places(tokens[:, :end]), whole[:, :end])
         read, written = whole[0, 1 : n + 1], whole[0, n + 2 : 2 * n + 2]
         assert torch.equal(written[:-1], read[1:])  # all letters but the one that moved
-    assert task.places(torch.tensor([encode("«cab=abc··")]))[0].tolist() == [0, 2, 3, 4, 2, 3, 4, 5, 0, 0]
+    assert task.places(torch.tensor([characters_to_ids("«cab=abc··")]))[0].tolist() == [0, 2, 3, 4, 2, 3, 4, 5, 0, 0]
 
 
 @pytest.mark.filterwarnings("ignore")

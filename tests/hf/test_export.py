@@ -9,8 +9,8 @@ import yaml
 
 from kerple.base.errors import UserError
 from kerple.cli.main import main
-from kerple.cli.trained import load
-from kerple.hf.export import export
+from kerple.cli.trained import load_trained
+from kerple.hf.exporter import export
 from kerple.hf.modeling import KerpleConfig, KerpleForCausalLM
 from kerple.hf.pretrained import read_stored_model
 from kerple.model import Transformer
@@ -166,7 +166,7 @@ def test_the_file_of_an_own_strategy_goes_along_as_code(place, capsys, monkeypat
     assert "contains custom code" in complaint(capsys, "test", "--hf", folder)
     tokens = text(1, 40)
     with torch.inference_mode():
-        expected = load(path, "fading_file")[0].network(tokens)
+        expected = load_trained(path, "fading_file")[0].network(tokens)
         for _ in range(2):
             loaded = hf.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
             assert torch.equal(loaded(tokens).logits, expected)
@@ -187,15 +187,15 @@ def test_weights_start_a_fit_with_another_strategy(place, capsys):
     printed = capsys.readouterr().out
     assert "carried over:" in printed
     assert "positions.0." in printed
-    ours, theirs = load(path)[0], hf.AutoModelForCausalLM.from_pretrained(folder)
+    ours, theirs = load_trained(path)[0], hf.AutoModelForCausalLM.from_pretrained(folder)
     rows = ours.network.embedding.weight[:257]
     torch.testing.assert_close(rows, theirs.model.embed_tokens.weight, atol=1e-6, rtol=0)
     assert type(ours.network.positions[0]).__name__ == "KerpleLog"
     same = fit(place, "same", *weights, *slow)
     tokens = text(1, 2 * LENGTH)
     with torch.inference_mode():
-        logits = load(same)[0].network(tokens)[..., :257]
+        logits = load_trained(same)[0].network(tokens)[..., :257]
         torch.testing.assert_close(logits, theirs.eval()(tokens).logits, atol=1e-4, rtol=1e-4)
     from_ours = fit(place, "again", "--weights", same, "--model.position", "NoPE", *slow)
-    assert type(load(from_ours)[0].network.positions[0]).__name__ == "NoPE"
+    assert type(load_trained(from_ours)[0].network.positions[0]).__name__ == "NoPE"
     assert "whose tokenizer is not the one" in complaint(capsys, *refused, "--weights", same)

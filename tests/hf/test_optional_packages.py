@@ -16,7 +16,7 @@ import torch
 from kerple.cli.main import main
 from kerple.data import TokenShards
 from kerple.data.tokenizer import train_tokenizer
-from kerple.hf.export import export
+from kerple.hf.exporter import export
 from kerple.measure import results
 from kerple.model.stored import StoredModel, transformer
 from tests.hf.tiny import hf
@@ -103,7 +103,7 @@ from importlib import import_module
 import kerple
 from kerple.cli.main import main
 
-optional = ("kerple.hf.modeling", "kerple.hf.export", "kerple.attention.cuda", "kerple.attention.diagonals")
+optional = ("kerple.hf.modeling", "kerple.hf.exporter", "kerple.attention.cuda", "kerple.attention.diagonals")
 for module in pkgutil.walk_packages(kerple.__path__, "kerple."):
     if module.name not in (*optional, "kerple.__main__"):  # the last one runs
         import_module(module.name)

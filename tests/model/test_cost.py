@@ -5,7 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from kerple.model import Transformer
-from kerple.model.cost import flops, memory, parameters, stored_for_backward
+from kerple.model.cost import count_parameters, flops, memory, stored_for_backward
 from kerple.positions import Shape, strategies
 
 
@@ -36,7 +36,7 @@ def test_flops_are_those_torch_counts(options: dict) -> None:
 @pytest.mark.parametrize("tied", [False, True])
 def test_parameters_are_counted_once_and_by_part(tied: bool) -> None:
     model = network("KerpleLog", tied=tied)
-    count = parameters(model)
+    count = count_parameters(model)
     assert sum(count.values()) == sum(p.numel() for p in model.parameters())
     assert (count["positions"], count["embedding"], "head" in count) == (8, 50 * 32, not tied)
 

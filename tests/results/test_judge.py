@@ -31,7 +31,7 @@ PAPER = {  # OpenWebText2: KERPLE (Chi et al. 2022), Tables 3, 5 and 6, complete
 
 def write(folder: Path, rows: list[Row], **config: object) -> None:
     """Write a run as it is committed, into results/NAME/runs/[PART/]LABEL/seed-N."""
-    results.write(folder, "extrapolation", rows, {})
+    results.add_to_results(folder, "extrapolation", rows, {})
     _, about = results.read(folder)
     about["run"] = {"config": {"data.init_args." + key: value for key, value in config.items()}, "cost": {}}
     about["run"]["config"]["trainer.max_steps"] = 1

@@ -158,7 +158,7 @@ def test_no_test_or_validation_problem_is_trained_on(task):
 
 def test_a_small_space_is_tested_once_each():
     data = TaskData(Parity(), 100, train_length=6, test_lengths=[1, 2, 6, 7])
-    groups = dict(zip(data.test_lengths, data.test_problems, strict=True))
+    groups = dict(zip(data.lengths, data.test_problems, strict=True))
     for n, group in groups.items():
         every = [format(i, f"0{n}b") for i in range(2**n)]
         split_of = data.sampler.split_of

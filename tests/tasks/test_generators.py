@@ -8,16 +8,16 @@ import torch
 
 from kerple import tasks
 from kerple.base.errors import UserError
-from kerple.tasks import Addition, Example, Multiplication, Needle, Task, TaskData
+from kerple.tasks import Addition, Example, Multiplication, NeedleInFiller, Task, TaskData
 from kerple.tasks.places import abacus
-from kerple.tasks.vocabulary import CHARACTERS, PAD_ID, decode, encode
+from kerple.tasks.vocabulary import CHARACTERS, PAD_ID, characters_to_ids, ids_to_characters
 
 TASKS = {
     "copy": tasks.Copy(), "copy, one letter": tasks.Copy(repeated=True), "reverse": tasks.Reverse(),
     "sort": tasks.Sort(), "addition": Addition(), "addition, equal": Addition(equal=True),
     "multiplication": Multiplication(), "sum": tasks.ModularSum(), "parity": tasks.Parity(),
     "polynomial": tasks.Polynomial(), "chain": tasks.VariableChain(), "passkey": tasks.Passkey(),
-    "needle": Needle(), "needle, of four": Needle(keys=4), "recall": tasks.AssociativeRecall(),
+    "needle": NeedleInFiller(), "needle, of four": NeedleInFiller(keys=4), "recall": tasks.AssociativeRecall(),
 }  # fmt: skip
 
 
@@ -97,8 +97,8 @@ def test_answers_and_lengths_are_those_of_an_independent_solver(name):
         assert example.sizes[0] == n == measure(example.prompt)
         assert len(example.sizes) == len(task.axes)
         tokens = example.tokens()
-        assert tokens == encode(example.text)
-        assert decode(tokens) == example.text
+        assert tokens == characters_to_ids(example.text)
+        assert ids_to_characters(tokens) == example.text
         scored = "".join(c for c, s in zip(example.text[1:], example.scored(), strict=True) if s)
         assert scored == (example.answer[1::2] if name == "recall" else example.answer) + "»"
 
@@ -125,7 +125,7 @@ def test_reversed_arithmetic(padded):
 @pytest.mark.parametrize("keys", [1, 3])
 def test_needles_lie_where_their_sizes_say_and_each_may_be_asked_for(keys):
     tenths, asked_for = set(), set()
-    for _, example in drawn(Needle(keys), range(50, 51), 400):
+    for _, example in drawn(NeedleInFiller(keys), range(50, 51), 400):
         haystack, asked = example.prompt.rsplit(";", 1)
         needles = re.findall(r"\[(\w\w):\d{4}\]", haystack)
         assert len(needles) == len(set(needles)) == keys
@@ -163,7 +163,7 @@ PLACED: dict[str, Task] = {
 
 
 def places(task: Task, text: str) -> list[int]:
-    return task.places(torch.tensor([encode(text)]))[0].tolist()
+    return task.places(torch.tensor([characters_to_ids(text)]))[0].tolist()
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_what_belongs_together_has_one_place(name):
 def test_digits_are_counted_in_every_number():
     text = "«-2:3*x^2-10*x^345=07··"
     expected = [0, 0, 1, 0, 1, 0, 0, 0, 1, 0, 1, 2, 0, 0, 0, 1, 2, 3, 0, 1, 2, 0, 0]
-    assert abacus(torch.tensor([encode(text)]))[0].tolist() == expected
+    assert abacus(torch.tensor([characters_to_ids(text)]))[0].tolist() == expected
 
 
 @pytest.mark.parametrize("name", [*PLACED, "abacus"])
@@ -209,7 +209,7 @@ def test_places_are_causal(name):
     function = abacus if name == "abacus" else PLACED[name].places
     generator, rng = torch.Generator().manual_seed(0), np.random.default_rng(0)
     random = torch.randint(len(CHARACTERS), (200, 24), generator=generator)
-    written = [encode(PLACED.get(name, Addition()).example(4, rng).text) for _ in range(50)]
+    written = [characters_to_ids(PLACED.get(name, Addition()).example(4, rng).text) for _ in range(50)]
     longest = max(map(len, written))
     padded = torch.tensor([ids + [PAD_ID] * (longest - len(ids)) for ids in written])
     for tokens in (random, padded):

@@ -40,7 +40,7 @@ used: dict[AttentionBackend, None] = {}
 """The backends since `forget`, in the order of their first use."""
 
 
-def forget() -> None:
+def forget_used() -> None:
     """Clear `used`, so that each backend is logged again at its first use."""
     used.clear()
 

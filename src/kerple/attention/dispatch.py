@@ -41,7 +41,7 @@ def attend(
     Raises:
         ValueError: If shapes or dtypes do not fit together.
     """
-    check(q, k, v, spec)
+    check_inputs(q, k, v, spec)
     device = q.device.type
     if torch.is_autocast_enabled(device) and q.dtype != torch.float64:
         q, k, v = (x.to(torch.get_autocast_dtype(device)) for x in (q, k, v))
@@ -143,7 +143,7 @@ def with_sink(out: Tensor, lse: Tensor, sink: Tensor | None) -> Tensor:
     return (out * torch.sigmoid(lse - sink_of_queries(sink))[..., None]).to(out.dtype)  # (B, H, Tq, δ)
 
 
-def check(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> None:
+def check_inputs(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> None:
     """Check that shapes, dtypes and modes fit together, as `attend` says."""
     heads, queries, length = q.shape[1], q.shape[2], k.shape[2]
     shapes = f"shapes {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"

@@ -14,7 +14,7 @@ LIMITS_WITH_BF16 = ("AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX512_CORE_AMX", "
 EMULATED = "this processor emulates bf16, and a step takes 2 to 20 times as long as in fp32"
 
 
-def choose(accelerator: Any = "auto") -> tuple[str, str]:
+def choose_precision(accelerator: Any = "auto") -> tuple[str, str]:
     """Choose the precision for a device; return it and the reason in a few words.
 
     On the CPU the instructions decide, because bf16 is emulated without them. A training step of the demo's model took

@@ -25,7 +25,7 @@ OF_A_FOLDER = ("run_dir", "logs", "experiment", "ckpt_path", "config", "trust") 
 OF_A_START = (*OF_A_FOLDER, "weights", "weights_only", "trainer.default_root_dir", "trainer.callbacks")
 
 
-def check_test(path: str, content: dict[str, Any], config: dict[str, Any], model: LightningModule) -> None:
+def check_tested_model(path: str, content: dict[str, Any], config: dict[str, Any], model: LightningModule) -> None:
     """Check that a test is of the checkpoint's model; its strategy alone may be another, one that needs no new weights.
 
     Args:

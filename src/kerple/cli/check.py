@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable
 
 from kerple.base.errors import UserError
-from kerple.cli.reading import command_parser, parse
+from kerple.cli.arguments import command_parser, parse
 from kerple.positions import Position, Shape
 from kerple.testing import PROPERTIES, Subject, outcomes
 

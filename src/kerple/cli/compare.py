@@ -23,7 +23,7 @@ from kerple.base.errors import UserError
 from kerple.base.progress import duration
 from kerple.base.shipped_configs import config_path, with_shipped_configs
 from kerple.base.sources import source_digests
-from kerple.cli.reading import command_parser, parse
+from kerple.cli.arguments import command_parser, parse
 from kerple.compare import page, records
 from kerple.compare.board import Board
 from kerple.compare.comparison import Comparison, Job
@@ -135,11 +135,11 @@ def _digest(path: str) -> str:
 
 def _with_precision(config: dict[str, Any]) -> dict[str, Any]:
     """A configuration with the precision that ``auto`` means on this machine."""
-    from kerple.base.precision import choose
+    from kerple.base.precision import choose_precision
 
     if config.get(records.PRECISION) != "auto":
         return config
-    return config | {records.PRECISION: choose(config.get("trainer.accelerator", "auto"))[0]}
+    return config | {records.PRECISION: choose_precision(config.get("trainer.accelerator", "auto"))[0]}
 
 
 def _check(jobs: list[Job], report_only: bool, rerun_changed: bool) -> None:

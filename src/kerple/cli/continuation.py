@@ -9,7 +9,7 @@ from jsonargparse import Namespace
 
 from kerple.base.errors import UserError
 from kerple.cli.torch_settings import configure_torch
-from kerple.cli.trained import Text, end_of_text, load
+from kerple.cli.trained import Text, end_token, load_trained
 from kerple.model.generation import generate
 from kerple.positions.visibility import Visibility
 from kerple.tasks import TaskData
@@ -30,13 +30,13 @@ def print_continuation(options: Namespace) -> None:
     if options.tokens < 1:
         raise UserError(f"tokens: got {options.tokens}, expected 1 or more")
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model, data = load(options.ckpt_path, options.trust, device)
+    model, data = load_trained(options.ckpt_path, options.trust, device)
     random = torch.Generator(device)
     random.seed() if options.seed is None else random.manual_seed(options.seed)
     temperature = options.temperature
     if temperature is None:
         temperature = 0.0 if isinstance(data, TaskData) else 0.8
-    end = end_of_text(data)
+    end = end_token(data)
     try:
         start = data.encode(options.prompt) if options.prompt or isinstance(data, TaskData) else [end]
     except UserError as error:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from jsonargparse import Namespace
 
-from kerple.base.precision import choose
-from kerple.cli.plan import build
+from kerple.base.precision import choose_precision
+from kerple.cli.plan import build_model
 from kerple.model.cost import flops
 
 # fits of 64 and 128 dimensions had 0.2 to 0.5 of a matrix product's speed, in fp32 and bf16 on a core of an AMD EPYC
@@ -35,7 +35,7 @@ def training_seconds(configs: list[dict[str, Any]], parallel: int) -> float | No
             return None
         options = config["model"] | {"length": data["length"], "vocabulary": data["vocabulary"], "position": "NoPE"}
         tokens = trainer["max_steps"] * trainer["accumulate_grad_batches"] * data["batch_size"] * data["length"]
-        bf16 = "bf16" in str(trainer["precision"]).replace("auto", choose(trainer["accelerator"])[0])
+        bf16 = "bf16" in str(trainer["precision"]).replace("auto", choose_precision(trainer["accelerator"])[0])
         work[bf16] += tokens * _training_flops(json.dumps(options))
     return seconds + sum(work[bf16] / _speed(torch.bfloat16 if bf16 else torch.float32) for bf16 in work) / EFFICIENCY
 
@@ -44,7 +44,7 @@ def training_seconds(configs: list[dict[str, Any]], parallel: int) -> float | No
 def _training_flops(options: str) -> int:
     """FLOPs per token of a model with these options, as JSON."""
     with torch.device("meta"):
-        model = build(Namespace(model=Namespace(**json.loads(options))))
+        model = build_model(Namespace(model=Namespace(**json.loads(options))))
     return flops(model.network, model.network.shape.length).training
 
 

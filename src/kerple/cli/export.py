@@ -5,9 +5,9 @@ from pathlib import Path
 
 from kerple.base.atomic import write
 from kerple.base.mapping import read_mapping
+from kerple.cli.arguments import command_parser, parse
 from kerple.cli.classes import classes
-from kerple.cli.reading import command_parser, parse
-from kerple.cli.trained import end_of_text, load
+from kerple.cli.trained import end_token, load_trained
 from kerple.data import TokenShards
 from kerple.data.tokenizer import load_tokenizer
 from kerple.hf import need
@@ -29,13 +29,13 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--trust", default="", help="packages whose classes the checkpoint may name: a,b,c")
     options = parse(parser, arguments)
     need()
-    from kerple.hf.export import TRAINED_ON, export
+    from kerple.hf.exporter import TRAINED_ON, export
     from kerple.hf.pretrained import read_stored_model
 
-    _, data = load(options.ckpt_path, options.trust)
+    _, data = load_trained(options.ckpt_path, options.trust)
     tokenizer = load_tokenizer(str(data.folder.directory)) if isinstance(data, TokenShards) else None
     model = read_stored_model(options.ckpt_path, classes(options.trust))
-    name = export(model, Path(options.to), tokenizer, end_of_text(data))
+    name = export(model, Path(options.to), tokenizer, end_token(data))
     if isinstance(data, TokenShards):
         config = Path(options.to) / "config.json"
         text = {"corpus": data.corpus or data.location, "test": data.manifest.splits["test"].sha256}

@@ -21,9 +21,9 @@ from kerple.base.errors import NO_ROOM, UserError
 from kerple.base.sources import SOURCES, own_classes, source_digests
 from kerple.base.trust import CONFIG, load, not_a_checkpoint
 from kerple.cli import PROGRAM
-from kerple.cli.agreement import SAMPLES_PER_STEP, check_resumption, check_test
+from kerple.cli.agreement import SAMPLES_PER_STEP, check_resumption, check_tested_model
+from kerple.cli.arguments import parse
 from kerple.cli.parser import SEED, add_run_arguments, link_model_to_data, mistake, peek, unwrapped
-from kerple.cli.reading import parse
 from kerple.compare.runs import flat
 from kerple.data.datamodule import TokenShards
 from kerple.data.options import ShardOptions
@@ -172,7 +172,7 @@ class CLI(LightningCLI):
         if self.subcommand == "fit":
             check_resumption(path, self.checkpoint, config, samples_per_step(self.trainer, self.datamodule))
             return
-        check_test(path, self.checkpoint, config, self.model)
+        check_tested_model(path, self.checkpoint, config, self.model)
         if isinstance(self.datamodule, TokenShards):
             self.datamodule.reads_only = True  # a checkpoint must not decide where shards are written
 

@@ -10,10 +10,10 @@ from rich.table import Column, Table
 
 from kerple.base.errors import UserError
 from kerple.cli import PROGRAM
+from kerple.cli.arguments import parse
 from kerple.cli.fit import checkpoint_first
 from kerple.cli.parser import fit_parser
-from kerple.cli.reading import parse
-from kerple.model.cost import CHIPS, Chip, Memory, flops, memory, parameters
+from kerple.model.cost import CHIPS, Chip, Memory, count_parameters, flops, memory
 from kerple.training.language_model import LanguageModel
 
 EFFICIENCY = 0.4  # share of a chip's peak: the goal for an H100 (docs/gpu-kernels.md), not a measurement
@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> None:
     )
 
 
-def build(config: Namespace) -> LanguageModel:
+def build_model(config: Namespace) -> LanguageModel:
     """Build the model of a configuration on torch's default device."""
     parser = ArgumentParser()
     parser.add_class_arguments(LanguageModel, "model")
@@ -75,9 +75,9 @@ def tables(config: Namespace, chips: list[Chip], devices: list[int], efficiency:
     if trainer.max_steps < 1:
         raise UserError(f"trainer.max_steps: got {trainer.max_steps}, expected the number of steps")
     with torch.device("meta"):
-        model = build(config)
+        model = build_model(config)
     shared = len(model.network.positions) == 1
-    count, work = parameters(model.network), flops(model.network, data.length)
+    count, work = count_parameters(model.network), flops(model.network, data.length)
     devices_per_node = device_count(trainer.devices)
     micro = data.batch_size * data.length
     step = micro * trainer.accumulate_grad_batches * devices_per_node * trainer.num_nodes

@@ -1,6 +1,6 @@
 """`python run.py predict --ckpt_path … --prompt …`: continues a prompt, and prints tokens as they are generated."""
 
-from kerple.cli.reading import command_parser, parse
+from kerple.cli.arguments import command_parser, parse
 
 
 def main(arguments: list[str]) -> None:

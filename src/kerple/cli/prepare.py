@@ -8,8 +8,8 @@ import yaml
 
 from kerple.base.errors import UserError
 from kerple.base.mapping import read_mapping
+from kerple.cli.arguments import command_parser, parse
 from kerple.cli.inspect import show
-from kerple.cli.reading import command_parser, parse
 from kerple.data.options import ShardOptions
 from kerple.data.prepare.build import prepare
 from kerple.data.shards import Folder

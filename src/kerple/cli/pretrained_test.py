@@ -12,10 +12,10 @@ from jsonargparse import ArgumentParser, Namespace, set_loader
 from kerple.base.atomic import write
 from kerple.base.directories import test_directory
 from kerple.base.errors import UserError
+from kerple.base.imports import import_modules
 from kerple.base.mapping import read_mapping
-from kerple.base.modules import import_modules
 from kerple.base.progress import FILE, Progress
-from kerple.cli.reading import parse
+from kerple.cli.arguments import parse
 from kerple.data.options import ShardOptions
 from kerple.data.tokenizer import MODEL_PREFIX, vocabulary_size
 from kerple.measure.measure import Measure
@@ -106,7 +106,7 @@ def _measure(options: Namespace, model: ModelOptions, measures: list[Measure], d
     from kerple.data.prepare.build import prepare
     from kerple.data.shards import Folder
     from kerple.data.text import ShardText
-    from kerple.hf.export import TRAINED_ON
+    from kerple.hf.exporter import TRAINED_ON
     from kerple.hf.pretrained import read_network
     from kerple.hf.source import check_tokenizer, locate
     from kerple.measure.runner import Runner

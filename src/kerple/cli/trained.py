@@ -15,7 +15,7 @@ from kerple.training.language_model import LanguageModel
 Text = TokenShards | TaskData  # the data modules that can encode and decode
 
 
-def load(path: str, packages: str = "", device: str = "cpu") -> tuple[LanguageModel, Text]:
+def load_trained(path: str, packages: str = "", device: str = "cpu") -> tuple[LanguageModel, Text]:
     """Load the model of a checkpoint, in evaluation mode, and its data module, which can encode and decode.
 
     Args:
@@ -46,6 +46,6 @@ def load(path: str, packages: str = "", device: str = "cpu") -> tuple[LanguageMo
     return loaded.model.to(device).eval(), loaded.data
 
 
-def end_of_text(data: Text) -> int:
+def end_token(data: Text) -> int:
     """Id of the token that ends a text or an answer."""
     return data.end if isinstance(data, TaskData) else data.manifest.end_of_text

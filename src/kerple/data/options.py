@@ -96,7 +96,7 @@ class ShardOptions:
             raise UserError(f"data.split_fractions: got {fractions}, expected three fractions of sum 1")
         location = self.directory or default_directory(self.corpus or "", self.tokenizer, self.vocabulary)
         self.location = location.removeprefix("file://")
-        self.source = self.source or f"{self.cache}/{(self.corpus or '').partition('-')[0]}"
+        self.fetched = self.source or f"{self.cache}/{(self.corpus or '').partition('-')[0]}"
         self.corpus = None if is_remote(self.location) else self.corpus  # shards at a URL are already prepared
 
     def content_options(self) -> dict[str, Any]:

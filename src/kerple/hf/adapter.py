@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from kerple.base.errors import UserError
 from kerple.hf.rope import strategy_name
-from kerple.hf.windows import windowed
+from kerple.hf.windows import limited_attention
 from kerple.model.loss import target_losses
 from kerple.model.network import Embedding, Generation, Limited, Offset, Windows
 from kerple.positions.products import precise
@@ -121,7 +121,7 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
         forget_length(self.model)
         if self.bos is not None:
             visibility = visibility.after_bos()
-        with nullcontext() if visibility.window is None else windowed(self.model, visibility):
+        with nullcontext() if visibility.window is None else limited_attention(self.model, visibility):
             return module(input_ids=read, use_cache=False, **positions)[0][:, -tokens.shape[1] :]
 
     @torch.inference_mode()

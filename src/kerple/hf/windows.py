@@ -17,7 +17,7 @@ CHANGE_SCORES = ("softcap", "s_aux", "position_bias")  # options of attention th
 
 
 @contextmanager
-def windowed(model: Any, visibility: Visibility) -> Iterator[None]:
+def limited_attention(model: Any, visibility: Visibility) -> Iterator[None]:
     """Limit every layer's attention to a window within the context.
 
     Args:

@@ -54,7 +54,7 @@ class Result:
         """Write tables, figures and sums into a folder; the sums are added to those of other measurements there."""
         folder.mkdir(parents=True, exist_ok=True)
         if self.about:
-            results.write(folder, self.name, self.sums, self.about)
+            results.add_to_results(folder, self.name, self.sums, self.about)
         for name, rows in self.tables.items():
             if rows:
                 with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from kerple.base.atomic import write as write_file
+from kerple.base.atomic import write
 from kerple.base.errors import UserError
 
 TABLE, ABOUT = "results.csv.gz", "results.json"
@@ -45,7 +45,7 @@ class Row:
 COLUMNS = [field.name for field in fields(Row)]
 
 
-def write(folder: Path, name: str, rows: Iterable[Row], about: Mapping[str, Any]) -> None:
+def add_to_results(folder: Path, name: str, rows: Iterable[Row], about: Mapping[str, Any]) -> None:
     """Add the rows and the description of one evaluator to the results of a test. Called in one process.
 
     Args:
@@ -82,13 +82,13 @@ def write_table(folder: Path, table: pd.DataFrame) -> None:
 
 def write_compressed(path: Path, table: pd.DataFrame) -> None:
     """Write a table as compressed CSV, atomically and without the time of writing."""
-    write_file(path, gzip.compress(table.to_csv(index=False, lineterminator="\n").encode(), mtime=0))
+    write(path, gzip.compress(table.to_csv(index=False, lineterminator="\n").encode(), mtime=0))
 
 
 def write_about(folder: Path, content: Mapping[str, Any]) -> None:
     """Write the description of a test."""
     text = json.dumps(content, allow_nan=False, ensure_ascii=False, indent=1)
-    write_file(folder / ABOUT, text + "\n")
+    write(folder / ABOUT, text + "\n")
 
 
 def read(folder: Path) -> tuple[pd.DataFrame, dict[str, Any]]:

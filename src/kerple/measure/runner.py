@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kerple.base.errors import UserError
-from kerple.base.precision import choose
+from kerple.base.precision import choose_precision
 
 if TYPE_CHECKING:
     from kerple.measure.metrics import TokenLoss
@@ -93,7 +93,7 @@ class Runner:
         place = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if kind == "cuda" else kind)
         if ranks > 1 and not torch.distributed.is_initialized():
             torch.distributed.init_process_group("nccl" if kind == "cuda" else "gloo")
-        precision = choose(kind)[0] if precision == "auto" else precision
+        precision = choose_precision(kind)[0] if precision == "auto" else precision
         dtypes = {"32-true": None, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
         if precision not in dtypes:
             raise UserError(f"precision: got {precision}, expected auto or one of {', '.join(dtypes)}")

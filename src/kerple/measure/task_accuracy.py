@@ -19,8 +19,8 @@ from kerple.measure.results import COLUMNS, Row
 from kerple.measure.runner import Runner
 from kerple.model import Transformer
 from kerple.model.generation import fill_in
-from kerple.tasks.base import Example
 from kerple.tasks.sampling import Examples, HeldOutProblems
+from kerple.tasks.task import Example
 
 TEACHER_FORCED, GENERATED = "teacher_forced", "generated"
 MAX_TICKS = 12  # on an axis of the heat map

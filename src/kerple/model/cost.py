@@ -64,7 +64,7 @@ def flops(network: Transformer, length: int) -> Flops:
     return Flops(2 * weights, len(network.blocks) * 2 * network.shape.dim * length)
 
 
-def parameters(network: Transformer) -> dict[str, int]:
+def count_parameters(network: Transformer) -> dict[str, int]:
     """Number of parameters of each part; a matrix that is both embedding and head counts as embedding."""
     parts: dict[str, int] = {}
     seen: set[nn.Parameter] = set()

@@ -72,10 +72,12 @@ def transformer(
     options = dict(model)
     shape = Shape(options.pop("dim"), options.pop("heads"), options.pop("length"))
     stored = options.pop("position")
-    return Transformer(shape, position=position or strategy(stored, remote), **options)
+    return Transformer(shape, position=position or build_strategy(stored, remote), **options)
 
 
-def strategy(config: Mapping[str, Any] | str, remote: Iterable[type[Position]] = ()) -> Callable[[Shape], Position]:
+def build_strategy(
+    config: Mapping[str, Any] | str, remote: Iterable[type[Position]] = ()
+) -> Callable[[Shape], Position]:
     """The function that builds a strategy, from a class_path and init_args.
 
     Raises:

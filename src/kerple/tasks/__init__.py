@@ -1,10 +1,10 @@
 """Algorithmic tasks: problems of any length, drawn on the fly; short ones for training, longer ones for testing."""
 
 from kerple.tasks.arithmetic import Addition, ModularSum, Multiplication, Parity, Polynomial
-from kerple.tasks.base import Example, Task
-from kerple.tasks.datamodule import TaskData
-from kerple.tasks.retrieval import AssociativeRecall, Needle, Passkey, VariableChain
+from kerple.tasks.retrieval import AssociativeRecall, NeedleInFiller, Passkey, VariableChain
 from kerple.tasks.sequences import Copy, Reverse, Sort
+from kerple.tasks.task import Example, Task
+from kerple.tasks.task_data import TaskData
 
 __all__ = [
     "Addition",
@@ -13,7 +13,7 @@ __all__ = [
     "Example",
     "ModularSum",
     "Multiplication",
-    "Needle",
+    "NeedleInFiller",
     "Parity",
     "Passkey",
     "Polynomial",

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kerple.base.errors import UserError
-from kerple.tasks.base import Example, Task, digits_text
 from kerple.tasks.places import DIGIT_IDS, in_step
+from kerple.tasks.task import Example, Task, digits_text
 from kerple.tasks.vocabulary import IDS
 
 DigitOrder = Literal["plain", "reversed"]

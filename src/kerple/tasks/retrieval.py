@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from kerple.tasks.base import Example, Task, check_option, digits_text
+from kerple.tasks.task import Example, Task, check_option, digits_text
 from kerple.tasks.vocabulary import LETTERS
 
 FILLER = "the grass is green. the sky is blue. the sun is yellow. here we go. there and back again. "
@@ -28,7 +28,7 @@ class Passkey(Task):
         return Example(f"{filler[:offset]}[{key}]{filler[offset:]}", key, (length, 10 * offset // (length + 1)))
 
 
-class Needle(Task):
+class NeedleInFiller(Task):
     """Find the number under a key, among others under other keys: ``the[xq:40] gr[bo:71]ass is;xq=40``.
 
     The problems are those of RULER with one and with many keys (Hsieh et al. 2024, arXiv 2404.06654, section 3.1), in
@@ -65,7 +65,7 @@ class Needle(Task):
 
     @property
     def name(self) -> str:
-        return "multi-key needle" if self.keys > 1 else super().name
+        return "multi-key needle" if self.keys > 1 else "needle"
 
 
 def _filler(length: int, rng: np.random.Generator) -> str:

@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 
 from kerple.base.errors import UserError
 from kerple.model import Batch
-from kerple.tasks.base import Example, Task
+from kerple.tasks.task import Example, Task
 from kerple.tasks.vocabulary import PAD_ID
 
 Split = Literal["train", "validation", "test"]

@@ -11,7 +11,7 @@ IDS = {character: i for i, character in enumerate(CHARACTERS)}
 PAD_ID, BEGIN_ID, END_ID = IDS[PAD], IDS[BEGIN], IDS[END]
 
 
-def encode(text: str) -> list[int]:
+def characters_to_ids(text: str) -> list[int]:
     """Token ids of a text, one per character.
 
     Raises:
@@ -23,7 +23,7 @@ def encode(text: str) -> list[int]:
         raise UserError(f"text: got the character {unknown}, expected one of {CHARACTERS[3:]!r}") from None
 
 
-def decode(tokens: list[int]) -> str:
+def ids_to_characters(tokens: list[int]) -> str:
     """The text of token ids; padding is left out.
 
     Raises:

@@ -17,7 +17,7 @@ import torch
 
 from kerple.base.errors import UserError
 from kerple.positions import Position
-from kerple.testing import precision, reading, training  # noqa: F401 -- they register their properties
+from kerple.testing import reading, rounding, training  # noqa: F401 -- they register their properties
 from kerple.testing.subject import AT_LENGTHS, PROPERTIES, DoesNotApply, Property, Subject
 
 __all__ = ["AT_LENGTHS", "PROPERTIES", "DoesNotApply", "Outcome", "Property", "Subject", "check", "outcomes"]

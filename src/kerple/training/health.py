@@ -11,7 +11,7 @@ from torch.nn.utils import get_total_norm
 from kerple.base.errors import UserError
 from kerple.training.last_checkpoint import LastCheckpoint
 from kerple.training.lightning_types import untyped
-from kerple.training.sharding import local
+from kerple.training.sharding import local_parts
 
 
 class NonFiniteGuard(Callback):
@@ -48,7 +48,9 @@ class NonFiniteGuard(Callback):
         finite = torch.stack(self._losses).isfinite().all()
         self._losses = []
         scaled = trainer.precision == "16-mixed"
-        gradients = local(p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
+        gradients = local_parts(
+            p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None
+        )
         if gradients and not scaled:  # the norm is the largest entry, because a sum of squares could overflow by itself
             finite = finite & get_total_norm(gradients, math.inf).isfinite()
         if trainer.world_size > 1:  # not strategy.reduce: its barrier waits for the device
@@ -95,7 +97,7 @@ def _has_flag(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _check_weights(trainer: Trainer) -> None:
-    weights = local(p.detach() for p in trainer.lightning_module.parameters())
+    weights = local_parts(p.detach() for p in trainer.lightning_module.parameters())
     if not trainer.strategy.reduce_boolean_decision(bool(get_total_norm(weights, math.inf).isfinite()), all=True):
         raise UserError(
             f"step {trainer.global_step}: weights are not finite; {_last_good(trainer)}. Lower the learning rate or "

@@ -60,6 +60,6 @@ def whole(x: Tensor) -> Tensor:
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 
-def local(tensors: Iterable[Tensor]) -> list[Tensor]:
+def local_parts(tensors: Iterable[Tensor]) -> list[Tensor]:
     """What this process holds of tensors that may be in shards; those of which it holds nothing are left out."""
     return [x for x in (x.to_local() if isinstance(x, DTensor) else x for x in tensors) if x.numel()]

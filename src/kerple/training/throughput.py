@@ -16,7 +16,7 @@ import psutil
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from kerple.attention.backend import forget, used
+from kerple.attention.backend import forget_used, used
 from kerple.base.atomic import write
 from kerple.positions import Position
 from kerple.training.lightning_types import log_directory, untyped
@@ -42,7 +42,7 @@ class Throughput(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._intervals = 0
-        forget()
+        forget_used()
         if pl_module.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(pl_module.device)
         self._restart(trainer, pl_module)

@@ -9,7 +9,7 @@ from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from kerple.base.errors import UserError
-from kerple.base.precision import EMULATED, SAFE, choose, emulated
+from kerple.base.precision import EMULATED, SAFE, choose_precision, emulated
 from kerple.measure.measure import Measure
 from kerple.training.measure_callback import MeasureCallback
 
@@ -20,7 +20,7 @@ class AutoTrainer(Trainer):
     An Apple GPU has no fp64, in which losses are summed: ``accelerator: auto`` leaves it out.
 
     Args:
-        precision: Any of Lightning's, or ``auto`` for the one that `kerple.base.precision.choose` returns.
+        precision: Any of Lightning's, or ``auto`` for the one that `kerple.base.precision.choose_precision` returns.
         callbacks: Callbacks, and measurements, which a `MeasureCallback` makes.
 
     Raises:
@@ -40,7 +40,7 @@ class AutoTrainer(Trainer):
             if accelerator in ("gpu", "mps"):
                 raise UserError(f"trainer.accelerator: got {accelerator}, an Apple GPU without fp64; expected cpu")
             kwargs["accelerator"] = "cpu" if accelerator == "auto" else accelerator
-        resolved = choose(kwargs.get("accelerator", "auto"))[0] if precision == "auto" else precision
+        resolved = choose_precision(kwargs.get("accelerator", "auto"))[0] if precision == "auto" else precision
         for name, lowest in (("gradient_clip_val", 0), ("accumulate_grad_batches", 1)):
             if (value := kwargs.get(name)) is not None and not value >= lowest:
                 raise UserError(f"trainer.{name}: got {value}, expected {lowest} or more")
@@ -67,7 +67,9 @@ def resolve_auto(trainer: Namespace, resumed: str | None = None) -> None:
         resumed: Precision of the fit that is resumed, which keeps it; None for a new fit.
     """
     if trainer.precision == "auto":
-        trainer.precision, reason = (resumed, "the run was begun with it") if resumed else choose(trainer.accelerator)
+        trainer.precision, reason = (
+            (resumed, "the run was begun with it") if resumed else choose_precision(trainer.accelerator)
+        )
         print_once(f"precision {trainer.precision}, because {reason}")
     if emulated(trainer.precision, trainer.accelerator):
         print_once(f"warning: precision {trainer.precision}: {EMULATED}; {SAFE} is faster here")

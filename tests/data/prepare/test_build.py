@@ -74,7 +74,7 @@ def test_what_is_done_is_not_done_again_and_other_settings_are_refused(
     json_lines, prepared, tmp_path, small_build, monkeypatch
 ):
     stop_before_the_manifest(small_build, tmp_path, json_lines)
-    monkeypatch.setattr("kerple.data.prepare.engines.tokenise", lambda *_: pytest.fail("tokenised again"))
+    monkeypatch.setattr("kerple.data.prepare.workers.tokenise", lambda *_: pytest.fail("tokenised again"))
     with pytest.raises(UserError, match="prepared otherwise: drop_duplicates was False, is True"):
         small_build(tmp_path, json_lines, drop_duplicates=True)
     assert small_build(tmp_path, json_lines).splits == Folder(str(prepared)).manifest.splits

@@ -29,9 +29,9 @@ from kerple.data.manifest import MANIFEST_FILE, SPLITS, TEST_DOCUMENTS, Manifest
 from kerple.data.options import HUB, ShardOptions
 from kerple.data.prepare.corpora import Corpus, find_corpus
 from kerple.data.prepare.documents import Reading, cut_into_parts
-from kerple.data.prepare.engines import ENGINES, Encoded, Encoder
 from kerple.data.prepare.overlap import overlap
 from kerple.data.prepare.readers import Document
+from kerple.data.prepare.workers import ENGINES, Encoded, Encoder
 from kerple.data.shards import Folder, Tokens, read_shards, token_checksum, write_shard
 from kerple.data.tokenizer import TRAINED_HERE, end_of_text, load_tokenizer, train_tokenizer, vocabulary_size
 
@@ -60,7 +60,7 @@ def prepare(options: ShardOptions) -> Manifest:
     assert options.corpus is not None
     if Path(options.corpus).is_dir() and directory.resolve().is_relative_to(Path(options.corpus).resolve()):
         raise UserError(f"data.directory: got {directory}, inside of the corpus {options.corpus}; choose one outside")
-    corpus = find_corpus(options.corpus, options.text_field, options.source)  # if there is none, no folder is made
+    corpus = find_corpus(options.corpus, options.text_field, options.fetched)  # if there is none, no folder is made
     with _locked(directory):
         if (directory / MANIFEST_FILE).exists():
             return check_prepared(options)
@@ -105,7 +105,7 @@ def check_corpus(options: ShardOptions) -> None:
         UserError: If there is none.
     """
     if options.corpus is not None and not Path(options.location, MANIFEST_FILE).exists():
-        find_corpus(options.corpus, options.text_field, options.source)
+        find_corpus(options.corpus, options.text_field, options.fetched)
 
 
 def check_prepared(options: ShardOptions) -> Manifest:
@@ -118,7 +118,7 @@ def check_prepared(options: ShardOptions) -> Manifest:
     settings = options.content_options()
     if options.corpus and not is_remote(options.corpus) and not options.corpus.startswith(HUB):
         with suppress(UserError):  # shards can be used on a machine without the corpus
-            settings["files"] = find_corpus(options.corpus, options.text_field, options.source).state()
+            settings["files"] = find_corpus(options.corpus, options.text_field, options.fetched).state()
     _refuse_other(options.location, manifest.settings, settings)
     return manifest
 

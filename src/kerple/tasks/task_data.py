@@ -11,10 +11,10 @@ from torch import Tensor
 
 from kerple.base.errors import UserError
 from kerple.data.loader import BatchLoader, EvaluationLoader, rank_in
-from kerple.tasks.base import Example, Task
 from kerple.tasks.places import abacus
 from kerple.tasks.sampling import Examples, HeldOutProblems, Sampler, TrainingProblems, collate
-from kerple.tasks.vocabulary import BEGIN, CHARACTERS, END_ID, decode, encode
+from kerple.tasks.task import Example, Task
+from kerple.tasks.vocabulary import BEGIN, CHARACTERS, END_ID, characters_to_ids, ids_to_characters
 
 
 @dataclass(eq=False)
@@ -64,8 +64,8 @@ class TaskData(LightningDataModule):
 
     def __post_init__(self) -> None:
         super().__init__()
-        self.test_lengths: list[int] = sorted(set(self.test_lengths or range(1, 2 * self.train_length + 1)))
-        self.seed: int = int(os.environ.get("PL_GLOBAL_SEED", 0)) if self.seed is None else self.seed
+        self.lengths = sorted(set(self.test_lengths or range(1, 2 * self.train_length + 1)))
+        self.key = int(os.environ.get("PL_GLOBAL_SEED", 0)) if self.seed is None else self.seed
         self.sampler = Sampler(self.task, self.train_length, self.held_out)
         self._check_options()
         self._check_length()
@@ -80,19 +80,19 @@ class TaskData(LightningDataModule):
         if self.vocabulary < len(CHARACTERS):
             raise UserError(f"data.vocabulary: got {self.vocabulary}, expected at least {len(CHARACTERS)} characters")
         longest = self.task.longest or float("inf")
-        for name, lengths in (("train_length", [self.train_length]), ("test_lengths", self.test_lengths)):
+        for name, lengths in (("train_length", [self.train_length]), ("test_lengths", self.lengths)):
             if lengths[0] < 1 or lengths[-1] > longest:
                 raise UserError(f"data.{name}: got {lengths}, expected lengths of 1 to {longest} for {self.task.name}")
 
     def _check_length(self) -> None:
-        samples = [self.sampler.training_problem(self.seed, i, self.train_length) for i in range(100)]
+        samples = [self.sampler.training_problem(self.key, i, self.train_length) for i in range(100)]
         needed = max(len(example.tokens()) - 1 for example in samples)
         if needed > self.length:
             raise UserError(f"data.length: got {self.length}, expected {needed} or more, the tokens of a problem")
 
     def sample(self, index: int) -> Example:
         """Training problem number ``index``, whose length is uniform on 1..train_length."""
-        return self.sampler.training_problem(self.seed, index)
+        return self.sampler.training_problem(self.key, index)
 
     def train_dataloader(self) -> BatchLoader:
         """Training batches of this rank, for the whole run if `trainer.max_steps` says how long it is.
@@ -110,7 +110,7 @@ class TaskData(LightningDataModule):
             batches = self.examples // samples
         if batches < 1:
             raise UserError(f"data.examples: got {self.examples}, expected at least a batch on every device, {samples}")
-        dataset = TrainingProblems(self.sampler, self.seed, self.batch_size, self.examples, batches, rank, world)
+        dataset = TrainingProblems(self.sampler, self.key, self.batch_size, self.examples, batches, rank, world)
         return BatchLoader(dataset, samples, self.workers)
 
     def val_dataloader(self) -> EvaluationLoader:
@@ -123,7 +123,7 @@ class TaskData(LightningDataModule):
     def text(self, split: str) -> Examples:
         """The examples of the validation or test split."""
         groups = self.test_problems if split == "test" else [self.validation_problems]
-        return Examples(self.task, groups, self.eval_batch_size, self.train_length, self.test_lengths)
+        return Examples(self.task, groups, self.eval_batch_size, self.train_length, self.lengths)
 
     @cached_property
     def validation_problems(self) -> list[Example]:
@@ -136,7 +136,7 @@ class TaskData(LightningDataModule):
     @cached_property
     def test_problems(self) -> list[list[Example]]:
         """The test problems of each length, the same for every seed. A short length may have none that is held out."""
-        return [self.sampler.distinct("test", self.test_examples, length) for length in self.test_lengths]
+        return [self.sampler.distinct("test", self.test_examples, length) for length in self.lengths]
 
     def _held_out(self, groups: list[list[Example]]) -> EvaluationLoader:
         return EvaluationLoader(HeldOutProblems(groups, self.eval_batch_size, *rank_in(self)))
@@ -159,7 +159,7 @@ class TaskData(LightningDataModule):
 
     def _check_causal(self) -> None:
         """Raise an error before the first step if a later token changes places: such a model could not generate."""
-        tokens = collate([self.sampler.training_problem(self.seed, i, self.train_length) for i in range(8)])["tokens"]
+        tokens = collate([self.sampler.training_problem(self.key, i, self.train_length) for i in range(8)])["tokens"]
         places = self.task.places(tokens)
         for end in range(1, tokens.shape[1]):
             if not torch.equal(self.task.places(tokens[:, :end]), places[:, :end]):
@@ -167,11 +167,11 @@ class TaskData(LightningDataModule):
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt such as ``12+34=``, after the begin token with which a sequence starts."""
-        return encode(text if text.startswith(BEGIN) else BEGIN + text)
+        return characters_to_ids(text if text.startswith(BEGIN) else BEGIN + text)
 
     def decode(self, tokens: list[int]) -> str:
         """The text of token ids."""
-        return decode(tokens)
+        return ids_to_characters(tokens)
 
     @property
     def end(self) -> int:

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from kerple.base.errors import UserError
-from kerple.data.prepare import engines
+from kerple.data.prepare import workers
 from tests.inline_ray import Inline
 
 
@@ -25,7 +25,7 @@ def test_a_process_that_dies_is_one_line_and_the_next_start_goes_on(
     json_lines, prepared, tmp_path, small_build, contents
 ):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engines, "tokenise", die)
+        patch.setattr(workers, "tokenise", die)
         with pytest.raises(UserError, match=r"data\.prepare_workers: got 2, of which one died"):
             small_build(tmp_path, json_lines, prepare_workers=2)
     small_build(tmp_path, json_lines)
@@ -34,9 +34,9 @@ def test_a_process_that_dies_is_one_line_and_the_next_start_goes_on(
 
 def test_processes_end_with_a_preparation_that_is_killed(json_lines, tmp_path):
     code = (
-        "import sys, time; from kerple.data.prepare import engines\n"
+        "import sys, time; from kerple.data.prepare import workers\n"
         "if __name__ == '__main__':\n"
-        "    with engines.local(2) as (submit, result, _):\n"
+        "    with workers.local_tokenising(2) as (submit, result, _):\n"
         "        submit(*'ab'); print('here', flush=True); time.sleep(60)"
     )
     (tmp_path / "main.py").write_text(code)
@@ -44,14 +44,14 @@ def test_processes_end_with_a_preparation_that_is_killed(json_lines, tmp_path):
     process = subprocess.Popen([sys.executable, tmp_path / "main.py"], env=environment, stdout=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.readline()
-    workers: list[psutil.Process] = []
-    while len(workers) < 2:  # one is Python's tracker of resources
-        workers = psutil.Process(process.pid).children(recursive=True)
+    running: list[psutil.Process] = []
+    while len(running) < 2:  # one is Python's tracker of resources
+        running = psutil.Process(process.pid).children(recursive=True)
         time.sleep(0.1)
     time.sleep(1)
     process.kill()
     process.wait()
-    assert not psutil.wait_procs(workers, timeout=10)[1]
+    assert not psutil.wait_procs(running, timeout=10)[1]
 
 
 def test_what_a_cluster_tokenises_is_that_of_one_process(

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from kerple.base.errors import UserError
-from kerple.tasks.vocabulary import BEGIN, END, LETTERS, encode
+from kerple.tasks.vocabulary import BEGIN, END, LETTERS, characters_to_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Example:
         Raises:
             UserError: If the task wrote a character that is not in the vocabulary.
         """
-        return encode(self.text)
+        return characters_to_ids(self.text)
 
     def scored(self) -> list[bool]:
         """Whether each of the T targets is scored."""

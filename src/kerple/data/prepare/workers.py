@@ -70,7 +70,7 @@ Engine = tuple[Submit, Callable[[Any], dict[str, Encoded]], int]
 
 
 @contextmanager
-def local(workers: int) -> Iterator[Engine]:
+def local_tokenising(workers: int) -> Iterator[Engine]:
     """Start processes on this machine that tokenise; 0 means one per core, 1 means this process.
 
     The context yields a function that starts to tokenise, one that waits for the result, and the number of workers.
@@ -105,7 +105,7 @@ def _end_with_parent() -> None:
 
 
 @contextmanager
-def ray(workers: int) -> Iterator[Engine]:
+def ray_tokenising(workers: int) -> Iterator[Engine]:
     """As `local`, on a Ray cluster; 0 means one worker per CPU. Ray repeats the work of a dead worker on another one.
 
     Raises:
@@ -120,4 +120,4 @@ def ray(workers: int) -> Iterator[Engine]:
             raise UserError(f"data.prepare_engine: got ray, which lost work ({error}); start again to go on") from error
 
 
-ENGINES = {"local": local, "ray": ray}
+ENGINES = {"local": local_tokenising, "ray": ray_tokenising}
