@@ -5,7 +5,7 @@ from typing import Any
 from zipfile import is_zipfile
 
 from kerple.base.errors import UserError
-from kerple.cli.reading import command_parser, parse
+from kerple.cli.arguments import command_parser, parse
 
 
 def main(arguments: list[str]) -> None:
@@ -55,7 +55,7 @@ def read(path: str, trust_remote_code: bool = False, trust: str = "") -> tuple[A
     """
     if is_zipfile(path):
         from kerple.cli.classes import classes
-        from kerple.hf.export import hugging_face_model
+        from kerple.hf.exporter import hugging_face_model
         from kerple.hf.pretrained import read_stored_model
 
         model = hugging_face_model(read_stored_model(path, classes(trust)))
