@@ -203,7 +203,7 @@ def test_a_failed_run_does_not_stop_the_others(config: Path, capsys: pytest.Capt
 def test_a_mistake_in_the_file_is_one_line(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = config.read_text()
     for mistake, name in (
-        ({"strategies": {"KerpleLog": {"optoins": {}}}}, "optoins"),
+        ({"strategies": {"KerpleLog": {"optoins": {"bass": 1}}}}, "optoins"),
         ({"test_folder": "checkpoints"}, "test_folder"),
         ({"parts": {"../a": {}}}, "../a"),
         ({"name": "../a"}, "../a"),
