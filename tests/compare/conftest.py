@@ -66,7 +66,7 @@ def resolve(job: Job) -> Job:
 def stand_in(patch: Callable[[object, str, object], None], processes: bool = False) -> None:
     """Make `compare` start stand-in runs, set by `patch`; with `processes` they start as real ones do."""
     if processes:
-        patch(compare, "PROGRAM", fake_run.PROGRAM)
+        patch(compare, "RUN", fake_run.PROGRAM)
         patch(engines, "start", jobs.start)
     else:
         patch(engines, "start", Fork)

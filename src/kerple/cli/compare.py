@@ -30,7 +30,7 @@ from kerple.compare.plan import deviations, digests
 from kerple.compare.runs import Run, locate, read_runs
 
 ASK_ABOVE = 1800.0  # seconds
-PROGRAM = ["-m", compared_run.__name__]
+RUN = ["-m", compared_run.__name__]
 
 
 def main(arguments: list[str]) -> None:
@@ -145,7 +145,7 @@ def _run(comparison: Comparison, jobs: list[Job], to_do: list[Job], parallel: in
     """
     board = Board(len(jobs), to_do, parallel, Console(soft_wrap=True, highlight=False))
     failed = 0
-    running = ENGINES[engine](to_do, parallel, PROGRAM)
+    running = ENGINES[engine](to_do, parallel, RUN)
     try:
         with _interruptible(), board, contextlib.closing(running):
             for ended in running:
