@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,12 @@ SERVER.set_forkserver_preload(["tests.compare.fake_run", "kerple.compare.job"])
 class Fork:
     """A stand-in run in a fork of a process that has imported what it needs; what is used of `subprocess.Popen`."""
 
-    def __init__(self, job: Job, threads: int) -> None:
+    def __init__(self, job: Job, threads: int, program: list[str]) -> None:
         log = job.beside(".log")
         log.parent.mkdir(parents=True, exist_ok=True)
-        arguments = (json.dumps(asdict(job), default=str), str(log), dict(os.environ))
+        task = log.with_suffix(".task.json")
+        task.write_text(json.dumps(asdict(job), default=str))
+        arguments = (str(task), str(log), dict(os.environ))
         self._process = SERVER.Process(target=fake_run.forked, args=arguments)
         self._process.start()
         self._lock = threading.Lock()
@@ -49,21 +51,26 @@ class Fork:
         return status
 
 
-def resolve(job: Job) -> dict[str, Any]:
+def resolve(job: Job) -> Job:
     """The flags stand for the configuration, so that no model is needed."""
-    settings = dict(flag.removeprefix("--").split("=", 1) for flag in job.fit if "run_dir" not in flag)
-    return {"flags": settings, "data": {"class_path": "none"}}
+
+    def settings(flags: list[str]) -> dict[str, Any]:
+        return dict(flag.removeprefix("--").split("=", 1) for flag in flags)
+
+    config = {"flags": settings([*job.fit_flags, *job.position_flags]), "data": {"class_path": "none"}}
+    test = settings(job.test_flags)
+    file = yaml.safe_load(Path(test.pop("config")).read_text()) if "config" in test else {}
+    return replace(job, config=config, tested=config | file | test)
 
 
 def stand_in(patch: Callable[[object, str, object], None], processes: bool = False) -> None:
     """Make `compare` start stand-in runs, set by `patch`; with `processes` they start as real ones do."""
     if processes:
-        patch(jobs, "PROGRAM", fake_run.PROGRAM)
+        patch(compare, "RUN", fake_run.PROGRAM)
         patch(engines, "start", jobs.start)
     else:
         patch(engines, "start", Fork)
     patch(compare, "resolve", resolve)
-    patch(compare, "check_test", lambda job, config: None)
     patch(estimate, "training_seconds", lambda configs, parallel: None)
     patch(compare, "prepare_and_checksum", lambda data: "a checksum")
 

@@ -12,21 +12,25 @@ import sys
 import time
 from pathlib import Path
 
+import yaml
+
 from kerple.base.progress import FILE, write_progress
 from kerple.compare.job import work
 from kerple.measure import results
 from kerple.measure.results import Row
 
-PROGRAM = (
+CODE = (
     f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r}); "
     "from tests.compare.fake_run import main, work; work(main)"
 )
+PROGRAM = ["-c", CODE]
 
 
 def main(arguments: list[str]) -> None:
     """Run one command."""
     command, *flags = arguments
     options = dict(flag.removeprefix("--").split("=", 1) for flag in flags)
+    options |= yaml.safe_load(Path(options["config"]).read_text()).get("flags", {})
     fit(options) if command == "fit" else test(options)
 
 

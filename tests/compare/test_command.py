@@ -1,4 +1,5 @@
 import json
+import math
 import os
 import shutil
 import signal
@@ -13,12 +14,13 @@ import pandas as pd
 import pytest
 import yaml
 
+from kerple.base.sources import package_digest
 from kerple.cli import compare
 from kerple.cli.main import main
 from kerple.compare import engines, records
 from kerple.compare import job as jobs
 from kerple.compare.comparison import Job
-from kerple.compare.runs import flat, read_runs, recorded_runs
+from kerple.compare.runs import read_runs, recorded_runs
 from kerple.measure import results
 from tests.compare.conftest import change, command, fits, resolve, written
 from tests.inline_ray import Inline
@@ -68,21 +70,51 @@ def test_runs_everything_once_and_reports(config: Path, capsys: pytest.CaptureFi
 
 
 def test_the_first_line_says_what_is_not_as_planned(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plan = config.with_name("plan.yaml")
+    plan, page = config.with_name("plan.yaml"), config.with_name("page.md")
+    page.write_text("the plan")
     shutil.copy(config, plan)
-    change(config, plan=str(plan))
+    change(config, plan=str(plan), plan_page=str(page), test={"trainer.blocks": "400"})
+    change(plan, test={"trainer.blocks": "400"}, planned_data="a checksum")
     run(config)
     assert not (config.parent / "report/table.md").read_text().startswith("Not as planned")
     change(plan, strategies={"KerpleLog": {"flags": {"trainer.max_steps": 30}}, "T5": {}}, looked_at=[2])
-    change(plan, planned_data="of the plan", baseline="KerpleLog")
+    change(plan, planned_data="of the plan", planned_code="1", baseline="KerpleLog")
+    change(plan, test={"trainer.blocks": "200"})
+    page.write_text("another plan")
     run(config)
     line, *_ = (config.parent / "report/table.md").read_text().splitlines()
-    assert line.startswith("Not as planned: T5 seed 1 is not there; T5 seed 2 is not there; KerpleLog seed 1: flags.")
-    assert "trainer.max_steps: None -> '30'" in line
-    assert "ALiBi seed 1 is not planned" in line
-    assert "KerpleLog seed 1 has other data, checksum " in line
-    assert "KerpleLog seed 2: its seed was looked at before" in line
+    assert line.startswith("Not as planned: missing: T5 seed 1, T5 seed 2; ")
+    both, every = "KerpleLog seed 1, KerpleLog seed 2", "KerpleLog seed 1, ALiBi seed 1, KerpleLog seed 2, ALiBi seed 2"
+    for what in (
+        f"flags.trainer.max_steps: None -> '30': {both}",
+        f"test: trainer.blocks: '400' -> '200': {both}",
+        "not planned: ALiBi seed 1, ALiBi seed 2",
+        f"other data, checksum a checksum: {every}",
+        f"other code, digest {package_digest()}: {every}",
+        f"{plan} was another: {every}",
+        f"{page} was another: {every}",
+        "a seed that was looked at before: KerpleLog seed 2, ALiBi seed 2",
+    ):
+        assert what in line
     assert line in capsys.readouterr().out
+
+
+def test_a_run_that_diverged_and_a_missing_one_are_named(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    change(config, plan=str(config), strategies={"KerpleLog": {}}, seeds=[1, 2, 3])
+    run(config)
+    assert "Not as planned" not in capsys.readouterr().out
+    for seed, factor in ((1, 1.6), (2, 1.0), (3, math.inf)):
+        test = config.parent / f"runs/KerpleLog/seed-{seed}/test"
+        results.write_table(test, results.read(test)[0].assign(sum=lambda table: table["sum"] * factor))  # noqa: B023
+    shutil.rmtree(config.parent / "report/runs")
+    run(config, "--report-only")
+    assert "diverged, loss not finite or above 1.5 times the median: KerpleLog seed 3.\n" in capsys.readouterr().out
+    shutil.rmtree(config.parent / "runs/KerpleLog/seed-3")
+    shutil.rmtree(config.parent / "report/runs")
+    run(config, "--report-only")
+    printed = capsys.readouterr().out
+    assert "missing: KerpleLog seed 3\n" in printed
+    assert "Not as planned: missing: KerpleLog seed 3" in printed
 
 
 def test_a_new_strategy_runs_alone_and_changed_settings_or_data_are_refused(
@@ -171,7 +203,7 @@ def test_a_failed_run_does_not_stop_the_others(config: Path, capsys: pytest.Capt
 def test_a_mistake_in_the_file_is_one_line(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = config.read_text()
     for mistake, name in (
-        ({"strategies": {"KerpleLog": {"optoins": {}}}}, "optoins"),
+        ({"strategies": {"KerpleLog": {"optoins": {"bass": 1}}}}, "optoins"),
         ({"test_folder": "checkpoints"}, "test_folder"),
         ({"parts": {"../a": {}}}, "../a"),
         ({"name": "../a"}, "../a"),
@@ -244,9 +276,9 @@ def test_a_broken_record_is_refused_with_the_reason_and_leaves_nothing(config: P
     change(config, strategies={"KerpleLog": {}}, seeds=[2])
     run(config)
     whole, record, folder = (tmp_path / name for name in ("report/runs/KerpleLog/seed-2", "broken", "reused"))
-    flags = ["--model.position=KerpleLog", "--seed_everything=2", "--data.seed=2"]
-    job = Job("KerpleLog", 2, "", folder, folder / "test", flags, [], {}, data="a checksum", inputs={"mine.Root": "1"})
-    job = replace(job, config=flat(resolve(job)))
+    flags = [f"--config={tmp_path}/base.yaml", "--seed_everything=2", "--data.seed=2"]
+    job = Job("KerpleLog", 2, "", folder, folder / "test", [], flags, ["--model.position=KerpleLog"])
+    job = replace(resolve(job), data="a checksum", inputs={"mine.Root": "1"})
     about = json.loads((whole / results.ABOUT).read_text())
     for name, content, reason in (
         (results.ABOUT, about | {"version": 1}, "version 1"),
@@ -346,7 +378,7 @@ def test_two_comparisons_at_once_do_every_run_once_and_runs_of_one_that_was_kill
 
 
 def test_a_lock_names_its_holder_and_a_second_signal_ends_runs_with_their_own_processes(tmp_path: Path) -> None:
-    job = Job("ALiBi", 1, "", tmp_path / "seed-1", tmp_path / "seed-1/test", [], [], {})
+    job = Job("ALiBi", 1, "", tmp_path / "seed-1", tmp_path / "seed-1/test", [])
     holder = rf"seed-1 is in use by process {os.getpid()} on .*, since"
     with jobs.locked(job), pytest.raises(ValueError, match=holder), jobs.locked(job, patient=False):
         pass

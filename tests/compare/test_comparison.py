@@ -11,6 +11,7 @@ from rich.console import Console
 from kerple.base.errors import UserError
 from kerple.base.progress import FILE, write_progress
 from kerple.cli import compare, estimate
+from kerple.cli.resolve import resolve
 from kerple.compare import records
 from kerple.compare.board import Board
 from kerple.compare.comparison import Comparison, Job, Strategy, as_flags
@@ -37,17 +38,17 @@ def test_every_strategy_and_seed_is_one_run_with_its_own_flags(base: str) -> Non
     jobs = comparison(base, flags={"trainer.max_steps": 9}, test={"config": base}).jobs()
     expected = [("KerpleLog", 1), ("per layer", 1), ("KerpleLog", 2), ("per layer", 2)]
     assert [(job.label, job.seed) for job in jobs] == expected
-    assert jobs[3].fit == [
+    assert [*jobs[3].fit_flags, *jobs[3].position_flags] == [
         f"--config={base}",
         "--trainer.max_steps=9",
         "--data.length=128",
         "--seed_everything=2",
         "--data.seed=2",
-        "--run_dir=logs/compare/small/per layer/seed-2",
         "--model.position=KerpleLog",
         "--model.position.floor=0.05",
     ]
-    assert jobs[3].test == [f"--config={base}", "--run_dir=logs/compare/small/per layer/seed-2/test"]
+    assert jobs[3].test_flags == [f"--config={base}"]
+    assert jobs[3].test_folder == Path("logs/compare/small/per layer/seed-2/test")
 
 
 def test_parts_have_folders_a_strategy_may_have_the_first_seeds_only_and_a_pretrained_model_has_one(base: str) -> None:
@@ -56,8 +57,8 @@ def test_parts_have_folders_a_strategy_may_have_the_first_seeds_only_and_a_pretr
     expected = [("copy", "KerpleLog", 1), ("copy", "per layer", 1), ("reverse", "KerpleLog", 1)]
     assert [(job.part, job.label, job.seed) for job in jobs[:3]] == expected
     assert len({job.directory for job in jobs}) == 8
-    assert jobs[0].fit[:2] == [f"--config={base}"] * 2
-    assert jobs[2].fit[1] == "--data.task=Reverse"
+    assert jobs[0].fit_flags[:2] == [f"--config={base}"] * 2
+    assert jobs[2].fit_flags[1] == "--data.task=Reverse"
     assert str(jobs[2].test_folder) == "logs/compare/small/reverse/KerpleLog/seed-1/again"
 
     yarn = Strategy(hf="folder/model", options={"scaling": "yarn", "factor": 2}, flags={"data.length": 9})
@@ -66,7 +67,7 @@ def test_parts_have_folders_a_strategy_may_have_the_first_seeds_only_and_a_pretr
     expected = [("KerpleLog", 3), ("KerpleLog", 1), ("KerpleLog", 2), ("T5", 3), ("T5", 1), ("YaRN", 3)]
     assert [(job.label, job.seed) for job in jobs] == expected
     test = ["--hf=folder/model", "--model.scaling=yarn", "--model.factor=2", "--data.length=9", f"--config={base}"]
-    assert (jobs[-1].fit, jobs[-1].test) == ([], [*test, "--run_dir=logs/compare/small/YaRN/seed-3/test"])
+    assert (jobs[-1].fit_flags, jobs[-1].test_flags) == ([], test)
 
 
 def test_flags_of_every_type() -> None:
@@ -92,12 +93,11 @@ def test_a_run_of_each_shipped_comparison_parses_and_has_a_folder_of_its_own(mon
         strategies = {label: Strategy(**(of or {})) for label, of in content.get("strategies", {}).items()}
         jobs = Comparison(**content | {"strategies": strategies}).jobs() if strategies else []
         assert len({job.directory for job in jobs}) == len(jobs)
-        for job in [job for job in jobs if job.fit and not any("--weights" in flag for flag in job.fit)][-1:]:
-            if tuple(job.fit[:2]) not in parsed:
-                parsed.add(tuple(job.fit[:2]))
-                config = compare.resolve(job)
-                assert config["seed_everything"] == job.seed, path
-                compare.check_test(job, config)
+        fitted = [job for job in jobs if job.fit_flags and not any("--weights" in flag for flag in job.fit_flags)]
+        for job in fitted[-1:]:
+            if tuple(job.fit_flags[:2]) not in parsed:
+                parsed.add(tuple(job.fit_flags[:2]))
+                assert resolve(job).config["seed_everything"] == job.seed, path
     assert parsed
 
 
@@ -106,9 +106,9 @@ def test_a_callback_without_options_and_an_unknown_option(monkeypatch: pytest.Mo
     flags = {"trainer.callbacks": [{"class_path": "Dashboards"}]}
     changes: dict[str, Any] = {"strategies": {"RoPE": None, "x": Strategy("RoPE", {"bass": 1})}, "baseline": "RoPE"}
     good, bad, *_ = comparison("configs/demo.yaml", flags=flags, test=flags, **changes).jobs()
-    compare.check_test(good, compare.resolve(good))
+    assert resolve(good).test == {}  # the test has the callbacks of the fit
     with pytest.raises(UserError, match=r"compare: x seed 1: .*bass"):
-        compare.resolve(bad)
+        resolve(bad)
 
 
 def test_a_flag_of_a_test_that_does_not_exist_is_named_before_anything_is_fitted(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_the_time_of_training_is_flops_by_the_speed_of_a_product(monkeypatch: py
 
 def jobs(folder: Path, number: int = 4) -> list[Job]:
     directories = [folder / f"seed-{seed}" for seed in range(number)]
-    return [Job("ALiBi", i, "", d, d / "test", ["--fit"], [], {}) for i, d in enumerate(directories)]
+    return [Job("ALiBi", i, "", d, d / "test", []) for i, d in enumerate(directories)]
 
 
 def training(job: Job, seconds: float, left: float) -> None:

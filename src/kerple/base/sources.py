@@ -5,7 +5,10 @@ import hashlib
 import inspect
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import Any
+
+import kerple
 
 SOURCES = "sources"  # key of the digests in a checkpoint
 LIBRARIES = ("kerple", "pytorch_lightning", "torch")  # a run records their versions
@@ -47,3 +50,12 @@ def _source(kind: type) -> str:
             nodes = (node for statement in definitions[name] for node in ast.walk(statement))
             waiting += [node.id for node in nodes if isinstance(node, ast.Name)]
     return "\n".join(used[name] for name in sorted(used))
+
+
+def package_digest() -> str:
+    """sha256 of the source files of this package, with their paths in it."""
+    root = Path(kerple.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()

@@ -4,35 +4,33 @@ Lightning, which takes seconds, is imported where it is used, so that option err
 """
 
 import contextlib
-import hashlib
-import json
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import fields, replace
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-from jsonargparse import ArgumentError, ArgumentParser, Namespace
+from jsonargparse import ArgumentParser, Namespace
 from rich.console import Console
 
 from kerple.base.errors import UserError
 from kerple.base.progress import duration
-from kerple.base.shipped_configs import config_path, with_shipped_configs
-from kerple.base.sources import source_digests
+from kerple.base.shipped_configs import config_path
+from kerple.cli import compared_run
 from kerple.cli.arguments import command_parser, parse
+from kerple.cli.resolve import prepare_and_checksum, resolve, with_inputs, with_precision
 from kerple.compare import page, records
 from kerple.compare.board import Board
 from kerple.compare.comparison import Comparison, Job
 from kerple.compare.engines import ENGINES
 from kerple.compare.job import forget, hurry
-from kerple.compare.runs import Run, flat, locate, read_runs
+from kerple.compare.plan import deviations, digests
+from kerple.compare.runs import Run, locate, read_runs
 
 ASK_ABOVE = 1800.0  # seconds
-POSITION = "--model.position"
+RUN = ["-m", compared_run.__name__]
 
 
 def main(arguments: list[str]) -> None:
@@ -51,19 +49,21 @@ def main(arguments: list[str]) -> None:
     comparison = _comparison(options)
     if options.parallel < 1:
         raise UserError(f"compare: parallel: got {options.parallel}, expected at least 1 run at a time")
-    jobs = _jobs(comparison, options)
+    jobs, refused = _jobs(comparison, options)
     to_do = [job for job in jobs if not records.finished(job)]
-    fits = [] if options.report_only else [resolve(job) for job in to_do if job.fit]
+    fits = [] if options.report_only else [job.config for job in to_do if job.config]
     seconds = import_module("kerple.cli.estimate").training_seconds(fits, options.parallel) if fits else None
     time = "" if seconds is None else f"; to train {len(fits)} of them takes about {duration(seconds)}"
     print(f"{len(jobs)} runs: {len(jobs) - len(to_do)} finished, {len(to_do)} to do{time}", flush=True)
+    if options.report_only and to_do:
+        print(f"missing: {', '.join(job.name for job in to_do)}")
     ask = (seconds or 0) > ASK_ABOVE and sys.stdin.isatty() and not options.yes
     if ask and input("start? [y/N] ").strip().lower() not in ("y", "yes"):
         return
     if to_do and not options.report_only:
         print(f"what a run prints goes to a file like {to_do[0].beside('.log')}", flush=True)
         _run(comparison, jobs, to_do, options.parallel, options.engine)
-    _report_of(comparison, jobs, _printed(options))
+    _report_of(comparison, jobs, refused, _printed(options))
 
 
 def _options(arguments: list[str]) -> Namespace:
@@ -75,77 +75,55 @@ def _comparison(options: Namespace) -> Comparison:
     return Comparison(**{field.name: options[field.name] for field in fields(Comparison)})
 
 
-def _jobs(comparison: Comparison, options: Namespace) -> list[Job]:
-    """All runs of a comparison, resolved; where there is a record of one, its results are copied into its folder."""
+def _jobs(comparison: Comparison, options: Namespace) -> tuple[list[Job], dict[str, str]]:
+    """All runs of a comparison, resolved, and by name of a run why its record is not taken, if it has one.
+
+    The results in a record of the same run are copied into the folder of the run.
+    """
     report_only, console = options.report_only, Console(stderr=True)
     with console.status(f"reading the options of {comparison.name}'s runs"):
-        planned = [(job, resolve(job)) for job in comparison.jobs()]
-    # one stands for all: the flags of the tests are the comparison's
-    if fitted := next((pair for pair in planned if pair[0].fit), None):
-        check_test(*fitted)
+        plan = digests(comparison)
+        resolved = [replace(with_inputs(resolve(job)), plan=plan) for job in comparison.jobs()]
     reports = [comparison.report_folder, *map(Path, comparison.reuse_from)]
-    resolved = [(_with_inputs(replace(job, config=flat(config))), config.get("data")) for job, config in planned]
     sums: dict[str, str | None] = {}
-    for job, data in resolved:
+    for job in resolved:
+        data = _data(job)
         if report_only:  # a report prepares nothing: the data is that of the first run, of which all others must be
             runs = map(records.described, [job.test_folder, *map(job.record, reports)])
-            same = (run.get("data") for run in runs if run and not records.differences(run["config"], job.config))
+            same = (run.get("data") for run in runs if run and not records.differences(run["config"], job.training))
             sums[str(data)] = sums.get(str(data)) or next(same, None)
         # without a checksum a finished run is believed, and its data is not read again
         elif str(data) not in sums and not records.finished(job):
             sums[str(data)] = prepare_and_checksum(data)
-    jobs = [replace(job, data=sums.get(str(data)), parallel=options.parallel) for job, data in resolved]
-    _check(jobs, report_only, options.rerun_changed)
+    jobs = [replace(job, data=sums.get(str(_data(job))), parallel=options.parallel) for job in resolved]
+    refused = _check(jobs, report_only, options.rerun_changed)
     said: dict[str, list[Job]] = {}
     for job in jobs:
         if not records.finished(job) and not job.directory.joinpath("checkpoints").exists():
             for report in (report for report in reports if job.record(report).is_dir()):
                 # a report reuses runs of any precision where it is `auto`; runs of this machine are to be like them
-                config = job.config if report_only else _with_precision(job.config)
-                objection = records.reuse(replace(job, config=config), job.record(report))
+                objection = records.reuse(job if report_only else with_precision(job), job.record(report))
                 what = f"not reused from {report}: {objection}" if objection else f"reused from {report}"
                 said.setdefault(what, []).append(job)
                 if objection is None:
                     break
+                refused[job.name] = objection
         if records.finished(job):
             records.write_record(job, reports)
     for what, of_jobs in said.items():
         others = f" and {len(of_jobs) - 1} other run{'s' * (len(of_jobs) > 2)}" if of_jobs[1:] else ""
         print(f"{of_jobs[0].name}{others}: {what}")
-    return jobs
+    return jobs, refused
 
 
-def _with_inputs(job: Job) -> Job:
-    """The job with digests of what its configuration only names."""
-    models = {str(job.config[key]) for key in ("weights", "model.path") if job.config.get(key)}
-    of_test = {f"{records.OF_TEST}{name}": digest for name, digest in source_digests(job.settings_of_test).items()}
-    return replace(job, inputs={path: _digest(path) for path in models} | source_digests(job.config) | of_test)
+def _data(job: Job) -> dict[str, Any] | None:
+    return (job.config or job.tested).get("data")
 
 
-@cache
-def _digest(path: str) -> str:
-    """sha256 of a model: a checkpoint, or what `kerple.hf.source.locate` finds."""
-    if Path(path).is_file():
-        with Path(path).open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    from kerple.hf.source import locate, source_digest  # needs optional packages
-
-    return source_digest(locate(path))
-
-
-def _with_precision(config: dict[str, Any]) -> dict[str, Any]:
-    """A configuration with the precision that ``auto`` means on this machine."""
-    from kerple.base.precision import choose_precision
-
-    if config.get(records.PRECISION) != "auto":
-        return config
-    return config | {records.PRECISION: choose_precision(config.get("trainer.accelerator", "auto"))[0]}
-
-
-def _check(jobs: list[Job], report_only: bool, rerun_changed: bool) -> None:
-    """Check for runs of other configurations, before anything is started or removed."""
-    changed = {job: differences for job in jobs if (differences := records.changes(job))}
-    lines = [f"  {job.name}: {'; '.join(differences)}" for job, differences in changed.items()]
+def _check(jobs: list[Job], report_only: bool, rerun_changed: bool) -> dict[str, str]:
+    """Check for runs of other configurations, before anything is started or removed; describe them by name."""
+    changed = {job: "; ".join(differences) for job in jobs if (differences := records.changes(job))}
+    lines = [f"  {job.name}: {differences}" for job, differences in changed.items()]
     if changed and report_only:
         print("\n".join(["warning: runs were made otherwise and are left out:", *lines]))
     elif changed and not rerun_changed:
@@ -156,6 +134,7 @@ def _check(jobs: list[Job], report_only: bool, rerun_changed: bool) -> None:
     elif changed:
         for job in changed:
             forget(job)
+    return {job.name: differences for job, differences in changed.items()}
 
 
 def _run(comparison: Comparison, jobs: list[Job], to_do: list[Job], parallel: int, engine: str) -> None:
@@ -166,7 +145,7 @@ def _run(comparison: Comparison, jobs: list[Job], to_do: list[Job], parallel: in
     """
     board = Board(len(jobs), to_do, parallel, Console(soft_wrap=True, highlight=False))
     failed = 0
-    running = ENGINES[engine](to_do, parallel)
+    running = ENGINES[engine](to_do, parallel, RUN)
     try:
         with _interruptible(), board, contextlib.closing(running):
             for ended in running:
@@ -217,40 +196,23 @@ def _row(run: Run) -> str:
     return f"{metric} ({protocol}) {', '.join(f'{value:.4g} at {length:,}' for value, length in cells)}"
 
 
-def _report_of(comparison: Comparison, jobs: list[Job], printed: list[str] | None) -> None:
-    ready = [job for job in jobs if records.finished(job)]
+def _report_of(comparison: Comparison, jobs: list[Job], refused: dict[str, str], printed: list[str] | None) -> None:
+    ready = {job.name: job for job in jobs if records.finished(job)}
     if not ready:
         raise UserError(f"compare: runs: got no finished run of {comparison.name}; run it first")
     order = list(comparison.strategies)
-    runs = [job.as_run for job in sorted(ready, key=lambda job: (order.index(job.label), job.seed))]
+    runs = [job.as_run for job in sorted(ready.values(), key=lambda job: (order.index(job.label), job.seed))]
     labels = [run.strategy for run in runs]
     baseline = comparison.baseline if comparison.baseline in labels else labels[0]  # until the baseline is finished
-    missing = [job.name for job in jobs if job not in ready]
-    deviations = _deviations(comparison.plan, ready) if comparison.plan else []
-    texts = {"missing": missing, "deviations": deviations}
+    texts = {"missing": [job.name for job in jobs if job.name not in ready]}
+    if comparison.plan:
+        plan = _comparison(_options(["--config", config_path(comparison.plan)]))
+        planned = {job.name: resolve(job) for job in plan.jobs()}
+        texts["deviations"] = deviations(plan, planned, ready, refused)
     events = comparison.runs_folder / "comparison"
     path = _report(runs, comparison.report_folder, comparison.name, baseline, **texts, printed=printed, events=events)
     title, first, *_ = (comparison.report_folder / "table.md").read_text(encoding="utf-8").split("### ")
     print(f"{title}### {first}\nreport: {path}")
-
-
-def _deviations(path: str, ready: list[Job]) -> list[str]:
-    """What is otherwise in the finished runs than in the plan, which is the configuration of a comparison."""
-    plan = _comparison(_options(["--config", config_path(path)]))
-    planned = {job.name: job for job in plan.jobs()}
-    finished = {job.name: job for job in ready}
-    deviations = [f"{name} is not there" for name in planned if name not in finished]
-    for name, job in finished.items():
-        run = records.described(job.test_folder) or {}
-        if name not in planned:
-            deviations.append(f"{name} is not planned")
-        elif changed := records.differences(run["config"], flat(resolve(planned[name]))):
-            deviations.append(f"{name}: {'; '.join(changed)}")
-        if plan.planned_data not in (None, run["data"]):
-            deviations.append(f"{name} has other data, checksum {run['data']}")
-        if job.seed in plan.looked_at:
-            deviations.append(f"{name}: its seed was looked at before")
-    return deviations
 
 
 def _report(runs: list[Run], folder: Path, name: str, baseline: str, **options: Any) -> Path:
@@ -258,91 +220,6 @@ def _report(runs: list[Run], folder: Path, name: str, baseline: str, **options: 
     for difference in page.inconsistencies(tables):
         print(f"warning: runs differ in more than strategy and seed: {difference}")
     return page.write(tables, folder, name=name, baseline=baseline, **options)
-
-
-def resolve(job: Job) -> dict[str, Any]:
-    """The resolved configuration of a run's fit, or of a pretrained model's test, nested.
-
-    Raises:
-        UserError: If the run's arguments do not parse; the message is the parser's.
-    """
-    own = [flag for flag in job.fit if flag.startswith(POSITION)]
-    try:
-        if not job.fit:
-            from kerple.cli.pretrained_test import configuration  # it needs packages that fits do not
-
-            return _of_run(configuration(with_shipped_configs([*job.test])))
-        shared, position = _shared(tuple(flag for flag in job.fit if not flag.startswith((*own, "--run_dir="))))
-        model = shared["model"] | {"position": _position(position, *own)}
-    except (ArgumentError, UserError) as error:
-        raise UserError(f"compare: {job.name}: {error}") from error
-    return shared | {"model": model}
-
-
-@cache
-def _shared(flags: tuple[str, ...]) -> tuple[dict[str, Any], str]:
-    """What runs that differ in their strategy alone have in common: the configuration, and the flag of its strategy."""
-    from kerple.cli.fit import checkpoint_first
-
-    _, *arguments = checkpoint_first(["fit", f"{POSITION}=NoPE", *flags])  # for files that name none
-    text = _fit_parser().dump(parse(_fit_parser(), arguments), skip_none=False)
-    given = _fit_parser().parse_args(arguments, defaults=False).model.position
-    return _of_run(text), f"{POSITION}={json.dumps(given.as_dict())}"
-
-
-@cache
-def _position(*flags: str) -> dict[str, Any]:
-    """The resolved strategy of these flags. To resolve it alone takes a tenth of the time of a whole configuration."""
-    from kerple.positions import Position, Shape
-
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument(POSITION, type=Callable[[Shape], Position])
-    resolved: dict[str, Any] = yaml.safe_load(parser.dump(parse(parser, [*flags]), skip_none=False))
-    return resolved["model"]["position"]
-
-
-def _of_run(text: str) -> dict[str, Any]:
-    from kerple.cli.agreement import OF_A_FOLDER
-
-    return {key: value for key, value in yaml.safe_load(text).items() if key not in OF_A_FOLDER}
-
-
-def check_test(job: Job, config: dict[str, Any]) -> None:
-    """Check the arguments of a run's test before anything is fitted.
-
-    Raises:
-        UserError: If they do not parse.
-    """
-    try:
-        parse(_fit_parser(), ["--config", yaml.safe_dump(config), *with_shipped_configs([*job.test])])
-    except UserError as error:
-        raise UserError(f"compare: test: {error}") from error
-
-
-@cache
-def _fit_parser() -> ArgumentParser:
-    from kerple.cli.parser import fit_parser
-
-    return fit_parser()
-
-
-def prepare_and_checksum(data: dict[str, Any] | None) -> str | None:
-    """Checksum of the data of a configuration, which is prepared before several runs start with it; None for a task.
-
-    Raises:
-        UserError: If the data module cannot be built, or its data cannot be prepared.
-    """
-    from pytorch_lightning import LightningDataModule
-
-    from kerple.cli.parser import unwrapped
-
-    parser = ArgumentParser()
-    parser.add_subclass_arguments(LightningDataModule, "data")
-    with unwrapped(parser):
-        module = parser.instantiate_classes(parser.parse_object({"data": data})).data
-    module.prepare_data()
-    module.setup("fit")
-    return records.checksum_of(module)
 
 
 def _parser() -> ArgumentParser:

@@ -4,11 +4,11 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from kerple.base.errors import UserError
-from kerple.base.mapping import read_mapping
 from kerple.base.shipped_configs import config_path, with_shipped_configs
 from kerple.compare.runs import Run, flat
 
@@ -61,8 +61,10 @@ class Comparison:
         runs: Folder of the runs; null for logs/compare/<name>.
         output: Folder of the report; null for results/<name>.
         reuse_from: Folders of other reports, whose committed runs are reused for the same part, label and seed.
-        plan: Configuration of the comparison as it was planned; the first line of the report says what is otherwise.
-        planned_data: Checksum of the data of all runs as it was planned; null for any.
+        plan: Configuration of the comparison as it was planned. The first line of the report lists deviations from it.
+        plan_page: Page that describes the plan. Each run records the digests of the page and of the configuration.
+        planned_data: Planned checksum of the data of all runs; null for any.
+        planned_code: Planned digest of the package's source, which `compare` prints; null for any.
         looked_at: Seeds that were looked at before the plan was written.
 
     Raises:
@@ -84,7 +86,9 @@ class Comparison:
     output: str | None = None
     reuse_from: list[str] = field(default_factory=list)
     plan: str | None = None
+    plan_page: str | None = None
     planned_data: str | None = None
+    planned_code: str | None = None
     looked_at: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -109,7 +113,7 @@ class Comparison:
                 raise UserError(f"compare: got {path!r}, expected the path of a configuration, from where you are")
         advice = dict.fromkeys(self.seeded, "use seeds") | SET_BY_COMPARE
         _refuse("flags", self.flags, advice)
-        _refuse("test", self.test, {key: SET_BY_COMPARE[key] for key in ("run_dir", "ckpt_path")})
+        _refuse("test", self.test, SET_BY_COMPARE)
         for name, flags in self.parts.items():
             _refuse(f"parts: {name}", flags, advice)
         for label, strategy in self.strategies.items():
@@ -143,27 +147,18 @@ class Comparison:
 
     def _job(self, part: str, label: str, strategy: Strategy, seed: int) -> "Job":
         directory = self.runs_folder / part / label / f"seed-{seed}"
-        folder = directory / self.test_folder
-        test = [*as_flags(self.test), f"--run_dir={folder}"]
+        run = (label, seed, part, directory, directory / self.test_folder)
+        test = as_flags(self.test)
         if strategy.hf:
             options = {"hf": strategy.hf} | {f"model.{key}": value for key, value in strategy.options.items()}
-            test = [*as_flags(options | strategy.flags), *test]
-            return Job(label, seed, part, directory, folder, [], test, self.settings_of_test)
+            return Job(*run, [*as_flags(options | strategy.flags), *test])
         fit = [f"--config={config_path(path)}" for path in self.base]
         fit += as_flags(self.parts.get(part, {}))
         fit += as_flags(self.flags | strategy.flags)
         # after all other flags, so that they win: a seed in a configuration would make all runs the same
-        fit += as_flags(dict.fromkeys(self.seeded, seed) | {"run_dir": str(directory)})
-        fit += [f"--model.position={strategy.position or label}"]
-        fit += as_flags({f"model.position.{key}": value for key, value in strategy.options.items()})
-        return Job(label, seed, part, directory, folder, fit, test, self.settings_of_test)
-
-    @property
-    def settings_of_test(self) -> dict[str, Any]:
-        """Settings of the tests, with dotted keys: those of the configuration among the flags, and the other flags."""
-        path = self.test.get("config")
-        content = flat(read_mapping(Path(config_path(path)))) if path else {}
-        return content | flat({key: value for key, value in self.test.items() if key != "config"})
+        fit += as_flags(dict.fromkeys(self.seeded, seed))
+        options = {f"model.position.{key}": value for key, value in strategy.options.items()}
+        return Job(*run, test, fit, as_flags({"model.position": strategy.position or label} | options))
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,13 +171,15 @@ class Job:
         part: Part of the comparison, empty if it has only one.
         directory: Folder of the run. Its lock and what it prints are beside it: ``seed-1.lock``, ``seed-1.log``.
         test_folder: Folder in it that the test writes to.
-        fit: Arguments of ``run.py fit``; none for a pretrained model.
-        test: Arguments of ``run.py test``, without the checkpoint.
-        settings_of_test: Settings of the test, as `Comparison.settings_of_test` has them.
-        config: Resolved configuration, with dotted keys; empty until it is resolved.
+        test_flags: Arguments of ``run.py test``, without those of checkpoint and folder.
+        fit_flags: Arguments of ``run.py fit``, without those of strategy and folder; none for a pretrained model.
+        position_flags: Arguments for its strategy.
+        config: Resolved configuration of the fit, nested; empty until it is resolved, and for a pretrained model.
+        tested: Resolved configuration of the test, nested.
         data: Checksum of its data, None if that is not known or there is none.
         inputs: Digests of what the configuration only names: a model's files, by its path; the source of the user's own
             classes, by import path; and of those of the test, by ``test`` and import path.
+        plan: Digests of the files of the comparison's plan, by path.
         parallel: Number of runs at a time.
     """
 
@@ -191,13 +188,25 @@ class Job:
     part: str
     directory: Path
     test_folder: Path
-    fit: list[str]
-    test: list[str]
-    settings_of_test: dict[str, Any]
+    test_flags: list[str]
+    fit_flags: list[str] = field(default_factory=list)
+    position_flags: list[str] = field(default_factory=list)
     config: dict[str, Any] = field(default_factory=dict)
+    tested: dict[str, Any] = field(default_factory=dict)
     data: str | None = None
     inputs: dict[str, str] = field(default_factory=dict)
+    plan: dict[str, str] = field(default_factory=dict)
     parallel: int = 1
+
+    @cached_property
+    def training(self) -> dict[str, Any]:
+        """What the run was trained with, with dotted keys; of a pretrained model, which is not, that of its test."""
+        return flat(self.config or self.tested)
+
+    @cached_property
+    def test(self) -> dict[str, Any]:
+        """The options of the test that the fit lacks or has otherwise, nested."""
+        return _changed(self.config, self.tested)
 
     @property
     def name(self) -> str:
@@ -221,6 +230,17 @@ class Job:
     def record(self, report: Path) -> Path:
         """Folder below that of a report, in which the numbers of the finished run are kept."""
         return report / "runs" / self.part / self.label / f"seed-{self.seed}"
+
+
+def _changed(before: Any, after: dict[str, Any]) -> dict[str, Any]:
+    """The options of a nested configuration that another one lacks or has otherwise."""
+    if not isinstance(before, dict) or before.get("class_path") != after.get("class_path"):
+        return after
+    return {
+        name: _changed(before.get(name), value) if isinstance(value, dict) else value
+        for name, value in after.items()
+        if name == "class_path" or value != before.get(name)
+    }
 
 
 def _refuse(where: str, flags: Mapping[str, Any], advice: Mapping[str, str]) -> None:

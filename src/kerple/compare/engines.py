@@ -14,9 +14,10 @@ Ended = Generator[tuple[Job, str | None] | None, None, None]
 TICK = 0.25  # seconds
 
 
-def local(jobs: Sequence[Job], parallel: int) -> Ended:
+def local(jobs: Sequence[Job], parallel: int, program: list[str]) -> Ended:
     """Run on this machine, ``parallel`` runs at a time, each with its share of the cores.
 
+    Each is a process of Python with the arguments ``program``, see `kerple.compare.job.start`.
     When the iterator is closed or raises, the processes of the runs are asked to save and end, and it waits for them.
 
     Yields:
@@ -30,7 +31,7 @@ def local(jobs: Sequence[Job], parallel: int) -> Ended:
     def run(job: Job) -> str | None:
         if stopped:
             return None
-        process = start(job, threads)
+        process = start(job, threads, program)
         processes.append(process)
         if stopped:  # meanwhile
             process.terminate()
@@ -52,7 +53,7 @@ def local(jobs: Sequence[Job], parallel: int) -> Ended:
         pool.shutdown()
 
 
-def ray(jobs: Sequence[Job], parallel: int) -> Ended:
+def ray(jobs: Sequence[Job], parallel: int, program: list[str]) -> Ended:
     """Run on a Ray cluster whose machines share this folder.
 
     The cluster is that of RAY_ADDRESS or of this machine, or else one that is started here. A run takes 1 /
@@ -71,7 +72,7 @@ def ray(jobs: Sequence[Job], parallel: int) -> Ended:
     def remote(job: Job) -> str | None:
         os.chdir(folder)
         os.environ["PYTHONPATH"] = path
-        process = start(job, threads)
+        process = start(job, threads, program)
         try:
             return wait(job, process)
         except BaseException:  # the task was cancelled

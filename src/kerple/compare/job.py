@@ -19,10 +19,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 import kerple
 from kerple.base.atomic import write
 from kerple.base.directories import this_process
 from kerple.base.errors import UserError
+from kerple.base.mapping import read_mapping
 from kerple.base.sources import own_classes
 from kerple.compare import records
 from kerple.compare.comparison import Job
@@ -30,31 +33,31 @@ from kerple.measure import results
 
 SOURCES = Path(kerple.__file__).parents[1]
 CHECKOUT, INSTALLED = SOURCES.parent / "run.py", Path(kerple.__file__).with_name("__main__.py")
-# the command of the process; Lightning starts the other ranks of a run by the command line that `work` sets
-PROGRAM = "from kerple.cli.main import main; from kerple.compare.job import work; work(main)"
 PATIENCE = 60.0  # seconds in which a run that is asked to stop has to save its checkpoint
 hurry = threading.Event()  # a second signal has asked to stop
 
 
-def start(job: Job, threads: int) -> "subprocess.Popen[bytes]":
+def start(job: Job, threads: int, program: list[str]) -> "subprocess.Popen[bytes]":
     """Start the process of a run. What it prints is appended to the run's log.
 
     Args:
         job: The run.
         threads: Number of CPU threads, unless OMP_NUM_THREADS says another.
+        program: Arguments of Python: a program that calls `work`.
     """
     try:
         with locked(job, patient=False):
             pass
     except UserError as busy:
         print(f"{job.name} waits: {busy}", flush=True)
-    log = job.beside(".log")
+    log, task = job.beside(".log"), job.beside(f".{job.test_folder.name}.task.json")
+    write(task, json.dumps(asdict(job), default=str))
     paths = filter(None, [str(SOURCES), os.environ.get("PYTHONPATH")])
     environment = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
     environment |= os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
     with log.open("ab") as output:
         return subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, json.dumps(asdict(job), default=str)],
+            [sys.executable, *program, str(task)],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -86,12 +89,12 @@ def stop(processes: "list[subprocess.Popen[bytes]]") -> None:
 
 
 def work(main: Callable[[list[str]], None]) -> None:
-    """Finish the run that the argument of this process describes, whatever the state of the run's folder is.
+    """Finish the run that the file of this process's argument describes, whatever the state of the run's folder is.
 
     Args:
         main: Runs one command of ``run.py``.
     """
-    content = json.loads(sys.argv[1])
+    content = read_mapping(Path(sys.argv[1]))
     job = Job(**content | {key: Path(content[key]) for key in ("directory", "test_folder")})
     with locked(job):
         if not records.finished(job):  # else another comparison has done it meanwhile
@@ -99,6 +102,7 @@ def work(main: Callable[[list[str]], None]) -> None:
 
 
 def _call(main: Callable[[list[str]], None], arguments: tuple[str, ...]) -> None:
+    # Lightning starts the other ranks of a run by this command line
     sys.argv = [str(CHECKOUT if CHECKOUT.is_file() else INSTALLED), *arguments]
     print("$", *sys.argv, flush=True)
     main([*arguments])
@@ -108,18 +112,30 @@ def _finish(job: Job, call: Callable[..., None]) -> None:
     resumed = job.checkpoint.is_file()
     # another test of this run is complete; otherwise a fit that has ended is called once more, and ends at once
     tested_before = resumed and any(records.described(path.parent) for path in job.directory.glob(f"*/{results.ABOUT}"))
-    if job.fit and not tested_before:
+    if job.config and not tested_before:
         if not resumed:
             remove(job.directory)
-            write(job.beside(records.INPUTS), json.dumps(job.inputs))
+        records.begin(job, resumed)
         # a path instead of "last", which would take the newest version of this folder, even one made by hand
-        call("fit", *job.fit, *([f"--ckpt_path={job.checkpoint}"] if resumed else []))
+        checkpoint = [f"--ckpt_path={job.checkpoint}"] if resumed else []
+        call("fit", _file(job, ".fit.yaml", job.config), f"--run_dir={job.directory}", *checkpoint)
     if (job.test_folder / results.ABOUT).exists() and records.described(job.test_folder) is None:  # made by hand
         job.test_folder.rename(f"{job.test_folder}-{time.strftime('%Y%m%d-%H%M%S')}")
     remove(job.test_folder)
-    checkpoint = [f"--ckpt_path={job.checkpoint}"] if job.fit else []
-    call("test", *checkpoint, *_trust(job.config), *job.test)
+    what, options = f"--ckpt_path={job.checkpoint}", job.test
+    if not job.config:
+        what = f"--hf={job.training['model.path']}"
+        options = options | {"model": {key: value for key, value in options["model"].items() if key != "path"}}
+    file = _file(job, f".{job.test_folder.name}.test.yaml", options)
+    call("test", what, *_trust(job.training), file, f"--run_dir={job.test_folder}")
     records.complete(job)
+
+
+def _file(job: Job, suffix: str, config: dict[str, Any]) -> str:
+    """The argument of a configuration, which is written beside the run's folder."""
+    path = job.beside(suffix)
+    write(path, yaml.safe_dump(config, sort_keys=False))
+    return f"--config={path}"
 
 
 def _trust(config: dict[str, Any]) -> list[str]:

@@ -18,13 +18,14 @@ import pandas as pd
 from kerple.base.atomic import write
 from kerple.base.errors import UserError
 from kerple.base.mapping import read_mapping
+from kerple.base.sources import package_digest
 from kerple.compare.comparison import Job
 from kerple.compare.defaults import is_default
 from kerple.compare.runs import LOCATIONS, flat, read_runs
 from kerple.measure import results
 
 PRECISION = "trainer.precision"
-INPUTS = ".inputs.json"  # beside a run's folder: the digests with which it was begun
+BEGUN = ".begun.json"  # beside a run's folder: digests of its inputs when it began, and of the code that fitted it
 OF_TEST = "test "  # before the names of inputs that only the test has
 MOST_ROWS = 10_000  # of an analysis that is kept
 # what reading a record can raise; a stranger's may hold anything
@@ -43,9 +44,16 @@ def described(folder: Path) -> dict[str, Any] | None:
 def finished(job: Job) -> bool:
     """Whether the run was fitted and tested as the comparison describes it."""
     run = described(job.test_folder)
-    if run is None or run["test"] != job.settings_of_test or job.data not in (None, run["data"]):
+    if run is None or changed_test(run, job) or job.data not in (None, run["data"]):
         return False
-    return not changed_inputs(run, job) and not differences(run["config"], job.config)
+    return not changed_inputs(run, job) and not differences(run["config"], job.training)
+
+
+def changed_test(run: dict[str, Any], job: Job) -> list[str]:
+    """Differences between the test of a run and that of the job. They are no reason to train it again."""
+    now = {name: value for name, value in flat(job.tested).items() if value != {}}
+    asked = dict.fromkeys([*run["test"], *flat(job.test)])
+    return differences(run["test"], {name: now.get(name) for name in asked})
 
 
 def changed_inputs(run: dict[str, Any], job: Job) -> list[str]:
@@ -59,14 +67,24 @@ def changes(job: Job) -> list[str]:
     if run := described(job.test_folder):
         other = ["its data has another checksum"] if job.data not in (None, run["data"]) else []
         other += [change for change in changed_inputs(run, job) if not change.startswith(OF_TEST)]
-        return differences(run["config"], job.config) + other
-    written, inputs = job.directory / "config.yaml", job.beside(INPUTS)
+        return differences(run["config"], job.training) + other
+    written = job.directory / "config.yaml"
     if written.is_file():
-        begun = {"inputs": read_mapping(inputs)} if inputs.is_file() else {}
-        return differences(flat(read_mapping(written)), job.config) + changed_inputs(begun, job)
+        return differences(flat(read_mapping(written)), job.training) + changed_inputs(_begun(job), job)
     if any(path.name != ".lock" for path in job.directory.glob("*")) and not job.checkpoint.is_file():
         return ["the folder has no config.yaml"]
     return []
+
+
+def begin(job: Job, resumed: bool) -> None:
+    """Note the inputs and the code of a fit, before it begins or resumes."""
+    begun = _begun(job) if resumed else {"inputs": job.inputs}
+    code = sorted({*begun.get("code", []), package_digest()})
+    write(job.beside(BEGUN), json.dumps(begun | {"code": code}))
+
+
+def _begun(job: Job) -> dict[str, Any]:
+    return read_mapping(job.beside(BEGUN)) if job.beside(BEGUN).is_file() else {}
 
 
 def differences(written: dict[str, Any], resolved: dict[str, Any]) -> list[str]:
@@ -111,7 +129,7 @@ def complete(job: Job) -> None:
     """
     read_runs([job.as_run])
     _, about = results.read(job.test_folder)
-    config, written, cost = job.config, job.directory / "config.yaml", job.directory / "cost.json"
+    config, written, cost = job.training, job.directory / "config.yaml", job.directory / "cost.json"
     if written.is_file():  # the precision was chosen where the run began
         config = config | {PRECISION: flat(read_mapping(written))[PRECISION]}
     about["run"] = {
@@ -119,7 +137,9 @@ def complete(job: Job) -> None:
         "cost": read_mapping(cost) | {"parallel": job.parallel} if cost.exists() else {},
         "data": job.data,
         "inputs": job.inputs,
-        "test": job.settings_of_test,
+        "test": flat(job.test),
+        "plan": job.plan,
+        "code": sorted({*_begun(job).get("code", []), package_digest()}),
     }
     results.write_about(job.test_folder, about)
 
@@ -136,14 +156,14 @@ def reuse(job: Job, record: Path) -> str | None:
     """
     try:
         run = results.read(record)[1]["run"]
-        if changes_of_config := differences(run["config"], job.config):
+        if changes_of_config := differences(run["config"], job.training):
             return f"has another configuration: {'; '.join(changes_of_config)}"
         if job.data not in (None, run["data"]):
             # the corpora that need no download are files of the installed Python
             python = run["cost"].get("environment", {}).get("python", "unknown")
             return f"was trained on other data; it was made with Python {python}, here is {platform.python_version()}"
-        if run["test"] != job.settings_of_test:
-            return "was tested otherwise"
+        if changes_of_test := changed_test(run, job):
+            return f"was tested otherwise: {'; '.join(changes_of_test)}"
         if changed := changed_inputs(run, job):
             return "; ".join(changed)
         read_runs([replace(job.as_run, folder=record)])  # all of it, so that a damaged one cannot spoil the report

@@ -20,10 +20,10 @@ RUN_KEYS = ["strategy", "seed"]
 REPORT_TABLES = ("results", "summary", "costs")  # that the report writes beside those of the analyses
 SEED_FOLDER = re.compile(r"seed-(\d+)(?:_v\d+)?")  # the name that `fit` gives, below a folder of the strategy
 
-# options of where and how data is read, in place of which the checksums of the data are compared, and of where and how
-# often a run writes
+# options of where and how data is read, in place of which the checksums of the data are compared, of where and how
+# often a run writes, and of what it may read
 LOCATIONS = re.compile(
-    r"data\.(init_args\.)?(corpus|directory|workers|prepare_workers|prepare_engine|cache)"
+    r"trust|data\.(init_args\.)?(corpus|directory|workers|prepare_workers|prepare_engine|cache)"
     r"|trainer\.(default_root_dir|log_every_n_steps)|.*(save_dir|dirpath)"
 )
 

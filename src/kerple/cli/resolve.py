@@ -1,0 +1,123 @@
+"""The resolved configurations of a comparison's runs, and digests of what they name."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonargparse import ArgumentError, ArgumentParser
+
+from kerple.base.errors import UserError
+from kerple.base.sources import source_digests
+from kerple.cli.arguments import parse
+from kerple.compare import records
+from kerple.compare.comparison import Job
+from kerple.compare.runs import flat
+
+POSITION = "--model.position"
+
+
+def resolve(job: Job) -> Job:
+    """The run with the resolved configurations of its fit and its test; a pretrained model has only that of its test.
+
+    Raises:
+        UserError: If the run's arguments do not parse; the message is the parser's.
+    """
+    try:
+        if not job.fit_flags:
+            from kerple.cli.pretrained_test import configuration  # it needs packages that fits do not
+
+            return replace(job, tested=_of_run(configuration(job.test_flags)))
+        config, tested, position = _shared(tuple(job.fit_flags), tuple(job.test_flags))
+        own = {"position": _position(position, *job.position_flags)}
+        if tested["model"]["position"] == config["model"]["position"]:  # else the test has a strategy of its own
+            tested = tested | {"model": tested["model"] | own}
+        return replace(job, config=config | {"model": config["model"] | own}, tested=tested)
+    except (ArgumentError, UserError) as error:
+        raise UserError(f"compare: {job.name}: {error}") from error
+
+
+@cache
+def _shared(fit: tuple[str, ...], test: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """What runs that differ only in their strategy share: configurations of fit and test, and the strategy's flag."""
+    from kerple.cli.fit import checkpoint_first
+    from kerple.cli.parser import fit_parser
+
+    parser = fit_parser()
+    _, *arguments = checkpoint_first(["fit", f"{POSITION}=NoPE", *fit])  # for files that name none
+    config = _of_run(parser.dump(parse(parser, arguments), skip_none=False))
+    given = parser.parse_args(arguments, defaults=False).model.position
+    try:
+        tested = parse(parser, ["--config", yaml.safe_dump(config), *test]) if test else None
+    except UserError as error:
+        raise UserError(f"test: {error}") from error
+    dumped = _of_run(parser.dump(tested, skip_none=False)) if tested else config
+    return config, dumped, f"{POSITION}={json.dumps(given.as_dict())}"
+
+
+@cache
+def _position(*flags: str) -> dict[str, Any]:
+    """The resolved strategy of these flags. To resolve it alone takes a tenth of the time of a whole configuration."""
+    from kerple.positions import Position, Shape
+
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument(POSITION, type=Callable[[Shape], Position])
+    resolved: dict[str, Any] = yaml.safe_load(parser.dump(parse(parser, [*flags]), skip_none=False))
+    return resolved["model"]["position"]
+
+
+def _of_run(text: str) -> dict[str, Any]:
+    from kerple.cli.agreement import OF_A_FOLDER
+
+    return {key: value for key, value in yaml.safe_load(text).items() if key == "trust" or key not in OF_A_FOLDER}
+
+
+def with_inputs(job: Job) -> Job:
+    """The run with digests of what its configuration only names."""
+    models = {str(job.training[key]) for key in ("weights", "model.path") if job.training.get(key)}
+    of_test = {f"{records.OF_TEST}{name}": digest for name, digest in source_digests(flat(job.test)).items()}
+    return replace(job, inputs={path: _digest(path) for path in models} | source_digests(job.training) | of_test)
+
+
+@cache
+def _digest(path: str) -> str:
+    """sha256 of a model: a checkpoint, or what `kerple.hf.source.locate` finds."""
+    if Path(path).is_file():
+        with Path(path).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    from kerple.hf.source import locate, source_digest  # needs optional packages
+
+    return source_digest(locate(path))
+
+
+def with_precision(job: Job) -> Job:
+    """The run with the precision that ``auto`` means on this machine."""
+    from kerple.base.precision import choose_precision
+
+    trainer = job.config.get("trainer", {})
+    if trainer.get("precision") != "auto":
+        return job
+    return replace(job, config=job.config | {"trainer": trainer | {"precision": choose(trainer["accelerator"])[0]}})
+
+
+def prepare_and_checksum(data: dict[str, Any] | None) -> str | None:
+    """Checksum of the data of a configuration, which is prepared before several runs start with it; None for a task.
+
+    Raises:
+        UserError: If the data module cannot be built, or its data cannot be prepared.
+    """
+    from pytorch_lightning import LightningDataModule
+
+    from kerple.cli.parser import unwrapped
+
+    parser = ArgumentParser()
+    parser.add_subclass_arguments(LightningDataModule, "data")
+    with unwrapped(parser):
+        module = parser.instantiate_classes(parser.parse_object({"data": data})).data
+    module.prepare_data()
+    module.setup("fit")
+    return records.checksum_of(module)
