@@ -278,7 +278,7 @@ def test_far_context_has_tables_of_differences_of_the_same_runs_over_groups(tmp_
             for block, loss in enumerate(of_blocks)
         ]
         about = {"split": "test", "block_document": documents, "groups": groups}
-        results.write(test, "far_context", rows, about)
+        results.add_to_results(test, "far_context", rows, about)
         runs.append(Run("KerpleLog", seed, test))
     page, text = written(runs, tmp_path)
     assert "Perplexity, far_" not in text

@@ -115,6 +115,10 @@ def _call(arguments: list[str]) -> None:
     for option, value in pairwise(flat):  # before anything that takes seconds is imported
         if option in OPTIONS and value.endswith((".yaml", ".yml")) and not os.path.exists(value):
             raise UserError(f"{option.lstrip('-')}: got {value}, which does not exist")
+        if option == "--model.position" and value.isidentifier():
+            names = import_module("kerple.positions").names()
+            if value not in names:
+                raise unknown(option[2:], value, names)
     if command == "test" and any(part == "--hf" for part in flat):
         import_module("kerple.cli.pretrained_test").main(arguments[1:])
     elif command in LIGHTNING:
