@@ -18,6 +18,7 @@ from kerple.compare.statistics import Estimate, Sums, difference, estimate, holm
 from results.judge.__main__ import tiers
 from results.judge.evidence import Value, angle
 from results.judge.questions import FIVE_PERCENT, QUESTIONS, answers
+from results.judge.resolution import resolved
 from results.judge.statements import ALPHA, Number, Part, combined, verdict
 
 TIMES = 1000
@@ -134,8 +135,8 @@ class Plan:
     """Draws of the runs of PLAN.md, with normal effects of seeds and packages on whole losses, gains and contents.
 
     Effects of seeds have the variances of beyond-128, where what a window takes stands for gain and content. Effects of
-    packages have the covariance of the pilot's runs; what ALiBi's and KERPLE-power's differ from KERPLE-log's by has the
-    variance of what RNoPE-SWA's do. Lengths are 1,024 (8×) and 2,048 (16×).
+    packages have the covariance of the pilot's runs. ALiBi and KERPLE-power, of which there is no pilot, differ from
+    KERPLE-log between packages as RNoPE-SWA does, times the ratio of these differences in beyond-128. Lengths are 1,024 (8×) and 2,048 (16×).
     """
 
     trained, samples, packages = 128, "seeds", 10
@@ -162,10 +163,13 @@ class Plan:
             for (strategy, length), rows in means.iterrows()
             for name in named
         }
-        log, swa = ("KerpleLog", "far_none", 1024), ("RNoPE-SWA", "far_none", 1024)
-        whole = ("KerpleLog", "full", 2048), ("RNoPE-SWA", "full", 2048)
         self.covariance = np.cov([measured[cell] for cell in list(self.seeds)[:6]])
-        self.apart = [np.std(measured[a] - measured[b], ddof=1) for a, b in (whole, (log, swa))]
+        gain, whole = "windowed:{0}[8x] / {0}[8x] * KerpleLog[8x] / windowed:KerpleLog[8x]", "{}[16x] / KerpleLog[16x]"
+        self.apart = []
+        for other, number, cell in (("ALiBi", whole, ("full", 2048)), ("KerplePower", gain, ("far_none", 1024))):
+            text = [combined(number.format(name), tier).estimate.text_variance for name in (other, "RNoPE-SWA")]
+            pilots = measured["RNoPE-SWA", *cell] - measured["KerpleLog", *cell]
+            self.apart.append(np.std(pilots, ddof=1) * math.sqrt(text[0] / text[1]))
 
     def draw(self, truth: dict[tuple[str, str, int], float]) -> None:
         """Draw all runs, with these means; those that are not named are 0."""
@@ -191,7 +195,7 @@ def pilot(k: int) -> pd.DataFrame:
 
 
 def questions(plan: Plan) -> Iterator[tuple[str, ...]]:
-    """Rows (question, wrongly yes, wrongly no, power of yes, power of no, yes after correction)."""
+    """Rows (question, wrongly yes, wrongly no, power of yes, after correction, of no, effects with 80% power)."""
     interest = {
         ("KerpleLog", "far_none", 1024): 0.02,
         ("KerpleLog", "far_foreign", 1024): 0.02,
@@ -207,18 +211,20 @@ def questions(plan: Plan) -> Iterator[tuple[str, ...]]:
     second = first | {("KerpleLog", "far_none", 1024): 1.0, ("KerpleLog", "far_foreign", 1024): 0.0}
     second |= {("RNoPE-SWA", "full", 2048): -1.0, ("RNoPE-SWA", "far_none", 2048): 0.0}
     second |= {("ALiBi", "full", 2048): 0.0, ("KerplePower", "far_none", 1024): 1.0}
-    rates = {}
+    rates, resolvable = {}, {}
     for name, truth in {"first": first, "second": second, "interest": interest, "nothing": {}}.items():
         for _ in range(TIMES):
             plan.draw(truth)
             for question, of in answers(plan).items():
                 row = (of.p < ALPHA / 2, of.below < ALPHA / 2, of.answer == "yes")
                 rates.setdefault((question, name), []).append(row)
+                resolvable.setdefault(question, []).append([resolved(part.number.estimate) for part in of.parts])
     for question in QUESTIONS:
         of = {name: np.mean(rates[question, name], 0) for name in ("first", "second", "interest", "nothing")}
         wrong = max(of["first"][0], of["second"][0])
         shown = wrong, of["interest"][1], of["interest"][0], of["interest"][2], of["nothing"][1]
-        yield question, *(f"{rate:.1%}" for rate in shown)
+        effects = " and ".join(f"{effect:.3f}" for effect in np.median(resolvable[question], 0))
+        yield question, *(f"{rate:.1%}" for rate in shown), effects
 
 
 def page(root: Path) -> str:
