@@ -52,11 +52,6 @@ class Finding:
         return min((part.number.estimate.seeds for part in self.all_parts), default=0)
 
     @property
-    def width(self) -> float:
-        """Mean width of the intervals of its parts."""
-        return float(np.mean([np.diff(part.number.estimate.interval()) for part in self.all_parts]))
-
-    @property
     def p(self) -> float:
         """Two-sided p-value of the verdict: how often numbers on the edge of the claim would be told as clearly."""
         return min(1.0, 2 * min(chances(self.all_parts)))
@@ -101,22 +96,17 @@ def judge_all(root: Path) -> dict[str, dict[str, Finding]]:
     }
 
 
-def better(findings: dict[str, Finding]) -> str | None:
-    """The tier that is the better test: that of the narrowest intervals among those of two seeds or more, else one."""
-    tested = {
-        name: finding
-        for name, finding in findings.items()
-        if finding.verdict != "not tested" and not TABLE["tiers"][name].get("second_look")
-    }
-    several = {name: finding for name, finding in tested.items() if finding.seeds > 1}
-    return min(several or tested, key=lambda name: (several or tested)[name].width, default=None)
+def deciding(claim: dict[str, Any], findings: dict[str, Finding]) -> str | None:
+    """The tier whose verdict counts: the first of those that the claim names that tested it."""
+    tested = [name for name, finding in findings.items() if finding.verdict != "not tested"]
+    return next((name for name in claim["decided_by"] if name in tested), None)
 
 
 def markdown(root: Path) -> str:
     """CLAIMS.md: a row for each claim, and below it what each verdict rests on."""
     known = {name: tier for name, tier in tiers(root).items() if tier.there}
     findings, claims = judge_all(root), TABLE["claims"]
-    chosen = {number: tier for number, of_claim in findings.items() if (tier := better(of_claim))}
+    chosen = {number: tier for number, of in findings.items() if (tier := deciding(claims[number], of))}
     final = {number: findings[number][tier] for number, tier in chosen.items()}
     judged = [number for number, finding in final.items() if finding.verdict in VERDICTS[:2]]
     adjusted = dict(zip(final, stats.false_discovery_control([finding.p for finding in final.values()]), strict=True))
@@ -142,15 +132,17 @@ def markdown(root: Path) -> str:
         )
     )
     lines = [
-        f"{head}| | claim | source | {' | '.join(known)} | better test | p, adjusted |",
+        f"{head}| | claim | source | {' | '.join(known)} | decided by | p, adjusted |",
         f"| --- | --- | --- | {' | '.join('---' for _ in known)} | --- | --- |",
     ]
     for number, of_claim in findings.items():
         claim, tier = claims[number], chosen.get(number)
         cells = [_cell(of_claim.get(name), name == tier, _end(claim, known[name]), known[name]) for name in known]
+        until = " until main" if "main" in claim["decided_by"] else " °" * (tier in TABLE["usual"])
+        decided = f"{tier}{until * (tier != 'main')}" if tier else "–"
         p = f"{adjusted[number]:.2g}{' ‡' * (number in judged and number not in passing)}" if tier else "–"
         about = claim["claim"] + " \\*" * ("our_bound" in claim) + " ◊" * ("looked_at" in claim)
-        lines.append(f"| {' | '.join([number, about, claim['source'], *cells, tier or '–', p])} |")
+        lines.append(f"| {' | '.join([number, about, claim['source'], *cells, decided, p])} |")
     lines += ["", "## What each verdict rests on", ""]
     for number, of_claim in findings.items():
         claim = claims[number]

@@ -1,42 +1,28 @@
-"""`python -m results.judge.error_rates results`: how often the statistics err, on draws from the committed runs.
+"""`python -m results.judge.error_rates results`: how often the statistics err, on draws of which the truth is known.
 
 A draw takes seeds, and test files, with replacement from those of results/beyond-128, where the truth is the mean of
-all of them. A statistic whose 95% interval leaves the truth out in 5% of 1,000 draws does what it says. Strategies are
-shifted to equal means first, where it is asked how often they are told apart although they do not differ.
+all of them. Strategies are shifted to equal means first, where it is asked how often they differ significantly although
+they do not. The four questions of the plan are asked of comparisons that are drawn from the variances of the plan.
 """
 
+import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from scipy import stats
 
 from kerple.compare.statistics import Estimate, Sums, difference, estimate, holm, logarithm
 from results.judge.__main__ import tiers
-from results.judge.evidence import angle
-from results.judge.statements import ALPHA, Number, Part, verdict
+from results.judge.evidence import Value, angle
+from results.judge.questions import FIVE_PERCENT, QUESTIONS, answers
+from results.judge.resolution import resolved
+from results.judge.statements import ALPHA, Number, Part, combined, verdict
 
 TIMES = 1000
-Interval = Callable[[Estimate], tuple[float, float]]
-
-
-def seeds_alone(ours: Sums, theirs: Sums | None = None) -> Estimate:
-    """As statistics without text are made, paired by seed: Student's t over one number a seed."""
-    sums = ours[0] if theirs is None else (ours[0] - theirs[0][: len(ours[0])])
-    return estimate(((sums.sum(1) / ours[1].sum(1))[:, None], np.ones((len(sums), 1))))
-
-
-def paired(ours: Sums, theirs: Sums) -> Estimate:
-    """The differences of seeds that both have, over seeds and text."""
-    both = min(len(ours[0]), len(theirs[0]))
-    return estimate((ours[0][:both] - theirs[0][:both], ours[1][:both]))
-
-
-def before(estimate: Estimate) -> tuple[float, float]:
-    """The interval of the edition before: degrees of freedom of the seeds, with one seed of the blocks."""
-    half = stats.t.isf(ALPHA / 2, (estimate.seeds if estimate.seeds > 1 else estimate.blocks) - 1) * estimate.error
-    return estimate.mean - half, estimate.mean + half
+K = 64  # targets of a block in far context
 
 
 class Runs:
@@ -69,68 +55,61 @@ class Runs:
             yield [(s[np.ix_(r, files)], c[np.ix_(r, files)]) for ((s, c), _), r in zip(of, rows, strict=True)]
 
 
-def left_out(intervals: list[tuple[float, float]]) -> str:
-    """How many of some intervals leave 0 out, and how wide they are in the median."""
-    ends = np.asarray(intervals)
-    return f"{np.mean((ends[:, 0] > 0) | (ends[:, 1] < 0)):.1%}, {np.median(ends[:, 1] - ends[:, 0]):.3f} wide"
-
-
-def compared(*estimates: tuple[list[Estimate], Interval]) -> list[str]:
-    return [left_out([interval(estimate) for estimate in of]) for of, interval in estimates]
+def tails(estimates: list[Estimate], truth: float = 0.0) -> tuple[str, ...]:
+    """How many intervals are wholly above the truth, how many wholly below, and how wide they are in the median."""
+    low, high = np.transpose([estimate.interval() for estimate in estimates])
+    return f"{np.mean(low > truth):.1%}", f"{np.mean(high < truth):.1%}", f"{np.median(high - low):.3f}"
 
 
 def intervals(runs: Runs) -> Iterator[tuple[str, ...]]:
-    """Rows (statistic, draws, before, now) of how often intervals leave the truth out."""
+    """Rows (statistic, seeds, above, below, width) of how often intervals leave the truth out."""
     gain = {("windowed", 8): 1.0, ("full", 8): -1.0}
     step = {(name, n): sign * k for name, sign in (("windowed", 1), ("full", -1)) for n, k in ((8, 2), (4, -3), (2, 1))}
-    for seeds in (1, 2, 3, 5, 8):
-        drawn = [estimate(s) for (s,) in runs.draws((runs.centred(runs.all("KerpleLog", gain)), seeds))]
-        yield "context gain at 8×, KERPLE-log", str(seeds), *compared((drawn, before), (drawn, Estimate.interval))
+    for seeds in (2, 3, 5, 8):
+        drawn = runs.draws((runs.centred(runs.all("KerpleLog", gain)), seeds))
+        yield "context gain at 8×, KERPLE-log", str(seeds), *tails([estimate(s) for (s,) in drawn])
     for seeds in (3, 8):
-        drawn = [s for (s,) in runs.draws((runs.centred(runs.all("KerpleLog", step)), seeds))]
-        old, new = [seeds_alone(s) for s in drawn], [estimate(s) for s in drawn]
-        yield "its growth from 4× to 8× (C9)", str(seeds), *compared((old, before), (new, Estimate.interval))
+        drawn = runs.draws((runs.centred(runs.all("KerpleLog", step)), seeds))
+        yield "its growth from 4× to 8× (C9)", str(seeds), *tails([estimate(s) for (s,) in drawn])
+    for times in (8, 16):
+        ours, theirs = (runs.centred(runs.all(strategy, {("full", times): 1.0})) for strategy in ("KerpleLog", "ALiBi"))
+        for seeds in ((2, 2), (3, 3), (8, 8), (8, 3)):
+            drawn = runs.draws((ours, seeds[0]), (theirs, seeds[1]))
+            found = [difference(*pair) for pair in drawn]
+            yield f"KERPLE-log less ALiBi at {times}×", f"{seeds[0]} and {seeds[1]}", *tails(found)
     ours, theirs = (runs.all(strategy, {("full", 8): 1.0}) for strategy in ("KerpleLog", "ALiBi"))
-    shift = (theirs[0].sum(1) / theirs[1].sum(1)).mean() - (ours[0].sum(1) / ours[1].sum(1)).mean()
-    ours = (ours[0] + shift * ours[1], ours[1])
-    for seeds in ((2, 2), (3, 3), (8, 8), (8, 3)):
-        drawn = list(runs.draws((ours, seeds[0]), (theirs, seeds[1])))
-        old, new = [paired(*pair) for pair in drawn], [difference(*pair) for pair in drawn]
-        number = f"{seeds[0]} and {seeds[1]}"
-        yield "KERPLE-log and ALiBi at 8×", number, *compared((old, before), (new, Estimate.interval))
-    drawn = list(runs.draws((ours, 3), (theirs, 3)))
-    logs = [(logarithm(*a), logarithm(*b)) for a, b in drawn]
-    truth = np.mean([np.log(s[0].sum(1) / s[1].sum(1)).mean() * (-1) ** i for i, s in enumerate((ours, theirs))]) * 2
-    old, new = [seeds_alone(*pair) for pair in logs], [difference(*pair) for pair in logs]
-    of_truth = [lambda e, i=i: tuple(end - truth for end in i(e)) for i in (before, Estimate.interval)]
-    yield "their bits per byte", "3 and 3", *compared((old, of_truth[0]), (new, of_truth[1]))
+    truth = np.subtract(*(np.log(s.sum(1) / c.sum(1)).mean() for s, c in (ours, theirs)))
+    found = [difference(logarithm(*a), logarithm(*b)) for a, b in runs.draws((ours, 3), (theirs, 3))]
+    yield "their bits per byte at 8×", "3 and 3", *tails(found, truth)
 
 
 def decisions(runs: Runs) -> Iterator[tuple[str, ...]]:
-    """Rows (statistic, draws, before, now) of how often a mark or a verdict is wrong."""
+    """Rows (decision, seeds, rate) of how often a mark or a verdict is wrong."""
     columns = [runs.centred(runs.all(strategy, {("full", 8): 1.0})) for strategy in ("KerpleLog", "ALiBi", "T5")]
-    marked = np.zeros((TIMES, 2))
-    for i, (ours, *others) in enumerate(runs.draws(*((column, 3) for column in columns))):
-        old = [2 * stats.t.sf(abs(e.mean / e.error), 2) for e in (paired(other, ours) for other in others)]
-        new = [found.p() for other in others if (found := difference(other, ours))]
-        marked[i] = [min(holm(p)) < ALPHA for p in (old, new)]
-    yield "a † in a column in which nobody differs", "3 each", *(f"{share:.1%}" for share in marked.mean(0))
+    marked = []
+    for ours, *others in runs.draws(*((column, 3) for column in columns)):
+        marked.append(min(holm([found.p() for other in others if (found := difference(other, ours))])) < ALPHA)
+    yield "a † in a column in which nobody differs (5%)", "3 each", f"{np.mean(marked):.1%}"
     gains = [runs.centred(runs.all("KerpleLog", {("windowed", n): 1.0, ("full", n): -1.0})) for n in (2, 4, 8, 16)]
-    answers = np.zeros((TIMES, 2))
+    found = np.zeros((TIMES, 2))
     for i, drawn in enumerate(_together(runs, gains, 3)):
         edge = [Part("", Number(estimate(s)), 0.0, True) for s in drawn]
         beyond = [Part("", Number(estimate((s + 0.5 * c, c))), 0.0, True) for s, c in drawn[1:]]
-        answers[i] = verdict(edge) == "contradicted", verdict([edge[0], *beyond]) == "reproduced"
-    yield "a claim on its edge at four lengths contradicted (2.5%)", "3", "–", f"{answers[:, 0].mean():.1%}"
-    yield "a claim that one of four lengths has on its edge reproduced (2.5%)", "3", "–", f"{answers[:, 1].mean():.1%}"
+        found[i] = verdict(edge) == "contradicted", verdict([edge[0], *beyond]) == "reproduced"
+    yield "a claim on its edge at four lengths contradicted (2.5%)", "3", f"{found[:, 0].mean():.1%}"
+    yield "a claim that one of four lengths has on its edge reproduced (2.5%)", "3", f"{found[:, 1].mean():.1%}"
     real = runs.all("KerpleLog", {("windowed", 8): 1.0, ("full", 8): -1.0})
     p = [[estimate(s).p() for (s,) in runs.draws((of, 3))] for of in (runs.centred(real), real)]
     families = np.concatenate([np.reshape(half, (-1, 10)) for half in p], 1)  # ten of nothing, ten of the real gain
-    shares = []
-    for family in families:
-        told = [family < ALPHA, stats.false_discovery_control(family) < ALPHA]
-        shares.append([of[:10].sum() / max(1, of.sum()) for of in told])
-    yield "wrong ones among 20 told apart, of which 10 are nothing", "3", *(f"{s:.1%}" for s in np.mean(shares, 0))
+    passing = [stats.false_discovery_control(family) < ALPHA for family in families]
+    false = np.mean([of[:10].sum() / max(1, of.sum()) for of in passing])
+    yield "wrong ones among 20 that pass Benjamini and Hochberg, of which 10 are nothing (5%)", "3", f"{false:.1%}"
+    losses = runs.sums["KerpleLog", "full", 16][0].sum(1)
+    pairs = [losses[runs.generator.integers(8, size=(2, 8))] for _ in range(TIMES)]
+    spreads = [stats.levene(*pair, center="median").pvalue < ALPHA for pair in pairs]
+    yield "spreads of the same seeds differ, Brown and Forsythe (5%)", "8 and 8", f"{np.mean(spreads):.1%}"
+    f = [stats.f.cdf(np.divide(*np.var(pair, 1, ddof=1)), 7, 7) for pair in pairs]
+    yield "the same by an F test, which is not used", "8 and 8", f"{np.mean(np.abs(np.subtract(f, 0.5)) > 0.475):.1%}"
 
 
 def _together(runs: Runs, of: list[Sums], seeds: int) -> Iterator[list[Sums]]:
@@ -143,23 +122,121 @@ def _together(runs: Runs, of: list[Sums], seeds: int) -> Iterator[list[Sums]]:
         yield [(together[0][where], together[1][where]) for where in at]
 
 
-def shares(root: Path, runs: Runs) -> tuple[str, ...]:
-    """The row of intervals of a share of exact answers: of those of addition at 15 digits, by five seeds."""
+def fractions(root: Path, runs: Runs) -> tuple[str, ...]:
+    """The row of intervals of a fraction of exact answers: of those of addition at 15 digits, by five seeds."""
     results = tiers(root)["addition"].runs.results.query("strategy == 'Coupled' and length == 15")
-    values, found = results["value"].to_numpy(), []
-    for _ in range(TIMES):
-        drawn = values[runs.generator.integers(len(values), size=len(values))]
-        found.append([stats.ttest_1samp(of, 0).confidence_interval() for of in (drawn, angle(drawn))])
-    outside = [np.mean([ends[0].high > 1 for ends in found]), 0]  # the sine of an angle is not above 1
-    return "an interval of a share that leaves 0 to 1", "5", *(f"{share:.1%}" for share in outside)
+    values = angle(results["value"].to_numpy())
+    drawn = [values[runs.generator.integers(len(values), size=len(values))] for _ in range(TIMES)]
+    found = [estimate((of[:, None], np.ones((len(of), 1)))) for of in drawn]
+    return "angle of the exact answers at 15 digits, Coupled", "5", *tails(found, values.mean())
+
+
+class Plan:
+    """Draws of the runs of PLAN.md, with normal effects of seeds and packages on whole losses, gains and contents.
+
+    Effects of seeds have the variances of beyond-128, where what a window takes stands for gain and content. Effects of
+    packages have the covariance of the pilot's runs. ALiBi and KERPLE-power, of which there is no pilot, differ from
+    KERPLE-log between packages as RNoPE-SWA does, times the ratio of these differences in beyond-128. Lengths are 1,024 (8×) and 2,048 (16×).
+    """
+
+    trained, samples, packages = 128, "seeds", 10
+    # (strategy, protocol, length) -> seeds, whose spread is that of a number of beyond-128
+    seeds = {
+        ("KerpleLog", "far_none", 1024): (8, "windowed:KerpleLog[8x] / KerpleLog[8x]"),
+        ("KerpleLog", "far_foreign", 1024): (8, "windowed:KerpleLog[8x] / KerpleLog[8x]"),
+        ("KerpleLog", "far_none", 2048): (8, "windowed:KerpleLog[16x] / KerpleLog[16x]"),
+        ("KerpleLog", "full", 2048): (8, "KerpleLog[16x]"),
+        ("RNoPE-SWA", "far_none", 2048): (8, "windowed:RNoPE-SWA[16x] / RNoPE-SWA[16x]"),
+        ("RNoPE-SWA", "full", 2048): (8, "RNoPE-SWA[16x]"),
+        ("ALiBi", "full", 2048): (8, "ALiBi[16x]"),
+        ("KerplePower", "far_none", 1024): (4, "windowed:KerplePower[8x] / KerplePower[8x]"),
+    }
+
+    def __init__(self, root: Path) -> None:
+        self.generator, tier = np.random.default_rng(0), tiers(root)["beyond-128"]
+        found = {cell: combined(number, tier).estimate for cell, (_, number) in self.seeds.items()}
+        self.spread = {cell: math.sqrt(of.seed_variance * of.seeds) for cell, of in found.items()}
+        means = pilot(K).groupby(["strategy", "length", "group"])[["none", "foreign", "full"]].mean().unstack()
+        named = {"none": "far_none", "foreign": "far_foreign", "full": "full"}
+        measured = {
+            (strategy, named[name], length): rows[name].to_numpy() - rows[name].mean()
+            for (strategy, length), rows in means.iterrows()
+            for name in named
+        }
+        self.covariance = np.cov([measured[cell] for cell in list(self.seeds)[:6]])
+        gain, whole = "windowed:{0}[8x] / {0}[8x] * KerpleLog[8x] / windowed:KerpleLog[8x]", "{}[16x] / KerpleLog[16x]"
+        self.apart = []
+        for other, number, cell in (("ALiBi", whole, ("full", 2048)), ("KerplePower", gain, ("far_none", 1024))):
+            text = [combined(number.format(name), tier).estimate.text_variance for name in (other, "RNoPE-SWA")]
+            pilots = measured["RNoPE-SWA", *cell] - measured["KerpleLog", *cell]
+            self.apart.append(np.std(pilots, ddof=1) * math.sqrt(text[0] / text[1]))
+
+    def draw(self, truth: dict[tuple[str, str, int], float]) -> None:
+        """Draw all runs, with these means; those that are not named are 0."""
+        text = self.generator.multivariate_normal(np.zeros(6), self.covariance, self.packages).T
+        apart = self.generator.normal(0, np.transpose([self.apart]), (2, self.packages))
+        effects = [*text, text[3] + apart[0], text[0] + apart[1]]  # as the cells of `seeds`
+        self.values = {
+            cell: truth.get(cell, 0.0) + effect + self.generator.normal(0, self.spread[cell], (self.seeds[cell][0], 1))
+            for cell, effect in zip(self.seeds, effects, strict=True)
+        }
+
+    def losses(self, strategy: str, protocol: str, length: int) -> Value:
+        """As of a tier. The loss of *own* is taken for 0, so that those of *none* and *foreign* are gain and content."""
+        own = protocol == "far_own"
+        values = self.values[strategy, "far_none" if own else protocol, length] * (not own)
+        return Value(pd.Series(values.mean(1)), "", (values, np.ones_like(values)))
+
+
+def pilot(k: int) -> pd.DataFrame:
+    """The pilot's runs by length and package: *none* and *foreign* less *own*, of the last k targets, and full loss."""
+    table = pd.read_csv(Path(__file__).parent / "pilot.csv").query("k == @k")
+    return table.assign(none=table["none"] - table["own"], foreign=table["foreign"] - table["own"])
+
+
+def questions(plan: Plan) -> Iterator[tuple[str, ...]]:
+    """Rows (question, wrongly yes, wrongly no, power of yes, after correction, of no, effects with 80% power)."""
+    interest = {
+        ("KerpleLog", "far_none", 1024): 0.02,
+        ("KerpleLog", "far_foreign", 1024): 0.02,
+        ("RNoPE-SWA", "full", 2048): -FIVE_PERCENT,
+        ("RNoPE-SWA", "far_none", 2048): -0.02,
+        ("ALiBi", "full", 2048): FIVE_PERCENT,
+        ("KerplePower", "far_none", 1024): 0.04,
+    }
+    # each question's first statement is false only just, its second one true beyond doubt, and the other way round
+    first = interest | {("KerpleLog", "far_none", 1024): 0.0, ("KerpleLog", "far_foreign", 1024): 1.0}
+    first |= {("RNoPE-SWA", "full", 2048): 0.0, ("RNoPE-SWA", "far_none", 2048): -1.0}
+    first |= {("ALiBi", "full", 2048): 0.0, ("KerplePower", "far_none", 1024): 0.0}
+    second = first | {("KerpleLog", "far_none", 1024): 1.0, ("KerpleLog", "far_foreign", 1024): 0.0}
+    second |= {("RNoPE-SWA", "full", 2048): -1.0, ("RNoPE-SWA", "far_none", 2048): 0.0}
+    second |= {("ALiBi", "full", 2048): 0.0, ("KerplePower", "far_none", 1024): 1.0}
+    rates, resolvable = {}, {}
+    for name, truth in {"first": first, "second": second, "interest": interest, "nothing": {}}.items():
+        for _ in range(TIMES):
+            plan.draw(truth)
+            for question, of in answers(plan).items():
+                row = (of.p < ALPHA / 2, of.below < ALPHA / 2, of.answer == "yes")
+                rates.setdefault((question, name), []).append(row)
+                resolvable.setdefault(question, []).append([resolved(part.number.estimate) for part in of.parts])
+    for question in QUESTIONS:
+        of = {name: np.mean(rates[question, name], 0) for name in ("first", "second", "interest", "nothing")}
+        wrong = max(of["first"][0], of["second"][0])
+        shown = wrong, of["interest"][1], of["interest"][0], of["interest"][2], of["nothing"][1]
+        effects = " and ".join(f"{effect:.3f}" for effect in np.median(resolvable[question], 0))
+        yield question, *(f"{rate:.1%}" for rate in shown), effects
 
 
 def page(root: Path) -> str:
     """ERRORS.md."""
     runs = Runs(root)
-    rows = [*intervals(runs), *decisions(runs), shares(root, runs)]
-    text = (Path(__file__).parent / "errors.md").read_text()
-    return text + "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
+    tables = {
+        "intervals": [*intervals(runs), fractions(root, runs)],
+        "decisions": decisions(runs),
+        "questions": questions(Plan(root)),
+    }
+    rows = {name: "\n".join(f"| {' | '.join(row)} |" for row in table) for name, table in tables.items()}
+    return (Path(__file__).parent / "errors.md").read_text().format(times=f"{TIMES:,}", **rows)
 
 
 if __name__ == "__main__":

@@ -199,6 +199,9 @@ def angle(share):
 MEASURES: dict[str, Callable[[Tier, str, str], Value]] = {
     "full": perplexity("full"),
     "windowed": perplexity("windowed"),
+    "own": perplexity("far_own"),
+    "none": perplexity("far_none"),
+    "foreign": perplexity("far_foreign"),
     "position": position("full"),
     "position windowed": position("windowed"),
     "second flattest head": head,

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -9,6 +10,8 @@ import pytest
 from scipy import stats
 
 from kerple.compare.statistics import against_baseline, estimate
+from results.judge.error_rates import Plan
+from results.judge.questions import answers
 from results.judge.statements import ALPHA, Number, Part, verdict
 
 TIMES = 1000
@@ -72,3 +75,14 @@ def test_a_column_in_which_nobody_differs_rarely_has_a_dagger() -> None:
         table["value"] = 20 + generator.normal(0, 1, len(table))
         daggers += int((against_baseline(table, "baseline")["p_holm"] < ALPHA).any())
     assert daggers <= stats.binom.ppf(0.999, times, ALPHA)
+
+
+def test_a_question_is_yes_if_all_of_it_is_shown_and_no_if_a_part_is_shown_to_be_small() -> None:
+    plan = Plan(Path(__file__).parents[2] / "results")
+    gain, content, other = (("KerpleLog", "far_none", 1024), ("KerpleLog", "far_foreign", 1024), ("ALiBi", "full", 2048))
+    plan.draw({gain: 1.0, content: 1.0, other: 1.0, ("RNoPE-SWA", "full", 2048): 1.0})
+    first, second, third, fourth = answers(plan).values()
+    assert (first.answer, first.p, third.answer) == ("yes", max(part.chances[0] for part in first.parts), "yes")
+    assert (second.answer, fourth.answer) == ("no", "no")
+    plan.draw({gain: 0.02, content: 1.0})
+    assert next(iter(answers(plan).values())).answer == "inconclusive"

@@ -19,7 +19,7 @@ COLUMNS = {"loss": "mean loss (nats per token)", "gain": "windowed - full (nats 
 def context_figures(table: pd.DataFrame, strategies: pd.Series) -> Iterator[tuple[str, Figure]]:
     """Yield (name, figure) of the loss by position, and of the context gain by distance beyond the window.
 
-    Bands are 95% intervals over seeds and segments; over segments alone with one seed. Segments of one document are not
+    Bands are 95% intervals over seeds and segments; one seed has none. Segments of one document are not
     independent, so the bands are too narrow: over documents, the error of ALiBi's gain in results/since-2023 is 0.8 to
     1.5 times as large at one distance, that of its loss 1.7 times. The tables, of whole segments, take documents.
 

@@ -68,8 +68,8 @@ def _distant(blocks: pd.DataFrame, windowed: str) -> Iterator[str]:
     """Yield a sentence on the context gain at the longest length."""
     gains = context_gains(blocks, windowed)
     longest = max((length for _, length in gains), default=0)
-    intervals = {strategy: gain.interval() for (strategy, length), gain in gains.items() if length == longest}
-    if any(low <= high for low, high in intervals.values()):
+    intervals = {s: gain.interval() for (s, length), gain in gains.items() if length == longest and gain.error >= 0}
+    if intervals:
         helped = [strategy for strategy, (low, _) in intervals.items() if low > 0]
         harmed = [strategy for strategy, (_, high) in intervals.items() if high < 0]
         neither = [strategy for strategy in intervals if strategy not in helped + harmed]

@@ -81,14 +81,12 @@ class Estimate:
 
     @property
     def error(self) -> float:
-        """Standard error over seeds and text; with one seed over text alone; NaN if neither variance is known."""
-        if not math.isfinite(self.mean) or self.seeds == self.blocks == 1:
-            return math.nan
-        return math.sqrt(np.nansum([self.seed_variance, self.text_variance]))
+        """Standard error over seeds and text; NaN with one seed, because what others would give is not known."""
+        return math.sqrt(self.seed_variance + self.text_variance) if math.isfinite(self.mean) else math.nan
 
     @property
     def freedom(self) -> float:
-        """Degrees of freedom of `error`: Satterthwaite's (1946) of the two variances, with one seed those of text.
+        """Degrees of freedom of `error`: Satterthwaite's (1946) of the two variances.
 
         With two seeds, those of the seeds: their spread is too uncertain to say that text has the larger part in it,
         and a test that believed it would err twice as often as its level.
@@ -186,9 +184,9 @@ def against_baseline(results: pd.DataFrame, baseline: str, blocks: pd.DataFrame 
     Returns:
         One row for each strategy but the baseline and each cell: ``fewest_seeds`` (of the two), ``blocks`` (of text; 1
         where none are known), ``difference`` (mean over seeds of ours minus that of the baseline's, of the logarithm
-        where that is compared), ``difference_low`` and ``difference_high`` (its 95% interval over seeds and text; over
-        text alone with one seed), ``t``, ``p`` and ``p_holm``. With one seed of either, or where all are exactly equal,
-        there is no test and t and p are NaN.
+        where that is compared), ``difference_low`` and ``difference_high`` (its 95% interval over seeds and text), ``t``,
+        ``p`` and ``p_holm``. With one seed of either there is no interval, and no test, nor is there a test where all
+        are exactly equal; these columns are NaN then.
 
     Raises:
         UserError: If the baseline has no results, or a combination occurs twice.
@@ -214,7 +212,7 @@ def against_baseline(results: pd.DataFrame, baseline: str, blocks: pd.DataFrame 
                 metric = str(cell[0])
                 effect = difference(_over_seeds(values[strategy], metric), _over_seeds(values[baseline], metric))
                 assert effect is not None, "one number a seed is on the same text"
-            tested = effect.seeds > 1 and math.isfinite(effect.mean) and (effect.mean or effect.error)
+            tested = effect.error >= 0 and (effect.mean or effect.error)
             t = effect.mean / effect.error if tested and effect.error else math.copysign(math.inf, effect.mean)
             row = (effect.seeds, effect.blocks, effect.mean, *effect.interval())
             rows.append((strategy, *cell, *row, *((t, effect.p()) if tested else (math.nan, math.nan))))

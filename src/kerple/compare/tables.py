@@ -20,7 +20,6 @@ from kerple.compare.statistics import (
 )
 
 MOST_COLUMNS = 12
-MIXED = "over text, and over seeds where there is more than one"
 PAGE_COLUMNS = 6  # columns with a mean and a deviation that fit on a page
 DAGGER = "†"
 LATEX_ESCAPES = str.maketrans(
@@ -123,10 +122,10 @@ def comparison(chosen: pd.DataFrame, trained: int | None, baseline: str) -> Tabl
         mark = DAGGER if row.significant else ""
         cells[row.strategy][_times(row.length, trained)] = Cell(f"{number(row.mean, row.std)}{mark}", bool(row.best))
     columns = [_times(length, trained) for length in shown]
-    paired = chosen[chosen["ratio_low"].notna()]
+    paired = _paired(chosen)
     for row in paired[paired["length"] == paired["length"].max()].itertuples():
         last = f"ratio to {baseline} at {row.length}"
-        cells[row.strategy][last] = Cell(f"{row.ratio:#.4g} [{row.ratio_low:#.4g}, {row.ratio_high:#.4g}]")
+        cells[row.strategy][last] = Cell(_with_interval("#.4g", row.ratio, row.ratio_low, row.ratio_high))
         columns += [] if last in columns else [last]
     body = pd.DataFrame.from_dict(cells, orient="index").reindex(columns=columns).fillna(NOTHING)
     fewest, most = int(chosen["seeds"].min()), int(chosen["seeds"].max())
@@ -138,9 +137,9 @@ def comparison(chosen: pd.DataFrame, trained: int | None, baseline: str) -> Tabl
         "strategies of a column, the only one)."
     )
     if most == 1:
-        note = "One seed; best of a column in bold, whether another seed would have it so or not."
+        note = "Best of each column in bold. With one seed the ranking may not be reproducible."
     if not paired.empty:
-        note += f" Last column: ratio to {baseline} (geometric mean over seeds), with its 95% interval {_over(paired)}."
+        note += f" Last column: ratio to {baseline} (geometric mean over seeds){_interval_note(paired)}."
     if len(shown) < len(lengths):
         note += f" {len(shown)} of {len(lengths)} lengths are shown, results.csv has all."
     return Table(f"{METRIC_NAMES.get(metric, metric)}, {protocol}", body, note)
@@ -148,7 +147,7 @@ def comparison(chosen: pd.DataFrame, trained: int | None, baseline: str) -> Tabl
 
 def intervals(cells: pd.DataFrame, trained: int | None, baseline: str) -> Table | None:
     """Table of the ratio to the baseline with its interval; None if there is no ratio. Arguments are as above."""
-    chosen = cells[cells["ratio_low"].notna()]
+    chosen = _paired(cells)
     if chosen.empty:
         return None
     metric, protocol = chosen[["metric", "protocol"]].iloc[0]
@@ -157,11 +156,11 @@ def intervals(cells: pd.DataFrame, trained: int | None, baseline: str) -> Table 
     for row in (
         chosen[chosen["length"].isin(_shown(chosen["length"]))].sort_values("length", kind="stable").itertuples()
     ):
-        text = f"{row.ratio:.3f} [{row.ratio_low:.3f}, {row.ratio_high:.3f}]"
+        text = _with_interval(".3f", row.ratio, row.ratio_low, row.ratio_high)
         rows.setdefault(row.strategy, {})[_times(row.length, trained)] = Cell(text)
     order = [strategy for strategy in dict.fromkeys(cells["strategy"]) if strategy in rows]
     body = pd.DataFrame.from_dict(rows, orient="index").loc[order].fillna(NOTHING)
-    note = f"Geometric mean over seeds divided by {baseline}'s, on the same text; 95% interval {_over(chosen)}."
+    note = f"Geometric mean over seeds divided by {baseline}'s, on the same text{_interval_note(chosen)}."
     return Table(f"{METRIC_NAMES.get(metric, metric)} relative to {baseline}, {protocol}", body, note)
 
 
@@ -215,15 +214,15 @@ def _gain_table(
     rows: dict[str, dict[str, Cell]] = {}
     for (strategy, length), gain in gains.items():
         low, high = gain.interval()
-        text = f"{gain.mean:+.4f}" + (f" [{low:+.4f}, {high:+.4f}]" if low <= high else "")
+        text = _with_interval("+.4f", gain.mean, low, high)
         rows.setdefault(strategy, {})[_times(length, trained)] = Cell(text, bool(low > 0))
     order = [s for s in dict.fromkeys(summary["strategy"]) if s in rows]
     body = pd.DataFrame.from_dict(rows, orient="index").loc[order].fillna(NOTHING)
-    seeds = [gain.seeds for gain in gains.values()]
     sources = "seeds and text" if next(iter(gains.values())).blocks > 1 else "seeds"
+    interval = f"; 95% interval over {sources}" if max(gain.seeds for gain in gains.values()) > 1 else ""
     note = (
-        f"{difference}, nats per token, on the same targets; 95% interval "
-        f"{_varied(min(seeds), max(seeds), sources)}. Above 0, in bold if the whole interval is: {means}."
+        f"{difference}, nats per token, on the same targets{interval}. Above 0, in bold if the whole interval is: "
+        f"{means}."
     )
     return Table(title, body, note)
 
@@ -323,18 +322,24 @@ def number(mean: float, std: float) -> str:
     return f"{mean:.{digits}f}{spread}"
 
 
-def _over(ratios: pd.DataFrame) -> str:
-    """Over what the intervals of these ratios to the baseline are."""
-    return _varied(ratios["fewest_seeds"].min(), ratios["fewest_seeds"].max(), _sources(ratios))
+def _paired(cells: pd.DataFrame) -> pd.DataFrame:
+    """The rows that have a ratio to the baseline, those of the baseline aside."""
+    return cells[cells["fewest_seeds"].notna() & np.isfinite(cells["ratio"])]
 
 
-def _varied(fewest: int, most: int, sources: str) -> str:
-    """Name the sources of variation that the intervals cover, and the smallest and largest number of seeds."""
-    return "over text alone: one seed" if most == 1 else MIXED if fewest == 1 else f"over {sources}"
+def _with_interval(digits: str, value: float, low: float, high: float) -> str:
+    """A value with its 95% interval, which one seed does not have."""
+    interval = f" [{low:{digits}}, {high:{digits}}]" if low <= high else " (one seed)" * math.isfinite(value)
+    return f"{value:{digits}}{interval}"
+
+
+def _interval_note(ratios: pd.DataFrame) -> str:
+    """Name the sources of variation that the intervals of these ratios cover, if there is an interval."""
+    return f"; 95% interval over {_sources(ratios)}" if ratios["fewest_seeds"].max() > 1 else ""
 
 
 def _sources(chosen: pd.DataFrame) -> str:
-    """What the tests of these cells had as variation."""
+    """Sampling units of the tests of these cells."""
     if chosen["blocks"].max() <= 1:
         return "seeds"
     return "seeds and problems" if chosen["metric"].iloc[0] in HIGHER_IS_BETTER else "seeds and text"

@@ -1,0 +1,79 @@
+"""The four questions of PLAN.md, as statements like those of claims.yaml, and how they are answered.
+
+Each statement says that an effect is above 0, and has an effect of interest. A question is answered *yes* if every
+statement is shown by a one-sided test at 2.5% (its p is the largest of theirs) and the question passes Benjamini and
+Hochberg at 5% over all four; else *no* if an effect is shown to be below its effect of interest by a one-sided test at
+2.5%, corrected for the number of statements (Bonferroni); else *inconclusive*.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from scipy import stats
+
+from results.judge.evidence import Untested
+from results.judge.statements import ALPHA, Part, chances, parts
+
+# question -> statement -> effect of interest in nats; perplexities lower by 5% are .051 nats
+FIVE_PERCENT = -math.log(0.95)
+GAIN = "none:{0}[{1}] / own:{0}[{1}]"
+QUESTIONS = {
+    "1. Does text beyond one segment of the training length help KERPLE-log at 8×?": {
+        f"{GAIN.format('KerpleLog', '8x')} > 1": 0.02,
+        "foreign:KerpleLog[8x] / own:KerpleLog[8x] > 1": 0.02,
+    },
+    "2. Has RNoPE-SWA a lower loss at 16× than KERPLE-log, and a lower gain from distant text?": {
+        "KerpleLog[16x] / RNoPE-SWA[16x] > 1": FIVE_PERCENT,
+        f"{GAIN.format('KerpleLog', '16x')} * own:RNoPE-SWA[16x] / none:RNoPE-SWA[16x] > 1": 0.02,
+    },
+    "3. Is KERPLE-log ahead of ALiBi at 16×?": {"ALiBi[16x] / KerpleLog[16x] > 1": FIVE_PERCENT},
+    "4. Does KERPLE-power gain more from distant text than KERPLE-log at 8×?": {
+        f"{GAIN.format('KerplePower', '8x')} * own:KerpleLog[8x] / none:KerpleLog[8x] > 1": 0.02
+    },
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the runs say of a question.
+
+    Args:
+        answer: yes, no, inconclusive or not tested.
+        p: One-sided p-value of yes.
+        below: One-sided p-value of no.
+        adjusted: That of yes after Benjamini and Hochberg over the four questions.
+        parts: What it rests on, a part for each statement.
+        missing: Why it is not tested.
+    """
+
+    answer: str
+    p: float
+    below: float
+    adjusted: float
+    parts: list[Part]
+    missing: str = ""
+
+
+def answers(tier: Any) -> dict[str, Answer]:
+    """The answer to each question by the runs of a tier."""
+    found: dict[str, list[Part]] = {}
+    missing: dict[str, str] = {}
+    for question, statements in QUESTIONS.items():
+        try:
+            found[question] = [part for statement in statements for part in parts(statement, tier, 1.0)]
+        except Untested as reason:
+            missing[question] = str(reason)
+    p = {question: chances(of)[0] for question, of in found.items()}
+    adjusted = dict(zip(QUESTIONS, stats.false_discovery_control([p.get(q, 1.0) for q in QUESTIONS]), strict=True))
+    answered = {}
+    for question, statements in QUESTIONS.items():
+        if question in missing:
+            answered[question] = Answer("not tested", 1.0, 1.0, 1.0, [], missing[question])
+            continue
+        effects = zip(found[question], statements.values(), strict=True)
+        below = chances([replace(part, bound=effect) for part, effect in effects])[1]
+        shown = p[question] < ALPHA / 2 and adjusted[question] < ALPHA
+        answer = "yes" if shown else "no" if below < ALPHA / 2 else "inconclusive"
+        answered[question] = Answer(answer, p[question], below, adjusted[question], found[question])
+    return answered
