@@ -9,6 +9,7 @@ import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -136,12 +137,13 @@ class Plan:
 
     Effects of seeds have the variances of beyond-128, where what a window takes stands for gain and content. Effects of
     packages have the covariance of the pilot's runs. ALiBi and KERPLE-power, of which there is no pilot, differ from
-    KERPLE-log between packages as RNoPE-SWA does, times the ratio of these differences in beyond-128. Lengths are 1,024 (8×) and 2,048 (16×).
+    KERPLE-log between packages as RNoPE-SWA does, times the ratio of these differences in beyond-128. Lengths are 1,024
+    (8×) and 2,048 (16×).
     """
 
     trained, samples, packages = 128, "seeds", 10
     # (strategy, protocol, length) -> seeds, whose spread is that of a number of beyond-128
-    seeds = {
+    seeds: ClassVar[dict[tuple[str, str, int], tuple[int, str]]] = {
         ("KerpleLog", "far_none", 1024): (8, "windowed:KerpleLog[8x] / KerpleLog[8x]"),
         ("KerpleLog", "far_foreign", 1024): (8, "windowed:KerpleLog[8x] / KerpleLog[8x]"),
         ("KerpleLog", "far_none", 2048): (8, "windowed:KerpleLog[16x] / KerpleLog[16x]"),
@@ -182,7 +184,7 @@ class Plan:
         }
 
     def losses(self, strategy: str, protocol: str, length: int) -> Value:
-        """As of a tier. The loss of *own* is taken for 0, so that those of *none* and *foreign* are gain and content."""
+        """As of a tier. The loss of *own* is taken for 0, so that *none* and *foreign* are gain and content."""
         own = protocol == "far_own"
         values = self.values[strategy, "far_none" if own else protocol, length] * (not own)
         return Value(pd.Series(values.mean(1)), "", (values, np.ones_like(values)))

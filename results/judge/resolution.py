@@ -1,4 +1,4 @@
-"""`python -m results.judge.resolution results SEEDS DOCUMENTS`: how small a difference so many seeds and documents show.
+"""`python -m results.judge.resolution results SEEDS DOCUMENTS`: the smallest difference that they resolve.
 
 The variances over seeds and documents are those of results/beyond-128 (1.3M parameters, 5M tokens, source code).
 """
@@ -13,9 +13,10 @@ from kerple.compare.statistics import Estimate
 from results.judge.__main__ import tiers
 from results.judge.statements import ALPHA, combined
 
+GAIN = "windowed:KerpleLog[8x] / KerpleLog[8x]"
 NUMBERS = {
-    "context gain of KERPLE-log at 8×": "windowed:KerpleLog[8x] / KerpleLog[8x]",
-    "context gain, KERPLE-log less ALiBi, at 8×": "windowed:KerpleLog[8x] / KerpleLog[8x] * ALiBi[8x] / windowed:ALiBi[8x]",
+    "context gain of KERPLE-log at 8×": GAIN,
+    "context gain, KERPLE-log less ALiBi, at 8×": f"{GAIN} * ALiBi[8x] / windowed:ALiBi[8x]",
     "loss, KERPLE-log less ALiBi, at 16×": "KerpleLog[16x] / ALiBi[16x]",
 }
 

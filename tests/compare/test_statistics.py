@@ -92,7 +92,9 @@ def test_blocks_weigh_as_much_as_they_count() -> None:
     found = estimate((sums[None], counts[None]))
     assert found.mean == pytest.approx(sums.sum() / counts.sum())
     resampled = generator.integers(300, size=(4000, 300))
-    assert found.text_variance**0.5 == pytest.approx((sums[resampled].sum(1) / counts[resampled].sum(1)).std(), rel=0.05)
+    assert found.text_variance**0.5 == pytest.approx(
+        (sums[resampled].sum(1) / counts[resampled].sum(1)).std(), rel=0.05
+    )
 
 
 def test_pairing_text_takes_its_hardness_away() -> None:

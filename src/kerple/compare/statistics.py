@@ -184,9 +184,9 @@ def against_baseline(results: pd.DataFrame, baseline: str, blocks: pd.DataFrame 
     Returns:
         One row for each strategy but the baseline and each cell: ``fewest_seeds`` (of the two), ``blocks`` (of text; 1
         where none are known), ``difference`` (mean over seeds of ours minus that of the baseline's, of the logarithm
-        where that is compared), ``difference_low`` and ``difference_high`` (its 95% interval over seeds and text), ``t``,
-        ``p`` and ``p_holm``. With one seed of either there is no interval, and no test, nor is there a test where all
-        are exactly equal; these columns are NaN then.
+        where that is compared), ``difference_low`` and ``difference_high`` (its 95% interval over seeds and text),
+        ``t``, ``p`` and ``p_holm``. With one seed of either there is no interval and no test, and where all are exactly
+        equal there is no test; what is not there is NaN.
 
     Raises:
         UserError: If the baseline has no results, or a combination occurs twice.
