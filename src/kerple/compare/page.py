@@ -172,7 +172,7 @@ def _tables(summary: pd.DataFrame, runs: Runs, baseline: str) -> tuple[list[tabl
             section.append(tables.comparison(cells, trained, baseline))
             details.append(tables.intervals(cells, trained, baseline))
     for own in (protocol for protocol in runs.trained if "far_own" in protocol):
-        main += tables.far_context_tables(summary, runs.blocks, own, runs.trained[own])
+        main += tables.far_context(summary, runs.blocks, own, runs.trained[own])
     main.append(tables.costs(runs.costs))
     details += analyses({name: table for name, table in runs.analyses.items() if name != "context_gain"})
     return [table for table in main if table], [table for table in details if table]
