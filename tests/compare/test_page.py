@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from kerple.base.errors import UserError
 from kerple.compare import page as report
-from kerple.compare.figures import DEVIATION, LEGEND, figures
+from kerple.compare.figures import DEVIATION, LEGEND, figures, loss_and_gain
 from kerple.compare.print_figures import _narrow, write_print_figures
 from kerple.compare.runs import Run, locate, read_runs
 from kerple.compare.statistics import estimate, summarise
@@ -283,6 +283,11 @@ def test_far_context_has_tables_of_differences_of_the_same_runs_over_groups(tmp_
     page, text = written(runs, tmp_path)
     assert "Perplexity, far_" not in text
     assert "with distant text of another document (foreign)" in page
+    ((_, figure),) = loss_and_gain(read_runs(runs).results, pd.Series(["KerpleLog"]))
+    (points,) = [line.get_xydata() for line in figure.axes[0].lines if line.get_label() == "KerpleLog"]
+    gains = [(losses[seed]["none"] - losses[seed]["own"]).mean() for seed in SEEDS]
+    loss = [np.log(CURVES["KerpleLog"][LENGTHS.index(256)] * (1 + (seed - 1236) / 1000)) for seed in SEEDS]
+    np.testing.assert_allclose(points, np.stack([loss, gains], 1), rtol=1e-12)
     group_of = np.array([groups[sorted(set(documents)).index(d)] for d in documents])
     for name, more, less in (
         ("gain", "none", "own"),

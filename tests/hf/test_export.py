@@ -6,13 +6,18 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file
 
 from kerple.base.errors import UserError
 from kerple.cli.main import main
 from kerple.cli.trained import load_trained
+from kerple.data.shards import Folder
+from kerple.data.text import ShardText
 from kerple.hf.exporter import export
 from kerple.hf.modeling import KerpleConfig, KerpleForCausalLM
 from kerple.hf.pretrained import read_stored_model
+from kerple.measure import results
+from kerple.measure.extrapolation import Extrapolation
 from kerple.model import Transformer
 from kerple.model.generation import generate
 from kerple.model.stored import StoredModel, fill, transformer
@@ -133,6 +138,28 @@ def test_generate_writes_what_predict_writes(place, capsys):
     line = complaint(capsys, "export", "--ckpt_path", path, "--to", folder)
     assert "out, which is not empty; name a new folder" in line
     fit(place, "exported", "--weights", str(folder))  # its tokenizer has more around a text than that of the shards
+
+
+def test_weights_in_fp16_are_rounded_once_and_those_of_the_strategy_not_at_all(place):
+    path, folder = fit(place, "half", "--model.position=KerpleLog"), place / "out-half"
+    main(["export", "--ckpt_path", path, "--to", str(folder), "--dtype=float16"])
+    network, stored = load_trained(path)[0].network, load_file(folder / "model.safetensors")
+    with torch.no_grad():
+        for name, weight in network.named_parameters():
+            rounded = weight if name.startswith("positions.") else weight.half()
+            assert torch.equal(stored[f"network.{name}"], rounded)
+            assert stored[f"network.{name}"].dtype == rounded.dtype
+            weight.copy_(rounded)
+    assert "3 steps at 16 tokens" in (folder / "README.md").read_text()
+    callbacks = "[{class_path: Extrapolation, init_args: {lengths: [16, 64], protocols: [full], blocks: 2}}]"
+    data = ["--data.directory", str(place / "shards"), "--data.corpus=null"]
+    main(["test", "--hf", str(folder), "--run_dir", str(place / "tested"), "--trainer.callbacks", callbacks, *data])
+    found = results.totals(results.read(place / "tested")[0]).set_index(["metric", "length"])["value"]
+    measured = Extrapolation([16, 64], ["full"], blocks=2).run(
+        network, ShardText(Folder(str(place / "shards")), "test")
+    )
+    for length in (16, 64):
+        assert found["ppl", length] == pytest.approx(measured.scalars[f"ppl/full/{length}"], rel=1e-5)
 
 
 OWN = '''

@@ -2,7 +2,9 @@
 
 import json
 from pathlib import Path
+from typing import Literal
 
+from kerple.base import trust
 from kerple.base.atomic import write
 from kerple.base.mapping import read_mapping
 from kerple.cli.arguments import command_parser, parse
@@ -12,9 +14,15 @@ from kerple.data import TokenShards
 from kerple.data.tokenizer import load_tokenizer
 from kerple.hf import need
 
+CARD = """# {name}
+
+A language model of {parameters:,} parameters with the positional strategy {position}, for research on length
+extrapolation: {steps:,} steps at {length} tokens on {corpus}. Its weights are {dtype}, those of the strategy float32.
+"""
+
 
 def main(arguments: list[str]) -> None:
-    """Write a checkpoint as safetensors, configuration and tokenizer.
+    """Write a checkpoint as safetensors, configuration, tokenizer and README.md.
 
     Args:
         arguments: Arguments of the command.
@@ -26,20 +34,26 @@ def main(arguments: list[str]) -> None:
     parser = command_parser("export", __doc__)
     parser.add_argument("--ckpt_path", type=str, required=True, help="a checkpoint that `fit` has written")
     parser.add_argument("--to", type=str, required=True, help="new folder, which AutoModelForCausalLM loads")
+    dtype = Literal["float32", "float16"]
+    parser.add_argument("--dtype", type=dtype, default="float32", help="of the weights, those of the strategy aside")
     parser.add_argument("--trust", default="", help="packages whose classes the checkpoint may name: a,b,c")
     options = parse(parser, arguments)
     need()
     from kerple.hf.exporter import TRAINED_ON, export
     from kerple.hf.pretrained import read_stored_model
 
-    _, data = load_trained(options.ckpt_path, options.trust)
+    trained, data = load_trained(options.ckpt_path, options.trust)
     tokenizer = load_tokenizer(str(data.folder.directory)) if isinstance(data, TokenShards) else None
     model = read_stored_model(options.ckpt_path, classes(options.trust))
-    name = export(model, Path(options.to), tokenizer, end_token(data))
+    name = export(model, Path(options.to), tokenizer, end_token(data), options.dtype)
+    about = {"name": Path(options.to).name, "dtype": options.dtype, "length": model.model["length"], "corpus": "a task"}
+    about |= {"parameters": sum(p.numel() for p in trained.parameters()), "position": trained.network.name}
     if isinstance(data, TokenShards):
-        config = Path(options.to) / "config.json"
-        text = {"corpus": data.corpus or data.location, "test": data.manifest.splits["test"].sha256}
+        config, about["corpus"] = Path(options.to) / "config.json", data.corpus or data.location
+        text = {"corpus": about["corpus"], "test": data.manifest.splits["test"].sha256}
         write(config, json.dumps(read_mapping(config) | {TRAINED_ON: text}, indent=2))
+    steps = trust.load(options.ckpt_path)["global_step"]
+    write(Path(options.to) / "README.md", CARD.format(steps=steps, **about))
     needs = {"KerpleForCausalLM": "import kerple.hf first", "KerpleRemoteForCausalLM": "with trust_remote_code=True"}
     needed = needs.get(name, "nothing of ours is needed")
     print(f"{options.to}: {name}; AutoModelForCausalLM.from_pretrained loads it ({needed})")

@@ -50,6 +50,37 @@ def figures(summary: pd.DataFrame, trained: Mapping[str, int | None], baseline: 
             yield f"{metric}-relative-to-{baseline}", _panels(paired, styles, trained, _ratios, label)
 
 
+def loss_and_gain(results: pd.DataFrame, strategies: pd.Series) -> Iterator[tuple[str, Figure]]:
+    """Yield (name, figure) of each run's loss at the longest length and its gain of far context there.
+
+    Args:
+        results: Results of the runs; a part has no figure without far context and the protocol ``full``.
+        strategies: All strategies of the comparison, so that each keeps its colour.
+    """
+    styles, results = styles_of(strategies), results[results["metric"] == "ppl"]
+    losses = results.pivot(index=["length", "strategy", "seed"], columns="protocol", values="value").apply(np.log)
+    for own in (protocol for protocol in map(str, losses) if "far_own" in protocol):
+        part = own.rpartition(" ")[0]
+        points = losses.reindex(columns=[f"{part} full".strip(), own.replace("far_own", "far_none"), own]).dropna()
+        length = points.index.get_level_values("length").max()
+        if points.empty:
+            continue
+        points = points.loc[length].set_axis(["loss", "none", "own"], axis=1).eval("gain = none - own")
+        figure = Figure(figsize=(6.8, 4.2), layout="constrained")
+        ax = figure.subplots()
+        for strategy, of in points.groupby("strategy", sort=False):
+            ax.plot(of["loss"], of["gain"], label=literal(strategy), **styles[str(strategy)] | {"linestyle": ""})
+        ax.axhline(0, color="black", linewidth=0.8)
+        # a strategy that collapses is outside; small gains would not be seen beside it
+        ax.set_ylim(bottom=max(ax.get_ylim()[0], -max(points["gain"].max(), 0.01)))
+        ax.set_xlim(right=min(ax.get_xlim()[1], points["loss"].min() + 0.4))
+        ax.set(xlabel=f"loss at {length:,} tokens (nats per token), lower is better")
+        ax.set(ylabel="gain from text farther away than the\ntraining length (nats per token); 0: no use")
+        plain(ax)
+        figure.legend(title="a point: one run\n(collapsed: outside)", **LEGEND)
+        yield f"loss-and-gain{part and f'-{part}'}", figure
+
+
 def save(figure: Figure, folder: Path, name: str) -> Path:
     """Write a figure as PNG and SVG, and return the path of the SVG. The files do not depend on the time of writing."""
     path = folder / f"{name.replace('/', '_')}.svg"

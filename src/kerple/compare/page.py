@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from kerple.compare import tables
 from kerple.compare.analyses import analyses
 from kerple.compare.context_gain import context_figures
-from kerple.compare.figures import figures, save
+from kerple.compare.figures import figures, loss_and_gain, save
 from kerple.compare.findings import findings
 from kerple.compare.page_data import page_figures
 from kerple.compare.print_figures import write_print_figures
@@ -76,8 +76,6 @@ def write(
     """
     folder.mkdir(parents=True, exist_ok=True)
     summary = summarise(runs.results, baseline, blocks=runs.blocks)
-    if printed is not None:
-        write_print_figures(summary, runs, printed, baseline, folder / "paper")
     for file, table in {"results": runs.results, "summary": summary, "costs": runs.costs, **runs.analyses}.items():
         if not table.empty:
             digits = None if file == "results" else "%.8g"
@@ -86,6 +84,8 @@ def write(
     # of far context the tables have differences; losses of so few targets do not belong beside those of all
     shown = summary[~summary["protocol"].str.contains(r"\bfar_")]
     summary = summary if shown.empty else shown
+    if printed is not None:
+        write_print_figures(summary, runs, printed, baseline, folder / "paper")
     main, details = _tables(summary, runs, baseline)
     differences = inconsistencies(runs)
     warning = (
@@ -101,6 +101,7 @@ def write(
     latex = "\n".join([LATEX_HEAD, *(table.latex() for table in (*main, *details))])
     (folder / "table.tex").write_text(latex, encoding="utf-8")
     drawings = dict(figures(summary, runs.trained, baseline))
+    drawings |= loss_and_gain(runs.results, summary["strategy"])
     if "context_gain" in runs.analyses:
         drawings |= context_figures(runs.analyses["context_gain"], summary["strategy"])
     images = {figure: save(drawing, folder, figure) for figure, drawing in drawings.items()}
@@ -172,7 +173,7 @@ def _tables(summary: pd.DataFrame, runs: Runs, baseline: str) -> tuple[list[tabl
             section.append(tables.comparison(cells, trained, baseline))
             details.append(tables.intervals(cells, trained, baseline))
     for own in (protocol for protocol in runs.trained if "far_own" in protocol):
-        main += tables.far_context_tables(summary, runs.blocks, own, runs.trained[own])
+        main += tables.far_context(summary, runs.blocks, own, runs.trained[own])
     main.append(tables.costs(runs.costs))
     details += analyses({name: table for name, table in runs.analyses.items() if name != "context_gain"})
     return [table for table in main if table], [table for table in details if table]

@@ -43,6 +43,8 @@ FAR_CONTEXT = (  # what `FarContext` measures, the two readings of which it is t
     ("content", "foreign", "own", "a text's own distant text serves better than that of another document"),
     ("disturbance", "foreign", "none", "distant text of another document raises the loss"),
 )
+Gains = dict[tuple[str, int], Estimate]
+"""A difference of losses of each (strategy, length)."""
 
 
 @dataclass(frozen=True)
@@ -183,9 +185,7 @@ def context_gain_table(summary: pd.DataFrame, blocks: pd.DataFrame, window: str,
     return _gain_table(title, f"{window} minus {full}", means, context_gains(blocks, window), summary, trained)
 
 
-def far_context_tables(
-    summary: pd.DataFrame, blocks: pd.DataFrame, own: str, trained: int | None
-) -> Iterator[Table | None]:
+def far_context(summary: pd.DataFrame, blocks: pd.DataFrame, own: str, trained: int | None) -> Iterator[Table | None]:
     """Yield tables of the gain, the content and the disturbance that `FarContext` measures; arguments are as above.
 
     Args:
@@ -199,14 +199,9 @@ def far_context_tables(
 
 
 def _gain_table(
-    title: str,
-    difference: str,
-    means: str,
-    gains: Mapping[tuple[str, int], Estimate],
-    summary: pd.DataFrame,
-    trained: int | None,
+    title: str, names: str, means: str, gains: Gains, summary: pd.DataFrame, trained: int | None
 ) -> Table | None:
-    """Table of differences of losses of each (strategy, length); None if there are none."""
+    """Table of differences of losses; None if there are none."""
     if not gains:
         return None
     shown = _shown(pd.Series([length for _, length in gains]))
@@ -221,13 +216,12 @@ def _gain_table(
     sources = "seeds and text" if next(iter(gains.values())).blocks > 1 else "seeds"
     interval = f"; 95% interval over {sources}" if max(gain.seeds for gain in gains.values()) > 1 else ""
     note = (
-        f"{difference}, nats per token, on the same targets{interval}. Above 0, in bold if the whole interval is: "
-        f"{means}."
+        f"{names}, nats per token, on the same targets{interval}. Above 0, in bold if the whole interval is: {means}."
     )
     return Table(title, body, note)
 
 
-def context_gains(blocks: pd.DataFrame, window: str) -> dict[tuple[str, int], Estimate]:
+def context_gains(blocks: pd.DataFrame, window: str) -> Gains:
     """The context gain of each (strategy, length) above the window, of those that have the same blocks in both.
 
     Args:
@@ -239,10 +233,10 @@ def context_gains(blocks: pd.DataFrame, window: str) -> dict[tuple[str, int], Es
     return loss_differences(blocks[blocks["length"] > width], window, f"{part} full".strip())
 
 
-def loss_differences(blocks: pd.DataFrame, first: str, second: str) -> dict[tuple[str, int], Estimate]:
+def loss_differences(blocks: pd.DataFrame, first: str, second: str) -> Gains:
     """Mean loss by one protocol less that by another, of each (strategy, length) that has the same blocks in both."""
     losses = blocks[(blocks["metric"] == "ppl") & blocks["protocol"].isin([first, second])]
-    gains: dict[tuple[str, int], Estimate] = {}
+    gains: Gains = {}
     cell: Any
     for cell, cells in losses.groupby(["strategy", "length"], sort=False):
         sums = {protocol: by_block(of_protocol) for protocol, of_protocol in cells.groupby("protocol")}

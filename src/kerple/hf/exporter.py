@@ -9,6 +9,7 @@ from pathlib import Path
 from shutil import copy
 from typing import Any
 
+import torch
 import transformers
 from tokenizers import Tokenizer
 
@@ -46,7 +47,9 @@ KerpleRemoteConfig, KerpleRemoteForCausalLM = remote_classes(__name__, {names})
 '''
 
 
-def export(read: StoredModel, folder: Path, tokenizer: Tokenizer | None, ending: int | None) -> str:
+def export(
+    read: StoredModel, folder: Path, tokenizer: Tokenizer | None, ending: int | None, dtype: str = "float32"
+) -> str:
     """Write config.json, model.safetensors and the tokenizer.
 
     A network that can be a stock Llama (or Qwen2, with biases of queries, keys and values) is written as one, which
@@ -58,6 +61,7 @@ def export(read: StoredModel, folder: Path, tokenizer: Tokenizer | None, ending:
         folder: A folder that is empty or does not exist.
         tokenizer: Tokenizer of its data, or None.
         ending: Id of the token that ends a text.
+        dtype: Dtype of the weights, those of the strategy aside, which stay in fp32.
 
     Returns:
         Name of the architecture that was written.
@@ -71,6 +75,9 @@ def export(read: StoredModel, folder: Path, tokenizer: Tokenizer | None, ending:
     model = hugging_face_model(read)
     if ending is not None:
         model.config.eos_token_id = model.generation_config.eos_token_id = ending
+    for weight_name, weight in model.named_parameters():
+        if "positions." not in weight_name:
+            weight.data = weight.data.to(getattr(torch, dtype))
     model.save_pretrained(folder)
     if tokenizer is not None:
         end = None if ending is None else tokenizer.id_to_token(ending)
