@@ -24,6 +24,7 @@ CONFIGS = {
         | {"hidden_size": 48, "intermediate_size": 64, "num_attention_heads": 6, "num_key_value_heads": 2}
         | {"tie_word_embeddings": True, "rope_theta": 1000.0},
     ),
+    "mistral": (hf.MistralConfig, GROUPED | {"sliding_window": 9}),
     "qwen2": (hf.Qwen2Config, WIDE | {"intermediate_size": 48, "num_key_value_heads": 2}),
     "qwen3": (hf.Qwen3Config, GROUPED | {"head_dim": 12}),
     "olmo2": (hf.Olmo2Config, GROUPED),
