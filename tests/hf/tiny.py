@@ -14,6 +14,9 @@ VOCABULARY = 96
 LENGTH = 32
 SIZES: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 WIDE: dict[str, Any] = SIZES | {"max_position_embeddings": LENGTH}
+GROUPED: dict[str, Any] = WIDE | {"intermediate_size": 48, "num_key_value_heads": 2, "num_hidden_layers": 5}
+GROUPED |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+YARN = {"rope_type": "yarn", "rope_theta": 5e4, "factor": 2.0, "original_max_position_embeddings": LENGTH // 2}
 CONFIGS = {
     "llama": (
         hf.LlamaConfig,
@@ -21,7 +24,24 @@ CONFIGS = {
         | {"hidden_size": 48, "intermediate_size": 64, "num_attention_heads": 6, "num_key_value_heads": 2}
         | {"tie_word_embeddings": True, "rope_theta": 1000.0},
     ),
+    "mistral": (hf.MistralConfig, GROUPED | {"sliding_window": 9}),
     "qwen2": (hf.Qwen2Config, WIDE | {"intermediate_size": 48, "num_key_value_heads": 2}),
+    "qwen3": (hf.Qwen3Config, GROUPED | {"head_dim": 12}),
+    "olmo2": (hf.Olmo2Config, GROUPED),
+    "olmo3": (
+        hf.Olmo3Config,
+        GROUPED
+        | {"sliding_window": 7, "rope_parameters": {"full_attention": YARN, "sliding_attention": {"rope_theta": 1e4}}},
+    ),
+    "gemma3_text": (
+        hf.Gemma3TextConfig,
+        GROUPED
+        | {"head_dim": 12, "sliding_window": 7, "query_pre_attn_scalar": 9, "sliding_window_pattern": 3}
+        | {"final_logit_softcapping": 3.0},
+    ),
+    "smollm3": (hf.SmolLM3Config, GROUPED),
+    "cohere2": (hf.Cohere2Config, GROUPED | {"sliding_window": 7}),
+    "phi3": (hf.Phi3Config, GROUPED | {"partial_rotary_factor": 0.5, "sliding_window": 9}),
     "gpt_neox": (hf.GPTNeoXConfig, WIDE | {"intermediate_size": 64, "rotary_pct": 0.5, "use_parallel_residual": True}),
     "gpt2": (hf.GPT2Config, SIZES | {"n_positions": 4 * LENGTH}),
     "bloom": (hf.BloomConfig, SIZES),

@@ -110,7 +110,7 @@ def test_strategies_without_scores_at_other_distances_are_refused(name: str) -> 
     network, tokens = Transformer(Shape(16, 2, 8), 1, 30, positions.strategies()[name]), torch.randint(30, (1, 12))
     assert network.losses(tokens, visibility=Visibility(4, 2)).isfinite().all()
     for kind in ("capped", "cache"):
-        with pytest.raises(UserError, match=f"distances: got '{kind}', but scores of {name} depend on more"):
+        with pytest.raises(UserError, match=f"distances: got '{kind}', expected true for {name}"):
             network.losses(tokens, visibility=Visibility(4, 2, kind))
 
 

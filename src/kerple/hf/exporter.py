@@ -25,15 +25,9 @@ from kerple.positions.coupled import Placed
 TRAINED_ON = "kerple_trained_on"
 """Key of config.json: the corpus of the run that was exported, and the sha256 of its test text."""
 
-AS_LLAMA: dict[str, Any] = {
-    "bias": False,
-    "norm": "rms",
-    "gated": True,
-    "activation": "silu",
-    "parallel": False,
-    "embedding_norm": False,
-    "qk_norm": False,
-}
+AS_LLAMA: dict[str, Any] = vars(Architecture()) | {"bias": False, "norm": "rms", "gated": True, "activation": "silu"}
+FREE = ("kv_heads", "per_layer", "hidden", "qkv_bias", "tied", "eps", "init", "dropout", "attention")
+"""Options of a stock Llama or Qwen2 that are entries of its configuration or do not change its logits."""
 AUTO_MAP = {
     "AutoConfig": "modeling_kerple.KerpleRemoteConfig",
     "AutoModelForCausalLM": "modeling_kerple.KerpleRemoteForCausalLM",
@@ -104,7 +98,7 @@ def _is_llama(model: Mapping[str, Any]) -> bool:
     path = position if isinstance(position, str) else position["class_path"]
     options = {} if isinstance(position, str) else position.get("init_args") or {}
     return (
-        all(model[key] == value for key, value in AS_LLAMA.items())
+        all(model[key] == value for key, value in AS_LLAMA.items() if key not in FREE)
         and path.rpartition(".")[2] == "RoPE"
         and all(options.get(key, value) == value for key, value in LLAMA_ROPE.items())
     )

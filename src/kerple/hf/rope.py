@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from copy import deepcopy
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from kerple.base.errors import UserError
+from kerple.positions.rotary_scaling import Scaling
 
 AnyScaling = Literal["none", "pi", "ntk", "dynamic_ntk", "yarn", "llama3"]
 STRATEGIES = {
@@ -15,8 +16,18 @@ STRATEGIES = {
     "yarn": "YaRN",
     "llama3": "RoPE (llama3)",
 }
-SCALINGS = {"default": "none", "linear": "pi", "dynamic": "dynamic_ntk", "yarn": "yarn"}  # transformers' names and ours
-READABLE = ("none", "pi", "dynamic_ntk")  # those that both define alike
+SCALINGS = {"default": "none", "linear": "pi", "dynamic": "dynamic_ntk"}  # transformers' names, where ours differ
+OPTIONS = {
+    "factor": "factor",
+    "attention_factor": "attention_factor",
+    "beta_fast": "beta_fast",
+    "beta_slow": "beta_slow",
+    "high_freq_factor": "beta_fast",
+    "low_freq_factor": "beta_slow",
+    "short_factor": "short_factors",
+    "long_factor": "long_factors",
+}
+"""Options of scalings, transformers' names and ours."""
 LLAMA_ROPE: dict[str, Any] = {
     "layout": "half",
     "rotary_fraction": 1.0,
@@ -38,23 +49,28 @@ def rope_type(config: Any) -> str | None:
 def strategy_name(config: Any) -> str | None:
     """Name of a model's RoPE in results, such as PI; None for a model without RoPE."""
     kind = rope_type(config)
-    return None if kind is None else STRATEGIES.get(SCALINGS.get(kind, ""), f"RoPE ({kind})")
+    return None if kind is None else STRATEGIES.get(SCALINGS.get(kind, kind), f"RoPE ({kind})")
 
 
-def read_rope(config: Any, partial: bool) -> dict[str, Any] | None:
-    """Options of `kerple.positions.RoPE` that make the RoPE of a configuration; None if our RoPE has no such options.
+def read_rope(rope: Mapping[str, Any], partial: bool, length: int) -> dict[str, Any] | None:
+    """Options of `kerple.positions.RoPE` that make the RoPE of a model; None if our RoPE has no such options.
 
     Args:
-        config: A `transformers.PreTrainedConfig`.
+        rope: ``rope_parameters`` of a configuration, or of one of its kinds of layers.
         partial: Whether the model rotates only the fraction ``partial_rotary_factor`` of the channels.
+        length: Largest number of positions. Its ratio to the original number is the factor of YaRN and LongRoPE, where
+            the configuration names none.
     """
-    scaling = SCALINGS.get(rope_type(config) or "")
-    if scaling not in READABLE:
+    scaling = SCALINGS.get(rope.get("rope_type", "default"), rope.get("rope_type"))
+    if scaling not in (*STRATEGIES, *get_args(Scaling)) or rope.get("truncate") is False or "mscale" in rope:
         return None
-    rope = config.rope_parameters
-    fraction = rope.get("partial_rotary_factor", 1.0) if partial else 1.0
+    fraction = rope.get("partial_rotary_factor", 1.0) if partial or scaling == "proportional" else 1.0
     options = {"base": float(rope["rope_theta"]), "rotary_fraction": float(fraction), "layout": "half"}
-    return options if scaling == "none" else options | {"scaling": scaling, "factor": float(rope["factor"])}
+    if scaling == "none":
+        return options
+    if scaling in ("yarn", "longrope") and not rope.get("factor"):
+        options["factor"] = length / rope["original_max_position_embeddings"]
+    return options | {"scaling": scaling} | {ours: rope[name] for name, ours in OPTIONS.items() if rope.get(name)}
 
 
 def write_rope(options: Mapping[str, Any]) -> dict[str, Any]:

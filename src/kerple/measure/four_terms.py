@@ -55,7 +55,7 @@ def four_terms(network: Transformer, tokens: Tensor) -> dict[str, Tensor]:
         parts["whole"] = parts["word"] + parts["position"] + (0 if shift is None else shift.to(dtype))
         weights = attention.qkv.weight.to(dtype).split(attention.widths)
         biases = (None,) * 3 if attention.qkv.bias is None else attention.qkv.bias.to(dtype).split(attention.widths)
-        size = embedded.shape[-1] // attention.heads
+        size = attention.widths[0] // attention.heads
 
         def heads(name: str, i: int) -> Tensor:
             """Queries (i = 0) or keys (i = 1) of a part, (B, H, T, δ); keys that heads share are repeated."""

@@ -16,6 +16,7 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "silu": nn.SiLU,
 }
 NORMS = ("layer", "rms")
+NORM_PLACEMENTS = ("pre", "post", "both")
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Architecture:
     """Options of a decoder. By default it is that of GPT-2; others make it that of Llama, GPT-NeoX or BLOOM.
 
     Args:
+        head_dim: Dimension of one head; null for D / H.
         kv_heads: Number of heads of keys and values, a divisor of H; null for H.
         per_layer: Whether each layer has a positional strategy of its own instead of one for all; null for what the
             strategy's paper does.
@@ -31,9 +33,12 @@ class Architecture:
         qkv_bias: Whether the layer that makes queries, keys and values has a bias; null for the value of ``bias``.
         qk_norm: Whether each head's queries and keys go through an RMSNorm before the strategy sees them, which keeps
             scores from growing without bound (Henry et al. 2020, arXiv 2010.04245; Dehghani et al. 2023, arXiv
-            2302.05442, section 2). Its gain has one number a dimension and is shared by the heads.
+            2302.05442, section 2). Its gain has one number a dimension and is shared by the heads. ``all`` normalises
+            all heads together, with a gain of its own for each, as OLMo 2 does (arXiv 2501.00656).
         tied: Whether input and output embeddings are one matrix.
         norm: Normalisation, ``layer`` or ``rms``.
+        norm_placement: ``pre`` normalises the input of attention and feed-forward network, ``post`` their output before
+            it is added to the residual stream (OLMo 2), ``both`` does both (Gemma 3).
         eps: Epsilon of the norms.
         init: Standard deviation of the initial weights. 0.02 suits widths near 768; a width of 64 learns faster from
             1/√64.
@@ -41,6 +46,8 @@ class Architecture:
         gated: Whether the feed-forward network has a second layer that multiplies the activations, as SwiGLU does.
         parallel: Whether attention and feed-forward network of a block have the same input, as in GPT-NeoX.
         embedding_norm: Whether the token embeddings are normalised before positions are added, as in BLOOM.
+        embedding_scale: Factor of the token embeddings, √D in Gemma.
+        logit_cap: Logits x become cap · tanh(x / cap) (Gemma 2, arXiv 2408.00118, section 2); null for no cap.
         dropout: Probability of dropping an entry of the embeddings and of each block's two outputs.
         attention: ``auto`` takes the fastest implementation that can do what the strategy needs, and logs which it is.
             ``fused`` is an error if that would be attention in blocks of queries. ``blocks`` and ``reference`` force
@@ -50,20 +57,24 @@ class Architecture:
         UserError: If an option is unknown or out of range.
     """
 
+    head_dim: int | None = None
     kv_heads: int | None = None
     per_layer: bool | None = None
     hidden: int | None = None
     bias: bool = True
     qkv_bias: bool | None = None
-    qk_norm: bool = False
+    qk_norm: bool | Literal["all"] = False
     tied: bool = False
     norm: Literal["layer", "rms"] = "layer"
+    norm_placement: Literal["pre", "post", "both"] = "pre"
     eps: float = 1e-5
     init: float = 0.02
     activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
     gated: bool = False
     parallel: bool = False
     embedding_norm: bool = False
+    embedding_scale: float = 1.0
+    logit_cap: float | None = None
     dropout: float = 0.0
     attention: AttentionOption = "auto"
 
@@ -78,7 +89,14 @@ class Architecture:
             raise UserError(f"activation: got {self.activation!r}, expected one of {', '.join(ACTIVATIONS)}")
         if self.norm not in NORMS:
             raise UserError(f"norm: got {self.norm!r}, expected one of {', '.join(NORMS)}")
+        if self.norm_placement not in NORM_PLACEMENTS:
+            expected = ", ".join(NORM_PLACEMENTS)
+            raise UserError(f"norm_placement: got {self.norm_placement!r}, expected one of {expected}")
 
     def make_norm(self, dim: int) -> nn.Module:
         """LayerNorm, or RMSNorm (Zhang & Sennrich 2019, arXiv 1910.07467), over the last ``dim`` numbers."""
         return nn.RMSNorm(dim, self.eps) if self.norm == "rms" else nn.LayerNorm(dim, self.eps, bias=self.bias)
+
+    def make_block_norm(self, dim: int, place: Literal["pre", "post"]) -> nn.Module:
+        """The norm of a place in a block, which does nothing if the architecture has none there."""
+        return self.make_norm(dim) if self.norm_placement in (place, "both") else nn.Identity()

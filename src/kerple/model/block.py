@@ -26,7 +26,7 @@ class Gated(nn.Module):
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), followed by x + mlp(norm(x)).
+    """x + attention(norm(x)), followed by x + mlp(norm(x)); ``norm_placement`` names other places of the norms.
 
     With ``parallel``, both have the same input x and are added to it together (Black et al. 2022, arXiv 2204.06745).
     """
@@ -35,14 +35,16 @@ class Block(nn.Module):
         super().__init__()
         dim, bias, activation = shape.dim, architecture.bias, ACTIVATIONS[architecture.activation]()
         hidden = 4 * dim if architecture.hidden is None else architecture.hidden
-        self.attention_norm = architecture.make_norm(dim)
+        self.attention_norm = architecture.make_block_norm(dim, "pre")
         self.attention = SelfAttention(shape, architecture)
-        self.mlp_norm = architecture.make_norm(dim)
+        self.mlp_norm = architecture.make_block_norm(dim, "pre")
         self.mlp: Gated | nn.Sequential
         if architecture.gated:
             self.mlp = Gated(dim, hidden, bias, activation)
         else:
             self.mlp = nn.Sequential(nn.Linear(dim, hidden, bias), activation, nn.Linear(hidden, dim, bias))
+        self.attention_out_norm = architecture.make_block_norm(dim, "post")
+        self.mlp_out_norm = architecture.make_block_norm(dim, "post")
         self.parallel = architecture.parallel
         self.dropout = nn.Dropout(architecture.dropout)
 
@@ -56,8 +58,7 @@ class Block(nn.Module):
         self, x: Tensor, position: Position, context: PositionContext, cache: LayerCache | None = None
     ) -> Tensor:
         """(B, T, D) -> (B, T, D)."""
-        attended = self.dropout(self.attention(self.attention_norm(x), position, context, cache))
-        if self.parallel:
-            return x + attended + self.dropout(self.mlp(self.mlp_norm(x)))
-        x = x + attended
-        return x + self.dropout(self.mlp(self.mlp_norm(x)))
+        attended = self.attention_out_norm(self.attention(self.attention_norm(x), position, context, cache))
+        middle = x + self.dropout(attended)
+        mixed = self.mlp_out_norm(self.mlp(self.mlp_norm(x if self.parallel else middle)))
+        return middle + self.dropout(mixed)

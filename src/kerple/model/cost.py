@@ -61,7 +61,7 @@ def flops(network: Transformer, length: int) -> Flops:
     """FLOPs per token in segments of ``length`` tokens, without those of the positional strategy."""
     of_strategies = {m for p in network.positions for m in p.modules()}
     weights = sum(m.weight.numel() for m in network.modules() if isinstance(m, nn.Linear) and m not in of_strategies)
-    return Flops(2 * weights, len(network.blocks) * 2 * network.shape.dim * length)
+    return Flops(2 * weights, len(network.blocks) * 2 * network.shape.heads * network.shape.head_dim * length)
 
 
 def count_parameters(network: Transformer) -> dict[str, int]:

@@ -39,7 +39,7 @@ class ChunkSizes:
         return cls(2**21, 2**26) if device.type == "cpu" else cls(2**28, 2**30)
 
 
-RowLosses = Callable[[Tensor, Tensor, Tensor], Tensor]
+RowLosses = Callable[[Tensor, Tensor, Tensor, float | None], Tensor]
 
 
 def target_losses(
@@ -48,6 +48,7 @@ def target_losses(
     targets: Tensor,
     of_rows: RowLosses | None = None,
     sizes: ChunkSizes | None = None,
+    cap: float | None = None,
 ) -> Tensor:
     """Negative log-likelihood of each target, in nats.
 
@@ -62,6 +63,7 @@ def target_losses(
         targets: (N,) int64, below V.
         of_rows: `row_losses`, or a compiled version of it.
         sizes: Sizes of the chunks; None for those that suit the device.
+        cap: Cap of the logits, see `capped`.
 
     Returns:
         (N,) fp32, or fp64 for fp64 features.
@@ -75,15 +77,22 @@ def target_losses(
     chunks = max(1, math.ceil(len(targets) / max(sizes.rows, at_once // head.out_features)))
     return torch.cat(
         [
-            checkpoint(of_rows, x, head.weight, y, use_reentrant=False) if again else of_rows(x, head.weight, y)
+            checkpoint(of_rows, x, head.weight, y, cap, use_reentrant=False)
+            if again
+            else of_rows(x, head.weight, y, cap)
             for x, y in zip(features.chunk(chunks), targets.chunk(chunks), strict=True)
         ]
     )
 
 
-def row_losses(features: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """Losses (N,) of one chunk, from features (N, D), the head's weight (V, D) and targets (N,)."""
-    logits = precise(F.linear(features, weight))  # (N, V)
+def capped(logits: Tensor, cap: float | None) -> Tensor:
+    """Logits x as cap · tanh(x / cap), or unchanged without a cap."""
+    return logits if cap is None else cap * torch.tanh(logits / cap)
+
+
+def row_losses(features: Tensor, weight: Tensor, targets: Tensor, cap: float | None = None) -> Tensor:
+    """Losses (N,) of one chunk, from features (N, D), the head's weight (V, D), targets (N,) and the logits' cap."""
+    logits = capped(precise(F.linear(features, weight)), cap)  # (N, V)
     if torch.compiler.is_compiling() or logits.device.type != "cpu":
         return F.cross_entropy(logits, targets, reduction="none")
     return CrossEntropyInPlace.apply(logits, targets)

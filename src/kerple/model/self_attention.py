@@ -54,11 +54,11 @@ class SelfAttention(nn.Module):
             raise UserError(f"kv_heads: got {kv_heads}, expected a divisor of the {heads} heads")
         bias, qkv_bias, eps = architecture.bias, architecture.qkv_bias, architecture.eps
         self.heads, self.kv_heads = heads, kv_heads
-        self.widths = [shape.dim, kv_heads * head_dim, kv_heads * head_dim]
+        self.widths = [heads * head_dim, kv_heads * head_dim, kv_heads * head_dim]
         self.qkv = nn.Linear(shape.dim, sum(self.widths), bias if qkv_bias is None else qkv_bias)
-        self.out = nn.Linear(shape.dim, shape.dim, bias)
-        norms = (nn.RMSNorm(head_dim, eps) if architecture.qk_norm else nn.Identity() for _ in range(2))
-        self.q_norm, self.k_norm = norms
+        self.out = nn.Linear(heads * head_dim, shape.dim, bias)
+        sizes = self.widths[:2] if architecture.qk_norm == "all" else [head_dim, head_dim]
+        self.q_norm, self.k_norm = (nn.RMSNorm(n, eps) if architecture.qk_norm else nn.Identity() for n in sizes)
 
     def forward(
         self, x: Tensor, position: Position, context: PositionContext, cache: LayerCache | None = None
@@ -69,7 +69,7 @@ class SelfAttention(nn.Module):
         return self.out(mixed.transpose(1, 2).flatten(2))
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Split the output of ``qkv``, (B, T, D + 2·G·δ), into queries (B, H, T, δ), keys and values (B, G, T, δ)."""
+        """Split the output of ``qkv``, (B, T, (H + 2·G)·δ), into queries (B, H, T, δ), keys and values (B, G, T, δ)."""
         q, k, v = (
             part.unflatten(-1, (heads, -1)).transpose(1, 2)
             for part, heads in zip(x.split(self.widths, -1), (self.heads, self.kv_heads, self.kv_heads), strict=True)
@@ -81,9 +81,7 @@ class SelfAttention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor, AttentionSpec]:
         """Arguments of `kerple.attention.attend`: q, k, v after the strategy's hooks, and what it changes."""
         q, k, v = self.split(self.qkv(x))
-        if isinstance(self.q_norm, nn.RMSNorm):  # autocast does not know it: in the dtype of its weights, fp32
-            pairs = (self.q_norm, q), (self.k_norm, k)
-            q, k = (norm(x.to(next(norm.parameters()).dtype)).to(x.dtype) for norm, x in pairs)
+        q, k = _normalised(self.q_norm, q), _normalised(self.k_norm, k)
         at = context.queries
         state = position.token_state(x, at, None if cache is None else cache.state)
         first = context.first
@@ -93,6 +91,16 @@ class SelfAttention(nn.Module):
             k, v, state = cache.append(k, v, state)
         spec = spec_of(position, context, q, v, state)
         return q, k, v, spec if more_keys is None else replace(spec, first=0, more_keys=more_keys)
+
+
+def _normalised(norm: nn.Module, x: Tensor) -> Tensor:
+    """Queries or keys (B, H, T, δ), each head of which is normalised, or all heads together."""
+    if not isinstance(norm, nn.RMSNorm):
+        return x
+    wide = x.to(norm.weight.dtype)  # autocast does not know RMSNorm: in the dtype of its weights, fp32
+    if norm.normalized_shape[0] == x.shape[-1]:
+        return norm(wide).to(x.dtype)
+    return norm(wide.transpose(1, 2).flatten(2)).to(x.dtype).unflatten(-1, (x.shape[1], -1)).transpose(1, 2)
 
 
 def spec_of(position: Position, context: PositionContext, q: Tensor, v: Tensor, state: Tensor | None) -> AttentionSpec:

@@ -15,7 +15,7 @@ from kerple.model.block import Block
 from kerple.model.cache import Cache, LayerCache
 from kerple.model.first_tokens import new_layer_cache
 from kerple.model.generation import generate
-from kerple.model.loss import row_losses, target_losses
+from kerple.model.loss import capped, row_losses, target_losses
 from kerple.model.network import AttentionInside, Embedding, Generation, Limited, Offset, Windows
 from kerple.model.self_attention import PositionContext, prepare_context
 from kerple.positions import Position, Shape, TokenPositions
@@ -52,7 +52,9 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
         if vocabulary < 1:
             raise UserError(f"vocabulary: got {vocabulary}, expected a positive number")
         architecture = Architecture(**options)
+        shape = replace(shape, head_width=architecture.head_dim)
         self.shape, self.training_length = shape, shape.length
+        self.embedding_scale, self.logit_cap = architecture.embedding_scale, architecture.logit_cap
         self.attention = architecture.attention
         # first, because DDP sends gradients from the last parameter to the first, and a shared strategy's comes last
         self.positions = cast("Modules[Position]", nn.ModuleList())
@@ -107,7 +109,7 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
             UserError: If the cache was made for another visibility, or the strategy cannot reach a position.
         """
         x = self.features(tokens, visibility, offset, cache)  # (B, T, D)
-        return self.head(x if last is None else x[:, -last:])
+        return capped(self.head(x if last is None else x[:, -last:]), self.logit_cap)
 
     def features(
         self, tokens: Tensor, visibility: Visibility = EVERYTHING, offset: int = 0, cache: Cache | None = None
@@ -133,7 +135,8 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
         if self.places is not None:
             at = replace(at, places=self.places(read))
         contexts = [prepare_context(p, at, read, visibility, self.attention, cached) for p in self.positions]
-        x = self.embedding_norm(self.embedding(tokens))  # (B, T, D)
+        x = self.embedding(tokens)  # (B, T, D)
+        x = self.embedding_norm(x if self.embedding_scale == 1 else x * self.embedding_scale)
         x = self.dropout(self.positions[0].embed(x, contexts[0].queries))
         for i, block in enumerate(self.blocks):
             strategy = min(i, len(self.positions) - 1)
@@ -158,7 +161,7 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
         x, targets = self.features(tokens[:, :-1], visibility, offset), tokens[:, 1:]
         if last is not None:
             x, targets = x[:, -last:], targets[:, -last:]
-        losses = target_losses(self.head, x.flatten(0, 1), targets.flatten(), self.row_losses)
+        losses = target_losses(self.head, x.flatten(0, 1), targets.flatten(), self.row_losses, cap=self.logit_cap)
         return losses.unflatten(0, targets.shape)  # (B, T)
 
     def compile(self, **options: Any) -> None:

@@ -1,8 +1,8 @@
 """`Position`, the base class of all positional strategies, and `Shape`, from which they are built.
 
 Shapes are written with these letters: B is the batch size, T the number of tokens, H the number of query heads, G that
-of key heads (a divisor of H), δ the dimension of a head, and D = H·δ the width of the model. d = m - n >= 0 is the
-distance from query m back to key n. A strategy overrides the hooks that it needs; the others change nothing.
+of key heads (a divisor of H), δ the dimension of a head, and D the width of the model, usually H·δ. d = m - n >= 0 is
+the distance from query m back to key n. A strategy overrides the hooks that it needs; the others change nothing.
 """
 
 from abc import ABC, abstractmethod
@@ -31,6 +31,7 @@ class Shape:
         layers: Number of layers.
         max_positions: Positions in training are below this number; None for the training length. It sizes a learned
             table.
+        head_width: Dimension δ of one head; None for D / H.
 
     Raises:
         UserError: If a number is not positive, the heads do not divide the width or there is no such layer.
@@ -42,6 +43,7 @@ class Shape:
     layer: int = 0
     layers: int = 1
     max_positions: int | None = None
+    head_width: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("dim", "heads", "length", "layers"):
@@ -60,7 +62,7 @@ class Shape:
     @property
     def head_dim(self) -> int:
         """Dimension δ of one head."""
-        return self.dim // self.heads
+        return self.head_width or self.dim // self.heads
 
 
 def hook(function: F) -> F:

@@ -29,7 +29,7 @@ class OutputGate(Position):
     def __init__(self, shape: Shape, elementwise: bool = False) -> None:
         super().__init__()
         self.heads = shape.heads
-        gates = shape.dim if elementwise else shape.heads
+        gates = shape.heads * shape.head_dim if elementwise else shape.heads
         self.gate_weight = nn.Parameter(torch.zeros(gates, shape.dim, dtype=torch.float32))
 
     def transform_output(self, out: Tensor, x: Tensor) -> Tensor:

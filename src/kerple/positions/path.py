@@ -40,7 +40,7 @@ class PaTH(Position):
         self.require(rank >= 1, "rank", rank, "a positive number")
         self.heads = shape.heads
         self.down = nn.Linear(shape.dim, rank, bias=False, dtype=torch.float32)
-        self.up = nn.Linear(rank, shape.dim, bias=False, dtype=torch.float32)
+        self.up = nn.Linear(rank, shape.heads * shape.head_dim, bias=False, dtype=torch.float32)
         self.gate = nn.Linear(shape.dim, shape.heads, dtype=torch.float32)
 
     def token_state(self, x: Tensor, positions: TokenPositions, past: Tensor | None) -> Tensor:

@@ -38,7 +38,7 @@ class PoPE(Position):
         self.require(1 < base < math.inf, "base", base, "a number above 1; the paper uses 10000")
         self.base, self.heads = base, shape.heads
         turn = 2 * math.pi
-        self.learn("phase", shape.dim, phase, between=(-turn, 0.0), minimum=-turn, maximum=0.0)
+        self.learn("phase", shape.heads * shape.head_dim, phase, between=(-turn, 0.0), minimum=-turn, maximum=0.0)
 
     def transform_qk(
         self, q: Tensor, k: Tensor, state: Tensor | None, positions: TokenPositions

@@ -1,0 +1,43 @@
+"""Table of docs/how-to/pretrained.md: each family read into our network and exported, as tiny random models.
+
+python -m docs.families
+"""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from kerple.hf.exporter import export
+from kerple.hf.families import read_family
+from kerple.hf.pretrained import read_network
+from kerple.model.stored import fill, transformer
+from kerple.positions import ALiBi
+from tests.hf.tiny import CONFIGS, LENGTH, hf, text, tiny
+
+
+@torch.inference_mode()
+def main() -> None:
+    """Print the table."""
+    print("| family | strategy | error of the logits | exported as | error after export | ALiBi instead |")
+    print("| --- | --- | ---: | --- | ---: | --- |")
+    for family in CONFIGS:
+        model, tokens = tiny(family), text(2, 3 * LENGTH)
+        expected, stored = model(tokens).logits, read_family(model.config, model.state_dict())
+        network = transformer(stored.model).eval()
+        fill(network, stored)
+        with TemporaryDirectory() as folder:
+            model.save_pretrained(f"{folder}/theirs")
+            architecture = export(stored, Path(folder) / "ours", None, None)
+            exported = hf.AutoModelForCausalLM.from_pretrained(f"{folder}/ours").eval()
+            other = read_network(f"{folder}/theirs", position=ALiBi)
+        assert other.losses(tokens).isfinite().all()
+        errors = [
+            f"{float((logits - expected).abs().max()):.0e}" for logits in (network(tokens), exported(tokens).logits)
+        ]
+        cells = [type(model).__name__, network.name, errors[0], architecture, errors[1], "yes"]
+        print(f"| {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
