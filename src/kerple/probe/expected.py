@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kerple.hf.windows import layer_kinds
 from kerple.model import Transformer
 from kerple.positions import NoPE, RoPE, Shape
 from kerple.positions.rotary_scaling import RotaryFrequencies, Scaling
@@ -26,7 +27,7 @@ KNOWN = {
     *NO_POSITIONS_IN_FULL_LAYERS,
     *UNLESS_NO_WINDOW,
 }
-"""Families whose configurations `layers` was compared with the code of; of others, differences are not judged."""
+"""Families whose code was compared with `configured_layers`; differences of others are not judged."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +76,9 @@ class Layer:
         return ", ".join(parts + ([f"temperature {self.temperature.rule}"] if self.temperature else []))
 
 
-def layers(config: Any) -> list[Layer]:
+def configured_layers(config: Any) -> list[Layer]:
     """What the configuration of a text model, a `transformers.PreTrainedConfig`, says about each of its layers."""
-    kinds = getattr(config, "layer_types", None) or [None] * config.num_hidden_layers
-    return [_layer(config, i, kind) for i, kind in enumerate(kinds)]
+    return [_layer(config, i, kind) for i, kind in enumerate(layer_kinds(config))]
 
 
 def our_layers(network: Transformer) -> list[Layer]:
@@ -104,12 +104,8 @@ def original_length(config: Any) -> int | None:
     return getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
 
 
-def _layer(config: Any, i: int, kind: str | None) -> Layer:
-    window = getattr(config, "sliding_window", None)
-    if kind is None:
-        window = window if getattr(config, "use_sliding_window", True) else None
-        kind = "full_attention" if window is None else "sliding_attention"
-    window = window if kind == "sliding_attention" else None
+def _layer(config: Any, i: int, kind: str) -> Layer:
+    window = config.sliding_window if kind == "sliding_attention" else None
     chunk = config.attention_chunk_size if kind == "chunked_attention" else None
     every = getattr(config, "rope_parameters", None) or {}
     rope = every if "rope_theta" in every else every.get(kind) or {}
