@@ -1,0 +1,200 @@
+"""`Search`: reads text by each method, drops those that are clearly worse, and compares the best on other text."""
+
+import gc
+import json
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+
+from kerple.base.atomic import write
+from kerple.base.errors import UserError
+from kerple.base.mapping import read_mapping
+from kerple.compare.statistics import Sums, difference
+from kerple.data.text import Text, TextBlocks, shuffled
+from kerple.extend.methods import Method
+from kerple.measure.far_context import next_of_another, readings
+from kerple.measure.runner import Runner
+from kerple.positions.visibility import EVERYTHING
+
+FEWEST, MOST = 2, 16  # blocks at the longest length
+VALIDATION, TEST = "validation", "test"
+
+
+@dataclass
+class Search:
+    """A search for the method with the lowest loss at N tokens, on validation text, and its comparison on test text.
+
+    A block is N + 1 tokens of one document; blocks are of different documents. The last ``k`` targets of a block are
+    scored after its last ℓ inputs, so that the targets are the same at every length ℓ. The sum of the losses of each
+    block is written to a file as soon as it is read, and is not read again after a stop.
+
+    Args:
+        path: The model, as a name for `kerple.hf.source.locate`.
+        methods: The methods; the first leaves the model unchanged.
+        length: Training length L.
+        target: Length N.
+        bound: Largest rise of the loss at L, as a fraction.
+        folder: Folder of the records.
+        texts: The text of ``validation`` and of ``test``.
+        runner: Device and precision.
+        effects: What `choose` compares: by label and length the `compared` losses, ``against`` whom, over how many
+            ``blocks``, and whether the method was ``dropped``.
+    """
+
+    path: str
+    methods: list[Method]
+    length: int
+    target: int
+    bound: float
+    folder: Path
+    texts: Mapping[str, Text]
+    runner: Runner
+    effects: dict[str, dict[int, dict[str, Any]]] = field(default_factory=dict)
+    _loaded: tuple[Method, Any] | None = None
+
+    def __post_init__(self) -> None:
+        self.k = max(1, self.length // 4)
+        between = (self.length << i for i in range((self.target // self.length - 1).bit_length()))
+        self.lengths = [*between, self.target]  # L, 2 L, 4 L and so on below N, and N
+
+    @cached_property
+    def blocks(self) -> dict[str, tuple[TextBlocks, list[int]]]:
+        """Blocks of each text, in an order that mixes its documents, and for each the number of its foreign block."""
+        return {split: _mixed(text, self.target) for split, text in self.texts.items()}
+
+    def sums(self, method: Method, split: str, length: int, blocks: int, reading: str = "own") -> Sums:
+        """Sums of the losses, and numbers of targets, of the first blocks, (1, blocks) each; read if they are not yet.
+
+        Args:
+            method: The method.
+            split: The text.
+            length: Number of inputs.
+            blocks: Number of blocks.
+            reading: ``own``, or ``foreign`` for inputs whose first N - L are of another document.
+
+        Raises:
+            UserError: If a loss is not finite.
+        """
+        method = self.methods[0] if method.as_trained and length <= self.length else method
+        path = self._record(method, split, length, reading)
+        record = read_mapping(path) if path.exists() else {"sums": [], "seconds": []}
+        (of_split, others), seen = self.blocks[split], method.visibility
+        for i in range(len(record["sums"]), blocks):
+            network, began = self._network(method), time.monotonic()
+            tokens = readings(of_split[i], of_split[others[i]], length, min(length - 1, self.length))[reading]
+            with torch.inference_mode(), self.runner.autocast():
+                options = {} if seen == EVERYTHING else {"visibility": seen}
+                losses = network.losses(tokens[None].to(self.runner.device), self.k, **options)
+            record["sums"].append(float(losses.double().sum()))
+            record["seconds"].append(time.monotonic() - began)
+            if not np.isfinite(record["sums"][-1]):
+                raise UserError(f"model: the loss of {method.label} is not finite; check the weights for NaN")
+            write(path, json.dumps(record), durable=False)
+            if (seconds := record["seconds"][-1]) > 1:
+                print(f"{method.label}, {split}, {length:,} tokens: block {i + 1}, {seconds:.0f} s", flush=True)
+        sums = np.array(record["sums"][:blocks])[None]
+        return sums, np.full_like(sums, self.k)
+
+    def plan(self, minutes: float) -> dict[str, float]:
+        """The number of ``blocks`` at N that takes at most so many minutes, but at least `FEWEST`, and its ``seconds``.
+
+        The seconds of T tokens are a·T + b·T², from two timings of the unchanged model. Half of the methods are
+        expected to be dropped.
+        """
+        short, long = (self._seconds(length) for length in (self.length // 2, self.length))
+        square = min(max(long / 2 - short, 0.0), short)  # b·T² of half of L
+        first, *_, last = seconds = [
+            (short - square) * n + square * n * n for n in 2 * np.array(self.lengths) / self.length
+        ]
+        one = len(self.methods) * (sum(seconds) - last / 2) + 4 * last + 3 * first
+        most = min(MOST, *(len(of_split) for of_split, _ in self.blocks.values()))
+        blocks = min(max(int(60 * minutes / one), FEWEST), most)
+        return {"blocks": blocks, "seconds": blocks * one}
+
+    def check_memory(self, config: Any) -> None:
+        """Raise a UserError if less memory is free than N tokens need, by an estimate: weights and the widest layer."""
+        text, cuda = config.get_text_config(), self.runner.device.type == "cuda"
+        width = 16 * text.hidden_size + 3 * (getattr(text, "intermediate_size", None) or 4 * text.hidden_size)
+        weights = sum(4 * p.numel() for p in self._network(self.methods[0]).parameters())  # a copy, for our network
+        needed, free = weights + 4 * self.target * width, psutil.virtual_memory().available
+        free = torch.cuda.mem_get_info()[0] if cuda else free
+        if needed > free:
+            sizes = f"{needed / 2**30:.1f} GiB more memory, and {free / 2**30:.1f} GiB are free"
+            raise UserError(f"to: got {self.target} tokens, which need about {sizes}; give a smaller number")
+
+    def choose(self, blocks: int) -> list[Method]:
+        """The methods within the bound at L that are not clearly worse at N on validation text, best first.
+
+        At each length a few blocks are read first, then all. A method is dropped at L if its loss rises by more than
+        the bound; after the first blocks only if the whole 95% interval of the rise is beyond it. Beyond L it is
+        dropped if its loss is above the lowest, by the paired 95% interval.
+
+        Raises:
+            UserError: If no method is within the bound.
+        """
+        unchanged, *alive = self.methods
+        for length in self.lengths:
+            most = blocks if length == self.target else min(2 * blocks, len(self.blocks[VALIDATION][0]))
+            for count in sorted({FEWEST, most}):
+                sums = {
+                    m.label: self.sums(m, VALIDATION, length, count)
+                    for m in [unchanged, *alive][length > self.length :]
+                }
+                best, limit = min(sums, key=lambda label: sums[label][0].mean()), 0.0
+                if length == self.length:
+                    best, limit = unchanged.label, self.bound * float(sums[unchanged.label][0].mean()) / self.k
+                for m in list(alive):
+                    effect = compared(sums[m.label], sums[best])
+                    dropped = effect[0 if limit and count == most else 1] > limit
+                    about = {"effect": effect, "against": best, "blocks": count, "dropped": dropped}
+                    self.effects.setdefault(m.label, {})[length] = about
+                    if dropped:
+                        alive.remove(m)
+                        print(f"{m.label}: not read further than {length:,} tokens", flush=True)
+                if not alive:
+                    raise UserError(f"bound: got {100 * self.bound:g}%, which every method exceeds; give a larger one")
+        return sorted(alive, key=lambda m: sums[m.label][0].mean())
+
+    def _network(self, method: Method) -> Any:
+        """The network of a method; only the last one is kept in memory."""
+        if self._loaded is None or self._loaded[0] != method:
+            self._loaded = None
+            gc.collect()
+            self._loaded = method, method.network(self.path, self.length).to(self.runner.device)
+        return self._loaded[1]
+
+    def _seconds(self, length: int) -> float:
+        self.sums(self.methods[0], VALIDATION, length, 1)
+        return read_mapping(self._record(self.methods[0], VALIDATION, length))["seconds"][0]
+
+    def _record(self, method: Method, split: str, length: int, reading: str = "own") -> Path:
+        return self.folder / f"{split}-{length}-{reading}-{re.sub('[^a-z0-9]+', '-', method.label.lower())}.json"
+
+
+def compared(ours: Sums, theirs: Sums) -> tuple[float, float, float]:
+    """Mean loss of one less that of the other, over the same blocks, in nats, and its 95% interval over blocks."""
+    effect = difference(ours, theirs)
+    assert effect is not None
+    return effect.mean, *map(float, effect.interval())
+
+
+def _mixed(text: Text, length: int) -> tuple[TextBlocks, list[int]]:
+    """A block of each document in an order that mixes them, and for each the number of one of another group.
+
+    Raises:
+        UserError: If there are not two documents of more than ``length`` tokens.
+    """
+    blocks = text.document_blocks(length, overlap=0.5, per_document=1)
+    assert blocks.documents is not None
+    order = shuffled(len(blocks), min(len(blocks), 2 * MOST), 0)
+    documents = blocks.documents[order].tolist()
+    groups = documents if text.table is None else text.table["group"][documents].tolist()
+    return blocks.chosen(order), next_of_another(groups if len(set(groups)) > 1 else documents)
