@@ -117,7 +117,10 @@ def _unpacked(source: Any, config: Any, folder: Path) -> str:
 
     if not folder.exists():
         part = folder.with_name(f"{folder.name}.part")
-        read_model(source, config).save_pretrained(part)
+        model = read_model(source, config)
+        model.hf_quantizer = None  # its weights are unpacked, but transformers would not save them
+        del model.config.quantization_config
+        model.save_pretrained(part)
         AutoTokenizer.from_pretrained(source.location, **source.files).save_pretrained(part)
         os.replace(part, folder)
     return str(folder)

@@ -30,7 +30,7 @@ def outcome(search: Search, ranked: list[Method], blocks: int) -> dict[str, Any]
     def of(method: Method, length: int, reading: str = "own") -> Sums:
         return search.sums(method, TEST, length, blocks, reading)
 
-    effects = {
+    effects: dict[str, Any] = {
         "unchanged": compared(of(best, long), of(unchanged, long)),
         "shortened": compared(of(best, long), of(unchanged, short)),  # the unchanged model reads the last L tokens
         "next": compared(of(best, long), of(ranked[1], long)) if ranked[1:] else None,
@@ -47,8 +47,10 @@ def outcome(search: Search, ranked: list[Method], blocks: int) -> dict[str, Any]
 
 def render(values: dict[str, Any]) -> tuple[str, str]:
     """The findings as text, and the page."""
-    options = {"trim_blocks": True, "lstrip_blocks": True, "undefined": StrictUndefined}
-    environment = Environment(loader=PackageLoader("kerple.extend", "."), autoescape=select_autoescape(), **options)
+    loader, escape = PackageLoader("kerple.extend", "."), select_autoescape(("html", "html.jinja"))
+    environment = Environment(
+        loader=loader, autoescape=escape, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
+    )
     text = environment.get_template("findings.txt.jinja").render(values)
     return text, environment.get_template("page.html.jinja").render(values, findings=text)
 

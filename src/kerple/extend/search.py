@@ -1,6 +1,5 @@
 """`Search`: reads text by each method, drops those that are clearly worse, and compares the best on other text."""
 
-import gc
 import json
 import re
 import time
@@ -149,11 +148,11 @@ class Search:
                     for m in [unchanged, *alive][length > self.length :]
                 }
                 best, limit = min(sums, key=lambda label: sums[label][0].mean()), 0.0
-                if length == self.length:
+                if trained := length == self.length:
                     best, limit = unchanged.label, self.bound * float(sums[unchanged.label][0].mean()) / self.k
                 for m in list(alive):
                     effect = compared(sums[m.label], sums[best])
-                    dropped = effect[0 if limit and count == most else 1] > limit
+                    dropped = effect[0 if trained and count == most else 1] > limit
                     about = {"effect": effect, "against": best, "blocks": count, "dropped": dropped}
                     self.effects.setdefault(m.label, {})[length] = about
                     if dropped:
@@ -166,8 +165,7 @@ class Search:
     def _network(self, method: Method) -> Any:
         """The network of a method; only the last one is kept in memory."""
         if self._loaded is None or self._loaded[0] != method:
-            self._loaded = None
-            gc.collect()
+            self._loaded = None  # frees its memory before the next is read
             self._loaded = method, method.network(self.path, self.length).to(self.runner.device)
         return self._loaded[1]
 
@@ -183,7 +181,8 @@ def compared(ours: Sums, theirs: Sums) -> tuple[float, float, float]:
     """Mean loss of one less that of the other, over the same blocks, in nats, and its 95% interval over blocks."""
     effect = difference(ours, theirs)
     assert effect is not None
-    return effect.mean, *map(float, effect.interval())
+    low, high = effect.interval()
+    return effect.mean, float(low), float(high)
 
 
 def _mixed(text: Text, length: int) -> tuple[TextBlocks, list[int]]:
