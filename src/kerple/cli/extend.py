@@ -10,7 +10,7 @@ from kerple.base.directories import resume_directory
 from kerple.base.errors import UserError
 from kerple.base.mapping import read_mapping
 from kerple.base.progress import duration
-from kerple.cli.reading import command_parser, parse
+from kerple.cli.arguments import command_parser, parse
 from kerple.data.options import ShardOptions
 from kerple.data.tokenizer import MODEL_PREFIX, vocabulary_size
 

@@ -10,7 +10,7 @@ from kerple.hf.families import FAMILIES, read_options
 from kerple.hf.pretrained import read_network
 from kerple.hf.rope import STRATEGIES, AnyScaling, scaled
 from kerple.model.first_tokens import check_distances
-from kerple.model.stored import strategy
+from kerple.model.stored import build_strategy
 from kerple.positions import Shape
 from kerple.positions.visibility import EVERYTHING, Visibility
 
@@ -41,7 +41,7 @@ class Method:
 
     def network(self, path: str, length: int) -> Any:
         """Read the model; the arguments and errors are those of `kerple.hf.pretrained.read_network`."""
-        position = None if self.position is None else strategy(self.position)
+        position = None if self.position is None else build_strategy(self.position)
         return read_network(path, length, self.scaling, self.factor, position, rope_options=self.rope_options)
 
 
@@ -74,7 +74,7 @@ def methods(config: Any, length: int, target: int) -> tuple[list[Method], dict[s
             label = f"Self-Extend, window {window}, groups of {group}"
             arguments = {"position": position, "neighbor_window": window, "group": group}
             position = {"class_path": "kerple.positions.SelfExtend", "init_args": arguments}
-        check_distances(strategy(position)(Shape(options["dim"], options["heads"], length)), visibility)
+        check_distances(build_strategy(position)(Shape(options["dim"], options["heads"], length)), visibility)
         return Method(label, position=position, visibility=visibility, as_trained=not window)
 
     builders: dict[str, Callable[[], list[Method]]] = {
