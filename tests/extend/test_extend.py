@@ -129,13 +129,12 @@ def test_the_command_writes_what_it_found_and_continues_where_it_was_stopped(pla
     assert (first["blocks"], first["lengths"]) == (2, [LENGTH, 2 * LENGTH, TARGET])
     page = Path("run/extend.html").read_text()
     assert all(label in page for label in (*kinds, "left out"))
-    records = {path: path.read_text() for path in Path("run/records").iterdir()}
-    cut = sorted(records)[0]
-    record = json.loads(records[cut])
-    cut.write_text(json.dumps({name: values[:1] for name, values in record.items()}))
-    (Path("run/records") / f"test-{TARGET}-own-unchanged.json").unlink()
+    records = sorted(Path("run/records").glob("*/*.json"))
+    cut, removed = records[0], next(path for path in records if path.name == f"test-{TARGET}-own-unchanged.json")
+    cut.write_text(json.dumps({name: values[:1] for name, values in json.loads(cut.read_text()).items()}))
+    removed.unlink()
     before = {path: path.stat().st_mtime_ns for path in records if path.exists()}
-    main(["extend", "llama", "--to", str(TARGET), *flags("--run_dir=run")])
+    main(["extend", "llama", "--to", str(TARGET), *flags("--run_dir=run", "--minutes=0")])
     assert json.loads(Path("run/extend.json").read_text()) == first
     assert [path for path in before if path.stat().st_mtime_ns != before[path]] == [cut]
     (command,) = [
@@ -143,9 +142,6 @@ def test_the_command_writes_what_it_found_and_continues_where_it_was_stopped(pla
     ]
     main([*shlex.split(command), *flags()[:-1], "--run_dir=tested"])
     assert "written to tested" in capsys.readouterr().out
-    assert "holds a search of another" in complaint(
-        capsys, "extend", "llama", "--to", 2 * LENGTH, *flags("--run_dir=run")
-    )
 
 
 def test_what_cannot_be_extended_is_one_line(place, monkeypatch, capsys):
@@ -156,6 +152,6 @@ def test_what_cannot_be_extended_is_one_line(place, monkeypatch, capsys):
 
     assert "expected to > length" in refused("llama", "--to", LENGTH)
     assert "bound >= 0" in refused("llama", "--to", TARGET, "--bound", -1)
-    assert "no method applies to gpt2: scaling: got pi, but gpt2 has no RoPE" in refused("gpt2", "--to", 1024)
+    assert "no method applies: scaling: got pi, but gpt2 has no RoPE" in refused("gpt2", "--to", 1024)
     assert "the longest document has 149 tokens" in refused("llama", "--to", 8 * LENGTH)
     assert "GiB are free; give a smaller number" in refused("llama", "--to", 2**40)

@@ -55,6 +55,9 @@ def methods(config: Any, length: int, target: int) -> tuple[list[Method], dict[s
 
     Returns:
         The methods, of which the first leaves the model unchanged, and the reasons.
+
+    Raises:
+        UserError: If no method can be used.
     """
     s = target / length
 
@@ -91,4 +94,6 @@ def methods(config: Any, length: int, target: int) -> tuple[list[Method], dict[s
             found += build()
         except UserError as error:
             reasons[name] = str(error)
+    if not found[1:]:
+        raise UserError(f"model: no method applies: {'; '.join(dict.fromkeys(reasons.values()))}")
     return found, reasons

@@ -21,7 +21,6 @@ from kerple.data.text import Text, TextBlocks, shuffled
 from kerple.extend.methods import Method
 from kerple.measure.far_context import next_of_another, readings
 from kerple.measure.runner import Runner
-from kerple.positions.visibility import EVERYTHING
 
 FEWEST, MOST = 2, 16  # blocks at the longest length
 VALIDATION, TEST = "validation", "test"
@@ -83,51 +82,51 @@ class Search:
             UserError: If a loss is not finite.
         """
         method = self.methods[0] if method.as_trained and length <= self.length else method
-        path = self._record(method, split, length, reading)
+        path, (of_split, others) = self._record(method, split, length, reading), self.blocks[split]
         record = read_mapping(path) if path.exists() else {"sums": [], "seconds": []}
-        (of_split, others), seen = self.blocks[split], method.visibility
         for i in range(len(record["sums"]), blocks):
             network, began = self._network(method), time.monotonic()
             tokens = readings(of_split[i], of_split[others[i]], length, min(length - 1, self.length))[reading]
             with torch.inference_mode(), self.runner.autocast():
-                options = {} if seen == EVERYTHING else {"visibility": seen}
-                losses = network.losses(tokens[None].to(self.runner.device), self.k, **options)
+                losses = network.losses(tokens[None].to(self.runner.device), self.k, method.visibility)
             record["sums"].append(float(losses.double().sum()))
-            record["seconds"].append(time.monotonic() - began)
-            if not np.isfinite(record["sums"][-1]):
+            record["seconds"].append(seconds := time.monotonic() - began)
+            if not losses.isfinite().all():
                 raise UserError(f"model: the loss of {method.label} is not finite; check the weights for NaN")
             write(path, json.dumps(record), durable=False)
-            if (seconds := record["seconds"][-1]) > 1:
+            if seconds > 1:
                 print(f"{method.label}, {split}, {length:,} tokens: block {i + 1}, {seconds:.0f} s", flush=True)
         sums = np.array(record["sums"][:blocks])[None]
         return sums, np.full_like(sums, self.k)
 
-    def plan(self, minutes: float) -> dict[str, float]:
-        """The number of ``blocks`` at N that takes at most so many minutes, but at least `FEWEST`, and its ``seconds``.
+    def plan(self, minutes: float) -> tuple[int, float]:
+        """Number of blocks at N that takes at most so many minutes, but at least `FEWEST`, and the seconds it takes.
 
-        The seconds of T tokens are a·T + b·T², from two timings of the unchanged model. Half of the methods are
-        expected to be dropped.
+        The seconds of T tokens are a·T + b·T², from two timings of the unchanged model, which are kept. Half of the
+        methods are expected to be dropped.
         """
-        short, long = (self._seconds(length) for length in (self.length // 2, self.length))
-        square = min(max(long / 2 - short, 0.0), short)  # b·T² of half of L
-        first, *_, last = seconds = [
-            (short - square) * n + square * n * n for n in 2 * np.array(self.lengths) / self.length
-        ]
-        one = len(self.methods) * (sum(seconds) - last / 2) + 4 * last + 3 * first
+        unchanged, timed = self.methods[0], []
+        for length in (self.length // 2, self.length):
+            self.sums(unchanged, VALIDATION, length, 1)
+            timed.append(read_mapping(self._record(unchanged, VALIDATION, length))["seconds"][0])
+        square = min(max(timed[1] / 2 - timed[0], 0.0), timed[0])  # b·T² of half of L
+        units = 2 * np.array(self.lengths) / self.length
+        seconds = (timed[0] - square) * units + square * units**2
+        block = float(len(self.methods) * (seconds.sum() - seconds[-1] / 2) + 4 * seconds[-1] + 3 * seconds[0])
         most = min(MOST, *(len(of_split) for of_split, _ in self.blocks.values()))
-        blocks = min(max(int(60 * minutes / one), FEWEST), most)
-        return {"blocks": blocks, "seconds": blocks * one}
+        blocks = min(max(int(60 * minutes / block), FEWEST), most)
+        return blocks, blocks * block
 
     def check_memory(self, config: Any) -> None:
         """Raise a UserError if less memory is free than N tokens need, by an estimate: weights and the widest layer."""
-        text, cuda = config.get_text_config(), self.runner.device.type == "cuda"
+        text = config.get_text_config()
         width = 16 * text.hidden_size + 3 * (getattr(text, "intermediate_size", None) or 4 * text.hidden_size)
-        weights = sum(4 * p.numel() for p in self._network(self.methods[0]).parameters())  # a copy, for our network
-        needed, free = weights + 4 * self.target * width, psutil.virtual_memory().available
-        free = torch.cuda.mem_get_info()[0] if cuda else free
+        weights = sum(p.numel() for p in self._network(self.methods[0]).parameters())  # a copy, for our network
+        needed, cuda = 4 * (weights + self.target * width), self.runner.device.type == "cuda"
+        free = torch.cuda.mem_get_info()[0] if cuda else psutil.virtual_memory().available
         if needed > free:
-            sizes = f"{needed / 2**30:.1f} GiB more memory, and {free / 2**30:.1f} GiB are free"
-            raise UserError(f"to: got {self.target} tokens, which need about {sizes}; give a smaller number")
+            sizes = f"about {needed / 2**30:.1f} GiB more memory, and {free / 2**30:.1f} GiB are free"
+            raise UserError(f"to: got {self.target} tokens, which need {sizes}; give a smaller number")
 
     def choose(self, blocks: int) -> list[Method]:
         """The methods within the bound at L that are not clearly worse at N on validation text, best first.
@@ -141,31 +140,30 @@ class Search:
         """
         unchanged, *alive = self.methods
         for length in self.lengths:
-            most = blocks if length == self.target else min(2 * blocks, len(self.blocks[VALIDATION][0]))
+            trained, available = length == self.length, len(self.blocks[VALIDATION][0])
+            most = blocks if length == self.target else min(2 * blocks, available)
             for count in sorted({FEWEST, most}):
-                sums = {
-                    m.label: self.sums(m, VALIDATION, length, count)
-                    for m in [unchanged, *alive][length > self.length :]
-                }
-                best, limit = min(sums, key=lambda label: sums[label][0].mean()), 0.0
-                if trained := length == self.length:
-                    best, limit = unchanged.label, self.bound * float(sums[unchanged.label][0].mean()) / self.k
+                sums = {m.label: self.sums(m, VALIDATION, length, count) for m in alive}
+                alive.sort(key=lambda m: sums[m.label][0].mean())
+                best = unchanged if trained else alive[0]
+                theirs = self.sums(best, VALIDATION, length, count)
+                limit = self.bound * float(theirs[0].mean()) / self.k if trained else 0.0
                 for m in list(alive):
-                    effect = compared(sums[m.label], sums[best])
+                    effect = compared(sums[m.label], theirs)
                     dropped = effect[0 if trained and count == most else 1] > limit
-                    about = {"effect": effect, "against": best, "blocks": count, "dropped": dropped}
+                    about = {"effect": effect, "against": best.label, "blocks": count, "dropped": dropped}
                     self.effects.setdefault(m.label, {})[length] = about
                     if dropped:
                         alive.remove(m)
                         print(f"{m.label}: not read further than {length:,} tokens", flush=True)
                 if not alive:
                     raise UserError(f"bound: got {100 * self.bound:g}%, which every method exceeds; give a larger one")
-        return sorted(alive, key=lambda m: sums[m.label][0].mean())
+        return alive
 
     def _network(self, method: Method) -> Any:
         """The network of a method; only the last one is kept in memory."""
         if self._loaded is None or self._loaded[0] != method:
-            self._loaded = None  # frees its memory before the next is read
+            self._loaded = None  # its memory is free before the next is read
             self._loaded = method, method.network(self.path, self.length).to(self.runner.device)
         return self._loaded[1]
 
