@@ -80,8 +80,8 @@ def test_the_folder_of_a_method_has_its_losses_in_plain_transformers(lost, tmp_p
         with torch.inference_mode():
             tokens = blocks[0]
             logits = model(tokens[None, :-1]).logits[0, -found.k :]
-        expected = float(F.cross_entropy(logits, tokens[-found.k :], reduction="sum"))
-        assert found.sums(method, "validation", TARGET, 1)[0][0, 0] == pytest.approx(expected, rel=1e-5), method.label
+        expected = float(F.cross_entropy(logits, tokens[-found.k :], reduction="mean"))
+        assert found.losses(method, "validation", TARGET, 1)[0] == pytest.approx(expected, rel=1e-5), method.label
 
 
 def test_foreign_text_is_the_start_of_another_document(lost, tmp_path):
@@ -90,8 +90,8 @@ def test_foreign_text_is_the_start_of_another_document(lost, tmp_path):
     tokens = torch.cat([blocks[others[0]][: TARGET - LENGTH], blocks[0][-LENGTH - 1 :]])
     network = pi.network(str(lost[0]), LENGTH)
     with torch.inference_mode():
-        expected = float(network.losses(tokens[None], found.k).sum())
-    assert found.sums(pi, "test", TARGET, 1, "foreign")[0][0, 0] == pytest.approx(expected, rel=1e-6)
+        expected = float(network.losses(tokens[None], found.k).mean())
+    assert found.losses(pi, "test", TARGET, 1, "foreign")[0] == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_bound_that_no_method_meets_is_one_line(lost, tmp_path):

@@ -7,9 +7,8 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
-from kerple.compare.statistics import Sums
 from kerple.extend.methods import Method
-from kerple.extend.search import TEST, Search, compared
+from kerple.extend.search import TEST, Losses, Search, compared
 from kerple.measure.far_context import verdict
 
 
@@ -27,8 +26,8 @@ def outcome(search: Search, ranked: list[Method], blocks: int) -> dict[str, Any]
     """
     unchanged, best, short, long = search.methods[0], ranked[0], search.length, search.target
 
-    def of(method: Method, length: int, reading: str = "own") -> Sums:
-        return search.sums(method, TEST, length, blocks, reading)
+    def of(method: Method, length: int, reading: str = "own") -> Losses:
+        return search.losses(method, TEST, length, blocks, reading)
 
     effects: dict[str, Any] = {
         "unchanged": compared(of(best, long), of(unchanged, long)),
@@ -39,7 +38,7 @@ def outcome(search: Search, ranked: list[Method], blocks: int) -> dict[str, Any]
         "content": compared(of(best, long, "foreign"), of(best, long)),
     }
     read = [unchanged, *ranked[:2]]
-    losses = {m.label: {n: float(of(m, n)[0].mean()) / search.k for n in (short, long)} for m in read}
+    losses = {m.label: {n: float(of(m, n).mean()) for n in (short, long)} for m in read}
     found = {"best": asdict(best), "helps": effects["unchanged"][2] < 0 and effects["shortened"][2] < 0}
     found["far_context"] = verdict(effects["gain"][1:], effects["content"][1:])
     return found | {"next": ranked[1].label if ranked[1:] else None, "losses": losses, "effects": effects}

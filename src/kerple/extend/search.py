@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
+from numpy.typing import NDArray
+from scipy import stats
 
 from kerple.base.atomic import write
 from kerple.base.errors import UserError
 from kerple.base.mapping import read_mapping
-from kerple.compare.statistics import Sums, difference
 from kerple.data.text import Text, TextBlocks, shuffled
 from kerple.extend.methods import Method
 from kerple.measure.far_context import next_of_another, readings
@@ -24,6 +25,7 @@ from kerple.measure.runner import Runner
 
 FEWEST, MOST = 2, 16  # blocks at the longest length
 VALIDATION, TEST = "validation", "test"
+Losses = NDArray[np.float64]
 
 
 @dataclass
@@ -31,7 +33,7 @@ class Search:
     """A search for the method with the lowest loss at N tokens, on validation text, and its comparison on test text.
 
     A block is N + 1 tokens of one document; blocks are of different documents. The last ``k`` targets of a block are
-    scored after its last ℓ inputs, so that the targets are the same at every length ℓ. The sum of the losses of each
+    scored after its last ℓ inputs, so that the targets are the same at every length ℓ. The mean loss of each
     block is written to a file as soon as it is read, and is not read again after a stop.
 
     Args:
@@ -68,8 +70,8 @@ class Search:
         """Blocks of each text, in an order that mixes its documents, and for each the number of its foreign block."""
         return {split: _mixed(text, self.target) for split, text in self.texts.items()}
 
-    def sums(self, method: Method, split: str, length: int, blocks: int, reading: str = "own") -> Sums:
-        """Sums of the losses, and numbers of targets, of the first blocks, (1, blocks) each; read if they are not yet.
+    def losses(self, method: Method, split: str, length: int, blocks: int, reading: str = "own") -> Losses:
+        """Mean losses of the targets of each of the first blocks, (blocks,) in nats; what was not read yet is read.
 
         Args:
             method: The method.
@@ -83,21 +85,20 @@ class Search:
         """
         method = self.methods[0] if method.as_trained and length <= self.length else method
         path, (of_split, others) = self._record(method, split, length, reading), self.blocks[split]
-        record = read_mapping(path) if path.exists() else {"sums": [], "seconds": []}
-        for i in range(len(record["sums"]), blocks):
+        record = read_mapping(path) if path.exists() else {"losses": [], "seconds": []}
+        for i in range(len(record["losses"]), blocks):
             network, began = self._network(method), time.monotonic()
             tokens = readings(of_split[i], of_split[others[i]], length, min(length - 1, self.length))[reading]
             with torch.inference_mode(), self.runner.autocast():
                 losses = network.losses(tokens[None].to(self.runner.device), self.k, method.visibility)
-            record["sums"].append(float(losses.double().sum()))
+            record["losses"].append(float(losses.double().mean()))
             record["seconds"].append(seconds := time.monotonic() - began)
             if not losses.isfinite().all():
                 raise UserError(f"model: the loss of {method.label} is not finite; check the weights for NaN")
             write(path, json.dumps(record), durable=False)
             if seconds > 1:
                 print(f"{method.label}, {split}, {length:,} tokens: block {i + 1}, {seconds:.0f} s", flush=True)
-        sums = np.array(record["sums"][:blocks])[None]
-        return sums, np.full_like(sums, self.k)
+        return np.array(record["losses"][:blocks])
 
     def plan(self, minutes: float) -> tuple[int, float]:
         """Number of blocks at N that takes at most so many minutes, but at least `FEWEST`, and the seconds it takes.
@@ -107,7 +108,7 @@ class Search:
         """
         unchanged, timed = self.methods[0], []
         for length in (self.length // 2, self.length):
-            self.sums(unchanged, VALIDATION, length, 1)
+            self.losses(unchanged, VALIDATION, length, 1)
             timed.append(read_mapping(self._record(unchanged, VALIDATION, length))["seconds"][0])
         square = min(max(timed[1] / 2 - timed[0], 0.0), timed[0])  # b·T² of half of L
         units = 2 * np.array(self.lengths) / self.length
@@ -143,13 +144,13 @@ class Search:
             trained, available = length == self.length, len(self.blocks[VALIDATION][0])
             most = blocks if length == self.target else min(2 * blocks, available)
             for count in sorted({FEWEST, most}):
-                sums = {m.label: self.sums(m, VALIDATION, length, count) for m in alive}
-                alive.sort(key=lambda m: sums[m.label][0].mean())
+                losses = {m.label: self.losses(m, VALIDATION, length, count) for m in alive}
+                alive.sort(key=lambda m: losses[m.label].mean())
                 best = unchanged if trained else alive[0]
-                theirs = self.sums(best, VALIDATION, length, count)
-                limit = self.bound * float(theirs[0].mean()) / self.k if trained else 0.0
+                theirs = self.losses(best, VALIDATION, length, count)
+                limit = self.bound * float(theirs.mean()) if trained else 0.0
                 for m in list(alive):
-                    effect = compared(sums[m.label], theirs)
+                    effect = compared(losses[m.label], theirs)
                     dropped = effect[0 if trained and count == most else 1] > limit
                     about = {"effect": effect, "against": best.label, "blocks": count, "dropped": dropped}
                     self.effects.setdefault(m.label, {})[length] = about
@@ -167,20 +168,15 @@ class Search:
             self._loaded = method, method.network(self.path, self.length).to(self.runner.device)
         return self._loaded[1]
 
-    def _seconds(self, length: int) -> float:
-        self.sums(self.methods[0], VALIDATION, length, 1)
-        return read_mapping(self._record(self.methods[0], VALIDATION, length))["seconds"][0]
-
     def _record(self, method: Method, split: str, length: int, reading: str = "own") -> Path:
         return self.folder / f"{split}-{length}-{reading}-{re.sub('[^a-z0-9]+', '-', method.label.lower())}.json"
 
 
-def compared(ours: Sums, theirs: Sums) -> tuple[float, float, float]:
-    """Mean loss of one less that of the other, over the same blocks, in nats, and its 95% interval over blocks."""
-    effect = difference(ours, theirs)
-    assert effect is not None
-    low, high = effect.interval()
-    return effect.mean, float(low), float(high)
+def compared(ours: Losses, theirs: Losses) -> tuple[float, float, float]:
+    """Mean of the differences of blocks, and its 95% interval by Student's t; of two or more blocks."""
+    differences = ours - theirs
+    mean, half = differences.mean(), stats.t.ppf(0.975, len(differences) - 1) * stats.sem(differences)
+    return float(mean), float(mean - half), float(mean + half)
 
 
 def _mixed(text: Text, length: int) -> tuple[TextBlocks, list[int]]:
