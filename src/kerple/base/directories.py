@@ -47,7 +47,7 @@ def fit_directory(preferred: Path, ckpt_path: str | None) -> Path:
     for path in _versions(preferred) if checkpoint else []:
         # by name and by place, because `checkpoints` or the whole folder may be a link
         if any(Path(at(checkpoint)).is_relative_to(at(path)) for at in (os.path.abspath, os.path.realpath)):
-            return _resume(path)
+            return resume_directory(path)
     return _unused(preferred)
 
 
@@ -89,7 +89,12 @@ def _version(name: str) -> int:
     return int(number) if number.isdigit() else -1
 
 
-def _resume(path: Path) -> Path:
+def resume_directory(path: Path) -> Path:
+    """Make a folder if it is missing, and lock it.
+
+    Raises:
+        UserError: Another process has locked the folder, or it cannot be made.
+    """
     if _is_first_process() and (holder := _make_and_lock(path)):
         raise UserError(f"run_dir: {path} is in use by {holder}; wait for its end or stop it, then resume")
     return path

@@ -25,6 +25,7 @@ COMMANDS = {
     "validate": "the validation loss of a checkpoint",
     "probe": "check what the positions of a model of transformers, or of a run, really do",
     "compare": "strategies × seeds with everything else equal, and one report",
+    "extend": "which extension of the context suits a pretrained model, and whether any helps",
     "export": "a run as a model of transformers, a stock Llama where it can be",
     "predict": "continue a prompt with a trained model",
     "plan": "what a fit will take: parameters, FLOPs, memory, hours, before anything runs",

@@ -1,6 +1,6 @@
 """Pretrained models: as a network to measure, or as options and weights of our own `Transformer`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 from zipfile import is_zipfile
 
@@ -25,6 +25,7 @@ def read_network(
     dtype: str = "float32",
     trust_remote_code: bool = False,
     bos: bool = True,
+    rope_options: Mapping[str, float] = {},
 ) -> Any:
     """Read a causal language model of transformers, as a `kerple.model.network.Network`.
 
@@ -37,6 +38,7 @@ def read_network(
         dtype: Dtype of the weights in memory.
         trust_remote_code: Whether code that comes with the model may run.
         bos: Whether the network reads a BOS token before every input, if the model's tokenizer adds one.
+        rope_options: Further entries of ``rope_parameters`` for the scaling, such as ``beta_fast``.
 
     Raises:
         UserError: If there is no such model, or it does not support the scaling or the strategy.
@@ -45,7 +47,7 @@ def read_network(
     config = read_model_config(source, trust_remote_code)
     length = length or config_length(config)
     if scaling is not None or factor is not None:
-        config = scaled(config, scaling, factor, length or 0)
+        config = scaled(config, scaling, factor, length or 0, rope_options)
     model = read_model(source, config, getattr(torch, dtype), trust_remote_code)
     begin = bos_token(source) if bos and has_tokenizer(source) else None
     if position is None and config.model_type != "kerple":

@@ -78,7 +78,9 @@ def write_rope(options: Mapping[str, Any]) -> dict[str, Any]:
     return {"rope_type": "default", "rope_theta": float(options.get("base", 10000.0))}
 
 
-def scaled(config: Any, scaling: AnyScaling | None, factor: float | None, length: int) -> Any:
+def scaled(
+    config: Any, scaling: AnyScaling | None, factor: float | None, length: int, rope_options: Mapping[str, float] = {}
+) -> Any:
     """A copy of a model's configuration whose RoPE is scaled, as `kerple.positions.RoPE` scales ours.
 
     Args:
@@ -88,6 +90,7 @@ def scaled(config: Any, scaling: AnyScaling | None, factor: float | None, length
         factor: Length for which the scaling is meant, as a multiple s >= 1 of the training length; all scalings but
             ``none`` need it.
         length: Training length L in tokens.
+        rope_options: Further entries of ``rope_parameters``, such as ``beta_fast``.
 
     Raises:
         UserError: If the model has no RoPE, has one that differs between layers, or the factor is missing.
@@ -119,5 +122,5 @@ def scaled(config: Any, scaling: AnyScaling | None, factor: float | None, length
     if scaling == "dynamic_ntk":
         config.max_position_embeddings = length  # transformers compares T with it
     unscaled = {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
-    config.rope_parameters = unscaled | changes[scaling]
+    config.rope_parameters = unscaled | changes[scaling] | dict(rope_options)
     return config

@@ -1,0 +1,99 @@
+"""`Method`: a way to read inputs longer than those of training, without training; `methods` lists those of a model."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kerple.base.errors import UserError
+from kerple.hf.families import FAMILIES, read_options
+from kerple.hf.pretrained import read_network
+from kerple.hf.rope import STRATEGIES, AnyScaling, scaled
+from kerple.model.first_tokens import check_distances
+from kerple.model.stored import build_strategy
+from kerple.positions import Shape
+from kerple.positions.visibility import EVERYTHING, Visibility
+
+FIRST = 4  # first tokens that a window keeps (StreamingLLM, Xiao et al. 2024)
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to read N tokens with a model that was trained at L < N tokens.
+
+    Args:
+        label: Its name on the page.
+        scaling: Scaling of RoPE, see `kerple.hf.rope.scaled`; None for the model's own.
+        factor: Scaling factor.
+        rope_options: Further entries of ``rope_parameters``.
+        position: Strategy in place of the model's own, as ``class_path`` and ``init_args``; None for the model's own.
+        visibility: The keys that a query sees.
+        as_trained: Whether inputs of up to L tokens are read as by the unchanged model.
+    """
+
+    label: str
+    scaling: AnyScaling | None = None
+    factor: float | None = None
+    rope_options: Mapping[str, float] = field(default_factory=dict)
+    position: Mapping[str, Any] | None = None
+    visibility: Visibility = EVERYTHING
+    as_trained: bool = False
+
+    def network(self, path: str, length: int) -> Any:
+        """Read the model; the arguments and errors are those of `kerple.hf.pretrained.read_network`."""
+        position = None if self.position is None else build_strategy(self.position)
+        return read_network(path, length, self.scaling, self.factor, position, rope_options=self.rope_options)
+
+
+def methods(config: Any, length: int, target: int) -> tuple[list[Method], dict[str, str]]:
+    """The methods that a model can be read with, each at a few settings, and why others cannot be used, by name.
+
+    Args:
+        config: The model's `transformers.PreTrainedConfig`.
+        length: Training length L in tokens.
+        target: Length N > L to reach.
+
+    Returns:
+        The methods, of which the first leaves the model unchanged, and the reasons.
+
+    Raises:
+        UserError: If no method can be used.
+    """
+    s = target / length
+
+    def rope(scaling: AnyScaling, factor: float, **options: float) -> Method:
+        scaled(config, scaling, factor, length, options)  # raises an error if the model has no RoPE
+        label = ", ".join([f"{STRATEGIES[scaling]} ×{factor:g}", *(f"{name} {v:g}" for name, v in options.items())])
+        return Method(label, scaling, factor, options, as_trained=scaling == "dynamic_ntk")
+
+    def own(visibility: Visibility = EVERYTHING, window: int = 0) -> Method:
+        """The model as our network: with Self-Extend, if it has a window of exact distances, else with a mask."""
+        if config.model_type not in FAMILIES:
+            raise UserError(f"{config.model_type} is none of the families {', '.join(FAMILIES)}")
+        options = read_options(FAMILIES[config.model_type], config)
+        position, label = options["position"], f"window with first {FIRST} tokens, distances {visibility.distances}"
+        if window:
+            group = math.ceil((target - window) / (length - window))  # the fewest with which all distances are known
+            label = f"Self-Extend, window {window}, groups of {group}"
+            arguments = {"position": position, "neighbor_window": window, "group": group}
+            position = {"class_path": "kerple.positions.SelfExtend", "init_args": arguments}
+        check_distances(build_strategy(position)(Shape(options["dim"], options["heads"], length)), visibility)
+        return Method(label, position=position, visibility=visibility, as_trained=not window)
+
+    builders: dict[str, Callable[[], list[Method]]] = {
+        "PI": lambda: [rope("pi", s)],
+        "NTK": lambda: [rope("ntk", s), rope("ntk", 2 * s)],
+        "dynamic NTK": lambda: [rope("dynamic_ntk", 1.0), rope("dynamic_ntk", s)],
+        "YaRN": lambda: [rope("yarn", s), rope("yarn", 2 * s), rope("yarn", s, beta_fast=4.0, attention_factor=1.0)],
+        "Self-Extend": lambda: [own(window=length // 4), own(window=length // 2)],
+        "window": lambda: [own(Visibility(length, FIRST, "capped")), own(Visibility(length, FIRST, "cache"))],
+    }
+    found, reasons = [Method("unchanged", as_trained=True)], {}
+    for name, build in builders.items():
+        try:
+            found += build()
+        except UserError as error:
+            reasons[name] = str(error)
+    if not found[1:]:
+        raise UserError(f"model: no method applies: {'; '.join(dict.fromkeys(reasons.values()))}")
+    return found, reasons

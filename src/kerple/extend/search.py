@@ -1,0 +1,193 @@
+"""`Search`: reads text by each method, drops those that are clearly worse, and compares the best on other text."""
+
+import json
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from numpy.typing import NDArray
+from scipy import stats
+
+from kerple.base.atomic import write
+from kerple.base.errors import UserError
+from kerple.base.mapping import read_mapping
+from kerple.data.text import Text, TextBlocks, shuffled
+from kerple.extend.methods import Method
+from kerple.measure.far_context import next_of_another, readings
+from kerple.measure.runner import Runner
+
+FEWEST, MOST = 2, 16  # blocks at the longest length
+VALIDATION, TEST = "validation", "test"
+Losses = NDArray[np.float64]
+
+
+@dataclass
+class Search:
+    """A search for the method with the lowest loss at N tokens, on validation text, and its comparison on test text.
+
+    A block is N + 1 tokens of one document; blocks are of different documents. The last ``k`` targets of a block are
+    scored after its last ℓ inputs, so that the targets are the same at every length ℓ. The mean loss of each
+    block is written to a file as soon as it is read, and is not read again after a stop.
+
+    Args:
+        path: The model, as a name for `kerple.hf.source.locate`.
+        methods: The methods; the first leaves the model unchanged.
+        length: Training length L.
+        target: Length N.
+        bound: Largest rise of the loss at L, as a fraction.
+        folder: Folder of the records.
+        texts: The text of ``validation`` and of ``test``.
+        runner: Device and precision.
+        effects: What `choose` compares: by label and length the `compared` losses, ``against`` whom, over how many
+            ``blocks``, and whether the method was ``dropped``.
+    """
+
+    path: str
+    methods: list[Method]
+    length: int
+    target: int
+    bound: float
+    folder: Path
+    texts: Mapping[str, Text]
+    runner: Runner
+    effects: dict[str, dict[int, dict[str, Any]]] = field(default_factory=dict)
+    _loaded: tuple[Method, Any] | None = None
+
+    def __post_init__(self) -> None:
+        self.k = max(1, self.length // 4)
+        between = (self.length << i for i in range((self.target // self.length - 1).bit_length()))
+        self.lengths = [*between, self.target]  # L, 2 L, 4 L and so on below N, and N
+
+    @cached_property
+    def blocks(self) -> dict[str, tuple[TextBlocks, list[int]]]:
+        """Blocks of each text, in an order that mixes its documents, and for each the number of its foreign block."""
+        return {split: _mixed(text, self.target) for split, text in self.texts.items()}
+
+    def losses(self, method: Method, split: str, length: int, blocks: int, reading: str = "own") -> Losses:
+        """Mean losses of the targets of each of the first blocks, (blocks,) in nats; what was not read yet is read.
+
+        Args:
+            method: The method.
+            split: The text.
+            length: Number of inputs.
+            blocks: Number of blocks.
+            reading: ``own``, or ``foreign`` for inputs whose first N - L are of another document.
+
+        Raises:
+            UserError: If a loss is not finite.
+        """
+        method = self.methods[0] if method.as_trained and length <= self.length else method
+        path, (of_split, others) = self._record(method, split, length, reading), self.blocks[split]
+        record = read_mapping(path) if path.exists() else {"losses": [], "seconds": []}
+        for i in range(len(record["losses"]), blocks):
+            network, began = self._network(method), time.monotonic()
+            tokens = readings(of_split[i], of_split[others[i]], length, min(length - 1, self.length))[reading]
+            with torch.inference_mode(), self.runner.autocast():
+                losses = network.losses(tokens[None].to(self.runner.device), self.k, method.visibility)
+            record["losses"].append(float(losses.double().mean()))
+            record["seconds"].append(seconds := time.monotonic() - began)
+            if not losses.isfinite().all():
+                raise UserError(f"model: the loss of {method.label} is not finite; check the weights for NaN")
+            write(path, json.dumps(record), durable=False)
+            if seconds > 1:
+                print(f"{method.label}, {split}, {length:,} tokens: block {i + 1}, {seconds:.0f} s", flush=True)
+        return np.array(record["losses"][:blocks])
+
+    def plan(self, minutes: float) -> tuple[int, float]:
+        """Number of blocks at N that takes at most so many minutes, but at least `FEWEST`, and the seconds it takes.
+
+        The seconds of T tokens are a·T + b·T², from two timings of the unchanged model, which are kept. Half of the
+        methods are expected to be dropped.
+        """
+        unchanged, timed = self.methods[0], []
+        for length in (self.length // 2, self.length):
+            self.losses(unchanged, VALIDATION, length, 1)
+            timed.append(read_mapping(self._record(unchanged, VALIDATION, length))["seconds"][0])
+        square = min(max(timed[1] / 2 - timed[0], 0.0), timed[0])  # b·T² of half of L
+        units = 2 * np.array(self.lengths) / self.length
+        seconds = (timed[0] - square) * units + square * units**2
+        block = float(len(self.methods) * (seconds.sum() - seconds[-1] / 2) + 4 * seconds[-1] + 3 * seconds[0])
+        most = min(MOST, *(len(of_split) for of_split, _ in self.blocks.values()))
+        blocks = min(max(int(60 * minutes / block), FEWEST), most)
+        return blocks, blocks * block
+
+    def check_memory(self, config: Any) -> None:
+        """Raise a UserError if less memory is free than N tokens need, by an estimate: weights and the widest layer."""
+        text = config.get_text_config()
+        width = 16 * text.hidden_size + 3 * (getattr(text, "intermediate_size", None) or 4 * text.hidden_size)
+        weights = sum(p.numel() for p in self._network(self.methods[0]).parameters())  # a copy, for our network
+        needed, cuda = 4 * (weights + self.target * width), self.runner.device.type == "cuda"
+        free = torch.cuda.mem_get_info()[0] if cuda else psutil.virtual_memory().available
+        if needed > free:
+            sizes = f"about {needed / 2**30:.1f} GiB more memory, and {free / 2**30:.1f} GiB are free"
+            raise UserError(f"to: got {self.target} tokens, which need {sizes}; give a smaller number")
+
+    def choose(self, blocks: int) -> list[Method]:
+        """The methods within the bound at L that are not clearly worse at N on validation text, best first.
+
+        At each length a few blocks are read first, then all. A method is dropped at L if its loss rises by more than
+        the bound; after the first blocks only if the whole 95% interval of the rise is beyond it. Beyond L it is
+        dropped if its loss is above the lowest, by the paired 95% interval.
+
+        Raises:
+            UserError: If no method is within the bound.
+        """
+        unchanged, *alive = self.methods
+        for length in self.lengths:
+            trained, available = length == self.length, len(self.blocks[VALIDATION][0])
+            most = blocks if length == self.target else min(2 * blocks, available)
+            for count in sorted({FEWEST, most}):
+                losses = {m.label: self.losses(m, VALIDATION, length, count) for m in alive}
+                alive.sort(key=lambda m: losses[m.label].mean())
+                best = unchanged if trained else alive[0]
+                theirs = self.losses(best, VALIDATION, length, count)
+                limit = self.bound * float(theirs.mean()) if trained else 0.0
+                for m in list(alive):
+                    effect = compared(losses[m.label], theirs)
+                    dropped = effect[0 if trained and count == most else 1] > limit
+                    about = {"effect": effect, "against": best.label, "blocks": count, "dropped": dropped}
+                    self.effects.setdefault(m.label, {})[length] = about
+                    if dropped:
+                        alive.remove(m)
+                        print(f"{m.label}: not read further than {length:,} tokens", flush=True)
+                if not alive:
+                    raise UserError(f"bound: got {100 * self.bound:g}%, which every method exceeds; give a larger one")
+        return alive
+
+    def _network(self, method: Method) -> Any:
+        """The network of a method; only the last one is kept in memory."""
+        if self._loaded is None or self._loaded[0] != method:
+            self._loaded = None  # its memory is free before the next is read
+            self._loaded = method, method.network(self.path, self.length).to(self.runner.device)
+        return self._loaded[1]
+
+    def _record(self, method: Method, split: str, length: int, reading: str = "own") -> Path:
+        return self.folder / f"{split}-{length}-{reading}-{re.sub('[^a-z0-9]+', '-', method.label.lower())}.json"
+
+
+def compared(ours: Losses, theirs: Losses) -> tuple[float, float, float]:
+    """Mean of the differences of blocks, and its 95% interval by Student's t; of two or more blocks."""
+    differences = ours - theirs
+    mean, half = differences.mean(), stats.t.ppf(0.975, len(differences) - 1) * stats.sem(differences)
+    return float(mean), float(mean - half), float(mean + half)
+
+
+def _mixed(text: Text, length: int) -> tuple[TextBlocks, list[int]]:
+    """A block of each document in an order that mixes them, and for each the number of one of another group.
+
+    Raises:
+        UserError: If there are not two documents of more than ``length`` tokens.
+    """
+    blocks = text.document_blocks(length, overlap=0.5, per_document=1)
+    assert blocks.documents is not None
+    order = shuffled(len(blocks), min(len(blocks), 2 * MOST), 0)
+    documents = blocks.documents[order].tolist()
+    groups = documents if text.table is None else text.table["group"][documents].tolist()
+    return blocks.chosen(order), next_of_another(groups if len(set(groups)) > 1 else documents)

@@ -1,0 +1,157 @@
+"""`extend` finds the method with which a model wrote the text, and its folder is the model that it has measured."""
+
+import json
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from kerple.base.errors import UserError
+from kerple.cli.main import main
+from kerple.data.text import Text
+from kerple.extend.methods import Method, methods
+from kerple.extend.outcome import link, outcome
+from kerple.extend.search import Search
+from kerple.hf.rope import scaled
+from kerple.measure.runner import Runner
+from tests.cli.tiny import complaint
+from tests.hf.tiny import LENGTH, configuration, hf, saved, tiny
+
+TARGET = 4 * LENGTH
+DOCUMENTS = 16
+
+
+@torch.inference_mode()
+def written(model, seed: int) -> Text:
+    """Documents of N + 1 tokens, drawn one by one from the distribution that the model gives."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(model.config.vocab_size, (DOCUMENTS, 1), generator=generator)
+    while tokens.shape[1] <= TARGET:
+        likely = model(tokens, use_cache=False).logits[:, -1].softmax(-1)
+        tokens = torch.cat([tokens, torch.multinomial(likely, 1, generator=generator)], 1)
+    return Text(tokens.flatten(), range(0, tokens.numel(), TARGET + 1))
+
+
+@pytest.fixture(scope="module")
+def lost(tmp_path_factory):
+    """A model with PI × 4, text that it has written, and the folder in which its configuration has lost the scaling.
+
+    No model has a lower expected loss on this text than the one that wrote it (Gibbs's inequality).
+    """
+    config = configuration("llama")
+    model = tiny("llama", rope_parameters=scaled(config, "pi", 4.0, LENGTH).rope_parameters)
+    texts = {split: written(model, seed) for seed, split in enumerate(("validation", "test"))}
+    folder = tmp_path_factory.mktemp("lost") / "model"
+    model.config.rope_parameters = config.rope_parameters
+    model.save_pretrained(folder)
+    return folder, texts
+
+
+def search(lost, folder: Path, bound: float = 0.005, chosen: list[Method] | None = None) -> Search:
+    path, texts = lost
+    chosen = chosen or methods(configuration("llama"), LENGTH, TARGET)[0]
+    return Search(str(path), chosen, LENGTH, TARGET, bound, folder, texts, Runner())
+
+
+def test_the_scaling_that_a_configuration_has_lost_is_found(lost, tmp_path):
+    found = search(lost, tmp_path)
+    ranked = found.choose(8)
+    assert ranked[0].label == "PI ×4"
+    result = outcome(found, ranked, DOCUMENTS)
+    assert result["helps"]
+    assert result["far_context"] == "distant text is used"
+    at_target = sum(TARGET in of_label for of_label in found.effects.values())
+    assert len(list(tmp_path.glob(f"validation-{TARGET}-*"))) == at_target < len(found.methods) - 1
+
+
+def test_the_folder_of_a_method_has_its_losses_in_plain_transformers(lost, tmp_path):
+    found = search(lost, tmp_path / "records")
+    blocks, _ = found.blocks["validation"]
+    for method in found.methods[1:]:
+        if method.position is not None:
+            continue
+        config = hf.AutoConfig.from_pretrained(lost[0])
+        link(str(lost[0]), scaled(config, method.scaling, method.factor, LENGTH, method.rope_options), tmp_path / "to")
+        assert (tmp_path / "to" / "model.safetensors").is_symlink()
+        model = hf.AutoModelForCausalLM.from_pretrained(tmp_path / "to").eval()
+        with torch.inference_mode():
+            tokens = blocks[0]
+            logits = model(tokens[None, :-1]).logits[0, -found.k :]
+        expected = float(F.cross_entropy(logits, tokens[-found.k :], reduction="mean"))
+        assert found.losses(method, "validation", TARGET, 1)[0] == pytest.approx(expected, rel=1e-5), method.label
+
+
+def test_foreign_text_is_the_start_of_another_document(lost, tmp_path):
+    found = search(lost, tmp_path)
+    (blocks, others), pi = found.blocks["test"], found.methods[1]
+    tokens = torch.cat([blocks[others[0]][: TARGET - LENGTH], blocks[0][-LENGTH - 1 :]])
+    network = pi.network(str(lost[0]), LENGTH)
+    with torch.inference_mode():
+        expected = float(network.losses(tokens[None], found.k).mean())
+    assert found.losses(pi, "test", TARGET, 1, "foreign")[0] == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_bound_that_no_method_meets_is_one_line(lost, tmp_path):
+    reversed_roles = [Method("unchanged", "pi", 4.0), Method("none")]  # without PI the loss is higher
+    with pytest.raises(UserError, match="which every method exceeds"):
+        search(lost, tmp_path, chosen=reversed_roles).choose(8)
+
+
+def flags(*more: str) -> list[str]:
+    data = {"corpus": "corpus.jsonl", "directory": "shards", "split_fractions": "[0.2,0.4,0.4]"}
+    return [*(f"--data.{name}={value}" for name, value in data.items()), "--precision=32-true", *more]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with models and a corpus of letters."""
+    folder = tmp_path_factory.mktemp("extend")
+    saved(folder / "llama", "llama")
+    saved(folder / "gpt2", "gpt2")
+    letters = np.random.default_rng(0).choice(list("abcdefgh"), (30, TARGET + 20))
+    (folder / "corpus.jsonl").write_text("\n".join(json.dumps({"text": "".join(row)}) for row in letters))
+    return folder
+
+
+def test_the_command_writes_what_it_found_and_continues_where_it_was_stopped(place, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    kinds = ("unchanged", "Self-Extend, window 8, groups of 5", "window with first 4 tokens, distances cache")
+    monkeypatch.setattr(
+        "kerple.extend.methods.methods",
+        lambda *args: ([m for m in methods(*args)[0] if m.label in kinds], {"PI": "left out"}),
+    )
+    main(["extend", "llama", "--to", str(TARGET), *flags("--run_dir=run", "--minutes=0")])
+    findings = capsys.readouterr().out
+    first = json.loads(Path("run/extend.json").read_text())
+    assert (first["blocks"], first["lengths"]) == (2, [LENGTH, 2 * LENGTH, TARGET])
+    page = Path("run/extend.html").read_text()
+    assert all(label in page for label in (*kinds, "left out"))
+    records = sorted(Path("run/records").glob("*/*.json"))
+    cut, removed = records[0], next(path for path in records if path.name == f"test-{TARGET}-own-unchanged.json")
+    cut.write_text(json.dumps({name: values[:1] for name, values in json.loads(cut.read_text()).items()}))
+    removed.unlink()
+    before = {path: path.stat().st_mtime_ns for path in records if path.exists()}
+    main(["extend", "llama", "--to", str(TARGET), *flags("--run_dir=run", "--minutes=0")])
+    assert json.loads(Path("run/extend.json").read_text()) == first
+    assert [path for path in before if path.stat().st_mtime_ns != before[path]] == [cut]
+    (command,) = [
+        line.partition("Test it by: python run.py ")[2] for line in findings.splitlines() if "Test it" in line
+    ]
+    main([*shlex.split(command), *flags()[:-1], "--run_dir=tested"])
+    assert "written to tested" in capsys.readouterr().out
+
+
+def test_what_cannot_be_extended_is_one_line(place, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+
+    def refused(model: str, *options: object) -> str:
+        return complaint(capsys, "extend", model, *options, *flags())
+
+    assert "expected to > length" in refused("llama", "--to", LENGTH)
+    assert "bound >= 0" in refused("llama", "--to", TARGET, "--bound", -1)
+    assert "no method applies: scaling: got pi, but gpt2 has no RoPE" in refused("gpt2", "--to", 1024)
+    assert "the longest document has 149 tokens" in refused("llama", "--to", 8 * LENGTH)
+    assert "GiB are free; give a smaller number" in refused("llama", "--to", 2**40)
