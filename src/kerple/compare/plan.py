@@ -64,9 +64,5 @@ def diverged(jobs: Iterable[Job]) -> list[str]:
         first = totals[totals["metric"] == "ppl"].sort_values("length", kind="stable").head(1)
         for total, count in zip(first["sum"], first["count"], strict=True):
             losses.setdefault((job.part, job.label), {})[job.name] = total / count
-    return [
-        name
-        for of_strategy in losses.values()
-        for name, loss in of_strategy.items()
-        if not loss <= min(DIVERGED * median(of_strategy.values()), sys.float_info.max)
-    ]
+    highest = {key: min(DIVERGED * median(of.values()), sys.float_info.max) for key, of in losses.items()}
+    return [name for key, of in losses.items() for name, loss in of.items() if not loss <= highest[key]]
