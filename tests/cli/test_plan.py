@@ -1,5 +1,7 @@
 """`plan` reads a fit's configuration and says what it will take."""
 
+import re
+
 import pytest
 
 from kerple.cli.main import main
@@ -11,7 +13,7 @@ PAPER = ["plan", "--config", "configs/paper.yaml"]
 def printed(capsys, *arguments):
     """Cells of every row, by the first."""
     main([*PAPER, *arguments])
-    rows = [[c.strip() for c in line.split("│")[1:-1]] for line in capsys.readouterr().out.splitlines() if "│" in line]
+    rows = [re.split(r"\s{2,}", line.strip()) for line in capsys.readouterr().out.splitlines() if line]
     return {row[0]: row[1:] for row in rows}
 
 

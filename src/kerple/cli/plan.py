@@ -3,21 +3,19 @@
 import logging
 from typing import Any
 
+import pandas as pd
 import torch
 from jsonargparse import ArgumentParser, Namespace
-from rich.console import Console
-from rich.table import Column, Table
 
 from kerple.base.errors import UserError
 from kerple.cli import PROGRAM
 from kerple.cli.arguments import parse
 from kerple.cli.fit import checkpoint_first
 from kerple.cli.parser import fit_parser
-from kerple.model.cost import CHIPS, Chip, Memory, count_parameters, flops, memory
+from kerple.model.cost import CHIPS, Chip, count_parameters, flops, memory
 from kerple.training.language_model import LanguageModel
 
 EFFICIENCY = 0.4  # share of a chip's peak: the goal for an H100 (docs/gpu-kernels.md), not a measurement
-MEMORY = ("weights", "gradients", "optimiser", "activations", "logits", "total")
 NODE = 8  # devices in a node
 NETWORK = 50e9  # bytes per second between devices of two nodes: 400 Gb/s each
 AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
@@ -49,12 +47,10 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"devices: got {options.devices!r}, expected numbers such as 1,8")
     devices = [int(n) for n in numbers]
     logging.getLogger("kerple").setLevel(logging.WARNING)  # without the choice of attention, as nothing is trained
-    console = Console()
     for table in tables(options, [chips[name] for name in options.chips.split(",")], devices, options.efficiency):
-        console.print(table)
-    console.print(
-        f"Hours are arithmetic: FLOPs over the data sheet's peak times {options.efficiency:.2f}, "
-        f"{'an assumption' if options.efficiency == EFFICIENCY else 'as you gave it'}, and the exchange of "
+        print(table, end="\n\n")
+    print(
+        f"Hours are arithmetic: FLOPs over the data sheet's peak times {options.efficiency:.2f}, and the exchange of "
         "gradients as far as the backward pass does not hide it. Nothing of it was measured."
     )
 
@@ -66,7 +62,7 @@ def build_model(config: Namespace) -> LanguageModel:
     return parser.instantiate_classes(parser.parse_object({"model": config.model.as_dict()})).model
 
 
-def tables(config: Namespace, chips: list[Chip], devices: list[int], efficiency: float) -> list[Table]:
+def tables(config: Namespace, chips: list[Chip], devices: list[int], efficiency: float) -> list[str]:
     """The tables that are printed: the work, the memory of a device, and the hours; for 1, 8 and 64 devices if none."""
     data, trainer = config.data.init_args, config.trainer
     for name in ("batch_size", "length"):
@@ -99,15 +95,14 @@ def tables(config: Namespace, chips: list[Chip], devices: list[int], efficiency:
     }
     precision = AUTOCAST.get("bf16-mixed" if trainer.precision == "auto" else str(trainer.precision))
     needed = memory(model.network, data.batch_size, data.length, precision, moments(model))
+    sizes = {part: f"{size / 2**30:.2f} GiB" for part, size in needed.items()}
+    sharding = ", without sharding" if "shard" in str(trainer.strategy).lower() else ""
+    # DDP sends a strategy's parameters in its first bucket; those that all layers share are ready last
+    overlap = not (shared and count.get("positions"))
     return [
-        _two_columns("Work", rows),
-        _two_columns(
-            f"Memory of a device, {data.batch_size} × {data.length} tokens at once"
-            f"{', without sharding' if 'shard' in str(trainer.strategy).lower() else ''}",
-            {part: f"{getattr(needed, part) / 2**30:.2f} GiB" for part in MEMORY},
-        ),
-        # DDP sends a strategy's parameters in its first bucket; those that all layers share are ready last
-        _hours(total / efficiency, needed, trainer.max_steps, chips, devices, not (shared and count.get("positions"))),
+        _text("Work", rows),
+        _text(f"Memory of a device, {micro:,} tokens at once{sharding}", sizes),
+        _hours(total / efficiency, needed, trainer.max_steps, chips, devices, overlap),
     ]
 
 
@@ -125,23 +120,23 @@ def moments(model: LanguageModel) -> float:
     return 2.0 - matrices / sum(p.numel() for p in model.parameters())
 
 
-def _hours(total: float, needed: Memory, steps: int, chips: list[Chip], devices: list[int], overlap: bool) -> Table:
-    numbers = [Column(f"{n} × = {-(-n // NODE)} node{'s' if n > NODE else ''}", justify="right") for n in devices]
-    table = Table("device", "fits", *numbers, title="Hours, the tokens shared by all devices")
-    for chip in chips:
-        cells = []
-        for n in devices:
+def _text(title: str, rows: dict[str, str]) -> str:
+    return "\n".join([title, *(f"{name:15}  {value}" for name, value in rows.items())])
+
+
+def _hours(
+    total: float, needed: dict[str, int], steps: int, chips: list[Chip], devices: list[int], overlap: bool
+) -> str:
+    """The table of hours: whether a training step fits on a chip, and the time on each number of devices."""
+    table = pd.DataFrame(index=[chip.name for chip in chips])
+    table["fits"] = ["yes" if needed["total"] < 0.9 * chip.memory else "no: accumulate" for chip in chips]
+    for n in devices:
+        hours = []
+        for chip in chips:
             compute = total / steps / n / chip.flops  # seconds per step
             rate = chip.link if n <= NODE else NETWORK
-            exchange = 2 * needed.gradients * (n - 1) / n / rate  # a ring sends all but one n-th twice
+            exchange = 2 * needed["gradients"] * (n - 1) / n / rate  # a ring sends all but one n-th twice
             hidden = overlap * compute * 2 / 3  # the backward pass
-            cells.append(f"{steps * (compute + max(0.0, exchange - hidden)) / 3600:.2f}")
-        table.add_row(chip.name, "yes" if needed.total < 0.9 * chip.memory else "no: accumulate", *cells)
-    return table
-
-
-def _two_columns(title: str, rows: dict[str, Any]) -> Table:
-    table = Table("", Column(justify="right"), title=title, show_header=False, title_justify="left")
-    for name, value in rows.items():
-        table.add_row(name, value)
-    return table
+            hours.append(f"{steps * (compute + max(0.0, exchange - hidden)) / 3600:.2f}")
+        table[f"{n} × = {-(-n // NODE)} node{'s' if n > NODE else ''}"] = hours
+    return f"Hours, the tokens shared by all devices\n{table.to_string()}"

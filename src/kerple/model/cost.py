@@ -79,34 +79,9 @@ def count_parameters(network: Transformer) -> dict[str, int]:
     return parts
 
 
-@dataclass(frozen=True)
-class Memory:
-    """Bytes of memory on each device during a training step with one micro-batch.
-
-    Args:
-        weights: Bytes of the parameters.
-        gradients: Bytes of their gradients; processes that exchange them in buckets need twice as many.
-        optimiser: Bytes of the optimiser's moments.
-        activations: Bytes that the blocks keep for the backward pass, including copies of weights in a lower precision,
-            if the network is not compiled.
-        logits: Bytes that the head and the loss keep.
-    """
-
-    weights: int
-    gradients: int
-    optimiser: int
-    activations: int
-    logits: int
-
-    @property
-    def total(self) -> int:
-        """Sum of all parts."""
-        return self.weights + self.gradients + self.optimiser + self.activations + self.logits
-
-
 def memory(
     network: Transformer, batch: int, length: int, precision: torch.dtype | None, moments: float = 2.0
-) -> Memory:
+) -> dict[str, int]:
     """Measure the memory of a training step on tensors without data, by the tensors that autograd keeps.
 
     Args:
@@ -115,6 +90,11 @@ def memory(
         length: Number of tokens in a segment.
         precision: The dtype of autocast; None for no autocast.
         moments: Number of moments that the optimiser keeps for each parameter; 2 for AdamW.
+
+    Returns:
+        Bytes of the ``weights``; their ``gradients``, of which processes that exchange them need twice as many; the
+        ``optimiser``'s moments; the ``activations`` that blocks keep for the backward pass, with copies of weights in a
+        lower precision, if the network is not compiled; the ``logits`` that head and loss keep; and the ``total``.
     """
     tied = network.head.weight is network.embedding.weight
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -130,7 +110,9 @@ def memory(
             with stored_for_backward(counted) as logits:
                 sizes = ChunkSizes.of_device(torch.device("cuda"))
                 target_losses(network.head, features, tokens.flatten(), sizes=sizes)
-    return Memory(weights, weights, int(moments * weights), sum(activations.values()), sum(logits.values()))
+    sizes = {"weights": weights, "gradients": weights, "optimiser": int(moments * weights)}
+    sizes |= {"activations": sum(activations.values()), "logits": sum(logits.values())}
+    return sizes | {"total": sum(sizes.values())}
 
 
 @contextmanager
