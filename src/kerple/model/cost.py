@@ -110,9 +110,9 @@ def memory(
             with stored_for_backward(counted) as logits:
                 sizes = ChunkSizes.of_device(torch.device("cuda"))
                 target_losses(network.head, features, tokens.flatten(), sizes=sizes)
-    sizes = {"weights": weights, "gradients": weights, "optimiser": int(moments * weights)}
-    sizes |= {"activations": sum(activations.values()), "logits": sum(logits.values())}
-    return sizes | {"total": sum(sizes.values())}
+    parts: dict[str, int] = {"weights": weights, "gradients": weights, "optimiser": int(moments * weights)}
+    parts |= {"activations": sum(activations.values()), "logits": sum(logits.values())}
+    return parts | {"total": sum(parts.values())}
 
 
 @contextmanager
