@@ -14,17 +14,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 from scipy import stats
 
+from kerple.compare.runs import recorded_runs
+from results.judge import questions
 from results.judge.evidence import Tier, Untested
 from results.judge.statements import ALPHA, Part, chances, combined, parts, verdict
 
 HERE = Path(__file__).parent
 TABLE = yaml.safe_load((HERE / "claims.yaml").read_text())
 VERDICTS = ("reproduced", "contradicted", "not resolved", "not tested")
-SLOT = re.compile(r"\{(?P<tier>[\w-]+), (?P<shown>%|nats|ppl|sd): (?P<expression>[^}]+)\}")
+SLOT = re.compile(r"\{(?P<tier>[\w-]+), (?P<shown>%|nats): (?P<expression>[^}]+)\}")
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,7 @@ def markdown(root: Path) -> str:
             counts=", ".join(f"{counts[name]} {name}" for name in VERDICTS),
             judged=len(judged),
             passing=len(passing),
+            own=", ".join(number for number in judged if "our_bound" in claims[number]),
             tested=len(final),
             tiers="\n".join(
                 f"- **{name}**: trained at {of.trained} {of.unit}, {of.what}" for name, of in known.items()
@@ -196,19 +198,31 @@ def findings_page(root: Path) -> str:
     def number(slot: re.Match[str]) -> str:
         estimate = combined(slot["expression"], known[slot["tier"]]).estimate
         middle, low, high = estimate.mean, *estimate.interval()
-        if slot["shown"] == "ppl":
-            return f"{math.exp(middle):.2f}"
-        if slot["shown"] == "sd":  # of one number a seed; its interval is that of a normal sample
-            spread = math.sqrt(estimate.seed_variance * estimate.seeds)
-            ends = (estimate.seeds - 1) / stats.chi2.ppf([1 - ALPHA / 2, ALPHA / 2], estimate.seeds - 1)
-            low, high = 100 * spread * np.sqrt(ends)
-            return f"{100 * spread:.1f}% [{low:.1f}, {high:.1f}]"
         if slot["shown"] == "nats":
             return f"{middle:+.4f} [{low:+.4f}, {high:+.4f}]".replace("-", "−")
         middle, low, high = (100 * math.expm1(value) for value in (middle, low, high))
         return f"{middle:+.1f}% [{low:+.1f}, {high:+.1f}]".replace("-", "−")
 
-    return SLOT.sub(number, (HERE / "findings.md").read_text())
+    text = (HERE / "findings.md").read_text().replace("{missing}", missing_runs(root))
+    return SLOT.sub(number, text.replace("{questions}", questions.table(known["main"])))
+
+
+def missing_runs(root: Path) -> str:
+    """How many runs of the plan are finished, and which are missing."""
+    finished, missing = 0, []
+    for name in ("main", "main-rfc"):
+        plan = yaml.safe_load((HERE.parents[1] / f"configs/compare/{name}.yaml").read_text())
+        recorded = {(run.strategy, run.seed) for run in recorded_runs(root / name)}
+        for strategy, about in plan["strategies"].items():
+            seeds = plan["seeds"][: about.get("seeds", len(plan["seeds"]))]
+            absent = [seed for seed in seeds if (strategy, seed) not in recorded]
+            finished += len(seeds) - len(absent)
+            if absent:
+                whole = len(absent) == len(seeds) > 1
+                named = f"{seeds[0]} to {seeds[-1]}" if whole else ", ".join(map(str, absent))
+                missing.append(f"{strategy}{' on rfc' * (name != 'main')} {named}")
+    rest = f" Missing are {'; '.join(missing)}." if missing else ""
+    return f"Of the runs of [PLAN.md](PLAN.md), {finished} are finished.{rest}"
 
 
 def main(arguments: list[str]) -> None:

@@ -7,7 +7,7 @@ they do not. The four questions of the plan are asked of comparisons that are dr
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -17,10 +17,10 @@ from scipy import stats
 
 from kerple.compare.statistics import Estimate, Sums, difference, estimate, holm, logarithm
 from results.judge.__main__ import tiers
-from results.judge.evidence import Value, angle
+from results.judge.evidence import Value
 from results.judge.questions import FIVE_PERCENT, QUESTIONS, answers
 from results.judge.resolution import resolved
-from results.judge.statements import ALPHA, Number, Part, combined, verdict
+from results.judge.statements import ALPHA, combined
 
 TIMES = 1000
 K = 64  # targets of a block in far context
@@ -91,45 +91,12 @@ def decisions(runs: Runs) -> Iterator[tuple[str, ...]]:
     for ours, *others in runs.draws(*((column, 3) for column in columns)):
         marked.append(min(holm([found.p() for other in others if (found := difference(other, ours))])) < ALPHA)
     yield "a † in a column in which nobody differs (5%)", "3 each", f"{np.mean(marked):.1%}"
-    gains = [runs.centred(runs.all("KerpleLog", {("windowed", n): 1.0, ("full", n): -1.0})) for n in (2, 4, 8, 16)]
-    found = np.zeros((TIMES, 2))
-    for i, drawn in enumerate(_together(runs, gains, 3)):
-        edge = [Part("", Number(estimate(s)), 0.0, True) for s in drawn]
-        beyond = [Part("", Number(estimate((s + 0.5 * c, c))), 0.0, True) for s, c in drawn[1:]]
-        found[i] = verdict(edge) == "contradicted", verdict([edge[0], *beyond]) == "reproduced"
-    yield "a claim on its edge at four lengths contradicted (2.5%)", "3", f"{found[:, 0].mean():.1%}"
-    yield "a claim that one of four lengths has on its edge reproduced (2.5%)", "3", f"{found[:, 1].mean():.1%}"
-    real = runs.all("KerpleLog", {("windowed", 8): 1.0, ("full", 8): -1.0})
-    p = [[estimate(s).p() for (s,) in runs.draws((of, 3))] for of in (runs.centred(real), real)]
-    families = np.concatenate([np.reshape(half, (-1, 10)) for half in p], 1)  # ten of nothing, ten of the real gain
-    passing = [stats.false_discovery_control(family) < ALPHA for family in families]
-    false = np.mean([of[:10].sum() / max(1, of.sum()) for of in passing])
-    yield "wrong ones among 20 that pass Benjamini and Hochberg, of which 10 are nothing (5%)", "3", f"{false:.1%}"
     losses = runs.sums["KerpleLog", "full", 16][0].sum(1)
     pairs = [losses[runs.generator.integers(8, size=(2, 8))] for _ in range(TIMES)]
     spreads = [stats.levene(*pair, center="median").pvalue < ALPHA for pair in pairs]
     yield "spreads of the same seeds differ, Brown and Forsythe (5%)", "8 and 8", f"{np.mean(spreads):.1%}"
     f = [stats.f.cdf(np.divide(*np.var(pair, 1, ddof=1)), 7, 7) for pair in pairs]
     yield "the same by an F test, which is not used", "8 and 8", f"{np.mean(np.abs(np.subtract(f, 0.5)) > 0.475):.1%}"
-
-
-def _together(runs: Runs, of: list[Sums], seeds: int) -> Iterator[list[Sums]]:
-    """Draws of the same seeds and files of several numbers of the same runs."""
-    together = np.concatenate([s for s, _ in of], 1), np.concatenate([c for _, c in of], 1)
-    files = len(runs.counts)
-    for _ in range(TIMES):
-        rows, columns = (runs.generator.integers(n, size=k) for n, k in ((len(of[0][0]), seeds), (files, files)))
-        at = [np.ix_(rows, columns + i * files) for i in range(len(of))]
-        yield [(together[0][where], together[1][where]) for where in at]
-
-
-def fractions(root: Path, runs: Runs) -> tuple[str, ...]:
-    """The row of intervals of a fraction of exact answers: of those of addition at 15 digits, by five seeds."""
-    results = tiers(root)["addition"].runs.results.query("strategy == 'Coupled' and length == 15")
-    values = angle(results["value"].to_numpy())
-    drawn = [values[runs.generator.integers(len(values), size=len(values))] for _ in range(TIMES)]
-    found = [estimate((of[:, None], np.ones((len(of), 1)))) for of in drawn]
-    return "angle of the exact answers at 15 digits, Coupled", "5", *tails(found, values.mean())
 
 
 class Plan:
@@ -158,7 +125,9 @@ class Plan:
         self.generator, tier = np.random.default_rng(0), tiers(root)["beyond-128"]
         found = {cell: combined(number, tier).estimate for cell, (_, number) in self.seeds.items()}
         self.spread = {cell: math.sqrt(of.seed_variance * of.seeds) for cell, of in found.items()}
-        means = pilot(K).groupby(["strategy", "length", "group"])[["none", "foreign", "full"]].mean().unstack()
+        pilot = pd.read_csv(Path(__file__).parent / "pilot.csv").query("k == @K")
+        pilot = pilot.assign(none=pilot["none"] - pilot["own"], foreign=pilot["foreign"] - pilot["own"])
+        means = pilot.groupby(["strategy", "length", "group"])[["none", "foreign", "full"]].mean().unstack()
         named = {"none": "far_none", "foreign": "far_foreign", "full": "full"}
         measured = {
             (strategy, named[name], length): rows[name].to_numpy() - rows[name].mean()
@@ -173,14 +142,14 @@ class Plan:
             pilots = measured["RNoPE-SWA", *cell] - measured["KerpleLog", *cell]
             self.apart.append(np.std(pilots, ddof=1) * math.sqrt(text[0] / text[1]))
 
-    def draw(self, truth: dict[tuple[str, str, int], float]) -> None:
-        """Draw all runs, with these means; those that are not named are 0."""
+    def draw(self, truth: Sequence[float]) -> None:
+        """Draw all runs, with these means of the cells in `seeds`."""
         text = self.generator.multivariate_normal(np.zeros(6), self.covariance, self.packages).T
         apart = self.generator.normal(0, np.transpose([self.apart]), (2, self.packages))
         effects = [*text, text[3] + apart[0], text[0] + apart[1]]  # as the cells of `seeds`
         self.values = {
-            cell: truth.get(cell, 0.0) + effect + self.generator.normal(0, self.spread[cell], (self.seeds[cell][0], 1))
-            for cell, effect in zip(self.seeds, effects, strict=True)
+            cell: mean + effect + self.generator.normal(0, self.spread[cell], (self.seeds[cell][0], 1))
+            for cell, mean, effect in zip(self.seeds, truth, effects, strict=True)
         }
 
     def losses(self, strategy: str, protocol: str, length: int) -> Value:
@@ -190,31 +159,17 @@ class Plan:
         return Value(pd.Series(values.mean(1)), "", (values, np.ones_like(values)))
 
 
-def pilot(k: int) -> pd.DataFrame:
-    """The pilot's runs by length and package: *none* and *foreign* less *own*, of the last k targets, and full loss."""
-    table = pd.read_csv(Path(__file__).parent / "pilot.csv").query("k == @k")
-    return table.assign(none=table["none"] - table["own"], foreign=table["foreign"] - table["own"])
-
-
 def questions(plan: Plan) -> Iterator[tuple[str, ...]]:
     """Rows (question, wrongly yes, wrongly no, power of yes, after correction, of no, effects with 80% power)."""
-    interest = {
-        ("KerpleLog", "far_none", 1024): 0.02,
-        ("KerpleLog", "far_foreign", 1024): 0.02,
-        ("RNoPE-SWA", "full", 2048): -FIVE_PERCENT,
-        ("RNoPE-SWA", "far_none", 2048): -0.02,
-        ("ALiBi", "full", 2048): FIVE_PERCENT,
-        ("KerplePower", "far_none", 1024): 0.04,
+    # in the order of the plan's cells; "first": each question's first statement is on its edge, its second one far above
+    truths = {
+        "first": (0, 1, 0, 0, -1, 0, 0, 0),
+        "second": (1, 0, 0, 0, 0, -1, 0, 1),
+        "interest": (0.02, 0.02, 0, 0, -0.02, -FIVE_PERCENT, FIVE_PERCENT, 0.04),
+        "nothing": (0,) * 8,
     }
-    # each question's first statement is false only just, its second one true beyond doubt, and the other way round
-    first = interest | {("KerpleLog", "far_none", 1024): 0.0, ("KerpleLog", "far_foreign", 1024): 1.0}
-    first |= {("RNoPE-SWA", "full", 2048): 0.0, ("RNoPE-SWA", "far_none", 2048): -1.0}
-    first |= {("ALiBi", "full", 2048): 0.0, ("KerplePower", "far_none", 1024): 0.0}
-    second = first | {("KerpleLog", "far_none", 1024): 1.0, ("KerpleLog", "far_foreign", 1024): 0.0}
-    second |= {("RNoPE-SWA", "full", 2048): -1.0, ("RNoPE-SWA", "far_none", 2048): 0.0}
-    second |= {("ALiBi", "full", 2048): 0.0, ("KerplePower", "far_none", 1024): 1.0}
     rates, resolvable = {}, {}
-    for name, truth in {"first": first, "second": second, "interest": interest, "nothing": {}}.items():
+    for name, truth in truths.items():
         for _ in range(TIMES):
             plan.draw(truth)
             for question, of in answers(plan).items():
@@ -222,7 +177,7 @@ def questions(plan: Plan) -> Iterator[tuple[str, ...]]:
                 rates.setdefault((question, name), []).append(row)
                 resolvable.setdefault(question, []).append([resolved(part.number.estimate) for part in of.parts])
     for question in QUESTIONS:
-        of = {name: np.mean(rates[question, name], 0) for name in ("first", "second", "interest", "nothing")}
+        of = {name: np.mean(rates[question, name], 0) for name in truths}
         wrong = max(of["first"][0], of["second"][0])
         shown = wrong, of["interest"][1], of["interest"][0], of["interest"][2], of["nothing"][1]
         effects = " and ".join(f"{effect:.3f}" for effect in np.median(resolvable[question], 0))
@@ -232,11 +187,7 @@ def questions(plan: Plan) -> Iterator[tuple[str, ...]]:
 def page(root: Path) -> str:
     """ERRORS.md."""
     runs = Runs(root)
-    tables = {
-        "intervals": [*intervals(runs), fractions(root, runs)],
-        "decisions": decisions(runs),
-        "questions": questions(Plan(root)),
-    }
+    tables = {"intervals": intervals(runs), "decisions": decisions(runs), "questions": questions(Plan(root))}
     rows = {name: "\n".join(f"| {' | '.join(row)} |" for row in table) for name, table in tables.items()}
     return (Path(__file__).parent / "errors.md").read_text().format(times=f"{TIMES:,}", **rows)
 

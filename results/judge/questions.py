@@ -57,8 +57,7 @@ class Answer:
 
 def answers(tier: Any) -> dict[str, Answer]:
     """The answer to each question by the runs of a tier."""
-    found: dict[str, list[Part]] = {}
-    missing: dict[str, str] = {}
+    found, missing = {}, {}
     for question, statements in QUESTIONS.items():
         try:
             found[question] = [part for statement in statements for part in parts(statement, tier, 1.0)]
@@ -77,3 +76,13 @@ def answers(tier: Any) -> dict[str, Answer]:
         answer = "yes" if shown else "no" if below < ALPHA / 2 else "inconclusive"
         answered[question] = Answer(answer, p[question], below, adjusted[question], found[question])
     return answered
+
+
+def table(tier: Any) -> str:
+    """The questions, what their statements came to, and the answers, as a table in Markdown."""
+    rows = ["| question | numbers | p | adjusted | answer |", "|---|---|---:|---:|---|"]
+    for question, of in answers(tier).items():
+        numbers = " and ".join(map(str, of.parts)) or "–"
+        p = f"{of.p:.2g} | {of.adjusted:.2g}" if of.parts else "– | –"
+        rows.append(f"| {question} | {numbers} | {p} | {of.answer} |")
+    return "\n".join(rows)
