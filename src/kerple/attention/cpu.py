@@ -7,7 +7,7 @@ blocks only. Backward, scores are computed again tile by tile (`cpu_backward`).
 import torch
 from torch import Tensor
 
-from kerple.attention.cpu_backward import table_gradients
+from kerple.attention.cpu_backward import ForwardPass, TiledBackward
 from kerple.attention.hankel import hankel_line, hankel_view
 
 
@@ -69,7 +69,7 @@ def table_attention_backward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v in their dtype and of the table in its own (zeros unless ``learned``)."""
-    return table_gradients(grad, q, k, v, table, out, lse, window, learned, scale=scale, grad_lse=grad_lse)
+    return TiledBackward(ForwardPass(q, k, v, table, out, lse, window, scale), grad, grad_lse, learned).run()
 
 
 def blocks(queries: int, length: int, block: int, window: int | None) -> list[tuple[slice, slice]]:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kerple.attention.backend import TINY, AttentionOption, select
+from kerple.attention.backend import FEW_KEYS, AttentionOption, select
 from kerple.attention.blocks import attend_blocks
 from kerple.attention.cpu import table_attention
 from kerple.attention.reference import attend_reference
@@ -54,15 +54,15 @@ def attend(
     explicit = (spec.weight, spec.more_keys, spec.modify_scores, spec.add_to_output)
     backend = select(
         option,
-        q.device,
-        q.dtype,
-        (q.shape[3] // views, width),
-        "all" if queries == length else "one" if queries == 1 else "last",
-        length <= TINY,
+        device=q.device,
+        dtype=q.dtype,
+        dims=(q.shape[3] // views, width),
+        queries="all" if queries == length else "one" if queries == 1 else "last",
+        few_keys=length <= FEW_KEYS,
         # a sink and two views need the log-sum-exp, which torch's own attention does not return
-        spec.table is not None or spec.sink is not None or neighbors is not None,
-        window is not None,
-        any(x is not None for x in explicit) or spec.first > 0,
+        table=spec.table is not None or spec.sink is not None or neighbors is not None,
+        window=window is not None,
+        explicit=any(x is not None for x in explicit) or spec.first > 0,
     )
     if backend in ("sdpa", "tiles") and width < q.shape[3] // views:  # torch's kernels want one width
         v = F.pad(v, (0, q.shape[3] // views - width))
@@ -75,7 +75,7 @@ def attend(
         out = F.scaled_dot_product_attention(q, k, v, is_causal=queries > 1, scale=scale, enable_gqa=grouped)
         return out[..., :width]
     dtype, precise = q.dtype, torch.promote_types(q.dtype, torch.float32)
-    if length <= TINY or backend == "reference":
+    if length <= FEW_KEYS or backend == "reference":
         q, k, v = (x.to(precise) for x in (q, k, v))
     given = (spec.table, spec.weight, spec.sink)
     table, weight, sink = (None if x is None else x.to(precise) for x in given)
