@@ -1,4 +1,4 @@
-"""Cost of a network, computed without running it: parameters, FLOPs and memory."""
+"""Cost of a network, computed without training it: parameters, FLOPs and memory."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,13 +17,13 @@ from kerple.positions import Position
 
 @dataclass(frozen=True)
 class Chip:
-    """A device as its data sheet describes it.
+    """Specifications of a device from its data sheet.
 
     Args:
-        name: Part of the name that `torch.cuda.get_device_name` returns.
+        name: Part of the name from `torch.cuda.get_device_name`.
         flops: Dense bf16 FLOPs per second.
         memory: Memory in bytes.
-        link: Bytes per second that a device sends to others in its machine.
+        link: Bytes per second from a device to others in its machine.
     """
 
     name: str
@@ -41,11 +41,11 @@ CHIPS = (
 
 @dataclass(frozen=True)
 class Flops:
-    """Floating-point operations per token of a forward pass; a product of an a × b and a b × c matrix has 2abc.
+    """Floating-point operations per token of a forward pass. A product of a × b and b × c matrices counts 2abc.
 
     Args:
         products: Operations of the linear layers, including the head.
-        attention: Operations of q·k and p·v, for the half of the T × T pairs that a causal mask leaves.
+        attention: Operations of q·k and p·v for half of the T × T pairs, because attention is causal.
     """
 
     products: int
@@ -53,19 +53,19 @@ class Flops:
 
     @property
     def training(self) -> int:
-        """Operations of forward and backward pass; gradients of inputs and of weights cost a forward pass each."""
+        """Operations of forward and backward pass. The backward pass counts as two forward passes."""
         return 3 * (self.products + self.attention)
 
 
 def flops(network: Transformer, length: int) -> Flops:
-    """FLOPs per token in segments of ``length`` tokens, without those of the positional strategy."""
-    of_strategies = {m for p in network.positions for m in p.modules()}
-    weights = sum(m.weight.numel() for m in network.modules() if isinstance(m, nn.Linear) and m not in of_strategies)
+    """Return the FLOPs per token for segments of ``length`` tokens, without the positional strategy."""
+    excluded = {m for p in network.positions for m in p.modules()}
+    weights = sum(m.weight.numel() for m in network.modules() if isinstance(m, nn.Linear) and m not in excluded)
     return Flops(2 * weights, len(network.blocks) * 2 * network.shape.heads * network.shape.head_dim * length)
 
 
 def count_parameters(network: Transformer) -> dict[str, int]:
-    """Number of parameters of each part; a matrix that is both embedding and head counts as embedding."""
+    """Return the number of parameters of each part; a matrix of both embedding and head counts as embedding."""
     parts: dict[str, int] = {}
     seen: set[nn.Parameter] = set()
     strategies = {p for m in network.modules() if isinstance(m, Position) for p in m.parameters()}
@@ -85,11 +85,11 @@ class Memory:
 
     Args:
         weights: Bytes of the parameters.
-        gradients: Bytes of their gradients; processes that exchange them in buckets need twice as many.
+        gradients: Bytes of their gradients. Processes that exchange gradients in buckets need twice as much.
         optimiser: Bytes of the optimiser's moments.
-        activations: Bytes that the blocks keep for the backward pass, including copies of weights in a lower precision,
-            if the network is not compiled.
-        logits: Bytes that the head and the loss keep.
+        activations: Bytes stored by the blocks for the backward pass of a network that is not compiled, including
+            copies of weights in a lower precision.
+        logits: Bytes stored by the head and the loss for the backward pass.
     """
 
     weights: int
@@ -107,14 +107,14 @@ class Memory:
 def memory(
     network: Transformer, batch: int, length: int, precision: torch.dtype | None, moments: float = 2.0
 ) -> Memory:
-    """Measure the memory of a training step on tensors without data, by the tensors that autograd keeps.
+    """Measure the memory of a training step with tensors without data, as the bytes that autograd stores.
 
     Args:
-        network: The network on the meta device; it cannot be used afterwards.
+        network: Network on the meta device. It cannot be used afterwards.
         batch: Number of segments in a micro-batch.
         length: Number of tokens in a segment.
-        precision: The dtype of autocast; None for no autocast.
-        moments: Number of moments that the optimiser keeps for each parameter; 2 for AdamW.
+        precision: Dtype of autocast; None for no autocast.
+        moments: Number of moments per parameter in the optimiser; 2 for AdamW.
     """
     tied = network.head.weight is network.embedding.weight
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -135,9 +135,12 @@ def memory(
 
 @contextmanager
 def stored_for_backward(counted: set[int]) -> Iterator[dict[int, int]]:
-    """Context that records the bytes of each storage that autograd keeps, except ``counted`` ones, which it extends."""
+    """Context that records the bytes of each storage that autograd saves.
+
+    Storages in ``counted`` are not recorded; new storages are added to it.
+    """
     sizes: dict[int, int] = {}
-    alive: list[Any] = []  # keeps storages alive, so that no address is used twice
+    alive: list[Any] = []  # keeps the storages alive, so that addresses stay unique
 
     def pack(x: Tensor) -> Tensor:
         storage = x.untyped_storage()

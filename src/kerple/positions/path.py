@@ -69,7 +69,9 @@ class PaTH(Position):
 
 
 def _joined(w: Tensor, beta: Tensor) -> Tensor:
-    """Return ``T = (I + strict lower part of β·w·wᵀ)⁻¹·β`` (…, n, n). The product of n transformations is ``I - wᵀ·T·w``.
+    """Return ``T = (I + strict lower part of β·w·wᵀ)⁻¹·β`` (…, n, n).
+
+    The product of n transformations is ``I - wᵀ·T·w``.
 
     Args:
         w: Directions, (…, n, δ).

@@ -54,6 +54,6 @@ class PoPE(Position):
 
 
 def _to_coordinates(x: Tensor, waves: Tensor) -> Tensor:
-    """Return coordinates (B, ·, T, 2δ) of vectors with magnitudes softplus(x), (B, ·, T, δ), and angles of ``waves``."""
+    """Return coordinates (B, ·, T, 2δ) of vectors with magnitudes softplus(x) (B, ·, T, δ) and angles of ``waves``."""
     magnitudes = F.softplus(precise(x)).repeat(1, 1, 1, 2)
     return (magnitudes * waves.to(magnitudes.dtype)).to(x.dtype)

@@ -114,18 +114,14 @@ class RoPE(Position):
         rotated = rotary_dim(self, shape, base, rotary_fraction)
         dim = shape.head_dim if scaling == "proportional" else rotated
         factor = 1.0 if factor is None and scaling in (None, "proportional") else factor
-        expected = (
-            f"a number of 1 or more with scaling {scaling}: the context length in multiples of the training length"
-        )
+        expected = f"a number of 1 or more with scaling {scaling}, the context length over the training length"
         self.require(factor is not None and factor >= 1, "factor", factor, expected)
         expected = "4 or more rotated dimensions per head with this scaling; use pi or yarn"
         self.require(rotated > 2 or scaling not in ("ntk", "dynamic_ntk"), "scaling", scaling, expected)
         beta_fast = (4.0 if scaling == "llama3" else 32.0) if beta_fast is None else beta_fast
         expected = "0 < beta_slow < beta_fast, such as 1 and 32"
         self.require(0 < beta_slow < beta_fast, "beta_slow, beta_fast", f"{beta_slow}, {beta_fast}", expected)
-        expected = (
-            f"{dim // 2} positive numbers, one per rotated pair, with scaling longrope; no list with other scalings"
-        )
+        expected = f"{dim // 2} positive numbers, one per rotated pair, with scaling longrope; none with other scalings"
         for name, divisors in (("short_factors", short_factors), ("long_factors", long_factors)):
             fits = (divisors is not None) == (scaling == "longrope")
             fits = fits and (divisors is None or (len(divisors) == dim // 2 and min(divisors) > 0))
@@ -136,12 +132,12 @@ class RoPE(Position):
             base,
             shape.positions,
             scaling,
-            factor or 1.0,
-            beta_fast,
-            beta_slow,
-            rotated,
-            short_factors,
-            long_factors,
+            factor=factor or 1.0,
+            beta_fast=beta_fast,
+            beta_slow=beta_slow,
+            rotated=rotated,
+            short_factors=short_factors,
+            long_factors=long_factors,
         )
         self.attention_factor = self.frequencies.attention_factor if attention_factor is None else attention_factor
         self.prefix_consistent = scaling not in ("dynamic_ntk", "longrope")
