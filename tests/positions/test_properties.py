@@ -176,7 +176,7 @@ def combined(*parts: Build) -> Build:
         (partial(positions.RoPE, rotary_fraction=0.1), "rotary_fraction: got 0.1, which is 1 of a head's 8 dimensions"),
         (
             partial(positions.RoPE, scaling="longrope", factor=2.0, short_factors=[1.0], long_factors=[2.0] * 4),
-            r"RoPE: short_factors: got \[1.0\], expected 4 positive numbers, one for each rotated pair",
+            r"RoPE: short_factors: got \[1.0\], expected 4 positive numbers, one per rotated pair",
         ),
         (partial(positions.RoPE, long_factors=[2.0] * 4), "long_factors: got .*, with scaling longrope; none with"),
         (partial(positions.LearnedRelativeBias, rank=9), "LearnedRelativeBias: rank: got 9, expected 1 to 8"),
