@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from kerple.attention import AttentionSpec, attend, blocks
-from kerple.attention.backend import TINY
+from kerple.attention.backend import FEW_KEYS
 from kerple.attention.blocks import attend_blocks
 from kerple.attention.reference import attend_reference
 
@@ -79,8 +79,8 @@ def test_long_inputs_are_read_in_larger_blocks() -> None:
 
 
 def test_few_keys_are_done_in_fp32() -> None:
-    q, k, v, _ = (x.bfloat16() for x in inputs(4, 3, TINY, TINY, torch.bfloat16))
-    table = torch.randn(3, TINY)
+    q, k, v, _ = (x.bfloat16() for x in inputs(4, 3, FEW_KEYS, FEW_KEYS, torch.bfloat16))
+    table = torch.randn(3, FEW_KEYS)
     right = attend_reference(q.double(), k.double(), v.double(), AttentionSpec(table=table.double()))
     rounded_twice = attend(q, k, v, AttentionSpec(table=table)) != right.bfloat16()
     assert rounded_twice.double().mean() < 0.02

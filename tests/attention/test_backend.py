@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from kerple.attention import AttentionSpec, attend, backend
+from kerple.attention.backend import AttentionOption
 from kerple.base.errors import UserError
 
-CASE = {
-    "option": "auto", "device": torch.device("cuda"), "dtype": torch.bfloat16, "dims": (64, 64), "queries": "all",
-    "tiny": False, "table": True, "window": False, "explicit": False,
+CALL: dict[str, Any] = {
+    "device": torch.device("cuda"), "dtype": torch.bfloat16, "dims": (64, 64), "queries": "all",
+    "few_keys": False, "table": True, "window": False, "explicit": False,
 }  # fmt: skip
 CPU = {"device": torch.device("cpu")}
 
@@ -24,34 +25,34 @@ def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "name"),
+    ("option", "change", "name"),
     [
-        ({}, "flex"),
-        ({"dtype": torch.float32}, "blocks"),
-        ({"dims": (8, 8)}, "blocks"),
-        ({"explicit": True}, "blocks"),
-        ({"table": False}, "sdpa"),
-        ({"table": False, "queries": "last"}, "blocks"),
-        ({"device": torch.device("mps")}, "blocks"),
-        ({"option": "blocks"}, "blocks"),
-        ({"option": "reference"}, "reference"),
-        ({"option": "fused", "queries": "one"}, "blocks"),  # a cache has no fused kernel, and is not refused
-        (CPU | {"dtype": torch.float32, "dims": (8, 8), "queries": "last"}, "tiles"),
-        (CPU | {"table": False, "window": True}, "tiles"),
-        (CPU | {"explicit": True}, "blocks"),
+        ("auto", {}, "flex"),
+        ("auto", {"dtype": torch.float32}, "blocks"),
+        ("auto", {"dims": (8, 8)}, "blocks"),
+        ("auto", {"explicit": True}, "blocks"),
+        ("auto", {"table": False}, "sdpa"),
+        ("auto", {"table": False, "queries": "last"}, "blocks"),
+        ("auto", {"device": torch.device("mps")}, "blocks"),
+        ("blocks", {}, "blocks"),
+        ("reference", {}, "reference"),
+        ("fused", {"queries": "one"}, "blocks"),  # a cache has no fused kernel, and is not refused
+        ("auto", CPU | {"dtype": torch.float32, "dims": (8, 8), "queries": "last"}, "tiles"),
+        ("auto", CPU | {"table": False, "window": True}, "tiles"),
+        ("auto", CPU | {"explicit": True}, "blocks"),
     ],
 )
-def test_the_backend_of_each_case(case: dict[str, Any], name: str) -> None:
-    assert backend.select(**CASE | case) == name
+def test_the_backend_of_each_call(option: AttentionOption, change: dict[str, Any], name: str) -> None:
+    assert backend.select(option, **CALL | change) == name
 
 
 def test_an_older_chip_and_a_system_without_triton_go_in_blocks(monkeypatch) -> None:
     monkeypatch.setattr(backend, "find_spec", lambda name: None)
-    assert backend.select(**CASE) == "blocks"
+    assert backend.select("auto", **CALL) == "blocks"
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    assert backend.select(**CASE) == "blocks"
-    with pytest.raises(UserError, match=r"model\.attention: got 'fused', but the fused kernels need capability 8.0"):
-        backend.select(**CASE | {"option": "fused"})
+    assert backend.select("auto", **CALL) == "blocks"
+    with pytest.raises(UserError, match=r"model\.attention: got 'fused', but .* need compute capability 8.0"):
+        backend.select("fused", **CALL)
 
 
 def test_a_compiled_network_decides_as_it_is_traced_and_in_one_graph() -> None:

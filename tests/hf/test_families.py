@@ -78,8 +78,8 @@ def test_an_embedding_may_have_rows_to_spare():
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"hidden": 32}, "blocks.0.mlp.gate.weight is .64, 48., the model's .32, 48."),
-        ({"vocabulary": 50}, "embedding.weight is .96, 48., the model's .50, 48..*set data.vocabulary to 96"),
+        ({"hidden": 32}, "got shape .64, 48. for blocks.0.mlp.gate.weight, expected .32, 48."),
+        ({"vocabulary": 50}, "got shape .96, 48. for embedding.weight, expected .50, 48..*set data.vocabulary to 96"),
     ],
 )
 def test_weights_that_do_not_fit_are_refused_and_nothing_is_changed(changes, told):

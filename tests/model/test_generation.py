@@ -82,6 +82,6 @@ def test_sampling_follows_the_probabilities() -> None:
     assert shares()[0] == 1
 
 
-def test_a_temperature_close_to_0_takes_the_likeliest() -> None:
+def test_a_temperature_close_to_0_takes_the_most_likely_token() -> None:
     logits = torch.tensor([[-40.0, 60.0, 59.0], [3.0, -1e4, 2.0]])
     assert choose(logits, 1e-40).tolist() == choose(logits, top_p=0.9).tolist() == [1, 0]

@@ -116,7 +116,7 @@ def test_strategies_without_scores_at_other_distances_are_refused(name: str) -> 
 
 def test_a_cache_is_for_one_visibility_and_distances_need_first_tokens() -> None:
     network, tokens = Transformer(Shape(16, 2, 8), 1, 30, RoPE), torch.randint(30, (1, 12))
-    with pytest.raises(UserError, match=r"visibility: got .*window=3.*make another"):
+    with pytest.raises(UserError, match=r"visibility: got .*window=3.*create another"):
         network(tokens, Visibility(3), cache=network.new_cache())
     with pytest.raises(UserError, match="distances: got 'capped', expected a window and first tokens"):
         Visibility(3, distances="capped")

@@ -26,7 +26,7 @@ from kerple.positions import (
     strategies,
 )
 from kerple.positions.base import HOOKS
-from kerple.positions.combination import OF_ONE_WIDTH
+from kerple.positions.combination import SINGLE_WIDTH
 from kerple.positions.products import product
 from kerple.positions.wrapper import Wrapper
 from kerple.testing import AT_LENGTHS, PROPERTIES, DoesNotApply, Subject
@@ -176,19 +176,22 @@ def combined(*parts: Build) -> Build:
         (partial(positions.RoPE, rotary_fraction=0.1), "rotary_fraction: got 0.1, which is 1 of a head's 8 dimensions"),
         (
             partial(positions.RoPE, scaling="longrope", factor=2.0, short_factors=[1.0], long_factors=[2.0] * 4),
-            r"RoPE: short_factors: got \[1.0\], expected 4 positive numbers, one for each rotated pair",
+            r"RoPE: short_factors: got \[1.0\], expected 4 positive numbers, one per rotated pair",
         ),
-        (partial(positions.RoPE, long_factors=[2.0] * 4), "long_factors: got .*, with scaling longrope, else none"),
+        (partial(positions.RoPE, long_factors=[2.0] * 4), "long_factors: got .*, with scaling longrope; none with"),
         (partial(positions.LearnedRelativeBias, rank=9), "LearnedRelativeBias: rank: got 9, expected 1 to 8"),
         (partial(positions.LearnedRelativeBias, extent=0), "LearnedRelativeBias: extent: got 0, expected a dist"),
         (partial(positions.Temperature, length=1), "Temperature: length: got 1, expected 2 keys or more"),
-        (combined(partial(RandomizedPositions, position=PaTH), KerpleLog), "got KerpleLog beside PaTH"),
-        (combined(positions.FoX, PaTH), "got FoX beside PaTH"),
+        (combined(partial(RandomizedPositions, position=PaTH), KerpleLog), "got KerpleLog with PaTH"),
+        (combined(positions.FoX, PaTH), "got FoX with PaTH"),
         (partial(positions.SelfExtend, group=0), "SelfExtend: group: got 0, expected at least 1 position"),
         (partial(positions.ReRoPE, neighbor_window=0), "ReRoPE: neighbor_window: got 0, expected at least 1 key"),
-        (partial(positions.ReRoPE, position=KerpleLog), "ReRoPE: position: got KerpleLog, expected a strategy that tr"),
-        (combined(positions.ReRoPE, positions.RoPE), "got RoPE beside ReRoPE, which makes queries and keys twice"),
-        *((combined(PoPE, other), f"got {other.__name__} beside PoPE") for other in OF_ONE_WIDTH),
+        (
+            partial(positions.ReRoPE, position=KerpleLog),
+            "ReRoPE: position: got KerpleLog, expected a strategy that only t",
+        ),
+        (combined(positions.ReRoPE, positions.RoPE), "got RoPE with ReRoPE, which doubles the width"),
+        *((combined(PoPE, other), f"got {other.__name__} with PoPE") for other in SINGLE_WIDTH),
         (lambda _: Shape(32, 5, 16), "heads: got 5, which does not divide dim 32"),
         (lambda _: positions.build("Alibi", dim=32, heads=4, length=16), "got Alibi, did you mean ALiBi"),
     ],
@@ -198,10 +201,10 @@ def test_an_option_out_of_range_is_refused(strategy: Build, message: str) -> Non
         strategy(SHAPE)
 
 
-def test_every_strategy_that_is_not_refused_beside_pope_works_with_its_wide_heads() -> None:
+def test_every_strategy_that_is_not_refused_with_pope_works_with_twice_the_width() -> None:
     for name in positions.names():
         with_rope = ("LayerPattern", "RandomizedPositions", "ReRoPE", "SelfExtend")
-        if strategies()[name] not in OF_ONE_WIDTH and name not in with_rope:
+        if strategies()[name] not in SINGLE_WIDTH and name not in with_rope:
             network = Transformer(Shape(32, 4, 24), 1, 50, combined(PoPE, strategies()[name]), per_layer=True)
             assert network(torch.randint(50, (1, 9))).isfinite().all(), name
 

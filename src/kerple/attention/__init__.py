@@ -1,7 +1,7 @@
-"""Causal attention with what a strategy changes: one function, `attend`, with several implementations.
+"""Causal attention that a positional strategy can modify: one function, `attend`, with several implementations.
 
-A strategy can add a table of biases by distance (H, T), a weight by distance, a window, a sink, a change of the scores
-and vectors added to the output: `AttentionSpec`.
+`AttentionSpec` lists the modifications: a table of attention biases by distance (H, T), factors by distance, a window,
+a sink, new scores, and additions to the output.
 """
 
 from kerple.attention.backend import AttentionOption

@@ -1,8 +1,7 @@
-"""Attention in blocks of queries, for what no fused kernel takes: weights by distance, scores that tokens decide.
+"""Attention in blocks of queries, for modifications that no fused kernel supports, such as scores computed from tokens.
 
-A block of queries meets the keys it may see, so a tensor of scores is (B, H, block, T) at most. In training, a call of
-more than `LARGEST_STORED` scores computes every block again in the backward pass instead of storing it: for one extra
-forward, memory stays O(block · T).
+A tensor of scores has at most the shape (B, H, block, T). In training, a call of more than `LARGEST_STORED` scores
+does not store its blocks, but computes them again in the backward pass. Memory is then O(block · T).
 """
 
 import math
@@ -16,16 +15,16 @@ from kerple.positions.products import precise, product
 from kerple.positions.token_positions import AttentionWeights, table_block
 
 QUERIES_AT_ONCE = 128  # queries
-LARGEST_STORED = 2**22  # scores of a call; up to this number, 16 MiB in fp32, are stored for the backward pass
+LARGEST_STORED = 2**22  # largest number of scores of a call (16 MiB in fp32) that is stored for the backward pass
 
 
 def attend_blocks(
     q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec = UNMODIFIED, block: int | None = None
 ) -> Tensor:
-    """Causal attention with everything in `AttentionSpec`, on any device; see `kerple.attention.attend`.
+    """Causal attention with all modifications of `AttentionSpec`, on any device; see `kerple.attention.attend`.
 
-    Scores and softmax are fp32 (fp64 for fp64 input); probabilities are cast to the dtype of ``v`` before they meet it.
-    ``block`` queries are taken at once, `QUERIES_AT_ONCE` if None. Time is O(Tq · min(Tk, window + block)).
+    Scores and softmax are fp32 (fp64 for fp64 input). Probabilities are cast to the dtype of ``v``. Time is
+    O(Tq · min(Tk, window + block)), where ``block`` is the number of queries per block (default `QUERIES_AT_ONCE`).
     """
     k, v = for_query_heads(q, k, v)
     first, length, block = k.shape[2] - q.shape[2], k.shape[2], block or QUERIES_AT_ONCE
@@ -33,7 +32,7 @@ def attend_blocks(
     starts = range(first, length, block)
     recompute = len(starts) > 1 and torch.is_grad_enabled() and q.shape[:3].numel() * length > LARGEST_STORED
     out = []
-    # the largest block first, so that each block of scores fits into the memory that the one before it has freed
+    # the largest block comes first, so that each later block fits into the memory freed by the one before it
     for start in reversed(starts):
         rows = slice(start, min(length, start + block))
         columns = slice(0 if window is None else max(0, start - window + 1), rows.stop)
@@ -45,7 +44,7 @@ def attend_blocks(
 
 
 def attend_block(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, rows: slice, columns: slice) -> Tensor:
-    """One block: q (B, H, rows, δ) against k and v (B, H, columns, δ); (B, H, rows, δ)."""
+    """Return the output (B, H, rows, δ) of one block: q (B, H, rows, δ), k and v (B, H, columns, δ)."""
     queries, keys = q.shape[2], k.shape[2]
     seen = visible_keys(rows, columns, spec, q.device)
     scale = q.shape[-1] ** -0.5 if spec.scale is None else spec.scale
@@ -60,8 +59,8 @@ def attend_block(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, rows: sli
         if isinstance(modified, AttentionWeights):
             p = modified.p
         elif isinstance(modified, tuple):
-            s, more = modified
-            sink = more if sink is None else torch.logaddexp(more, sink_of_queries(sink))
+            s, new_sink = modified
+            sink = new_sink if sink is None else torch.logaddexp(new_sink, sink_of_queries(sink))
         else:
             s = modified
     if p is None:
@@ -82,6 +81,6 @@ def attend_block(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, rows: sli
 
 def _products(q: Tensor, k: Tensor, scale: float) -> Tensor:
     if k.dtype.itemsize > 2:
-        return product(precise(q) * scale, k.mT)  # fewer multiplications than scaling all pairs
-    with torch.autocast(q.device.type, enabled=False):  # TF32, where it is on, rounds no number of 16 bits
+        return product(precise(q) * scale, k.mT)  # scaling q takes fewer multiplications than scaling the scores
+    with torch.autocast(q.device.type, enabled=False):  # TF32 does not round 16-bit numbers
         return torch.matmul(q.float(), k.float().mT).mul_(scale)

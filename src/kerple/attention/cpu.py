@@ -1,21 +1,21 @@
-"""Attention with a learned table of biases by distance, (H, T), on the CPU, in memory O(T).
+"""Attention with a learned table of attention biases by distance, (H, T), on the CPU, in memory O(T).
 
-Forward, torch's fused kernel gets blocks of reversed queries and, as its mask, a view of the table (`hankel`): causal
-blocks only. Backward, scores are computed again tile by tile (`cpu_backward`).
+The forward pass calls torch's fused kernel for blocks of queries in reversed order; its mask is a view of the table
+(`hankel`). The backward pass computes the scores again, tile by tile (`cpu_backward`).
 """
 
 import torch
 from torch import Tensor
 
-from kerple.attention.cpu_backward import table_gradients
+from kerple.attention.cpu_backward import ForwardPass, TiledBackward
 from kerple.attention.hankel import hankel_line, hankel_view
 
 
 def forward_block(queries: int, window: int | None) -> int:
-    """Queries per call of the fused kernel.
+    """Return the number of queries per call of the fused kernel.
 
-    From 768 queries on the kernel cuts them into larger pieces, which is faster. The larger a block is, the more scores
-    in its upper corner are computed that the mask hides.
+    The kernel is faster with 768 or more queries, because it divides them into larger pieces. A larger block also
+    computes more scores that the causal mask hides.
     """
     return 768 if queries >= 2048 and (window is None or window >= 4096) else 256
 
@@ -24,33 +24,36 @@ def forward_block(queries: int, window: int | None) -> int:
 def table_attention(
     q: Tensor, k: Tensor, v: Tensor, table: Tensor, window: int | None, learned: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Causal attention with a bias by distance, forward; ``learned`` says whether the table wants a gradient.
+    """Forward pass of causal attention with an attention bias by distance.
 
     Args:
-        q: (B, H, Tq, δ), the last Tq of the Tk rows; k and v (B, H, Tk, δ), all of one dtype.
+        q: (B, H, Tq, δ), the last Tq of the Tk rows.
+        k: (B, H, Tk, δ) in the dtype of q.
+        v: (B, H, Tk, δ) in the dtype of q.
         table: (H, >= Tk), fp32 (fp64 for fp64 queries).
-        window: Only keys at distance < window are seen.
+        window: Only keys at distance < window are seen; None for all.
+        learned: Whether the table needs a gradient.
         scale: Factor of q·k.
 
     Returns:
-        The output (B, H, Tq, δ) in the dtype of q, and the log-sum-exp (B, H, Tq) in that of the table; both are
+        The output (B, H, Tq, δ) in the dtype of q, and the log-sum-exp (B, H, Tq) in the dtype of the table. Both are
         differentiable.
     """
     batch, heads, queries, dim = q.shape
     length = k.shape[2]
     block = forward_block(queries, window)
     line = hankel_line(table, length, block, window)
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))  # which the kernel does not check
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))  # the kernel does not check strides
     out = q.new_empty(batch, heads, queries, dim)
     lse = table.new_empty(batch, heads, queries)
     for rows, columns in blocks(queries, length, block, window):
         indices = slice(rows.start - length + queries, rows.stop - length + queries)
         mask = hankel_view(line, length, rows, columns).expand(batch, -1, -1, -1)
-        o, e = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        block_out, block_lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q[:, :, indices].flip(2), k[:, :, columns], v[:, :, columns], 0.0, False, attn_mask=mask, scale=scale
         )
-        out[:, :, indices] = o.flip(2)
-        lse[:, :, indices] = (e if e.shape[1] == heads else e.transpose(1, 2)).flip(2)
+        out[:, :, indices] = block_out.flip(2)
+        lse[:, :, indices] = (block_lse if block_lse.shape[1] == heads else block_lse.transpose(1, 2)).flip(2)
     return out, lse
 
 
@@ -68,12 +71,12 @@ def table_attention_backward(
     learned: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v in their dtype and of the table in its own (zeros unless ``learned``)."""
-    return table_gradients(grad, q, k, v, table, out, lse, window, learned, scale=scale, grad_lse=grad_lse)
+    """Return the gradients of q, k, v and the table, each in the dtype of its tensor; see `TiledBackward`."""
+    return TiledBackward(ForwardPass(q, k, v, table, out, lse, window, scale), grad, grad_lse, learned).run()
 
 
 def blocks(queries: int, length: int, block: int, window: int | None) -> list[tuple[slice, slice]]:
-    """Return the rows of each block of queries, and of the keys that any of them sees."""
+    """Return, for each block of queries, its rows and the rows of the keys that at least one of its queries sees."""
     starts = range(length - queries, length, block)
     rows = [slice(start, min(length, start + block)) for start in starts]
     return [(r, slice(0 if window is None else max(0, r.start - window + 1), r.stop)) for r in rows]

@@ -1,8 +1,13 @@
-"""Gradients of attention with a table of biases by distance, (H, T), on the CPU, tile by tile.
+"""Backward pass of attention with a table of biases by distance, (H, T), on the CPU, tile by tile.
 
-A tile is a block of queries against a block of keys, for as many heads and batch elements as fit the cache together;
-its scores never leave the cache. Buffers are allocated once per call, because fresh pages of memory cost as much time
-as the arithmetic.
+O is the output, D the sum over each row of dO ∘ O minus the gradient of the log-sum-exp (lse)::
+
+    S = scale·Q·Kᵀ + bias    P = exp(S - lse)
+    dV = Pᵀ·dO               dP = dO·Vᵀ           dS = P ∘ (dP - D)
+    dQ = scale·dS·K          dK = scale·dSᵀ·Q     dtable[h, d] = sum of dS over the batch and all pairs with m - n = d
+
+Source: Dao et al. 2022, arXiv 2205.14135, appendix B.2, with a bias. A tile is a block of queries against a block of
+keys, for as many heads and batch elements as fit the cache together. Its scores never leave the cache.
 """
 
 import math
@@ -13,177 +18,245 @@ from torch import Tensor
 
 from kerple.attention.hankel import hankel_line
 
-LEAST_EXPONENT = -80  # exp is many times slower close to underflow, and e^-80 changes no sum
+MIN_EXPONENT = -80  # exp is many times slower close to underflow, and e^-80 changes no sum
 
 
 @dataclass(frozen=True)
-class CpuTiling:
-    """Sizes of the tiles: queries and keys of one, and scores of all that are computed at once."""
+class ForwardPass:
+    """Inputs and outputs of `cpu.table_attention`, with the shapes given there."""
 
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    table: Tensor
+    out: Tensor
+    lse: Tensor
+    window: int | None
+    scale: float
+
+
+@dataclass(frozen=True)
+class TileSizes:
+    """Largest number of batch elements, heads, queries and keys in a tile."""
+
+    batch: int
+    heads: int
     queries: int
     keys: int
-    scores: int = 512 * 1024
 
     @classmethod
-    def choose(cls, dtype: torch.dtype, length: int) -> "CpuTiling":
-        """Return the fastest of twenty that were timed, with two threads on cores with 2 MB of cache each."""
-        return cls(128, 512, scores=(512 if dtype.itemsize > 2 or length <= 256 else 1024) * 1024)
+    def choose(cls, q: Tensor, length: int, window: int | None) -> "TileSizes":
+        """Return the fastest of twenty choices, timed with two threads on cores with 2 MB of cache each."""
+        batch, heads, queries, _ = q.shape
+        scores = (512 if q.dtype.itemsize > 2 or length <= 256 else 1024) * 1024
+        queries = min(128, queries)
+        keys = min(512, length, length if window is None else max(queries, window))
+        heads = max(1, min(heads, scores // (queries * keys)))
+        return cls(max(1, min(batch, scores // (queries * keys * heads))), heads, queries, keys)
 
 
-def table_gradients(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    table: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    window: int | None,
-    learned: bool,
-    scale: float | None = None,
-    grad_lse: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v in their dtype and of the table in its own (zeros unless ``learned``).
+class TiledBackward:
+    """Gradients of one call: `run` returns those of q, k, v in their dtype and of the table in its own.
 
-    With P = exp(scores - lse) and dS = P ∘ (grad·vᵀ - rowsum(grad ∘ out)): dq = dS·k/√δ, dk = dSᵀ·q/√δ, dv = Pᵀ·grad,
-    and the table's gradient at distance d is the sum of dS over the batch and over m - n = d (Dao et al. 2022, arXiv
-    2205.14135, appendix B.2, with a bias). A gradient of the log-sum-exp, ``grad_lse`` (B, H, Tq), adds P ∘ grad_lse to
-    dS. Shapes as in `cpu.table_attention`.
+    Buffers are allocated once per call, because fresh pages of memory cost as much time as the arithmetic.
+
+    Args:
+        forward: Inputs and outputs of the forward pass.
+        grad: Gradient of the output, (B, H, Tq, δ).
+        grad_lse: Gradient of the log-sum-exp, (B, H, Tq).
+        learned: Whether the gradient of the table is computed; it is zero if False.
     """
-    (batch, heads, queries, dim), length = q.shape, k.shape[2]
-    first, precise, scale = length - queries, table.dtype, dim**-0.5 if scale is None else scale
-    low = q.dtype != precise
-    tiling = CpuTiling.choose(q.dtype, length)
-    high = min(tiling.queries, queries)
-    wide = min(tiling.keys, length, length if window is None else max(high, window))
-    heads_at_once = max(1, min(heads, tiling.scores // (high * wide)))
-    batch_at_once = max(1, min(batch, tiling.scores // (high * wide * heads_at_once)))
-    together = heads_at_once * batch_at_once
 
-    def buffer(size: int, dtype: torch.dtype = precise) -> Tensor:
-        return torch.empty(size, dtype=dtype)
+    def __init__(self, forward: ForwardPass, grad: Tensor, grad_lse: Tensor, learned: bool) -> None:
+        q, k, v, precise = forward.q, forward.k, forward.v, forward.table.dtype
+        (batch, heads, queries, dim), self.length = q.shape, k.shape[2]
+        self.forward, self.grad, self.learned = forward, grad, learned
+        self.first = self.length - queries  # row index of the first query
+        self.sizes = sizes = TileSizes.choose(q, self.length, forward.window)
+        self.lse = forward.lse.unsqueeze(-1)  # (B, H, Tq, 1)
+        self.delta = row_dots(grad, forward.out, precise).sub_(grad_lse.unsqueeze(-1))  # D, (B, H, Tq, 1)
+        self.bias_line = hankel_line(forward.table, self.length, sizes.queries, forward.window, hidden=0.0)
 
-    p_buffer, ds_buffer = buffer(together * high * wide), buffer(together * high * wide)
-    half_buffer = buffer(together * high * wide, q.dtype) if low else None
-    rows_buffer, columns_buffer = buffer(together * high * dim, q.dtype), buffer(together * wide * dim, q.dtype)
-    bias_buffer = buffer(heads_at_once * high * (high + wide))
-    skew_buffer = buffer(heads_at_once * (high + 1) * (high + wide)) if learned else None
+        self.one_key_block = sizes.keys >= self.length  # then every query meets all its keys in one tile
+        self.dq = q.new_empty(q.shape) if self.one_key_block else q.new_zeros(q.shape, dtype=precise)
+        self.dk, self.dv = k.new_empty(k.shape), v.new_empty(v.shape)
+        self.dtable = torch.zeros_like(forward.table)
 
-    line = hankel_line(table, length, high, window, hidden=0.0)
-    lse, delta = lse.unsqueeze(-1), row_dots(grad, out, precise)  # (B, H, Tq, 1)
-    if grad_lse is not None:
-        delta -= grad_lse.unsqueeze(-1)
-    once = wide >= length  # every query meets all its keys in one tile
-    dq = q.new_empty(q.shape) if once else q.new_zeros(q.shape, dtype=precise)
-    dk, dv, dtable = k.new_empty(k.shape), v.new_empty(v.shape), torch.zeros_like(table)
-    in_place = queries <= high or (once and not low and heads_at_once == heads)  # sums need no buffers of their own
-    sums = None if in_place else [buffer(batch * heads_at_once * wide * dim) for _ in "kv"]
+        def buffer(size: int, dtype: torch.dtype = precise) -> Tensor:
+            return torch.empty(size, dtype=dtype)
 
-    for h in slices(0, heads, heads_at_once):
-        n_heads = h.stop - h.start
-        for j in slices(0, length, wide):
-            size = (batch, n_heads, j.stop - j.start, dim)
-            tiles = (dk[:, h, j], dv[:, h, j]) if sums is None else (x[: math.prod(size)].view(size) for x in sums)
-            dk_tile, dv_tile = tiles
-            begin = first + max(0, j.start - first) // high * high
-            end = length if window is None else min(length, j.stop - 1 + window)
-            later_first = slices(begin, end, high, length)[::-1]  # the last block of queries sees the whole tile
-            for i in later_first:
-                n, w = i.stop - i.start, min(j.stop, i.stop) - j.start
-                above = i.start - j.start  # distance of the tile's first entry
-                here, seen = slice(i.start - first, i.stop - first), slice(j.start, j.start + w)
-                bias = toeplitz(line[h], length - i.stop + j.start, n, w, bias_buffer)  # (heads, n, w)
-                skew = None if skew_buffer is None else skew_buffer[: n_heads * (n + 1) * (n + w)].view(n_heads, -1)
-                for b in slices(0, batch, batch_at_once):
-                    n_batch = b.stop - b.start
-                    g = n_batch * n_heads
-                    qt, gt = q[b, h, here].flatten(0, 1), grad[b, h, here].flatten(0, 1)  # (g, n, δ)
-                    kt, vt = k[b, h, seen].flatten(0, 1), v[b, h, seen].flatten(0, 1)  # (g, w, δ)
-                    p, ds = p_buffer[: g * n * w].view(g, n, w), ds_buffer[: g * n * w].view(g, n, w)
-                    p4, ds4 = p.view(n_batch, n_heads, n, w), ds.view(n_batch, n_heads, n, w)
-                    if half_buffer is not None:
-                        qt, gt, kt, vt = (x.contiguous() for x in (qt, gt, kt, vt))  # or each product would copy them
-                        half = half_buffer[: g * n * w].view(g, n, w)
-                    torch.sub(bias, lse[b, h, here], out=p4)
-                    p.baddbmm_(qt.to(precise), kt.to(precise).mT, alpha=scale).clamp_(min=LEAST_EXPONENT).exp_()
-                    # zeros after exp, not -inf before it
-                    if above < w - 1:
-                        p.tril_(above)
-                    if window is not None and above + n > window:
-                        p.triu_(above - window + 1)
-                    if half_buffer is None:
-                        torch.bmm(gt, vt.mT, out=ds)
-                        p_in, ds_in = p, ds
-                    else:
-                        ds.copy_(torch.bmm(gt, vt.mT, out=half))
-                        p_in = ds_in = half.copy_(p)
-                    columns = columns_buffer[: g * w * dim].view(g, w, dim)
-                    add_product(dv_tile[b, :, :w], p_in.mT, gt, 1.0, columns, i is later_first[0])
-                    ds4.sub_(delta[b, h, here]).mul_(p4)
-                    if half_buffer is not None:
-                        ds_in.copy_(ds)
-                    add_product(dk_tile[b, :, :w], ds_in.mT, qt, scale, columns, i is later_first[0])
-                    x = torch.bmm(ds_in, kt, out=rows_buffer[: g * n * dim].view(g, n, dim)).view(n_batch, -1, n, dim)
-                    if once:
-                        torch.mul(x, scale, out=dq[b, h, here])
-                    else:
-                        dq[b, h, here].add_(x, alpha=scale)
-                    if skew is not None:
-                        into = skew[:, : n * (n + w)].view(n_heads, n, n + w)[:, :, n:]
-                        if b.start == 0:
-                            torch.sum(ds4, 0, out=into)
-                        else:
-                            into.add_(ds4.sum(0) if n_batch > 1 else ds4[0])
-                if skew is not None:
-                    add_by_distance(skew, dtable[h], n, w, above)
-            if not later_first:  # keys that no query sees
-                dk_tile.zero_(), dv_tile.zero_()
-            if sums is not None:
-                dk[:, h, j], dv[:, h, j] = dk_tile, dv_tile
-    return dq.to(q.dtype), dk, dv, dtable
+        pairs = sizes.batch * sizes.heads
+        scores = pairs * sizes.queries * sizes.keys
+        self.p_buffer, self.ds_buffer = buffer(scores), buffer(scores)
+        self.cast_buffer = buffer(scores, q.dtype) if q.dtype != precise else None
+        self.query_buffer = buffer(pairs * sizes.queries * dim, q.dtype)
+        self.key_buffer = buffer(pairs * sizes.keys * dim, q.dtype)
+        pitch = sizes.queries + sizes.keys
+        self.bias_buffer = buffer(sizes.heads * sizes.queries * pitch)
+        self.skew_buffer = buffer(sizes.heads * (sizes.queries + 1) * pitch if learned else 0)
+        all_heads_at_once = self.one_key_block and self.cast_buffer is None and sizes.heads == heads
+        self.in_place = queries <= sizes.queries or all_heads_at_once  # dK and dV are summed in the result itself
+        self.sum_buffers = [buffer(0 if self.in_place else batch * sizes.heads * sizes.keys * dim) for _ in "kv"]
+
+    def run(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the gradients of q, k, v and the table."""
+        for heads in slices(0, self.forward.q.shape[1], self.sizes.heads):
+            for keys in slices(0, self.length, self.sizes.keys):
+                self.add_key_block(heads, keys)
+        return self.dq.to(self.forward.q.dtype), self.dk, self.dv, self.dtable
+
+    def add_key_block(self, heads: slice, keys: slice) -> None:
+        """Compute dK and dV of a block of keys, and add the block's part to dQ and to the gradient of the table."""
+        dk, dv = self.dk[:, heads, keys], self.dv[:, heads, keys]
+        totals = [dk, dv] if self.in_place else [view(x, *dk.shape) for x in self.sum_buffers]
+        begin = self.first + max(0, keys.start - self.first) // self.sizes.queries * self.sizes.queries
+        window = self.forward.window
+        end = self.length if window is None else min(self.length, keys.stop - 1 + window)
+        blocks = slices(begin, end, self.sizes.queries, self.length)
+        for rows in reversed(blocks):  # the last block of queries sees all keys, so that it can write the totals
+            seen = slice(keys.start, min(keys.stop, rows.stop))
+            self.add_query_block(heads, rows, seen, totals, overwrite=rows is blocks[-1])
+        if not blocks:  # no query sees these keys
+            totals[0].zero_(), totals[1].zero_()
+        if not self.in_place:
+            dk.copy_(totals[0]), dv.copy_(totals[1])
+
+    def add_query_block(self, heads: slice, rows: slice, keys: slice, totals: list[Tensor], overwrite: bool) -> None:
+        """Add the part of the queries at ``rows`` and of a block of keys to all gradients, for the whole batch.
+
+        ``totals`` are those of dK and dV, (B, H, keys, δ); ``overwrite`` says that they hold nothing yet.
+        """
+        n_heads, n_queries, n_keys = (x.stop - x.start for x in (heads, rows, keys))
+        offset = self.length - rows.stop + keys.start
+        bias = toeplitz(self.bias_line[heads], offset, n_queries, n_keys, self.bias_buffer)
+        skew = view(self.skew_buffer, n_heads, (n_queries + 1) * (n_queries + n_keys)) if self.learned else None
+        for batch in slices(0, self.grad.shape[0], self.sizes.batch):
+            ds = self.add_tile(batch, heads, rows, keys, bias, [x[batch, :, :n_keys] for x in totals], overwrite)
+            if skew is not None:  # see `add_by_distance`
+                total = skew[:, : n_queries * (n_queries + n_keys)].view(n_heads, n_queries, -1)[:, :, n_queries:]
+                if batch.start == 0:
+                    torch.sum(ds, 0, out=total)
+                else:
+                    total.add_(ds.sum(0) if ds.shape[0] > 1 else ds[0])
+        if skew is not None:
+            add_by_distance(skew, self.dtable[heads], n_queries, n_keys, rows.start - keys.start)
+
+    def add_tile(
+        self, batch: slice, heads: slice, rows: slice, keys: slice, bias: Tensor, totals: list[Tensor], overwrite: bool
+    ) -> Tensor:
+        """Add the part of one tile to dQ, dK and dV, and return its dS (B, H, queries, keys)."""
+        queries = slice(rows.start - self.first, rows.stop - self.first)
+        (dk, dv), dq = totals, self.dq[batch, heads, queries]
+        lse, delta = self.lse[batch, heads, queries], self.delta[batch, heads, queries]
+        q, grad = (x[batch, heads, queries].flatten(0, 1) for x in (self.forward.q, self.grad))  # (B·H, queries, δ)
+        k, v = (x[batch, heads, keys].flatten(0, 1) for x in (self.forward.k, self.forward.v))  # (B·H, keys, δ)
+        if self.cast_buffer is not None:
+            q, grad, k, v = (x.contiguous() for x in (q, grad, k, v))  # else each product makes a copy
+        scale, by_head = self.forward.scale, (*lse.shape[:2], q.shape[1], k.shape[1])
+        p, ds = view(self.p_buffer, *by_head).flatten(0, 1), view(self.ds_buffer, *by_head).flatten(0, 1)
+
+        # P
+        torch.sub(bias, lse, out=p.view(by_head))
+        p.baddbmm_(q.to(p.dtype), k.to(p.dtype).mT, alpha=scale).clamp_(min=MIN_EXPONENT).exp_()
+        self.hide(p, rows.start - keys.start)
+        # dP
+        if self.cast_buffer is None:
+            torch.bmm(grad, v.mT, out=ds)
+        else:
+            ds.copy_(torch.bmm(grad, v.mT, out=view(self.cast_buffer, *ds.shape)))
+        # dV, dS, dK, dQ
+        key_buffer = view(self.key_buffer, *k.shape)
+        add_product(dv, self.cast(p).mT, grad, 1.0, key_buffer, overwrite)
+        ds.view(by_head).sub_(delta).mul_(p.view(by_head))
+        cast_ds = self.cast(ds)
+        add_product(dk, cast_ds.mT, q, scale, key_buffer, overwrite)
+        product = torch.bmm(cast_ds, k, out=view(self.query_buffer, *q.shape)).view(dq.shape)
+        if self.one_key_block:
+            torch.mul(product, scale, out=dq)
+        else:
+            dq.add_(product, alpha=scale)
+        return ds.view(by_head)
+
+    def hide(self, p: Tensor, first_distance: int) -> None:
+        """Set hidden probabilities (B·H, queries, keys) to 0; the first entry has the distance ``first_distance``.
+
+        Zeros after exp take less time than -inf before it.
+        """
+        queries, keys = p.shape[1:]
+        window = self.forward.window
+        if first_distance < keys - 1:
+            p.tril_(first_distance)
+        if window is not None and first_distance + queries > window:
+            p.triu_(first_distance - window + 1)
+
+    def cast(self, x: Tensor) -> Tensor:
+        """Return ``x`` in the dtype of q; the result is valid until the next call."""
+        return x if self.cast_buffer is None else view(self.cast_buffer, *x.shape).copy_(x)
+
+
+def view(buffer: Tensor, *shape: int) -> Tensor:
+    """Return the beginning of a flat buffer in a shape."""
+    return buffer[: math.prod(shape)].view(shape)
 
 
 def slices(start: int, stop: int, step: int, limit: int | None = None) -> list[slice]:
-    """Consecutive slices of ``step`` that cover start..stop, the last one cut at ``limit`` (``stop`` if None)."""
+    """Return consecutive slices of ``step`` that cover start..stop, the last one cut at ``limit`` (default: stop)."""
     return [slice(i, min(i + step, limit or stop)) for i in range(start, stop, step)]
 
 
-def row_dots(a: Tensor, b: Tensor, precise: torch.dtype) -> Tensor:
-    """Sum a·b over the last dimension, which stays as 1; in parts of the batch, so that temporaries are small."""
+def row_dots(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the sum of a ∘ b over the last dimension, which stays as 1.
+
+    The batch is processed in parts, so that temporary tensors are small.
+    """
     elements = max(1, 2**18 // a[0].numel())
     parts = zip(a.split(elements), b.split(elements), strict=True)
-    return torch.cat([(x.to(precise) * y.to(precise)).sum(-1, keepdim=True) for x, y in parts])
+    return torch.cat([(x.to(dtype) * y.to(dtype)).sum(-1, keepdim=True) for x, y in parts])
 
 
-def toeplitz(line: Tensor, offset: int, n: int, w: int, buffer: Tensor) -> Tensor:
-    """``line[h, offset + n - 1 - r + c]`` as (H, n, w): a row repeated at one pitch and read at a pitch one shorter."""
-    heads, pitch = line.shape[0], n + w
-    rows = buffer[: heads * n * pitch].view(heads, n, pitch).copy_(line[:, None, offset : offset + pitch])
-    return rows.as_strided((heads, n, w), (n * pitch, pitch - 1, 1), n - 1)
+def toeplitz(line: Tensor, offset: int, height: int, width: int, buffer: Tensor) -> Tensor:
+    """Return the matrices ``line[h, offset + height - 1 - row + column]``, (H, height, width).
+
+    Each row of the buffer is a copy of the same part of ``line``. Reading it at a pitch one shorter shifts each row by
+    one entry.
+    """
+    heads, pitch = line.shape[0], height + width
+    rows = view(buffer, heads, height, pitch).copy_(line[:, None, offset : offset + pitch])
+    return rows.as_strided((heads, height, width), (height * pitch, pitch - 1, 1), height - 1)
 
 
-def add_product(total: Tensor, a: Tensor, b: Tensor, scale: float, buffer: Tensor, first: bool) -> None:
-    """Add scale · a·b, (g, w, n) times (g, n, δ), to ``total`` (B, H, w, δ), or write it there if it is the first."""
-    if total.is_contiguous() and total.dtype == a.dtype and (not first or scale == 1):
+def add_product(total: Tensor, a: Tensor, b: Tensor, scale: float, buffer: Tensor, overwrite: bool) -> None:
+    """Add scale · a·b to ``total``, or write it there.
+
+    Args:
+        total: (B, H, keys, δ).
+        a: (B·H, keys, queries).
+        b: (B·H, queries, δ).
+        scale: Factor of the product.
+        buffer: (B·H, keys, δ).
+        overwrite: Whether ``total`` holds nothing yet.
+    """
+    if total.is_contiguous() and total.dtype == a.dtype and (not overwrite or scale == 1):
         total = total.view(buffer.shape)
-        torch.bmm(a, b, out=total) if first else total.baddbmm_(a, b, alpha=scale)
-    elif first:
+        torch.bmm(a, b, out=total) if overwrite else total.baddbmm_(a, b, alpha=scale)
+    elif overwrite:
         torch.mul(torch.bmm(a, b, out=buffer).view(total.shape), scale, out=total)
     else:
         total.add_(torch.bmm(a, b, out=buffer).view(total.shape), alpha=scale)
 
 
-def add_by_distance(skew: Tensor, total: Tensor, n: int, w: int, above: int) -> None:
-    """Add a tile to ``total`` (H, T) by distance; entry (r, c) has distance ``above`` + r - c.
+def add_by_distance(skew: Tensor, total: Tensor, height: int, width: int, first_distance: int) -> None:
+    """Add a tile (H, height, width) to ``total`` (H, T) by distance.
 
-    The tile lies in ``skew`` (H, n + 1 rows of n + w), n entries to the right. Read at a pitch one longer, diagonals
-    are columns: one plain sum, no atomics. Entries of the future are zero.
+    Entry (row, column) has the distance ``first_distance`` + row - column, and is 0 if that is negative. In ``skew``
+    (H, (height + 1) · (height + width)) each row of the tile follows ``height`` free entries. Read at a pitch one
+    longer, diagonals are columns, so that one sum without atomic additions is enough.
     """
-    heads, pitch = skew.shape[0], n + w
-    rows = skew.view(heads, n + 1, pitch)
-    rows[:, :, :n] = 0
-    rows[:, n] = 0
-    x = skew[:, : n * (pitch + 1)].view(heads, n, pitch + 1).sum(1)  # (H, pitch + 1), distance above + n - index
-    farthest = above + n - 1  # of index 1; index 0 is empty
-    nearest = max(0, above - w + 1)
-    total[:, nearest : farthest + 1] += x[:, 1 : farthest - nearest + 2].flip(-1)
+    heads, pitch = skew.shape[0], height + width
+    rows = skew.view(heads, height + 1, pitch)
+    rows[:, :, :height] = 0
+    rows[:, height] = 0
+    sums = skew[:, : height * (pitch + 1)].view(heads, height, pitch + 1).sum(1)  # distance first + height - index
+    largest = first_distance + height - 1  # at index 1; index 0 is empty
+    smallest = max(0, first_distance - width + 1)
+    total[:, smallest : largest + 1] += sums[:, 1 : largest - smallest + 2].flip(-1)

@@ -1,7 +1,7 @@
-"""Attention with a learned table on a GPU: FlexAttention with the table held constant, its gradient beside it.
+"""Attention with a learned table on a GPU: FlexAttention, and a separate kernel for the gradient of the table.
 
-FlexAttention's own gradient of a captured table takes one atomic per score. So it gets the detached table and returns
-the log-sum-exp, and a pass-through node adds the table's gradient (`diagonals`). Not yet timed on a GPU.
+FlexAttention's own gradient of a captured table takes one atomic addition per score. Here FlexAttention gets the
+detached table and returns the log-sum-exp. `AddTableGradient` adds the gradient of the table (`diagonals`).
 """
 
 from collections.abc import Callable
@@ -16,12 +16,12 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attent
 
 from kerple.attention.backend import note_on_failure
 
-MASK_BLOCK = 128  # of FlexAttention's masks
-RECOMPILATIONS = 64  # past its limit, 8 by default, torch runs FlexAttention uncompiled: T × T scores
+MASK_BLOCK = 128  # side of the blocks of FlexAttention's masks
+RECOMPILATIONS = 64  # after torch's limit, 8 by default, FlexAttention runs uncompiled, with T × T scores
 
 
 class AddTableGradient(torch.autograd.Function):
-    """Output and log-sum-exp as they are; in the backward pass, the gradient of the table they were computed with."""
+    """Identity of output and log-sum-exp, whose backward pass adds the gradient of their table."""
 
     @staticmethod
     def forward(
@@ -34,11 +34,11 @@ class AddTableGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor | None, grad_lse: Tensor | None):
-        from kerple.attention.diagonals import table_gradient  # Triton is there only where a GPU is
+        from kerple.attention.diagonals import table_gradient  # needs Triton, which may be missing without a GPU
 
         out, lse, q, k, v, table = ctx.saved_tensors
         grad = torch.zeros_like(out) if grad is None else grad
-        delta = (grad.float() * out.float()).sum(-1)  # (B, H, T); here, not in the kernel's op, so that it is fused
+        delta = (grad.float() * out.float()).sum(-1)  # (B, H, T), outside the kernel's op, so that torch can fuse it
         if grad_lse is not None:
             delta = delta - grad_lse
         added = table_gradient(grad, q, k, v, table, lse, delta, ctx.scale, ctx.window)
@@ -54,21 +54,21 @@ def attend_flex(
     scale: float | None = None,
     differentiable_lse: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Causal attention of T queries and T keys with a bias by distance, and the log-sum-exp of its scores.
+    """Causal attention of T queries and T keys with an attention bias by distance.
 
-    T is padded to the next length of a fixed ladder: each of its lengths compiles once.
+    T is padded to the next of a few fixed lengths (`ladder`), so that FlexAttention is compiled once for each of them.
 
     Args:
-        q: (B, H, T, δ), all of one dtype with k and v, whatever autocast says.
+        q: (B, H, T, δ). The dtype of q, k and v is used under autocast too.
         k: (B, G, T, δ), G a divisor of H: consecutive query heads share a key head, which is not copied.
         v: (B, G, T, δv).
-        table: (H, >= T), added to the scaled score at distance d.
-        window: Only keys at distance < window are seen.
-        scale: Of q·k; 1/√δ if None.
-        differentiable_lse: Whether a gradient may come back through the log-sum-exp.
+        table: (H, >= T), added to the scaled score at distance d; None for no bias.
+        window: Only keys at distance < window are seen; None for all.
+        scale: Factor of q·k; 1/√δ if None.
+        differentiable_lse: Whether the log-sum-exp is differentiable.
 
     Returns:
-        (B, H, T, δv) in the dtype of q, and (B, H, T) fp32, natural logarithm.
+        The output (B, H, T, δv) in the dtype of q, and the log-sum-exp of the scores, (B, H, T) fp32.
     """
     length, scale = q.shape[2], q.shape[3] ** -0.5 if scale is None else scale
     padded = ladder(length)
@@ -78,7 +78,7 @@ def attend_flex(
         line = table.detach()[:, :padded]
         line = F.pad(line, (0, padded - line.shape[1])).contiguous()  # (H, padded)
     kernel_options = tiles(shared_memory(q.device), max(q.shape[3], v.shape[3]))
-    with torch.autocast(q.device.type, enabled=False):  # its own autocast would round fp32 to bf16
+    with torch.autocast(q.device.type, enabled=False):  # FlexAttention would round fp32 to bf16 under autocast
         if torch.compiler.is_compiling():
             mask = build_mask(padded, window, q.device)
             out, lse = flex(rows[0], rows[1], rows[2], line, mask, scale, differentiable_lse, kernel_options)
@@ -102,29 +102,29 @@ def flex(
     differentiable_lse: bool,
     kernel_options: dict[str, Any],
 ) -> tuple[Tensor, Tensor]:
-    """FlexAttention with ``line[h, m - n]`` added; to be compiled, as uncompiled it writes the scores down."""
+    """FlexAttention with the bias ``line[h, m - n]``. It must be compiled: uncompiled, it stores T × T scores."""
 
     def add_bias(score: Tensor, b: Tensor, h: Tensor, m: Tensor, n: Tensor) -> Tensor:
-        # what the mask hides is computed too
+        # the function is also called for hidden pairs, where m - n may be negative
         return score + line[h, torch.clamp(m - n, min=0)]  # type: ignore[index]
 
     out, aux = flex_attention(  # type: ignore[call-overload]
         q, k, v, score_mod=None if line is None else add_bias, block_mask=mask, scale=scale,
         enable_gqa=q.shape[1] != k.shape[1], return_aux=AuxRequest(lse=True), kernel_options=kernel_options,
     )  # fmt: skip
-    # detached here, inside what is compiled: outside, the backward pass would be given a tensor of zeros for it
+    # detached inside the compiled function: outside, the backward pass would get a tensor of zeros for it
     return out, aux.lse if differentiable_lse else aux.lse.detach()
 
 
 def tiles(shared: int, dim: int) -> dict[str, Any]:
-    """Sizes of FlexAttention's tiles: large ones that fit the chip's shared memory and spill no register.
+    """Return kernel options with large tiles that fit the chip's shared memory and spill no register.
 
-    Torch's own choice for bf16, δ 64 on an H100 needs 245,760 bytes of its 232,448 and does not launch (pytorch issue
-    133254). From ahead-of-time compilations (`benchmarks.gpu.kernels`), not from timings.
+    Torch's default for bf16 and δ = 64 needs 245,760 bytes of shared memory. An H100 has 232,448, so that the kernel
+    does not launch (pytorch issue 133254). These sizes come from ahead-of-time compilations (`benchmarks.gpu.kernels`).
 
     Args:
-        shared: Bytes of shared memory a block of threads may have.
-        dim: The wider of δ and δv.
+        shared: Bytes of shared memory available to a block of threads.
+        dim: The larger of δ and δv.
     """
     wide = dim > 64
     if shared >= 232_448:  # H100, H200, B200
@@ -134,7 +134,7 @@ def tiles(shared: int, dim: int) -> dict[str, Any]:
         backward = (64, 64, 64, 64, 8, 2) if wide else (32, 128, 128, 32, 8, 2)
         if shared >= 166_912:  # A100
             forward = (128, 64, 8, 3) if wide else (128, 64, 4, 3)
-        else:  # 101,376 on the smaller chips of these families
+        else:  # smaller chips of these families have 101,376 bytes
             forward = (64, 64, 4, 2) if wide else (128, 64, 8, 2)
     names = ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")
     more = ("BLOCK_M1", "BLOCK_N1", "BLOCK_M2", "BLOCK_N2", "num_warps", "num_stages")
@@ -147,13 +147,13 @@ def tiles(shared: int, dim: int) -> dict[str, Any]:
 
 @torch.compiler.assume_constant_result
 def shared_memory(device: torch.device) -> int:
-    """Bytes of shared memory a block of threads may have; 0 where there is none."""
+    """Return the bytes of shared memory available to a block of threads; 0 on other devices than GPUs."""
     properties: Any = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
     return 0 if properties is None else properties.shared_memory_per_block_optin
 
 
 def ladder(length: int) -> int:
-    """The smallest of 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, … that is no shorter than ``length``."""
+    """Return the smallest of 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, … that is at least ``length``."""
     step = MASK_BLOCK
     while 4 * step < length:
         step *= 2
@@ -162,37 +162,38 @@ def ladder(length: int) -> int:
 
 @cache
 def compiled_by_itself() -> Callable[..., Any]:
-    """`flex`, compiled once for the process: for a network that is not compiled itself."""
+    """Return `flex`, compiled once per process, for networks that are not compiled."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILATIONS)
-    # fullgraph: past the limit it raises, where torch would go on with T × T scores
+    # fullgraph raises after the limit, instead of running uncompiled with T × T scores
     return torch.compile(flex, dynamic=False, fullgraph=True)
 
 
 @lru_cache(maxsize=32)
 def causal_mask(length: int, window: int | None, device: torch.device) -> BlockMask:
-    """Return `build_mask`, computed once for each shape; it serves training also if evaluation needs it first."""
-    with torch.inference_mode(False), torch.no_grad():  # autograd refuses to save a tensor of inference mode
+    """Return the cached result of `build_mask`."""
+    # training may reuse a mask from evaluation, and autograd does not save tensors made in inference mode
+    with torch.inference_mode(False), torch.no_grad():
         return build_mask(length, window, device)
 
 
 def build_mask(length: int, window: int | None, device: torch.device) -> BlockMask:
-    """Build the mask of blocks of 128 × 128 that are empty, partial or full, without a T × T tensor; T % 128 is 0."""
+    """Build a causal mask from blocks of 128 × 128, without a T × T tensor; ``length`` must be a multiple of 128."""
     blocks = length // MASK_BLOCK
     window = length if window is None else window
     i = torch.arange(blocks, device=device)
-    behind = i[:, None] - i  # (query block, key block)
-    visited = (behind >= 0) & ((behind - 1) * MASK_BLOCK + 1 < window)
-    whole = visited & (behind > 0) & ((behind + 1) * MASK_BLOCK - 1 < window)
+    offset = i[:, None] - i  # distance in blocks, (query block, key block)
+    visited = (offset >= 0) & ((offset - 1) * MASK_BLOCK + 1 < window)
+    whole = visited & (offset > 0) & ((offset + 1) * MASK_BLOCK - 1 < window)
 
-    def ordered(kind: Tensor) -> tuple[Tensor, Tensor]:
-        order = kind.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
-        return kind.sum(-1).to(torch.int32)[None, None], order.to(torch.int32)[None, None]
+    def counts_and_indices(selected: Tensor) -> tuple[Tensor, Tensor]:
+        order = selected.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
+        return selected.sum(-1).to(torch.int32)[None, None], order.to(torch.int32)[None, None]
 
     def visible(b: Tensor, h: Tensor, m: Tensor, n: Tensor) -> Tensor:
         return (m >= n) & (m - n < window)
 
-    partial_count, partial_index = ordered(visited & ~whole)
-    whole_count, whole_index = ordered(whole)
+    partial_count, partial_index = counts_and_indices(visited & ~whole)
+    whole_count, whole_index = counts_and_indices(whole)
     return BlockMask.from_kv_blocks(
         partial_count, partial_index, whole_count, whole_index, BLOCK_SIZE=MASK_BLOCK, mask_mod=visible,
         seq_lengths=(length, length),

@@ -1,8 +1,8 @@
-"""A table of biases by distance (H, T), read as a block of scores by a strided (Hankel) view, without writing it down.
+"""Blocks of attention biases as strided (Hankel) views of a table by distance (H, T), without a copy.
 
-Queries m in rows and keys n in columns have the distance d = m - n. With the *query order reversed* the distance is
-constant along anti-diagonals, so a block is a view with strides (1, 1) of one vector: a Hankel matrix, no memory.
-`kerple.positions.token_positions.table_block` gives the same block as an explicit tensor.
+Query m and key n have the distance d = m - n. If the *order of the queries is reversed*, the distance is constant along
+anti-diagonals. Then a block is a view with strides (1, 1) of one vector, called a Hankel matrix.
+`kerple.positions.token_positions.table_block` returns the same block as an explicit tensor.
 """
 
 import math
@@ -11,17 +11,17 @@ from torch import Tensor
 
 
 def hankel_line(table: Tensor, length: int, block: int, window: int | None, hidden: float = -math.inf) -> Tensor:
-    """The vector every block of scores is a view of.
+    """Return the vector of which every block is a view.
 
     Args:
-        table: (H, >= length), entry d belongs to distance d.
-        length: Key rows T.
+        table: (H, >= length); entry d is the bias at distance d.
+        length: Number of keys T.
         block: Largest number of queries in a block.
         window: Distances >= window are hidden; None hides none.
-        hidden: What stands at hidden distances and in the future.
+        hidden: Value at hidden distances and for future keys.
 
     Returns:
-        (H, length + block) in the dtype of ``table``: distance length - 1 first, 0 at ``length - 1``, then the future.
+        (H, length + block) in the dtype of ``table``: distances length - 1 to 0, then entries for future keys.
     """
     line = table.new_full((table.shape[0], length + block), hidden)
     seen = length if window is None else min(length, window)
@@ -30,6 +30,6 @@ def hankel_line(table: Tensor, length: int, block: int, window: int | None, hidd
 
 
 def hankel_view(line: Tensor, length: int, rows: slice, columns: slice) -> Tensor:
-    """Block (H, rows, columns) of ``hankel_line``'s vector, no copy; its first row is the *last* query of ``rows``."""
+    """Return a view (H, rows, columns) of the vector of `hankel_line`; its first row is the *last* of ``rows``."""
     height, width = rows.stop - rows.start, columns.stop - columns.start
     return line.narrow(1, length - rows.stop + columns.start, height + width - 1).unfold(1, width, 1)

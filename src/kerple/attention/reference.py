@@ -1,4 +1,4 @@
-"""Explicit attention: the oracle of every test, and the only place where a T × T tensor exists."""
+"""Explicit attention with T × T tensors: the oracle of every test."""
 
 import torch
 from torch import Tensor
@@ -8,10 +8,10 @@ from kerple.positions.token_positions import AttentionWeights
 
 
 def attend_reference(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec = UNMODIFIED) -> Tensor:
-    """Causal attention in the precision of its arguments, scores and probabilities written out.
+    """Causal attention in the precision of its arguments, with explicit scores and probabilities.
 
-    Arguments and result are those of `kerple.attention.attend`; nothing is checked and nothing is fused. In fp64 it is
-    what every other implementation is compared with. Memory is O(B·H·T²).
+    Arguments and result are those of `kerple.attention.attend`, but arguments are not checked. Tests compare every
+    other implementation with this one in fp64. Memory is O(B·H·T²).
     """
     k, v = for_query_heads(q, k, v)
     length = k.shape[2]

@@ -1,4 +1,4 @@
-"""The transformer: embedding, blocks, head, cache, generation, and what it costs."""
+"""The transformer: embedding, blocks, head, cache, generation, and cost."""
 
 from kerple.model.batch import Batch
 from kerple.model.transformer import Transformer

@@ -1,4 +1,4 @@
-"""`Architecture`: the options of a decoder, each said here once for Python, the command line and checkpoints."""
+"""`Architecture`: the options of a decoder, for Python, the command line and checkpoints."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,37 +21,37 @@ NORM_PLACEMENTS = ("pre", "post", "both")
 
 @dataclass(frozen=True)
 class Architecture:
-    """Options of a decoder. By default it is that of GPT-2; others make it that of Llama, GPT-NeoX or BLOOM.
+    """Options of a decoder. The defaults are those of GPT-2; other values give Llama, GPT-NeoX or BLOOM.
 
     Args:
-        head_dim: Dimension of one head; null for D / H.
+        head_dim: Head dimension; null for D / H.
         kv_heads: Number of heads of keys and values, a divisor of H; null for H.
-        per_layer: Whether each layer has a positional strategy of its own instead of one for all; null for what the
-            strategy's paper does.
+        per_layer: Whether each layer has its own instance of the positional strategy; null for the default of the
+            strategy.
         hidden: Width of the hidden layer in each block's feed-forward network; null for 4·D.
         bias: Whether linear layers and LayerNorms have biases. The head has none.
-        qkv_bias: Whether the layer that makes queries, keys and values has a bias; null for the value of ``bias``.
-        qk_norm: Whether each head's queries and keys go through an RMSNorm before the strategy sees them, which keeps
-            scores from growing without bound (Henry et al. 2020, arXiv 2010.04245; Dehghani et al. 2023, arXiv
-            2302.05442, section 2). Its gain has one number a dimension and is shared by the heads. ``all`` normalises
-            all heads together, with a gain of its own for each, as OLMo 2 does (arXiv 2501.00656).
-        tied: Whether input and output embeddings are one matrix.
+        qkv_bias: Whether the projection of queries, keys and values has a bias; null for the value of ``bias``.
+        qk_norm: Whether queries and keys of each head are normalised by an RMSNorm before the strategy is applied. It
+            bounds the scores (Henry et al. 2020, arXiv 2010.04245; Dehghani et al. 2023, arXiv 2302.05442, section 2).
+            The gain has one number per dimension and is shared by the heads. ``all`` normalises all heads together, and
+            the gain has one number per head and dimension, as in OLMo 2 (arXiv 2501.00656).
+        tied: Whether input and output embeddings share one matrix.
         norm: Normalisation, ``layer`` or ``rms``.
-        norm_placement: ``pre`` normalises the input of attention and feed-forward network, ``post`` their output before
-            it is added to the residual stream (OLMo 2), ``both`` does both (Gemma 3).
+        norm_placement: ``pre`` normalises the inputs of attention and feed-forward network. ``post`` normalises their
+            outputs before they are added to the residual stream (OLMo 2). ``both`` does both (Gemma 3).
         eps: Epsilon of the norms.
-        init: Standard deviation of the initial weights. 0.02 suits widths near 768; a width of 64 learns faster from
+        init: Standard deviation of the initial weights. 0.02 suits widths near 768; a width of 64 trains faster with
             1/√64.
         activation: ``gelu``, ``gelu_tanh`` (GPT-2's approximation), ``relu`` or ``silu``.
-        gated: Whether the feed-forward network has a second layer that multiplies the activations, as SwiGLU does.
+        gated: Whether a second layer of the feed-forward network multiplies the activations, as in SwiGLU.
         parallel: Whether attention and feed-forward network of a block have the same input, as in GPT-NeoX.
         embedding_norm: Whether the token embeddings are normalised before positions are added, as in BLOOM.
         embedding_scale: Factor of the token embeddings, √D in Gemma.
         logit_cap: Logits x become cap · tanh(x / cap) (Gemma 2, arXiv 2408.00118, section 2); null for no cap.
-        dropout: Probability of dropping an entry of the embeddings and of each block's two outputs.
-        attention: ``auto`` takes the fastest implementation that can do what the strategy needs, and logs which it is.
-            ``fused`` is an error if that would be attention in blocks of queries. ``blocks`` and ``reference`` force
-            these (`kerple.attention.backend`).
+        dropout: Dropout probability of the embeddings and of the outputs of attention and feed-forward network.
+        attention: Implementation of attention. ``auto`` selects the fastest one that supports the strategy, and logs
+            it. ``fused`` is an error if this would be attention in blocks of queries. ``blocks`` and ``reference``
+            force these implementations (`kerple.attention.backend`).
 
     Raises:
         UserError: If an option is unknown or out of range.
@@ -94,9 +94,9 @@ class Architecture:
             raise UserError(f"norm_placement: got {self.norm_placement!r}, expected one of {expected}")
 
     def make_norm(self, dim: int) -> nn.Module:
-        """LayerNorm, or RMSNorm (Zhang & Sennrich 2019, arXiv 1910.07467), over the last ``dim`` numbers."""
+        """Return a LayerNorm or RMSNorm (Zhang & Sennrich 2019, arXiv 1910.07467) of width ``dim``."""
         return nn.RMSNorm(dim, self.eps) if self.norm == "rms" else nn.LayerNorm(dim, self.eps, bias=self.bias)
 
     def make_block_norm(self, dim: int, place: Literal["pre", "post"]) -> nn.Module:
-        """The norm of a place in a block, which does nothing if the architecture has none there."""
+        """Return the norm before (``pre``) or after (``post``) a sublayer, or the identity if there is none."""
         return self.make_norm(dim) if self.norm_placement in (place, "both") else nn.Identity()

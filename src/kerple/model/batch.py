@@ -1,8 +1,12 @@
-"""The type of batches that data modules give to models."""
+"""`Batch`: the type of the batches from data modules."""
 
 from torch import Tensor
 
 Batch = dict[str, Tensor]
-"""``tokens`` (B, T + 1) int64: each but the last is an input, each but the first a target. Where only some targets
-count, ``scored`` (B, T) bool. Blocks of evaluation come with ``index`` (B,) int64, their numbers, -1 for a row that
-only fills the batch; problems of a task with ``sizes`` (B, axes) int64, what the task counts."""
+"""Tensors by name.
+
+- ``tokens`` (B, T + 1) int64: inputs are all tokens except the last, targets all tokens except the first.
+- ``scored`` (B, T) bool: which targets count; missing if all do.
+- ``index`` (B,) int64: numbers of blocks in evaluation, -1 for rows that only fill the batch.
+- ``sizes`` (B, axes) int64: sizes of the problems of a task.
+"""

@@ -11,7 +11,7 @@ from kerple.positions import Position, Shape
 
 
 class Gated(nn.Module):
-    """down(activation(gate(x)) · up(x)): SwiGLU, if the activation is SiLU (Shazeer 2020, arXiv 2002.05202)."""
+    """down(activation(gate(x)) · up(x)), which is SwiGLU if the activation is SiLU (Shazeer 2020, arXiv 2002.05202)."""
 
     def __init__(self, dim: int, hidden: int, bias: bool, activation: nn.Module) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Gated(nn.Module):
 class Block(nn.Module):
     """x + attention(norm(x)), followed by x + mlp(norm(x)); ``norm_placement`` names other places of the norms.
 
-    With ``parallel``, both have the same input x and are added to it together (Black et al. 2022, arXiv 2204.06745).
+    With ``parallel`` it is x + attention(norm(x)) + mlp(norm(x)) (Black et al. 2022, arXiv 2204.06745).
     """
 
     def __init__(self, shape: Shape, architecture: Architecture) -> None:

@@ -1,4 +1,4 @@
-"""Cache of keys and values, with which each further token costs one row of attention."""
+"""Cache of keys and values for generation."""
 
 from dataclasses import dataclass, field
 
@@ -13,11 +13,11 @@ class LayerCache:
     """Cache of one layer.
 
     Args:
-        window: Number of last rows that are kept, because later queries may see them; None for all.
-        keys: Projected keys (B, G, T, ·), None before the first call.
+        window: Number of last rows that the cache keeps; None for all.
+        keys: Keys (B, G, T, ·) after `Position.transform_qk`, None before the first call.
         values: Values (B, G, T, δ), None before the first call.
         state: `Position.token_state` of these tokens, (B, H, T, c), or None.
-        first: The first tokens as queries beyond their window see them, or None where these are among the rows.
+        first: Separate cache of the first tokens, for queries whose window does not contain them; None without one.
     """
 
     window: int | None = None
@@ -27,7 +27,7 @@ class LayerCache:
     first: "LayerCache | None" = None
 
     def append(self, k: Tensor, v: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Append new rows, (B, ·, t, ·) each; return the rows kept before followed by them, (B, ·, T + t, ·)."""
+        """Append new rows, (B, ·, t, ·) each. Return the earlier rows and the new rows, (B, ·, T + t, ·) each."""
         if self.keys is not None and self.values is not None:
             k, v = torch.cat([self.keys, k], 2), torch.cat([self.values, v], 2)
             state = state if state is None or self.state is None else torch.cat([self.state, state], 2)
@@ -39,12 +39,12 @@ class LayerCache:
 
 @dataclass
 class Cache:
-    """Cache of a network, which `Transformer.new_cache` makes and each call extends.
+    """Cache of a network. `Transformer.new_cache` creates it, and each call extends it.
 
     Args:
-        visibility: The keys that a query sees in the calls with this cache.
-        layers: The cache of each layer.
-        tokens: The tokens so far (B, T), None before the first call.
+        visibility: Keys that a query sees in calls with this cache.
+        layers: Cache of each layer.
+        tokens: Tokens so far (B, T), None before the first call.
     """
 
     visibility: Visibility = EVERYTHING
@@ -53,7 +53,7 @@ class Cache:
 
     @property
     def length(self) -> int:
-        """Number of tokens read."""
+        """Number of tokens so far."""
         return 0 if self.tokens is None else self.tokens.shape[1]
 
     def append(self, tokens: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""`FirstTokens`: the first tokens of an input, which queries beyond their window see at distances of their own."""
+"""`FirstTokens`: scores of the first tokens of an input for queries whose window does not contain them."""
 
 import math
 from dataclasses import dataclass, replace
@@ -14,18 +14,18 @@ from kerple.positions.base import HOOKS
 from kerple.positions.products import precise, product
 from kerple.positions.visibility import Visibility
 
-# hooks of scores that exist at any distance
-OF_DISTANCE = ("bias", "score_scale", "transform_qk", "sink_logit", "transform_output")
+# hooks that allow changed distances of the first tokens
+DISTANCE_HOOKS = ("bias", "score_scale", "transform_qk", "sink_logit", "transform_output")
 
 
 @dataclass(frozen=True)
 class FirstTokens:
-    """The first tokens as queries beyond their window see them. Their scores are computed apart from the window's.
+    """First tokens as keys of queries whose window does not contain them.
 
     Args:
-        queries: Positions of the queries when they meet these keys.
-        keys: Positions of those of the keys that are not in the cache.
-        hidden: Which of all these keys a query sees in its window or not at all, (Tq, F) bool.
+        queries: Positions of the queries for scores of the first tokens.
+        keys: Positions of the first tokens that are not in the cache.
+        hidden: Which first tokens are in the window of each query or in its future, (Tq, F) bool.
         bias: `Position.bias` at their distances, (H, Tq, F) fp32, or None.
         weight: `Position.score_scale` at their distances, (H, Tq, F) fp32, or None.
     """
@@ -37,11 +37,12 @@ class FirstTokens:
     weight: Tensor | None
 
     @classmethod
-    def of(cls, position: Position, at: TokenPositions, cached: int | None) -> "FirstTokens":
-        """Compute what queries of a forward pass need; the arguments are those of `prepare_context`."""
-        window, first, distances = at.visibility.window, at.visibility.first, at.visibility.distances
+    def of(cls, position: Position, positions: TokenPositions, cached: int | None) -> "FirstTokens":
+        """Compute the attributes for a forward pass; the arguments are those of `prepare_context`."""
+        visibility = positions.visibility
+        window, first, distances = visibility.window, visibility.first, visibility.distances
         assert window is not None
-        queries, keys = at[cached:], at[:first]
+        queries, keys = positions[cached:], positions[:first]
         hidden = queries.rows[:, None] - keys.rows < window  # (Tq, F)
         if distances != "true":
             query_rows, key_rows = queries.rows.clamp(max=first + window - 1), keys.rows
@@ -82,23 +83,23 @@ class FirstTokens:
         return scores.masked_fill(self.hidden, -math.inf), values
 
 
-def keeps_apart(position: Position, visibility: Visibility) -> bool:
-    """Whether the first tokens can be kept apart from the window: no score needs the tokens between."""
+def is_separable(position: Position, visibility: Visibility) -> bool:
+    """Whether the scores of the first tokens can be computed separately from those of the window."""
     pairwise = not (position.uses("modify_scores") or position.uses("add_to_output"))
     return pairwise and position.neighbor_window is None and visibility.window is not None and visibility.first > 0
 
 
 def new_layer_cache(position: Position, visibility: Visibility) -> LayerCache:
-    """Make the cache of a layer, which keeps the tokens that its queries may see."""
+    """Create the cache of a layer, which keeps the tokens that its queries may see."""
     visibility = visibility.within(position.window)
-    if keeps_apart(position, visibility):
+    if is_separable(position, visibility):
         return LayerCache(visibility.window, first=LayerCache())
     return LayerCache(None if visibility.first else visibility.window)
 
 
 def check_distances(position: Position, visibility: Visibility) -> None:
-    """Raise a UserError if keys cannot have the distances of ``visibility``, because scores need the true ones."""
-    others = (hook for hook in HOOKS if hook not in OF_DISTANCE and position.uses(hook))
+    """Raise a UserError if the scores of a strategy need true distances, and ``visibility`` changes distances."""
+    others = (hook for hook in HOOKS if hook not in DISTANCE_HOOKS and position.uses(hook))
     other_distances = position.neighbor_window is not None or not position.prefix_consistent
     if visibility.distances != "true" and (other_distances or any(others)):
         raise UserError(f"distances: got {visibility.distances!r}, expected true for {type(position).__name__}")

@@ -11,11 +11,11 @@ from kerple.positions.visibility import EVERYTHING, Visibility
 
 
 class _Reader:
-    """Computes the logits after the last token; it reads each token only once if the strategy allows a cache."""
+    """Computes the logits after the last token, with a cache if the strategy allows it."""
 
     def __init__(self, network: Any, visibility: Visibility = EVERYTHING) -> None:
         self.network, self.visibility = network, visibility
-        # if angles depend on the length of the input, cached keys would be wrong, and all tokens are read each time
+        # if angles depend on the length of the input, cached keys would be wrong
         self.cache = network.new_cache(visibility) if network.prefix_consistent else None
         self.cached = 0
 
@@ -36,10 +36,10 @@ def choose(
 
     Args:
         logits: (B, V).
-        temperature: Divisor of the logits; 0 takes the likeliest token.
-        top_k: Draw from the k likeliest tokens only, k >= 1.
-        top_p: Draw from the likeliest tokens whose probabilities add up to this only, in (0, 1], including the one that
-            reaches it (Holtzman et al. 2020, arXiv 1904.09751).
+        temperature: Divisor of the logits; 0 selects the most likely token.
+        top_k: Draw only from the k most likely tokens, k >= 1; None for all.
+        top_p: Draw only from the smallest set of most likely tokens whose probabilities sum to at least this number in
+            (0, 1] (Holtzman et al. 2020, arXiv 1904.09751); None for all.
         generator: Generator of the random numbers.
 
     Returns:
@@ -48,8 +48,8 @@ def choose(
     Raises:
         UserError: If a number is out of range.
     """
-    if not temperature >= 0:  # nan too
-        raise UserError(f"temperature: got {temperature}, expected 0 (the likeliest token) or more")
+    if not temperature >= 0:  # true for NaN
+        raise UserError(f"temperature: got {temperature}, expected 0 (the most likely token) or more")
     if top_k is not None and top_k < 1:
         raise UserError(f"top_k: got {top_k}, expected at least 1")
     if top_p is not None and not 0 < top_p <= 1:
@@ -57,14 +57,14 @@ def choose(
     if temperature == 0:
         return logits.argmax(-1)
     ordered, order = logits.float().sort(-1, descending=True)  # (B, V) each
-    # differences from the largest, because at a temperature close to 0 logits become infinite, and ∞ - ∞ is NaN
+    # differences from the largest logit, because a temperature near 0 makes logits infinite, and ∞ - ∞ is NaN
     scaled = (ordered - ordered[:, :1]) / max(temperature, torch.finfo(torch.float32).tiny)
     if top_k is not None:
         scaled[:, top_k:] = float("-inf")
     probabilities = scaled.softmax(-1)
     if top_p is not None:
-        before = probabilities.cumsum(-1) - probabilities
-        probabilities = probabilities.masked_fill(before >= top_p, 0.0)
+        previous_sum = probabilities.cumsum(-1) - probabilities
+        probabilities = probabilities.masked_fill(previous_sum >= top_p, 0.0)
     return order.gather(-1, torch.multinomial(probabilities, 1, generator=generator)).squeeze(-1)
 
 
@@ -80,17 +80,17 @@ def generate(
     visibility: Visibility = EVERYTHING,
     generator: torch.Generator | None = None,
 ) -> Iterator[Tensor]:
-    """Continue prompts of equal length, and yield each token when it is drawn.
+    """Continue prompts of equal length, and yield each new token.
 
     Args:
-        network: A `kerple.model.Transformer`, in evaluation mode.
+        network: A `kerple.model.Transformer` in evaluation mode.
         prompt: (B, T) int64, T >= 1.
-        steps: Largest number of tokens.
+        steps: Largest number of new tokens.
         temperature: See `choose`.
         top_k: See `choose`.
         top_p: See `choose`.
-        stop: A row that has drawn this token repeats it; when all rows have, the iterator ends.
-        visibility: The keys that a query sees.
+        stop: Stop token. A row that has generated it repeats it. The iterator ends when all rows have generated it.
+        visibility: Keys that a query sees.
         generator: Generator of the random numbers.
 
     Yields:
@@ -117,13 +117,13 @@ def generate(
 
 @torch.inference_mode()
 def fill_in(network: Any, tokens: Tensor, scored: Tensor) -> Tensor:
-    """Generate the scored targets greedily, each after the generated ones before it; other targets are given.
+    """Generate the scored targets greedily; other targets are copied from ``tokens``.
 
-    Prompts may differ in length, and given tokens may interrupt an answer. Padding is on the right, so positions of
-    tokens do not depend on it.
+    Prompts may have different lengths, and copied tokens may interrupt an answer. Padding is on the right, so that it
+    does not change positions.
 
     Args:
-        network: A `kerple.model.Transformer`, in evaluation mode.
+        network: A `kerple.model.Transformer` in evaluation mode.
         tokens: (B, T + 1) int64; the values of scored targets are not used.
         scored: Whether the network generates each target, (B, T) bool.
 

@@ -1,7 +1,7 @@
-"""`Network`: what a measurement needs of a model, and the capabilities that some measurements need in addition.
+"""`Network`: the protocol of models that can be measured, and optional capabilities for some measurements.
 
-`Network` is a protocol: any object with its three members is one. A capability is a class to inherit from, so that a
-measurement asks for it by type.
+Any object with the three members of `Network` can be measured. Capabilities are base classes, so that a measurement can
+test for them with `isinstance`.
 """
 
 from abc import ABC, abstractmethod
@@ -28,12 +28,15 @@ class Network(Protocol):
     def training_length(self) -> int | None: ...
 
     def losses(self, tokens: Tensor, last: int | None = None) -> Tensor:
-        """Losses of the targets of tokens (B, T + 1) int64, (B, T) fp32 or fp64 in nats; of the ``last`` ones only."""
+        """Return the losses (B, T) of the targets of tokens (B, T + 1) int64, in nats, fp32 or fp64.
+
+        With ``last``, only the losses of the last targets, (B, last).
+        """
         ...
 
 
 class Limited(ABC):
-    """A network with a largest input."""
+    """Network with a largest input length."""
 
     @property
     @abstractmethod
@@ -42,48 +45,48 @@ class Limited(ABC):
 
 
 class Windows(ABC):
-    """A network whose attention can be limited to some of the keys."""
+    """Network whose attention can be limited to some keys."""
 
     @abstractmethod
     def losses(self, tokens: Tensor, last: int | None = None, visibility: Visibility = EVERYTHING) -> Tensor:
-        """As `Network.losses`, where each query sees the keys that ``visibility`` names."""
+        """`Network.losses`, if each query sees only the keys of ``visibility``."""
 
 
 class Offset(ABC):
-    """A network whose positions can be other numbers than 0, 1, 2, …"""
+    """Network whose positions can be shifted."""
 
     @abstractmethod
     def losses(
         self, tokens: Tensor, last: int | None = None, visibility: Visibility = EVERYTHING, offset: int | Tensor = 0
     ) -> Tensor:
-        """As `Windows.losses`, with ``offset`` added to every position.
+        """`Windows.losses`, with ``offset`` added to every position.
 
-        An offset for each input, (T,) int64, is not added in layers with a window, which would see distances that they
-        never see.
+        An offset for each input token, (T,) int64, is ignored in layers with a window, which it would give distances
+        that do not occur in training.
         """
 
 
 class Generation(ABC):
-    """A network that can continue a text."""
+    """Network that can generate text."""
 
     @abstractmethod
     def continued(self, tokens: Tensor, steps: int) -> list[int]:
-        """The ids of at most ``steps`` tokens, generated greedily after the tokens (1, T) int64."""
+        """Return the ids of at most ``steps`` tokens, generated greedily after the tokens (1, T) int64."""
 
 
 class AttentionInside(ABC):
-    """A network that shows its attention probabilities."""
+    """Network that returns its attention probabilities."""
 
     @abstractmethod
     def visit_attention(self, tokens: Tensor, visit: Callable[[int, Tensor], None]) -> None:
-        """Run the tokens (B, T) int64; call ``visit`` with each layer's number and its probabilities (B, H, T, T)."""
+        """Process the tokens (B, T) int64; call ``visit`` with each layer's index and probabilities (B, H, T, T)."""
 
 
 class Embedding:
-    """A network whose token embedding is a layer, so that gradients of the inputs can be taken.
+    """Network with a layer for token embeddings, whose gradients can be computed.
 
     Attributes:
-        embedding: The layer that embeds tokens. It is no property, which would hide a submodule of this name.
+        embedding: Layer of the token embeddings. It is not a property, which would hide a submodule of this name.
     """
 
     embedding: nn.Embedding

@@ -1,4 +1,4 @@
-"""Causal multi-head attention, which calls the hooks of any positional strategy."""
+"""Causal multi-head attention that calls the hooks of a positional strategy."""
 
 from dataclasses import dataclass, replace
 
@@ -9,25 +9,25 @@ from kerple.attention.spec import Modified
 from kerple.base.errors import UserError
 from kerple.model.architecture import Architecture
 from kerple.model.cache import LayerCache
-from kerple.model.first_tokens import FirstTokens, check_distances, keeps_apart
+from kerple.model.first_tokens import FirstTokens, check_distances, is_separable
 from kerple.positions import Position, QueryKeyBlock, Shape, TokenPositions
 from kerple.positions.visibility import EVERYTHING, Visibility
 
 
 @dataclass(frozen=True)
 class PositionContext:
-    """What a strategy contributes to one forward pass. It is computed once and used by all layers of the strategy.
+    """Contribution of a strategy to one forward pass. It is computed once for all layers with the strategy.
 
     Args:
-        at: Positions of all tokens, including those in the cache.
-        queries: Positions of the queries, the last of them.
+        positions: Positions of all tokens, including tokens in the cache.
+        queries: Positions of the queries, which are the last tokens.
         table: `Position.bias` at all distances, (H, T) fp32, or None.
         weight: `Position.score_scale` at all distances, (H, T) fp32, or None.
         attention: Option for the implementation of attention, see `kerple.attention.backend`.
-        first: The first tokens, if their scores are computed apart from those of other keys.
+        first: First tokens, if their scores are computed separately.
     """
 
-    at: TokenPositions
+    positions: TokenPositions
     queries: TokenPositions
     table: Tensor | None
     weight: Tensor | None
@@ -36,7 +36,7 @@ class PositionContext:
 
 
 class SelfAttention(nn.Module):
-    """Attention with H heads of queries and G heads of keys and values; query head h uses key head h // (H / G).
+    """Attention with H query heads and G heads of keys and values; query head h uses key head h // (H / G).
 
     Args:
         shape: Width D and number of heads H.
@@ -79,14 +79,13 @@ class SelfAttention(nn.Module):
     def prepare(
         self, x: Tensor, position: Position, context: PositionContext, cache: LayerCache | None = None
     ) -> tuple[Tensor, Tensor, Tensor, AttentionSpec]:
-        """Arguments of `kerple.attention.attend`: q, k, v after the strategy's hooks, and what it changes."""
+        """Return the arguments of `kerple.attention.attend`: q, k, v after the hooks of the strategy, and the spec."""
         q, k, v = self.split(self.qkv(x))
         q, k = _normalised(self.q_norm, q), _normalised(self.k_norm, k)
-        at = context.queries
-        state = position.token_state(x, at, None if cache is None else cache.state)
+        state = position.token_state(x, context.queries, None if cache is None else cache.state)
         first = context.first
         more_keys = None if first is None else first.scores_and_values(position, q, k, v, state, cache)
-        q, k = position.transform_qk(q, k, state, at)
+        q, k = position.transform_qk(q, k, state, context.queries)
         if cache is not None:
             k, v, state = cache.append(k, v, state)
         spec = spec_of(position, context, q, v, state)
@@ -94,33 +93,34 @@ class SelfAttention(nn.Module):
 
 
 def _normalised(norm: nn.Module, x: Tensor) -> Tensor:
-    """Queries or keys (B, H, T, δ), each head of which is normalised, or all heads together."""
+    """Normalise queries or keys (B, H, T, δ), each head separately or all heads together."""
     if not isinstance(norm, nn.RMSNorm):
         return x
-    wide = x.to(norm.weight.dtype)  # autocast does not know RMSNorm: in the dtype of its weights, fp32
+    precise = x.to(norm.weight.dtype)  # in the dtype of the weights, because autocast ignores RMSNorm
     if norm.normalized_shape[0] == x.shape[-1]:
-        return norm(wide).to(x.dtype)
-    return norm(wide.transpose(1, 2).flatten(2)).to(x.dtype).unflatten(-1, (x.shape[1], -1)).transpose(1, 2)
+        return norm(precise).to(x.dtype)
+    return norm(precise.transpose(1, 2).flatten(2)).to(x.dtype).unflatten(-1, (x.shape[1], -1)).transpose(1, 2)
 
 
 def spec_of(position: Position, context: PositionContext, q: Tensor, v: Tensor, state: Tensor | None) -> AttentionSpec:
-    """What a strategy changes in the attention of one layer.
+    """Return the modifications of attention in one layer by a strategy.
 
     Args:
         position: The strategy.
-        context: What it contributes to this forward pass.
+        context: Contribution of the strategy to this forward pass.
         q: Queries (B, H, Tq, δ') after `Position.transform_qk`.
         v: Values (B, G, Tk, δ).
         state: `Position.token_state` of the keys, (B, H, Tk, c), or None.
     """
-    keys = context.at[-v.shape[2] :]
+    keys = context.positions[-v.shape[2] :]
+    visibility = context.positions.visibility
 
     def block_of(rows: slice, columns: slice, seen: Tensor) -> QueryKeyBlock:
         return QueryKeyBlock(keys[rows], keys[columns], seen, None if state is None else state[:, :, columns])
 
     def modify_scores(s: Tensor, q: Tensor, k: Tensor, rows: slice, columns: slice, seen: Tensor) -> Modified:
         block = block_of(rows, columns, seen)
-        if not keys.contiguous:  # else attention has applied their tables
+        if not keys.contiguous:  # for contiguous keys, attention has applied the tables
             if position.uses("score_scale"):
                 s = s * block.evaluate(position.score_scale)
             if position.uses("bias"):
@@ -130,15 +130,15 @@ def spec_of(position: Position, context: PositionContext, q: Tensor, v: Tensor, 
     def add_to_output(p: Tensor, v: Tensor, rows: slice, columns: slice, seen: Tensor) -> Tensor:
         return position.add_to_output(p, v, block_of(rows, columns, seen))
 
-    gathers = not keys.contiguous and (position.uses("bias") or position.uses("score_scale"))
+    pairwise = not keys.contiguous and (position.uses("bias") or position.uses("score_scale"))
     return AttentionSpec(
         v.shape[-1] ** -0.5,
         context.table,
         context.weight,
-        context.at.visibility.window,
-        context.at.visibility.first,
+        visibility.window,
+        visibility.first,
         position.sink_logit(q, context.queries),
-        modify_scores if gathers or position.uses("modify_scores") else None,
+        modify_scores if pairwise or position.uses("modify_scores") else None,
         add_to_output if position.uses("add_to_output") else None,
         neighbor_window=position.neighbor_window,
     )
@@ -146,30 +146,32 @@ def spec_of(position: Position, context: PositionContext, q: Tensor, v: Tensor, 
 
 def prepare_context(
     position: Position,
-    at: TokenPositions,
+    positions: TokenPositions,
     tokens: Tensor,
     visibility: Visibility = EVERYTHING,
     attention: AttentionOption = "auto",
     cached: int | None = None,
 ) -> PositionContext:
-    """Compute what a strategy contributes to a forward pass.
+    """Compute the contribution of a strategy to a forward pass.
 
     Args:
         position: The strategy.
-        at: Positions of all tokens.
-        tokens: All tokens (B, T), including those in the cache.
-        visibility: The keys that a query sees. A narrower window of the strategy takes precedence.
+        positions: Positions of all tokens.
+        tokens: All tokens (B, T), including tokens in the cache.
+        visibility: Keys that a query sees. A narrower window of the strategy takes precedence.
         attention: Option for the implementation of attention.
-        cached: Number of tokens in the cache, which are no queries; None if there is no cache.
+        cached: Number of tokens in the cache, which are not queries; None without a cache.
 
     Raises:
-        UserError: If scores of the strategy cannot have the distances of ``visibility``.
+        UserError: If the scores of the strategy do not allow the distances of ``visibility``.
     """
-    at = replace(position.remap_positions(at, tokens), visibility=visibility.within(position.window))
-    check_distances(position, at.visibility)
-    apart = keeps_apart(position, at.visibility) and (cached is not None or at.visibility.distances != "true")
-    first = FirstTokens.of(position, at, cached) if apart else None
-    if not at.contiguous:
-        return PositionContext(at, at[cached:], None, None, attention, first)
-    distance = at.rows.float()
-    return PositionContext(at, at[cached:], position.bias(distance), position.score_scale(distance), attention, first)
+    visibility = visibility.within(position.window)
+    positions = replace(position.remap_positions(positions, tokens), visibility=visibility)
+    check_distances(position, visibility)
+    separate = is_separable(position, visibility) and (cached is not None or visibility.distances != "true")
+    first = FirstTokens.of(position, positions, cached) if separate else None
+    queries, bias, score_scale = positions[cached:], None, None
+    if positions.contiguous:
+        distance = positions.rows.float()
+        bias, score_scale = position.bias(distance), position.score_scale(distance)
+    return PositionContext(positions, queries, bias, score_scale, attention, first)

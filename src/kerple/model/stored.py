@@ -1,4 +1,4 @@
-"""A stored model as options and weights, and their transfer to a `Transformer`, which may have another strategy."""
+"""`StoredModel`: options and weights of a stored model, and their transfer to a `Transformer`."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -22,12 +22,12 @@ NETWORK_OPTIONS = ("position", "layers", "dim", "heads", *(field.name for field 
 
 @dataclass(frozen=True)
 class StoredModel:
-    """A published model in terms of our own `Transformer`.
+    """Options and weights of a stored model, as a `Transformer` of this project expects them.
 
     Args:
-        model: Options of `LanguageModel`: sizes, architecture, position, the training length as ``length``
-            and the rows of the embedding as ``vocabulary``.
-        weights: Weights by their names in our Transformer, including those of the positional strategy.
+        model: Options of `LanguageModel`: sizes, architecture, position, the training length as ``length`` and the
+            number of rows of the embedding as ``vocabulary``.
+        weights: Weights by their names in `Transformer`, including those of the positional strategy.
     """
 
     model: dict[str, Any]
@@ -35,22 +35,22 @@ class StoredModel:
 
 
 def read_checkpoint(path: str, classes: Classes) -> StoredModel:
-    """Read a checkpoint that `fit` has written, as options and weights.
+    """Read the options and weights from a checkpoint of `fit`.
 
     Raises:
-        UserError: If the checkpoint holds no model.
+        UserError: If the checkpoint contains no model.
     """
     model = classes.config(path)["model"]
     content = load(path)
     try:
         state = content["state_dict"].items()
         weights = {n.removeprefix("network."): w for n, w in state if n.startswith("network.")}
-        if odd := [name for name, value in weights.items() if not isinstance(value, Tensor)]:
-            raise TypeError(f"{odd[0]} is no tensor")
+        if invalid := [name for name, value in weights.items() if not isinstance(value, Tensor)]:
+            raise TypeError(f"{invalid[0]} is not a tensor")
         length, rows = int(content["hyper_parameters"]["length"]), len(weights["embedding.weight"])
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise not_a_checkpoint(path, error) from error
-    options = {key: value for key, value in model.items() if key in NETWORK_OPTIONS}  # not those of training
+    options = {key: value for key, value in model.items() if key in NETWORK_OPTIONS}  # without options of training
     return StoredModel({**options, "length": length, "vocabulary": rows}, weights)
 
 
@@ -59,12 +59,12 @@ def transformer(
     position: Callable[[Shape], Position] | None = None,
     remote: Iterable[type[Position]] = (),
 ) -> Transformer:
-    """Build the network that the options of `StoredModel.model` describe, or the same with another strategy.
+    """Build a network from the options of `StoredModel.model`, optionally with another strategy.
 
     Args:
         model: The options.
-        position: Builder of another strategy; None for the model's own.
-        remote: Classes that the options may name besides those of this project.
+        position: Function that builds another strategy from the shape; None for the strategy in ``model``.
+        remote: Classes that the options may name in addition to those of this project.
 
     Raises:
         UserError: If the options contradict each other.
@@ -78,10 +78,10 @@ def transformer(
 def build_strategy(
     config: Mapping[str, Any] | str, remote: Iterable[type[Position]] = ()
 ) -> Callable[[Shape], Position]:
-    """The function that builds a strategy, from a class_path and init_args.
+    """Return the function that builds a strategy from the shape, given a class_path and init_args.
 
     Raises:
-        UserError: If the class is neither a strategy of this project nor one of ``remote``.
+        UserError: If the class is neither a strategy of this project nor in ``remote``.
     """
     safe = Classes([*positions.strategies().values(), *remote]).instance(config, "position")
     parser = ArgumentParser(exit_on_error=False)
@@ -91,7 +91,7 @@ def build_strategy(
 
 @dataclass(frozen=True)
 class Account:
-    """What became of a model's weights: how many numbers were carried over, are new, and were left behind, by name."""
+    """Result of a transfer of weights: numbers of entries that were copied, are new, and were not copied, by name."""
 
     carried: dict[str, int]
     new: dict[str, int]
@@ -109,14 +109,14 @@ class Account:
 def fill(network: Transformer, source: StoredModel) -> Account:
     """Copy weights into a network.
 
-    All weights must fit, except those of the strategy: they are copied if its class is the same, else the network keeps
-    its own. Further rows of the network's embedding are kept too.
+    Weights of the strategy are copied only if its class is the same. All other weights must have the same shape, but
+    the network's embedding may have more rows, which keep their values.
 
     Returns:
-        What became of each weight.
+        Numbers of copied, new and uncopied entries.
 
     Raises:
-        UserError: If a weight does not fit. The network is then unchanged.
+        UserError: If the shape of a weight differs. The network is then unchanged.
     """
     position = source.model["position"]
     class_path = position if isinstance(position, str) else position["class_path"]
@@ -128,13 +128,13 @@ def fill(network: Transformer, source: StoredModel) -> Account:
         if name.startswith("positions.") and (stored is None or not same_strategy):
             continue
         if stored is None or not _fits(name, stored, value):
-            shape = "is not there" if stored is None else f"is {tuple(stored.shape)}"
-            advice = "leave the options that change it out"
+            shape = "nothing" if stored is None else f"shape {tuple(stored.shape)}"
+            advice = "remove the options that change its shape"
             if name.startswith("positions."):
-                advice = f"set data.length to {source.model['length']}, or exchange the strategy"
+                advice = f"set data.length to {source.model['length']}, or use another strategy"
             elif name in VOCABULARY_ROWS and stored is not None:
                 advice = f"set data.vocabulary to {len(stored)}"
-            raise UserError(f"weights: {name} {shape}, the model's {tuple(value.shape)}; {advice}")
+            raise UserError(f"weights: got {shape} for {name}, expected {tuple(value.shape)}; {advice}")
         carried[name] = stored
     with torch.no_grad():
         for name, stored in carried.items():
@@ -146,7 +146,7 @@ def fill(network: Transformer, source: StoredModel) -> Account:
 
 
 def _once(weights: Weights) -> Weights:
-    """The weights, without the second name of a matrix that is both embedding and head."""
+    """Return the weights with one name for each tensor, because embedding and head may share a matrix."""
     first = {weight.data_ptr(): name for name, weight in reversed(weights.items())}
     return {name: weight for name, weight in weights.items() if first[weight.data_ptr()] == name}
 

@@ -1,4 +1,4 @@
-"""`Transformer`: the decoder with embedding, blocks, norm and head, which works with any positional strategy."""
+"""`Transformer`: a decoder with any positional strategy."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,13 +24,13 @@ from kerple.positions.visibility import EVERYTHING, Visibility
 if TYPE_CHECKING:
     from kerple.positions.modules import Modules
 
-GRAPHS = 64  # largest number of graphs of a compiled block: one for each length, window and mode
+GRAPHS = 64  # largest number of graphs of a compiled block, one per length, window and mode
 
 
 class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInside, Embedding):
     """Pre-norm decoder with any positional strategy (Chi et al. 2022, arXiv 2205.09921, section 5).
 
-    Weights are drawn from N(0, init²), and those of layers that write into the residual stream from
+    Weights are initialised from N(0, init²), and weights of layers that write into the residual stream from
     N(0, init² / (2 · layers)). Biases start at 0. Strategies initialise their own parameters.
 
     Args:
@@ -38,7 +38,7 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
         layers: Number of blocks.
         vocabulary: Number of token ids V, including padding.
         position: Function that builds a strategy from the shape. It is called once if all layers share the strategy,
-            else once per layer.
+            and otherwise once per layer.
         **options: Options of `kerple.model.architecture.Architecture`.
 
     Raises:
@@ -56,7 +56,7 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
         self.shape, self.training_length = shape, shape.length
         self.embedding_scale, self.logit_cap = architecture.embedding_scale, architecture.logit_cap
         self.attention = architecture.attention
-        # first, because DDP sends gradients from the last parameter to the first, and a shared strategy's comes last
+        # first module, because DDP expects gradients of the first parameters last, as those of a shared strategy are
         self.positions = cast("Modules[Position]", nn.ModuleList())
         self.embedding = nn.Embedding(vocabulary, shape.dim)
         self.dropout = nn.Dropout(architecture.dropout)
@@ -71,9 +71,9 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
         self.positions.extend(_strategies(position, replace(shape, layers=layers), architecture.per_layer))
         self.name = type(self.positions[0]).__name__
         self.bos: int | None = None
-        """Token that is read before every input and seen by every query, or None; lengths do not count it."""
+        """Token that is added before every input, and that every query sees; None for none. Lengths exclude it."""
         self.places: Callable[[Tensor], Tensor] | None = None
-        """Function from tokens (B, T) to the task's places (B, T) int64 of `TokenPositions.places`, or None."""
+        """Function from tokens (B, T) to `TokenPositions.places` (B, T) int64, or None."""
 
     def _initialise(self, std: float) -> None:
         for module in self.modules():
@@ -93,20 +93,20 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
         cache: Cache | None = None,
         last: int | None = None,
     ) -> Tensor:
-        """Logits of the next token after each token.
+        """Return the logits of the next token after each token.
 
         Args:
             tokens: (B, T) int64.
-            visibility: The keys that a query sees in every layer; with a cache, that of the cache.
-            offset: Added to every position.
-            cache: A cache of `new_cache`. The tokens follow those in the cache, and are added to it.
+            visibility: Keys that a query sees in every layer. With a cache, it must equal that of the cache.
+            offset: Number added to every position.
+            cache: Cache from `new_cache`. The tokens follow the tokens in the cache, and are added to it.
             last: Number of last tokens whose logits are returned; None for all.
 
         Returns:
             (B, T, V), or (B, last, V), in the precision of the head.
 
         Raises:
-            UserError: If the cache was made for another visibility, or the strategy cannot reach a position.
+            UserError: If the cache has another visibility, or the strategy cannot represent a position.
         """
         x = self.features(tokens, visibility, offset, cache)  # (B, T, D)
         return capped(self.head(x if last is None else x[:, -last:]), self.logit_cap)
@@ -114,9 +114,9 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
     def features(
         self, tokens: Tensor, visibility: Visibility = EVERYTHING, offset: int | Tensor = 0, cache: Cache | None = None
     ) -> Tensor:
-        """Input of the head, (B, T, D); the arguments are those of `forward`."""
+        """Return the input of the head, (B, T, D); the arguments are those of `forward`."""
         if cache is not None and cache.visibility != visibility:
-            raise UserError(f"visibility: got {visibility}, but the cache has {cache.visibility}; make another")
+            raise UserError(f"visibility: got {visibility}, but the cache has {cache.visibility}; create another cache")
         cached = None if cache is None else cache.length
         begins = self.bos is not None and not cached
         if self.bos is not None:
@@ -129,37 +129,35 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
             if p.max_length is not None and end > p.max_length:
                 raise UserError(
                     f"position: got {end - 1}, but {type(p).__name__} ends at {p.max_length - 1}: its "
-                    f"max_length is {p.max_length}; read less, or with Learned choose beyond: clamp or interpolate"
+                    f"max_length is {p.max_length}; use shorter inputs, or with Learned beyond: clamp or interpolate"
                 )
-        read = tokens if cache is None else cache.append(tokens)  # (B, length)
-        line = at = TokenPositions.line(length, 0 if isinstance(offset, Tensor) else offset, tokens.device)
+        all_tokens = tokens if cache is None else cache.append(tokens)  # (B, length)
+        line = positions = TokenPositions.line(length, 0 if isinstance(offset, Tensor) else offset, tokens.device)
         if self.places is not None:
-            line = at = replace(line, places=self.places(read))
+            line = positions = replace(line, places=self.places(all_tokens))
         if isinstance(offset, Tensor):
-            at = replace(line, ids=line.ids + F.pad(offset, (int(begins), 0)), contiguous=False)
-        contexts = [
-            prepare_context(p, at if p.window is None else line, read, visibility, self.attention, cached)
-            for p in self.positions
-        ]
+            positions = replace(line, ids=line.ids + F.pad(offset, (int(begins), 0)), contiguous=False)
+        arguments = all_tokens, visibility, self.attention, cached
+        contexts = [prepare_context(p, positions if p.window is None else line, *arguments) for p in self.positions]
         x = self.embedding(tokens)  # (B, T, D)
         x = self.embedding_norm(x if self.embedding_scale == 1 else x * self.embedding_scale)
         x = self.dropout(self.positions[0].embed(x, contexts[0].queries))
         for i, block in enumerate(self.blocks):
             strategy = min(i, len(self.positions) - 1)
-            run = self.run_block if cache is None else run_block  # compiled, every token would be another length
+            run = self.run_block if cache is None else run_block  # compiled blocks need a graph for each length
             x = run(block, x, self.positions[strategy], contexts[strategy], None if cache is None else cache.layers[i])
         return self.norm(x[:, int(begins) :])  # without BOS
 
     def losses(
         self, tokens: Tensor, last: int | None = None, visibility: Visibility = EVERYTHING, offset: int | Tensor = 0
     ) -> Tensor:
-        """Negative log-likelihood of each target in nats, without holding all logits at once.
+        """Return the negative log-likelihood of each target in nats, without all logits in memory at once.
 
         Args:
             tokens: (B, T + 1) int64: T inputs and, shifted by one, their T targets.
             last: Number of last targets whose losses are returned; None for all.
-            visibility: The keys that a query sees in every layer.
-            offset: Added to every position; or for each input, see `kerple.model.network.Offset`.
+            visibility: Keys that a query sees in every layer.
+            offset: Number added to every position, or one number per input token (see `kerple.model.network.Offset`).
 
         Returns:
             (B, T), or (B, last), fp32, or fp64 in an fp64 network.
@@ -171,21 +169,21 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
         return losses.unflatten(0, targets.shape)  # (B, T)
 
     def compile(self, **options: Any) -> None:
-        """Compile the blocks and the loss of a chunk of rows, for each length that occurs.
+        """Compile the blocks and the loss, once for each length.
 
-        All blocks of a kind share one graph. So compiling takes no longer for a deeper network, and gradients of a
-        block are sent to other devices while those of the blocks before it are computed. Calls with a cache are not
-        compiled, because every token would be another length.
+        All blocks share one graph. Therefore the time of compilation does not depend on the depth, and the gradients of
+        a block are sent to other devices during the backward pass of earlier blocks. Calls with a cache are not
+        compiled, because each token changes the length.
 
         Args:
             **options: Options of torch.compile.
         """
         config = torch._dynamo.config
-        # there is a graph for each length of training, validation and test, times protocols; beyond its limit, 8 by
-        # default, torch would run without compiling, and not say so
+        # there is a graph for each length and protocol of training, validation and test; after its limit, 8 by default,
+        # torch would run uncompiled without a warning
         config.recompile_limit = max(config.recompile_limit, GRAPHS)
         config.fail_on_recompile_limit_hit = True
-        config.optimize_ddp = False  # it would cut a block's graph into buckets, and does not support FlexAttention
+        config.optimize_ddp = False  # it splits the graph of a block, and does not support FlexAttention
         self.run_block = torch.compile(run_block, **{"dynamic": False, **options})
         self.row_losses = torch.compile(row_losses, **options)
 
@@ -199,7 +197,7 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
         def visit_text(layer: int, probabilities: Tensor) -> None:
             visit(layer, probabilities[:, :, text, text])
 
-        compiled, self.run_block = self.run_block, run_block  # a compiled graph would not call hooks
+        compiled, self.run_block = self.run_block, run_block  # compiled graphs do not call hooks
         try:
             with visit_probabilities([block.attention for block in self.blocks], visit_text):
                 self.features(tokens)
@@ -213,14 +211,14 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
 
     @property
     def prefix_consistent(self) -> bool:
-        """Whether the logits of a prefix are the prefix of the logits, so that keys in a cache stay right."""
+        """Whether the logits of a prefix are the prefix of the logits, so that a cache is possible."""
         return all(p.prefix_consistent for p in self.positions)
 
     def new_cache(self, visibility: Visibility = EVERYTHING) -> Cache:
-        """Make an empty cache for `forward`. Each layer keeps as many tokens as its queries may see.
+        """Create an empty cache for `forward`. Each layer keeps the tokens that its queries may see.
 
         Args:
-            visibility: The keys that a query sees in the calls with this cache.
+            visibility: Keys that a query sees in calls with this cache.
         """
         strategies = [self.positions[min(i, len(self.positions) - 1)] for i in range(len(self.blocks))]
         seen = visibility if self.bos is None else visibility.after_bos()
@@ -235,14 +233,14 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
 def run_block(
     block: Block, x: Tensor, position: Position, context: PositionContext, cache: LayerCache | None = None
 ) -> Tensor:
-    """Run a block, (B, T, D) -> (B, T, D): what `Transformer.compile` compiles, with weights as arguments."""
+    """Apply a block, (B, T, D) -> (B, T, D). `Transformer.compile` compiles this function."""
     return block(x, position, context, cache)
 
 
 def _strategies(build: Callable[[Shape], Position], shape: Shape, per_layer: bool | None) -> list[Position]:
-    """Build one strategy per layer, or one for all; their parameters are fp32, also if the default dtype is bf16."""
-    usual = torch.get_default_dtype()
-    torch.set_default_dtype(torch.promote_types(usual, torch.float32))  # with bf16-true the default is bf16
+    """Build one strategy per layer, or one for all layers, with parameters in fp32 or better."""
+    default_dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.promote_types(default_dtype, torch.float32))  # the default of bf16-true is bf16
     try:
         first = build(shape)
         per_layer = first.per_layer if per_layer is None else per_layer
@@ -250,4 +248,4 @@ def _strategies(build: Callable[[Shape], Position], shape: Shape, per_layer: boo
             raise UserError(f"per_layer: got false, expected true for {type(first).__name__}, whose layers differ")
         return [first, *(build(replace(shape, layer=i)) for i in range(1, shape.layers) if per_layer)]
     finally:
-        torch.set_default_dtype(usual)
+        torch.set_default_dtype(default_dtype)

@@ -1,4 +1,4 @@
-"""Positional strategies: every module below this one is imported, so a new file is enough to add a name."""
+"""Positional strategies. All modules of this package are imported, so that a strategy is added by adding a file."""
 
 import inspect
 from collections.abc import Callable
@@ -17,7 +17,7 @@ def _strategies_by_name() -> dict[str, type[Position]]:
     modules = [import_module(module.name) for module in walk_packages(__path__, f"{__name__}.")]
     classes = {value for module in modules for value in vars(module).values() if inspect.isclass(value)}
     by_name = {c.__name__: c for c in classes if issubclass(c, Position) and not inspect.isabstract(c)}
-    return dict(sorted(by_name.items()))  # in one order, whatever the hashes of the classes are
+    return dict(sorted(by_name.items()))  # the order of a set changes between processes
 
 
 _BY_NAME = _strategies_by_name()
@@ -30,12 +30,12 @@ def __getattr__(name: str) -> type[Position]:
 
 
 def names() -> list[str]:
-    """Names of all strategies, sorted: what `--model.position` accepts."""
+    """Return the names of all strategies, sorted. `--model.position` accepts these names."""
     return list(_BY_NAME)
 
 
 def strategies() -> dict[str, type[Position]]:
-    """All strategies by name."""
+    """Return all strategies by name."""
     return dict(_BY_NAME)
 
 
@@ -45,9 +45,9 @@ def build(name: str, *, dim: int, heads: int, length: int, **options: Any) -> Po
     Args:
         name: One of `names()`.
         dim: Width D of the model.
-        heads: Attention heads H; must divide ``dim``.
+        heads: Number of attention heads H; must divide ``dim``.
         length: Training length in tokens.
-        **options: The strategy's own options.
+        **options: Options of the strategy.
 
     Raises:
         UserError: If there is no such strategy, or a number is out of range.

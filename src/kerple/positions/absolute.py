@@ -1,4 +1,4 @@
-"""`NoPE`, `Sinusoidal` and `Learned`: strategies that add nothing, or a vector per position, to token embeddings."""
+"""`NoPE`, `Sinusoidal` and `Learned`: strategies that add one vector per position to token embeddings, or none."""
 
 from typing import Literal
 
@@ -13,7 +13,7 @@ from kerple.positions.token_positions import TokenPositions, readable
 
 
 class NoPE(Position):
-    """No positional information but the causal mask (Haviv et al. 2022, arXiv 2203.16634; Kazemnejad et al. 2023,
+    """No positional information except the causal mask (Haviv et al. 2022, arXiv 2203.16634; Kazemnejad et al. 2023,
     arXiv 2305.19466).
 
     Parameters: `0`. Cost: none.
@@ -29,21 +29,22 @@ class NoPE(Position):
 
 
 class Sinusoidal(Position):
-    """Fixed waves added to the embeddings (Vaswani et al. 2017, arXiv 1706.03762, section 3.5).
+    """Sines and cosines of the position, added to the embeddings (Vaswani et al. 2017, arXiv 1706.03762, section 3.5).
 
-    ``x_t + P[t]``, ``P[t, 2i] = sin(t / base^(2i/D))``, ``P[t, 2i+1] = cos(t / base^(2i/D))``. The divisor is D/2
-    frequencies, not the D/2 - 1 of tensor2tensor and of what was ported from it.
+    ``x_t + P[t]``, ``P[t, 2i] = sin(t / base^(2i/D))``, ``P[t, 2i+1] = cos(t / base^(2i/D))``. The exponents are
+    multiples of 2/D as in the paper. tensor2tensor divides by D/2 - 1 instead of D/2.
 
-    Parameters: `0`. Cost: one (T, D) table a forward.
+    Parameters: `0`. Cost: one (T, D) table per forward pass.
 
     Args:
         shape: Sizes of the model; its width D must be even.
-        base: The longest wavelength is 2π times this.
-        scaled: Multiply the embeddings by √D first, as section 3.4 of the paper does. Without it, as in GPT-NeoX and
-            so in KERPLE's tables, waves of amplitude 1 drown embeddings that start at N(0, 0.02).
+        base: Base of the frequencies; the longest wavelength is about 2π times as large.
+        scaled: Whether the embeddings are multiplied by √D first, as in section 3.4 of the paper. GPT-NeoX and the
+            tables of the KERPLE paper do not scale them. Waves of amplitude 1 are then much larger than embeddings
+            drawn from N(0, 0.02²).
 
     Raises:
-        UserError: If D is odd or the base not above 1.
+        UserError: If D is odd, or the base is not above 1.
     """
 
     def __init__(self, shape: Shape, base: float = 10000.0, scaled: bool = False) -> None:
@@ -61,19 +62,18 @@ class Sinusoidal(Position):
 class Learned(Position):
     """One learned vector per position, added to the embeddings: ``x_t + P[t]`` (Radford et al. 2019, GPT-2).
 
-    P starts as N(0, 0.02). It has L rows, the training length; what happens past them is the option ``beyond``:
-    ``error`` refuses, ``clamp`` gives every later position the last row, ``interpolate`` squeezes the positions of an
-    input that is too long into 0..L-1 and mixes neighbouring rows (then the logits of a prefix are not the prefix of
-    the logits).
+    P is initialised from N(0, 0.02²). It has one row for each of the L positions of training.
 
-    Parameters: `L * D`. Cost: one (T, D) look-up a forward.
+    Parameters: `L * D`. Cost: one (T, D) look-up per forward pass.
 
     Args:
         shape: Sizes of the model.
-        beyond: What to do with positions of L and more.
+        beyond: Treatment of positions of L and more. ``error`` raises. ``clamp`` uses the last row. ``interpolate``
+            scales the positions of a longer input to 0..L-1 and interpolates between rows. Then the logits of a prefix
+            are not the prefix of the logits.
 
     Raises:
-        UserError: If ``beyond`` is none of these, or, with ``error``, a position is L or more.
+        UserError: If a position is L or more, and ``beyond`` is ``error``.
     """
 
     def __init__(self, shape: Shape, beyond: Literal["error", "clamp", "interpolate"] = "error") -> None:
@@ -83,7 +83,7 @@ class Learned(Position):
         self.max_length = self.rows if beyond == "error" else None
         self.prefix_consistent = beyond != "interpolate"
         rows = torch.empty(self.rows, shape.dim, dtype=torch.float32).normal_(std=0.02)
-        # `embed` is called for the first layer's strategy alone
+        # `embed` is called only for the strategy of the first layer
         self.table = nn.Parameter(rows) if shape.layer == 0 else None
 
     def embed(self, x: Tensor, positions: TokenPositions) -> Tensor:

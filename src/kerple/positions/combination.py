@@ -1,4 +1,4 @@
-"""`check_combination`: which strategies `Combined` cannot combine."""
+"""`check_combination`: the check of the parts of `Combined`."""
 
 from collections.abc import Sequence
 
@@ -12,32 +12,32 @@ from kerple.positions.shaw import Shaw
 from kerple.positions.transformer_xl import TransformerXL
 from kerple.positions.xpos import XPos
 
-OF_ONE_WIDTH = (CoPE, PaTH, PoPE, RoPE, Shaw, TransformerXL, XPos)
-"""Strategies that work with queries and keys of δ numbers, not with those of PoPE and `SelfExtend`, which have 2δ."""
+SINGLE_WIDTH = (CoPE, PaTH, PoPE, RoPE, Shaw, TransformerXL, XPos)
+"""Strategies that need queries and keys of width δ. PoPE and `SelfExtend` change the width to 2δ."""
 
 
 def check_combination(parts: Sequence[Position]) -> None:
-    """Raise a UserError if there are no strategies, or if one of them would lose its effect beside another.
+    """Raise a UserError if there are no strategies, or if one strategy cancels the effect of another.
 
-    PaTH replaces the scores, and with them what other strategies did to them; PoPE and `SelfExtend` make queries and
-    keys twice as wide.
+    PaTH replaces the scores, including the effects of other strategies on them. PoPE and `SelfExtend` double the width
+    of queries and keys.
     """
     if not parts:
         raise UserError("Combined: parts: got none, expected at least one strategy")
     for i, part in enumerate(parts):
-        if _holds(part, PaTH):
+        if _contains(part, PaTH):
             lost = [p for p in parts if p.uses("bias") or p.uses("score_scale")]
             lost += [p for p in parts[:i] if p.uses("modify_scores")]
-            _refuse(lost, "beside PaTH, whose scores would be without its own; leave one out, or put PaTH first")
-        if _holds(part, PoPE) or part.neighbor_window is not None:
+            _refuse(lost, "with PaTH, which replaces the scores; leave one out, or put PaTH first")
+        if _contains(part, PoPE) or part.neighbor_window is not None:
             others = [*parts[:i], *parts[i + 1 :]]
-            narrow = [p for p in others if _holds(p, *OF_ONE_WIDTH)]
-            wide = "PoPE" if _holds(part, PoPE) else type(part).__name__
-            _refuse(narrow, f"beside {wide}, which makes queries and keys twice as wide as it expects; leave one out")
+            narrow = [p for p in others if _contains(p, *SINGLE_WIDTH)]
+            wide = "PoPE" if _contains(part, PoPE) else type(part).__name__
+            _refuse(narrow, f"with {wide}, which doubles the width of queries and keys; leave one out")
 
 
-def _holds(part: Position, *kinds: type[Position]) -> bool:
-    """Whether a strategy, or one that it wraps or combines, is of one of these classes."""
+def _contains(part: Position, *kinds: type[Position]) -> bool:
+    """Whether a strategy, or a strategy inside it, is an instance of one of these classes."""
     return any(isinstance(inner, kinds) for inner in part.modules())
 
 

@@ -1,4 +1,4 @@
-"""`Combined`: several strategies at once."""
+"""`Combined`: a combination of several strategies."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,19 +19,18 @@ from kerple.positions.token_positions import AttentionWeights, QueryKeyBlock, To
 class Combined(Position):
     """Combines strategies: biases and additions to the output are summed, score scales are multiplied.
 
-    `remap_positions`, `embed`, `transform_qk`, `modify_scores` and `transform_output` of the parts are applied one
-    after the other, in their order. Several sinks are one whose logit is the logarithm of the sum of their
-    exponentials.
+    `remap_positions`, `embed`, `transform_qk`, `modify_scores` and `transform_output` of the parts are applied in the
+    order of the parts. The logits of several sinks are merged by their log-sum-exp.
 
-    Parameters: `0` of its own, those of the parts; one set per layer if one of the parts has that.
-    Cost: that of the parts; one that needs explicit scores takes all of them there.
+    Parameters: `0`, and those of the parts; one set per layer if one of the parts has this default.
+    Cost: that of the parts. If one part needs explicit scores, all parts use them.
 
     Args:
         shape: Sizes of the model.
-        parts: Builders of the strategies, given the shape.
+        parts: Functions that build the strategies from the shape.
 
     Raises:
-        UserError: If there are none, or one of them would lose its effect beside another (`check_combination`).
+        UserError: If there are no parts, or one part cancels the effect of another (`check_combination`).
     """
 
     def __init__(self, shape: Shape, parts: Sequence[Callable[[Shape], Position]] = (SSMax, KerpleLog)) -> None:
@@ -49,7 +48,7 @@ class Combined(Position):
         self.neighbor_window = next((p.neighbor_window for p in self.parts if p.neighbor_window is not None), None)
         self.test_only = any(p.test_only for p in self.parts)
         self.max_length = min((p.max_length for p in self.parts if p.max_length is not None), default=None)
-        self._widths = [0] * len(self.parts)  # of each part's token_state, (B, H, T, width)
+        self._widths = [0] * len(self.parts)  # last dimension of the token_state of each part
 
     def uses(self, hook: str) -> bool:
         return any(p.uses(hook) for p in self.parts)
@@ -97,7 +96,7 @@ class Combined(Position):
             if part.uses("modify_scores"):
                 if isinstance(result, AttentionWeights):
                     raise UserError(
-                        "Combined: parts: got one that modifies scores after one that gives weights; swap them"
+                        "Combined: parts: got a strategy that modifies scores after one that returns weights; swap them"
                     )
                 scores = part.modify_scores(result.masked_fill(~block.seen, 0), q, k, replace(block, state=state))
                 result, sink = scores if isinstance(scores, tuple) else (scores, None)
@@ -106,7 +105,7 @@ class Combined(Position):
         if isinstance(result, Tensor):
             return result if sink is None else (result, sink)
         if sink is not None or self.uses("sink_logit"):
-            raise UserError("Combined: parts: got a sink and a strategy that gives weights, expected one of them")
+            raise UserError("Combined: parts: got a sink and a strategy that returns weights; leave one out")
         return result
 
     def add_to_output(self, p: Tensor, v: Tensor, block: QueryKeyBlock) -> Tensor:

@@ -1,4 +1,4 @@
-"""`Constrained`: a module whose parameters have ranges, and stay in fp32 in any precision."""
+"""`Constrained`: a module whose parameters have ranges and stay in fp32."""
 
 from collections.abc import Callable
 from typing import Any, Self
@@ -9,17 +9,17 @@ from torch import Tensor, nn
 from kerple.base.errors import UserError
 
 Start = float | list[float] | None
-"""Starting value of a parameter: one number for all heads, one per head, or None for a random start."""
+"""Initial value of a parameter: one number for all heads, a list with one per head, or None for random values."""
 
 HUGE = 1e6
-"""Upper end of a range without one: large enough not to matter, small enough that no table overflows fp32."""
+"""Default upper bound of a range. It is so small that no table overflows fp32."""
 
 
 class Constrained(nn.Module):
-    """A module whose parameters live in fp32 and are projected into their ranges by `constrain_`.
+    """Module whose parameters are fp32 and are projected into their ranges by `constrain_`.
 
-    ``module.bfloat16()`` and Lightning's ``bf16-true`` leave it in fp32: a strategy has few numbers, and bf16 would
-    merge distances above 256. ``module.double()`` works.
+    ``module.bfloat16()`` and Lightning's ``bf16-true`` leave it in fp32, because bf16 cannot distinguish all distances
+    above 256. ``module.double()`` converts it.
     """
 
     def __init__(self) -> None:
@@ -39,27 +39,27 @@ class Constrained(nn.Module):
         """Register the parameter ``name`` (size,) fp32, kept in [minimum, maximum] by `constrain_`.
 
         Args:
-            name: Attribute and name in the checkpoint.
-            size: Number of entries, one per head as a rule.
-            start: Starting value of all entries, or one per entry; None draws them.
-            between: Uniform range to draw from.
-            minimum: Smallest value allowed.
-            maximum: Largest value allowed.
+            name: Name of the attribute, also in the checkpoint.
+            size: Number of entries, usually the number of heads.
+            start: Initial value of all entries, or one value per entry; None draws random values.
+            between: Range of the uniform random values.
+            minimum: Smallest allowed value.
+            maximum: Largest allowed value.
 
         Raises:
-            UserError: If the range is empty, a starting value is outside it, or there are neither 1 nor ``size`` of
-                them.
+            UserError: If ``between`` is empty, an initial value is not allowed, or a list of values has another length
+                than ``size``.
         """
         parameter = torch.empty(size, dtype=torch.float32)
         if start is None:
             if not between[0] < between[1]:
-                raise UserError(f"{name}: got a range from {between[0]:g} to {between[1]:g}, expected the larger last")
+                raise UserError(f"{name}: got a range from {between[0]:g} to {between[1]:g}; swap the bounds")
             parameter.uniform_(*between).clamp_(minimum, maximum)
         else:
             values = [float(start)] * size if isinstance(start, int | float) else start
             if len(values) != size:
                 raise UserError(f"{name}: got {len(values)} starting values, expected 1 or {size} (one per head)")
-            if not all(minimum <= v <= maximum for v in values):  # not: min(values) < minimum, which NaN passes
+            if not all(minimum <= v <= maximum for v in values):  # true also for NaN
                 raise UserError(f"{name}: got a start of {start}, expected numbers from {minimum:g} to {maximum:g}")
             parameter.copy_(torch.tensor(values, dtype=torch.float32))
         self.register_parameter(name, nn.Parameter(parameter))
@@ -67,15 +67,15 @@ class Constrained(nn.Module):
 
     @torch.no_grad()
     def constrain_(self) -> None:
-        """Call `clamp_` of this module and of all inside it, after each optimiser step."""
+        """Call `clamp_` of this module and of all modules inside it. Called after each optimiser step."""
         for module in self.modules():
             if isinstance(module, Constrained):
                 module.clamp_()
 
     def clamp_(self) -> None:
-        """Project the parameters of this module, without those of its children, into their ranges, in place.
+        """Project the parameters of this module, without its children, into their ranges, in place.
 
-        NaN stays NaN, so that a run stops where it arises instead of going on with the lower bound.
+        NaN stays NaN, so that the run stops instead of continuing with the lower bound.
         """
         for name, (minimum, maximum) in self.ranges.items():
             getattr(self, name).clamp_(minimum, maximum)

@@ -1,4 +1,4 @@
-"""`CoPE`: positions counted in tokens that matter to the query."""
+"""`CoPE`: contextual positions, which count the tokens that a query attends to."""
 
 import torch
 from torch import Tensor, nn
@@ -9,18 +9,17 @@ from kerple.positions.token_positions import QueryKeyBlock
 
 
 class CoPE(Position):
-    """Positions counted in tokens that matter to the query: ``q·e[p_mn]`` (Golovneva et al. 2024, arXiv 2405.18719,
-    section 4).
+    """Contextual positions, counted by gates: ``q·e[p_mn]`` (Golovneva et al. 2024, arXiv 2405.18719, section 4).
 
-    ``p_mn = Σ_{n <= l <= m} σ(q_m·k_l / √δ)``, at most rows - 1; between whole numbers e is interpolated. As in the
-    published code q·e is not divided by √δ, and e starts at 0.
+    ``p_mn = Σ_{n <= l <= m} σ(q_m·k_l / √δ)``, at most rows - 1. The vectors e are interpolated between integers. As
+    in the published code q·e is not divided by √δ, and e is initialised to 0.
 
-    Parameters: `rows * δ`, shared by heads, one set per layer unless said otherwise.
-    Cost: the scores once more, a running sum of them, and a look-up in rows products per query.
+    Parameters: `rows * δ`, shared by heads, one set per layer by default.
+    Cost: explicit scores, a cumulative sum of them, and a look-up among ``rows`` products per query.
 
     Args:
         shape: Sizes of the model.
-        rows: Number of vectors; further counts share the last.
+        rows: Number of vectors; larger counts use the last vector.
 
     Raises:
         UserError: If there are fewer than 2 rows.

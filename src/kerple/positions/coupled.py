@@ -1,4 +1,4 @@
-"""`Coupled` and `Abacus`: positions that a task defines, the same for digits of one significance in any numbers."""
+"""`Coupled` and `Abacus`: positions that a task defines; digits of equal significance share one position."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -13,20 +13,20 @@ from kerple.positions.products import precise
 from kerple.positions.token_positions import TokenPositions, readable
 from kerple.positions.wrapper import Resampled
 
-GOLDEN = (5**0.5 - 1) / 2  # its multiples, modulo 1, are spread evenly between 0 and 1
+GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, are spread evenly between 0 and 1
 
 
 class Placed(Resampled):
-    """Adds a learned vector for the place that the task gives a token, and nothing to a token without one.
+    """Adds a learned vector for the place that the task assigns to a token. Tokens without a place get no vector.
 
-    In training all places of a sequence are shifted by the same number, so that every row of the table is trained
-    however short the problems are. The number is a fraction of the rows that the table has after the largest place. The
-    fraction is a function of the seed, the number of optimiser steps and the tokens of the sequence; how a batch is
-    divided between devices, or by accumulation, does not change it. In evaluation there is no shift.
+    In training all places of a sequence are shifted by the same number, so that short problems train every row of the
+    table. The shift is a fraction of the number of rows after the largest place. The fraction is a function of the
+    seed, the number of optimiser steps and the tokens of the sequence. It does not depend on the division of a batch
+    between devices, or by accumulation. In evaluation there is no shift.
 
-    `kerple.training.language_model` passes the task's places to the network, and refuses data without them. Where a
-    network is used without a task, the place of a token is its position, modulo the number of rows. `Coupled` explains
-    the options.
+    `kerple.training.language_model` passes the task's places to the network, and raises for data without places. In a
+    network without a task, the place of a token is its position modulo the number of rows. `Coupled` describes the
+    options.
     """
 
     shift_fraction: Tensor
@@ -51,9 +51,9 @@ class Placed(Resampled):
         self.shift_invariant = False
         self.rows = rows
         table = torch.empty(rows, shape.dim, dtype=torch.float32)
-        # places far apart never occur together in training; rows at right angles are distinct from the start
+        # distant places never occur together in training, and orthogonal rows are distinct from the start
         table = nn.init.orthogonal_(table) * size if rows <= shape.dim else table.normal_(std=size * shape.dim**-0.5)
-        # `embed` is called for the first layer's strategy alone
+        # `embed` is called only for the strategy of the first layer
         self.table = nn.Parameter(table, requires_grad=learned) if shape.layer == 0 else None
         self.register_buffer("shift_fraction", torch.zeros((), dtype=torch.float64))
         self.draw_()
@@ -62,7 +62,7 @@ class Placed(Resampled):
         positions = self.position.remap_positions(positions, tokens)
         places = positions.ids % (self.rows - 1) + 1 if positions.places is None else positions.places  # ((B,) T)
         largest = places.amax(-1, keepdim=True)
-        # a test may have larger places than training, and an index beyond the table ends the process on a GPU
+        # tests may have larger places than training, and an index outside the table ends the process on a GPU
         if readable(places, wait=not self.training):
             self.require(
                 int(largest.max()) < self.rows,
@@ -71,7 +71,7 @@ class Placed(Resampled):
                 f"{int(largest.max()) + 1} or more, as a token has place {int(largest.max())}; or read less",
             )
         if self.training:
-            # tokens without a place are left out, padding among them, whose number depends on the batch
+            # tokens without a place, such as padding, are left out, because the padding depends on the batch
             tokens = tokens * (places > 0)  # (B, T)
             number = (tokens * torch.arange(1, tokens.shape[1] + 1, device=tokens.device)).sum(-1, keepdim=True)
             fraction = (self.shift_fraction + number * GOLDEN).frac()  # (B, 1) fp64
@@ -94,21 +94,22 @@ class Coupled(Placed):
     """Position coupling: tokens that belong together in the task have the same place (Cho et al. 2024, arXiv
     2405.20671).
 
-    Parameters: `rows * D` of its own, and those of ``position``.
-    Cost: one (B, T, D) look-up a forward.
+    Parameters: `rows * D`, and those of ``position``.
+    Cost: one (B, T, D) look-up per forward pass.
 
     Args:
         shape: Sizes of the model.
-        position: Builder of the strategy beside it; the paper has none.
-        rows: Rows of the table; places end below it.
-        seed: Chooses the shifts in training.
-        size: Length of a row before training. An embedding has that of the model's init times √D, about 1; with rows of
-            several times that, places far apart that never meet in training are distinct, too. Up to D rows start at
-            right angles, more of them as normal numbers.
-        learned: Whether the rows are trained, as in the paper. Rows that stay as they are keep their right angles.
+        position: Function that builds a second strategy from the shape; the paper has none.
+        rows: Number of rows of the table; places must be smaller.
+        seed: Seed of the shifts in training.
+        size: Norm of a row before training. The norm of a token embedding is the model's init times √D, about 1. Rows
+            with a larger norm keep distant places distinct that never occur together in training. Up to D rows are
+            initialised orthogonally, more rows from a normal distribution.
+        learned: Whether the rows are trained, as in the paper. Rows that are not trained stay orthogonal.
 
     Raises:
-        UserError: If the table has no two rows, the size is not positive, or, in a forward, a place is beyond it.
+        UserError: If ``rows`` is below 2, the size is not positive, or, in a forward pass, a place is outside the
+            table.
     """
 
     scheme = "coupled"
@@ -117,10 +118,10 @@ class Coupled(Placed):
 class Abacus(Placed):
     """Abacus embeddings: the i-th digit of every number has place i (McLeish et al. 2024, arXiv 2405.17399).
 
-    Parameters: `rows * D` of its own, and those of ``position``.
-    Cost: one (B, T, D) look-up a forward.
+    Parameters: `rows * D`, and those of ``position``.
+    Cost: one (B, T, D) look-up per forward pass.
 
-    The options are those of `Coupled`; as ``position`` the paper has FIRE or NoPE.
+    The options are those of `Coupled`. The paper uses FIRE or NoPE as ``position``.
     """
 
     scheme = "abacus"

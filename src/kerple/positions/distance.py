@@ -1,4 +1,4 @@
-"""`ALiBi` and `Sandwich`, which add a function of distance and head to the scores: one (H, T) table."""
+"""`ALiBi` and `Sandwich`: attention biases that are fixed functions of distance and head."""
 
 import math
 
@@ -12,15 +12,14 @@ from kerple.positions.base import Position, Shape
 class ALiBi(Position):
     """Linear penalty on distance: ``-slope_h · d`` (Press et al. 2022, arXiv 2108.12409, section 3).
 
-    Slopes are 2^(-8h/H), h = 1..H. For a head count that is not a power of two they are those of the power of two
-    below it, then every second slope of twice that power: the published code's rule, which several re-implementations
-    miss.
+    Slopes are 2^(-8h/H), h = 1..H. If H is not a power of two, they are the slopes of the next smaller power of two,
+    followed by every second slope of twice that power, as in the published code.
 
-    Parameters: `H * learnable`, shared by all layers. Cost: one (H, T) table a forward.
+    Parameters: `H * learnable`, shared by all layers. Cost: one (H, T) table per forward pass.
 
     Args:
         shape: Sizes of the model.
-        learnable: Train the slopes; `constrain_` keeps them at 0 or above.
+        learnable: Whether the slopes are trained. They stay non-negative.
     """
 
     shift_invariant = True
@@ -39,20 +38,20 @@ class ALiBi(Position):
 
 
 def alibi_slopes(heads: int) -> list[float]:
-    """ALiBi's slope of each head, steepest first within each of the two groups."""
-    below = 2 ** math.floor(math.log2(heads))
-    slopes = [2 ** (-8 * (i + 1) / below) for i in range(below)]
-    between = [2 ** (-8 * (i + 1) / (2 * below)) for i in range(0, 2 * (heads - below), 2)]
-    return slopes + between
+    """Return the ALiBi slope of each head."""
+    power = 2 ** math.floor(math.log2(heads))
+    slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
+    further_slopes = [2 ** (-8 * (i + 1) / (2 * power)) for i in range(0, 2 * (heads - power), 2)]
+    return slopes + further_slopes
 
 
 class Sandwich(Position):
-    """What remains of the sinusoid when only its position-position product is kept (Chi et al. 2022, arXiv
-    2212.10356, section 4).
+    """Inner product of two sinusoidal position embeddings, as a bias by distance (Chi et al. 2022, arXiv 2212.10356,
+    section 4).
 
     ``H / (8h) · Σ_i cos(d / 10000^(2i/size))``, i = 0..size/2-1, h = 1..H.
 
-    Parameters: `0`. Cost: one (H, T) table a forward.
+    Parameters: `0`. Cost: one (H, T) table per forward pass.
 
     Args:
         shape: Sizes of the model.

@@ -1,4 +1,4 @@
-"""`FIRE`: a bias that a small network computes from the distance relative to the position."""
+"""`FIRE`: an attention bias that a small network computes from the distance relative to the query's position."""
 
 from typing import Any
 
@@ -13,17 +13,18 @@ from kerple.positions.token_positions import QueryKeyBlock, heads_after_batch
 class FIRE(Position):
     """``MLP(ψ(d) / ψ(max(L, m)))``, ``ψ(x) = log(c·x + 1)`` (Li et al. 2024, arXiv 2310.04418, section 3.3).
 
-    The MLP is 1 - hidden - H with ReLU; c starts at 0.1. c >= 0.001 and L >= 1 are kept by `constrain_`. The bias
-    depends on the position m of the query too once m > L: the logits move with an offset.
+    The MLP has one input, ``hidden`` ReLU units and H outputs. c starts at 0.1. `constrain_` keeps c >= 0.001 and
+    L >= 1. For m > L the bias also depends on the position m of the query, so that an offset changes the logits.
 
-    Parameters: `2 * hidden + hidden * H + H + 2`, one set per layer unless said otherwise.
-    Cost: the network is a piecewise linear function of one number, so each score costs a search among its ``hidden``
-    knots and two look-ups; evaluated layer by layer it would hold ``hidden`` numbers for each score.
+    Parameters: `2 * hidden + hidden * H + H + 2`, one set per layer by default.
+    Cost: explicit scores, and for each of them a search among ``hidden`` knots and two look-ups, because the MLP is a
+    piecewise linear function of one number.
 
     Args:
         shape: Sizes of the model.
         hidden: Width of the MLP.
-        threshold: Start of L in tokens; None is a quarter of the training length, as the paper's 512 for 2048.
+        threshold: Initial value of L in tokens; None is a quarter of the training length, as in the paper (512 of
+            2048).
 
     Raises:
         UserError: If a number is not positive.
@@ -39,7 +40,7 @@ class FIRE(Position):
         self.threshold = max(shape.positions / 4, 1.0) if threshold is None else threshold
         self.require(self.threshold >= 1, "threshold", threshold, "1 token or more; the paper uses 512")
         self.learn("c", 1, 0.1, minimum=1e-3)
-        self.learn("threshold_scale", 1, 1.0, minimum=1 / self.threshold)  # of order 1, so that an optimiser moves it
+        self.learn("threshold_scale", 1, 1.0, minimum=1 / self.threshold)  # of order 1, as optimisers expect
         first, second = nn.Linear(1, hidden, dtype=torch.float32), nn.Linear(hidden, shape.heads, dtype=torch.float32)
         self.mlp = nn.Sequential(first, nn.ReLU(), second)
 
@@ -52,7 +53,7 @@ class FIRE(Position):
         return s + heads_after_batch(slope[:, piece] * x + intercept[:, piece])
 
     def _pieces(self) -> tuple[Tensor, Tensor, Tensor]:
-        # the MLP on [0, 1] as slopes and intercepts (H, hidden + 1) of the pieces between its sorted knots (hidden,)
+        # slopes and intercepts (H, hidden + 1) of the MLP on [0, 1] between its sorted knots (hidden,)
         first: Any = self.mlp[0]
         second: Any = self.mlp[2]
         w, b = first.weight[:, 0], first.bias  # (hidden,)

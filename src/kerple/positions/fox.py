@@ -1,4 +1,4 @@
-"""`FoX`: forget gates, which depend on the tokens between query and key."""
+"""`FoX`: forget gates of the tokens between query and key."""
 
 import torch
 from torch import Tensor, nn
@@ -13,14 +13,14 @@ from kerple.positions.token_positions import QueryKeyBlock, TokenPositions
 class FoX(Position):
     """Forget gates: ``Σ_{n < l <= m} log σ(w_h·x_l + b_h)`` (Lin et al. 2025, arXiv 2503.02130, section 3.1).
 
-    x_l is what the block's queries are made from. w starts as N(0, 0.02).
+    x_l is the token after the block's norm. w is initialised from N(0, 0.02²).
 
-    Parameters: `H * D + H`, one set per layer unless said otherwise.
-    Cost: one running sum over the keys, and one difference of it per score.
+    Parameters: `H * D + H`, one set per layer by default.
+    Cost: explicit scores, one cumulative sum over the keys, and one subtraction per score.
 
     Args:
         shape: Sizes of the model.
-        start: Initial value of b; the larger it is, the more is remembered at first.
+        start: Initial value of b. A larger value forgets less at the start of training.
     """
 
     shift_invariant = True
@@ -34,13 +34,13 @@ class FoX(Position):
 
     def token_state(self, x: Tensor, positions: TokenPositions, past: Tensor | None) -> Tensor:
         gates = F.logsigmoid(product(x, self.gates.weight.T) + self.gates.bias).mT  # (B, H, T)
-        sums = gates.to(exact(x.device)).cumsum(-1)[..., None]  # (B, H, T, 1) fp64: differences are what counts
+        sums = gates.to(exact(x.device)).cumsum(-1)[..., None]  # (B, H, T, 1) fp64, because only differences matter
         return sums if past is None else sums + past[:, :, -1:]
 
     def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> Tensor:
         assert block.state is not None, "FoX's scores need the state of the keys"
         sums, queries = block.state[..., 0], len(block.queries.rows)  # (B, H, Tk)
-        # sums are counted from the first query, so that rounding to fp32 is smallest for the keys near to it
+        # sums relative to the first query, so that rounding to fp32 is smallest for nearby keys
         sums = (sums - sums[..., -queries, None].detach()).to(s.dtype)
-        # not a difference of all pairs, for which the backward pass would write one more (B, H, Tq, Tk)
+        # a difference of all pairs would make the backward pass write another (B, H, Tq, Tk) tensor
         return s + (sums[..., -queries:, None] + -sums[..., None, :])  # (B, H, Tq, Tk)

@@ -1,4 +1,4 @@
-"""Sums and multiples of kernels of distance, and the checks of what KERPLE's paper asks of a kernel.
+"""`KernelSum`: sums of kernels of distance, and the check that a kernel is conditionally positive definite.
 
 A kernel k(d), d = |m - n|, is conditionally positive definite (CPD) if Σ c_m c_n k(|m - n|) >= 0 whenever Σ c_m = 0.
 Sums and non-negative multiples of CPD kernels are CPD (Chi et al. 2022, arXiv 2205.09921, section 3).
@@ -19,21 +19,22 @@ Kernel = Callable[[Tensor], Tensor | None]
 
 
 class KernelSum(Position):
-    """Bias ``Σ_i factor_i · k_i(d)``, where each k_i is the bias of another strategy: again a kernel as KERPLE's are.
+    """Bias ``Σ_i factor_i · k_i(d)``, where k_i is the bias of strategy i: a conditionally positive definite kernel.
 
-    A score scale by distance joins it in `Combined`, which multiplies score scales and adds biases.
+    Use `Combined` to add a score scale by distance.
 
-    Parameters: `0` of its own, those of the kernels; shared by all layers. Cost: one (H, T) table a forward for each.
+    Parameters: `0`, and those of the kernels; shared by all layers.
+    Cost: one (H, T) table per forward pass for each kernel.
 
     Args:
         shape: Sizes of the model.
-        kernels: Builders of strategies that are a bias by distance and nothing else, such as KerpleLog or one of
-            your own.
-        factors: A number of 0 or more for each kernel; None is 1 for all.
+        kernels: Functions that build strategies from the shape. Each strategy must be only a bias by distance, such as
+            KerpleLog or a class of your project.
+        factors: A non-negative number for each kernel; None for 1.
 
     Raises:
-        UserError: If a kernel is no bias by distance, a factor is negative, there are not as many factors as kernels,
-            or the sum is not conditionally positive definite at the distances 0 to 63 as it starts.
+        UserError: If a kernel is not only a bias by distance, a factor is negative, the numbers of factors and kernels
+            differ, or the initial sum is not conditionally positive definite at distances 0 to 63.
     """
 
     shift_invariant = True
@@ -54,7 +55,7 @@ class KernelSum(Position):
             raise UserError(f"KernelSum: factors: got {factors}, expected {len(names)} numbers of 0 or more")
         points = torch.arange(64.0)
         if not points.is_meta and not is_conditionally_positive_definite(self.bias, points):
-            raise UserError(f"KernelSum: kernels: got {names}, expected conditionally positive definite ones")
+            raise UserError(f"KernelSum: kernels: got {names}, expected conditionally positive definite kernels")
 
     def bias(self, distance: Tensor) -> Tensor:
         tables = [cast(Tensor, kernel.bias(distance)) for kernel in self.kernels]
@@ -63,12 +64,12 @@ class KernelSum(Position):
 
 @torch.no_grad()
 def is_conditionally_positive_definite(kernel: Kernel, points: Tensor, tolerance: float = 1e-9) -> bool:
-    """Whether a kernel is CPD on these points: whether the doubly centred Gram matrix has no negative eigenvalue.
+    """Whether a kernel is CPD on these points: the doubly centred Gram matrix has no negative eigenvalue.
 
     Args:
-        kernel: Is called with distances in fp64; all of its H heads must pass.
-        points: (N,) or (N, dimensions), computed in fp64.
-        tolerance: How far below zero an eigenvalue may be, relative to the largest magnitude in the matrices.
+        kernel: Function of distances in fp64; all of its H heads are tested.
+        points: (N,) or (N, dimensions).
+        tolerance: Largest magnitude of a negative eigenvalue, relative to the largest magnitude in the matrices.
     """
     points = points.detach().double().reshape(len(points), -1)  # (N, dimensions)
     distance = (points[:, None] - points).norm(dim=-1)  # (N, N)

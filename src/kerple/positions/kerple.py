@@ -1,13 +1,13 @@
 """KERPLE: the eight kernels of distance of its paper (Chi et al. 2022, arXiv 2205.09921), under the paper's names.
 
-Power and log are in section 4, the others in tables 5 and 6. A score is q·k / √δ. A kernel of the distance d is added
-to it, or multiplied with it, after the division by √δ, as in the authors' code; their equation divides the kernel too.
-The constant that makes a conditionally positive definite kernel positive definite is left out, because softmax cancels
-it.
+Power and log are in section 4, the others in tables 5 and 6. A kernel of the distance d is added to the score
+q·k / √δ, or multiplied with it, as in the authors' code. Their equation also divides the kernel by √δ. The constant
+that makes a conditionally positive definite kernel positive definite is omitted, because softmax cancels it.
 
 The parameters r1, r2, … have one number per head, and all layers share them. An option of the same name sets their
-start: one number for all heads, a list of one per head, or None for random numbers between ``floor`` and the end of
-the paper's range. After each optimiser step `constrain_` raises parameters to ``floor`` and lowers exponents to 2.
+initial value: one number for all heads, a list with one number per head, or None for random numbers between ``floor``
+and the upper end of the paper's range. After each optimiser step `constrain_` clamps all parameters to at least
+``floor``, and exponents to at most 2.
 """
 
 from abc import abstractmethod
@@ -20,7 +20,7 @@ from kerple.positions.constrained import Start
 
 
 class KerpleKernel(Position):
-    """Base of the eight kernels: logits do not change with an offset, and parameters have a positive lower bound.
+    """Base class of the eight kernels: shift-invariant, with a positive lower bound of the parameters.
 
     Args:
         floor: Lower bound of the parameters.
@@ -42,9 +42,9 @@ class KerpleKernel(Position):
 
 
 class KerpleLog(KerpleKernel):
-    """Bias ``-r1_h · log(1 + r2_h · d)``, r1, r2 >= floor: the paper's best.
+    """Bias ``-r1_h · log(1 + r2_h · d)``, r1, r2 >= floor: the best kernel of the paper.
 
-    Parameters: `2 * H`, shared by all layers. Cost: one (H, T) table a forward.
+    Parameters: `2 * H`, shared by all layers. Cost: one (H, T) table per forward pass.
 
     Args:
         shape: Sizes of the model.
@@ -68,7 +68,7 @@ class KerpleLog(KerpleKernel):
 class KerplePower(KerpleKernel):
     """Bias ``-r1_h · d^r2_h``, r1, r2 >= floor, r2 <= 2. ALiBi is r2 = 1.
 
-    Parameters: `2 * H`, shared by all layers. Cost: one (H, T) table a forward.
+    Parameters: `2 * H`, shared by all layers. Cost: one (H, T) table per forward pass.
 
     Args:
         shape: Sizes of the model.
@@ -92,7 +92,7 @@ class KerplePower(KerpleKernel):
 class KerpleLog3(KerpleKernel):
     """Bias ``-r1_h · log(1 + r2_h · d^r3_h)``, all >= floor, r3 <= 2 (the paper's 3-para-log).
 
-    Parameters: `3 * H`, shared by all layers. Cost: one (H, T) table a forward.
+    Parameters: `3 * H`, shared by all layers. Cost: one (H, T) table per forward pass.
 
     Args:
         shape: Sizes of the model.
@@ -112,8 +112,8 @@ class KerpleLog3(KerpleKernel):
         self.learn("r3", shape.heads, r3, between=(floor, 2.0), minimum=floor, maximum=2.0)
 
     def bias(self, distance: Tensor) -> Tensor:
-        grown = distance ** self.r3[:, None]  # (H, N)
-        return -self.r1[:, None] * torch.log1p(self.r2[:, None] * grown)  # (H, N)
+        power = distance ** self.r3[:, None]  # (H, N)
+        return -self.r1[:, None] * torch.log1p(self.r2[:, None] * power)  # (H, N)
 
 
 class KerpleBias2(KerpleKernel):
@@ -121,7 +121,7 @@ class KerpleBias2(KerpleKernel):
 
     The bias fades to 0; in the paper, perplexity explodes beyond twice the training length.
 
-    Parameters: `2 * H`, shared by all layers. Cost: one (H, T) table a forward.
+    Parameters: `2 * H`, shared by all layers. Cost: one (H, T) table per forward pass.
 
     Args:
         shape: Sizes of the model.
@@ -147,7 +147,7 @@ class KerpleBias3(KerpleKernel):
 
     The bias fades to 0; in the paper, perplexity explodes beyond twice the training length.
 
-    Parameters: `3 * H`, shared by all layers. Cost: one (H, T) table a forward.
+    Parameters: `3 * H`, shared by all layers. Cost: one (H, T) table per forward pass.
 
     Args:
         shape: Sizes of the model.
@@ -173,7 +173,7 @@ class KerpleBias3(KerpleKernel):
 class KerpleWeight1(KerpleKernel):
     """Weight ``exp(-r1_h · d²)``, r1 >= floor (the paper's 1-para-wht).
 
-    Parameters: `1 * H`, shared by all layers. Cost: explicit scores, and one (H, T) table a forward.
+    Parameters: `1 * H`, shared by all layers. Cost: explicit scores, and one (H, T) table per forward pass.
 
     Args:
         shape: Sizes of the model.
@@ -195,7 +195,7 @@ class KerpleWeight1(KerpleKernel):
 class KerpleWeight2(KerpleKernel):
     """Weight ``exp(-r1_h · d^r2_h)``, r1, r2 >= floor, r2 <= 2 (the paper's 2-para-wht).
 
-    Parameters: `2 * H`, shared by all layers. Cost: explicit scores, and one (H, T) table a forward.
+    Parameters: `2 * H`, shared by all layers. Cost: explicit scores, and one (H, T) table per forward pass.
 
     Args:
         shape: Sizes of the model.
@@ -219,7 +219,7 @@ class KerpleWeight2(KerpleKernel):
 class KerpleBiasWeight(KerpleKernel):
     """Bias ``-r1_h · d^r2_h`` and weight ``exp(-r3_h · d^r4_h)``, all >= floor, r2, r4 <= 2 (the paper's bias+wht).
 
-    Parameters: `4 * H`, shared by all layers. Cost: explicit scores, and two (H, T) tables a forward.
+    Parameters: `4 * H`, shared by all layers. Cost: explicit scores, and two (H, T) tables per forward pass.
 
     Args:
         shape: Sizes of the model.

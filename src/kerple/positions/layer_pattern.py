@@ -12,24 +12,24 @@ from kerple.positions.wrapper import Wrapper
 class LayerPattern(Wrapper):
     """Layer i, counted from 0, has the strategy and the window of kind ``pattern[i mod len(pattern)]``.
 
-    Three local layers with RoPE and a window, then a global one with NoPE, are RNoPE-SWA (Yang et al. 2025, arXiv
-    2501.18795, section 4) and iRoPE (Llama 4). Five local layers and a global one, all with RoPE, of base 10,000 and
-    1,000,000, are Gemma 3 (arXiv 2503.19786). Each layer has an instance of its own.
+    Examples: RNoPE-SWA (Yang et al. 2025, arXiv 2501.18795, section 4) and iRoPE (Llama 4) repeat three local layers
+    with RoPE and a window, and a global layer with NoPE. Gemma 3 (arXiv 2503.19786) repeats five local layers with RoPE
+    of base 10,000, and a global layer with RoPE of base 1,000,000. Each layer has its own instance of the strategy.
 
-    Parameters: `0` of its own, those of the strategies in each layer.
-    Cost: that of the strategies; attention of a layer with a window is O(T · window), and so is its cache.
+    Parameters: `0`, and those of the strategies in each layer.
+    Cost: that of the strategies. Time and cache of a layer with a window are O(T · window) and O(window).
 
     Args:
         shape: Sizes of the model.
-        kinds: Builder of the strategy of each kind of layer, by its name.
-        pattern: Kinds of the first layers, repeated for the layers after them; the last repetition may be cut short.
-            None is each kind once.
-        windows: Number of keys that a query sees in layers of a kind, its own included. Kinds without an entry have no
-            window.
+        kinds: Function that builds the strategy from the shape, for each kind of layer by name.
+        pattern: Kinds of the first layers, repeated for later layers. The last repetition may be incomplete. None is
+            each kind once.
+        windows: Number of keys that a query sees in layers of a kind, including its own key. Kinds without an entry
+            have no window.
 
     Raises:
-        UserError: If the pattern is empty, longer than the number of layers or names an unknown kind, a window is not
-            positive, or a strategy works through the embeddings, which all layers share.
+        UserError: If the pattern is empty, is longer than the number of layers or names an unknown kind, a window is
+            not positive, or a strategy changes the embeddings, which all layers share.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class LayerPattern(Wrapper):
                 raise UserError(f"LayerPattern: {option}: got {unknown[0]}, expected one of {', '.join(kinds)}")
         kind = pattern[shape.layer % len(pattern)]
         super().__init__(kinds[kind](shape))
-        expected = "a strategy that works in attention, not through the embeddings, which all layers share"
+        expected = "a strategy that does not change the embeddings, which all layers share"
         self.require(not self.position.uses("embed"), f"kinds: {kind}", type(self.position).__name__, expected)
         self.per_layer = self.varies_by_layer = True
         if (window := windows.get(kind)) is not None:

@@ -1,4 +1,4 @@
-"""`LearnedRelativeBias`: a bias by distance that each query mixes from a few learned curves."""
+"""`LearnedRelativeBias`: an attention bias by distance that is a linear combination of learned curves."""
 
 import torch
 from torch import Tensor, nn
@@ -13,21 +13,21 @@ from kerple.positions.token_positions import QueryKeyBlock, TokenPositions
 class LearnedRelativeBias(Position):
     """``s_mn + Σ_r (W_h x_m)_r · P[r, d]`` for distances d < extent, else ``s_mn``, as in Inkling.
 
-    Source: Thinking Machines 2026, published code of Inkling and of x-transformers; there is no paper. x_m is what the
-    block's queries are made from. The curves P serve all heads, W has a matrix for each; both start as N(0, 0.02). With
-    ``temperature_length``, as in layers of Inkling that see everything, the sum is multiplied by the factor ``inkling``
-    of `Temperature`.
+    Source: published code of Inkling (Thinking Machines 2026) and of x-transformers; there is no paper. x_m is the
+    token after the block's norm. All heads share the curves P; each head has its own matrix W. Both are initialised
+    from N(0, 0.02²). With ``temperature_length`` the sum is multiplied by the factor ``inkling`` of `Temperature`, as
+    in the global layers of Inkling.
 
-    Parameters: `(D * H + (extent or L)) * (rank or 8)`, one set per layer unless said otherwise.
-    Cost: explicit scores and a second product as large as they are, of width ``rank``; H · rank numbers for each token
-    in a cache.
+    Parameters: `(D * H + (extent or L)) * (rank or 8)`, one set per layer by default.
+    Cost: explicit scores, a second product of width ``rank`` for each of them, and H · rank numbers per token in a
+    cache.
 
     Args:
         shape: Sizes of the model.
-        rank: Number of curves, at most δ; None is the smaller of 8 and δ. Inkling has 16 for heads of 128.
-        extent: Distance from which there is no bias; None is the training length. Inkling has 1024, and the window in
-            layers with one.
-        temperature_length: Number of keys from which the scores grow; None for no temperature. Inkling has 128000.
+        rank: Number of curves, at most δ; None is the smaller of 8 and δ. Inkling has 16, with head dimension 128.
+        extent: Smallest distance without a bias; None is the training length. Inkling uses the window in local layers,
+            and 1024 in global layers.
+        temperature_length: Number of keys above which the scores grow; None for no temperature. Inkling has 128000.
 
     Raises:
         UserError: If a number is out of range.
@@ -41,7 +41,7 @@ class LearnedRelativeBias(Position):
     ) -> None:
         super().__init__()
         rank = min(8, shape.head_dim) if rank is None else rank
-        expected = f"1 to {shape.head_dim}, the dimension of a head"
+        expected = f"1 to {shape.head_dim}, the head dimension"
         self.require(1 <= rank <= shape.head_dim, "rank", rank, expected)
         self.extent, self.heads = shape.length if extent is None else extent, shape.heads
         self.require(self.extent >= 1, "extent", extent, "a distance of 1 or more, or none for the training length")
@@ -62,7 +62,7 @@ class LearnedRelativeBias(Position):
             # only the last keys are within the extent of a query of the block
             near = min(keys, self.extent + queries - 1)
             curves = F.pad(self.curves[:, :near].flip(-1), (near - min(near, self.extent), queries))
-            # a row begins one entry sooner than the row above, so read rows that are one entry shorter
+            # each row must start one entry earlier than the row above, so the rows are read at a pitch one shorter
             products = product(mixture, curves).flatten(-2).narrow(-1, queries - 1, queries * (near + queries - 1))
             bias = products.unflatten(-1, (queries, -1))[..., :near]
             s = torch.cat([s[..., :-near], s[..., -near:] + bias], -1) if near < keys else s + bias

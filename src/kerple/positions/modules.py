@@ -1,4 +1,4 @@
-"""`torch.nn.ModuleList` with the type of its elements, for the type checker alone: torch's own has none."""
+"""`Modules`: `torch.nn.ModuleList` with a type of its elements, only for type checkers."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Generic, TypeVar

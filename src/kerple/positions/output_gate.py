@@ -1,4 +1,4 @@
-"""`OutputGate`: a gate on the output of attention, which lets a head add nothing without a sink."""
+"""`OutputGate`: a gate on the output of attention, with which a head can add nothing."""
 
 import torch
 from torch import Tensor, nn
@@ -11,12 +11,11 @@ class OutputGate(Position):
     """``o · σ(W_g x)``: x is the token after the block's norm, o its attention output before the output projection
     (Qiu et al. 2025, arXiv 2505.06708, section 2.2).
 
-    W_g starts at 0, so that every gate starts at 1/2. The gate says nothing of positions; combine it with a strategy
-    that does by `Combined`. It is computed in the precision of the linear layers.
+    W_g starts at 0, so that every gate starts at 1/2. The gate contains no positions; use `Combined` to add a strategy
+    with positions. It is computed in the precision of the linear layers.
 
-    Parameters: `D * (D if elementwise else H)`, one set per layer unless the model says otherwise.
-    Cost: with a gate for each head next to nothing, elementwise a D × D product for each token; attention keeps its
-    fused kernels.
+    Parameters: `D * (D if elementwise else H)`, one set per layer by default.
+    Cost: a product of each token with a matrix of that size. Attention keeps its fused kernels.
 
     Args:
         shape: Sizes of the model.

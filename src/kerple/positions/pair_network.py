@@ -1,4 +1,4 @@
-"""A small network over the heads at each pair of query and key, computed in pieces that fit the CPU's cache."""
+"""`pair_network`: a small network over the heads for each pair of query and key, computed in pieces."""
 
 import torch
 from torch import Tensor
@@ -6,21 +6,20 @@ from torch.nn import functional as F
 
 from kerple.positions.products import unrounded
 
-HIDDEN = 2**18  # hidden numbers of a piece on a CPU
-MANY = 2**26  # the same elsewhere, where each piece costs some launches
+HIDDEN = 2**18  # number of hidden units of a piece on a CPU, which fit its cache
+HIDDEN_ON_GPU = 2**26  # larger, because each piece costs several kernel launches
 SLOPE = 0.01  # of LeakyReLU
 
 
 @torch.library.custom_op("kerple::pair_network", mutates_args=())
 def pair_network(s: Tensor, b: Tensor, into: Tensor, bias: Tensor, out: Tensor) -> Tensor:
-    """Compute ``out · LeakyReLU(into · [s; b] + bias)`` at each of N pairs, unrounded by autocast and TF32.
+    """Return ``out · LeakyReLU(into · [s; b] + bias)`` for each of N pairs, without autocast and TF32.
 
     It can be differentiated once.
 
-
     Args:
-        s: (B, H, N), fp32 or fp64 with all others.
-        b: (H, N) where a batch shares it, or (B, H, N).
+        s: (B, H, N), fp32 or fp64, which is the dtype of all arguments.
+        b: (H, N) if equal for the whole batch, else (B, H, N).
         into: (hidden, 2H).
         bias: (hidden,).
         out: (H, hidden).
@@ -39,36 +38,36 @@ def pair_network(s: Tensor, b: Tensor, into: Tensor, bias: Tensor, out: Tensor) 
 def pair_network_backward(
     grad: Tensor, s: Tensor, b: Tensor, into: Tensor, bias: Tensor, out: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Compute the gradients of all arguments of `pair_network`."""
-    of_s, of_b = into.chunk(2, -1)  # (hidden, H) each
+    """Return the gradients of all arguments of `pair_network`."""
+    s_weight, b_weight = into.chunk(2, -1)  # (hidden, H) each
     d_s, d_b = torch.empty_like(s), torch.empty_like(b)
-    d_of_s, d_of_b, d_bias, d_out = (torch.zeros_like(x) for x in (of_s, of_b, bias, out))
-    back, into_s = (x.mT.expand(len(s), -1, -1) for x in (out, of_s))
+    d_s_weight, d_b_weight, d_bias, d_out = (torch.zeros_like(x) for x in (s_weight, b_weight, bias, out))
+    out_t, s_weight_t = (x.mT.expand(len(s), -1, -1) for x in (out, s_weight))
     with unrounded(s.device):
         for piece in _pieces(s, len(bias)):
             g, s_, b_ = (x[..., piece] for x in (grad, s, b))
-            hidden = _hidden(s_, b_, into, bias)  # (B, hidden, n), made again
+            hidden = _hidden(s_, b_, into, bias)  # (B, hidden, n), computed again
             d_out += g.bmm(hidden.mT).sum(0)
-            d_hidden = torch.ops.aten.leaky_relu_backward(back.bmm(g), hidden, SLOPE, True)
-            d_s[..., piece] = into_s.bmm(d_hidden)
-            d_of_s += d_hidden.bmm(s_.mT).sum(0)
-            d_biased = d_hidden.sum_to_size(*b.shape[:-2], *d_hidden.shape[1:])  # (…, hidden, n) of the bias' shape
-            d_b[..., piece] = of_b.mT @ d_biased
-            d_of_b += (d_biased @ b_.mT).sum_to_size(of_b.shape)
-            d_bias += d_biased.sum(-1).sum_to_size(bias.shape)
-    return d_s, d_b, torch.cat([d_of_s, d_of_b], -1), d_bias, d_out
+            d_hidden = torch.ops.aten.leaky_relu_backward(out_t.bmm(g), hidden, SLOPE, True)
+            d_s[..., piece] = s_weight_t.bmm(d_hidden)
+            d_s_weight += d_hidden.bmm(s_.mT).sum(0)
+            d_b_hidden = d_hidden.sum_to_size(*b.shape[:-2], *d_hidden.shape[1:])  # ((B,) hidden, n), as b
+            d_b[..., piece] = b_weight.mT @ d_b_hidden
+            d_b_weight += (d_b_hidden @ b_.mT).sum_to_size(b_weight.shape)
+            d_bias += d_b_hidden.sum(-1).sum_to_size(bias.shape)
+    return d_s, d_b, torch.cat([d_s_weight, d_b_weight], -1), d_bias, d_out
 
 
 def _pieces(s: Tensor, hidden: int) -> list[slice]:
-    size = max(1, (HIDDEN if s.device.type == "cpu" else MANY) // (len(s) * hidden))
+    size = max(1, (HIDDEN if s.device.type == "cpu" else HIDDEN_ON_GPU) // (len(s) * hidden))
     return [slice(i, i + size) for i in range(0, s.shape[-1], size)]
 
 
 def _hidden(s: Tensor, b: Tensor, into: Tensor, bias: Tensor) -> Tensor:
-    of_s, of_b = into.chunk(2, -1)
-    of_biases = of_b @ b + bias[:, None]  # (hidden, n), made once for a batch that shares them, or (B, hidden, n)
+    s_weight, b_weight = into.chunk(2, -1)
+    b_hidden = b_weight @ b + bias[:, None]  # ((B,) hidden, n), as b
     size = (len(s), len(bias), s.shape[-1])
-    return F.leaky_relu_(torch.baddbmm(of_biases.expand(size), of_s.expand(len(s), -1, -1), s), SLOPE)
+    return F.leaky_relu_(torch.baddbmm(b_hidden.expand(size), s_weight.expand(len(s), -1, -1), s), SLOPE)
 
 
 @pair_network.register_fake

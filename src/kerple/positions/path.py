@@ -1,4 +1,4 @@
-"""`PaTH`: reflections of queries, which depend on the tokens between query and key."""
+"""`PaTH`: products of Householder-like transformations, one for each token between query and key."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from kerple.positions.base import Position, Shape
 from kerple.positions.products import precise, product
 from kerple.positions.token_positions import QueryKeyBlock, TokenPositions
 
-KEYS_AT_ONCE = 64  # number of keys whose reflections are joined into one matrix
+KEYS_AT_ONCE = 64  # number of keys whose transformations are combined into one matrix
 
 
 class PaTH(Position):
@@ -19,10 +19,10 @@ class PaTH(Position):
 
     w_t is a normalised low-rank projection of the token, and β_t in (0, 2) its gate: H_t keeps the component along w_t
     (β near 0), removes it (1) or reflects it (near 2). The paper also convolves the projection over the last three
-    tokens; that reads up to two tokens beyond a window, and is not done here.
+    tokens. This is omitted here, because it reads up to two tokens outside a window.
 
-    Parameters: `2 * D * rank + H * D + H`, one set per layer unless said otherwise.
-    Cost: explicit scores, of queries and keys that are carried block by block (section 3.3): a few products more.
+    Parameters: `2 * D * rank + H * D + H`, one set per layer by default.
+    Cost: explicit scores, and additional products for each block of keys (section 3.3).
 
     Args:
         shape: Sizes of the model.
@@ -56,34 +56,37 @@ class PaTH(Position):
         new_w, new_k = w[:, :, old:], k[:, :, old:]
         reflected = product(product(q, new_w.mT).tril(), _joined(new_w, beta[:, :, old:]))  # (B, H, Tq, Tq)
         scores = [product(q, new_k.mT) - product(reflected, product(new_w, new_k.mT).tril(-1))]
-        q = q - product(reflected, new_w)  # after all reflections since the first query
+        q = q - product(reflected, new_w)  # after all transformations since the first query
         for stop in range(old, 0, -KEYS_AT_ONCE):
             keys = slice(max(0, stop - KEYS_AT_ONCE), stop)
             w_j, k_j = w[:, :, keys], k[:, :, keys]
             joined = _joined(w_j, beta[:, :, keys])  # (B, H, keys, keys)
-            carried = k_j - product(product(product(k_j, w_j.mT).triu(1), joined.mT), w_j)  # to the end of the block
-            scores.append(product(q, carried.mT))  # (B, H, Tq, keys)
+            # keys after the transformations up to the end of their block
+            moved = k_j - product(product(product(k_j, w_j.mT).triu(1), joined.mT), w_j)
+            scores.append(product(q, moved.mT))  # (B, H, Tq, keys)
             q = q - product(product(product(q, w_j.mT), joined), w_j)
         return torch.cat(scores[::-1], -1) * dim**-0.5
 
 
 def _joined(w: Tensor, beta: Tensor) -> Tensor:
-    """``T = (I + strict lower part of β·w·wᵀ)⁻¹·β`` (…, n, n): n reflections in a row are ``I - wᵀ·T·w``.
+    """Return ``T = (I + strict lower part of β·w·wᵀ)⁻¹·β`` (…, n, n).
+
+    The product of n transformations is ``I - wᵀ·T·w``.
 
     Args:
-        w: (…, n, δ), the directions.
-        beta: (…, n, 1), their gates.
+        w: Directions, (…, n, δ).
+        beta: Gates, (…, n, 1).
     """
     return _Inverse.apply(beta * product(w, w.mT).tril(-1)) * beta.mT
 
 
 class _Inverse(torch.autograd.Function):
-    """(I + lower)⁻¹ for what is 0 on and above the diagonal; torch's own backward would multiply in TF32."""
+    """(I + lower)⁻¹ for a strictly lower triangular matrix. The backward pass of torch would multiply in TF32."""
 
     @staticmethod
     def forward(ctx: Any, lower: Tensor) -> Tensor:
-        one = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device)
-        inverse = torch.linalg.solve_triangular(lower, one.expand_as(lower), upper=False, unitriangular=True)
+        identity = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device)
+        inverse = torch.linalg.solve_triangular(lower, identity.expand_as(lower), upper=False, unitriangular=True)
         ctx.save_for_backward(inverse)
         return inverse
 

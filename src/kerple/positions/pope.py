@@ -16,15 +16,15 @@ class PoPE(Position):
     """``Σ_c softplus(q_c) · softplus(k_c) · cos(d·θ_c + φ_hc) / √δ``, ``θ_c = base^(-c/δ)``, c = 0..δ-1 (Gopalakrishnan
     et al. 2025, arXiv 2509.10534, section 3).
 
-    RoPE turns a pair of numbers, so that what a key says and where it stands come out as one angle; here every number
-    is a magnitude of its own with an angle that the position alone decides. -2π <= φ <= 0 is kept by `constrain_`.
+    In RoPE the angle between a query and a key depends on content and position. In PoPE it depends only on the
+    position, and the content determines magnitudes. `constrain_` keeps -2π <= φ <= 0.
 
     Parameters: `H * δ`, shared by all layers. Cost: queries and keys of twice the width, in fused attention.
 
     Args:
         shape: Sizes of the model.
-        base: The longest wavelength is almost 2π times this.
-        phase: Start of φ, from -2π to 0; None draws from that range.
+        base: Base of the frequencies; the longest wavelength is about 2π times as large.
+        phase: Initial value of φ, from -2π to 0; None draws from this range.
 
     Raises:
         UserError: If a number is out of range.
@@ -37,23 +37,23 @@ class PoPE(Position):
         super().__init__()
         self.require(1 < base < math.inf, "base", base, "a number above 1; the paper uses 10000")
         self.base, self.heads = base, shape.heads
-        turn = 2 * math.pi
-        self.learn("phase", shape.heads * shape.head_dim, phase, between=(-turn, 0.0), minimum=-turn, maximum=0.0)
+        size, minimum = shape.heads * shape.head_dim, -2 * math.pi
+        self.learn("phase", size, phase, between=(minimum, 0.0), minimum=minimum, maximum=0.0)
 
     def transform_qk(
         self, q: Tensor, k: Tensor, state: Tensor | None, positions: TokenPositions
     ) -> tuple[Tensor, Tensor]:
-        of_queries, of_keys = positions.once(self.waves)
-        return _spread(q, of_queries), _spread(k, of_keys)
+        q_waves, k_waves = positions.once(self.waves)
+        return _to_coordinates(q, q_waves), _to_coordinates(k, k_waves)
 
     def waves(self, positions: TokenPositions) -> tuple[Tensor, ...]:
-        """Cosines and sines of the angles of queries, ((B,) H, T, 2δ), and of keys, ((B,) 1, T, 2δ), in fp64."""
+        """Return cosines and sines of the angles of queries, ((B,) H, T, 2δ), and of keys, ((B,) 1, T, 2δ), in fp64."""
         phase = self.phase.unflatten(-1, (self.heads, 1, -1))  # (H, 1, δ)
         angle = angles(positions.ids, 2 * phase.shape[-1], self.base).unsqueeze(-3)  # ((B,) 1, T, δ)
         return tuple(torch.cat([a.cos(), a.sin()], -1) for a in (angle + phase, angle))
 
 
-def _spread(x: Tensor, waves: Tensor) -> Tensor:
-    """Magnitudes softplus(x) (B, ·, T, δ) at the angles of these waves, as coordinates (B, ·, T, 2δ) in x's dtype."""
+def _to_coordinates(x: Tensor, waves: Tensor) -> Tensor:
+    """Return coordinates (B, ·, T, 2δ) of vectors with magnitudes softplus(x) (B, ·, T, δ) and angles of ``waves``."""
     magnitudes = F.softplus(precise(x)).repeat(1, 1, 1, 2)
     return (magnitudes * waves.to(magnitudes.dtype)).to(x.dtype)

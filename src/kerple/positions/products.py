@@ -1,4 +1,4 @@
-"""Products of matrices in full precision, which strategies use so that neither autocast nor TF32 rounds them."""
+"""Products of matrices in full precision, without rounding by autocast or TF32."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,14 +8,14 @@ from torch import Tensor
 
 
 def precise(x: Tensor) -> Tensor:
-    """x in fp32, or unchanged in fp64: what biases, angles and scores are computed in."""
+    """Return x in fp32, or unchanged if it is fp64."""
     return x if x.dtype == torch.float64 else x.float()
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """``a @ b``, (…, m, k) times (…, k, n), in fp32 (fp64 for fp64) whatever autocast and the matmul precision say.
+    """Return ``a @ b``, (…, m, k) times (…, k, n), in fp32 (fp64 for fp64), regardless of autocast and TF32.
 
-    TF32, which ``torch.set_float32_matmul_precision("high")`` switches on, keeps 11 bits of each factor.
+    TF32 rounds each factor to 11 bits. ``torch.set_float32_matmul_precision("high")`` enables it.
     """
     a, b = precise(a), precise(b)
     dtype = torch.promote_types(a.dtype, b.dtype)
@@ -26,7 +26,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 def unrounded(device: torch.device) -> Iterator[None]:
     """Context in which products are computed without autocast and TF32.
 
-    It is for the inside of custom operators: elsewhere a compiled network would leave it out.
+    Use it only inside custom operators, because torch.compile ignores it in other code.
     """
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
@@ -54,10 +54,10 @@ def _save(ctx, inputs, output) -> None:
 
 def _backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
     a, b = ctx.saved_tensors
-    of_a, of_b = ctx.needs_input_grad
+    a_needs_grad, b_needs_grad = ctx.needs_input_grad
     return (
-        _product(grad, b.mT).sum_to_size(a.shape) if of_a else None,
-        _product(a.mT, grad).sum_to_size(b.shape) if of_b else None,
+        _product(grad, b.mT).sum_to_size(a.shape) if a_needs_grad else None,
+        _product(a.mT, grad).sum_to_size(b.shape) if b_needs_grad else None,
     )
 
 

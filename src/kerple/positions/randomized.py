@@ -1,4 +1,4 @@
-"""`RandomizedPositions`: training and tests at random positions from a range as long as the inputs of tests."""
+"""`RandomizedPositions`: random positions from a range that covers the longest input of the tests."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,31 +15,30 @@ from kerple.positions.wrapper import Resampled
 class RandomizedPositions(Resampled):
     """Ordered random positions, in training and in evaluation (Ruoss et al. 2023, arXiv 2305.16843, § 3).
 
-    Token t of an input of T tokens stands at the t-th smallest of T positions drawn without repetition from
-    0..max_positions-1: so training has distances as large as those of a test. In training all inputs of a step share
-    the draw, as in the published code; in evaluation all inputs of one length always have the same positions. Since all
-    positions of an input depend on its length, the logits of a prefix are not the prefix of the logits, and generation
-    has no cache.
+    The positions of an input of T tokens are T numbers drawn without repetition from 0..max_positions-1, and sorted.
+    Training then has distances as large as a test. In training all inputs of a step share the draw, as in the
+    published code. In evaluation all inputs of one length have the same positions. Since positions depend on the length
+    of the input, the logits of a prefix are not the prefix of the logits, and generation uses no cache.
 
-    Parameters: `0` of its own, those of the wrapped strategy.
-    Cost: that of the wrapped strategy; functions of distance are computed for each pair, T × T of them.
+    Parameters: `0`, and those of the wrapped strategy.
+    Cost: that of the wrapped strategy; functions of distance are computed for each of the T × T pairs.
 
     Args:
         shape: Sizes of the model.
-        position: Builder of the wrapped strategy, given the shape with this `Shape.max_positions`.
-        max_positions: Number of positions to draw from, at least the longest input to be tested; None is 32 times the
+        position: Function that builds the wrapped strategy from the shape, whose ``max_positions`` is set.
+        max_positions: Number of positions to draw from, at least the longest input of the tests; None is 32 times the
             training length.
-        seed: Chooses the draws.
+        seed: Seed of the draws.
 
     Raises:
-        UserError: If ``max_positions`` is shorter than the training length, or, in a forward, than the input.
+        UserError: If ``max_positions`` is smaller than the training length, or, in a forward pass, than the input.
     """
 
     drawn: Tensor
-    """The positions of this step in the order of the draw, (L,) int64; an input of T tokens takes the first T."""
+    """Positions of this step in the order of the draw, (L,) int64; an input of T tokens uses the first T."""
 
     fixed: Tensor
-    """The positions in evaluation, the draw of step 0; (max_length,) int64, not in checkpoints."""
+    """Positions in evaluation, the draw of step 0; (max_length,) int64, not stored in checkpoints."""
 
     def __init__(
         self,
@@ -50,10 +49,10 @@ class RandomizedPositions(Resampled):
     ) -> None:
         max_positions = 32 * shape.length if max_positions is None else max_positions
         super().__init__(position(replace(shape, max_positions=max_positions)), seed)
-        expected = f"at least the training length {shape.length}; choose the longest input to be tested"
+        expected = f"at least the training length {shape.length}; set it to the longest input of the tests"
         self.require(max_positions >= shape.length, "max_positions", max_positions, expected)
         self.max_length = max_positions
-        self.shift_invariant, self.prefix_consistent = True, False  # whatever the wrapped strategy is
+        self.shift_invariant, self.prefix_consistent = True, False  # for any wrapped strategy
         self.register_buffer("drawn", torch.zeros(shape.length, dtype=torch.int64))
         self.register_buffer("fixed", torch.zeros(max_positions, dtype=torch.int64), persistent=False)
         self.draw_()

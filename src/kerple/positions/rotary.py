@@ -14,18 +14,17 @@ Layout = Literal["half", "interleaved"]
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
-    """Rotate the first 2·c dimensions of x (B, H, T, δ) by angles, whose cosines and sines are ((B,) T, c) constants.
+    """Rotate the first 2·c dimensions of x (B, H, T, δ); the result has the shape and dtype of x.
 
-    The result has the shape and dtype of x.
-
-    ``half`` pairs dimension i with i + c (GPT-NeoX, Llama), ``interleaved`` 2i with 2i + 1 (the paper, GPT-J).
+    ``cos`` and ``sin`` are the cosines and sines of the angles, ((B,) T, c), and have no gradient. ``half`` pairs
+    dimension i with i + c (GPT-NeoX, Llama), ``interleaved`` pairs 2i with 2i + 1 (the paper, GPT-J).
     """
     cos, sin = (a.to(precise(x).dtype) if a.ndim == 2 else a.to(precise(x).dtype)[:, None] for a in (cos, sin))
     return _Rotation.apply(x, cos, sin, layout)
 
 
 class _Rotation(torch.autograd.Function):
-    """`apply_rotary` in half the time of autograd: the gradient is rotated back."""
+    """Rotation whose backward pass rotates the gradient back, in half the time of autograd."""
 
     @staticmethod
     def forward(ctx, x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
@@ -50,44 +49,44 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
 class RoPE(Position):
     """Rotary embedding: pairs of q and k rotated by ``t · base^(-2i/r)`` (Su et al. 2021, arXiv 2104.09864, § 3.2).
 
-    The first r = rotary_fraction · δ dimensions of each head are rotated; the others and the values are not.
-    Scaling needs no training: set it when a checkpoint is tested past its training length L, with s = ``factor``:
+    The first r = rotary_fraction · δ dimensions of each head are rotated; the other dimensions and the values are not.
+    A scaling extends the context length without training. L is the training length, s is ``factor``:
 
-    - ``pi``: angles divided by s (Chen et al. 2023, arXiv 2306.15595).
-    - ``ntk``: base · s^(r/(r-2)), which keeps the fast angles and divides the slowest by s.
-    - ``dynamic_ntk``: the same with s·T/L - (s - 1) in place of s, for an input that ends at T > L. All angles change
-      with T: the logits of a prefix are not the prefix of the logits, they move with an offset, and keys cached at a
-      shorter T stay at its angles.
-    - ``yarn``: pairs that rotate at most ``beta_slow`` times in L have their angles divided by s. Pairs that rotate
-      more than ``beta_fast`` times keep them. Between the two, a ramp over the pairs mixes both (Peng et al. 2023,
+    - ``pi``: angles are divided by s (Chen et al. 2023, arXiv 2306.15595).
+    - ``ntk``: the base is multiplied by s^(r/(r-2)). The fastest angle stays, and the slowest is divided by s.
+    - ``dynamic_ntk``: ``ntk`` with s·T/L - (s - 1) instead of s, for an input that ends at T > L. All angles change
+      with T. Therefore the logits of a prefix are not the prefix of the logits, and an offset changes the logits.
+      Keys in a cache keep the angles of their own T.
+    - ``yarn``: angles of pairs with at most ``beta_slow`` rotations in L tokens are divided by s. Angles of pairs with
+      more than ``beta_fast`` rotations stay. Between them, a linear ramp over the pairs interpolates (Peng et al. 2023,
       arXiv 2309.00071).
-    - ``llama3``: the same with a ramp over the number of rotations (Grattafiori et al. 2024, arXiv 2407.21783, and the
+    - ``llama3``: ``yarn`` with a ramp over the number of rotations (Grattafiori et al. 2024, arXiv 2407.21783, and the
       published code of Llama 3.1).
-    - ``longrope``: the angle of pair i is divided by entry i of ``short_factors`` up to L tokens, by that of
-      ``long_factors`` for longer inputs (Ding et al. 2024, arXiv 2402.13753). As with ``dynamic_ntk``, all angles
-      change at L.
-    - ``proportional``: r = δ, but pairs from rotary_fraction · δ/2 on have angle 0; the other angles are divided by s,
-      if it is given (p-RoPE, Barbero et al. 2024, arXiv 2410.06205). A model is trained with it.
+    - ``longrope``: the angle of pair i is divided by entry i of ``short_factors`` for inputs of up to L tokens, and by
+      entry i of ``long_factors`` for longer inputs (Ding et al. 2024, arXiv 2402.13753). All angles change at L.
+    - ``proportional``: r = δ, and pairs from rotary_fraction · δ/2 on have angle 0. The other angles are divided by s
+      if it is given (p-RoPE, Barbero et al. 2024, arXiv 2410.06205). Models are trained with this scaling.
 
     Parameters: `0`. Cost: four multiplications per rotated entry of q and k.
 
     Args:
         shape: Sizes of the model; its length is L.
-        base: The longest wavelength is 2π times this.
+        base: Base of the frequencies; the longest wavelength is about 2π times as large.
         rotary_fraction: Fraction of each head that is rotated, in (0, 1].
-        layout: ``half`` pairs i with i + r/2 (GPT-NeoX, Llama), ``interleaved`` 2i with 2i + 1 (the paper, GPT-J). For
-            a model trained from scratch they are the same.
-        scaling: None, or one of the above.
-        factor: s >= 1, how many times L is to be reached. All scalings but ``proportional`` need it.
-        beta_fast: Rotations in L; None is 32 for ``yarn`` and 4 for ``llama3``, as published.
-        beta_slow: Rotations in L.
+        layout: ``half`` pairs i with i + r/2 (GPT-NeoX, Llama), ``interleaved`` pairs 2i with 2i + 1 (the paper,
+            GPT-J). For models trained from scratch the two are equivalent.
+        scaling: None, or one of the scalings above.
+        factor: Scaling factor s >= 1, the ratio of the extended context length to L. Required for all scalings except
+            ``proportional``.
+        beta_fast: Number of rotations in L; None is 32 for ``yarn`` and 4 for ``llama3``, as published.
+        beta_slow: Number of rotations in L.
         attention_factor: Factor of the rotated q and k; None is 0.1·ln s + 1 for ``yarn``, √(1 + ln s / ln L) for
             ``longrope``, else 1.
         short_factors: The r/2 divisors of ``longrope`` for inputs of up to L tokens.
-        long_factors: Those for longer inputs.
-        mistake: A mistake of public code that is made on purpose, to measure what it costs; None for none. ``bf16``
-            rounds positions, frequencies and their products, as in a model that is cast to bf16 as a whole: above 256,
-            several positions become one.
+        long_factors: The r/2 divisors of ``longrope`` for longer inputs.
+        mistake: Known mistake of public code that is reproduced to measure its effect; None for none. ``bf16`` rounds
+            positions, frequencies and their products, as in a model that is converted to bf16. Positions above 256 are
+            then no longer distinct.
 
     Raises:
         UserError: If an option is out of range, r is not an even number of dimensions, or a list of divisors does not
@@ -115,14 +114,14 @@ class RoPE(Position):
         rotated = rotary_dim(self, shape, base, rotary_fraction)
         dim = shape.head_dim if scaling == "proportional" else rotated
         factor = 1.0 if factor is None and scaling in (None, "proportional") else factor
-        expected = f"a number of 1 or more with scaling {scaling}: how many times the training length to reach"
+        expected = f"a number of 1 or more with scaling {scaling}, the context length over the training length"
         self.require(factor is not None and factor >= 1, "factor", factor, expected)
-        expected = "another such as pi or yarn, as it needs 4 or more rotated dimensions in a head"
+        expected = "4 or more rotated dimensions per head with this scaling; use pi or yarn"
         self.require(rotated > 2 or scaling not in ("ntk", "dynamic_ntk"), "scaling", scaling, expected)
         beta_fast = (4.0 if scaling == "llama3" else 32.0) if beta_fast is None else beta_fast
         expected = "0 < beta_slow < beta_fast, such as 1 and 32"
         self.require(0 < beta_slow < beta_fast, "beta_slow, beta_fast", f"{beta_slow}, {beta_fast}", expected)
-        expected = f"{dim // 2} positive numbers, one for each rotated pair, with scaling longrope, else none"
+        expected = f"{dim // 2} positive numbers, one per rotated pair, with scaling longrope; none with other scalings"
         for name, divisors in (("short_factors", short_factors), ("long_factors", long_factors)):
             fits = (divisors is not None) == (scaling == "longrope")
             fits = fits and (divisors is None or (len(divisors) == dim // 2 and min(divisors) > 0))
@@ -133,12 +132,12 @@ class RoPE(Position):
             base,
             shape.positions,
             scaling,
-            factor or 1.0,
-            beta_fast,
-            beta_slow,
-            rotated,
-            short_factors,
-            long_factors,
+            factor=factor or 1.0,
+            beta_fast=beta_fast,
+            beta_slow=beta_slow,
+            rotated=rotated,
+            short_factors=short_factors,
+            long_factors=long_factors,
         )
         self.attention_factor = self.frequencies.attention_factor if attention_factor is None else attention_factor
         self.prefix_consistent = scaling not in ("dynamic_ntk", "longrope")
@@ -151,7 +150,7 @@ class RoPE(Position):
         return apply_rotary(q, cos, sin, self.layout), apply_rotary(k, cos, sin, self.layout)
 
     def waves(self, positions: TokenPositions) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of the angles by which q and k are rotated, ((B,) T, r/2) fp64 each."""
+        """Return cosine and sine of the angles, multiplied by the attention factor, ((B,) T, r/2) fp64 each."""
         ids, radians = positions.ids[..., None], self.frequencies(positions.ids)
         if self.mistake:
             ids, radians = rounded(ids.to(radians.dtype)), rounded(radians)
@@ -161,14 +160,18 @@ class RoPE(Position):
 
 
 def rounded(x: Tensor) -> Tensor:
-    """Round to the nearest bf16, but keep the dtype."""
+    """Round to the nearest bf16 number, and keep the dtype."""
     return x.to(torch.bfloat16).to(x.dtype)
 
 
 def rotary_dim(position: Position, shape: Shape, base: float, rotary_fraction: float) -> int:
-    """Check the options of a rotary strategy, and return the number of dimensions of each head that it rotates."""
+    """Return the number of rotated dimensions per head.
+
+    Raises:
+        UserError: If the base or the fraction is out of range.
+    """
     position.require(base > 1, "base", base, "a number above 1; the paper uses 10000")
-    expected = "a fraction of the head in (0, 1]; the paper rotates all: 1"
+    expected = "a fraction of the head in (0, 1]; the paper uses 1"
     position.require(0 < rotary_fraction <= 1, "rotary_fraction", rotary_fraction, expected)
     dim = round(rotary_fraction * shape.head_dim)
     position.require(

@@ -1,4 +1,4 @@
-"""Frequencies of RoPE, and their scaling for inputs longer than those of training."""
+"""`RotaryFrequencies`: the frequencies of RoPE, and their scaling for inputs longer than the training length."""
 
 import math
 from dataclasses import dataclass
@@ -14,19 +14,19 @@ Scaling = Literal["pi", "ntk", "dynamic_ntk", "yarn", "llama3", "longrope", "pro
 
 @dataclass(frozen=True)
 class RotaryFrequencies:
-    """Radians per position of each pair of dimensions that RoPE rotates.
+    """Frequencies of RoPE in radians per position, one for each pair of dimensions.
 
     Args:
-        dim: Number of dimensions r that the frequencies belong to.
+        dim: Number of dimensions r.
         base: Base of the frequencies base^(-2i/r).
         length: Training length L.
-        scaling: Rule of the scaling, or None.
+        scaling: Name of the scaling, or None.
         factor: Scaling factor s.
-        beta_fast: Rotations in L from which a frequency is kept, with ``yarn`` and ``llama3``.
-        beta_slow: Rotations in L up to which a frequency is divided by s, with ``yarn`` and ``llama3``.
+        beta_fast: Frequencies with more rotations in L than this are kept by ``yarn`` and ``llama3``.
+        beta_slow: Frequencies with fewer rotations in L than this are divided by s by ``yarn`` and ``llama3``.
         rotated: Number of dimensions whose frequency is not 0, with ``proportional``.
-        short_factors: Divisors of the frequencies (r/2,) for an input of up to L tokens, with ``longrope``.
-        long_factors: The same for longer inputs.
+        short_factors: Divisors of the frequencies, (r/2,), for inputs of up to L tokens, with ``longrope``.
+        long_factors: Divisors of the frequencies, (r/2,), for longer inputs, with ``longrope``.
         truncate: Whether the ramp of ``yarn`` begins and ends at a whole pair, as published.
     """
 
@@ -44,13 +44,13 @@ class RotaryFrequencies:
 
     @property
     def attention_factor(self) -> float:
-        """Factor of the rotated q and k."""
+        """Default factor of the rotated q and k."""
         if self.scaling == "yarn":
             return 0.1 * math.log(self.factor) + 1
         return math.sqrt(1 + math.log(self.factor) / math.log(self.length)) if self.scaling == "longrope" else 1.0
 
     def __call__(self, ids: Tensor) -> Tensor:
-        """Compute radians per position, (r/2,) or ((B,) 1, r/2) fp64, for an input with position ids ((B,) T)."""
+        """Return the frequencies, (r/2,) or ((B,) 1, r/2) fp64, for an input with positions ``ids`` ((B,) T)."""
         r, device, factor = self.dim, ids.device, self.factor
         end = ids.amax(-1, keepdim=True)[..., None] + 1  # ((B,) 1, 1)
         if self.scaling == "ntk":
@@ -71,7 +71,7 @@ class RotaryFrequencies:
             return torch.lerp(unscaled, unscaled / factor, interpolated.to(unscaled))
         return unscaled
 
-    # how much of each frequency is divided by s, from 0 (it is kept) to 1, (r/2,) fp64
+    # ramps (r/2,) fp64 are 0 for frequencies that are kept, and 1 for frequencies that are divided by s
 
     def _yarn_ramp(self) -> Tensor:
         low, high = self._pair(self.beta_fast), self._pair(self.beta_slow)
@@ -85,5 +85,5 @@ class RotaryFrequencies:
         return ((self.beta_fast - rotations) / (self.beta_fast - self.beta_slow)).clamp(0, 1)
 
     def _pair(self, rotations: float) -> float:
-        # index of the pair, interpolated, that rotates so often within the training length
+        # interpolated index of the pair with this number of rotations within the training length
         return self.dim * math.log(self.length / (rotations * 2 * math.pi)) / (2 * math.log(self.base))

@@ -1,4 +1,4 @@
-"""`Shaw`: learned vectors for the clipped distance, in keys and values."""
+"""`Shaw`: learned vectors of the clipped distance, added to keys and values."""
 
 import torch
 from torch import Tensor, nn
@@ -9,17 +9,17 @@ from kerple.positions.token_positions import QueryKeyBlock
 
 
 class Shaw(Position):
-    """Learned vectors of the clipped distance, beside keys and values (Shaw et al. 2018, arXiv 1803.02155, section 3).
+    """Learned vectors of the clipped distance, added to keys and values (Shaw et al. 2018, arXiv 1803.02155, § 3).
 
-    ``q·(k + a^K[min(d, clip)]) / √δ``, and ``Σ_n α_mn · (v_n + a^V[min(d, clip)])`` for the output. A causal model
-    has no use for the vectors of negative distances. They start Xavier-uniform.
+    ``q·(k + a^K[min(d, clip)]) / √δ``, and ``Σ_n α_mn · (v_n + a^V[min(d, clip)])`` for the output. There are no
+    vectors of negative distances, because attention is causal. Vectors are initialised Xavier-uniform.
 
-    Parameters: `2 * (clip + 1) * δ`, shared by heads, one set per layer unless said otherwise.
-    Cost: q meets clip + 1 vectors, and the products are then read at each distance: never T × T vectors of δ.
+    Parameters: `2 * (clip + 1) * δ`, shared by heads, one set per layer by default.
+    Cost: explicit scores, clip + 1 products per query, and a look-up among them per score.
 
     Args:
         shape: Sizes of the model.
-        clip: Distance from which all are the same. 0 makes the strategy blind to distance.
+        clip: Largest distance with its own vector. With 0 the scores do not depend on the distance.
 
     Raises:
         UserError: If ``clip`` is negative.
@@ -42,9 +42,9 @@ class Shaw(Position):
         return s + products.gather(-1, self._row(block).expand_as(s))  # (B, H, Tq, Tk)
 
     def add_to_output(self, p: Tensor, v: Tensor, block: QueryKeyBlock) -> Tensor:
-        shares = precise(p.new_zeros(*p.shape[:3], self.clip + 1))
-        shares = shares.scatter_add(-1, self._row(block).expand_as(p), precise(p))  # what each vector gets
-        return product(shares, self.value_vectors)  # (B, H, Tq, δ)
+        sums = precise(p.new_zeros(*p.shape[:3], self.clip + 1))  # total probability of each vector
+        sums = sums.scatter_add(-1, self._row(block).expand_as(p), precise(p))
+        return product(sums, self.value_vectors)  # (B, H, Tq, δ)
 
     def _row(self, block: QueryKeyBlock) -> Tensor:
         row = block.distance.clamp(max=self.clip)

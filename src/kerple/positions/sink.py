@@ -1,4 +1,4 @@
-"""`Sink`: a logit beside those of the keys that has no value, so that a query need not attend to any key."""
+"""`Sink`: an additional logit without a value, so that a query can attend to no key."""
 
 import torch
 from torch import Tensor, nn
@@ -11,12 +11,11 @@ class Sink(Position):
     """``p = exp(s) / (exp(σ_h) + Σ exp(s))``: σ learned per head, as in GPT-OSS (OpenAI 2025, arXiv 2508.10925), or 0
     for all, softmax off by one (Miller 2023).
 
-    Models make a sink of the first token where they are given none (Xiao et al. 2024, arXiv 2309.17453).
+    Models without a sink use the first token as one (Xiao et al. 2024, arXiv 2309.17453). The sink contains no
+    positions; use `Combined` to add a strategy with positions.
 
-    It says nothing of positions; combine it with a strategy that does by `Combined`.
-
-    Parameters: `H * learnable`, one set per layer unless the model says otherwise.
-    Cost: the log-sum-exp of the scores, which fused attention with a table of biases by distance returns.
+    Parameters: `H * learnable`, one set per layer by default.
+    Cost: the log-sum-exp of the scores, an output of fused attention with a table.
 
     Args:
         shape: Sizes of the model.

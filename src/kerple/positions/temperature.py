@@ -1,4 +1,4 @@
-"""Temperatures of attention: factors of the scores that grow with the number of keys a query sees."""
+"""`SSMax` and `Temperature`: factors of the scores that grow with the number of keys that a query sees."""
 
 import math
 from typing import Literal
@@ -17,22 +17,20 @@ class SSMax(Position):
     """Scalable softmax, ``s_h · log(n) · q·k / √δ`` for a query that sees n keys (Nakanishi 2025, arXiv 2501.19399,
     section 3).
 
-    n is at most the window. Without ``bias`` the factor of a query that sees one key is log 1 = 0, which changes
-    nothing. With ``bias`` the factor is ``s_h · log(n) + b_h``, as in Mistral Large 4 (Mistral AI 2026, published
-    code), where s starts at 0 and b at 1. It says nothing of positions; combine it with a strategy that does by
-    `Combined`.
+    n is at most the window. With ``bias`` the factor is ``s_h · log(n) + b_h``, as in Mistral Large 4 (Mistral AI 2026,
+    published code), where s starts at 0 and b at 1. The factor contains no positions; use `Combined` to add a strategy
+    with positions.
 
-    Parameters: `H if bias is None else 2 * H`, one set per layer unless the model says otherwise.
+    Parameters: `H if bias is None else 2 * H`, one set per layer by default.
     Cost: one multiplication per entry of q.
 
     Args:
         shape: Sizes of the model.
-        start: Initial value of s; None is 1 / log L, with which scores at the training length are those of plain
-            softmax.
+        start: Initial value of s; None is 1 / log L, so that the factor at the training length L is 1.
         bias: Initial value of b; None for no b.
 
     Raises:
-        UserError: If the start is not positive, or, with a bias, negative.
+        UserError: If the start is not positive; with a bias, if it is negative.
     """
 
     shift_invariant = True
@@ -40,7 +38,7 @@ class SSMax(Position):
 
     def __init__(self, shape: Shape, start: float | None = None, bias: float | None = None) -> None:
         super().__init__()
-        expected = "a positive number, such as 0.43; 0 with a bias"
+        expected = "a positive number, such as 0.43; with a bias also 0"
         self.require(start is None or start > 0 or (start == 0 and bias is not None), "start", start, expected)
         start = 1 / math.log(max(shape.length, 2)) if start is None else start
         self.scale = nn.Parameter(torch.full((shape.heads,), start, dtype=torch.float32))
@@ -64,17 +62,17 @@ class Temperature(Position):
     - ``beam``: ``(1 + n / n₀)^a`` (published code of Beam, 2026; n₀ = 2048);
     - ``inkling``: ``1 + a · log(max(n / n₀, 1))`` (Thinking Machines 2026, published code; n₀ = 128000);
     - ``swan``: ``log(n₀ + n - 1) / log(n₀)`` in evaluation, 1 in training (Puvvada et al. 2025, arXiv 2504.08719,
-      section 2.2 and appendix D, where n₀ is fitted to a trained model). There is no a.
+      section 2.2 and appendix D, where n₀ is fitted to a trained model). a is not used.
 
-    The published models have a = 0.1 and this factor in layers that see everything. Except in Ministral 3, these layers
-    have no rotary embedding: a `LayerPattern` of local RoPE and this. With a window, n is at most the window. `SSMax`
-    is the learned factor.
+    The published models use a = 0.1, and this factor only in global layers. Except in Ministral 3, global layers have
+    no rotary embedding; use a `LayerPattern` of RoPE and Temperature. With a window, n is at most the window. `SSMax`
+    is a learned factor.
 
     Parameters: `0`. Cost: one multiplication per entry of q.
 
     Args:
         shape: Sizes of the model.
-        rule: One of the above.
+        rule: One of the rules above.
         scale: The a of the rule.
         length: The n₀ of the rule, a number of keys; None is the training length.
 
@@ -98,7 +96,7 @@ class Temperature(Position):
         return (precise(q) * self.factor(positions, precise(q).dtype)).to(q.dtype), k
 
     def factor(self, positions: TokenPositions, dtype: torch.dtype) -> Tensor:
-        """Factor of each query, (T, 1) in ``dtype``."""
+        """Return the factor of each query, (T, 1) in ``dtype``."""
         n = positions.visible[:, None]
         if self.rule in ("llama4", "ministral3"):
             steps = (n if self.rule == "llama4" else n - 1) // self.length

@@ -1,7 +1,7 @@
-"""`TokenPositions`, the positions of some tokens, and `QueryKeyBlock`, a block of queries and keys.
+"""`TokenPositions`, the positions of tokens, and `QueryKeyBlock`, a block of queries and keys.
 
-The *row* of a token is its index in the input: causality, windows and counts of keys depend on rows. Its *position* is
-the number that a strategy works with, which may be shifted by an offset or drawn at random.
+The *row* of a token is its index in the input. Causal masks, windows and counts of keys depend on rows. The *position*
+is the number that a strategy uses. It may be shifted by an offset, or random.
 """
 
 from collections.abc import Callable
@@ -19,15 +19,15 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class TokenPositions:
-    """Rows and positions of some tokens.
+    """Rows and positions of tokens.
 
     Args:
         rows: (T,) int64, 0 for the first token of the input.
-        ids: Positions (T,) int64, or (B, T) where they differ between sequences.
-        contiguous: Whether positions are rows plus a constant; it has nothing to do with memory. If not, functions of
-            distance are computed pair by pair.
-        places: The place that a task gives each token, (B, T) int64, 0 for none; None where there is no such task.
-        visibility: The keys that a query sees in this layer.
+        ids: Positions (T,) int64, or (B, T) if they differ between sequences.
+        contiguous: Whether positions are rows plus a constant (not a property of memory). If False, functions of
+            distance are computed for each pair.
+        places: Place that a task assigns to each token, (B, T) int64, 0 for none; None without such a task.
+        visibility: Keys that a query sees in this layer.
     """
 
     rows: Tensor
@@ -39,7 +39,7 @@ class TokenPositions:
 
     @classmethod
     def line(cls, length: int, offset: int = 0, device: torch.device | None = None) -> "TokenPositions":
-        """Return rows 0 to length - 1, at positions that are larger by ``offset``."""
+        """Return rows 0 to length - 1, whose positions are larger by ``offset``."""
         rows = torch.arange(length, device=device)
         return cls(rows, rows + offset)
 
@@ -58,20 +58,20 @@ class TokenPositions:
 
     @property
     def visible(self) -> Tensor:
-        """Number of keys that each token sees as a query, itself included; (T,) int64."""
+        """Number of keys that each token sees as a query, including itself; (T,) int64."""
         window, first = self.visibility.window, self.visibility.first
         return self.rows + 1 if window is None else (self.rows + 1).clamp(max=window + first)
 
 
 @dataclass(frozen=True)
 class QueryKeyBlock:
-    """A block of queries and the keys that they may see; the queries are the last Tq of the Tk keys.
+    """Block of queries and keys; the queries are the last Tq of the Tk keys.
 
     Args:
         queries: Positions of the queries.
         keys: Positions of the keys.
-        seen: Which keys each query sees, (Tq, Tk) bool: those before it, within the window. The other keys of the block
-            must not influence any result, because they depend on the size of the block.
+        seen: Which keys each query sees, (Tq, Tk) bool. Unseen keys must not influence any result, because their number
+            depends on the size of the block.
         state: `Position.token_state` of the keys, (B, H, Tk, c), or None.
     """
 
@@ -82,11 +82,11 @@ class QueryKeyBlock:
 
     @property
     def distance(self) -> Tensor:
-        """Distance from each query back to each key, (Tq, Tk) or (B, Tq, Tk) int64; 0 where the key comes later."""
+        """Distance from each query back to each key, ((B,) Tq, Tk) int64; 0 for later keys."""
         return (self.queries.ids[..., :, None] - self.keys.ids[..., None, :]).clamp(min=0)
 
     def evaluate(self, function: Callable[[Tensor], Tensor | None]) -> Tensor:
-        """Evaluate a function of distance, (N,) fp32 -> (H, N), at each pair: (H, Tq, Tk) or (B, H, Tq, Tk)."""
+        """Evaluate a function of distance, (N,) fp32 -> (H, N), for each pair; ((B,) H, Tq, Tk)."""
         queries, keys = self.seen.shape
         if self.keys.contiguous:
             table = function(torch.arange(keys, dtype=torch.float32, device=self.seen.device))
@@ -100,33 +100,33 @@ class QueryKeyBlock:
 
 @dataclass(frozen=True)
 class AttentionWeights:
-    """Probabilities that `Position.modify_scores` may return in place of scores; no softmax follows.
+    """Probabilities that `Position.modify_scores` may return instead of scores; no softmax follows.
 
     Args:
-        p: (B, H, Tq, Tk) fp32, 0 where a key is not seen.
+        p: (B, H, Tq, Tk) fp32, 0 for unseen keys.
     """
 
     p: Tensor
 
 
 def readable(positions: Tensor, wait: bool = False) -> bool:
-    """Whether the values of positions can be read here, to compare them with a limit.
+    """Whether the values of positions can be read, to compare them with a limit.
 
-    Reading them from a GPU waits until it has finished its work, so that it is done only with ``wait``. Tensors have no
-    values while a model is compiled, or while its memory is computed without running it.
+    Reading from a GPU waits for its previous work, so that it needs ``wait``. Tensors have no values during compilation
+    and in computations of memory without data.
     """
-    valued = not torch.compiler.is_compiling() and not isinstance(positions, FakeTensor)
-    return valued and (wait or positions.device.type == "cpu")
+    has_values = not torch.compiler.is_compiling() and not isinstance(positions, FakeTensor)
+    return has_values and (wait or positions.device.type == "cpu")
 
 
 def table_block(table: Tensor, queries: int, keys: int) -> Tensor:
     """Read a table (H, >= keys) at the distances of the last ``queries`` of ``keys`` rows; (H, queries, keys).
 
-    With the order of the queries reversed the distance is constant along anti-diagonals, so the block is a view with
-    strides (1, 1) of one vector, a Hankel matrix, and the gradient a plain sum. Later keys have the entry of distance
-    0. `kerple.attention.hankel` reads a table in the same way for attention that never writes the block down.
+    If the order of the queries is reversed, the distance is constant along anti-diagonals, and the block is a view with
+    strides (1, 1) of one vector (a Hankel matrix). Later keys get the entry of distance 0. `kerple.attention.hankel`
+    makes such views for fused attention.
     """
-    line = torch.cat([table[:, :keys].flip(-1), table[:, :1].expand(-1, queries - 1)], -1)  # the largest first
+    line = torch.cat([table[:, :keys].flip(-1), table[:, :1].expand(-1, queries - 1)], -1)  # largest distance first
     return line.unfold(-1, keys, 1).flip(-2)
 
 

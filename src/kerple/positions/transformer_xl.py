@@ -1,4 +1,4 @@
-"""`TransformerXL`: products of the query with a projected sinusoid of the distance."""
+"""`TransformerXL`: products of queries with a projected sinusoid of the distance."""
 
 import torch
 from torch import Tensor, nn
@@ -12,12 +12,12 @@ from kerple.positions.token_positions import QueryKeyBlock
 class TransformerXL(Position):
     """Relative scores with a projected sinusoid of the distance (Dai et al. 2019, arXiv 1901.02860, section 3.3).
 
-    ``((q + u)·k + (q + v)·W_R r_d) / √δ``, ``r_d = [sin(d·ω), cos(d·ω)]``, ``ω_i = 10000^(-2i/D)``; u, v, W_R start
-    as N(0, 0.02).
+    ``((q + u)·k + (q + v)·W_R r_d) / √δ``, ``r_d = [sin(d·ω), cos(d·ω)]``, ``ω_i = 10000^(-2i/D)``; u, v, W_R are
+    initialised from N(0, 0.02²).
 
-    Parameters: `2 * D + D * D`, one set per layer unless said otherwise.
-    Cost: of the scores, once more: q meets one vector a distance, and the products are shifted in place, not gathered.
-    Where positions have gaps, H times the multiplications.
+    Parameters: `2 * D + D * D`, one set per layer by default.
+    Cost: explicit scores, and a second product of the same size with one vector per distance. If positions are not
+    contiguous, H times the multiplications of that product.
 
     Args:
         shape: Sizes of the model; its width D must be even.
@@ -38,31 +38,31 @@ class TransformerXL(Position):
         self.projection = nn.Parameter(torch.empty(heads, head_dim, shape.dim, dtype=torch.float32).normal_(std=0.02))
 
     def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> Tensor:
-        of_key = product(k, self.u[:, :, None]).mT  # (B, H, 1, Tk)
-        by = precise(q) + self.v[:, None]  # (B, H, Tq, δ)
+        key_scores = product(k, self.u[:, :, None]).mT  # (B, H, 1, Tk)
+        q = precise(q) + self.v[:, None]  # (B, H, Tq, δ)
         if block.keys.contiguous:
-            of_distance = self._shifted(by, k.shape[2])
+            distance_scores = self._shifted(q, k.shape[2])
         else:
-            of_distance = self._factored(by, block.queries.ids, block.keys.ids)
-        return s + (of_key + of_distance) * self.u.shape[-1] ** -0.5  # (B, H, Tq, Tk)
+            distance_scores = self._factored(q, block.queries.ids, block.keys.ids)
+        return s + (key_scores + distance_scores) * self.u.shape[-1] ** -0.5  # (B, H, Tq, Tk)
 
-    def _shifted(self, by: Tensor, keys: int) -> Tensor:
-        queries = by.shape[2]
-        columns = queries + keys  # one for each distance, the largest first, and a spare one
-        distance = keys - 1 - torch.arange(columns, device=by.device)  # (columns,)
-        vectors = product(self._waves(distance).to(by.dtype), self.projection.mT)  # (H, columns, δ)
-        products = product(by, vectors.mT).flatten(-2)  # (B, H, Tq · columns)
-        # a row begins one entry sooner than the row above, so read rows that are one entry shorter
+    def _shifted(self, q: Tensor, keys: int) -> Tensor:
+        queries = q.shape[2]
+        columns = queries + keys  # one for each distance, the largest first, and one that is not used
+        distance = keys - 1 - torch.arange(columns, device=q.device)  # (columns,)
+        vectors = product(self._waves(distance).to(q.dtype), self.projection.mT)  # (H, columns, δ)
+        products = product(q, vectors.mT).flatten(-2)  # (B, H, Tq · columns)
+        # each row must start one entry earlier than the row above, so the rows are read at a pitch one shorter
         shifted = products.narrow(-1, queries - 1, queries * (columns - 1)).unflatten(-1, (queries, columns - 1))
         return shifted[..., :keys]  # (B, H, Tq, Tk)
 
-    def _factored(self, by: Tensor, of_queries: Tensor, of_keys: Tensor) -> Tensor:
-        # sin and cos of a difference of positions, by the angle addition theorem: exact for any positions
-        first = of_keys[..., :1]
-        sin_m, cos_m = self._waves(of_queries - first).to(by.dtype).chunk(2, -1)  # ((B, 1,) Tq, D/2) each
-        sin_n, cos_n = self._waves(of_keys - first).to(by.dtype).chunk(2, -1)  # ((B, 1,) Tk, D/2) each
-        of_sin, of_cos = product(by, self.projection).chunk(2, -1)  # (B, H, Tq, D/2) each
-        return product(of_sin * sin_m + of_cos * cos_m, cos_n.mT) + product(of_cos * sin_m - of_sin * cos_m, sin_n.mT)
+    def _factored(self, q: Tensor, query_ids: Tensor, key_ids: Tensor) -> Tensor:
+        # the angle addition theorem gives sin and cos of any difference of positions
+        first = key_ids[..., :1]
+        sin_m, cos_m = self._waves(query_ids - first).to(q.dtype).chunk(2, -1)  # ((B, 1,) Tq, D/2) each
+        sin_n, cos_n = self._waves(key_ids - first).to(q.dtype).chunk(2, -1)  # ((B, 1,) Tk, D/2) each
+        q_sin, q_cos = product(q, self.projection).chunk(2, -1)  # (B, H, Tq, D/2) each
+        return product(q_sin * sin_m + q_cos * cos_m, cos_n.mT) + product(q_cos * sin_m - q_sin * cos_m, sin_n.mT)
 
     def _waves(self, distance: Tensor) -> Tensor:
         angle = angles(distance, self.projection.shape[-1], 10000.0)  # ((B,) N, D/2)

@@ -1,4 +1,4 @@
-"""`Visibility`: which keys a query sees, and at what distance the first tokens appear."""
+"""`Visibility`: the keys that a query sees, and the distances of the first tokens."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -10,18 +10,18 @@ Distances = Literal["true", "capped", "cache"]
 
 @dataclass(frozen=True)
 class Visibility:
-    """The keys that a query sees in every layer; by default all before it.
+    """Keys that a query sees in every layer; by default all keys up to its own.
 
     Args:
-        window: Number of last keys that a query sees, its own included; None for all.
+        window: Number of last keys that a query sees, including its own; None for all.
         first: Number of first tokens of the input that every query sees in addition to its window.
-        distances: Distance at which a first token outside the window appears. ``true``: its own, so that only the mask
+        distances: Distances of first tokens outside the window. ``true``: the true distances, so that only the mask
             changes. ``capped``: ``window`` (LM-Infinite, Han et al. 2024, arXiv 2308.16137). ``cache``: positions count
-            the kept keys, so that first token j is ``min(m, first + window - 1) - j`` before query m (StreamingLLM,
-            Xiao et al. 2024, arXiv 2309.17453).
+            only the keys in the cache, so that first token j has the distance ``min(m, first + window - 1) - j`` from
+            query m (StreamingLLM, Xiao et al. 2024, arXiv 2309.17453).
 
     Raises:
-        UserError: If a number is out of range, or distances need first tokens and a window that are missing.
+        UserError: If a number is out of range, or ``distances`` needs a window and first tokens that are missing.
     """
 
     window: int | None = None
@@ -39,9 +39,9 @@ class Visibility:
             raise UserError(f"distances: got {self.distances!r}, expected a window and first tokens with it")
 
     def within(self, window: int | None) -> "Visibility":
-        """Return this visibility, or that of a narrower window of a layer, which keeps no first tokens."""
-        wider = window is not None and (self.window is None or self.window > window)
-        return Visibility(window) if wider else self
+        """Return this visibility, or ``Visibility(window)`` if a layer's window is narrower."""
+        narrower = window is not None and (self.window is None or self.window > window)
+        return Visibility(window) if narrower else self
 
     def after_bos(self) -> "Visibility":
         """Return this visibility for an input that begins with one more token, which every query sees."""

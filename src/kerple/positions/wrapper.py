@@ -13,7 +13,7 @@ from kerple.positions.base import FLAGS, HOOKS, Position
 
 
 class Wrapper(Position):
-    """Forwards every hook to the strategy that it wraps, and copies its flags; a subclass overrides what it changes.
+    """Strategy that forwards every hook to a wrapped strategy, and copies its flags. Subclasses override hooks.
 
     Args:
         position: The wrapped strategy.
@@ -38,19 +38,19 @@ def _forwarding(hook: str) -> Callable[..., Any]:
     return forward
 
 
-for _hook in HOOKS:  # a loop, so that hooks which are added later are forwarded too
+for _hook in HOOKS:  # a loop, so that hooks added in the future are forwarded too
     setattr(Wrapper, _hook, _forwarding(_hook))
 
 
 class Resampled(Wrapper):
-    """A wrapper that draws random numbers anew for each optimiser step.
+    """Wrapper that draws new random numbers for each optimiser step.
 
-    The draw is a function of ``seed`` and of the number of steps, a buffer of the checkpoint: so it is the same on
-    every device, and after resuming. A subclass calls `draw_` once it has registered its own buffers.
+    The draw is a function of ``seed`` and of the number of steps, which is stored in checkpoints. It is therefore equal
+    on all devices, and after resuming. A subclass calls `draw_` after it has registered its buffers.
 
     Args:
         position: The wrapped strategy.
-        seed: Chooses the draws.
+        seed: Seed of the draws.
     """
 
     step: Tensor
@@ -64,11 +64,11 @@ class Resampled(Wrapper):
 
     @abstractmethod
     def draw_(self) -> None:
-        """Fill the subclass's buffers with the draw of this step; on the meta device, do nothing."""
+        """Fill the buffers of the subclass with the draw of this step; do nothing on the meta device."""
 
     def random_integer(self, size: int) -> int:
-        """Return the random number of this step, an integer of ``size`` bytes, uniform over all values."""
-        # a hash, because a generator's seed has only 32 bits for seed and step together
+        """Return the random number of this step, a uniformly distributed integer of ``size`` bytes."""
+        # a hash, because the seed of a generator has only 32 bits for seed and step together
         return int.from_bytes(blake2b(f"{self.seed}/{int(self.step)}".encode(), digest_size=size).digest(), "big")
 
     def clamp_(self) -> None:

@@ -96,11 +96,11 @@ def bf16_costs_no_more_precision_than_in_fused_attention(subject: Subject, lengt
 
     def output(attend: Callable[..., Tensor], position: Position, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         context = prepare_context(position, TokenPositions.line(length), ids)
-        state = position.token_state(x, context.at, None)
+        state = position.token_state(x, context.positions, None)
         return attend(q, k, v, spec_of(position, context, q, v, state))
 
     context = prepare_context(position, TokenPositions.line(length), ids)
-    q, k = position.transform_qk(q, k, position.token_state(x, context.at, None), context.at)
+    q, k = position.transform_qk(q, k, position.token_state(x, context.positions, None), context.positions)
     exact = output(attend_reference, copy.deepcopy(position).double(), *(tensor.double() for tensor in (x, q, k, v)))
     ours = _relative(output(attend, position, x, q, k, v), exact)
     assert ours <= 1.75 * theirs, f"relative error in bf16 {ours:.2g}, of fused attention {theirs:.2g}"
