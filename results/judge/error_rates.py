@@ -161,7 +161,7 @@ class Plan:
 
 def questions(plan: Plan) -> Iterator[tuple[str, ...]]:
     """Rows (question, wrongly yes, wrongly no, power of yes, after correction, of no, effects with 80% power)."""
-    # in the order of the plan's cells; "first": each question's first statement is on its edge, its second one far above
+    # in the order of the plan's cells; first: each question's first statement is on its edge, its second one far above
     truths = {
         "first": (0, 1, 0, 0, -1, 0, 0, 0),
         "second": (1, 0, 0, 0, 0, -1, 0, 1),
