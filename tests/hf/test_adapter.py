@@ -69,17 +69,6 @@ def test_a_window_is_the_mask_of_the_last_keys_and_the_first(family, window, kee
 
 
 @torch.inference_mode()
-def test_logits_that_are_more_than_the_heads_product_are_found_out():
-    model = small(hf.GraniteConfig, intermediate_size=48, num_key_value_heads=2, logits_scaling=0.25)
-    network, tokens = hugging_face_network(model), text(2, 20)
-    assert not network.in_pieces
-    logits = model(tokens[:, :-1]).logits.float()
-    expected = -logits.log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0]
-    torch.testing.assert_close(network.losses(tokens), expected)
-    torch.testing.assert_close(network.losses(tokens, last=3), expected[:, -3:])
-
-
-@torch.inference_mode()
 def test_offsets_move_learned_positions_and_not_rope():
     tokens = text(2, 20)
     rope = hugging_face_network(tiny("llama").double(), LENGTH)

@@ -33,7 +33,7 @@ def begun(tokens):
     return torch.cat([torch.full((len(tokens), 1), BOS), tokens], 1)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "bloom"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bloom", "gemma3_text"])
 @pytest.mark.parametrize("whose", ["theirs", "ours"])
 @torch.no_grad()
 def test_every_input_begins_with_bos_which_is_not_scored_and_in_every_window(family, whose):
