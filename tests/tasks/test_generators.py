@@ -223,9 +223,9 @@ def test_places_are_causal(name):
 
 
 def test_a_task_without_places_says_so_in_one_line():
-    with pytest.raises(UserError, match="places"):
+    with pytest.raises(UserError, match="order: got plain, expected reversed"):
         TaskData(Addition(), 999).places("coupled")
-    with pytest.raises(UserError, match="got 'copy', expected one with numbers"):
+    with pytest.raises(UserError, match="got 'copy', expected a task with numbers"):
         TaskData(tasks.Copy(), 60).places("abacus")
     for task in (Addition(), Multiplication(), tasks.ModularSum(), tasks.Parity(), tasks.Polynomial()):
         assert TaskData(task, 999).places("abacus") is abacus
@@ -238,5 +238,5 @@ def test_places_that_a_later_token_changes_are_refused():
         def places(self, tokens: torch.Tensor) -> torch.Tensor:
             return abacus(tokens.flip(1)).flip(1)
 
-    with pytest.raises(UserError, match="the places of 'from the right' depend on tokens after"):
+    with pytest.raises(UserError, match="got 'from the right', expected places that do not depend on later"):
         TaskData(FromTheRight(), 64).places("coupled")

@@ -1,7 +1,8 @@
 """Attention with a learned table on a GPU: FlexAttention, and a separate kernel for the gradient of the table.
 
 FlexAttention's own gradient of a captured table takes one atomic addition per score. Here FlexAttention gets the
-detached table and returns the log-sum-exp. `AddTableGradient` adds the gradient of the table (`diagonals`).
+detached table and returns the log-sum-exp. `AddTableGradient` adds the gradient of the table (`diagonals`). Its speed
+has not been measured.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Algorithmic tasks: problems of any length, drawn on the fly; short ones for training, longer ones for testing."""
+"""Algorithmic tasks: random problems of any length, short for training and longer for tests."""
 
 from kerple.tasks.arithmetic import Addition, ModularSum, Multiplication, Parity, Polynomial
 from kerple.tasks.retrieval import AssociativeRecall, NeedleInFiller, Passkey, VariableChain

@@ -1,4 +1,4 @@
-"""Tasks of arithmetic: addition, multiplication by a digit, sums modulo 10, parity, polynomials."""
+"""Arithmetic tasks: addition, multiplication by a digit, sums modulo 10, parity, polynomials."""
 
 from typing import ClassVar, Literal
 
@@ -18,15 +18,15 @@ DigitOrder = Literal["plain", "reversed"]
 class Addition(Task):
     """The sum of two natural numbers (Kazemnejad et al. 2023, arXiv 2305.19466, table 1): ``36+57=93``.
 
-    The length of a problem is the number of digits of the longer operand; all pairs of sizes with that maximum are
-    equally likely. ``a+b`` and ``b+a`` count as the same problem: either both are used in training, or neither.
+    The length of a problem is the number of digits of the longer operand. All pairs of sizes with this maximum are
+    equally likely. ``a+b`` and ``b+a`` are the same problem and belong to the same split.
 
     Args:
         order: ``plain`` writes numbers with the first digit first. ``reversed`` writes operands and sum with the last
-            digit first, so that carries go in the direction of writing (Lee et al. 2023, arXiv 2307.03381).
-        padded: Whether operands are filled with zeros to the length, and the sum to one digit more (Zhou et al. 2024,
+            digit first, so that carries propagate in the order of generation (Lee et al. 2023, arXiv 2307.03381).
+        padded: Whether operands are padded with zeros to the length, and the sum to one more digit (Zhou et al. 2024,
             arXiv 2402.09371).
-        equal: Whether both operands have as many digits as the length.
+        equal: Whether the number of digits of both operands is the length.
     """
 
     axes: ClassVar[tuple[str, ...]] = ("length", "digits of the first operand", "digits of the second operand")
@@ -38,7 +38,7 @@ class Addition(Task):
     def example(self, length: int, rng: np.random.Generator) -> Example:
         sizes = [length, length]
         if not self.equal:
-            pair = int(rng.integers(2 * length - 1))  # number of the pair, among those whose maximum is the length
+            pair = int(rng.integers(2 * length - 1))  # index of a pair of sizes whose maximum is the length
             sizes[pair % 2] = length - (pair + 1) // 2
         a, b = (_number(size, rng) for size in sizes)
         width = length if self.padded else 0
@@ -52,9 +52,9 @@ class Addition(Task):
     def places(self, tokens: Tensor) -> Tensor:
         """Digits of equal significance have the same place, as in `kerple.tasks.places.in_step`.
 
-        Between padded numbers the ``+`` has the place after the first number's last digit, where only the sum has a
-        digit. So a token marks where the last digit and the end come. In the paper the ``+`` has the place of the
-        ``=``, and the model has to notice that no token is there.
+        Between padded numbers the ``+`` has the place after the last digit of the first number. In the sum, this place
+        belongs to the final digit, so that the ``+`` marks the final digit and the end. In the paper the ``+`` has the
+        place of the ``=``, and no token marks the end.
         """
         _check_coupled(self, self.order)
         places = in_step(tokens, DIGIT_IDS)
@@ -67,7 +67,7 @@ class Multiplication(Task):
 
     Args:
         order: ``plain`` writes the first digit first; ``reversed`` writes number and product with the last digit first.
-        padded: Whether the product is filled with zeros to one digit more than the number has.
+        padded: Whether the product is padded with zeros to one more digit than the number.
     """
 
     axes: ClassVar[tuple[str, ...]] = ("length", "the digit")
@@ -84,7 +84,7 @@ class Multiplication(Task):
         return Example(f"{number}*{digit}", product, (length, digit))
 
     def places(self, tokens: Tensor) -> Tensor:
-        """The places of `Addition`; the digit after the ``*`` has none, because it belongs to all of them."""
+        """The places of `Addition`; the digit after the ``*`` has none, because every digit is multiplied by it."""
         _check_coupled(self, self.order)
         is_factor = torch.zeros_like(tokens, dtype=torch.bool)  # the digit after the *
         is_factor[:, 1:] = tokens[:, :-1] == IDS["*"]
@@ -93,11 +93,11 @@ class Multiplication(Task):
 
 def _check_coupled(task: Task, order: str) -> None:
     if order != "reversed":
-        raise UserError(f"{type(task).__name__}: order: got {order}, which gives digits no places; expected reversed")
+        raise UserError(f"{type(task).__name__}: order: got {order}, expected reversed with model.position Coupled")
 
 
 def _number(digits: int, rng: np.random.Generator) -> str:
-    """A uniformly random decimal number of this many digits; 0 has one digit."""
+    """Return a uniformly random decimal number with the given number of digits; 0 has one digit."""
     number = rng.integers(10, size=digits)
     if digits > 1:
         number[0] = rng.integers(1, 10)
@@ -127,8 +127,8 @@ class Parity(Task):
 class Polynomial(Task):
     """The value of a polynomial modulo 10 (Kazemnejad et al. 2023, table 1): ``-2:3*x^2-1*x^3=0``.
 
-    Its length is the number of terms; coefficients are -3 to 3, degrees 0 to 3, x is -2 to 2, and 0^0 = 1. The
-    remainder is 0 to 9 for negative values too.
+    The length is the number of terms. Coefficients are -3 to 3, degrees 0 to 3, x is -2 to 2, and 0^0 = 1. Remainders
+    are 0 to 9, also of negative values.
     """
 
     numbers = True

@@ -1,7 +1,7 @@
-"""Places of tokens, which `Coupled` and `Abacus` embed: tokens that belong together have the same number.
+"""Places of tokens, which `Coupled` and `Abacus` embed: tokens that belong together have the same place.
 
-The functions take tokens (B, T) int64 and return places (B, T) int64, 0 for a token without one. The place of a token
-depends only on the token and those before it, because later ones do not exist yet when a model generates.
+The functions map tokens (B, T) int64 to places (B, T) int64, 0 for tokens without a place. The place of a token must
+not depend on later tokens, which do not exist during generation.
 """
 
 import torch
@@ -14,45 +14,44 @@ LETTER_IDS = range(IDS["a"], IDS["Z"] + 1)
 
 
 def inside(tokens: Tensor, ids: range) -> Tensor:
-    """Whether each token is one of these ids; (B, T) bool."""
+    """Return whether each token is one of these ids, (B, T) bool."""
     return (tokens >= ids.start) & (tokens < ids.stop)
 
 
 def number_in_run(tokens: Tensor, ids: range) -> Tensor:
-    """Number of each token in its run of consecutive tokens of these ids, from 1; 0 for other tokens."""
+    """Return the index, from 1, of each token in its run of consecutive tokens with these ids; 0 for other tokens."""
     rows = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
     boundary = rows.where(~inside(tokens, ids), -1).cummax(1).values  # index of the last token of another id
     return rows - boundary
 
 
 def abacus(tokens: Tensor) -> Tensor:
-    """Place i for the i-th digit of a number from its start (McLeish et al. 2024, arXiv 2405.17399, section 3.1)."""
+    """Return place i for the i-th digit of each number (McLeish et al. 2024, arXiv 2405.17399, section 3.1)."""
     return number_in_run(tokens, DIGIT_IDS)
 
 
 def is_text(tokens: Tensor) -> Tensor:
-    """Which tokens are neither begin, nor end, nor padding; (B, T) bool."""
+    """Return which tokens are neither begin, nor end, nor padding, (B, T) bool."""
     return (tokens != BEGIN_ID) & (tokens != END_ID) & (tokens != PAD_ID)
 
 
 def in_step(tokens: Tensor, ids: range) -> Tensor:
-    """Place i + 1 for the i-th symbol of every run of symbols of these ids, and 1 for other tokens, such as ``=``.
+    """Return place i + 1 for the i-th symbol of every run of symbols of these ids, and 1 for others, such as ``=``.
 
-    The token to be written next then has the place after that of the token it follows. In numbers that are written with
-    the last digit first, digits of one significance have the same place (Cho et al. 2024, arXiv 2405.20671, section 4).
-    Begin and end have none. After the last digit, where no symbol has the place that attention looks for, it can go to
-    the begin token, which is the same for every place.
+    In numbers that are written with the last digit first, digits of equal significance then have the same place (Cho et
+    al. 2024, arXiv 2405.20671, section 4). Begin and end have no place. After the last digit no symbol has the next
+    place, and a query can attend to the begin token instead.
     """
     return (number_in_run(tokens, ids) + 1).where(is_text(tokens), 0)
 
 
 def mirrored(tokens: Tensor, ids: range) -> Tensor:
-    """The places of `in_step` up to the first ``=``, from which on they count down.
+    """Return the places of `in_step` up to the first ``=``, and descending places from there on.
 
     The i-th symbol after the ``=`` then has the place of the i-th last symbol before it.
     """
     rows = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
     equals = tokens == IDS["="]
-    turn = equals.int().argmax(1, keepdim=True)  # (B, 1)
-    back = (turn + 1 - (rows - turn)).clamp(min=1)
-    return in_step(tokens, ids).where(equals.cumsum(1) == 0, back).where(is_text(tokens), 0)
+    first_equals = equals.int().argmax(1, keepdim=True)  # (B, 1)
+    descending = (first_equals + 1 - (rows - first_equals)).clamp(min=1)
+    return in_step(tokens, ids).where(equals.cumsum(1) == 0, descending).where(is_text(tokens), 0)

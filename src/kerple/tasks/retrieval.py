@@ -1,4 +1,4 @@
-"""Tasks of retrieval from a long input: a passkey, a needle, values by their keys, and chains of variables."""
+"""Retrieval tasks: a passkey, a needle, values by their keys, and chains of variables."""
 
 from typing import ClassVar
 
@@ -14,9 +14,9 @@ MOST_KEYS = 26 * 26  # pairs of small letters
 class Passkey(Task):
     """Find the number hidden in filler (Mohtashami & Jaggi 2023, arXiv 2305.16300): ``the gr[40718]ass is=40718``.
 
-    The filler repeats the paper's five sentences from a random start. The length is the number of its characters; the
-    key has 5 digits and a uniform offset. The paper's instructions are left out, because the model is trained on the
-    task.
+    The filler repeats the paper's five sentences from a random start. The length is the number of filler characters.
+    The key has 5 digits and a uniformly random offset. The instructions of the paper are omitted, because the model is
+    trained on the task.
     """
 
     axes: ClassVar[tuple[str, ...]] = ("length", "tenth of the filler before the key")
@@ -29,11 +29,11 @@ class Passkey(Task):
 
 
 class NeedleInFiller(Task):
-    """Find the number under a key, among others under other keys: ``the[xq:40] gr[bo:71]ass is;xq=40``.
+    """Find the number of one key among several keys: ``the[xq:40] gr[bo:71]ass is;xq=40``.
 
-    The problems are those of RULER with one and with many keys (Hsieh et al. 2024, arXiv 2404.06654, section 3.1), in
-    this vocabulary, in the filler of `Passkey`. The length is the number of filler characters; offsets are uniform, and
-    the question is about a random key. A model that stays fluent at long lengths without using them fails.
+    The problems are the single-key and multi-key needles of RULER (Hsieh et al. 2024, arXiv 2404.06654, section 3.1),
+    in the filler of `Passkey`. The length is the number of filler characters. Offsets are uniformly random, and the
+    question is about a random key.
 
     Args:
         keys: Number of needles; 1 for RULER's single needle.
@@ -74,10 +74,10 @@ def _filler(length: int, rng: np.random.Generator) -> str:
 
 
 class AssociativeRecall(Task):
-    """Recall values by their keys, many times (Arora et al. 2023, arXiv 2312.04927: MQAR): ``a3b1c7=c7a3b1``.
+    """Recall the values of all keys (Arora et al. 2023, arXiv 2312.04927: MQAR): ``a3b1c7=c7a3b1``.
 
-    The length is the number of pairs of a letter and a digit. After the ``=`` all keys follow in random order. The
-    keys are part of the input, and only the value after each is scored.
+    The length is the number of pairs of a letter and a digit. After the ``=`` the keys follow in random order. The keys
+    are input, and only the values are scored.
     """
 
     longest = len(LETTERS)
@@ -90,11 +90,11 @@ class AssociativeRecall(Task):
 
 
 class VariableChain(Task):
-    """Follow signs along a chain of variables, as LEGO asks (Zhang et al. 2022, arXiv 2206.04301): ``b=-a,a=+1;b=-``.
+    """Follow signs along a chain of variables, as in LEGO (Zhang et al. 2022, arXiv 2206.04301): ``b=-a,a=+1;b=-``.
 
-    The length is the number of clauses, each of which defines one letter; they are in random order. One clause starts
-    the chain with ``+1`` or ``-1``; every other one gives a variable the sign of another or its opposite. The question
-    is for a random variable, whose depth is the number of clauses to follow.
+    The length is the number of clauses, which define one letter each and are in random order. One clause starts the
+    chain with ``+1`` or ``-1``. Every other clause sets a variable to another variable or its opposite. The question is
+    about a random variable. Its depth is the number of clauses from the start of the chain.
     """
 
     axes: ClassVar[tuple[str, ...]] = ("length", "depth")

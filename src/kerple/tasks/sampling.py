@@ -1,12 +1,12 @@
-"""Random sampling of problems: sample k depends on seed, split and k alone, whatever ranks and workers there are.
+"""Random sampling of problems: sample k depends only on seed, split and k, for any number of ranks and workers.
 
 No test problem occurs in training:
 
-- up to the training length, a hash of the problem assigns it to training, validation or test, and problems are drawn
-  until one belongs to the requested split;
-- longer problems do not occur in training at all.
+- Up to the training length, a hash of the problem assigns it to training, validation or test. Problems are drawn until
+  one belongs to the requested split.
+- Longer problems do not occur in training.
 
-The hash does not depend on the seed, so all runs of a comparison hold out the same problems.
+The hash does not depend on the seed, so that all runs of a comparison hold out the same problems.
 """
 
 import math
@@ -36,8 +36,7 @@ class Sampler:
     Args:
         task: The task.
         train_length: Largest length of training problems.
-        held_out: Fraction of the problems of training lengths that is kept for testing; the same fraction is kept for
-            validation.
+        held_out: Fraction of the problems of training lengths in the test split, and in the validation split.
     """
 
     task: Task
@@ -45,7 +44,7 @@ class Sampler:
     held_out: float
 
     def split_of(self, example: Example) -> Split:
-        """The split of a problem no longer than the training length."""
+        """Return the split of a problem that is not longer than the training length."""
         number = int.from_bytes(blake2b(example.identity.encode(), digest_size=8).digest(), "big") / 2**64
         return "test" if number < self.held_out else "validation" if number < 2 * self.held_out else "train"
 
@@ -54,12 +53,12 @@ class Sampler:
 
         Args:
             split: ``train``, ``validation`` or ``test``.
-            seed: Chooses the samples, 0 to 2⁶⁴ - 1.
-            index: Number of the sample, from 0.
-            length: Length of the problem; None for a random one, uniform on 1..train_length.
+            seed: Seed of the samples, 0 to 2⁶⁴ - 1.
+            index: Index of the sample, from 0.
+            length: Length of the problem; None for a random length, uniform on 1..train_length.
 
         Returns:
-            The example, or None if the split has no, or hardly any, problems of that length.
+            The example, or None if the split has almost no problems of this length.
         """
         stream = np.random.Philox(key=[seed, index], counter=[0, 0, length or 0, get_args(Split).index(split)])
         rng = np.random.Generator(stream)
@@ -72,23 +71,23 @@ class Sampler:
         return None
 
     def training_problem(self, seed: int, index: int, length: int | None = None) -> Example:
-        """Training problem number ``index``, see `draw`.
+        """Return training problem number ``index``, see `draw`.
 
         Raises:
-            UserError: If no problem is left to train on.
+            UserError: If there is no training problem.
         """
         example = self.draw("train", seed, index, length)
         if example is None:
-            raise UserError(f"data.held_out: got {self.held_out}, which leaves too few problems; hold out less")
+            raise UserError(f"data.held_out: got {self.held_out}, which leaves no training problem; reduce it")
         return example
 
     def distinct(self, split: Split, count: int, length: int | None = None) -> list[Example]:
-        """Draw up to ``count`` different problems of a split, or fewer if it has no more.
+        """Draw ``count`` different problems of a split, or fewer if the split has fewer.
 
         The seed is always 0, so that all runs are tested on the same problems.
         """
         examples: dict[str, Example] = {}
-        index = last = 0  # index of this draw, and of the last draw that gave a new problem
+        index = last = 0  # index of this draw, and of the last draw with a new problem
         while len(examples) < count and index - last <= STALE:
             example = self.draw(split, 0, index, length)
             if example is None and length is not None:
@@ -101,7 +100,7 @@ class Sampler:
 
 
 def collate(examples: Sequence[Example]) -> Batch:
-    """Make a batch of examples, padded on the right.
+    """Return a batch of examples, padded on the right.
 
     Returns:
         ``tokens`` (B, T + 1) int64 and ``scored`` (B, T) bool.
@@ -117,15 +116,15 @@ def collate(examples: Sequence[Example]) -> Batch:
 
 
 class TrainingProblems(Dataset[Batch]):
-    """Dataset of training batches. Item b of rank r of W has the samples (b · W + r) · batch_size and those after it.
+    """Dataset of training batches. Item b of rank r of W starts with sample (b · W + r) · batch_size.
 
     Args:
-        sampler: Draws the problems.
-        seed: Chooses the problems, and their order where they are repeated.
-        batch_size: Rows of a batch.
-        examples: Number of different samples, after which they are repeated in another order; None for no repetition.
-        batches: Batches of each rank in an epoch.
-        rank: Number of this process, r.
+        sampler: Sampler of the problems.
+        seed: Seed of the problems, and of their order if they are repeated.
+        batch_size: Number of rows of a batch.
+        examples: Number of different samples, which are then repeated in another order; None for no repetition.
+        batches: Number of batches of each rank in an epoch.
+        rank: Index of this process, r.
         world: Number of processes, W.
     """
 
@@ -145,7 +144,7 @@ class TrainingProblems(Dataset[Batch]):
         return collate([self.sampler.training_problem(self.seed, self._problem(k)) for k in numbers])
 
     def _problem(self, k: int) -> int:
-        """Number of the problem that is the k-th sample."""
+        """Return the index of the problem of the k-th sample."""
         if self.examples is None:
             return k
         epoch, i = divmod(k, self.examples)
@@ -157,14 +156,14 @@ class TrainingProblems(Dataset[Batch]):
 
 @dataclass(frozen=True)
 class Examples:
-    """Examples of a task to measure a model on.
+    """Examples of a task for measurements.
 
     Args:
         task: The task.
-        groups: Groups of examples of one length.
-        batch_size: Examples in a forward pass.
-        training_length: Largest length of training.
-        lengths: Lengths that are asked for, some of which may have no example.
+        groups: Groups of examples with equal length.
+        batch_size: Number of examples per forward pass.
+        training_length: Largest length of training problems.
+        lengths: Requested lengths, some of which may have no example.
     """
 
     task: Task
@@ -175,16 +174,15 @@ class Examples:
 
 
 class HeldOutProblems(Dataset[Batch]):
-    """Dataset of batches of fixed examples, each of one length. Every rank gets the same number of batches.
+    """Dataset of batches of fixed examples with equal length. Every rank gets the same number of batches.
 
-    Beside the entries of `collate`, a batch has an ``index`` (B,) int64 with the numbers of its examples, counted over
-    all groups. If there are too few batches for all ranks, the last ones are fillers of one row with index -1, which is
-    not scored.
+    A batch contains the entries of `collate`, and ``index`` (B,) int64, the indices of its examples in all groups. If
+    there are too few batches for all ranks, the last batches have one row with index -1, which is not scored.
 
     Args:
-        groups: Groups of examples of one length; no batch has examples of two groups.
-        batch_size: Rows of a batch.
-        rank: Number of this process, r.
+        groups: Groups of examples with equal length. No batch has examples of two groups.
+        batch_size: Number of rows of a batch.
+        rank: Index of this process, r.
         world: Number of processes, W; item b of rank r is batch b · W + r.
     """
 

@@ -12,8 +12,8 @@ class Copy(Task):
     """Repeat the sequence (Kazemnejad et al. 2023, arXiv 2305.19466, table 1): ``cabb=cabb``.
 
     Args:
-        repeated: Whether the sequence repeats one letter, so that the task is to count. Each length then has as many
-            problems as there are symbols, of which few are held out of training; their number is reported.
+        repeated: Whether the sequence repeats one letter, so that the task is to count. Each length then has only one
+            problem per symbol, and few of them are held out of training. Their number is reported.
         symbols: Number of different letters, 2 to 52.
 
     Raises:
@@ -40,7 +40,7 @@ class Copy(Task):
 
 
 class Reverse(Task):
-    """The sequence backwards (Kazemnejad et al. 2023, table 1): ``cab=bac``.
+    """Reverse the sequence (Kazemnejad et al. 2023, table 1): ``cab=bac``.
 
     Args:
         symbols: Number of different letters, 2 to 52.
@@ -62,7 +62,7 @@ class Reverse(Task):
 
 
 class Sort(Task):
-    """The letters in ascending order, repetitions kept (Kazemnejad et al. 2023, table 1): ``cabb=abbc``.
+    """Sort the letters in ascending order, with repetitions (Kazemnejad et al. 2023, table 1): ``cabb=abbc``.
 
     Args:
         symbols: Number of different letters, 2 to 52.

@@ -1,4 +1,4 @@
-"""`Task`: for a length and a generator of random numbers, it draws a prompt and the one right answer (`Example`)."""
+"""`Task`, which draws problems of a given length, and `Example`, a problem with its answer."""
 
 import re
 from abc import ABC, abstractmethod
@@ -14,17 +14,17 @@ from kerple.tasks.vocabulary import BEGIN, END, LETTERS, characters_to_ids
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One problem and its solution, written as ``« prompt = answer »``.
+    """A problem and its answer, written as ``« prompt = answer »``.
 
-    The answer and the end token » are scored, but not the characters of the answer that `not_scored` names.
+    The answer and the end token » are scored, except characters in `not_scored`.
 
     Args:
-        prompt: The text that the model reads.
-        answer: The text that it has to write.
-        sizes: The length, then the other sizes that the task's `axes` name.
-        not_scored: Indices of the characters of ``answer`` that are input and need not be written.
-        key: Identity of the problem, equal for the same question in another order; the prompt if it is empty. It
-            decides whether the problem is used in training, validation or test.
+        prompt: Input of the model.
+        answer: Expected output of the model.
+        sizes: Sizes of the problem, as named by `Task.axes`; the length is first.
+        not_scored: Indices of characters of ``answer`` that are input.
+        key: Identity of the problem, equal for equivalent prompts such as ``a+b`` and ``b+a``; the prompt if empty. It
+            determines the split of the problem.
     """
 
     prompt: str
@@ -35,7 +35,7 @@ class Example:
 
     @property
     def identity(self) -> str:
-        """The key, or else the prompt; it is equal for examples of the same problem."""
+        """The key, or the prompt if there is no key."""
         return self.key or self.prompt
 
     @property
@@ -44,55 +44,53 @@ class Example:
         return f"{BEGIN}{self.prompt}={self.answer}{END}"
 
     def tokens(self) -> list[int]:
-        """The T + 1 token ids of the whole sequence: T inputs and, shifted by one, their T targets.
+        """Return the T + 1 token ids of the whole sequence: T inputs and, shifted by one, their T targets.
 
         Raises:
-            UserError: If the task wrote a character that is not in the vocabulary.
+            UserError: If a character is not in the vocabulary.
         """
         return characters_to_ids(self.text)
 
     def scored(self) -> list[bool]:
-        """Whether each of the T targets is scored."""
+        """Return whether each of the T targets is scored."""
         answer = [i not in self.not_scored for i in range(len(self.answer))]
         return [False] * (len(self.prompt) + 1) + [*answer, True]
 
 
 class Task(ABC):
-    """A family of problems of every length.
+    """Family of problems of any length.
 
-    Subclasses override `example`, which draws random numbers from its argument ``rng`` alone: the same state of this
-    generator must give the same example.
+    Subclasses override `example`, whose result must depend only on its arguments and the state of ``rng``.
     """
 
     axes: ClassVar[tuple[str, ...]] = ("length",)
-    """Names of the entries of `Example.sizes`, length first. The last two of several are a heat map's axes."""
+    """Names of the entries of `Example.sizes`; the length is first. The last two names are the axes of a heat map."""
 
     longest: int | None = None
-    """Largest length for which there are problems; None if there is no bound."""
+    """Largest length of problems; None if there is no limit."""
 
     numbers: ClassVar[bool] = False
-    """Whether consecutive digits are a number, so that `Abacus` can count them (`places.abacus`)."""
+    """Whether consecutive digits are a number, as `Abacus` requires (`places.abacus`)."""
 
     @abstractmethod
     def example(self, length: int, rng: np.random.Generator) -> Example:
-        """Draw a problem of this length, 1 or more, with random numbers from ``rng`` alone."""
+        """Draw a problem of this length, 1 or more, with random numbers from ``rng``."""
 
     def places(self, tokens: Tensor) -> Tensor:
-        """Places of tokens for `kerple.positions.Coupled`, which are equal for tokens that belong together.
+        """Return places of tokens for `kerple.positions.Coupled`, equal for tokens that belong together.
 
-        The place of a token may depend on the token and those before it, but not on later ones, which do not exist yet
-        when the model generates.
+        The place of a token must not depend on later tokens, which do not exist during generation.
 
         Args:
-            tokens: (B, T) int64, from the begin token on.
+            tokens: (B, T) int64, starting with the begin token.
 
         Returns:
-            (B, T) int64, 0 for a token without a place.
+            (B, T) int64, 0 for tokens without a place.
 
         Raises:
-            UserError: If the task, or this form of its problems, has no places.
+            UserError: If the task has no places with its options.
         """
-        raise UserError(f"data.task: got {self.name!r}, which defines no places, expected one such as Addition")
+        raise UserError(f"data.task: got {self.name!r}, expected a task with places for Coupled, such as Addition")
 
     @property
     def name(self) -> str:
@@ -101,20 +99,16 @@ class Task(ABC):
 
 
 def digits_text(digits: np.ndarray) -> str:
-    """The digits of an integer array as text."""
+    """Return the digits of an integer array as text."""
     return "".join(map(str, digits.tolist()))
 
 
 def letters_text(numbers: np.ndarray) -> str:
-    """The letters of an integer array, numbers of `LETTERS`, as text."""
+    """Return the letters of an integer array, indices of `LETTERS`, as text."""
     return "".join(map(LETTERS.__getitem__, numbers.tolist()))
 
 
 def check_option(task: Task, name: str, number: int, smallest: int, largest: int) -> None:
-    """Check that an option of a task is in its range.
-
-    Raises:
-        UserError: If it is not.
-    """
+    """Raise a UserError if an option of a task is out of range."""
     if not smallest <= number <= largest:
         raise UserError(f"{type(task).__name__}: {name}: got {number}, expected {smallest} to {largest}")

@@ -12,10 +12,10 @@ PAD_ID, BEGIN_ID, END_ID = IDS[PAD], IDS[BEGIN], IDS[END]
 
 
 def characters_to_ids(text: str) -> list[int]:
-    """Token ids of a text, one per character.
+    """Return the token ids of a text, one per character.
 
     Raises:
-        UserError: If a character is not one of `CHARACTERS`.
+        UserError: If a character is not in `CHARACTERS`.
     """
     try:
         return [IDS[character] for character in text]
@@ -24,7 +24,7 @@ def characters_to_ids(text: str) -> list[int]:
 
 
 def ids_to_characters(tokens: list[int]) -> str:
-    """The text of token ids; padding is left out.
+    """Return the text of token ids, without padding.
 
     Raises:
         UserError: If an id is outside the vocabulary.
