@@ -21,6 +21,7 @@ CALLBACKS = [
     {"class_path": "Extrapolation", "init_args": PROTOCOLS},
     {"class_path": "ShiftTest", "init_args": {"length": 16, "shifts": [0, 40], "blocks": 2}},
     {"class_path": "ReceptiveField", "init_args": {"length": 16, "blocks": 2}},
+    {"class_path": "GapCurve", "init_args": {"context": 8, "k": 4, "blocks": 2}},
 ]
 PERPLEXITY_ALONE = ("--trainer.callbacks", json.dumps(CALLBACKS[:1]))
 
@@ -70,6 +71,7 @@ def test_a_folder_is_tested_by_protocols_and_analyses(here):
         for length in (16, 64):
             expected = [plain_loop(model, blocks[i][None], Protocol("full"), length) for i in range(2)]
             np.testing.assert_allclose(losses(folder, length), expected, rtol=1e-6)
+    assert {"no_context4", "gap4"} <= set(results.read(folder)[0]["protocol"])
     assert (folder / "shift.csv").exists()
     assert (folder / "receptive_window.csv").exists()
 

@@ -1,7 +1,7 @@
 """`HuggingFaceNetwork`: any causal language model of transformers as a network to measure."""
 
 import inspect
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from kerple.base.errors import UserError
 from kerple.hf.rope import strategy_name
-from kerple.hf.windows import limited_attention
+from kerple.hf.windows import limited_attention, local_layers_keep
 from kerple.model.loss import target_losses
 from kerple.model.network import Embedding, Generation, Limited, Offset, Windows
 from kerple.positions.products import precise
@@ -65,7 +65,7 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
         rows = self.learned.num_embeddings - getattr(self.learned, "offset", 0)  # OPT's first rows are no positions
         return rows - (self.bos is not None)
 
-    def forward(self, tokens: Tensor, visibility: Visibility = EVERYTHING, offset: int = 0) -> Tensor:
+    def forward(self, tokens: Tensor, visibility: Visibility = EVERYTHING, offset: int | Tensor = 0) -> Tensor:
         """Logits (B, T, V) of the next token after each token (B, T) int64.
 
         Raises:
@@ -74,7 +74,7 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
         return self._run(self.model, tokens, visibility, offset)
 
     def losses(
-        self, tokens: Tensor, last: int | None = None, visibility: Visibility = EVERYTHING, offset: int = 0
+        self, tokens: Tensor, last: int | None = None, visibility: Visibility = EVERYTHING, offset: int | Tensor = 0
     ) -> Tensor:
         """Losses of the targets of tokens (B, T + 1), (B, T) or (B, last), fp32 or fp64; errors as of `forward`."""
         inputs, targets = tokens[:, :-1], tokens[:, 1:]
@@ -101,28 +101,37 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
     def _after_bos(self, tokens: Tensor) -> Tensor:
         return tokens if self.bos is None else F.pad(tokens, (1, 0), value=self.bos)
 
-    def _run(self, module: nn.Module, tokens: Tensor, visibility: Visibility = EVERYTHING, offset: int = 0) -> Tensor:
+    def _run(
+        self, module: nn.Module, tokens: Tensor, visibility: Visibility = EVERYTHING, offset: int | Tensor = 0
+    ) -> Tensor:
         """Output (B, T, ·) of ``module`` for the tokens (B, T): of the model, or of its base model without the head."""
         if visibility.distances != "true":
             raise UserError(
                 f"distances: got {visibility.distances!r}, but the code of {type(self.model).__name__} computes true "
                 "distances; test it with --model.position as our own network"
             )
-        end = offset + tokens.shape[1]
+        end = int(torch.as_tensor(offset).max()) + tokens.shape[1]
         if self.max_length is not None and end > self.max_length:
             raise UserError(
                 f"position: got {end - 1}, but {type(self.model).__name__} has learned {self.max_length} positions, "
                 f"the last is {self.max_length - 1}; read less"
             )
-        read, positions = self._after_bos(tokens), {}
+        read = self._after_bos(tokens)
+        own: AbstractContextManager[None] = nullcontext()
+        ids = rows = torch.arange(read.shape[1], device=tokens.device)[None]
+        options = {}
+        if isinstance(offset, Tensor):
+            ids, own = rows + F.pad(offset, (read.shape[1] - len(offset), 0)), local_layers_keep(self.model, rows)
+            options["attention_mask"] = torch.ones_like(read)  # without it, transformers takes a jump for another text
+        else:
+            ids = rows + offset
         if self.takes_positions:
-            positions["position_ids"] = torch.arange(offset, offset + read.shape[1], device=tokens.device)[None]
-        assert self.takes_positions or not offset, "only a network that is an `Offset` has one"
+            options["position_ids"] = ids
         forget_length(self.model)
         if self.bos is not None:
             visibility = visibility.after_bos()
-        with nullcontext() if visibility.window is None else limited_attention(self.model, visibility):
-            return module(input_ids=read, use_cache=False, **positions)[0][:, -tokens.shape[1] :]
+        with own, nullcontext() if visibility.window is None else limited_attention(self.model, visibility):
+            return module(input_ids=read, use_cache=False, **options)[0][:, -tokens.shape[1] :]
 
     @torch.inference_mode()
     def _probe(self) -> None:
@@ -145,8 +154,10 @@ class HuggingFaceNetwork(nn.Module, Limited, Windows, Generation, Embedding):
                 "expected a causal language model"
             )
         head = self.head
-        self.in_pieces = isinstance(head, nn.Linear) and torch.allclose(
-            precise(head(self._run(self.model.base_model, tokens))), logits, rtol=1e-3, atol=1e-3 * scale
+        base = self.model.base_model  # Llama 4's is the model itself
+        self.in_pieces = isinstance(head, nn.Linear) and base is not self.model
+        self.in_pieces = self.in_pieces and torch.allclose(
+            precise(head(self._run(base, tokens))), logits, rtol=1e-3, atol=1e-3 * scale
         )
 
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
@@ -67,6 +69,38 @@ def attention_replaced(model: Any, name: str, function: Callable[..., Any] | Non
     finally:
         for config, old in zip(configs, names, strict=True):
             config._attn_implementation = old
+
+
+def layer_kinds(config: Any) -> list[str]:
+    """Kind of each layer of a text model, such as ``full_attention`` and ``sliding_attention``."""
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    kind = "full_attention" if window is None else "sliding_attention"
+    return list(getattr(config, "layer_types", None) or [kind] * config.num_hidden_layers)
+
+
+@contextmanager
+def local_layers_keep(model: Any, ids: Tensor) -> Iterator[None]:
+    """Let layers with a window or chunks rotate by the positions (1, T), whatever positions the model is given.
+
+    Raises:
+        UserError: If the model has such layers and is not built as those of transformers are.
+    """
+    base, local = getattr(model, "model", model.base_model), ("sliding_attention", "chunked_attention")
+    layers = {i: kind for i, kind in enumerate(layer_kinds(model.config.get_text_config())) if kind in local}
+    if layers and not (hasattr(base, "layers") and hasattr(base, "rotary_emb")):
+        raise UserError(f"offset: the layers of {type(model).__name__} that have windows cannot keep their positions")
+
+    def rotate(kind: str, module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        kinds = [kind] if "layer_type" in signature(base.rotary_emb.forward).parameters else []
+        x = args[0] if args else options["hidden_states"]
+        return args, options | {"position_embeddings": base.rotary_emb(x, ids, *kinds)}
+
+    hooks = [base.layers[i].register_forward_pre_hook(partial(rotate, k), with_kwargs=True) for i, k in layers.items()]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def windowed_attention(

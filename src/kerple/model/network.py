@@ -50,13 +50,17 @@ class Windows(ABC):
 
 
 class Offset(ABC):
-    """A network whose positions can start at another number than 0."""
+    """A network whose positions can be other numbers than 0, 1, 2, …"""
 
     @abstractmethod
     def losses(
-        self, tokens: Tensor, last: int | None = None, visibility: Visibility = EVERYTHING, offset: int = 0
+        self, tokens: Tensor, last: int | None = None, visibility: Visibility = EVERYTHING, offset: int | Tensor = 0
     ) -> Tensor:
-        """As `Windows.losses`, with ``offset`` added to every position."""
+        """As `Windows.losses`, with ``offset`` added to every position.
+
+        An offset for each input, (T,) int64, is not added in layers with a window, which would see distances that they
+        never see.
+        """
 
 
 class Generation(ABC):

@@ -112,7 +112,7 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
         return capped(self.head(x if last is None else x[:, -last:]), self.logit_cap)
 
     def features(
-        self, tokens: Tensor, visibility: Visibility = EVERYTHING, offset: int = 0, cache: Cache | None = None
+        self, tokens: Tensor, visibility: Visibility = EVERYTHING, offset: int | Tensor = 0, cache: Cache | None = None
     ) -> Tensor:
         """Input of the head, (B, T, D); the arguments are those of `forward`."""
         if cache is not None and cache.visibility != visibility:
@@ -124,17 +124,23 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
         if begins:
             tokens = F.pad(tokens, (1, 0), value=self.bos)
         length = (cached or 0) + tokens.shape[1]
+        end = length + int(torch.as_tensor(offset).max())
         for p in self.positions:
-            if p.max_length is not None and offset + length > p.max_length:
+            if p.max_length is not None and end > p.max_length:
                 raise UserError(
-                    f"position: got {offset + length - 1}, but {type(p).__name__} ends at {p.max_length - 1}: its "
+                    f"position: got {end - 1}, but {type(p).__name__} ends at {p.max_length - 1}: its "
                     f"max_length is {p.max_length}; read less, or with Learned choose beyond: clamp or interpolate"
                 )
         read = tokens if cache is None else cache.append(tokens)  # (B, length)
-        at = TokenPositions.line(length, offset, tokens.device)
+        line = at = TokenPositions.line(length, 0 if isinstance(offset, Tensor) else offset, tokens.device)
         if self.places is not None:
-            at = replace(at, places=self.places(read))
-        contexts = [prepare_context(p, at, read, visibility, self.attention, cached) for p in self.positions]
+            line = at = replace(line, places=self.places(read))
+        if isinstance(offset, Tensor):
+            at = replace(line, ids=line.ids + F.pad(offset, (int(begins), 0)), contiguous=False)
+        contexts = [
+            prepare_context(p, at if p.window is None else line, read, visibility, self.attention, cached)
+            for p in self.positions
+        ]
         x = self.embedding(tokens)  # (B, T, D)
         x = self.embedding_norm(x if self.embedding_scale == 1 else x * self.embedding_scale)
         x = self.dropout(self.positions[0].embed(x, contexts[0].queries))
@@ -145,7 +151,7 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
         return self.norm(x[:, int(begins) :])  # without BOS
 
     def losses(
-        self, tokens: Tensor, last: int | None = None, visibility: Visibility = EVERYTHING, offset: int = 0
+        self, tokens: Tensor, last: int | None = None, visibility: Visibility = EVERYTHING, offset: int | Tensor = 0
     ) -> Tensor:
         """Negative log-likelihood of each target in nats, without holding all logits at once.
 
@@ -153,7 +159,7 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
             tokens: (B, T + 1) int64: T inputs and, shifted by one, their T targets.
             last: Number of last targets whose losses are returned; None for all.
             visibility: The keys that a query sees in every layer.
-            offset: Added to every position.
+            offset: Added to every position; or for each input, see `kerple.model.network.Offset`.
 
         Returns:
             (B, T), or (B, last), fp32, or fp64 in an fp64 network.

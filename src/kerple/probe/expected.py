@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kerple.hf.windows import layer_kinds
 from kerple.model import Transformer
 from kerple.positions import NoPE, RoPE, Shape
 from kerple.positions.rotary_scaling import RotaryFrequencies, Scaling
@@ -77,8 +78,7 @@ class Layer:
 
 def layers(config: Any) -> list[Layer]:
     """What the configuration of a text model, a `transformers.PreTrainedConfig`, says about each of its layers."""
-    kinds = getattr(config, "layer_types", None) or [None] * config.num_hidden_layers
-    return [_layer(config, i, kind) for i, kind in enumerate(kinds)]
+    return [_layer(config, i, kind) for i, kind in enumerate(layer_kinds(config))]
 
 
 def our_layers(network: Transformer) -> list[Layer]:
@@ -104,12 +104,8 @@ def original_length(config: Any) -> int | None:
     return getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
 
 
-def _layer(config: Any, i: int, kind: str | None) -> Layer:
-    window = getattr(config, "sliding_window", None)
-    if kind is None:
-        window = window if getattr(config, "use_sliding_window", True) else None
-        kind = "full_attention" if window is None else "sliding_attention"
-    window = window if kind == "sliding_attention" else None
+def _layer(config: Any, i: int, kind: str) -> Layer:
+    window = config.sliding_window if kind == "sliding_attention" else None
     chunk = config.attention_chunk_size if kind == "chunked_attention" else None
     every = getattr(config, "rope_parameters", None) or {}
     rope = every if "rope_theta" in every else every.get(kind) or {}

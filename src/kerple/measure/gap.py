@@ -1,0 +1,136 @@
+"""`GapCurve`: what a context is worth from far away, by a jump in the positions between it and the targets."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from kerple.base.errors import UserError
+from kerple.data.text import Text, TextBlocks
+from kerple.measure.drawing import finish, panel
+from kerple.measure.measure import Measure, max_length, positive, training_length
+from kerple.measure.result import Result
+from kerple.measure.results import Row
+from kerple.measure.runner import Runner
+from kerple.model.network import Network, Offset
+
+
+@dataclass
+class GapCurve(Measure):
+    """The loss of ``k`` targets after ``context`` tokens, with positions that jump by a gap between the two.
+
+    *No context* reads the targets only. The fraction of its worth that the context keeps is (no context - gap) / (no
+    context - no gap). This measures positions at any distance in a minute, and not whether a model finds something in a
+    long text. Layers with a window keep their own positions.
+
+    The result has ``gap.csv`` (gap, document, loss), a figure, and a line for each gap. Intervals are of 95% over
+    documents; that of a fraction is by the jackknife.
+
+    Args:
+        gaps: Gaps in tokens; None for 1/4, 1/2, 1, 2, 4 and 16 times the training length.
+        context: Number of inputs before the gap.
+        k: Number of targets, whose inputs are behind the gap.
+        blocks: Number of blocks, each of another document, the first of the text that fit.
+
+    Raises:
+        UserError: If a number is not positive.
+    """
+
+    gaps: Sequence[int] | None = None
+    context: int = 256
+    k: int = 64
+    blocks: int = 12
+
+    name: ClassVar[str] = "gap"
+    needs: ClassVar[tuple[type, ...]] = (Offset,)
+
+    def __post_init__(self) -> None:
+        positive(self, "context", "k", "blocks")
+        if self.gaps is not None and (not self.gaps or min(self.gaps) < 1):
+            raise UserError(f"GapCurve: gaps: got {list(self.gaps)}, expected numbers of 1 or more")
+
+    def check(self, network: Network, text: Any) -> None:
+        super().check(network, text)
+        self.readings(network)
+        self._blocks(text)
+
+    def readings(self, network: Network) -> list[int]:
+        """The gaps that the network has positions for, 0 before them."""
+        gaps, limit = self.gaps, max_length(network)
+        if gaps is None:
+            trained = training_length(network, "GapCurve: gaps")
+            gaps = [trained * n // 4 for n in (1, 2, 4, 8, 16, 64) if trained * n >= 4]
+        return [g for g in sorted({0, *gaps}) if limit is None or g + self.context + self.k <= limit]
+
+    def measure(self, network: Any, text: Text, runner: Runner) -> Result:
+        gaps, blocks = self.readings(network), self._blocks(text)
+        sums = torch.zeros(1 + len(gaps), len(blocks), dtype=torch.float64, device=runner.device)
+        for i, tokens in runner.blocks(blocks):
+            with runner.autocast():
+                sums[0, i] = network.losses(tokens[:, -self.k - 1 :], self.k).double().sum()
+                for n, gap in enumerate(gaps, 1):
+                    offset = gap * (torch.arange(self.context + self.k, device=runner.device) >= self.context)
+                    sums[n, i] = network.losses(tokens, self.k, offset=offset).double().sum()
+        sums = runner.sum(sums)
+        if not sums.isfinite().all():
+            raise UserError("the loss on the test text is not finite; check the weights for NaN")
+        assert blocks.documents is not None
+        losses, documents = (sums / self.k).numpy(), blocks.documents.tolist()
+        labels = ["no context", *gaps]
+        rows = [
+            {"gap": label, "document": document, "loss": float(loss)}
+            for label, of_label in zip(labels, losses, strict=True)
+            for document, loss in zip(documents, of_label, strict=True)
+        ]
+        lengths = [self.k, *(gap + self.context + self.k for gap in gaps)]
+        protocols = [f"no_context{self.k}", *[f"gap{self.k}"] * len(gaps)]
+        table = [
+            Row("ppl", protocol, length, None, i, float(sums[n, i]), self.k)
+            for n, (protocol, length) in enumerate(zip(protocols, lengths, strict=True))
+            for i in range(len(blocks))
+        ]
+        curve = [(gap, *_kept(losses[0], losses[1], of_gap)) for gap, of_gap in zip(gaps, losses[1:], strict=True)]
+        means = losses.mean(1)
+        lines = [f"gap curve: {len(blocks)} documents, loss without context {means[0]:.3f}, with it {means[1]:.3f}"]
+        lines += [
+            f"gap of {gap:,}: loss {mean:.3f}, the context keeps {kept:.0%} of its worth ({low:.0%} to {high:.0%})"
+            for (gap, kept, low, high), mean in zip(curve[1:], means[2:], strict=True)
+        ]
+        about = {"strategy": network.name, "training_length": network.training_length, "split": text.split}
+        about |= {"context": self.context, "k": self.k, "block_document": documents, "precision": runner.precision}
+        scalars = {f"gap/kept/{gap}": kept for gap, kept, *_ in curve[1:]}
+        figures = {self.name: _figure(curve[1:], network, len(blocks))} if len(curve) > 1 else {}
+        return Result(self.name, {self.name: rows}, figures, table, about, scalars, "\n".join(lines))
+
+    def _blocks(self, text: Text) -> TextBlocks:
+        return text.document_blocks(self.context + self.k, self.blocks, per_document=1)
+
+
+def _kept(none: NDArray[Any], near: NDArray[Any], far: NDArray[Any]) -> tuple[float, float, float]:
+    """Fraction of the worth of a context that is kept, with the ends of its interval, from losses of documents."""
+    from scipy import stats  # takes a second of processor time to import
+
+    n, lost, worth = len(none), far - near, none - near
+    kept = 1 - lost.sum() / worth.sum()
+    if n < 2:
+        return float(kept), -np.inf, np.inf
+    without = 1 - (lost.sum() - lost) / (worth.sum() - worth)
+    half = stats.t.ppf(0.975, n - 1) * np.sqrt((n - 1) / n * np.square(without - without.mean()).sum())
+    return float(kept), float(kept - half), float(kept + half)
+
+
+def _figure(curve: list[tuple[int, float, float, float]], network: Network, documents: int) -> Figure:
+    figure, axes = panel(6.4, 4)
+    gaps, kept, low, high = np.array(curve).T
+    axes.errorbar(gaps, kept, (kept - low, high - kept), marker="o", markersize=4, capsize=2, label=network.name)
+    axes.axhline(0, color="black", linewidth=0.8)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(gaps, [f"{gap:,.0f}" for gap in gaps])
+    title = f"{network.name}: what a context keeps of its worth, {documents} documents"
+    ylabel = "fraction of the worth, 95% intervals"
+    finish(axes, network.training_length, xlabel="gap (tokens)", ylabel=ylabel, title=title)
+    return figure
