@@ -9,9 +9,9 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from kerple.cli.probe import read
+from kerple.cli.probe import read_fp32_model
 from kerple.probe.measured import measure_layers
-from kerple.probe.report import probe
+from kerple.probe.report import probe_model
 from tests.hf.test_bos_and_gguf import YARN as YARN_IN_GGUF
 from tests.hf.test_bos_and_gguf import write_gguf
 from tests.hf.tiny import hf, small
@@ -207,10 +207,10 @@ FAULTS: dict[str, tuple[list[str], Callable[[str], Any]]] = {
 def test_a_scaling_that_transformers_loses_when_it_reads_a_gguf_file_is_found(tmp_path):
     model = small(hf.Qwen2Config, intermediate_size=64, num_key_value_heads=2, rope_theta=500.0)
     write_gguf(tmp_path / "model.gguf", model, YARN_IN_GGUF)
-    sound, config = read(str(tmp_path / "model.gguf"))
-    assert probe(sound, config).faults == []
+    sound, config = read_fp32_model(str(tmp_path / "model.gguf"))
+    assert probe_model(sound, config).faults == []
     lost = hf.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf").eval()
-    assert "without yarn" in probe(lost, config).faults[0]
+    assert "without yarn" in probe_model(lost, config).faults[0]
 
 
 PATCHES = {"norm after rotation": norm_after_rotation, "window dropped": window_dropped}
@@ -219,7 +219,7 @@ PATCHES = {"norm after rotation": norm_after_rotation, "window dropped": window_
 @pytest.mark.parametrize("name", FAMILIES)
 def test_no_sound_family_is_accused(name):
     model = build(name)
-    assert probe(model, model.config).faults == []
+    assert probe_model(model, model.config).faults == []
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -230,7 +230,9 @@ def test_a_fault_is_found_in_every_family_that_can_have_it(fault):
         config = build(name).config
         model = seed(name)
         with PATCHES.get(fault, nullcontext)(model) if fault in PATCHES else nullcontext():
-            faults = [d for v in measure_layers(model, config) for d in v.differences] or probe(model, config).faults
+            faults = [d for v in measure_layers(model, config) for d in v.differences] or probe_model(
+                model, config
+            ).faults
         print(fault, "|", name, "|", faults[:2])
         missed += [name] if not faults else []
     assert missed == []

@@ -30,19 +30,19 @@ def main(arguments: list[str]) -> None:
 
     need()
     folder = Path(options.to or f"logs/probe/{model_name(options.model)}")
-    model, config = read(options.model, options.trust_remote_code, options.trust)
-    from kerple.probe.page import write
-    from kerple.probe.report import probe
+    model, config = read_fp32_model(options.model, options.trust_remote_code, options.trust)
+    from kerple.probe.probe_files import write_report
+    from kerple.probe.report import probe_model
 
-    report = probe(model, config, options.model, options.layers, options.invariances)
-    write(report, folder)
+    report = probe_model(model, config, options.model, options.layers, options.invariances)
+    write_report(report, folder)
     print(report.text())
     print(f"written to {folder}/probe.html and probe.json")
     if report.faults:
         raise SystemExit(1)
 
 
-def read(path: str, trust_remote_code: bool = False, trust: str = "") -> tuple[Any, Any]:
+def read_fp32_model(path: str, trust_remote_code: bool = False, trust: str = "") -> tuple[Any, Any]:
     """Read a model as a `transformers.PreTrainedModel` in fp32, and the configuration of its text model.
 
     Args:

@@ -27,7 +27,7 @@ KNOWN = {
     *NO_POSITIONS_IN_FULL_LAYERS,
     *UNLESS_NO_WINDOW,
 }
-"""Families whose configurations `layers` was compared with the code of; of others, differences are not judged."""
+"""Families whose code was compared with `configured_layers`; differences of others are not judged."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Layer:
         return ", ".join(parts + ([f"temperature {self.temperature.rule}"] if self.temperature else []))
 
 
-def layers(config: Any) -> list[Layer]:
+def configured_layers(config: Any) -> list[Layer]:
     """What the configuration of a text model, a `transformers.PreTrainedConfig`, says about each of its layers."""
     return [_layer(config, i, kind) for i, kind in enumerate(layer_kinds(config))]
 

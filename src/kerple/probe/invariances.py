@@ -14,7 +14,7 @@ from kerple.hf.adapter import forget_length, learned_positions
 from kerple.hf.modeling import CACHE
 from kerple.hf.windows import attention_replaced
 from kerple.model import Transformer
-from kerple.probe.expected import layers, original_length
+from kerple.probe.expected import configured_layers, original_length
 
 LENGTH = 48  # tokens of a text
 SHIFT = 16
@@ -146,7 +146,7 @@ def _by_design(model: Any, config: Any) -> tuple[str | None, str | None]:
     if isinstance(network := getattr(model, "network", None), Transformer):
         shifts = None if all(p.shift_invariant for p in network.positions) else "its strategy"
         return shifts, None if network.prefix_consistent else "its strategy"
-    said = layers(config)
+    said = configured_layers(config)
     scalings = {layer.frequencies.scaling for layer in said if layer.frequencies}
     grows = next((s for s in ("dynamic_ntk", "longrope") if s in scalings), None)
     shifts = "absolute positions" if learned_positions(model) is not None else None

@@ -11,8 +11,8 @@ from kerple.hf.adapter import forget_length, learned_positions
 from kerple.hf.modeling import CACHE
 from kerple.model import Transformer
 from kerple.probe.capture import Call, captured
-from kerple.probe.expected import Layer, layers, original_length, our_layers
-from kerple.probe.rotation import compare
+from kerple.probe.expected import Layer, configured_layers, original_length, our_layers
+from kerple.probe.rotation import rotation_differences
 
 SHORT = 32  # tokens of the short pass
 DECODED = 4  # tokens that are decoded one by one
@@ -69,7 +69,7 @@ def measure_layers(model: Any, config: Any) -> list[Verdict]:
         config: The configuration of its text model, as it was read from the model's files.
     """
     ours = isinstance(getattr(model, "network", None), Transformer)
-    expected = our_layers(model.network) if ours else layers(config)
+    expected = our_layers(model.network) if ours else configured_layers(config)
     if getattr(config, "kv_lora_rank", None):
         reason = "latent attention (MLA) has no plain queries and keys"
         return [Verdict(i, str(layer), unknown=reason) for i, layer in enumerate(expected)]
@@ -139,7 +139,7 @@ def _verdict(i: int, layer: Layer, passes: list[Pass], learned: bool) -> Verdict
         v = v / v.abs().max()
         if float((v - v[:, :1]).abs().max()) <= SAME:
             for x, what in ((q, "queries"), (k, "keys")) if p.rows[0] == 0 else ():
-                messages, radians = compare(x, what, p.rows, p.ids, layer)
+                messages, radians = rotation_differences(x, what, p.rows, p.ids, layer)
                 new += messages
                 if p is passes[0] and what == "queries":
                     notes.append(_describe(radians))

@@ -1,4 +1,4 @@
-"""`probe`: all checks of one model, and their outcome."""
+"""`probe_model`: all checks of one model, and their outcome."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -56,7 +56,7 @@ class Report:
         return "\n".join([*lines, f"{len(self.faults)} checks failed" if self.faults else "no check failed"])
 
 
-def probe(model: Any, config: Any, name: str = "", layers: bool = True, invariances: bool = True) -> Report:
+def probe_model(model: Any, config: Any, name: str = "", layers: bool = True, invariances: bool = True) -> Report:
     """Check the positions of a model.
 
     Args:

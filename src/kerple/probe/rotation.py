@@ -14,7 +14,7 @@ ROUNDING = 4e-7  # of an angle, relative to it: frequency, position and product 
 NOISE = 2e-5  # of an entry of a query in fp32, relative to the query
 
 
-def compare(x: Tensor, what: str, rows: Tensor, ids: Tensor, layer: Layer) -> tuple[list[str], Tensor]:
+def rotation_differences(x: Tensor, what: str, rows: Tensor, ids: Tensor, layer: Layer) -> tuple[list[str], Tensor]:
     """Compare how the queries or keys of equal tokens differ between positions with what a configuration says.
 
     Args:
