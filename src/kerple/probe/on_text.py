@@ -49,12 +49,13 @@ def measure_on_text(
     if longest <= trained or longest % trained:
         raise UserError(f"length: got {longest}, expected a multiple of {trained}, the training length, above it")
     gap, tokens = GapCurve(), 2 * blocks * longest
-    perplexity: Any = partial(Extrapolation, [trained, longest], blocks=blocks, documents=True)
+    many: Any = {"blocks": blocks, "blocks_per_document": 1}
+    perplexity: Any = partial(Extrapolation, [trained, longest], documents=True, **many)
     last = perplexity(["last"], k=max(1, min(256, trained // 2)))
     plan: list[tuple[str, Measure, str | None, int]] = [
         ("gap", gap, None, gap.blocks * (gap.context + gap.k) * len(gap.readings(network))),
         ("window", perplexity(["full", "per_position"]), None, tokens),
-        ("window", FarContext([longest], blocks=blocks), None, 3 * blocks * longest),
+        ("window", FarContext([longest], **many), None, 3 * blocks * longest),
         *(("scalings", last, name, tokens) for name in (None, "pi", "ntk", "yarn")),
     ]  # part, measure, scaling of RoPE, tokens
     plan = [entry for entry in plan if entry[0] in parts]
