@@ -21,6 +21,14 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("model", type=str, help="a folder, a .gguf file, a name on the hub or a checkpoint of `fit`")
     parser.add_argument("--layers", type=bool, default=True, help="configuration and forward pass of each layer")
     parser.add_argument("--invariances", type=bool, default=True, help="shift, prefix, cache, padding, batch, sdpa")
+    parser.add_argument("--gap", type=bool, default=False, help="far positions in a minute: a jump before the targets")
+    parser.add_argument(
+        "--window", type=bool, default=False, help="where text stops helping beyond the training length"
+    )
+    parser.add_argument("--scalings", type=bool, default=False, help="what PI, NTK and YaRN would do at --length")
+    parser.add_argument("--length", type=int | None, default=None, help="longest length; null: twice that of training")
+    parser.add_argument("--blocks", type=int, default=4, help="documents that --window and --scalings read")
+    parser.add_argument("--text", type=str, default="modules", help="the text: a name, file or folder, as data.corpus")
     parser.add_argument("--to", type=str, default="", help="folder of the page; left out: logs/probe/<model>")
     parser.add_argument("--trust_remote_code", type=bool, default=False, help="run code that comes with the model")
     parser.add_argument("--trust", default="", help="packages whose classes a checkpoint may name: a,b,c")
@@ -35,8 +43,14 @@ def main(arguments: list[str]) -> None:
     from kerple.probe.report import probe_model
 
     report = probe_model(model, config, options.model, options.layers, options.invariances)
+    if parts := [name for name in ("gap", "window", "scalings") if options[name]]:
+        from kerple.probe.on_text import measure_on_text
+
+        network, text = network_and_text(model, options.model, options.text)
+        report.results = measure_on_text(network, text, parts, options.length, options.blocks)
+        report.text = f"{text.name}, sha256 of its tokens {text.digest}"
     write_report(report, folder)
-    print(report.text())
+    print(report.summary())
     print(f"written to {folder}/probe.html and probe.json")
     if report.faults:
         raise SystemExit(1)
@@ -66,6 +80,25 @@ def read_fp32_model(path: str, trust_remote_code: bool = False, trust: str = "")
     config = read_model_config(source, trust_remote_code)
     check_memory(config, trust_remote_code)
     return read_model(source, config, trust_remote_code=trust_remote_code), config.get_text_config()
+
+
+def network_and_text(model: Any, path: str, corpus: str) -> tuple[Any, Any]:
+    """The model as a network to measure, and a corpus in its tokens; of a run, the test text that it has."""
+    from kerple.hf.adapter import hugging_face_network
+
+    network = model.network if hasattr(model, "network") else hugging_face_network(model)
+    if is_zipfile(path):
+        from kerple.cli.trained import load_trained
+        from kerple.data.text import ShardText
+
+        data = load_trained(path)[1]
+        return network, ShardText(data.folder, "test") if hasattr(data, "folder") else data
+    from kerple.hf.source import bos_token, locate, read_tokenizer
+    from kerple.probe.on_text import read_text
+
+    source = locate(path)
+    network.bos = bos_token(source)
+    return network, read_text(corpus, read_tokenizer(source))
 
 
 def check_memory(config: Any, trust_remote_code: bool) -> None:

@@ -13,6 +13,8 @@ from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import torch
 from tokenizers import Tokenizer
@@ -44,9 +46,25 @@ class ModelSource:
     gguf: str | None = None
 
     @property
-    def files(self) -> dict[str, str]:
+    def files(self) -> dict[str, Any]:
         """Keyword arguments for transformers' `from_pretrained`."""
-        return {} if self.gguf is None else {"gguf_file": self.gguf}
+        if self.gguf is not None:
+            return {"gguf_file": self.gguf}
+        return {"local_files_only": not (Path(self.location).is_dir() or _is_hub_reachable())}
+
+
+@lru_cache
+def _is_hub_reachable() -> bool:
+    """Whether there is an answer from the hub; without one, transformers would try again for half a minute."""
+    from huggingface_hub.constants import ENDPOINT
+
+    try:
+        urlopen(ENDPOINT, timeout=10).close()
+    except HTTPError:  # is an answer
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def locate(name: str) -> ModelSource:

@@ -97,7 +97,12 @@ class GapCurve(Measure):
         means = losses.mean(1)
         lines = [f"gap curve: {len(blocks)} documents, loss without context {means[0]:.3f}, with it {means[1]:.3f}"]
         lines += [
-            f"gap of {gap:,}: loss {mean:.3f}, the context keeps {kept:.0%} of its worth ({low:.0%} to {high:.0%})"
+            f"gap of {gap:,}: loss {mean:.3f}, "
+            + (
+                f"the context keeps {kept:.0%} of its worth ({low:.0%} to {high:.0%})"
+                if high > 0
+                else "the context harms"
+            )
             for (gap, kept, low, high), mean in zip(curve[1:], means[2:], strict=True)
         ]
         about = {"strategy": network.name, "training_length": network.training_length, "split": text.split}
@@ -129,6 +134,7 @@ def _figure(curve: list[tuple[int, float, float, float]], network: Network, docu
     axes.errorbar(gaps, kept, (kept - low, high - kept), marker="o", markersize=4, capsize=2, label=network.name)
     axes.axhline(0, color="black", linewidth=0.8)
     axes.set_xscale("log", base=2)
+    axes.set_yscale("symlog", linthresh=1)  # beyond the training length a context may do many times its worth of harm
     axes.set_xticks(gaps, [f"{gap:,.0f}" for gap in gaps])
     title = f"{network.name}: what a context keeps of its worth, {documents} documents"
     ylabel = "fraction of the worth, 95% intervals"

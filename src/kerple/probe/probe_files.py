@@ -1,13 +1,16 @@
 """The page and the JSON file of a report."""
 
+import base64
+import io
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
+from matplotlib.figure import Figure
 
 from kerple.base.atomic import write
 from kerple.probe.report import Report
@@ -18,11 +21,19 @@ def write_report(report: Report, folder: Path) -> None:
     template = resources.files("kerple.probe").joinpath("probe.html.jinja").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
     folder.mkdir(parents=True, exist_ok=True)
-    write(folder / "probe.html", environment.from_string(template).render(report=report))
-    content = asdict(report) | {"faults": report.faults}
+    write(folder / "probe.html", environment.from_string(template).render(report=report, embedded=_embedded))
+    measured = [{"name": r.name, "report": r.report, "scalars": r.scalars, "tables": r.tables} for r in report.results]
+    content = asdict(replace(report, results=[])) | {"faults": report.faults, "results": measured}
     checks: list[Any] = [*report.layers, *report.invariances]
     for entry, check in zip([*content["layers"], *content["invariances"]], checks, strict=True):
         entry["verdict"] = check.verdict
         if not math.isfinite(entry.get("difference") or 0):
             entry["difference"] = None
     write(folder / "probe.json", json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def _embedded(figure: Figure) -> str:
+    """The figure as PNG, in base64."""
+    file = io.BytesIO()
+    figure.savefig(file, dpi=120)
+    return base64.b64encode(file.getvalue()).decode()

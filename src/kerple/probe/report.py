@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
+from kerple.measure.result import Result
 from kerple.probe.invariances import Invariance, measure_invariances
 from kerple.probe.measured import Verdict, measure_layers
 
@@ -18,12 +19,16 @@ class Report:
         family: Type of its configuration.
         layers: What is said and measured of each layer.
         invariances: What the logits do not depend on.
+        results: What was measured on text.
+        text: Name of the text and sha256 of its tokens.
     """
 
     model: str
     family: str
     layers: list[Verdict] = field(default_factory=list)
     invariances: list[Invariance] = field(default_factory=list)
+    results: list[Result] = field(default_factory=list)
+    text: str = ""
 
     @property
     def faults(self) -> list[str]:
@@ -42,7 +47,7 @@ class Report:
             first, *_, last = [*(group := list(same)), group[-1]]
             yield (f"{first.layer}" if first is last else f"{first.layer} to {last.layer}"), first
 
-    def text(self) -> str:
+    def summary(self) -> str:
         """The report for the terminal."""
         lines = [f"{self.model} ({self.family})"]
         for numbers, verdict in self.groups:
@@ -53,6 +58,7 @@ class Report:
             number = "" if i.difference is None else f", {i.difference:.2g} against {i.allowed:.2g}"
             because = i.reason or (i.by_design if i.verdict == "broken by design" else None)
             lines.append(f"{i.name}: {i.verdict}{number}{f' ({because})' if because else ''}")
+        lines += [f"{result.name}: {result.report}" for result in self.results]
         return "\n".join([*lines, f"{len(self.faults)} checks failed" if self.faults else "no check failed"])
 
 
