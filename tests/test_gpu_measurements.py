@@ -6,6 +6,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from benchmarks.gpu.__main__ import measurements, read
 
 
@@ -14,6 +16,7 @@ def started(out: Path, *flags: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=Path(__file__).parents[1], text=True, stdout=subprocess.PIPE)
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_in_another_folder(tmp_path: Path) -> None:
     names = [name for name in measurements(True, tmp_path) if name.startswith("attention-64")]
     rows, first = tmp_path / "1" / "rows.jsonl", started(tmp_path / "1")

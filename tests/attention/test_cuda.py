@@ -47,6 +47,7 @@ print(json.dumps([error(*case[:7], getattr(torch, case[7]), case[8]) for case in
 """
 
 
+@pytest.mark.slow
 def test_the_kernel_in_the_interpreter_gives_the_gradient_of_the_table() -> None:
     triton = pytest.importorskip("triton", reason="Triton has no wheel for this system")
     if Version(triton.__version__) < Version("3.7") and Version(np.__version__) >= Version("2.4"):

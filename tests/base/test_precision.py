@@ -4,7 +4,8 @@ import pytest
 import torch
 from jsonargparse import Namespace
 
-from kerple.training.trainer import AutoTrainer, choose, emulated, resolve_auto
+from kerple.base.precision import choose_precision, emulated
+from kerple.training.trainer import AutoTrainer, resolve_auto
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def machine(monkeypatch):
 )
 def test_hardware_that_multiplies_bf16_trains_in_it(machine, instructions, limit, gpus, precision):
     machine(*instructions, limit=limit, gpus=gpus)
-    assert choose("auto")[0] == choose("gpu" if gpus else "cpu")[0] == precision
+    assert choose_precision("auto")[0] == choose_precision("gpu" if gpus else "cpu")[0] == precision
 
 
 def test_a_resumed_fit_keeps_its_precision_and_emulated_bf16_has_one_warning(machine, capsys):

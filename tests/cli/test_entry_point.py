@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from kerple.base.shipped_configs import config_path, with_shipped_configs
 
 PROGRAM = """
@@ -55,6 +57,7 @@ trainer:
 """
 
 
+@pytest.mark.slow
 def test_every_character_is_read_and_printed_where_the_locale_has_only_ascii(tmp_path):
     (tmp_path / "größe.yaml").write_text(CONFIG, encoding="utf-8")
     (tmp_path / "köpus").mkdir()

@@ -1,13 +1,13 @@
 """Texts of strings, capabilities that measures ask for, and measures on several processes without a Trainer."""
 
 import os
-import sys
+import socket
 from pathlib import Path
-from subprocess import run
 
 import pandas as pd
 import pytest
 import torch
+from torch.multiprocessing import start_processes
 
 from kerple.base.errors import UserError
 from kerple.data.text import Text
@@ -17,6 +17,7 @@ from kerple.measure.attention import AttentionStatistics
 from kerple.measure.extrapolation import Extrapolation
 from kerple.measure.needle import Needle
 from kerple.measure.receptive_field import ReceptiveField
+from kerple.measure.runner import Runner
 from kerple.measure.shift import ShiftTest
 from tests.toy import RandomText, small_model
 
@@ -60,28 +61,26 @@ def test_a_measure_says_what_a_network_lacks(measure, capability) -> None:
         measure.run(Plain(), torch.arange(200))
 
 
-def test_a_measure_on_two_processes_gives_the_sums_of_one(tmp_path: Path) -> None:
-    measures = [Extrapolation([8, 16], block_length=32, blocks=5), ReceptiveField(blocks=5)]
+def measured(rank: int, folder: Path, port: int, processes: int = 2) -> None:
+    """What each process does that torchrun starts."""
+    place = {"RANK": rank, "WORLD_SIZE": processes, "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    os.environ |= {name: str(value) for name, value in place.items()}
     network, text = small_model("KerpleLog", vocabulary=23).eval().network, RandomText(tokens=200).text("test")
-    for measure in measures:
-        measure.run(network, text).write(tmp_path / "one")
-    program = f"""
-from pathlib import Path
-from kerple.measure.extrapolation import Extrapolation
-from kerple.measure.receptive_field import ReceptiveField
-from kerple.measure.runner import Runner
-from tests.toy import RandomText, small_model
-network, text = small_model("KerpleLog", vocabulary=23).eval().network, RandomText(tokens=200).text("test")
-runner = Runner.detect("cpu")
-for measure in (Extrapolation([8, 16], block_length=32, blocks=5), ReceptiveField(blocks=5)):
-    result = measure.run(network, text, runner)
-    if runner.rank == 0:
-        result.write(Path({str(tmp_path / "two")!r}))
-"""
-    (tmp_path / "program.py").write_text(program)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    path = os.pathsep.join(sys.path)
-    run([*launcher, str(tmp_path / "program.py")], check=True, timeout=300, env=os.environ | {"PYTHONPATH": path})
+    runner = Runner.detect("cpu")
+    for measure in (Extrapolation([8, 16], block_length=32, blocks=5), ReceptiveField(blocks=5)):
+        result = measure.run(network, text, runner)
+        if rank == 0:
+            result.write(folder)
+
+
+def test_a_measure_on_two_processes_gives_the_sums_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "")
+    measured(0, tmp_path / "one", 0, processes=1)
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    start_processes(measured, (tmp_path / "two", port), nprocs=2, start_method="fork")
     one, two = (results.read(tmp_path / name)[0] for name in ("one", "two"))
     pd.testing.assert_frame_equal(one, two, rtol=1e-12)
     for name in ("receptive_field", "receptive_window", "context_gain"):

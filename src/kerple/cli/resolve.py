@@ -101,9 +101,8 @@ def with_precision(job: Job) -> Job:
     trainer = job.config.get("trainer", {})
     if trainer.get("precision") != "auto":
         return job
-    return replace(
-        job, config=job.config | {"trainer": trainer | {"precision": choose_precision(trainer["accelerator"])[0]}}
-    )
+    precision = choose_precision(trainer["accelerator"])[0]
+    return replace(job, config=job.config | {"trainer": trainer | {"precision": precision}})
 
 
 def prepare_and_checksum(data: dict[str, Any] | None) -> str | None:

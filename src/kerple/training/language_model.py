@@ -113,7 +113,7 @@ class LanguageModel(LightningModule):
         if vocabulary != self.vocabulary:
             raise UserError(f"data.vocabulary: got {vocabulary}, expected the {self.vocabulary} tokens of the model")
         if stage == "fit" and any(strategy.test_only for strategy in self.network.positions):
-            raise UserError("position: got a strategy that is only for `test`; fit the one that it wraps")
+            raise UserError(f"position: {self.network.name} is only for `test`; fit the strategy that it wraps")
         self.attach(data)
         if self.compile_options and stage == "fit":  # a test has few batches of many lengths, and each compiles again
             self.network.compile(**(self.compile_options if isinstance(self.compile_options, dict) else {}))
