@@ -69,6 +69,7 @@ def test_the_scaling_that_a_configuration_has_lost_is_found(lost, tmp_path):
     result = outcome(found, ranked, DOCUMENTS)
     assert result["helps"]
     assert result["far_context"] == "distant text is used"
+    assert f"gap of {TARGET // 2}: " in result["gap"]
     at_target = sum(TARGET in of_label for of_label in found.effects.values())
     assert len(list(tmp_path.glob(f"validation-{TARGET}-*"))) == at_target < len(found.methods) - 1
 
