@@ -1,4 +1,4 @@
-"""`extend` finds the method with which a model wrote the text, and its folder is the model that it has measured."""
+"""`extend` finds the scaling that a model was trained with, and its folder is the model that it has measured."""
 
 import json
 import shlex
@@ -18,34 +18,40 @@ from kerple.extend.search import Search
 from kerple.hf.rope import scaled
 from kerple.measure.runner import Runner
 from tests.cli.tiny import complaint
-from tests.hf.tiny import LENGTH, configuration, hf, saved, tiny
+from tests.hf.tiny import LENGTH, configuration, hf, saved
 
 TARGET = 4 * LENGTH
+PERIOD = LENGTH + 8
 DOCUMENTS = 16
 
 
-@torch.inference_mode()
-def written(model, seed: int) -> Text:
-    """Documents of N + 1 tokens, drawn one by one from the distribution that the model gives."""
-    generator = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(model.config.vocab_size, (DOCUMENTS, 1), generator=generator)
-    while tokens.shape[1] <= TARGET:
-        likely = model(tokens, use_cache=False).logits[:, -1].softmax(-1)
-        tokens = torch.cat([tokens, torch.multinomial(likely, 1, generator=generator)], 1)
-    return Text(tokens.flatten(), range(0, tokens.numel(), TARGET + 1))
+def repeating(documents: int, generator: torch.Generator) -> torch.Tensor:
+    """Documents (documents, N + 1) of random tokens that are repeated at a distance beyond the training length."""
+    return torch.randint(16, (documents, PERIOD), generator=generator).repeat(1, 4)[:, : TARGET + 1]
 
 
 @pytest.fixture(scope="module")
 def lost(tmp_path_factory):
-    """A model with PI × 4, text that it has written, and the folder in which its configuration has lost the scaling.
-
-    No model has a lower expected loss on this text than the one that wrote it (Gibbs's inequality).
-    """
-    config = configuration("llama")
-    model = tiny("llama", rope_parameters=scaled(config, "pi", 4.0, LENGTH).rope_parameters)
-    texts = {split: written(model, seed) for seed, split in enumerate(("validation", "test"))}
+    """A model that was trained with PI × 4, the folder in which its configuration has lost the scaling, and texts."""
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(1)
+    config, plain = configuration("llama"), configuration("llama").rope_parameters
+    config.num_hidden_layers, config.bos_token_id, config.eos_token_id = 1, None, None
+    config.rope_parameters = scaled(config, "pi", 4.0, LENGTH).rope_parameters
+    model = hf.AutoModelForCausalLM.from_config(config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, betas=(0.9, 0.98))
+    for _ in range(200):
+        tokens = repeating(8, generator)
+        logits = model(tokens[:, :-1]).logits[:, PERIOD:]
+        optimizer.zero_grad()
+        F.cross_entropy(logits.flatten(0, 1), tokens[:, PERIOD + 1 :].flatten()).backward()
+        optimizer.step()
+    texts = {}
+    for split in ("validation", "test"):
+        tokens = repeating(DOCUMENTS, generator)
+        texts[split] = Text(tokens.flatten(), range(0, tokens.numel(), TARGET + 1))
     folder = tmp_path_factory.mktemp("lost") / "model"
-    model.config.rope_parameters = config.rope_parameters
+    model.config.rope_parameters = plain
     model.save_pretrained(folder)
     return folder, texts
 
@@ -63,6 +69,7 @@ def test_the_scaling_that_a_configuration_has_lost_is_found(lost, tmp_path):
     result = outcome(found, ranked, DOCUMENTS)
     assert result["helps"]
     assert result["far_context"] == "distant text is used"
+    assert f"gap of {TARGET // 2}: " in result["gap"]
     at_target = sum(TARGET in of_label for of_label in found.effects.values())
     assert len(list(tmp_path.glob(f"validation-{TARGET}-*"))) == at_target < len(found.methods) - 1
 

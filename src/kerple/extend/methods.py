@@ -77,7 +77,9 @@ def methods(config: Any, length: int, target: int) -> tuple[list[Method], dict[s
             label = f"Self-Extend, window {window}, groups of {group}"
             arguments = {"position": position, "neighbor_window": window, "group": group}
             position = {"class_path": "kerple.positions.SelfExtend", "init_args": arguments}
-        check_distances(build_strategy(position)(Shape(options["dim"], options["heads"], length)), visibility)
+        layers, width = options["layers"], options["head_dim"]
+        shape = Shape(options["dim"], options["heads"], length, layers=layers, head_width=width)
+        check_distances(build_strategy(position)(shape), visibility)
         return Method(label, position=position, visibility=visibility, as_trained=not window)
 
     builders: dict[str, Callable[[], list[Method]]] = {

@@ -10,6 +10,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from kerple.extend.methods import Method
 from kerple.extend.search import TEST, Losses, Search, compared
 from kerple.measure.far_context import verdict
+from kerple.measure.gap import GapCurve
+from kerple.positions.visibility import EVERYTHING
 
 
 def outcome(search: Search, ranked: list[Method], blocks: int) -> dict[str, Any]:
@@ -22,25 +24,27 @@ def outcome(search: Search, ranked: list[Method], blocks: int) -> dict[str, Any]
 
     Returns:
         ``best`` (the options of the method), ``next`` (the label of the next, or None), ``helps``, ``far_context`` (its
-        verdict), ``losses`` of these methods by number of tokens, and ``effects``: the `compared` losses.
+        verdict), ``gap`` (lines of its `GapCurve`, unless it is a window), ``losses`` of these methods by number of
+        tokens, and ``effects``: the `compared` losses.
     """
     unchanged, best, short, long = search.methods[0], ranked[0], search.length, search.target
 
     def of(method: Method, length: int, reading: str = "own") -> Losses:
         return search.losses(method, TEST, length, blocks, reading)
 
-    effects: dict[str, Any] = {
-        "unchanged": compared(of(best, long), of(unchanged, long)),
-        "shortened": compared(of(best, long), of(unchanged, short)),  # the unchanged model reads the last L tokens
-        "next": compared(of(best, long), of(ranked[1], long)) if ranked[1:] else None,
-        "rise": compared(of(best, short), of(unchanged, short)),
-        "gain": compared(of(best, short), of(best, long)),
-        "content": compared(of(best, long, "foreign"), of(best, long)),
-    }
     read = [unchanged, *ranked[:2]]
+    of_best, of_unchanged = of(best, long), of(unchanged, long)
+    effects = {"unchanged": compared(of_best, of_unchanged), "shortened": compared(of_best, of(unchanged, short))}
+    effects |= {"next": compared(of_best, of(ranked[1], long))} if ranked[1:] else {}
+    effects |= {"rise": compared(of(best, short), of(unchanged, short)), "gain": compared(of(best, short), of_best)}
+    effects |= {"content": compared(of(best, long, "foreign"), of_best)}
     losses = {m.label: {n: float(of(m, n).mean()) for n in (short, long)} for m in read}
     found = {"best": asdict(best), "helps": effects["unchanged"][2] < 0 and effects["shortened"][2] < 0}
     found["far_context"] = verdict(effects["gain"][1:], effects["content"][1:])
+    if best.visibility == EVERYTHING:
+        context, k, documents = min(256, short // 2), min(64, search.k), min(12, len(search.blocks[TEST][0]))
+        gap = GapCurve([long // 8, long // 4, long // 2, long - context - k], context, k, documents)
+        found["gap"] = gap.run(search.network(best), search.texts[TEST], search.runner).report
     return found | {"next": ranked[1].label if ranked[1:] else None, "losses": losses, "effects": effects}
 
 

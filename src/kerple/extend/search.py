@@ -87,7 +87,7 @@ class Search:
         path, (of_split, others) = self._record(method, split, length, reading), self.blocks[split]
         record = read_mapping(path) if path.exists() else {"losses": [], "seconds": []}
         for i in range(len(record["losses"]), blocks):
-            network, began = self._network(method), time.monotonic()
+            network, began = self.network(method), time.monotonic()
             tokens = readings(of_split[i], of_split[others[i]], length, min(length - 1, self.length))[reading]
             with torch.inference_mode(), self.runner.autocast():
                 losses = network.losses(tokens[None].to(self.runner.device), self.k, method.visibility)
@@ -103,16 +103,12 @@ class Search:
     def plan(self, minutes: float) -> tuple[int, float]:
         """Number of blocks at N that takes at most so many minutes, but at least `FEWEST`, and the seconds it takes.
 
-        The seconds of T tokens are a·T + b·T², from two timings of the unchanged model, which are kept. Half of the
-        methods are expected to be dropped.
+        The unchanged model is timed at L. Time is taken to grow with the square of the length, which is an upper bound,
+        and half of the methods are expected to be dropped.
         """
-        unchanged, timed = self.methods[0], []
-        for length in (self.length // 2, self.length):
-            self.losses(unchanged, VALIDATION, length, 1)
-            timed.append(read_mapping(self._record(unchanged, VALIDATION, length))["seconds"][0])
-        square = min(max(timed[1] / 2 - timed[0], 0.0), timed[0])  # b·T² of half of L
-        units = 2 * np.array(self.lengths) / self.length
-        seconds = (timed[0] - square) * units + square * units**2
+        self.losses(self.methods[0], VALIDATION, self.length, 1)
+        timed = read_mapping(self._record(self.methods[0], VALIDATION, self.length))["seconds"][0]
+        seconds = timed * (np.array(self.lengths) / self.length) ** 2
         block = float(len(self.methods) * (seconds.sum() - seconds[-1] / 2) + 4 * seconds[-1] + 3 * seconds[0])
         most = min(MOST, *(len(of_split) for of_split, _ in self.blocks.values()))
         blocks = min(max(int(60 * minutes / block), FEWEST), most)
@@ -122,7 +118,7 @@ class Search:
         """Raise a UserError if less memory is free than N tokens need, by an estimate: weights and the widest layer."""
         text = config.get_text_config()
         width = 16 * text.hidden_size + 3 * (getattr(text, "intermediate_size", None) or 4 * text.hidden_size)
-        weights = sum(p.numel() for p in self._network(self.methods[0]).parameters())  # a copy, for our network
+        weights = sum(p.numel() for p in self.network(self.methods[0]).parameters())  # a copy, for our network
         needed, cuda = 4 * (weights + self.target * width), self.runner.device.type == "cuda"
         free = torch.cuda.mem_get_info()[0] if cuda else psutil.virtual_memory().available
         if needed > free:
@@ -161,7 +157,7 @@ class Search:
                     raise UserError(f"bound: got {100 * self.bound:g}%, which every method exceeds; give a larger one")
         return alive
 
-    def _network(self, method: Method) -> Any:
+    def network(self, method: Method) -> Any:
         """The network of a method; only the last one is kept in memory."""
         if self._loaded is None or self._loaded[0] != method:
             self._loaded = None  # its memory is free before the next is read
