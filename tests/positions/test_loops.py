@@ -214,7 +214,7 @@ def test_a_stick_of_many_keys_is_broken_in_full_precision() -> None:
 @pytest.mark.parametrize("other", [positions.FoX, Sink])
 def test_what_cannot_be_together_with_stick_breaking_is_said(other: type[Position]) -> None:
     network = Transformer(SHAPE, 1, 9, partial(Combined, parts=(positions.StickBreaking, other)))
-    with pytest.raises(UserError, match=r"got .* that gives weights"):
+    with pytest.raises(UserError, match=r"returns weights"):
         network(torch.zeros(1, 4, dtype=torch.int64))
 
 
