@@ -34,10 +34,10 @@ def scaled(kind: str, **options: Any) -> dict[str, Any]:
 WINDOW = {"sliding_window": 8, "layer_types": LOCAL_GLOBAL}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"rope_parameters": DEFAULT}),
-    "llama, yarn": ("Llama", scaled("yarn")),
-    "llama, linear": ("Llama", scaled("linear")),
-    "llama, dynamic": ("Llama", scaled("dynamic")),
-    "llama, llama3": ("Llama", scaled("llama3", low_freq_factor=1.0, high_freq_factor=4.0)),
+    "llama+yarn": ("Llama", scaled("yarn")),
+    "llama+linear": ("Llama", scaled("linear")),
+    "llama+dynamic": ("Llama", scaled("dynamic")),
+    "llama+llama3": ("Llama", scaled("llama3", low_freq_factor=1.0, high_freq_factor=4.0)),
     "mistral": ("Mistral", {"sliding_window": 8, "rope_parameters": DEFAULT}),
     "qwen2": ("Qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2} | scaled("yarn")),
     "qwen3": ("Qwen3", {"head_dim": 16} | scaled("yarn")),
