@@ -7,17 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kerple.hf.rope import read_rope
 from kerple.hf.windows import layer_kinds
 from kerple.model import Transformer
 from kerple.positions import NoPE, RoPE, Shape
-from kerple.positions.rotary_scaling import RotaryFrequencies, Scaling
+from kerple.positions.rotary_scaling import RotaryFrequencies
 from kerple.positions.temperature import Temperature
 from kerple.positions.token_positions import TokenPositions
 from kerple.positions.wrapper import Wrapper
 
-SCALINGS: dict[str, Scaling | None] = {"default": None, "linear": "pi", "dynamic": "dynamic_ntk", "yarn": "yarn"}
-SCALINGS |= {"llama3": "llama3", "longrope": "longrope", "proportional": "proportional"}
-ORIGINAL, PARTIAL = "original_max_position_embeddings", "partial_rotary_factor"
+ORIGINAL = "original_max_position_embeddings"
 NO_POSITIONS_IN_FULL_LAYERS = {"cohere2", "cohere2_moe", "afmoe", "flint"}
 UNLESS_NO_WINDOW = {"exaone4", "exaone_moe"}  # the same, if any layer has a window
 KNOWN = {
@@ -89,9 +88,7 @@ def our_layers(network: Transformer) -> list[Layer]:
         position = outer.position if isinstance(outer, Wrapper) else outer
         name, judged = type(position).__name__, isinstance(position, RoPE | NoPE)
         layer = Layer(name, window=outer.window, judged=judged)
-        if isinstance(position, RoPE):
-            layer = replace(layer, frequencies=position.frequencies, attention_factor=position.attention_factor)
-        found.append(layer)
+        found.append(with_rope(layer, position) if isinstance(position, RoPE) else layer)
     return found
 
 
@@ -110,15 +107,15 @@ def _layer(config: Any, i: int, kind: str) -> Layer:
     every = getattr(config, "rope_parameters", None) or {}
     rope = every if "rope_theta" in every else every.get(kind) or {}
     rope = {} if _without_positions(config, i, kind) else rope
-    judged = config.model_type in KNOWN and rope.get("rope_type", "default") in SCALINGS
+    made = _rope(rope, config)
+    judged = config.model_type in KNOWN and (made is not None or "rope_theta" not in rope)
     layer = Layer(kind, window=window, chunk=chunk, temperature=_temperature(config, every, bool(rope)), judged=judged)
-    if "rope_theta" not in rope or rope.get("rope_type", "default") not in SCALINGS:
-        return layer
-    frequencies = read_frequencies(rope, config)
-    factor = rope.get("attention_factor") or frequencies.attention_factor
-    if rope.get("mscale") and rope.get("mscale_all_dim") and not rope.get("attention_factor"):
-        factor = (rope["mscale"] * (factor - 1) + 1) / (rope["mscale_all_dim"] * (factor - 1) + 1)
-    return replace(layer, frequencies=frequencies, attention_factor=factor)
+    return layer if made is None else with_rope(layer, made)
+
+
+def with_rope(layer: Layer, rope: RoPE) -> Layer:
+    """The layer with the frequencies of a strategy."""
+    return replace(layer, frequencies=rope.frequencies, attention_factor=rope.attention_factor)
 
 
 def _without_positions(config: Any, i: int, kind: str) -> bool:
@@ -129,25 +126,20 @@ def _without_positions(config: Any, i: int, kind: str) -> bool:
     return kind == "full_attention" and config.model_type in families
 
 
-def read_frequencies(rope: Mapping[str, Any], config: Any) -> RotaryFrequencies:
-    """The frequencies of one ``rope_parameters`` of transformers.
-
-    Args:
-        rope: The parameters; its type is one of ``SCALINGS``.
-        config: Configuration of the text model.
-    """
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    scaling, rotated = SCALINGS[rope.get("rope_type", "default")], int(head_dim * rope.get(PARTIAL, 1.0))
+def _rope(rope: Mapping[str, Any], config: Any) -> RoPE | None:
+    """The RoPE of one ``rope_parameters`` of transformers, None if it has no counterpart here."""
     longest = getattr(config, "max_position_embeddings", None) or 0
-    length = longest if scaling == "dynamic_ntk" else original_length(config) or 0
-    factor = rope.get("factor") or (longest / length if scaling in ("yarn", "longrope") else 1.0)
-    llama = scaling == "llama3"
-    fast = rope.get("high_freq_factor" if llama else "beta_fast") or (4 if llama else 32)
-    slow = rope.get("low_freq_factor" if llama else "beta_slow") or 1
-    lists = rope.get("short_factor"), rope.get("long_factor")
-    dim = head_dim if scaling == "proportional" else rotated
-    ramp = float(fast), float(slow), rotated, *lists, rope.get("truncate", True)
-    return RotaryFrequencies(dim, float(rope["rope_theta"]), length, scaling, float(factor), *ramp)
+    known = {name: value for name, value in rope.items() if name not in ("truncate", "mscale", "mscale_all_dim")}
+    if "rope_theta" not in rope or (options := read_rope(known, True, longest)) is None:
+        return None
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    length = longest if options.get("scaling") == "dynamic_ntk" else original_length(config)
+    made = RoPE(Shape(head_dim, 1, length or longest), **options)
+    made.frequencies = replace(made.frequencies, truncate=rope.get("truncate", True))
+    if rope.get("mscale") and rope.get("mscale_all_dim") and not rope.get("attention_factor"):
+        grown = made.attention_factor - 1
+        made.attention_factor = (rope["mscale"] * grown + 1) / (rope["mscale_all_dim"] * grown + 1)
+    return made
 
 
 def _temperature(config: Any, rope: Mapping[str, Any], rotates: bool) -> Temperature | None:
