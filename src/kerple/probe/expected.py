@@ -77,7 +77,9 @@ class Layer:
 
 def configured_layers(config: Any) -> list[Layer]:
     """What the configuration of a text model, a `transformers.PreTrainedConfig`, says about each of its layers."""
-    return [_layer(config, i, kind) for i, kind in enumerate(layer_kinds(config))]
+    kinds = layer_kinds(config)
+    each = getattr(config, "per_layer_config", None) or [config] * len(kinds)  # where sizes differ between layers
+    return [_layer(each[i], i, kind) for i, kind in enumerate(kinds)]
 
 
 def our_layers(network: Transformer) -> list[Layer]:

@@ -154,4 +154,6 @@ def _by_design(model: Any, config: Any) -> tuple[str | None, str | None]:
         shifts = "a temperature that grows with the position"
     if any(layer.chunk for layer in said):
         shifts = "chunks"
+    if not all(layer.judged for layer in said):
+        shifts = shifts or "perhaps, as this kind of model is not known here"
     return shifts or grows, grows

@@ -1,6 +1,7 @@
 """What the forward pass does with positions, measured at the attention call of each layer."""
 
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,13 +105,13 @@ def _read(model: Any, token: int, label: str, sizes: list[int], ids: Tensor | No
     options: dict[str, Any] = {} if ids is None else {"position_ids": ids[None].to(model.device)}
     use_cache = len(sizes) > 1 or cache is not None
     forget_length(model)
-    with captured(model) as calls:
+    with captured(model) as calls, suppress(ValueError, RuntimeError):  # the invariances report what cannot be read
         for size in sizes:
             options |= {} if cache is None else {CACHE: cache}
             tokens = torch.full((1, size), token, device=model.device)
             cache = model(input_ids=tokens, use_cache=use_cache, **options).get(CACHE)
     by_layer: dict[int, list[Call]] = defaultdict(list)
-    for call in calls if cache is not None or not use_cache else ():
+    for call in calls if sum(call.q.shape[1] for call in calls if call.layer == calls[0].layer) == len(rows) else ():
         by_layer[call.layer].append(call)
     return Pass(label, rows, rows if ids is None else ids, by_layer)
 
