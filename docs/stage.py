@@ -19,7 +19,7 @@ def target(link: str, page: Path) -> str:
     """A link of a page, given by its path in docs/, as it has to be on the site."""
     parts = Path(os.path.relpath(DOCS / page.parent / link, ROOT)).parts
     if parts[0] == "results" and parts[-1] == "table.md":
-        path = f"results/{parts[1]}.md"
+        path = "/".join(parts[:-1]) + ".md"
     elif parts[:2] == ("src", "kerple") and len(parts) == 3 and ROOT.joinpath(*parts) in PACKAGES:
         path = f"reference/{parts[2]}.md"
     else:
@@ -45,11 +45,11 @@ if __name__ == "__main__":
         page = path.relative_to(SITE)
         text = re.sub(r"(?<=\]\()[^)#:\s]+", lambda match: target(match[0], page), path.read_text(encoding="utf-8"))  # noqa: B023
         path.write_text(text, encoding="utf-8")
-    for table in (ROOT / "results").glob("*/table.md"):
+    for table in (ROOT / "results").rglob("table.md"):
         front = "---\nhide:\n  - toc # the tables need the room\n---\n\n"
-        (SITE / "results" / f"{table.parent.name}.md").write_text(
-            front + table.read_text(encoding="utf-8"), encoding="utf-8"
-        )
+        page = SITE / table.parent.relative_to(ROOT).with_suffix(".md")
+        page.parent.mkdir(exist_ok=True)
+        page.write_text(front + table.read_text(encoding="utf-8"), encoding="utf-8")
     (SITE / "reference").mkdir()
     for package in PACKAGES:
         (SITE / "reference" / f"{package.name}.md").write_text(reference(package), encoding="utf-8")

@@ -9,6 +9,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from zipfile import ZipFile
 
 import pandas as pd
 import pytest
@@ -20,7 +21,7 @@ from kerple.cli.main import main
 from kerple.compare import engines, records
 from kerple.compare import job as jobs
 from kerple.compare.comparison import Job
-from kerple.compare.runs import read_runs, recorded_runs
+from kerple.compare.runs import PACKED, read_runs, recorded_runs
 from kerple.measure import results
 from tests.compare.conftest import change, command, fits, resolve, written
 from tests.inline_ray import Inline
@@ -106,11 +107,11 @@ def test_a_run_that_diverged_and_a_missing_one_are_named(config: Path, capsys: p
     for seed, factor in ((1, 1.6), (2, 1.0), (3, math.inf)):
         test = config.parent / f"runs/KerpleLog/seed-{seed}/test"
         results.write_table(test, results.read(test)[0].assign(sum=lambda table: table["sum"] * factor))  # noqa: B023
-    shutil.rmtree(config.parent / "report/runs")
+    (config.parent / "report" / PACKED).unlink()
     run(config, "--report-only")
     assert "diverged, loss not finite or above 1.5 times the median: KerpleLog seed 3.\n" in capsys.readouterr().out
     shutil.rmtree(config.parent / "runs/KerpleLog/seed-3")
-    shutil.rmtree(config.parent / "report/runs")
+    (config.parent / "report" / PACKED).unlink()
     run(config, "--report-only")
     printed = capsys.readouterr().out
     assert "missing: KerpleLog seed 3\n" in printed
@@ -207,6 +208,7 @@ def test_a_mistake_in_the_file_is_one_line(config: Path, capsys: pytest.CaptureF
         ({"test_folder": "checkpoints"}, "test_folder"),
         ({"parts": {"../a": {}}}, "../a"),
         ({"name": "../a"}, "../a"),
+        ({"output": str(config.parent)}, "is for records"),
         ({"base": ["missing.yaml"]}, "missing.yaml"),
         ({"flags": {"data.init_args.seed": 7}}, "flags"),
     ):
@@ -240,7 +242,7 @@ def test_runs_sent_to_a_cluster_are_finished(config: Path, monkeypatch: pytest.M
 def test_without_logs_the_report_comes_from_the_committed_runs(
     config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    report, names = config.parent / "report", (WHOLE_TABLE, "summary.csv", "table.md", "costs.csv")
+    report, names = config.parent / "report", (WHOLE_TABLE, "summary.csv", "table.md", "costs.csv", PACKED)
     run(config)
     before = {name: (report / name).read_bytes() for name in names}
     shutil.rmtree(config.parent / "runs")
@@ -254,8 +256,12 @@ def test_without_logs_the_report_comes_from_the_committed_runs(
         run(config, "--report-only")
     assert {name: (report / name).read_bytes() for name in names} == before
     shutil.rmtree(config.parent / "runs")
+    with ZipFile(report / PACKED) as archive:
+        archive.extractall(report / "runs")
+    (report / PACKED).unlink()
     (report / "runs/ALiBi/seed-2" / results.ABOUT).write_text("{")
     run(config)  # trains it in its place, and keeps it
+    assert not (report / "runs").exists()
     assert fits(config) == {"ALiBi seed-2": 1}
     assert len(read_runs(recorded_runs(report)).configs) == 4
 
@@ -269,13 +275,13 @@ def test_without_logs_the_report_comes_from_the_committed_runs(
     printed = capsys.readouterr().out
     assert f"KerpleLog seed 1 and 1 other run: reused from {report}\n" in printed
     assert f"ALiBi seed 1 and 1 other run: not reused from {report}: has another configuration: flags." in printed
-    assert {path.parent.name for path in (config.parent / "second/runs").glob("*/*")} == {"ALiBi"}
+    assert {run.strategy for run in recorded_runs(config.parent / "second")} == {"ALiBi"}
 
 
 def test_a_broken_record_is_refused_with_the_reason_and_leaves_nothing(config: Path, tmp_path: Path) -> None:
     change(config, strategies={"KerpleLog": {}}, seeds=[2])
     run(config)
-    whole, record, folder = (tmp_path / name for name in ("report/runs/KerpleLog/seed-2", "broken", "reused"))
+    whole, record, folder = recorded_runs(tmp_path / "report")[0].folder, tmp_path / "broken", tmp_path / "reused"
     flags = [f"--config={tmp_path}/base.yaml", "--seed_everything=2", "--data.seed=2"]
     job = Job("KerpleLog", 2, "", folder, folder / "test", [], flags, ["--model.position=KerpleLog"])
     job = replace(resolve(job), data="a checksum", inputs={"mine.Root": "1"})

@@ -2,9 +2,11 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 import pandas as pd
@@ -12,7 +14,7 @@ import pytest
 
 from kerple.compare import page, records
 from kerple.compare.comparison import Job
-from kerple.compare.runs import Run, locate, read_runs
+from kerple.compare.runs import PACKED, Run, locate, read_runs, record_folders, recorded_runs
 from kerple.compare.tables import Cell, Table, costs
 from kerple.measure import results
 from kerple.measure.results import Row
@@ -125,8 +127,12 @@ def test_a_record_reads_as_the_run_itself_and_its_tables_are_small(tmp_path: Pat
     assert about["run"]["config"] == chosen  # which precision it had, not what was asked for
     assert records.finished(job)
     assert not records.finished(replace(job, data="another"))
-    records.write_record(job, [tmp_path / "report"])
-    ours, again = (read_runs([Run("ALiBi", 1236, folder)]) for folder in (test, job.record(tmp_path / "report")))
+    report = tmp_path / "report"
+    (report / "runs/ALiBi/seed-1236").mkdir(parents=True)
+    (report / "runs/ALiBi/seed-1236/earlier.csv.gz").touch()
+    records.write_record(job, record_folders(report))
+    (record,) = recorded_runs(report)
+    ours, again = (read_runs([run]) for run in (replace(record, folder=test), record))
     for name in ("results", "blocks", "costs"):
         assert getattr(again, name).equals(getattr(ours, name))
     assert again.configs.popitem()[1] == ours.configs.popitem()[1]
@@ -135,6 +141,38 @@ def test_a_record_reads_as_the_run_itself_and_its_tables_are_small(tmp_path: Pat
     assert len(kept) < 100
     assert kept.merge(ours.analyses["kernels"]).equals(kept)
     assert set(ours.results["length"]) == set(LENGTHS)
+
+
+def test_single_runs_replace_those_of_the_archive_and_it_is_deterministic(tmp_path: Path) -> None:
+    packed = []
+    for name, order in (("one", (1236, 1237, 1236)), ("two", (1237, 1236))):
+        for step, seed in enumerate(order):
+            folder = tmp_path / name / f"runs/part/ALiBi/seed-{seed}"
+            write_run(folder.with_name("run") / f"{seed}", "ALiBi", seed, CURVE).rename(folder)
+            shutil.rmtree(folder.with_name("run"))
+            if (step, seed) == (0, 1236):
+                (folder / "earlier.csv.gz").touch()
+            records.pack(tmp_path / name)
+            assert not (tmp_path / name / "runs").exists()
+        packed.append((tmp_path / name / PACKED).read_bytes())
+        assert [(run.part, run.strategy, run.seed) for run in recorded_runs(tmp_path / name)] == [
+            ("part", "ALiBi", 1236),
+            ("part", "ALiBi", 1237),
+        ]
+    assert packed[0] == packed[1]
+
+
+def test_an_archive_writes_nothing_elsewhere_and_a_damaged_one_is_named(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    with ZipFile(tmp_path / PACKED, "w") as archive:
+        for up in ("../" * 20, ""):
+            archive.writestr(f"{up}{outside}", "evil")
+    (folder,) = record_folders(tmp_path)[1:]
+    assert {path.name for path in folder.rglob("outside")} == {"outside"}
+    assert not outside.exists()
+    (tmp_path / PACKED).write_bytes((tmp_path / PACKED).read_bytes()[:-30])
+    with pytest.raises(ValueError, match=rf"{PACKED}: damaged"):
+        recorded_runs(tmp_path)
 
 
 ROWS, COLUMNS = ["NoPE", "a_b & 50% <x> ~^\\"], list(range(1, 14))

@@ -111,7 +111,7 @@ for arguments in (
     ["test", "--hf", "smollm2-135m", "--config", "configs/hf.yaml"],
     ["fit", "--config", "configs/demo.yaml", "--weights", "folder", "--model.position", "NoPE"],
     ["export", "--ckpt_path", "none.ckpt", "--to", "folder"],
-    ["compare", "--config", "configs/compare/pretrained.yaml"],
+    ["compare", "--config", "results/earlier/pretrained/comparison.yaml"],
 ):
     try:
         main(arguments)

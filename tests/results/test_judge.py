@@ -59,19 +59,19 @@ def verdicts(root: Path, *claims: str) -> dict[str, str]:
 
 
 def test_the_papers_own_numbers_reproduce_its_claims(tmp_path: Path) -> None:
-    runs(tmp_path, "table3", PAPER)
+    runs(tmp_path, "earlier/table3", PAPER)
     assert set(verdicts(tmp_path, "C1", "C2", "C3", "C5", "C6", "C16", "C21").values()) == {"reproduced"}
-    assert judge_all(tmp_path)["C26"]["table3"].missing == "no DAPE in results of table3, since-2023"
+    assert judge_all(tmp_path)["C26"]["table3"].missing == "no DAPE in results of earlier/table3, earlier/since-2023"
     assert "**reproduced**, 6 seeds" in markdown(tmp_path)
 
 
 def test_opposite_numbers_contradict_noise_resolves_nothing_and_what_is_missing_is_not_tested(tmp_path: Path) -> None:
     names = list(PAPER)
-    runs(tmp_path / "a", "table3", dict(zip(names, (PAPER[name] for name in names[::-1]), strict=True)))
+    runs(tmp_path / "a", "earlier/table3", dict(zip(names, (PAPER[name] for name in names[::-1]), strict=True)))
     assert set(verdicts(tmp_path / "a", "C1", "C3", "C5").values()) == {"contradicted"}
-    runs(tmp_path / "b", "table3", PAPER, noise=0.5)
+    runs(tmp_path / "b", "earlier/table3", PAPER, noise=0.5)
     assert set(verdicts(tmp_path / "b", "C2", "C3", "C6").values()) == {"not resolved"}
-    runs(tmp_path / "c", "table3", {strategy: curve[:1] for strategy, curve in PAPER.items()})
+    runs(tmp_path / "c", "earlier/table3", {strategy: curve[:1] for strategy, curve in PAPER.items()})
     assert set(verdicts(tmp_path / "c", "C1", "C2", "C5").values()) == {"not tested"}
 
 
@@ -87,7 +87,7 @@ def test_strategies_that_have_not_learned_what_a_claim_starts_from_do_not_test_i
 
 
 def test_an_expression_is_arithmetic_by_seed_within_a_strategy_and_welchs_test_between(tmp_path: Path) -> None:
-    tier = tiers(runs(tmp_path, "table3", {"A": PAPER["T5"], "B": PAPER["ALiBi"]}))["table3"]
+    tier = tiers(runs(tmp_path, "earlier/table3", {"A": PAPER["T5"], "B": PAPER["ALiBi"]}))["table3"]
     value = np.log(tier.runs.results.pivot(index="seed", columns=["strategy", "length"], values="value"))
     ours, theirs = value["A"][512] - value["A"][64], value["B"][64] - value["B"][512]
     (part,) = parts("A[8x] / A[1x] * B[1x] / B[512] <= tie", tier, 1.005)

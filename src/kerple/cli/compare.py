@@ -84,12 +84,12 @@ def _jobs(comparison: Comparison, options: Namespace) -> tuple[list[Job], dict[s
     with console.status(f"reading the options of {comparison.name}'s runs"):
         plan = digests(comparison)
         resolved = [replace(with_inputs(resolve(job)), plan=plan) for job in comparison.jobs()]
-    reports = [comparison.report_folder, *map(Path, comparison.reuse_from)]
+    kept = comparison.records
     sums: dict[str, str | None] = {}
     for job in resolved:
         data = _data(job)
         if report_only:  # a report prepares nothing: the data is that of the first run, of which all others must be
-            runs = map(records.described, [job.test_folder, *map(job.record, reports)])
+            runs = map(records.described, [job.test_folder, *map(job.record, kept)])
             same = (run.get("data") for run in runs if run and not records.differences(run["config"], job.training))
             sums[str(data)] = sums.get(str(data)) or next(same, None)
         # without a checksum a finished run is believed, and its data is not read again
@@ -100,16 +100,18 @@ def _jobs(comparison: Comparison, options: Namespace) -> tuple[list[Job], dict[s
     said: dict[str, list[Job]] = {}
     for job in jobs:
         if not records.finished(job) and not job.directory.joinpath("checkpoints").exists():
-            for report in (report for report in reports if job.record(report).is_dir()):
+            for report, record in ((report, job.record(folder)) for folder, report in kept.items()):
+                if not record.is_dir():
+                    continue
                 # a report reuses runs of any precision where it is `auto`; runs of this machine are to be like them
-                objection = records.reuse(job if report_only else with_precision(job), job.record(report))
+                objection = records.reuse(job if report_only else with_precision(job), record)
                 what = f"not reused from {report}: {objection}" if objection else f"reused from {report}"
                 said.setdefault(what, []).append(job)
                 if objection is None:
                     break
                 refused[job.name] = objection
         if records.finished(job):
-            records.write_record(job, reports)
+            records.write_record(job, kept)
     for what, of_jobs in said.items():
         others = f" and {len(of_jobs) - 1} other run{'s' * (len(of_jobs) > 2)}" if of_jobs[1:] else ""
         print(f"{of_jobs[0].name}{others}: {what}")
@@ -156,7 +158,7 @@ def _run(comparison: Comparison, jobs: list[Job], to_do: list[Job], parallel: in
                     board.print(error or f"{job.name}: {_row(job.as_run)}")
                     failed += error is not None
                     if error is None:
-                        records.write_record(job, [comparison.report_folder, *map(Path, comparison.reuse_from)])
+                        records.write_record(job, comparison.records)
     except KeyboardInterrupt:
         left = [job for job in to_do if not records.finished(job)]
         print(f"stopped: {len(jobs) - len(left)} of {len(jobs)} runs are done; the same command goes on from there")
@@ -211,6 +213,8 @@ def _report_of(comparison: Comparison, jobs: list[Job], refused: dict[str, str],
         texts["deviations"] = deviations(plan, planned, ready, refused)
     events = comparison.runs_folder / "comparison"
     path = _report(runs, comparison.report_folder, comparison.name, baseline, **texts, printed=printed, events=events)
+    if not texts["missing"]:
+        records.pack(comparison.report_folder)
     title, first, *_ = (comparison.report_folder / "table.md").read_text(encoding="utf-8").split("### ")
     print(f"{title}### {first}\nreport: {path}")
 

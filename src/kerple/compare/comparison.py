@@ -10,7 +10,7 @@ from typing import Any
 
 from kerple.base.errors import UserError
 from kerple.base.shipped_configs import config_path, with_shipped_configs
-from kerple.compare.runs import Run, flat
+from kerple.compare.runs import Run, flat, record_folders
 
 SET_BY_COMPARE = {  # flags that would replace what a comparison sets itself, and what to use instead
     "run_dir": "use runs and test_folder",
@@ -111,6 +111,8 @@ class Comparison:
         ]:
             if not isinstance(path, str) or not Path(config_path(path)).is_file():
                 raise UserError(f"compare: got {path!r}, expected the path of a configuration, from where you are")
+        if self.runs_folder.resolve().is_relative_to((self.report_folder / "runs").resolve()):
+            raise UserError(f"compare: runs: {self.runs_folder} is for records; choose another folder")
         advice = dict.fromkeys(self.seeded, "use seeds") | SET_BY_COMPARE
         _refuse("flags", self.flags, advice)
         _refuse("test", self.test, SET_BY_COMPARE)
@@ -126,6 +128,12 @@ class Comparison:
     def report_folder(self) -> Path:
         """Folder of the report."""
         return Path(self.output or f"results/{self.name}")
+
+    @property
+    def records(self) -> dict[Path, Path]:
+        """The folders of records in which its runs may be, those of its own report first, and the report of each."""
+        reports = [self.report_folder, *map(Path, self.reuse_from)]
+        return {folder: report for report in reports for folder in record_folders(report)}
 
     @property
     def runs_folder(self) -> Path:
@@ -227,9 +235,9 @@ class Job:
         """Path of a file beside the run's folder: its ``.lock``, or the ``.log`` of its output."""
         return self.directory.with_name(self.directory.name + suffix)
 
-    def record(self, report: Path) -> Path:
-        """Folder below that of a report, in which the numbers of the finished run are kept."""
-        return report / "runs" / self.part / self.label / f"seed-{self.seed}"
+    def record(self, folder: Path) -> Path:
+        """Folder of the finished run's numbers, below a folder of records."""
+        return folder / self.part / self.label / f"seed-{self.seed}"
 
 
 def _changed(before: Any, after: dict[str, Any]) -> dict[str, Any]:

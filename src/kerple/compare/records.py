@@ -8,9 +8,13 @@ a copy of these files.
 import json
 import platform
 import re
+import shutil
+from collections.abc import Iterable
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
+from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 import numpy as np
 import pandas as pd
@@ -21,7 +25,7 @@ from kerple.base.mapping import read_mapping
 from kerple.base.sources import package_digest
 from kerple.compare.comparison import Job
 from kerple.compare.defaults import is_default
-from kerple.compare.runs import LOCATIONS, flat, read_runs
+from kerple.compare.runs import LOCATIONS, PACKED, flat, read_runs, recorded_runs
 from kerple.measure import results
 
 PRECISION = "trainer.precision"
@@ -173,17 +177,32 @@ def reuse(job: Job, record: Path) -> str | None:
     return None
 
 
-def write_record(job: Job, reports: list[Path]) -> None:
+def write_record(job: Job, folders: Iterable[Path]) -> None:
     """Write the record of a finished run beside its report, unless it is there or beside another report.
 
     Args:
         job: The run.
-        reports: Folders of reports, the first of which is that of the comparison.
+        folders: Folders of records, the first of which is written to.
     """
     about = (job.test_folder / results.ABOUT).read_bytes()
-    there = filter(Path.is_file, (job.record(report) / results.ABOUT for report in reports))
-    if not any(path.read_bytes() == about for path in there):
-        _copy(job.test_folder, job.record(reports[0]))
+    places = [job.record(folder) for folder in folders]
+    if not any(path.is_file() and path.read_bytes() == about for path in (place / results.ABOUT for place in places)):
+        shutil.rmtree(places[0], ignore_errors=True)  # of an earlier test, which may have had other analyses
+        _copy(job.test_folder, places[0])
+
+
+def pack(report: Path) -> None:
+    """Move the records of a report's single runs into its archive; the same records give the same bytes."""
+    if not (report / "runs").is_dir():
+        return
+    content = BytesIO()
+    with ZipFile(content, "w") as archive:
+        for run in recorded_runs(report):
+            for path in sorted(run.folder.glob("[!.]*")):
+                name = Path(run.part, run.strategy, f"seed-{run.seed}", path.name).as_posix()
+                archive.writestr(ZipInfo(name), path.read_bytes(), ZIP_DEFLATED)
+    write(report / PACKED, content.getvalue())
+    shutil.rmtree(report / "runs")
 
 
 def _copy(source: Path, target: Path) -> None:

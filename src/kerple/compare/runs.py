@@ -1,12 +1,19 @@
 """Finished runs, read into tables."""
 
+import atexit
 import json
 import re
+import shutil
+import tempfile
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cache
+from io import BytesIO
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile, ZipFile
 
 import pandas as pd
 
@@ -16,6 +23,7 @@ from kerple.compare.statistics import CELL, LOGARITHMIC
 from kerple.hf.source import model_name
 from kerple.measure import results
 
+PACKED = "records.zip"  # beside a report: the records of its runs
 RUN_KEYS = ["strategy", "seed"]
 REPORT_TABLES = ("results", "summary", "costs")  # that the report writes beside those of the analyses
 SEED_FOLDER = re.compile(r"seed-(\d+)(?:_v\d+)?")  # the name that `fit` gives, below a folder of the strategy
@@ -82,12 +90,36 @@ class Runs:
         return lengths.pop() if len(lengths) == 1 else None
 
 
-def recorded_runs(folder: Path) -> list[Run]:
-    """The runs that are kept below a report's folder, in ``runs/[PART/]LABEL/seed-N``."""
+def record_folders(report: Path) -> list[Path]:
+    """The folders with a report's records, in ``[PART/]LABEL/seed-N``: single runs, then those of its archive if any.
+
+    Raises:
+        UserError: If the archive is damaged.
+    """
+    archive = report / PACKED
+    packed = [_unpacked(archive, archive.read_bytes())] if archive.is_file() else []
+    return [report / "runs", *packed]
+
+
+@cache
+def _unpacked(path: Path, content: bytes) -> Path:
+    """A temporary folder with the files of an archive; zipfile writes none outside of it, whatever their names are."""
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    try:
+        ZipFile(BytesIO(content)).extractall(folder)
+    except (BadZipFile, zlib.error, EOFError) as error:
+        raise UserError(f"{path}: damaged ({error}); restore it, or delete it and run again") from error
+    return folder
+
+
+def recorded_runs(report: Path) -> list[Run]:
+    """The runs whose records are kept beside a report; a single run is newer than the archive's."""
+    folders = record_folders(report)[::-1]
+    found = {path.relative_to(folder): path.parent for folder in folders for path in folder.rglob(results.ABOUT)}
     runs = []
-    for about in sorted((folder / "runs").rglob(results.ABOUT)):
-        *part, label, seed, _ = about.relative_to(folder / "runs").parts
-        runs.append(Run(label, int(seed.removeprefix("seed-")), about.parent, "/".join(part)))
+    for (*part, label, seed, _), folder in ((about.parts, found[about]) for about in sorted(found)):
+        runs.append(Run(label, int(seed.removeprefix("seed-")), folder, "/".join(part)))
     return runs
 
 
