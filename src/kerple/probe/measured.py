@@ -139,11 +139,13 @@ def _verdict(i: int, layer: Layer, passes: list[Pass], learned: bool) -> Verdict
         k, v = (torch.cat([x(c)[:, -c.q.shape[1] :] for c in calls], 1) for x in (lambda c: c.k, lambda c: c.v))
         v = v / v.abs().max()
         if float((v - v[:, :1]).abs().max()) <= SAME:
-            for x, what in ((q, "queries"), (k, "keys")) if p.rows[0] == 0 else ():
+            found: dict[str, list[str]] = defaultdict(list)
+            for x, what in ((k, "keys"), (q, "queries")) if p.rows[0] == 0 else ():
                 messages, radians = rotation_differences(x, what, p.rows, p.ids, layer)
-                new += messages
-                if p is passes[0] and what == "queries":
-                    notes.append(_describe(radians))
+                for message in messages:
+                    found[message].append(what)
+            notes += [_describe(radians)] if p is passes[0] else []
+            new += [f"{' and '.join(of)}: {message}" for message, of in found.items()]
             factor = calls[0].factor
             if layer.frequencies is not None and factor is not None and p is passes[0]:
                 notes += [f"attention factor {factor:.4g}"] if abs(factor - 1) > SAME else []
@@ -155,7 +157,7 @@ def _verdict(i: int, layer: Layer, passes: list[Pass], learned: bool) -> Verdict
             new += [f"{v.shape[1]} positions have only {distinct} hidden states"] * (distinct < v.shape[1])
         else:
             verdict.unknown = "hidden states of equal tokens differ, so that the rotation cannot be separated"
-        verdict.differences += [f"{message} ({p.label})" for message in new]
+        verdict.differences = verdict.differences or [f"{message} ({p.label})" for message in new]
     calls = [call for p in passes for call in p.calls.get(i, [])]
     sizes = [call.window or 0 if call.seen is None else int(call.seen.sum(1).max()) for call in calls]
     notes += [f"window {max(sizes)}"] if 0 < max(sizes) < max(int(p.rows[-1]) + 1 for p in passes) else ["no window"]

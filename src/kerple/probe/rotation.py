@@ -19,7 +19,7 @@ def rotation_differences(x: Tensor, what: str, rows: Tensor, ids: Tensor, layer:
 
     Args:
         x: Queries or keys (H, T, δ) of equal tokens.
-        what: Their name in messages.
+        what: ``queries``, which may have a temperature, or ``keys``.
         rows: Numbers of the tokens in the input, (T,) int64.
         ids: Their positions, (T,) int64, the first is 0.
         layer: What the configuration says.
@@ -36,7 +36,7 @@ def rotation_differences(x: Tensor, what: str, rows: Tensor, ids: Tensor, layer:
     turns, noise, residual = min((_factors(x, *channels) for channels in layouts), key=lambda found: found[2])
     measured = _frequencies(turns, ids)
     if residual > RATIO:
-        return [f"{what}: positions do more than rotate pairs of channels, {residual:.1%} of a pair"], measured
+        return [f"positions do more than rotate pairs of channels, {residual:.1%} of a pair"], measured
     messages, angles = [], ids[:, None] * expected  # (T, r/2)
     error = torch.angle(turns * torch.exp(-1j * angles)).abs()
     wrong = error > ANGLE + ROUNDING * angles + noise
@@ -47,7 +47,7 @@ def rotation_differences(x: Tensor, what: str, rows: Tensor, ids: Tensor, layer:
             same = bool(((measured - bare).abs() < 1e-3 * bare + ANGLE / int(ids.max())).all())
             hint = f"; these are the frequencies without {f.scaling}" if same else ""
         messages.append(
-            f"{what}: pair {pair} rotates by {float(measured[pair]):.4g} radians per position, expected "
+            f"pair {pair} rotates by {float(measured[pair]):.4g} radians per position, expected "
             f"{float(expected[pair]):.4g}; angles are wrong from position {int(ids[wrong.any(1)][0])} on, by up to "
             f"{float(error.max()):.2g} radians{hint}"
         )
@@ -58,7 +58,7 @@ def rotation_differences(x: Tensor, what: str, rows: Tensor, ids: Tensor, layer:
     if float(error.max()) > RATIO:
         t, pair = divmod(int(error.argmax()), norms.shape[1])
         messages.append(
-            f"{what}: the norm at position {int(ids[t])} is {float(norms[t, pair] * factor[t]):.4g} times that at "
+            f"the norm at position {int(ids[t])} is {float(norms[t, pair] * factor[t]):.4g} times that at "
             f"position 0, expected {float(factor[t]):.4g}"
         )
     return messages, measured
