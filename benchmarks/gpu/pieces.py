@@ -104,7 +104,7 @@ def _flex(like: Tensor, alibi: bool = False) -> Callable[..., Tensor]:
         compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True)
         return lambda q, k, v: compiled(q, k, v, add_bias, mask, kernel_options=options)  # type: ignore[arg-type]
     rest = mask, like.shape[3] ** -0.5, False, options
-    return lambda q, k, v, table=None: cuda.compiled_by_itself()(q, k, v, table, *rest)[0]
+    return lambda q, k, v, table=None: cuda.compiled_flex()(q, k, v, table, *rest)[0]
 
 
 def _masked(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ def inputs(batch: int, heads: int, queries: int, keys: int, dtype: torch.dtype, 
 
 
 def error(got: Tensor, wanted: Tensor) -> float:
-    """Relative; absolute where nothing is wanted (one key: its probability is 1 whatever the score)."""
+    """Return the relative error, or the absolute error if the expected value is 0 (gradients with a single key)."""
     size = wanted.norm().item()
     return (got.double() - wanted).norm().item() / (size if size > 1e-9 else 1.0)
 
@@ -62,7 +62,7 @@ def test_gradients_are_those_of_explicit_attention(
 
 
 def test_a_steep_table_has_a_finite_gradient() -> None:
-    """Biases down to -4,000 underflow; exponents are clamped on the way back, and what they add is 0 all the same."""
+    """Biases down to -4,000 underflow. The backward pass clamps exponents, which must not change the gradients."""
     q, k, v, grad = inputs(1, 2, 1000, 1000, torch.float64)
     table = -torch.tensor([4.0, 0.5])[:, None] * torch.arange(1000)
     exact = [x.requires_grad_() for x in (q, k, v, table.double())]
@@ -74,11 +74,11 @@ def test_a_steep_table_has_a_finite_gradient() -> None:
         assert error(a, b) < 1e-5
 
 
-def test_long_inputs_are_read_in_larger_blocks() -> None:
+def test_long_inputs_use_larger_blocks() -> None:
     compare(attend, torch.float32, 1, 1, 2100, 2100, None, True)  # two blocks of 768 and one that is cut
 
 
-def test_few_keys_are_done_in_fp32() -> None:
+def test_attention_to_few_keys_is_computed_in_fp32() -> None:
     q, k, v, _ = (x.bfloat16() for x in inputs(4, 3, FEW_KEYS, FEW_KEYS, torch.bfloat16))
     table = torch.randn(3, FEW_KEYS)
     right = attend_reference(q.double(), k.double(), v.double(), AttentionSpec(table=table.double()))
@@ -88,8 +88,8 @@ def test_few_keys_are_done_in_fp32() -> None:
 
 @pytest.mark.parametrize("window", [None, 20])
 @pytest.mark.parametrize("which", range(3))
-def test_any_strides(which, window) -> None:
-    """Rows that are not contiguous: torch's fused kernel, called by itself, would read past them."""
+def test_attention_accepts_any_strides(which, window) -> None:
+    """torch's fused kernel reads wrong memory if rows are not contiguous."""
     tensors, table = [x.float() for x in inputs(2, 3, 70, 70, torch.float32)[:3]], torch.randn(3, 70)
     for x in (tensors[which].mT.contiguous().mT, tensors[which][..., :1].expand(tensors[which].shape)):
         strided, dense = ([*tensors[:which], y, *tensors[which + 1 :]] for y in (x, x.contiguous()))
@@ -97,7 +97,7 @@ def test_any_strides(which, window) -> None:
         assert error(attend(*strided, AttentionSpec(table=table, window=window)), wanted) < 1e-5
 
 
-def test_the_same_bits_in_every_run() -> None:
+def test_gradients_are_deterministic() -> None:
     q, k, v, grad = (x.float().requires_grad_() for x in inputs(3, 4, 300, 300, torch.float32))
     table = torch.randn(4, 300, requires_grad=True)
     runs = [torch.autograd.grad(attend(q, k, v, AttentionSpec(table=table)), (q, k, v, table), grad) for _ in range(2)]
@@ -154,7 +154,7 @@ def test_the_custom_operators_keep_torchs_contract() -> None:
     ("queries", "change", "name"),
     [(7, {}, "q"), (6, {"table": torch.zeros(2, 5)}, "table"), (6, {"sink": torch.zeros(3)}, "sink")],
 )
-def test_what_does_not_fit_is_refused(queries, change, name) -> None:
+def test_mismatched_arguments_raise(queries, change, name) -> None:
     q, k, v, _ = inputs(1, 2, queries, 6, torch.float32)
     with pytest.raises(ValueError, match=f"^{name}: got .*expected"):
         attend(q, k, v, AttentionSpec(**change))
@@ -163,7 +163,7 @@ def test_what_does_not_fit_is_refused(queries, change, name) -> None:
 @pytest.mark.parametrize("spread", [1.0, 3.0])
 @pytest.mark.parametrize("implementation", [attend, attend_blocks])
 def test_bf16_scores_are_not_rounded_before_the_softmax(implementation, spread: float) -> None:
-    """Against fp64, no implementation in bf16 is further off than torch's fused kernel, forward or backward."""
+    """The errors in bf16, compared with fp64, are at most 1.5 times those of torch's fused kernel."""
     q, k, v, grad = inputs(2, 4, 300, 300, torch.bfloat16, dim=64)
     q, k = ((x * spread**0.5).bfloat16().double() for x in (q, k))  # scaled scores of this standard deviation
 

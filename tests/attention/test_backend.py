@@ -1,4 +1,4 @@
-"""Which implementation of attention `select` takes, for each device, dtype and length, and what it refuses."""
+"""The selection of the implementation of attention by `select`, and its errors."""
 
 from typing import Any
 
@@ -46,7 +46,7 @@ def test_the_backend_of_each_call(option: AttentionOption, change: dict[str, Any
     assert backend.select(option, **CALL | change) == name
 
 
-def test_an_older_chip_and_a_system_without_triton_go_in_blocks(monkeypatch) -> None:
+def test_an_older_chip_and_a_system_without_triton_use_blocks(monkeypatch) -> None:
     monkeypatch.setattr(backend, "find_spec", lambda name: None)
     assert backend.select("auto", **CALL) == "blocks"
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
@@ -55,7 +55,7 @@ def test_an_older_chip_and_a_system_without_triton_go_in_blocks(monkeypatch) -> 
         backend.select("fused", **CALL)
 
 
-def test_a_compiled_network_decides_as_it_is_traced_and_in_one_graph() -> None:
+def test_a_backend_is_selected_during_tracing_without_a_graph_break() -> None:
     def both(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         return attend(q, k, v, AttentionSpec(table=table)) + attend(q, k, v)
 

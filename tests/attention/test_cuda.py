@@ -1,4 +1,4 @@
-"""The CUDA backend as far as a CPU can run it: its mask, its ladder, its kernel in Triton's interpreter."""
+"""Parts of the CUDA backend that run on a CPU: the mask, the ladder of lengths, the kernel in Triton's interpreter."""
 
 import json
 import os
@@ -76,7 +76,7 @@ def test_the_block_mask_is_the_one_torch_builds(window) -> None:
     assert torch.equal(mask.full_kv_num_blocks, wanted.full_kv_num_blocks)
 
 
-def test_the_ladder_is_short_and_covers() -> None:
+def test_the_ladder_covers_all_lengths_with_few_steps() -> None:
     steps = sorted({cuda.ladder(length) for length in range(1, 16385)})
     assert all(cuda.ladder(length) >= length for length in range(1, 16385))
     assert all(cuda.ladder(step) == step for step in steps)

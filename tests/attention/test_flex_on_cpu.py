@@ -17,7 +17,7 @@ from kerple.attention import cuda
 
 @pytest.fixture(autouse=True)
 def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[CompileCounterWithBackend]:
-    """Let FlexAttention train on the CPU; gives the counter of compiled graphs."""
+    """Let FlexAttention train on the CPU, and yield the counter of compiled graphs."""
     original = library._apply_kernel_options
 
     def with_lse(*args: object) -> dict[str, object]:
@@ -27,7 +27,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[CompileCounterWithBacken
     monkeypatch.setattr(library, "_apply_kernel_options", with_lse)
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(cuda.flex, dynamic=False, fullgraph=True, backend=counter)
-    monkeypatch.setattr(cuda, "compiled_by_itself", lambda: compiled)
+    monkeypatch.setattr(cuda, "compiled_flex", lambda: compiled)
     cuda.causal_mask.cache_clear()
     with torch._dynamo.config.patch(recompile_limit=cuda.RECOMPILATIONS):
         yield counter
@@ -35,7 +35,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[CompileCounterWithBacken
 
 
 def tensors(length: int, heads: int, groups: int, dim: int, v_dim: int, dtype: torch.dtype, view: bool) -> list[Tensor]:
-    """q, k, v, a table that is too long, and a gradient."""
+    """Return q, k, v, a table with more than T entries, and a gradient."""
     shapes = [(heads, dim), (groups, dim), (groups, v_dim), (heads, v_dim)]
     rows = [torch.randn(2, length, h, d).to(dtype).transpose(1, 2) for h, d in shapes]
     q, k, v, grad = rows if view else (x.contiguous() for x in rows)
@@ -43,7 +43,7 @@ def tensors(length: int, heads: int, groups: int, dim: int, v_dim: int, dtype: t
 
 
 def by_definition(q: Tensor, k: Tensor, v: Tensor, table: Tensor, window: int | None, scale: float) -> list[Tensor]:
-    """Output and log-sum-exp."""
+    """Return output and log-sum-exp of explicit attention."""
     index = torch.arange(q.shape[2], device=q.device)
     distance = index[:, None] - index
     hidden = (distance < 0) | (distance >= (window or len(index)))
@@ -84,7 +84,7 @@ def test_output_log_sum_exp_and_gradients_are_those_of_fp64(
     assert not any(x.requires_grad for x in added[0][:3])
 
 
-def test_every_length_of_the_ladder_is_one_graph_and_no_more(graphs) -> None:
+def test_each_length_of_the_ladder_compiles_one_graph(graphs) -> None:
     for length, window in ((40, None), (40, 100), (128, None), (200, None)):
         q, k, v, table, _ = tensors(length, 2, 2, 16, 16, torch.float32, False)
         with torch.no_grad():
@@ -92,7 +92,7 @@ def test_every_length_of_the_ladder_is_one_graph_and_no_more(graphs) -> None:
     assert graphs.frame_count == 3
 
 
-def test_more_graphs_than_allowed_are_an_error_and_never_scores_of_all_pairs() -> None:
+def test_more_graphs_than_the_limit_raise() -> None:
     torch._dynamo.reset()  # graphs that other tests have made would count
     # torch words it in one of two ways, by whether something was compiled with fullgraph before
     limit = r"(fullgraph=True|fail_on_recompile_limit_hit)\n--model.attention blocks"

@@ -1,4 +1,4 @@
-"""GPU kernels compiled ahead of time, without a GPU: they fit the chips, and use tensor cores."""
+"""GPU kernels compiled ahead of time without a GPU: shared memory, registers and tensor cores."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Costs counted in advance against torch's own counters."""
+"""Computed costs against torch's counters."""
 
 import pytest
 import torch
@@ -42,7 +42,7 @@ def test_parameters_are_counted_once_and_by_part(tied: bool) -> None:
 
 
 @pytest.mark.parametrize(("name", "precision"), [("KerpleLog", None), ("NoPE", torch.bfloat16), ("Learned", None)])
-def test_memory_is_what_a_real_step_keeps(name: str, precision: torch.dtype | None) -> None:
+def test_memory_equals_that_of_a_real_step(name: str, precision: torch.dtype | None) -> None:
     counted = memory(on_meta(name), 2, 24, precision)
     model = network(name)
     tokens = torch.randint(50, (2, 25))

@@ -1,4 +1,4 @@
-"""Generation against a network that reads everything again for each token."""
+"""Generation against a network without a cache."""
 
 import pytest
 import torch
@@ -34,8 +34,8 @@ def test_the_cache_changes_nothing(name: str, window: int | None) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", KINDS)
-def test_filling_in_is_writing_alone_row_by_row(name: str) -> None:
-    """Prompts of different lengths and told tokens inside the answer, against one row at a time without a cache."""
+def test_fill_in_equals_generation_row_by_row(name: str) -> None:
+    """Prompts of different lengths with copied tokens inside the answer, against single rows without a cache."""
     model, random = network(name), torch.Generator().manual_seed(2)
     tokens = torch.randint(VOCABULARY, (4, 16), generator=random)
     scored = torch.zeros(4, 15, dtype=torch.bool)
@@ -51,7 +51,7 @@ def test_filling_in_is_writing_alone_row_by_row(name: str) -> None:
 
 
 class Successor(nn.Module):
-    """Says t + 1 after t, without a cache: the smallest network there is to stop."""
+    """Minimal network without a cache that predicts t + 1 after t."""
 
     prefix_consistent = False
 
@@ -59,7 +59,7 @@ class Successor(nn.Module):
         return nn.functional.one_hot((tokens + 1) % VOCABULARY, VOCABULARY).float()
 
 
-def test_rows_stop_each_at_its_own_end() -> None:
+def test_each_row_stops_at_its_stop_token() -> None:
     steps = list(generate(Successor(), torch.tensor([[4], [7]]), 50, stop=9))
     assert torch.stack(steps, 1).tolist() == [[5, 6, 7, 8, 9], [8, 9, 9, 9, 9]]
     assert len(list(generate(Successor(), torch.tensor([[4]]), 3, stop=9))) == 3
@@ -70,16 +70,16 @@ def test_sampling_follows_the_probabilities() -> None:
     logits, draws = probabilities.log().expand(20_000, 4), 20_000
     random = torch.Generator().manual_seed(0)
 
-    def shares(**options: float) -> Tensor:
+    def frequencies(**options: float) -> Tensor:
         return choose(logits, generator=random, **options).bincount(minlength=4) / draws
 
     close = {"rtol": 0, "atol": 0.015}
-    torch.testing.assert_close(shares(temperature=1.0), probabilities, **close)
-    torch.testing.assert_close(shares(temperature=0.5), probabilities**2 / (probabilities**2).sum(), **close)
-    torch.testing.assert_close(shares(temperature=1.0, top_k=2), torch.tensor([0.625, 0.375, 0, 0]), **close)
-    torch.testing.assert_close(shares(temperature=1.0, top_p=0.7), torch.tensor([0.625, 0.375, 0, 0]), **close)
-    torch.testing.assert_close(shares(temperature=1.0, top_p=0.4), torch.tensor([1.0, 0, 0, 0]), **close)
-    assert shares()[0] == 1
+    torch.testing.assert_close(frequencies(temperature=1.0), probabilities, **close)
+    torch.testing.assert_close(frequencies(temperature=0.5), probabilities**2 / (probabilities**2).sum(), **close)
+    torch.testing.assert_close(frequencies(temperature=1.0, top_k=2), torch.tensor([0.625, 0.375, 0, 0]), **close)
+    torch.testing.assert_close(frequencies(temperature=1.0, top_p=0.7), torch.tensor([0.625, 0.375, 0, 0]), **close)
+    torch.testing.assert_close(frequencies(temperature=1.0, top_p=0.4), torch.tensor([1.0, 0, 0, 0]), **close)
+    assert frequencies()[0] == 1
 
 
 def test_a_temperature_close_to_0_takes_the_most_likely_token() -> None:

@@ -1,4 +1,4 @@
-"""The decoder around the strategies: sizes, initialisation, the cache, the window, the losses."""
+"""The decoder: sizes, initialisation, cache, window and losses."""
 
 import math
 from functools import partial
@@ -18,7 +18,7 @@ from kerple.model.self_attention import SelfAttention, prepare_context
 from kerple.positions import KerpleLog, LayerPattern, Learned, NoPE, Shape, TokenPositions
 
 
-def test_initial_weights_have_the_recipe_s_spread() -> None:
+def test_initial_weights_have_the_recipe_s_standard_deviation() -> None:
     network = Transformer(Shape(128, 4, 64), 8, 1000, NoPE, init=0.125)
     block = network.blocks[3]
     for weight in (network.embedding.weight, network.head.weight, block.attention.qkv.weight, block.mlp[0].weight):
@@ -28,7 +28,7 @@ def test_initial_weights_have_the_recipe_s_spread() -> None:
     assert not block.attention.qkv.bias.any()
 
 
-def test_dropout_drops_embeddings_and_both_outputs_of_a_block_in_training_alone() -> None:
+def test_dropout_drops_embeddings_and_both_outputs_of_a_block_only_in_training() -> None:
     network, seen = Transformer(Shape(64, 2, 8), 1, 20, NoPE, dropout=0.25), []
     for module in network.modules():
         if isinstance(module, torch.nn.Dropout):
@@ -77,8 +77,8 @@ def test_queries_and_keys_are_normalised_head_by_head_before_the_scores() -> Non
     torch.testing.assert_close(attention(x, position, context)[0], attention.out(mixed))
 
 
-def test_a_strategy_s_last_position_is_compared_without_asking_the_device(monkeypatch) -> None:
-    """On a GPU, or compiled, nobody looks at the positions themselves: an index out of range would end the process."""
+def test_a_strategy_s_last_position_is_checked_without_synchronisation(monkeypatch) -> None:
+    """On a GPU and in compiled code the values of positions are not read. An index out of range ends the process."""
     monkeypatch.setattr("kerple.positions.absolute.readable", lambda positions: False)
     network, tokens = Transformer(Shape(8, 2, 10), 1, 20, Learned), torch.zeros(1, 6, dtype=torch.long)
     cache = network.new_cache()
@@ -88,7 +88,7 @@ def test_a_strategy_s_last_position_is_compared_without_asking_the_device(monkey
             network(tokens, **arguments)
 
 
-def test_blocks_share_a_graph_and_a_compiled_network_never_goes_on_uncompiled_in_silence(monkeypatch) -> None:
+def test_blocks_share_a_graph_and_a_compiled_network_raises_at_the_limit_of_graphs(monkeypatch) -> None:
     monkeypatch.setattr(transformer, "GRAPHS", 2)
     network, counter = Transformer(Shape(32, 4, 16), 3, 50, KerpleLog), CompileCounter()
     torch._dynamo.reset()
@@ -131,8 +131,8 @@ def test_losses_in_chunks_have_the_values_and_gradients_of_one_piece(stored: int
     torch.testing.assert_close(results[1], results[0], atol=1e-12, rtol=1e-12)
 
 
-def test_a_compiled_network_s_gradients_are_sent_while_those_before_them_are_computed(tmp_path) -> None:
-    """The parameters of a strategy that layers share are in DDP's first bucket, for which all others wait."""
+def test_gradients_of_a_compiled_network_are_sent_during_the_backward_pass(tmp_path) -> None:
+    """The parameters of a strategy shared by layers are in DDP's first bucket, which is sent last."""
 
     def send(_, bucket):
         events.append("bucket")

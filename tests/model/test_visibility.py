@@ -1,4 +1,4 @@
-"""Windows that keep the first tokens, against loops over pairs of tokens and against reading without a cache."""
+"""Windows that keep the first tokens, against loops over pairs of tokens and against forward passes without a cache."""
 
 from functools import partial
 from itertools import product
@@ -27,7 +27,7 @@ BUILD = {
 
 
 def distance(kind: str, m: int, n: int) -> int:
-    """Distance of key n from query m, as the two papers define it."""
+    """Return the distance of key n from query m, as defined in the two papers."""
     if m - n < WINDOW or kind == "true":
         return m - n
     kept = sorted({*range(FIRST), *range(m - WINDOW + 1, m + 1)})  # the rows of StreamingLLM's cache
@@ -35,7 +35,7 @@ def distance(kind: str, m: int, n: int) -> int:
 
 
 def score(position: Position, q: Tensor, k: Tensor, m: int, n: int, d: int) -> Tensor:
-    """Scaled score (B, H) of query m and key n at distance d, of all queries and keys (B, H, T, δ)."""
+    """Return the scaled score (B, H) of query m and key n at distance d, given all queries and keys (B, H, T, δ)."""
 
     def at(row: int, where: int) -> TokenPositions:
         rows, where = torch.tensor([row]), torch.tensor([where])
@@ -82,7 +82,7 @@ def test_attention_is_a_loop_over_the_keys_that_a_query_sees(name: str, kind: st
     ("name", "kind"), [*product([*BUILD, "LayerPattern"], KINDS), ("FoX", "true"), ("PaTH", "true"), ("DAPEv2", "true")]
 )
 @torch.no_grad()
-def test_generation_gives_the_uncached_tokens_from_a_cache_that_does_not_grow(name: str, kind: str) -> None:
+def test_generation_is_equal_without_a_cache_and_the_cache_does_not_grow(name: str, kind: str) -> None:
     torch.manual_seed(0)
     build = (BUILD | {"LayerPattern": partial(positions.LayerPattern, windows={"local": 3})}).get(
         name
@@ -106,7 +106,7 @@ def test_generation_gives_the_uncached_tokens_from_a_cache_that_does_not_grow(na
 
 
 @pytest.mark.parametrize("name", ["CoPE", "FoX", "PaTH", "Sinusoidal", "RandomizedPositions", "DAPE"])
-def test_strategies_without_scores_at_other_distances_are_refused(name: str) -> None:
+def test_strategies_that_need_true_distances_are_refused(name: str) -> None:
     network, tokens = Transformer(Shape(16, 2, 8), 1, 30, positions.strategies()[name]), torch.randint(30, (1, 12))
     assert network.losses(tokens, visibility=Visibility(4, 2)).isfinite().all()
     for kind in ("capped", "cache"):
@@ -114,7 +114,7 @@ def test_strategies_without_scores_at_other_distances_are_refused(name: str) -> 
             network.losses(tokens, visibility=Visibility(4, 2, kind))
 
 
-def test_a_cache_is_for_one_visibility_and_distances_need_first_tokens() -> None:
+def test_a_cache_has_one_visibility_and_distances_need_first_tokens() -> None:
     network, tokens = Transformer(Shape(16, 2, 8), 1, 30, RoPE), torch.randint(30, (1, 12))
     with pytest.raises(UserError, match=r"visibility: got .*window=3.*create another"):
         network(tokens, Visibility(3), cache=network.new_cache())

@@ -1,4 +1,4 @@
-"""KERPLE's kernels against loops over the paper's formulas, their ranges and starts, their definiteness, and sums."""
+"""KERPLE's kernels against loops over the paper's formulas, ranges, initial values, definiteness, and sums."""
 
 import math
 from collections.abc import Callable
@@ -66,7 +66,7 @@ def test_a_score_is_multiplied_by_the_weight_before_the_bias_is_added() -> None:
 
 
 @over_names
-def test_starts_fill_the_papers_ranges_and_constraints_are_its_bounds(name: str) -> None:
+def test_random_initial_values_fill_the_papers_ranges_and_constraints_are_its_bounds(name: str) -> None:
     torch.manual_seed(0)
     position = strategies()[name](Shape(4000, 4000, 64))
     tops = KERNELS[name][2]
@@ -87,7 +87,7 @@ def test_starts_fill_the_papers_ranges_and_constraints_are_its_bounds(name: str)
             assert table is None or table.isfinite().all()
 
 
-def test_starts_are_what_is_asked_for_and_others_are_refused() -> None:
+def test_initial_values_are_set_and_invalid_ones_are_refused() -> None:
     position = KerpleLog(SHAPE, r1=0.5, r2=[0.1, 0.2, 0.3], floor=0.05)
     assert position.r1.tolist() == pytest.approx([0.5] * 3)
     assert position.r2.tolist() == pytest.approx([0.1, 0.2, 0.3])
@@ -121,7 +121,7 @@ def test_kernels_are_conditionally_positive_definite_and_an_exponent_above_two_i
     assert not is_conditionally_positive_definite(lambda d: -(d**exponents), points)
 
 
-def test_a_sum_is_the_sum_of_multiples() -> None:
+def test_kernel_sum_adds_multiples_of_biases() -> None:
     kernels = [partial(KerpleLog, r1=0.5, r2=0.25), partial(KerplePower, r1=1.0, r2=0.5)]
     d = torch.tensor([0.0, 1.0, 2.0, 7.0, 1000.0])
     expected = -torch.log(1 + 0.25 * d) - 0.5 * d.sqrt()
@@ -133,7 +133,7 @@ class Growing(ALiBi):
         return -super().bias(distance)
 
 
-def test_what_no_sum_of_kernels_can_be_is_refused() -> None:
+def test_invalid_kernel_sums_are_refused() -> None:
     for kernels, factors in (([FIRE], None), ([KerpleLog], [-1.0]), ([KerpleLog, Growing], None)):
         with pytest.raises(UserError, match=r"KernelSum: (kernels|factors): got"):
             KernelSum(SHAPE, kernels, factors)

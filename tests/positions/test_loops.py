@@ -1,4 +1,4 @@
-"""Strategies inside a layer of attention, output and gradients, against loops over what the paper says a score is."""
+"""Output and gradients of attention with each strategy against loops over the paper's formula of a score."""
 
 import math
 from collections.abc import Callable
@@ -44,7 +44,7 @@ def softmax(scores: Tensor, head: int) -> Tensor:
 
 @pytest.fixture
 def loops(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Holds a strategy in fp64, in small blocks, against loops over a score."""
+    """Return a function that compares a strategy in fp64, in small blocks, with loops over a score."""
     monkeypatch.setattr(blocks, "QUERIES_AT_ONCE", 5)
     monkeypatch.setattr(blocks, "LARGEST_STORED", 0)  # hooks are called again on the way back
     return ours_and_loops
@@ -56,11 +56,11 @@ def ours_and_loops(
     window: int | None = None,
     offset: int = 0,
     probabilities: Callable = softmax,
-    beside_value: Callable = lambda m, n: 0.0,
+    value_bias: Callable = lambda m, n: 0.0,
     gate: Callable = lambda x, h: 1.0,
 ) -> None:
     """Of `window` keys with positions from `offset` on; `probabilities` are a function of the scores that a query of a
-    head sees, (n,), `beside_value` is added to the value of a key, and `gate` multiplies the output of a token."""
+    head sees, (n,), `value_bias` is added to the value of a key, and `gate` multiplies the output of a token."""
     torch.manual_seed(0)
     attention = SelfAttention(SHAPE, Architecture(bias=False)).double()
     torch.nn.init.normal_(attention.qkv.weight, std=0.4)
@@ -73,7 +73,7 @@ def ours_and_loops(
             for m in range(LENGTH):
                 first = 0 if window is None else max(0, m - window + 1)
                 s = torch.stack([score(q, k, x, b, h, m, n) for n in range(first, m + 1)])
-                values = torch.stack([v[b, h, n] + beside_value(m, n) for n in range(first, m + 1)])
+                values = torch.stack([v[b, h, n] + value_bias(m, n) for n in range(first, m + 1)])
                 rows.append(probabilities(s, h) @ values * gate(x[b, m], h))
     expected = torch.stack(rows).view(2, HEADS, LENGTH, HEAD_DIM).transpose(1, 2).flatten(2)
     leaves, grad = [x, attention.qkv.weight, *position.parameters()], torch.randn_like(expected)
@@ -133,18 +133,18 @@ def test_rows_and_sinks(name: str, window: int | None, offset: int, loops: Calla
         factor, summand = change(position, h, m, n, m + 1 if window is None else min(window, m + 1))
         return plain_score(q, k, x, b, h, m, n) * factor + summand
 
-    def beside_a_sink(scores: Tensor, h: int) -> Tensor:
+    def softmax_with_sink(scores: Tensor, h: int) -> Tensor:
         return scores.exp() / (scores.exp().sum() + sinks[0][h].exp())
 
-    loops(position, score, window, offset, beside_a_sink if sinks else softmax)
+    loops(position, score, window, offset, softmax_with_sink if sinks else softmax)
 
 
 @pytest.mark.parametrize(("window", "offset"), [(None, 0), (9, 1001), (4, 0)])
 @pytest.mark.parametrize("group", [1, 3, None])
-def test_far_keys_are_met_at_grouped_distances(
+def test_scores_of_far_keys_use_grouped_distances(
     group: int | None, window: int | None, offset: int, loops: Callable
 ) -> None:
-    """Between a bias and a sink, which the two views of attention share."""
+    """With a bias and a sink, which scores of near and far keys share."""
     near = 5
     extended = (
         partial(SelfExtend, neighbor_window=near, group=group) if group else partial(ReRoPE, neighbor_window=near)
@@ -176,7 +176,7 @@ def test_far_keys_need_no_explicit_scores_and_no_training() -> None:
 
 
 @pytest.mark.parametrize("elementwise", [False, True])
-def test_an_output_gate_multiplies_what_a_token_has_read(elementwise: bool, loops: Callable) -> None:
+def test_an_output_gate_multiplies_the_output_of_attention(elementwise: bool, loops: Callable) -> None:
     position = Combined(SHAPE, (positions.ALiBi, partial(OutputGate, elementwise=elementwise))).double()
     slopes, weight = position.parts[0].bias(torch.ones(1)), torch.nn.init.normal_(position.parts[1].gate_weight)
     of_heads = weight.unflatten(0, (HEADS, -1))  # (H, δ or 1, D)
@@ -202,8 +202,8 @@ def test_stick_breaking(window: int | None, rest: bool, loops: Callable) -> None
     loops(positions.StickBreaking(SHAPE, rest), plain_score, window, probabilities=broken)
 
 
-def test_a_stick_of_many_keys_is_broken_in_full_precision() -> None:
-    """What 3,000 keys leave of the stick is e^-2,000: near keys do not notice in fp32."""
+def test_stick_breaking_is_precise_with_many_keys() -> None:
+    """The remainder after 3,000 keys is e^-2,000, which must not affect near keys in fp32."""
     at, scores = TokenPositions.line(3000), torch.randn(1, 1, 5, 3000)
     block = QueryKeyBlock(at[-5:], at, torch.ones(5, 3000, dtype=torch.bool).tril(2995))
     position = positions.StickBreaking(Shape(8, 1, 16))
@@ -212,7 +212,7 @@ def test_a_stick_of_many_keys_is_broken_in_full_precision() -> None:
 
 
 @pytest.mark.parametrize("other", [positions.FoX, Sink])
-def test_what_cannot_be_together_with_stick_breaking_is_said(other: type[Position]) -> None:
+def test_invalid_combinations_with_stick_breaking_are_refused(other: type[Position]) -> None:
     network = Transformer(SHAPE, 1, 9, partial(Combined, parts=(positions.StickBreaking, other)))
     with pytest.raises(UserError, match=r"returns weights"):
         network(torch.zeros(1, 4, dtype=torch.int64))
@@ -265,7 +265,7 @@ def test_shaw(clip: int, window: int | None, loops: Callable) -> None:
     def score(q: Tensor, k: Tensor, x: Tensor, b: int, h: int, m: int, n: int) -> Tensor:
         return q[b, h, m] @ (k[b, h, n] + position.key_vectors[min(m - n, clip)]) / HEAD_DIM**0.5
 
-    loops(position, score, window, 5, beside_value=lambda m, n: position.value_vectors[min(m - n, clip)])
+    loops(position, score, window, 5, value_bias=lambda m, n: position.value_vectors[min(m - n, clip)])
 
 
 @pytest.mark.parametrize(("extent", "window", "temperature"), [(5, None, None), (40, 5, None), (1, 4, 3), (3, None, 2)])
@@ -319,7 +319,7 @@ def test_dead_and_flat_units_of_fire_are_pieces_too() -> None:
 
 @cache
 def reflection(position: positions.PaTH, x: Tensor, b: int, h: int, t: int) -> Tensor:
-    """The matrix of a token."""
+    """Return the matrix H_t of a token."""
     part = slice(h * HEAD_DIM, (h + 1) * HEAD_DIM)
     w = position.up.weight[part] @ position.down.weight @ x[b, t]
     w = w / w.norm()
@@ -341,7 +341,7 @@ def test_path_is_a_product_of_reflections(window: int | None, loops: Callable, m
     loops(position, partial(product_of_reflections, position), window)
 
 
-def test_beside_forget_gates_each_remembers_its_own(loops: Callable) -> None:
+def test_combined_strategies_keep_separate_states(loops: Callable) -> None:
     position = Combined(SHAPE, [partial(positions.PaTH, rank=3), positions.FoX]).double()
     path_, fox = position.parts
 
@@ -352,8 +352,8 @@ def test_beside_forget_gates_each_remembers_its_own(loops: Callable) -> None:
     loops(position, score)
 
 
-def raw(position: positions.DAPE, q: Tensor, k: Tensor, b: int, m: int, n: int) -> Tensor:
-    """The scores of all heads and their biases, (2H,)."""
+def dape_inputs(position: positions.DAPE, q: Tensor, k: Tensor, b: int, m: int, n: int) -> Tensor:
+    """Return the scores of all heads and their biases, (2H,)."""
     s = torch.stack([plain_score(q, k, q, b, h, m, n) for h in range(HEADS)])
     distance = torch.tensor([float(m - n)], dtype=torch.float64)
     return torch.cat([s, position.over.bias(distance)[:, 0]])
@@ -363,7 +363,7 @@ def raw(position: positions.DAPE, q: Tensor, k: Tensor, b: int, m: int, n: int) 
 def test_dape_is_a_loop_over_pairs(window: int | None, over: str, loops: Callable, monkeypatch) -> None:
     monkeypatch.setattr(positions.pair_network, "HIDDEN", 60)  # several pieces of pairs
     position = positions.DAPE(SHAPE, positions.strategies()[over], hidden=5).double()
-    raw_scores = cache(partial(raw, position))
+    raw_scores = cache(partial(dape_inputs, position))
 
     def score(q: Tensor, k: Tensor, x: Tensor, b: int, h: int, m: int, n: int) -> Tensor:
         both = raw_scores(q, k, b, m, n)
@@ -374,11 +374,11 @@ def test_dape_is_a_loop_over_pairs(window: int | None, over: str, loops: Callabl
 
 
 @pytest.mark.parametrize("window", [None, 1, 6])
-def test_dape_v2_is_two_convolutions_along_what_a_query_sees(window: int | None, loops: Callable) -> None:
+def test_dape_v2_is_two_convolutions_over_seen_keys(window: int | None, loops: Callable) -> None:
     position = positions.DAPEv2(SHAPE, hidden=5).double()
     into = position.into.weight.unflatten(-1, (3, 2 * HEADS))  # (hidden, taps, 2H)
     out = position.out.weight.unflatten(-1, (3, 5))  # (H, taps, hidden)
-    raw_scores = cache(partial(raw, position))
+    raw_scores = cache(partial(dape_inputs, position))
 
     def score(q: Tensor, k: Tensor, x: Tensor, b: int, h: int, m: int, n: int) -> Tensor:
         first = 0 if window is None else max(0, m - window + 1)

@@ -1,4 +1,4 @@
-"""What holds for every strategy, by the suite that is public; a new one is covered by being there."""
+"""Properties of every strategy, tested by the public suite. New strategies are included automatically."""
 
 import inspect
 from collections.abc import Callable
@@ -108,14 +108,14 @@ def test_a_network_compiled_by_inductor_computes_the_same(name: str) -> None:
         ("Learned", {"beyond": "interpolate"}),
     ],
 )
-def test_what_depends_on_the_length_of_the_input_says_so(name: str, setting: dict) -> None:
+def test_strategies_that_depend_on_the_input_length_are_not_prefix_consistent(name: str, setting: dict) -> None:
     network = Subject(partial(strategies()[name], **setting)).network(trained=16)
     tokens = torch.randint(0, 50, (2, 30))
     assert (network(tokens[:, :12]) - network(tokens)[:, :12]).abs().max().item() > 1e-3
     assert not network.positions[0].prefix_consistent
 
 
-def test_the_product_of_a_strategy_is_full_under_any_setting() -> None:
+def test_products_ignore_autocast_and_tf32() -> None:
     a, b = torch.randn(2, 3, 5, 7, requires_grad=True), torch.randn(7, 4, requires_grad=True)
     settings, matmul, before = [], torch.matmul, torch.get_float32_matmul_precision()
 

@@ -47,7 +47,7 @@ def test_the_sinusoid_is_the_papers() -> None:
     assert Sinusoidal(Shape(12, 2, 10)).embed(x.bfloat16(), at).dtype == torch.bfloat16
 
 
-def test_past_the_table_is_an_error_the_last_row_or_a_squeezed_input() -> None:
+def test_learned_positions_beyond_the_table() -> None:
     def embedded(learned: Learned, *positions: int) -> torch.Tensor:
         at = TokenPositions(torch.arange(len(positions)), torch.tensor(positions), False)
         return learned.embed(torch.zeros(1, len(positions), 12), at)[0].detach()
@@ -104,7 +104,7 @@ def test_sandwich_is_its_formula() -> None:
 
 
 def added(position: Position, q: Tensor, k: Tensor, state: Tensor | None = None, keys: int = LENGTH) -> torch.Tensor:
-    """What a strategy adds to the scores of the last queries, themselves 0 where a key is not seen."""
+    """Return the terms that a strategy adds to the scores of the last queries, 0 for unseen keys."""
     at, queries = TokenPositions.line(keys), q.shape[2]
     seen = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
     s = (q @ k.mT / math.sqrt(HEAD_DIM)).masked_fill(~seen, 0)
@@ -167,7 +167,7 @@ def test_transformer_xl_is_xlnets_relative_core() -> None:
 
 
 def attended(attention: torch.nn.Module, x: Tensor, **inputs: Any) -> dict[str, Any]:
-    """What a module of transformers passes to its attention function: query, key (B, H, T, δ), and its options."""
+    """Return the arguments of the attention function in a module of transformers: query, key (B, H, T, δ), options."""
     passed: dict[str, Any] = {}
 
     def spy(module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: None, **options: Any) -> Any:
@@ -183,7 +183,7 @@ def attended(attention: torch.nn.Module, x: Tensor, **inputs: Any) -> dict[str, 
     return passed
 
 
-def heated(position: Position, q: Tensor) -> Tensor:
+def scaled(position: Position, q: Tensor) -> Tensor:
     return position.transform_qk(q, q, None, TokenPositions.line(q.shape[2]))[0]
 
 
@@ -195,11 +195,11 @@ def test_temperatures_are_those_of_transformers() -> None:
     ministral, large = model("ministral3"), model("mistral_large4").MistralLarge4TextSoftmaxScaling(HEADS)
     ours = SSMax(SHAPE, start=0.0, bias=1.0)
     large.scale.data, large.bias.data = ours.scale.data, ours.offset.data = torch.rand(2, HEADS)
-    torch.testing.assert_close(heated(ours, q), large(q, ids, head_dim_first=True), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(scaled(ours, q), large(q, ids, head_dim_first=True), atol=1e-6, rtol=1e-6)
     theirs = q * ministral.get_llama_4_attn_scale(ids, 0.1, 7)
-    torch.testing.assert_close(heated(Temperature(SHAPE, "ministral3", length=7), q), theirs, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(scaled(Temperature(SHAPE, "ministral3", length=7), q), theirs, atol=1e-6, rtol=1e-6)
     theirs = q * model("beam").compute_attention_scaling(ids)
-    torch.testing.assert_close(heated(Temperature(SHAPE, "beam", length=2048), q), theirs, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(scaled(Temperature(SHAPE, "beam", length=2048), q), theirs, atol=1e-6, rtol=1e-6)
     llama4 = model("llama4")
     sizes = {"hidden_size": 24, "num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 8}
     config = llama4.Llama4TextConfig(**sizes, num_hidden_layers=4, floor_scale=7, attn_scale=0.1)
@@ -209,7 +209,7 @@ def test_temperatures_are_those_of_transformers() -> None:
     )  # each fourth has no RoPE
     theirs = attended(attention, x, position_embeddings=None)["query"]
     q = attention.q_proj(x).view(2, LENGTH, HEADS, HEAD_DIM).transpose(1, 2)
-    torch.testing.assert_close(heated(Temperature(SHAPE, "llama4", length=7), q), theirs, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(scaled(Temperature(SHAPE, "llama4", length=7), q), theirs, atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["hybrid", "hybrid_sliding"])

@@ -1,4 +1,4 @@
-"""Random positions and random shifts of places: what is drawn, when, that hooks see it, and what a task gives."""
+"""Random positions and random shifts of places: the draws, their effect on hooks, and places of a task."""
 
 from collections.abc import Callable
 from functools import partial
@@ -51,8 +51,8 @@ def test_draws_are_ordered_distinct_and_of_the_whole_range() -> None:
 
 
 @pytest.mark.parametrize("length", [5, 12, 30])
-def test_in_evaluation_positions_are_drawn_too_and_stay(length: int) -> None:
-    """In section 3 of the paper positions of a test are drawn as those of training are."""
+def test_in_evaluation_positions_are_drawn_once(length: int) -> None:
+    """In section 3 of the paper, positions of a test are drawn in the same way as in training."""
     position = RandomizedPositions(SHAPE, max_positions=400).eval()
     drawn = positions(position, length)
     assert length < drawn[-1] < 400
@@ -83,8 +83,8 @@ def test_draws_are_a_function_of_the_seed_and_the_steps_taken(strategy: type[Res
 
 
 @pytest.mark.parametrize("name", ["FoX", "FIRE", "KerpleLog", "Learned", "RoPE"])
-def test_in_training_a_strategy_stands_where_was_drawn(name: str, tiny_network: Callable[..., Transformer]) -> None:
-    """The draw reaches every hook: with it, logits are those of explicit distances, read one pair at a time."""
+def test_in_training_drawn_positions_reach_every_hook(name: str, tiny_network: Callable[..., Transformer]) -> None:
+    """Logits with drawn positions equal those of a network with explicit positions, computed pair by pair."""
     network = tiny_network("RandomizedPositions", length=12, position=strategies()[name], max_positions=60).train()
     tokens, wrapped = torch.randint(0, 50, (1, 12)), list(network.positions)
     logits = network(tokens)
@@ -95,7 +95,7 @@ def test_in_training_a_strategy_stands_where_was_drawn(name: str, tiny_network: 
     assert torch.allclose(logits, in_line, atol=1e-3) == (name == "FoX")  # it knows no positions
 
 
-def test_windows_and_counts_of_keys_are_not_of_its_reach() -> None:
+def test_windows_and_counts_of_keys_use_rows_not_positions() -> None:
     shape = Shape(32, 4, 12, layers=4)
     assert RandomizedPositions(shape, partial(LayerPattern, windows={"local": 12})).window == 12
     assert RandomizedPositions(shape, Temperature).position.length == 12
@@ -116,13 +116,13 @@ def added(position: Position, places: Tensor, tokens: Tensor | None = None) -> T
     return position.embed(torch.zeros(*places.shape, 8), position.remap_positions(at, tokens))
 
 
-def test_each_token_is_given_the_row_of_its_place_and_nothing_without_one() -> None:
+def test_each_token_gets_the_row_of_its_place_or_nothing() -> None:
     position = Coupled(NARROW, rows=9).eval()
     expected = position.table[PLACES] * (PLACES > 0)[..., None]
     torch.testing.assert_close(added(position, PLACES), expected, rtol=0, atol=0)
 
 
-def test_in_training_every_row_is_reached_by_shifts_that_keep_equal_places_equal() -> None:
+def test_shifts_in_training_reach_every_row_and_keep_equal_places_equal() -> None:
     position = Abacus(NARROW, rows=9)
     shifts: tuple[set[int], set[int]] = set(), set()
     for _ in range(200):
@@ -149,8 +149,8 @@ def test_a_shift_does_not_depend_on_how_a_batch_is_divided_or_padded(strategy: t
     assert len({tuple(row) for row in first[:, 0].tolist()}) > 25  # or all would have one shift
 
 
-def test_in_evaluation_a_gpu_is_asked_too_whether_the_table_has_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it reads beyond a table would end the process; in training a question at each step would stall it."""
+def test_on_a_gpu_places_are_checked_only_in_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An index outside the table ends the process on a GPU. In training the check would synchronise at each step."""
     monkeypatch.setattr("kerple.positions.coupled.readable", lambda places, wait: wait)
     with pytest.raises(UserError, match="Abacus: rows: got 5, expected 6 or more, as a token has place 5"):
         added(Abacus(NARROW, rows=5).eval(), PLACES)
@@ -159,7 +159,7 @@ def test_in_evaluation_a_gpu_is_asked_too_whether_the_table_has_the_place(monkey
 
 
 @pytest.mark.parametrize("strategy", [Coupled, Abacus, partial(Abacus, position=FIRE)])
-def test_a_network_reads_the_places_in_one_go_and_token_by_token(strategy: object) -> None:
+def test_places_are_equal_with_and_without_a_cache(strategy: object) -> None:
     data = TaskData(Addition(order="reversed"), 30, 6, test_lengths=[6], test_examples=8)
     model = LanguageModel(strategy, data.vocabulary, data.length, layers=2, dim=16, heads=2)
     model.attach(data)

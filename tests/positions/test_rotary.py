@@ -1,4 +1,4 @@
-"""RoPE, its scalings and xPos against published code; queries and keys go through the whole rotation."""
+"""Rotated queries and keys of RoPE, its scalings and xPos against published code."""
 
 import math
 from functools import partial
@@ -104,7 +104,7 @@ def test_ntk_is_that_of_x_transformers() -> None:
     close(rotated(RoPE(SHAPE, scaling="ntk", factor=8.0, layout="interleaved"), q, k), theirs)
 
 
-def test_the_mistake_is_what_torch_makes_of_bf16() -> None:
+def test_the_bf16_mistake_equals_rotation_in_bf16() -> None:
     t = torch.arange(3000, dtype=torch.bfloat16)
     turns = (1 / 10000 ** (torch.arange(0, 16, 2).double() / 16)).bfloat16()
     angle = torch.outer(t, turns).double()  # rounded to bf16
@@ -117,7 +117,7 @@ def test_the_mistake_is_what_torch_makes_of_bf16() -> None:
     assert len(set(angle[:, 0].tolist())) < 900  # of 3,000 positions
 
 
-def test_angles_are_exact_far_out() -> None:
+def test_angles_are_exact_at_large_positions() -> None:
     # fp32 angles would be off by 0.004 here
     x = torch.randn(1, 1, 1, HEAD_DIM)
     q, _ = rotated(RoPE(SHAPE), x, x, offset=40_007)
@@ -148,9 +148,7 @@ def test_xpos_overflows_nothing_in_half_precision() -> None:
 
 
 @pytest.mark.parametrize("strategy", [RoPE, XPos, PoPE])
-def test_angles_are_computed_once_a_forward_for_all_layers(
-    strategy: type[Position], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_angles_are_computed_once_per_forward_pass(strategy: type[Position], monkeypatch: pytest.MonkeyPatch) -> None:
     network, calls, frequencies = Transformer(SHAPE, 3, 20, strategy), [], angles.frequencies
     for module in ("angles", "rotary_scaling"):
         monkeypatch.setattr(

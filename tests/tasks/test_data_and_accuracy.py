@@ -1,4 +1,4 @@
-"""Exact match and token accuracy: counted by hand, and of trained networks."""
+"""Exact match and token accuracy, counted by hand and of trained networks."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ from tests.toy import trainer
 ROOT = Path(__file__).parents[2]
 
 
-def test_counting_by_hand():
+def test_accuracies_equal_those_counted_by_hand():
     targets = torch.tensor([[1, 2, 3], [4, 5, 6], [7, 8, 9], [1, 1, 1]])
     predictions = torch.tensor([[1, 2, 3], [4, 0, 6], [0, 8, 9], [1, 1, 1]])
     scored = torch.tensor([[0, 1, 1], [1, 1, 1], [0, 1, 0], [1, 1, 1]]).bool()
@@ -42,7 +42,7 @@ def test_counting_by_hand():
 def trained(
     data: TaskData, directory: Path, steps: int, position: str = "NoPE", **options: Any
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """The sums and the description of a test after a fit."""
+    """Return the sums and the metadata of a test after a fit."""
     sizes = {"layers": 2, "dim": 32, "heads": 2, "lr": 1e-2, "warmup": 0.1}
     model = LanguageModel(strategies()[position], data.vocabulary, data.length, **sizes)
     validation = {"check_val_every_n_epoch": None, "val_check_interval": steps, "num_sanity_val_steps": 0}
@@ -92,7 +92,7 @@ def test_lengths_beyond_the_last_position_are_skipped(tmp_path, lengths, read):
 
 @pytest.mark.slow
 def test_the_command_line_reports_the_same_on_two_devices(tmp_path):
-    """Through run.py, because a collective that one rank alone starts would hang there and nowhere else."""
+    """With run.py, because only there a collective operation of a single rank hangs."""
 
     def run(*arguments: str) -> None:
         environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
@@ -126,13 +126,13 @@ def sequences(loader: Any) -> list[str]:
 
 
 class Accents(Task):
-    """As many letters as there are spaces, of a letter that is no token."""
+    """Task whose answer repeats a letter that is not in the vocabulary."""
 
     def example(self, length: int, rng: np.random.Generator) -> Example:
         return Example(prompt=" " * length, answer="é" * length, sizes=(length,))
 
 
-def test_a_task_that_does_not_fit_is_told_when_it_is_made():
+def test_invalid_tasks_raise_at_construction():
     with pytest.raises(UserError, match="the character 'é', expected one of"):
         TaskData(Accents(), 99, train_length=3)
 
@@ -156,7 +156,7 @@ def test_no_test_or_validation_problem_is_trained_on(task):
     assert whole & tested  # or nothing of the training lengths would be tested
 
 
-def test_a_small_space_is_tested_once_each():
+def test_each_problem_of_a_small_space_is_tested_once():
     data = TaskData(Parity(), 100, train_length=6, test_lengths=[1, 2, 6, 7])
     groups = dict(zip(data.lengths, data.test_problems, strict=True))
     for n, group in groups.items():

@@ -123,7 +123,7 @@ def test_reversed_arithmetic(padded):
 
 
 @pytest.mark.parametrize("keys", [1, 3])
-def test_needles_lie_where_their_sizes_say_and_each_may_be_asked_for(keys):
+def test_needles_have_the_offset_of_their_sizes_and_each_can_be_the_target(keys):
     tenths, asked_for = set(), set()
     for _, example in drawn(NeedleInFiller(keys), range(50, 51), 400):
         haystack, asked = example.prompt.rsplit(";", 1)
@@ -182,7 +182,7 @@ def test_places_are_those_of_the_definition(task, text, expected):
 
 
 @pytest.mark.parametrize("name", PLACED)
-def test_what_belongs_together_has_one_place(name):
+def test_related_tokens_share_a_place(name):
     rng = np.random.default_rng(0)
     for n in (1, 2, 5, 9):
         example = PLACED[name].example(n, rng)
@@ -205,7 +205,7 @@ def test_digits_are_counted_in_every_number():
 
 @pytest.mark.parametrize("name", [*PLACED, "abacus"])
 def test_places_are_causal(name):
-    """Whatever follows, and whatever the tokens are, the places of a prefix are the prefix of the places."""
+    """For random tokens, the places of a prefix are the prefix of the places."""
     function = abacus if name == "abacus" else PLACED[name].places
     generator, rng = torch.Generator().manual_seed(0), np.random.default_rng(0)
     random = torch.randint(len(CHARACTERS), (200, 24), generator=generator)
@@ -222,7 +222,7 @@ def test_places_are_causal(name):
             torch.testing.assert_close(function(changed)[:, :end], whole[:, :end])
 
 
-def test_a_task_without_places_says_so_in_one_line():
+def test_tasks_without_places_are_refused():
     with pytest.raises(UserError, match="order: got plain, expected reversed"):
         TaskData(Addition(), 999).places("coupled")
     with pytest.raises(UserError, match="got 'copy', expected a task with numbers"):
@@ -231,7 +231,7 @@ def test_a_task_without_places_says_so_in_one_line():
         assert TaskData(task, 999).places("abacus") is abacus
 
 
-def test_places_that_a_later_token_changes_are_refused():
+def test_places_that_depend_on_later_tokens_are_refused():
     class FromTheRight(Addition):
         """Digits of unpadded numbers counted from their end, which is not there yet."""
 

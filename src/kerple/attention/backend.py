@@ -12,7 +12,7 @@ import torch
 from kerple.base.errors import UserError
 
 AttentionOption = Literal["auto", "fused", "blocks", "reference"]
-"""The values of `model.attention`, which `kerple.model.architecture.Architecture` explains."""
+"""Values of the option `model.attention`; see `kerple.model.architecture.Architecture`."""
 
 FEW_KEYS = 16  # up to this number of keys attention is computed in fp32, because bf16 would save no time
 HEAD_DIMS = (16, 128)  # FlexAttention raises below 16; above 128 its kernels exceed the chip's shared memory
@@ -44,7 +44,7 @@ def forget_used() -> None:
     used.clear()
 
 
-# keywords, not a dataclass: torch.compile passes no object to a function whose result it takes as constant
+# keyword arguments, because torch.compile cannot pass a dataclass to a function with a constant result (see below)
 def select(
     option: AttentionOption,
     *,
@@ -79,7 +79,7 @@ def select(
     # torch's causal mask takes the queries for the first rows, not the last
     plain = not table and not window and queries in ("all", "one")
     if option in ("blocks", "reference"):
-        backend = AttentionBackend(option, "model.attention says so")
+        backend = AttentionBackend(option, "model.attention selects it")
     elif explicit:
         backend = AttentionBackend("blocks", "no fused kernel has this strategy's weights, scores or output")
     elif plain:
@@ -91,7 +91,7 @@ def select(
     else:
         backend = AttentionBackend("blocks", obstacle)
     if option == "fused" and backend.name == "blocks" and queries == "all" and not few_keys:
-        raise UserError(f"model.attention: got 'fused', but {backend.reason}; take auto, which computes in blocks")
+        raise UserError(f"model.attention: got 'fused', but {backend.reason}; use auto, which computes in blocks")
     if backend not in used:
         used[backend] = None
         logger.info("attention: %s, because %s", backend.name, backend.reason)
@@ -111,7 +111,7 @@ def flex_obstacle(
     if few_keys:
         return f"up to {FEW_KEYS} keys are processed in fp32, without a fused kernel"
     if queries != "all":
-        return "no fused kernel with a table takes the last rows as queries of all keys"
+        return "no fused kernel with a table supports fewer queries than keys"
     if dtype not in (torch.bfloat16, torch.float16):
         return f"the fused kernels take bfloat16 and float16, not {str(dtype).removeprefix('torch.')}"
     if any(not HEAD_DIMS[0] <= dim <= HEAD_DIMS[1] for dim in dims):

@@ -14,7 +14,7 @@ from kerple.attention.spec import UNMODIFIED, AttentionSpec, for_query_heads, sc
 from kerple.positions.products import precise, product
 from kerple.positions.token_positions import AttentionWeights, table_block
 
-QUERIES_AT_ONCE = 128  # queries
+QUERIES_AT_ONCE = 128
 LARGEST_STORED = 2**22  # largest number of scores of a call (16 MiB in fp32) that is stored for the backward pass
 
 

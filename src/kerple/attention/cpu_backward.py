@@ -6,8 +6,8 @@ O is the output, D the sum over each row of dO ∘ O minus the gradient of the l
     dV = Pᵀ·dO               dP = dO·Vᵀ           dS = P ∘ (dP - D)
     dQ = scale·dS·K          dK = scale·dSᵀ·Q     dtable[h, d] = sum of dS over the batch and all pairs with m - n = d
 
-Source: Dao et al. 2022, arXiv 2205.14135, appendix B.2, with a bias. A tile is a block of queries against a block of
-keys, for as many heads and batch elements as fit the cache together. Its scores never leave the cache.
+Source: Dao et al. 2022, arXiv 2205.14135, appendix B.2, extended by a bias. A tile contains a block of queries, a block
+of keys, and as many heads and batch elements as fit the cache. Its scores stay in the cache.
 """
 
 import math
@@ -77,7 +77,7 @@ class TiledBackward:
         self.delta = row_dots(grad, forward.out, precise).sub_(grad_lse.unsqueeze(-1))  # D, (B, H, Tq, 1)
         self.bias_line = hankel_line(forward.table, self.length, sizes.queries, forward.window, hidden=0.0)
 
-        self.one_key_block = sizes.keys >= self.length  # then every query meets all its keys in one tile
+        self.one_key_block = sizes.keys >= self.length  # then one tile contains all keys of a query
         self.dq = q.new_empty(q.shape) if self.one_key_block else q.new_zeros(q.shape, dtype=precise)
         self.dk, self.dv = k.new_empty(k.shape), v.new_empty(v.shape)
         self.dtable = torch.zeros_like(forward.table)
@@ -95,7 +95,7 @@ class TiledBackward:
         self.bias_buffer = buffer(sizes.heads * sizes.queries * pitch)
         self.skew_buffer = buffer(sizes.heads * (sizes.queries + 1) * pitch if learned else 0)
         all_heads_at_once = self.one_key_block and self.cast_buffer is None and sizes.heads == heads
-        self.in_place = queries <= sizes.queries or all_heads_at_once  # dK and dV are summed in the result itself
+        self.in_place = queries <= sizes.queries or all_heads_at_once  # sums of dK and dV need no buffers
         self.sum_buffers = [buffer(0 if self.in_place else batch * sizes.heads * sizes.keys * dim) for _ in "kv"]
 
     def run(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -106,14 +106,14 @@ class TiledBackward:
         return self.dq.to(self.forward.q.dtype), self.dk, self.dv, self.dtable
 
     def add_key_block(self, heads: slice, keys: slice) -> None:
-        """Compute dK and dV of a block of keys, and add the block's part to dQ and to the gradient of the table."""
+        """Compute dK and dV of a block of keys, and add its contribution to dQ and to the gradient of the table."""
         dk, dv = self.dk[:, heads, keys], self.dv[:, heads, keys]
         totals = [dk, dv] if self.in_place else [view(x, *dk.shape) for x in self.sum_buffers]
         begin = self.first + max(0, keys.start - self.first) // self.sizes.queries * self.sizes.queries
         window = self.forward.window
         end = self.length if window is None else min(self.length, keys.stop - 1 + window)
         blocks = slices(begin, end, self.sizes.queries, self.length)
-        for rows in reversed(blocks):  # the last block of queries sees all keys, so that it can write the totals
+        for rows in reversed(blocks):  # the last block of queries sees all these keys and initialises the totals
             seen = slice(keys.start, min(keys.stop, rows.stop))
             self.add_query_block(heads, rows, seen, totals, overwrite=rows is blocks[-1])
         if not blocks:  # no query sees these keys
@@ -122,9 +122,9 @@ class TiledBackward:
             dk.copy_(totals[0]), dv.copy_(totals[1])
 
     def add_query_block(self, heads: slice, rows: slice, keys: slice, totals: list[Tensor], overwrite: bool) -> None:
-        """Add the part of the queries at ``rows`` and of a block of keys to all gradients, for the whole batch.
+        """Add the contribution of a block of queries and a block of keys to all gradients, for the whole batch.
 
-        ``totals`` are those of dK and dV, (B, H, keys, δ); ``overwrite`` says that they hold nothing yet.
+        ``totals`` are the sums for dK and dV, (B, H, keys, δ). With ``overwrite`` they are initialised.
         """
         n_heads, n_queries, n_keys = (x.stop - x.start for x in (heads, rows, keys))
         offset = self.length - rows.stop + keys.start
@@ -144,7 +144,7 @@ class TiledBackward:
     def add_tile(
         self, batch: slice, heads: slice, rows: slice, keys: slice, bias: Tensor, totals: list[Tensor], overwrite: bool
     ) -> Tensor:
-        """Add the part of one tile to dQ, dK and dV, and return its dS (B, H, queries, keys)."""
+        """Add the contribution of one tile to dQ, dK and dV, and return its dS (B, H, queries, keys)."""
         queries = slice(rows.start - self.first, rows.stop - self.first)
         (dk, dv), dq = totals, self.dq[batch, heads, queries]
         lse, delta = self.lse[batch, heads, queries], self.delta[batch, heads, queries]
@@ -180,7 +180,7 @@ class TiledBackward:
     def hide(self, p: Tensor, first_distance: int) -> None:
         """Set hidden probabilities (B·H, queries, keys) to 0; the first entry has the distance ``first_distance``.
 
-        Zeros after exp take less time than -inf before it.
+        Zeros after exp are faster than -inf before exp.
         """
         queries, keys = p.shape[1:]
         window = self.forward.window
@@ -195,7 +195,7 @@ class TiledBackward:
 
 
 def view(buffer: Tensor, *shape: int) -> Tensor:
-    """Return the beginning of a flat buffer in a shape."""
+    """Return the first entries of a flat buffer in the given shape."""
     return buffer[: math.prod(shape)].view(shape)
 
 
@@ -234,7 +234,7 @@ def add_product(total: Tensor, a: Tensor, b: Tensor, scale: float, buffer: Tenso
         b: (B·H, queries, δ).
         scale: Factor of the product.
         buffer: (B·H, keys, δ).
-        overwrite: Whether ``total`` holds nothing yet.
+        overwrite: Whether to initialise ``total`` with the product.
     """
     if total.is_contiguous() and total.dtype == a.dtype and (not overwrite or scale == 1):
         total = total.view(buffer.shape)

@@ -22,7 +22,7 @@ RECOMPILATIONS = 64  # after torch's limit, 8 by default, FlexAttention runs unc
 
 
 class AddTableGradient(torch.autograd.Function):
-    """Identity of output and log-sum-exp, whose backward pass adds the gradient of their table."""
+    """Identity function of output and log-sum-exp, whose backward pass also returns the gradient of the table."""
 
     @staticmethod
     def forward(
@@ -86,7 +86,7 @@ def attend_flex(
         else:
             mask = causal_mask(padded, window, q.device)
             with note_on_failure("--model.attention blocks computes attention without this kernel"):
-                out, lse = compiled_by_itself()(*rows, line, mask, scale, differentiable_lse, kernel_options)
+                out, lse = compiled_flex()(*rows, line, mask, scale, differentiable_lse, kernel_options)
     out, lse = out[:, :, :length], lse[:, :, :length]
     if table is not None and table.requires_grad and torch.is_grad_enabled():
         out, lse = AddTableGradient.apply(out, lse, q.detach(), k.detach(), v.detach(), table, scale, window)
@@ -162,7 +162,7 @@ def ladder(length: int) -> int:
 
 
 @cache
-def compiled_by_itself() -> Callable[..., Any]:
+def compiled_flex() -> Callable[..., Any]:
     """Return `flex`, compiled once per process, for networks that are not compiled."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILATIONS)
     # fullgraph raises after the limit, instead of running uncompiled with T × T scores

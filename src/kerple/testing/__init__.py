@@ -1,9 +1,8 @@
-"""The public property suite behind `python run.py check`: properties that every strategy must have.
+"""The public property suite of `python run.py check`: properties that every strategy must have.
 
-Most properties are read at several lengths, `Subject.lengths`: 30, 90, and 300 tokens or more, which is beyond every
-whole number up to 1,000 among the strategy's options and across blocks of queries of the size that training uses. What
-goes wrong only farther out, only for options other than those that are checked, or only on a GPU, it cannot see; and it
-does not know what the paper says: that needs a test of the formula.
+Most properties are tested at several lengths (`Subject.lengths`): 30, 90, and at least 300 tokens. The last length is
+larger than all integer options up to 1,000, and includes several blocks of queries. The suite does not detect errors at
+larger lengths, with other options, or only on a GPU. It does not compare a strategy with the formula of its paper.
 """
 
 import traceback
@@ -23,7 +22,7 @@ from kerple.testing.subject import AT_LENGTHS, PROPERTIES, DoesNotApply, Propert
 __all__ = ["AT_LENGTHS", "PROPERTIES", "DoesNotApply", "Outcome", "Property", "Subject", "check", "outcomes"]
 
 LIBRARIES = ("<", *(str(Path(f).parent) for f in (traceback.__file__, torch.__path__[0], __path__[0])))
-"""How the names of files begin that are not the author's: generated code, and packages with their standard library."""
+"""Prefixes of file names that are not the author's: generated code, the standard library, torch and this package."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +32,8 @@ class Outcome:
     Args:
         name: Name of the property, one of `PROPERTIES`.
         holds: Whether it holds; None if it does not apply.
-        lengths: Numbers of tokens of the readings; empty if the property does not depend on `Subject.lengths`.
-        why: Why it does not hold or apply, in one line; empty if it holds.
+        lengths: Tested numbers of tokens; empty if the property does not depend on `Subject.lengths`.
+        why: Reason in one line if it does not hold or apply; empty if it holds.
         error: The error that was raised if it does not hold.
     """
 
@@ -46,7 +45,7 @@ class Outcome:
 
 
 def outcomes(build: Callable[..., Position], **settings: Any) -> Iterator[Outcome]:
-    """Check one property after the other, and yield each outcome; the arguments are those of `check`."""
+    """Check all properties in turn, and yield each outcome; the arguments are those of `check`."""
     subject = Subject(partial(build, **settings))
     for name, property_ in PROPERTIES.items():
         lengths: tuple[int, ...] = ()
@@ -56,7 +55,7 @@ def outcomes(build: Callable[..., Position], **settings: Any) -> Iterator[Outcom
             yield Outcome(name, True, lengths)
         except DoesNotApply as reason:
             yield Outcome(name, None, (), str(reason))
-        except Exception as error:  # the author of a strategy has to see any error that it raises
+        except Exception as error:  # the author of a strategy must see every error
             frames = traceback.extract_tb(error.__traceback__)
             places = [f"{f.filename}:{f.lineno}: " for f in frames if not f.filename.startswith(LIBRARIES)]
             kind = "" if isinstance(error, AssertionError | UserError) else f"{type(error).__name__}: "
@@ -72,10 +71,10 @@ def check(build: Callable[..., Position], **settings: Any) -> list[Outcome]:
         **settings: Options of the strategy.
 
     Returns:
-        The outcome of each property, which holds or does not apply.
+        The outcome of each property.
 
     Raises:
-        AssertionError: If a property does not hold; the message has a line for each of them.
+        AssertionError: If a property does not hold. The message has one line for each such property.
     """
     results = list(outcomes(build, **settings))
     failed = [f"{o.name}: {o.why}" for o in results if o.holds is False]

@@ -1,7 +1,4 @@
-"""Properties of reading: on which tokens logits may depend, and which circumstances must not change them.
-
-Most are read at several lengths, `Subject.lengths`.
-"""
+"""Properties of forward passes: the tokens on which logits may depend, and conditions that must not change logits."""
 
 import inspect
 import re
@@ -16,13 +13,13 @@ from kerple.testing.subject import SHORT, VOCABULARY, DoesNotApply, Subject, hol
 
 
 def cuts(length: int) -> tuple[int, int]:
-    """Return where readings are cut in two: inside a block of attention's queries, and close to the end."""
+    """Return two positions at which inputs are cut: inside a block of queries, and near the end."""
     return 2 * length // 3, length - 20
 
 
 @holds_at_lengths
 def the_past_has_no_gradient_from_the_future(subject: Subject, length: int) -> None:
-    """By autograd, the logits before a cut depend on their own and earlier embeddings alone."""
+    """According to autograd, the logits before a cut depend only on their own and earlier embeddings."""
     network = subject.network(length)
     embedded: list[Tensor] = []
 
@@ -43,7 +40,7 @@ def the_past_has_no_gradient_from_the_future(subject: Subject, length: int) -> N
 @holds_at_lengths
 @torch.no_grad()
 def what_comes_later_changes_nothing(subject: Subject, length: int) -> None:
-    """Later tokens change no logit; autograd cannot show this for positions that depend on tokens."""
+    """Later tokens change no logit. Autograd cannot show this for positions that depend on tokens."""
     network, ids = subject.network(length), tokens(2, length)
     before = network(ids)
     for cut in cuts(length):
@@ -107,7 +104,7 @@ def a_window_hides_what_is_before_it_and_nothing_else(subject: Subject, length: 
 
     same(before[:, last:], after[:, last:], f"logits out of reach of a changed token, window {window}")
     assert (before[:, first:last] - after[:, first:last]).abs().max() > 1e-4, "a changed token changes nothing"
-    # far from the start, or in an input of another length, the same tokens at other rows may be another matter
+    # the same tokens at other rows give equal logits only for some strategies and lengths
     if length == SHORT and network.positions[0].shift_invariant and network.prefix_consistent:
         beyond = network(ids[:, first:], Visibility(window), offset=first)
         skip = 2 * window - 2
@@ -117,7 +114,10 @@ def a_window_hides_what_is_before_it_and_nothing_else(subject: Subject, length: 
 @holds_at_lengths
 @torch.no_grad()
 def reading_in_pieces_with_a_cache_gives_what_reading_at_once_does(subject: Subject, length: int) -> None:
-    """Some tokens at once, then one by one, then some again: without a window, then with one and half the key heads."""
+    """With a cache, pieces of several tokens and single tokens give the logits of one forward pass.
+
+    Tested without a window, and with a window and half the number of key heads.
+    """
     for kv_heads, window in ((None, None), (2, length // 4)):
         network, ids = subject.network(length, kv_heads), tokens(2, length)
         if not network.prefix_consistent:
@@ -135,7 +135,7 @@ def reading_in_pieces_with_a_cache_gives_what_reading_at_once_does(subject: Subj
 @holds_at_lengths
 @torch.no_grad()
 def the_size_of_a_block_changes_nothing(subject: Subject, length: int) -> None:
-    """Attention in blocks of the usual size, which training has too, and of two others gives the same logits."""
+    """Attention in blocks of the default size and of two other sizes gives the same logits."""
     network, ids, usual = subject.network(length), tokens(2, length), blocks.QUERIES_AT_ONCE
     for window in (None, length // 4):
         expected = network(ids, Visibility(window))
@@ -150,7 +150,7 @@ def the_size_of_a_block_changes_nothing(subject: Subject, length: int) -> None:
 @holds_at_lengths
 @torch.no_grad()
 def positions_read_pair_by_pair_are_those_read_in_line(subject: Subject, length: int) -> None:
-    """Positions 0, 1, 2, … announced as having gaps, so that no table of biases serves, give the same logits."""
+    """Positions 0, 1, 2, … that are marked as not contiguous, so that no table is used, give the same logits."""
     ids, network = tokens(2, length), subject.network(length)
     windows = (None, length // 4)
     in_line = [network(ids, Visibility(window)) for window in windows]
@@ -173,7 +173,7 @@ def sequences_may_have_positions_of_their_own(subject: Subject, length: int) -> 
 @holds_at_lengths
 @torch.no_grad()
 def grouped_heads_are_heads_that_share_keys(subject: Subject, length: int) -> None:
-    """Two key heads for four heads equal four whose weights repeat those of the two."""
+    """Two key heads for four query heads equal four key heads with repeated weights."""
     grouped, full, ids = subject.network(length, kv_heads=2), subject.network(length), tokens(2, length)
     weights = grouped.state_dict()
     for name in [name for name in weights if ".qkv." in name]:
@@ -187,7 +187,7 @@ def grouped_heads_are_heads_that_share_keys(subject: Subject, length: int) -> No
 @holds
 @torch.no_grad()
 def a_compiled_network_computes_the_same(subject: Subject, backend: str = "eager") -> None:
-    """``network.compile`` changes no logit by more than 1e-4; 150 tokens, which are two blocks of queries."""
+    """``network.compile`` changes no logit by more than 1e-4, for 150 tokens (two blocks of queries)."""
     network, ids = subject.network(150), tokens(2, 150)
     expected = network(ids)
     torch.compiler.reset()
@@ -197,9 +197,9 @@ def a_compiled_network_computes_the_same(subject: Subject, backend: str = "eager
 
 @holds
 def the_docstring_counts_the_parameters(subject: Subject) -> None:
-    """The formula in the line ``Parameters: `…` `` gives the number of learned numbers."""
+    """The formula in the line ``Parameters: `…` `` equals the number of parameters."""
     position = subject.position()
-    docstring = type(position).__doc__ or ""  # not that of a class it is derived from
+    docstring = type(position).__doc__ or ""  # not the docstring of a base class
     formula = re.search(r"Parameters: `([^`]+)`", docstring)
     name = type(position).__name__
     assert formula, f"the docstring of {name} has no line 'Parameters: `formula`' in D, H, δ, L and the options"

@@ -1,4 +1,4 @@
-"""Properties of precision: a strategy computes in fp32 in any surroundings."""
+"""Properties of precision: a strategy computes in fp32, regardless of autocast and the dtype of the weights."""
 
 import copy
 import re
@@ -18,7 +18,7 @@ from kerple.testing.subject import Subject, holds, holds_at_lengths, same, token
 
 @holds_at_lengths
 def bf16_weights_and_autocast_leave_positions_in_fp32(subject: Subject, length: int) -> None:
-    """What the hooks return is fp32, and bitwise equal, under autocast and after ``.bfloat16()``."""
+    """Results of hooks are fp32, and bitwise equal, under autocast and after ``.bfloat16()``."""
     expected = results_of_hooks(subject.position(length), length)
     with torch.autocast("cpu", torch.bfloat16):
         autocast = results_of_hooks(subject.position(length), length)
@@ -31,14 +31,14 @@ def bf16_weights_and_autocast_leave_positions_in_fp32(subject: Subject, length: 
 
 @holds
 def bf16_true_keeps_parameters_in_fp32(subject: Subject) -> None:
-    """Parameters are fp32 even if the default dtype is bf16 while the strategy is built, as with bf16-true."""
-    usual = torch.get_default_dtype()
+    """Parameters are fp32 even if the strategy is built with bf16 as the default dtype, as with bf16-true."""
+    default_dtype = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
         network = subject.network().bfloat16()
         logits = network(tokens(2, 20))
     finally:
-        torch.set_default_dtype(usual)
+        torch.set_default_dtype(default_dtype)
     assert logits.isfinite().all(), "logits are not finite"
     for name, parameter in network.positions.named_parameters():
         assert parameter.dtype == torch.float32, f"{name} is {parameter.dtype}"
@@ -56,12 +56,12 @@ def it_trains_in_bf16_mixed(subject: Subject, length: int) -> None:
         assert parameter.grad.isfinite().all(), f"the gradient of {name} is not finite"
 
 
-# torch's matrix products and convolutions, which autocast and TF32 change
+# torch's matrix products and convolutions, which autocast and TF32 round
 ROUNDED = "mm|bmm|addmm|addbmm|baddbmm|mv|addmv|addr|dot|vdot|linear|einsum|convolution"
 
 
 class _NoRoundedProducts(TorchDispatchMode):
-    # `products.product` is an operator of its own
+    # `products.product` is a separate operator
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         rounded = re.match(rf"aten\.({ROUNDED})_?(_backward\w*)?\.", str(function))
         assert not rounded, f"{function}: autocast or TF32 may round it; multiply by kerple.positions.products.product"
@@ -70,7 +70,7 @@ class _NoRoundedProducts(TorchDispatchMode):
 
 @holds_at_lengths
 def neither_autocast_nor_tf32_reaches_what_it_computes(subject: Subject, length: int) -> None:
-    """No hook dispatches one of torch's own matrix products, forward or backward."""
+    """No hook calls a matrix product of torch, forward or backward."""
     position = subject.position(length)
     with _NoRoundedProducts():
         results = results_of_hooks(position, length).values()
@@ -80,11 +80,11 @@ def neither_autocast_nor_tf32_reaches_what_it_computes(subject: Subject, length:
 @holds_at_lengths
 @torch.no_grad()
 def bf16_costs_no_more_precision_than_in_fused_attention(subject: Subject, length: int) -> None:
-    """With bf16 input, the error against fp64 is about that of torch's fused kernel without the strategy.
+    """With bf16 input, the error against fp64 is at most 1.75 times that of torch's fused kernel without the strategy.
 
-    Scores have a standard deviation of 3. If they were rounded to bf16, the error would be two to four times as large.
-    Rounding probabilities after they are normalised, as in blocks, costs a quarter, and `add_to_output` as much again.
-    Queries and keys are those after `transform_qk`, which rounds them itself, in any attention alike.
+    Scores have a standard deviation of 3. Rounding them to bf16 would increase the error by a factor of two to four.
+    Rounding normalised probabilities, as in blocks, increases it by a quarter, and so does `add_to_output`. Queries and
+    keys are compared after `transform_qk`, because it rounds them in any implementation of attention.
     """
     position, ids = subject.network(length).positions[0], torch.zeros(2, length, dtype=torch.int64)
     random = torch.Generator().manual_seed(0)
@@ -111,7 +111,7 @@ def _relative(got: Tensor, exact: Tensor) -> float:
 
 
 def results_of_hooks(position: Position, length: int) -> dict[str, Tensor]:
-    """The results of all hooks for fp32 input of some tokens, from position 300 on, where bf16 rounds positions."""
+    """Return the results of all hooks for fp32 input at positions from 300 on, which bf16 would round."""
     torch.manual_seed(1)
     k, x = torch.randn(2, 4, length, 8), torch.randn(2, length, 32)
     positions = TokenPositions.line(length, 300 if position.max_length is None else 0)

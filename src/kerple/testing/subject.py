@@ -1,4 +1,4 @@
-"""`Subject`: a strategy in a small network, on which properties are checked; and functions for these checks."""
+"""`Subject`: a strategy in a small network, and functions for checks of its properties."""
 
 import inspect
 from collections.abc import Callable
@@ -14,8 +14,8 @@ from kerple.positions.wrapper import Wrapper
 
 LENGTH, VOCABULARY = 32, 50
 SHORT, MEDIUM, LONG = 30, 90, 300
-LAYERS = 60  # the network seems so deep to a strategy, so that the last layer ends a pattern of 2, 3, 4, 5 or 6 layers
-LARGEST = 1000  # whole numbers up to here among a strategy's options make the long reading longer
+LAYERS = 60  # depth for the strategy, so that the last layer is the last of a pattern of 2, 3, 4, 5 or 6 layers
+LARGEST = 1000  # integers up to this one among a strategy's options increase the longest length
 
 
 class DoesNotApply(Exception):
@@ -24,7 +24,7 @@ class DoesNotApply(Exception):
 
 @dataclass(frozen=True)
 class Subject:
-    """The strategy that is checked.
+    """Strategy under test.
 
     Args:
         build: Function from a shape to the strategy.
@@ -33,19 +33,19 @@ class Subject:
     build: Callable[[Shape], Position]
 
     def of_layer(self, shape: Shape) -> Position:
-        """The strategy for the first or the last of `LAYERS` layers, the only ones that are built."""
+        """Build the strategy for the first or the last of `LAYERS` layers; the network has only these two."""
         return self.build(replace(shape, layer=LAYERS - 1 if shape.layer else 0, layers=LAYERS))
 
     def position(self, length: int = LENGTH) -> Position:
-        """An instance of the strategy in evaluation mode, with width 32, 4 heads and this training length."""
+        """Return the strategy in evaluation mode, with width 32, 4 heads and this training length."""
         torch.manual_seed(0)
         return self.of_layer(Shape(32, 4, length)).eval()
 
     def network(self, length: int = 0, kv_heads: int | None = None, trained: int = LENGTH) -> Transformer:
-        """A network of two layers of width 32 with 4 heads, whose strategy has other than its initial parameters.
+        """Return a network of two layers with width 32 and 4 heads, whose strategy has changed parameters.
 
-        The training length is ``trained``, or ``length`` if the strategy cannot represent that number of positions.
-        Weights are so large that attention is not uniform; else the strategy would have hardly any effect.
+        The training length is ``trained``, or ``length`` if the strategy cannot represent ``length`` positions
+        otherwise. Weights are so large that attention is not uniform and the strategy has an effect.
         """
         limit = self.position().max_length
         torch.manual_seed(0)
@@ -62,10 +62,10 @@ class Subject:
 
     @cached_property
     def lengths(self) -> tuple[int, ...]:
-        """Tokens of the readings: 30, 90, and 300 or more.
+        """Tested numbers of tokens: 30, 90, and at least 300.
 
-        The longest spans several blocks of queries, and ends 50 tokens beyond the largest whole number up to
-        1,000 among the strategy's options, attributes and sizes of parameters.
+        The longest includes several blocks of queries. It exceeds by at least 50 the largest integer up to 1,000 among
+        the strategy's options, attributes and sizes of parameters.
         """
         positions, numbers = self.network().positions, [0]
         options = getattr(self.build, "keywords", {})
@@ -80,11 +80,11 @@ class Subject:
 
 Property = Callable[[Subject], None]
 PROPERTIES: dict[str, Property] = {}
-"""The properties by their names. Each is a function that raises an error if the property does not hold."""
+"""Properties by name. Each is a function that raises an error if the property does not hold."""
 
 
 AT_LENGTHS: set[Property] = set()
-"""The properties that are read at each of `Subject.lengths`."""
+"""Properties that are tested at each of `Subject.lengths`."""
 
 
 def holds(function: Property) -> Property:
@@ -94,7 +94,7 @@ def holds(function: Property) -> Property:
 
 
 def holds_at_lengths(function: Callable[[Subject, int], None]) -> Property:
-    """Register a property that is read at each of `Subject.lengths`, the number of tokens."""
+    """Register a property that is tested at each of `Subject.lengths`."""
 
     @wraps(function)
     def at_lengths(subject: Subject) -> None:
@@ -106,7 +106,7 @@ def holds_at_lengths(function: Callable[[Subject, int], None]) -> Property:
 
 
 def tokens(batch: int, length: int) -> Tensor:
-    """Random tokens (batch, length) int64, the same in every run."""
+    """Return random tokens (batch, length) int64, equal in every run."""
     return torch.randint(0, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(length))
 
 
@@ -118,7 +118,7 @@ def same(got: Tensor, expected: Tensor, what: str, atol: float = 1e-5, rtol: flo
 
 
 class Moved(Wrapper):
-    """A strategy at other positions, those of ``where`` (rows,) or (B, rows), which count as having gaps."""
+    """Strategy at the positions ``where``, (rows,) or (B, rows), which are marked as not contiguous."""
 
     def __init__(self, position: Position, where: Tensor) -> None:
         super().__init__(position)
@@ -130,7 +130,7 @@ class Moved(Wrapper):
 
 
 def move(network: Transformer, where: Tensor) -> Transformer:
-    """Move the strategies of a network to these positions."""
+    """Replace the positions in all strategies of a network."""
     for i, position in enumerate(network.positions):
         network.positions[i] = Moved(position, where).eval()
     return network

@@ -14,7 +14,7 @@ from kerple.testing.subject import DoesNotApply, Subject, holds, holds_at_length
 
 @holds_at_lengths
 def gradients_reach_every_parameter(subject: Subject, length: int) -> None:
-    """After one backward pass every parameter of the network has a gradient, finite and not all 0."""
+    """After one backward pass every parameter of the network has a finite, nonzero gradient."""
     network = subject.network(length).train()
     network.losses(tokens(2, length + 1)).mean().backward()
     for name, parameter in network.named_parameters():
@@ -25,7 +25,7 @@ def gradients_reach_every_parameter(subject: Subject, length: int) -> None:
 
 @holds
 def ranges_survive_a_huge_learning_rate_and_the_checkpoint(subject: Subject) -> None:
-    """After SGD at a rate of 1,000, `constrain_` and a state dict, parameters are finite and within their ranges."""
+    """After SGD with learning rate 1,000, `constrain_` and a state dict, parameters are finite and in their ranges."""
     network = subject.network()
     learned = list(network.positions.parameters())
     for _ in range(3 if learned else 0):
@@ -42,7 +42,7 @@ def ranges_survive_a_huge_learning_rate_and_the_checkpoint(subject: Subject) -> 
 
 @holds
 def what_is_not_a_number_stays_so(subject: Subject) -> None:
-    """`constrain_` keeps NaN, at which a run stops; a range that replaced it would hide where it arose."""
+    """`constrain_` keeps NaN, so that the run stops instead of continuing with a bound."""
     position = subject.position()
     parameters = [parameter for _, parameter, *_ in ranged(position)]
     for parameter in parameters:
@@ -52,7 +52,7 @@ def what_is_not_a_number_stays_so(subject: Subject) -> None:
 
 
 def ranged(strategies: nn.Module) -> Iterator[tuple[str, Tensor, float, float]]:
-    """Name, value, minimum and maximum of each parameter that has a range."""
+    """Yield name, value, minimum and maximum of each parameter with a range."""
     for module in strategies.modules():
         for name, limits in module.ranges.items() if isinstance(module, Constrained) else ():
             yield name, getattr(module, name), *limits
@@ -61,7 +61,7 @@ def ranged(strategies: nn.Module) -> Iterator[tuple[str, Tensor, float, float]]:
 @holds
 @torch.no_grad()
 def logits_are_finite_at_64_times_the_training_length_or_it_is_refused(subject: Subject) -> None:
-    """Logits of 1,024 tokens are finite with a training length of 16, or ``max_length`` makes it a UserError."""
+    """Logits of 1,024 tokens are finite with a training length of 16, or ``max_length`` raises a UserError."""
     network = subject.network(trained=16)
     try:
         logits = network(tokens(1, 64 * 16))
@@ -75,7 +75,7 @@ def logits_are_finite_at_64_times_the_training_length_or_it_is_refused(subject: 
 def nothing_is_sized_by_the_training_length(subject: Subject) -> None:
     """Parameters, buffers and other tensors have the same shapes at two training lengths.
 
-    It does not apply if the docstring's formula names L, or `max_length` says where a table of positions ends.
+    It does not apply if the docstring's formula contains L, or if `max_length` limits the positions.
     """
     position = subject.position()
     if position.max_length is not None or re.search(r"Parameters: `[^`]*\bL\b", type(position).__doc__ or ""):
