@@ -1,8 +1,8 @@
 """`python -m results.judge.error_rates results`: how often the statistics err, on draws of which the truth is known.
 
-A draw takes seeds, and test files, with replacement from those of results/earlier/beyond-128, where the truth is the mean of
-all of them. Strategies are shifted to equal means first, where it is asked how often they differ significantly although
-they do not. The four questions of the plan are asked of comparisons that are drawn from the variances of the plan.
+A draw takes seeds, and test files, with replacement from those of results/earlier/beyond-128, where the truth is the
+mean of all of them. Strategies are shifted to equal means first, where it is asked how often they differ significantly
+although they do not. The four questions of the plan are asked of comparisons drawn from the variances of the plan.
 """
 
 import math

@@ -1,6 +1,6 @@
 """`python -m results.judge.resolution results SEEDS DOCUMENTS`: the smallest difference that they resolve.
 
-The variances over seeds and documents are those of results/earlier/beyond-128 (1.3M parameters, 5M tokens, source code).
+The variances over seeds and documents are those of results/earlier/beyond-128 (1.3M parameters, 5M tokens of code).
 """
 
 import sys

@@ -20,8 +20,8 @@ def context_figures(table: pd.DataFrame, strategies: pd.Series) -> Iterator[tupl
     """Yield (name, figure) of the loss by position, and of the context gain by distance beyond the window.
 
     Bands are 95% intervals over seeds and segments; one seed has none. Segments of one document are not
-    independent, so the bands are too narrow: over documents, the error of ALiBi's gain in results/earlier/since-2023 is 0.8 to
-    1.5 times as large at one distance, that of its loss 1.7 times. The tables, of whole segments, take documents.
+    independent, so the bands are too narrow: over documents, the error of ALiBi's gain in results/earlier/since-2023 is
+    0.8 to 1.5 times as large at one distance, that of its loss 1.7 times. The tables use documents.
 
     Args:
         table: Columns strategy, seed, first (position of a bin), length, window, segments, and mean and standard error
