@@ -167,7 +167,7 @@ def test_bf16_scores_are_not_rounded_before_the_softmax(implementation, spread: 
     q, k, v, grad = inputs(2, 4, 300, 300, torch.bfloat16, dim=64)
     q, k = (
         (x * spread**0.5).bfloat16().double() for x in (q, k)
-    )  # scaled scores have the standard deviation ``spread``
+    )  # ``spread`` is that of the scores
 
     def errors(attention, spec: AttentionSpec) -> list[float]:
         results = []

@@ -33,7 +33,7 @@ def test_accuracies_equal_those_counted_by_hand():
     assert counts.tolist() == [[2, 1, 2, 0], [3, 1, 2, 0]]
     examples = [
         Example("", "", sizes) for sizes in [(5,), (5,), (7,), (8,)]
-    ]  # the example of length 8 was not evaluated
+    ]  # length 8 was not evaluated
     cells = results.totals(pd.DataFrame(result_rows("copy", answer_table(examples, counts))))
     values = zip(cells["metric"], cells["length"], cells["value"], strict=True)
     assert sorted(values) == [

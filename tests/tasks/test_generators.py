@@ -175,7 +175,7 @@ def places(task: Task, text: str) -> list[int]:
             "addition, padded",
             "«12+90=120··",
             [0, 2, 3, 4, 2, 3, 1, 2, 3, 4, 0, 0],
-        ),  # the + has the place of the third digit
+        ),  # + with the third digit
         ("multiplication", "«63*7=252", [0, 2, 3, 1, 0, 1, 2, 3, 4]),
         ("copy", "«cab=cab", [0, 2, 3, 4, 1, 2, 3, 4]),
         ("reverse", "«cab=bac»", [0, 2, 3, 4, 5, 4, 3, 2, 0]),
