@@ -165,9 +165,7 @@ def test_mismatched_arguments_raise(queries, change, name) -> None:
 def test_bf16_scores_are_not_rounded_before_the_softmax(implementation, spread: float) -> None:
     """The errors in bf16, compared with fp64, are at most 1.5 times those of torch's fused kernel."""
     q, k, v, grad = inputs(2, 4, 300, 300, torch.bfloat16, dim=64)
-    q, k = (
-        (x * spread**0.5).bfloat16().double() for x in (q, k)
-    )  # ``spread`` is that of the scores
+    q, k = ((x * spread**0.5).bfloat16().double() for x in (q, k))  # ``spread`` is that of the scores
 
     def errors(attention, spec: AttentionSpec) -> list[float]:
         results = []

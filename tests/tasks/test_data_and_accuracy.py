@@ -31,9 +31,7 @@ def test_accuracies_equal_those_counted_by_hand():
     counts = torch.zeros(2, 4, dtype=torch.int64)
     add_answers(counts, predictions, targets, scored, torch.tensor([2, 0, 1, -1]))  # the last row is a filler
     assert counts.tolist() == [[2, 1, 2, 0], [3, 1, 2, 0]]
-    examples = [
-        Example("", "", sizes) for sizes in [(5,), (5,), (7,), (8,)]
-    ]  # length 8 was not evaluated
+    examples = [Example("", "", sizes) for sizes in [(5,), (5,), (7,), (8,)]]  # length 8 was not evaluated
     cells = results.totals(pd.DataFrame(result_rows("copy", answer_table(examples, counts))))
     values = zip(cells["metric"], cells["length"], cells["value"], strict=True)
     assert sorted(values) == [
