@@ -32,7 +32,7 @@ def compare(implementation, dtype: torch.dtype, batch: int, heads: int, queries:
         leaves = [x.to(kind, copy=True).requires_grad_() for x in (q, k, v)]
         leaves.append(table.to(torch.promote_types(kind, torch.float32), copy=True).requires_grad_())
         rows = leaves[:3]
-        if strided:  # as a model has them: (B, T, H, δ) in memory
+        if strided:  # the layout of a model, (B, T, H, δ) in memory
             rows = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in rows]
         out = attention(*rows, AttentionSpec(table=leaves[3], window=window))
         assert out.dtype == kind
@@ -75,7 +75,7 @@ def test_a_steep_table_has_a_finite_gradient() -> None:
 
 
 def test_long_inputs_use_larger_blocks() -> None:
-    compare(attend, torch.float32, 1, 1, 2100, 2100, None, True)  # two blocks of 768 and one that is cut
+    compare(attend, torch.float32, 1, 1, 2100, 2100, None, True)  # two blocks of 768 and a shorter one
 
 
 def test_attention_to_few_keys_is_computed_in_fp32() -> None:
@@ -165,7 +165,7 @@ def test_mismatched_arguments_raise(queries, change, name) -> None:
 def test_bf16_scores_are_not_rounded_before_the_softmax(implementation, spread: float) -> None:
     """The errors in bf16, compared with fp64, are at most 1.5 times those of torch's fused kernel."""
     q, k, v, grad = inputs(2, 4, 300, 300, torch.bfloat16, dim=64)
-    q, k = ((x * spread**0.5).bfloat16().double() for x in (q, k))  # scaled scores of this standard deviation
+    q, k = ((x * spread**0.5).bfloat16().double() for x in (q, k))  # ``spread`` is that of the scores
 
     def errors(attention, spec: AttentionSpec) -> list[float]:
         results = []

@@ -55,8 +55,8 @@ def test_the_kernel_in_the_interpreter_gives_the_gradient_of_the_table() -> None
     cases = [  # batch, heads, key heads, T, δ, δv, window, dtype, strided
         (2, 1, 1, 70, 16, 20, None, "float32", False),
         (1, 2, 1, 70, 20, 16, 40, "float32", True),
-        (1, 1, 1, 64, 16, 16, None, "float32", False),  # fills its tile: no mask
-        (1, 1, 1, 40, 80, 128, None, "float16", True),  # tiles of 32; numpy, and so the interpreter, has no bfloat16
+        (1, 1, 1, 64, 16, 16, None, "float32", False),  # a full tile needs no mask
+        (1, 1, 1, 40, 80, 128, None, "float16", True),  # tiles of 32; the interpreter uses numpy, without bfloat16
     ]
     code = f"CASES = {json.dumps(json.dumps(cases))}\n" + INTERPRETED
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -65,7 +65,7 @@ def test_output_log_sum_exp_and_gradients_are_those_of_fp64(
     length, heads, groups, dim, v_dim, window, dtype, view, monkeypatch
 ) -> None:
     added = []
-    # its kernel is `test_cuda`'s affair
+    # `test_cuda` tests this kernel
     monkeypatch.setattr(cuda.AddTableGradient, "apply", lambda out, lse, *rest: added.append(rest) or (out, lse))
     *inputs, grad = tensors(length, heads, groups, dim, v_dim, dtype, view)
     exact = [x.detach().double().requires_grad_() for x in inputs]
@@ -93,8 +93,8 @@ def test_each_length_of_the_ladder_compiles_one_graph(graphs) -> None:
 
 
 def test_more_graphs_than_the_limit_raise() -> None:
-    torch._dynamo.reset()  # graphs that other tests have made would count
-    # torch words it in one of two ways, by whether something was compiled with fullgraph before
+    torch._dynamo.reset()  # graphs of other tests would count
+    # the message of torch depends on earlier compilations with fullgraph
     limit = r"(fullgraph=True|fail_on_recompile_limit_hit)\n--model.attention blocks"
     inputs = [tensors(length, 1, 1, 16, 16, torch.float32, False)[:4] for length in (128, 256, 384)]
     with torch._dynamo.config.patch(recompile_limit=2):

@@ -27,7 +27,7 @@ def test_flops_are_those_torch_counts(options: dict) -> None:
     with FlopCounterMode(display=False) as backward:
         losses.sum().backward()
     counted = flops(model, 24)
-    whole = 48 * (counted.products + 2 * counted.attention)  # torch counts all pairs of T × T, we the seen half
+    whole = 48 * (counted.products + 2 * counted.attention)  # torch counts all T × T pairs, `flops` only half of them
     assert forward.get_total_flops() == whole
     assert backward.get_total_flops() == 2 * whole
     assert counted.training == 3 * (counted.products + counted.attention)

@@ -10,13 +10,13 @@ from kerple.positions import Shape, strategies
 from kerple.positions.visibility import Visibility
 
 VOCABULARY = 30
-# with each kind of cache, and without one; that a cache changes no logit is a property of every strategy
+# with each kind of cache, and without; a property of every strategy tests that a cache changes no logit
 KINDS = ("KerpleLog", "FoX", "LayerPattern", "RandomizedPositions")
 
 
 def network(name: str) -> Transformer:
     torch.manual_seed(0)
-    # larger weights than usual, so that what is written depends on what was read
+    # large weights, so that generated tokens depend on the prompt
     return Transformer(Shape(16, 2, 64), 2, VOCABULARY, strategies()[name], init=0.16).eval()
 
 

@@ -111,7 +111,7 @@ def test_losses_are_the_cross_entropy_of_the_logits_in_fp32(tiny_network, autoca
     network, tokens = tiny_network("RoPE"), torch.randint(0, 50, (3, 13))
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         losses, last = network.losses(tokens), network.losses(tokens, last=5)
-        logits = network(tokens[:, :-1])  # with autocast in bf16: the very same ones
+        logits = network(tokens[:, :-1])  # equal logits, also in bf16 under autocast
     assert losses.dtype == torch.float32
     expected = F.cross_entropy(logits.double().flatten(0, 1), tokens[:, 1:].flatten(), reduction="none").view(3, 12)
     torch.testing.assert_close(losses, expected.float())

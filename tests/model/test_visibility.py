@@ -30,7 +30,7 @@ def distance(kind: str, m: int, n: int) -> int:
     """Return the distance of key n from query m, as defined in the two papers."""
     if m - n < WINDOW or kind == "true":
         return m - n
-    kept = sorted({*range(FIRST), *range(m - WINDOW + 1, m + 1)})  # the rows of StreamingLLM's cache
+    kept = sorted({*range(FIRST), *range(m - WINDOW + 1, m + 1)})  # rows in the cache of StreamingLLM
     return WINDOW if kind == "capped" else kept.index(m) - kept.index(n)
 
 
@@ -97,7 +97,7 @@ def test_generation_is_equal_without_a_cache_and_the_cache_does_not_grow(name: s
         kept = [x for layer in cache.layers for part in (layer, layer.first) if part for x in (part.keys, part.values)]
         sizes.append(sum(x.untyped_storage().nbytes() for x in kept))
     torch.testing.assert_close(torch.cat(got, 1), expected, atol=1e-10, rtol=1e-10)
-    assert len(set(sizes[4:])) == 1 or network.positions[0].uses("modify_scores")  # which may need any token
+    assert len(set(sizes[4:])) == 1 or network.positions[0].uses("modify_scores")  # such scores may need any token
     assert not torch.allclose(expected, network(tokens, Visibility(WINDOW)), atol=1e-3)
     written = tokens[:, :12]
     for new in generate(network, written, 8, visibility=visibility):

@@ -18,7 +18,7 @@ HEADS, LENGTH = 3, 300
 SHAPE = Shape(24, HEADS, 64)
 DISTANCES = torch.arange(LENGTH, dtype=torch.float32)
 
-# of every name: bias and weight as the paper has them, at one distance in one head, and where parameters start at most
+# for each name: the paper's bias and weight at one distance in one head, and the largest random initial values
 KERNELS: dict[str, tuple[Callable | None, Callable | None, dict[str, int]]] = {
     "KerpleLog": (lambda d, r1, r2: -r1 * math.log(1 + r2 * d), None, {"r1": 2, "r2": 1}),
     "KerplePower": (lambda d, r1, r2: -r1 * d**r2, None, {"r1": 1, "r2": 2}),
@@ -33,7 +33,7 @@ KERNELS: dict[str, tuple[Callable | None, Callable | None, dict[str, int]]] = {
     "KerpleWeight1": (None, lambda d, r1: math.exp(-r1 * d**2), {"r1": 1}),
     "KerpleWeight2": (None, lambda d, r1, r2: math.exp(-r1 * d**r2), {"r1": 1, "r2": 2}),
 }
-# exponents start at 2 at most, and the paper bounds them there; so does the strength of a logarithm, without a bound
+# exponents start at 2 at most, which is their bound; so does the strength of a logarithm, which has no bound
 STRENGTHS = {("KerpleLog", "r1"), ("KerpleLog3", "r1")}
 STARTS = {"r1": [0.4, 1.7, 0.02], "r2": [0.03, 0.9, 0.5], "r3": [0.3, 1.9, 1.0], "r4": [0.5, 0.05, 1.2]}
 over_names = pytest.mark.parametrize("name", KERNELS)
@@ -117,7 +117,7 @@ DEFINITE = {
 def test_kernels_are_conditionally_positive_definite_and_an_exponent_above_two_is_not(points: Tensor) -> None:
     for name, kernel in DEFINITE.items():
         assert is_conditionally_positive_definite(kernel(Shape(24, 6, 32)).bias, points), name
-    exponents = torch.tensor([1.0, 2.5, 1.5])[:, None]  # one bad head is enough
+    exponents = torch.tensor([1.0, 2.5, 1.5])[:, None]  # one head with an invalid exponent is enough
     assert not is_conditionally_positive_definite(lambda d: -(d**exponents), points)
 
 

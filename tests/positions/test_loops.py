@@ -46,7 +46,7 @@ def softmax(scores: Tensor, head: int) -> Tensor:
 def loops(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Return a function that compares a strategy in fp64, in small blocks, with loops over a score."""
     monkeypatch.setattr(blocks, "QUERIES_AT_ONCE", 5)
-    monkeypatch.setattr(blocks, "LARGEST_STORED", 0)  # hooks are called again on the way back
+    monkeypatch.setattr(blocks, "LARGEST_STORED", 0)  # hooks are called again in the backward pass
     return ours_and_loops
 
 
@@ -96,7 +96,7 @@ def of_three(position: Combined, h: int, m: int, n: int, visible: int) -> tuple[
     return scale.scale[h] * math.log(visible), -kerple.r1[h] * (1 + kerple.r2[h] * (m - n)).log()
 
 
-# a strategy, and the factor and the summand of a score
+# a strategy, and the factor and the bias of a score
 ROWS_AND_SINKS: dict[str, tuple[Callable[[Shape], Position], Callable[..., tuple[Any, Any]]]] = {
     "SSMax": (positions.SSMax, lambda position, h, m, n, visible: (position.scale[h] * math.log(visible), 0)),
     "SSMax, bias": (
@@ -167,7 +167,7 @@ def test_scores_of_far_keys_use_grouped_distances(
 
 def test_far_keys_need_no_explicit_scores_and_no_training() -> None:
     network = Transformer(Shape(16, 2, 8), 1, 9, SelfExtend, attention="fused")
-    assert network(torch.zeros(1, 40, dtype=torch.int64)).isfinite().all()  # refused without a fused kernel
+    assert network(torch.zeros(1, 40, dtype=torch.int64)).isfinite().all()  # raises without a fused kernel
     wide = partial(SelfExtend, position=positions.PoPE)
     assert Transformer(Shape(16, 2, 8), 1, 9, wide)(torch.zeros(1, 40, dtype=torch.int64)).isfinite().all()
     model = LanguageModel(lambda shape: Combined(shape, (SelfExtend, Sink)), 9, 8, layers=1, dim=16, heads=2)
@@ -186,7 +186,7 @@ def test_an_output_gate_multiplies_the_output_of_attention(elementwise: bool, lo
 
     loops(position, score, gate=lambda x, h: 1 / (1 + (-(of_heads[h] @ x)).exp()))
     network = Transformer(SHAPE, 1, 9, lambda shape: Combined(shape, (positions.ALiBi, OutputGate)), attention="fused")
-    network.losses(torch.zeros(1, 40, dtype=torch.int64)).mean().backward()  # refused without a fused kernel
+    network.losses(torch.zeros(1, 40, dtype=torch.int64)).mean().backward()  # raises without a fused kernel
 
 
 @pytest.mark.parametrize("rest", [False, True])
@@ -291,7 +291,7 @@ def fire(threshold: float) -> positions.FIRE:
     return position
 
 
-@pytest.mark.parametrize("offset", [0, 200])  # below the threshold the distance alone counts, above it m does too
+@pytest.mark.parametrize("offset", [0, 200])  # above the threshold the bias also depends on m
 def test_fire_is_the_papers_network(offset: int, loops: Callable) -> None:
     position = fire(100.0)
 
@@ -310,7 +310,7 @@ def test_dead_and_flat_units_of_fire_are_pieces_too() -> None:
     first = position.mlp[0]
     first.weight.data[:4] = 0.0  # constants, on or off
     first.bias.data[:4] = torch.tensor([1.0, -1.0, 0.0, 2.0])
-    first.weight.data[4:6], first.bias.data[4:6] = 0.5, -0.25  # two knots in one place
+    first.weight.data[4:6], first.bias.data[4:6] = 0.5, -0.25  # two equal knots
     x = torch.linspace(0, 1, 501, dtype=torch.float64)
     slope, intercept, knots = position._pieces()
     piece = torch.bucketize(x, knots)
@@ -336,7 +336,7 @@ def product_of_reflections(position: Any, q: Tensor, k: Tensor, x: Tensor, b: in
 
 @pytest.mark.parametrize("window", [None, 1, 5])
 def test_path_is_a_product_of_reflections(window: int | None, loops: Callable, monkeypatch) -> None:
-    monkeypatch.setattr(positions.path, "KEYS_AT_ONCE", 2)  # several blocks of keys before a block of queries
+    monkeypatch.setattr(positions.path, "KEYS_AT_ONCE", 2)  # several blocks of keys
     position = positions.PaTH(SHAPE, rank=3).double()
     loops(position, partial(product_of_reflections, position), window)
 

@@ -58,7 +58,7 @@ FORMULAS = {"KerpleBias2", "KerpleBias3", "KerpleLog3", "KerplePower", "KerpleWe
 EXPECTED = {
     "it is not prefix_consistent": {"RandomizedPositions"},
     "it has a table of positions": {"Learned", "LearnedRelativeBias", "RandomizedPositions"},
-    "shift_invariant is None": {"SelfExtend"},  # it is for offsets that are multiples of its group
+    "shift_invariant is None": {"SelfExtend"},  # True for offsets that are multiples of its group size
 }
 over_names = pytest.mark.parametrize("name", names())
 
@@ -153,7 +153,7 @@ def combined(*parts: Build) -> Build:
     ("strategy", "message"),
     [
         (partial(positions.CoPE, rows=1), "CoPE: rows: got 1, expected 2 or more"),
-        # DAPE reads biases alone, so that it would see beyond the window
+        # DAPE uses only biases, so that it would see keys outside the window
         (partial(positions.DAPE, over=partial(LayerPattern, kinds={"a": ALiBi})), "DAPE: over: got LayerPattern"),
         (
             partial(LayerPattern, kinds={"a": positions.Sinusoidal}),

@@ -59,7 +59,7 @@ def test_learned_positions_beyond_the_table() -> None:
     rows = learned["clamp"].table.detach()
     torch.testing.assert_close(embedded(learned["clamp"], 8, 9, 10, 900), rows[[8, 9, 9, 9]])
     rows, squeezed = learned["interpolate"].table.detach(), embedded(learned["interpolate"], *range(19))
-    torch.testing.assert_close(squeezed[::2], rows)  # position 18 is row 9, so every position is half a row
+    torch.testing.assert_close(squeezed[::2], rows)  # position 18 is row 9, so positions advance by half a row
     torch.testing.assert_close(squeezed[1::2], (rows[1:] + rows[:-1]) / 2)
 
 
@@ -126,7 +126,7 @@ def test_fox_is_x_transformers_data_dependent_alibi() -> None:
     package = pytest.importorskip("x_transformers.x_transformers")
     ours, theirs = FoX(SHAPE, start=5.0), package.DataDependentAlibi(SHAPE.dim, HEADS)
     linear = theirs.to_forget_gates[0]
-    assert linear.bias.tolist() == ours.gates.bias.tolist()  # both start at 5 here
+    assert linear.bias.tolist() == ours.gates.bias.tolist()  # both are initialised to 5 here
     ours.gates.load_state_dict(linear.state_dict())
     x, q = torch.randn(2, LENGTH, SHAPE.dim), torch.zeros(2, HEADS, LENGTH, HEAD_DIM)
     state = ours.token_state(x, TokenPositions.line(LENGTH), None)
@@ -237,7 +237,7 @@ def test_the_learned_relative_bias_is_that_of_x_transformers(queries: int) -> No
     package = pytest.importorskip("x_transformers.x_transformers")
     theirs, ours = package.RelativeProjPositionalBias(24, HEADS, 5, 13), LearnedRelativeBias(SHAPE, 5, 13)
     linear = theirs.to_distance_weights[0]
-    linear.bias.data.zero_()  # which Inkling does not have
+    linear.bias.data.zero_()  # Inkling has no bias
     ours.weights.data, ours.curves.data = linear.weight.data, theirs.distance_bank.data
     x = torch.randn(2, LENGTH, 24, requires_grad=True)
     q = torch.zeros(2, HEADS, queries, HEAD_DIM)

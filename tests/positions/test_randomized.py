@@ -92,7 +92,7 @@ def test_in_training_drawn_positions_reach_every_hook(name: str, tiny_network: C
         network.positions[i] = position.position
     in_line = network(tokens)
     torch.testing.assert_close(move(network, wrapped[0].drawn.sort().values)(tokens), logits, atol=1e-5, rtol=1e-4)
-    assert torch.allclose(logits, in_line, atol=1e-3) == (name == "FoX")  # it knows no positions
+    assert torch.allclose(logits, in_line, atol=1e-3) == (name == "FoX")  # FoX does not use positions
 
 
 def test_windows_and_counts_of_keys_use_rows_not_positions() -> None:
@@ -103,7 +103,7 @@ def test_windows_and_counts_of_keys_use_rows_not_positions() -> None:
     torch.testing.assert_close(dict(weights.state_dict()), dict(plain.state_dict()))
 
 
-# Places of a task, with shifts that are drawn
+# Places of a task, with random shifts
 
 NARROW = Shape(8, 2, 16)
 PLACES = torch.tensor([[1, 2, 3, 0, 1, 2, 0, 0], [1, 2, 0, 2, 5, 0, 1, 0]])
@@ -132,7 +132,7 @@ def test_shifts_in_training_reach_every_row_and_keep_equal_places_equal() -> Non
             (shift,) = (rows - places[places > 0]).unique().tolist()
             seen.add(shift)
         position.constrain_()
-    assert shifts == (set(range(6)), set(range(4)))  # 9 - 3 and 9 - 5: as far as the table goes
+    assert shifts == (set(range(6)), set(range(4)))  # up to 9 - 3 and 9 - 5, the end of the table
 
 
 @pytest.mark.parametrize("strategy", [Coupled, Abacus])
@@ -143,10 +143,10 @@ def test_a_shift_does_not_depend_on_how_a_batch_is_divided_or_padded(strategy: t
     whole = collate(examples)["tokens"]
     expected = added(position, places(whole), whole)
     for one, row in zip(examples, expected, strict=True):
-        tokens = collate([one])["tokens"]  # as on a device of its own, without padding
+        tokens = collate([one])["tokens"]  # without padding, as on a separate device
         torch.testing.assert_close(added(position, places(tokens), tokens)[0], row[: tokens.shape[1]], rtol=0, atol=0)
     first = added(position, torch.ones(32, 1, dtype=torch.int64), whole[:, :1] + torch.arange(32)[:, None])
-    assert len({tuple(row) for row in first[:, 0].tolist()}) > 25  # or all would have one shift
+    assert len({tuple(row) for row in first[:, 0].tolist()}) > 25  # otherwise all sequences would have the same shift
 
 
 def test_on_a_gpu_places_are_checked_only_in_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,4 +171,4 @@ def test_places_are_equal_with_and_without_a_cache(strategy: object) -> None:
     torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-4, atol=1e-5)
     assert fill_in(network, batch["tokens"], batch["scored"]).shape == batch["tokens"].shape
     network.places = None
-    assert not torch.allclose(network(tokens), whole)  # the places were in it
+    assert not torch.allclose(network(tokens), whole)  # the places had an effect

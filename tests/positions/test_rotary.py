@@ -35,7 +35,7 @@ def test_the_interleaved_layout_is_gpt_js(fraction: float) -> None:
     close(rotated(RoPE(SHAPE, rotary_fraction=fraction, layout="interleaved"), q, k), (theirs(q), theirs(k)))
 
 
-RAMP = {"beta_fast": 4.0, "beta_slow": 0.5}  # from dimension 1 to 4; the usual 32 and 1 have it from 0 to 3
+RAMP = {"beta_fast": 4.0, "beta_slow": 0.5}  # the ramp is from dimension 1 to 4; with 32 and 1 it is from 0 to 3
 DIVISORS = {"short_factors": [1.0 + i / 8 for i in range(8)], "long_factors": [1.5 + i for i in range(8)]}
 HALF = {"short_factors": DIVISORS["short_factors"][:4], "long_factors": DIVISORS["long_factors"][:4]}
 # our options, and transformers' options where their names or values differ

@@ -31,7 +31,7 @@ def test_accuracies_equal_those_counted_by_hand():
     counts = torch.zeros(2, 4, dtype=torch.int64)
     add_answers(counts, predictions, targets, scored, torch.tensor([2, 0, 1, -1]))  # the last row is a filler
     assert counts.tolist() == [[2, 1, 2, 0], [3, 1, 2, 0]]
-    examples = [Example("", "", sizes) for sizes in [(5,), (5,), (7,), (8,)]]  # that of length 8 was not read
+    examples = [Example("", "", sizes) for sizes in [(5,), (5,), (7,), (8,)]]  # length 8 was not evaluated
     cells = results.totals(pd.DataFrame(result_rows("copy", answer_table(examples, counts))))
     values = zip(cells["metric"], cells["length"], cells["value"], strict=True)
     assert sorted(values) == [
@@ -67,7 +67,7 @@ def test_a_trained_model_is_reported_by_length_and_protocol(tmp_path):
     assert list(forced.index) == [
         (n, i) for n in range(1, 9) if n not in skipped for i in range(len(data.test_problems[n - 1]))
     ]
-    assert 0 < forced.sum() < len(forced)  # or agreement would say nothing
+    assert 0 < forced.sum() < len(forced)  # otherwise agreement would be trivial
     of_metric = dict(iter(results.totals(table).set_index("length").groupby(["metric", "protocol"])))
     forced_cells = of_metric["exact_match", "repeated copy"]
     tokens = of_metric["token_accuracy", "repeated copy generated"]
@@ -110,7 +110,7 @@ def test_the_command_line_reports_the_same_on_two_devices(tmp_path):
     pd.testing.assert_frame_equal(*tables)
 
 
-# The problems that a data module gives
+# Problems of a data module
 
 
 def ranked(data: TaskData, rank: int = 0, world: int = 1, steps: int = 6, done: int = 0) -> TaskData:
@@ -153,7 +153,7 @@ def test_no_test_or_validation_problem_is_trained_on(task):
     assert min(len(tested), len(validated)) > 0
     assert not (trained & (tested | validated) | tested & validated)
     whole = {task.example(n, np.random.default_rng(i)).identity for n in range(1, 5) for i in range(500)}
-    assert whole & tested  # or nothing of the training lengths would be tested
+    assert whole & tested  # some problems of training lengths are tested
 
 
 def test_each_problem_of_a_small_space_is_tested_once():

@@ -21,7 +21,7 @@ TASKS = {
 }  # fmt: skip
 
 
-# solvers that read a problem as text and know nothing of how it was made
+# independent solvers, whose input is the text of a problem
 def sort(prompt: str) -> str:
     alphabet = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
     return "".join(letter * prompt.count(letter) for letter in alphabet)
@@ -59,7 +59,7 @@ def needle(prompt: str) -> str:
 
 def recall(prompt: str, keys: str) -> str:
     memory = dict(re.findall(r"([a-zA-Z])(\d)", prompt))
-    assert sorted(keys) == sorted(memory)  # each is asked for once
+    assert sorted(keys) == sorted(memory)  # each key occurs once
     return "".join(key + memory[key] for key in keys)
 
 
@@ -92,7 +92,7 @@ def test_answers_and_lengths_are_those_of_an_independent_solver(name):
     task = TASKS[name]
     for n, example in drawn(task):
         solve, measure = SOLVERS[task.name]
-        keys = [example.answer[::2]] if name == "recall" else []  # which are given
+        keys = [example.answer[::2]] if name == "recall" else []  # keys are input
         assert example.answer == solve(example.prompt, *keys), example
         assert example.sizes[0] == n == measure(example.prompt)
         assert len(example.sizes) == len(task.axes)
@@ -171,7 +171,11 @@ def places(task: Task, text: str) -> list[int]:
     [
         # 321 + 54 = 375, last digits first: a place for each significance, one less for the sign before a number
         ("addition", "«123+45=573»", [0, 2, 3, 4, 1, 2, 3, 1, 2, 3, 4, 0]),
-        ("addition, padded", "«12+90=120··", [0, 2, 3, 4, 2, 3, 1, 2, 3, 4, 0, 0]),  # the + at that of the third digit
+        (
+            "addition, padded",
+            "«12+90=120··",
+            [0, 2, 3, 4, 2, 3, 1, 2, 3, 4, 0, 0],
+        ),  # + with the third digit
         ("multiplication", "«63*7=252", [0, 2, 3, 1, 0, 1, 2, 3, 4]),
         ("copy", "«cab=cab", [0, 2, 3, 4, 1, 2, 3, 4]),
         ("reverse", "«cab=bac»", [0, 2, 3, 4, 5, 4, 3, 2, 0]),

@@ -17,13 +17,13 @@ from kerple.positions import Position
 
 @dataclass(frozen=True)
 class Chip:
-    """A device as its data sheet describes it.
+    """Specifications of a device from its data sheet.
 
     Args:
-        name: Part of the name that `torch.cuda.get_device_name` returns.
+        name: Part of the name from `torch.cuda.get_device_name`.
         flops: Dense bf16 FLOPs per second.
         memory: Memory in bytes.
-        link: Bytes per second that a device sends to others in its machine.
+        link: Bytes per second from a device to others in its machine.
     """
 
     name: str
@@ -41,11 +41,11 @@ CHIPS = (
 
 @dataclass(frozen=True)
 class Flops:
-    """Floating-point operations per token of a forward pass; a product of an a × b and a b × c matrix has 2abc.
+    """Floating-point operations per token of a forward pass. A product of a × b and b × c matrices counts 2abc.
 
     Args:
         products: Operations of the linear layers, including the head.
-        attention: Operations of q·k and p·v, for the half of the T × T pairs that a causal mask leaves.
+        attention: Operations of q·k and p·v for half of the T × T pairs, because attention is causal.
     """
 
     products: int
@@ -53,19 +53,19 @@ class Flops:
 
     @property
     def training(self) -> int:
-        """Operations of forward and backward pass; gradients of inputs and of weights cost a forward pass each."""
+        """Operations of forward and backward pass. The backward pass counts as two forward passes."""
         return 3 * (self.products + self.attention)
 
 
 def flops(network: Transformer, length: int) -> Flops:
-    """FLOPs per token in segments of ``length`` tokens, without those of the positional strategy."""
-    of_strategies = {m for p in network.positions for m in p.modules()}
-    weights = sum(m.weight.numel() for m in network.modules() if isinstance(m, nn.Linear) and m not in of_strategies)
+    """Return the FLOPs per token for segments of ``length`` tokens, without the positional strategy."""
+    excluded = {m for p in network.positions for m in p.modules()}
+    weights = sum(m.weight.numel() for m in network.modules() if isinstance(m, nn.Linear) and m not in excluded)
     return Flops(2 * weights, len(network.blocks) * 2 * network.shape.heads * network.shape.head_dim * length)
 
 
 def count_parameters(network: Transformer) -> dict[str, int]:
-    """Number of parameters of each part; a matrix that is both embedding and head counts as embedding."""
+    """Return the number of parameters of each part; a matrix of both embedding and head counts as embedding."""
     parts: dict[str, int] = {}
     seen: set[nn.Parameter] = set()
     strategies = {p for m in network.modules() if isinstance(m, Position) for p in m.parameters()}
@@ -82,19 +82,20 @@ def count_parameters(network: Transformer) -> dict[str, int]:
 def memory(
     network: Transformer, batch: int, length: int, precision: torch.dtype | None, moments: float = 2.0
 ) -> dict[str, int]:
-    """Measure the memory of a training step on tensors without data, by the tensors that autograd keeps.
+    """Compute the memory of a training step on each device, from tensors without data that autograd saves.
 
     Args:
-        network: The network on the meta device; it cannot be used afterwards.
+        network: Network on the meta device. It cannot be used afterwards.
         batch: Number of segments in a micro-batch.
         length: Number of tokens in a segment.
-        precision: The dtype of autocast; None for no autocast.
-        moments: Number of moments that the optimiser keeps for each parameter; 2 for AdamW.
+        precision: Dtype of autocast; None for no autocast.
+        moments: Number of moments per parameter in the optimiser; 2 for AdamW.
 
     Returns:
-        Bytes of the ``weights``; their ``gradients``, of which processes that exchange them need twice as many; the
-        ``optimiser``'s moments; the ``activations`` that blocks keep for the backward pass, with copies of weights in a
-        lower precision, if the network is not compiled; the ``logits`` that head and loss keep; and the ``total``.
+        Bytes of ``weights``, ``gradients``, moments of the ``optimiser``, ``activations``, ``logits`` and ``total``.
+        Activations are tensors saved by the blocks of a network that is not compiled, including copies of weights in a
+        lower precision. Logits are tensors saved by head and loss. Processes that exchange gradients in buckets need
+        twice the bytes of ``gradients``.
     """
     tied = network.head.weight is network.embedding.weight
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -117,9 +118,12 @@ def memory(
 
 @contextmanager
 def stored_for_backward(counted: set[int]) -> Iterator[dict[int, int]]:
-    """Context that records the bytes of each storage that autograd keeps, except ``counted`` ones, which it extends."""
+    """Context that records the bytes of each storage that autograd saves.
+
+    Storages in ``counted`` are not recorded; recorded storages are added to it.
+    """
     sizes: dict[int, int] = {}
-    alive: list[Any] = []  # keeps storages alive, so that no address is used twice
+    alive: list[Any] = []  # keeps the storages alive, so that addresses stay unique
 
     def pack(x: Tensor) -> Tensor:
         storage = x.untyped_storage()

@@ -61,7 +61,7 @@ class Offset(ABC):
     ) -> Tensor:
         """`Windows.losses`, with ``offset`` added to every position.
 
-        An offset for each input token, (T,) int64, is ignored in layers with a window, which it would give distances
+        An offset for each input token, (T,) int64, is ignored in layers with a window, because it would cause distances
         that do not occur in training.
         """
 

@@ -79,7 +79,7 @@ class SelfAttention(nn.Module):
     def prepare(
         self, x: Tensor, position: Position, context: PositionContext, cache: LayerCache | None = None
     ) -> tuple[Tensor, Tensor, Tensor, AttentionSpec]:
-        """Return the arguments of `kerple.attention.attend`: q, k, v after the hooks of the strategy, and the spec."""
+        """Return the arguments of `kerple.attention.attend`, after the hooks of the strategy."""
         q, k, v = self.split(self.qkv(x))
         q, k = _normalised(self.q_norm, q), _normalised(self.k_norm, k)
         state = position.token_state(x, context.queries, None if cache is None else cache.state)

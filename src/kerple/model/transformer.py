@@ -56,7 +56,7 @@ class Transformer(nn.Module, Limited, Windows, Offset, Generation, AttentionInsi
         self.shape, self.training_length = shape, shape.length
         self.embedding_scale, self.logit_cap = architecture.embedding_scale, architecture.logit_cap
         self.attention = architecture.attention
-        # first module, because DDP expects gradients of the first parameters last, as those of a shared strategy are
+        # registered first, because DDP expects gradients in reverse order, and those of a shared strategy come last
         self.positions = cast("Modules[Position]", nn.ModuleList())
         self.embedding = nn.Embedding(vocabulary, shape.dim)
         self.dropout = nn.Dropout(architecture.dropout)

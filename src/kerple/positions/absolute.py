@@ -101,7 +101,7 @@ class Learned(Position):
             if readable(ids) and int(ids.max()) >= self.rows:
                 raise UserError(
                     f"position: got {int(ids.max())}, but Learned has {self.rows} rows, 0 to {self.rows - 1}, "
-                    "the training length; read less, or choose beyond: clamp or beyond: interpolate"
+                    "the training length; use shorter inputs, or beyond: clamp or beyond: interpolate"
                 )
             rows = self.table[ids]
         return (precise(x) + rows).to(x.dtype)

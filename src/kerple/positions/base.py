@@ -152,7 +152,7 @@ class Position(Constrained, ABC):
     def score_scale(self, distance: Tensor) -> Tensor | None:
         """Return the factor of the scaled scores at these distances, (N,) fp32 -> (H, N) fp32.
 
-        The bias is added after the multiplication. The factor must not itself be a parameter.
+        The bias is added after the multiplication. The factor may be a function of parameters, but not a parameter.
         """
         return None
 

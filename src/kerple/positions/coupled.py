@@ -21,8 +21,8 @@ class Placed(Resampled):
 
     In training all places of a sequence are shifted by the same number, so that short problems train every row of the
     table. The shift is a fraction of the number of rows after the largest place. The fraction is a function of the
-    seed, the number of optimiser steps and the tokens of the sequence. It does not depend on the division of a batch
-    between devices, or by accumulation. In evaluation there is no shift.
+    seed, the number of optimiser steps and the tokens of the sequence. It does not depend on the number of devices or
+    accumulated batches. In evaluation there is no shift.
 
     `kerple.training.language_model` passes the task's places to the network, and raises for data without places. In a
     network without a task, the place of a token is its position modulo the number of rows. `Coupled` describes the
@@ -68,7 +68,7 @@ class Placed(Resampled):
                 int(largest.max()) < self.rows,
                 "rows",
                 self.rows,
-                f"{int(largest.max()) + 1} or more, as a token has place {int(largest.max())}; or read less",
+                f"{int(largest.max()) + 1} or more, as a token has place {int(largest.max())}; or use shorter inputs",
             )
         if self.training:
             # tokens without a place, such as padding, are left out, because the padding depends on the batch

@@ -34,7 +34,7 @@ class FoX(Position):
 
     def token_state(self, x: Tensor, positions: TokenPositions, past: Tensor | None) -> Tensor:
         gates = F.logsigmoid(product(x, self.gates.weight.T) + self.gates.bias).mT  # (B, H, T)
-        sums = gates.to(exact(x.device)).cumsum(-1)[..., None]  # (B, H, T, 1) fp64, because only differences matter
+        sums = gates.to(exact(x.device)).cumsum(-1)[..., None]  # (B, H, T, 1) fp64 for differences of large sums
         return sums if past is None else sums + past[:, :, -1:]
 
     def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> Tensor:

@@ -1,4 +1,4 @@
-"""`OutputGate`: a gate on the output of attention, with which a head can add nothing."""
+"""`OutputGate`: a gate on the output of attention, which can switch off a head."""
 
 import torch
 from torch import Tensor, nn

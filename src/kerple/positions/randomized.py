@@ -16,7 +16,7 @@ class RandomizedPositions(Resampled):
     """Ordered random positions, in training and in evaluation (Ruoss et al. 2023, arXiv 2305.16843, § 3).
 
     The positions of an input of T tokens are T numbers drawn without repetition from 0..max_positions-1, and sorted.
-    Training then has distances as large as a test. In training all inputs of a step share the draw, as in the
+    Distances in training are then as large as in tests. In training all inputs of a step share the draw, as in the
     published code. In evaluation all inputs of one length have the same positions. Since positions depend on the length
     of the input, the logits of a prefix are not the prefix of the logits, and generation uses no cache.
 

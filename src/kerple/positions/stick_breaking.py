@@ -10,7 +10,7 @@ from kerple.positions.base import Position, Shape
 from kerple.positions.token_positions import AttentionWeights, QueryKeyBlock
 
 SCORES_AT_ONCE = 2**17  # small enough for the cache of a CPU
-HIDDEN_SCORE = -1e4  # its σ is 0
+HIDDEN_SCORE = -1e4  # σ(-1e4) is 0
 
 
 class StickBreaking(Position):

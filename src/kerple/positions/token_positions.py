@@ -112,8 +112,8 @@ class AttentionWeights:
 def readable(positions: Tensor, wait: bool = False) -> bool:
     """Whether the values of positions can be read, to compare them with a limit.
 
-    Reading from a GPU waits for its previous work, so that it needs ``wait``. Tensors have no values during compilation
-    and in computations of memory without data.
+    Reading from a GPU waits for its earlier work, and is therefore done only with ``wait``. Tensors have no values
+    during compilation, and if memory is computed without data.
     """
     has_values = not torch.compiler.is_compiling() and not isinstance(positions, FakeTensor)
     return has_values and (wait or positions.device.type == "cpu")

@@ -36,7 +36,8 @@ class Sampler:
     Args:
         task: The task.
         train_length: Largest length of training problems.
-        held_out: Fraction of the problems of training lengths in the test split, and in the validation split.
+        held_out: Fraction of the problems of training lengths in the test split. The validation split has the same
+            fraction.
     """
 
     task: Task
@@ -177,7 +178,7 @@ class HeldOutProblems(Dataset[Batch]):
     """Dataset of batches of fixed examples with equal length. Every rank gets the same number of batches.
 
     A batch contains the entries of `collate`, and ``index`` (B,) int64, the indices of its examples in all groups. If
-    there are too few batches for all ranks, the last batches have one row with index -1, which is not scored.
+    there are too few batches for all ranks, the missing batches have one row with index -1, which is not scored.
 
     Args:
         groups: Groups of examples with equal length. No batch has examples of two groups.

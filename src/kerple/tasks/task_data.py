@@ -36,7 +36,8 @@ class TaskData(LightningDataModule):
             twice. null draws new problems for the whole run.
         validation_examples: Number of validation problems, of training lengths.
         test_examples: Largest number of test problems of each length.
-        held_out: Fraction of the problems of training lengths in the test split, and in the validation split.
+        held_out: Fraction of the problems of training lengths in the test split. The validation split has the same
+            fraction.
         seed: Seed of the training problems; null for the seed of the run (``seed_everything``).
         workers: Number of processes that prepare training batches; with 0 the training process prepares them.
         vocabulary: Number of token ids, at least the number of characters.

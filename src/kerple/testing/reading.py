@@ -167,7 +167,7 @@ def sequences_may_have_positions_of_their_own(subject: Subject, length: int) -> 
     where = torch.stack([line, 3 + line, 2 * line])  # (3, T)
     together = move(network, where)(ids)
     alone = [move(subject.network(2 * length), row)(ids[i : i + 1]) for i, row in enumerate(where)]
-    same(together, torch.cat(alone), f"logits of {length} tokens with positions of their own")
+    same(together, torch.cat(alone), f"logits of {length} tokens with separate positions")
 
 
 @holds_at_lengths
@@ -207,7 +207,7 @@ def the_docstring_counts_the_parameters(subject: Subject) -> None:
     options |= getattr(subject.build, "keywords", {})
     expected = eval(formula[1], {"__builtins__": {}}, options | {"D": 32, "H": 4, "δ": 8, "L": 32})  # the author's own
     inner = [m for m in position.modules() if isinstance(m, Position) and m is not position]
-    theirs = {p for strategy in inner for p in strategy.parameters()}  # counted in docstrings of their own
+    theirs = {p for strategy in inner for p in strategy.parameters()}  # counted in their own docstrings
     count = sum(p.numel() for p in position.parameters())
     ours = count - sum(p.numel() for p in theirs)
     assert expected in (count, ours), f"{count} parameters, the docstring says {formula[1]} = {expected}"

@@ -44,8 +44,8 @@ class Subject:
     def network(self, length: int = 0, kv_heads: int | None = None, trained: int = LENGTH) -> Transformer:
         """Return a network of two layers with width 32 and 4 heads, whose strategy has changed parameters.
 
-        The training length is ``trained``, or ``length`` if the strategy cannot represent ``length`` positions
-        otherwise. Weights are so large that attention is not uniform and the strategy has an effect.
+        The training length is ``trained``. It is ``length`` if a strategy trained at ``trained`` cannot represent
+        ``length`` positions. Weights are so large that attention is not uniform and the strategy has an effect.
         """
         limit = self.position().max_length
         torch.manual_seed(0)
