@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -208,6 +209,14 @@ FAULTS: dict[str, tuple[list[str], Callable[[str], Any]]] = {
         lambda n: set_frequencies(n, lambda b: b / (1 + torch.arange(8) / 4)),
     ),
 }
+
+
+@pytest.mark.parametrize("by", [0, 1, -1])
+def test_a_window_that_is_too_long_to_be_read_is_measured_after_a_cache(by):
+    model = build("mistral", sliding_window=2000, max_position_embeddings=4096)
+    config = deepcopy(model.config)
+    model.config.sliding_window += by
+    assert any(verdict.differences for verdict in measure_layers(model, config)) == bool(by)
 
 
 def test_a_scaling_that_transformers_loses_when_it_reads_a_gguf_file_is_found(tmp_path):
