@@ -41,6 +41,12 @@ class Report:
         ]
 
     @property
+    def outcome(self) -> str:
+        """How many of the checks failed."""
+        checks = len(self.layers) + len(self.invariances)
+        return f"{len(self.faults) or 'no'} checks failed" if checks else "no check was run"
+
+    @property
     def groups(self) -> Iterator[tuple[str, Verdict]]:
         """Neighbouring layers of which the same is said and measured: their numbers, and the first of them."""
         for _, same in groupby(self.layers, key=lambda v: (v.expected, v.measured, v.differences, v.unknown)):
@@ -59,7 +65,7 @@ class Report:
             because = i.reason or (i.by_design if i.verdict == "broken by design" else None)
             lines.append(f"{i.name}: {i.verdict}{number}{f' ({because})' if because else ''}")
         lines += [f"{result.name}: {result.report}" for result in self.results]
-        return "\n".join([*lines, f"{len(self.faults)} checks failed" if self.faults else "no check failed"])
+        return "\n".join([*lines, self.outcome])
 
 
 def probe_model(model: Any, config: Any, name: str = "", layers: bool = True, invariances: bool = True) -> Report:
