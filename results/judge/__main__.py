@@ -19,7 +19,7 @@ from scipy import stats
 
 from kerple.compare.runs import recorded_runs
 from results.judge import questions
-from results.judge.evidence import Tier, Untested
+from results.judge.evidence import PLANNED, Tier, Untested
 from results.judge.statements import ALPHA, Part, chances, combined, parts, verdict
 
 HERE = Path(__file__).parent
@@ -209,20 +209,21 @@ def findings_page(root: Path) -> str:
 
 def missing_runs(root: Path) -> str:
     """How many runs of the plan are finished, and which are missing."""
-    finished, missing = 0, []
-    for name in ("main", "main-rfc"):
+    finished, planned, missing = 0, 0, []
+    for name in PLANNED:
         plan = yaml.safe_load((HERE.parents[1] / f"configs/compare/{name}.yaml").read_text())
         recorded = {(run.strategy, run.seed) for run in recorded_runs(root / name)}
         for strategy, about in plan["strategies"].items():
             seeds = plan["seeds"][: about.get("seeds", len(plan["seeds"]))]
             absent = [seed for seed in seeds if (strategy, seed) not in recorded]
-            finished += len(seeds) - len(absent)
+            finished, planned = finished + len(seeds) - len(absent), planned + len(seeds)
             if absent:
                 whole = len(absent) == len(seeds) > 1
                 named = f"{seeds[0]} to {seeds[-1]}" if whole else ", ".join(map(str, absent))
                 missing.append(f"{strategy}{' on rfc' * (name != 'main')} {named}")
     rest = f" Missing are {'; '.join(missing)}." if missing else ""
-    return f"Of the runs of [PLAN.md](PLAN.md), {finished} are finished.{rest}"
+    read = f"Of the {planned} runs of [PLAN.md](PLAN.md), {finished} are finished."
+    return f"{read} No number of them is read before all runs of a comparison are finished.{rest}"
 
 
 def main(arguments: list[str]) -> None:

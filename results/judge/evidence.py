@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from kerple.compare.runs import Runs, read_runs, recorded_runs
+from kerple.compare.runs import Run, Runs, read_runs, recorded_runs
 from kerple.compare.statistics import Sums, by_block
+
+PLANNED = ("main", "main-rfc")  # the comparisons of results/PLAN.md
 
 
 class Untested(LookupError):
@@ -64,19 +66,27 @@ class Tier:
     @property
     def there(self) -> bool:
         """Whether any of its comparisons is committed."""
-        return any((self.root / name).is_dir() for name in self.comparisons)
+        return any((self.root / name).is_dir() and not self.under_way(name) for name in self.comparisons)
+
+    def under_way(self, name: str) -> bool:
+        """Whether planned runs of a comparison are missing. Then none is read, so that nobody looks in between."""
+        return name in PLANNED and (self.root / name / "runs").is_dir()  # a finished comparison is one archive
+
+    def recorded(self, name: str) -> list[Run]:
+        """The runs of a comparison that may be read."""
+        return [] if self.under_way(name) else recorded_runs(self.root / name)
 
     @cached_property
     def comparison_of(self) -> dict[str, str]:
         """The first comparison that has a run of a strategy, by strategy."""
-        return {run.strategy: name for name in self.comparisons[::-1] for run in recorded_runs(self.root / name)}
+        return {run.strategy: name for name in self.comparisons[::-1] for run in self.recorded(name)}
 
     @cached_property
     def runs(self) -> Runs:
         """The runs of all its comparisons; one that is in several is that of the first."""
         runs = {}
         for name in self.comparisons[::-1]:
-            of_comparison = [run for run in recorded_runs(self.root / name) if run.seed >= self.first_seed]
+            of_comparison = [run for run in self.recorded(name) if run.seed >= self.first_seed]
             runs |= {(run.part, run.strategy, run.seed): run for run in of_comparison}
         empty = pd.DataFrame(columns=["strategy", "seed", "metric", "protocol", "length", "block", "sum", "count"])
         return read_runs(runs.values()) if runs else Runs(empty, empty, empty)
