@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> None:
     from kerple.probe.probe_files import write_report
     from kerple.probe.report import probe_model
 
-    report = probe_model(model, config, options.model, options.layers, options.invariances)
+    report = probe_model(model, config, model_name(options.model), options.layers, options.invariances)
     if parts := [name for name in ("gap", "window", "scalings") if options[name]]:
         from kerple.probe.on_text import measure_on_text
 

@@ -170,10 +170,12 @@ def _verdict(i: int, layer: Layer, passes: list[Pass], learned: bool) -> Verdict
 
 
 def _describe(radians: Tensor) -> str:
+    if not len(radians):
+        return "queries are 0"
     low, high = float(radians.abs().min()), float(radians.abs().max())
     if high < 1e-5:
         return "no rotation: the order of tokens does not matter"
-    return f"rotates {2 * len(radians)} channels by {high:.4g} to {low:.4g} radians per position"
+    return f"rotates by {high:.4g} to {low:.4g} radians per position"
 
 
 def _visible(calls: list[Call], p: Pass, layer: Layer) -> list[str]:

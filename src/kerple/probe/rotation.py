@@ -25,7 +25,7 @@ def rotation_differences(x: Tensor, what: str, rows: Tensor, ids: Tensor, layer:
         layer: What the configuration says.
 
     Returns:
-        What differs, and the radians per position of each pair of channels, (r/2,).
+        What differs, and the radians per position of the pairs of channels in which they are not close to 0.
     """
     x, f = x.double().cpu(), layer.frequencies
     half = (x.shape[-1] if f is None else f.dim) // 2
@@ -34,9 +34,10 @@ def rotation_differences(x: Tensor, what: str, rows: Tensor, ids: Tensor, layer:
     # factor of each pair at each position relative to position 0, (T, r/2) complex, in the layout that explains more
     layouts = ((slice(half), slice(half, 2 * half)), (slice(0, 2 * half, 2), slice(1, 2 * half, 2)))
     turns, noise, residual = min((_factors(x, *channels) for channels in layouts), key=lambda found: found[2])
+    clear = noise < 0.01  # pairs in which a query is not close to 0
     measured = _frequencies(turns, ids)
     if residual > RATIO:
-        return [f"positions do more than rotate pairs of channels, {residual:.1%} of a pair"], measured
+        return [f"positions do more than rotate pairs of channels, {residual:.1%} of a pair"], measured[clear]
     messages, angles = [], ids[:, None] * expected  # (T, r/2)
     error = torch.angle(turns * torch.exp(-1j * angles)).abs()
     wrong = error > ANGLE + ROUNDING * angles + noise
@@ -44,7 +45,7 @@ def rotation_differences(x: Tensor, what: str, rows: Tensor, ids: Tensor, layer:
         pair, hint = int(error.amax(0).argmax()), ""
         if f is not None and f.scaling is not None:
             bare = frequencies(f.dim, f.base, ids.device)
-            same = bool(((measured - bare).abs() < 1e-3 * bare + ANGLE / int(ids.max())).all())
+            same = bool(((measured - bare).abs() < 1e-3 * bare + ANGLE / int(ids.max()))[clear].all())
             hint = f"; these are the frequencies without {f.scaling}" if same else ""
         messages.append(
             f"pair {pair} rotates by {float(measured[pair]):.4g} radians per position, expected "
@@ -61,7 +62,7 @@ def rotation_differences(x: Tensor, what: str, rows: Tensor, ids: Tensor, layer:
             f"the norm at position {int(ids[t])} is {float(norms[t, pair] * factor[t]):.4g} times that at "
             f"position 0, expected {float(factor[t]):.4g}"
         )
-    return messages, measured
+    return messages, measured[clear]
 
 
 def _factors(x: Tensor, first: slice, second: slice) -> tuple[Tensor, Tensor, float]:
@@ -75,11 +76,9 @@ def _factors(x: Tensor, first: slice, second: slice) -> tuple[Tensor, Tensor, fl
 
 
 def _frequencies(turns: Tensor, ids: Tensor) -> Tensor:
-    """Radians per position, refined at positions 1, 2, 4, ... as far as these agree."""
+    """Radians per position, refined at positions 1, 2, 4, ... as far as each agrees."""
     found, where = torch.zeros(turns.shape[1], dtype=torch.float64), {int(p): i for i, p in enumerate(ids)}
     for step in (1 << k for k in range(40) if 1 << k in where):
         change = torch.angle(turns[where[step]] * torch.exp(-1j * step * found))
-        if step > 1 and float(change.abs().max()) > 0.5:
-            break
-        found = found + change / step
+        found = found + torch.where((change.abs() > 0.5) & (step > 1), 0, change / step)
     return found
