@@ -10,10 +10,10 @@ from typing import Any
 
 import pandas as pd
 import yaml
-from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from kerple.base.templates import render_template
 from kerple.compare import tables
 from kerple.compare.analyses import analyses
 from kerple.compare.context_gain import context_figures
@@ -110,9 +110,9 @@ def write(
         _show_in_tensorboard(events, drawings, "\n".join(table.markdown() for table in main))
     common, differing = _configs(runs)
     data = {"baseline": baseline, "figures": page_figures(summary, runs)}
-    template = resources.files("kerple.compare").joinpath("page.html.jinja").read_text(encoding="utf-8")
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
-    page = environment.from_string(template).render(
+    page = render_template(
+        "kerple.compare",
+        "page.html.jinja",
         data=Markup(json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")),
         script=Markup(_shipped("uPlot/uPlot.iife.min.js") + _shipped("page.js")),
         style=Markup(_shipped("uPlot/uPlot.min.css")),

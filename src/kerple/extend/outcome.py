@@ -5,8 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
-
+from kerple.base.templates import render_template
 from kerple.extend.methods import Method
 from kerple.extend.search import TEST, Losses, Search, compared
 from kerple.measure.far_context import verdict
@@ -50,12 +49,8 @@ def outcome(search: Search, ranked: list[Method], blocks: int) -> dict[str, Any]
 
 def render(values: dict[str, Any]) -> tuple[str, str]:
     """The findings as text, and the page."""
-    loader, escape = PackageLoader("kerple.extend", "."), select_autoescape(("html", "html.jinja"))
-    environment = Environment(
-        loader=loader, autoescape=escape, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
-    )
-    text = environment.get_template("findings.txt.jinja").render(values)
-    return text, environment.get_template("page.html.jinja").render(values, findings=text)
+    text = render_template("kerple.extend", "findings.txt.jinja", **values)
+    return text, render_template("kerple.extend", "page.html.jinja", **values, findings=text)
 
 
 def link(model: str, config: Any, folder: Path) -> None:

@@ -13,14 +13,13 @@ import numpy as np
 import psutil
 import torch
 from numpy.typing import NDArray
-from scipy import stats
 
 from kerple.base.atomic import write
 from kerple.base.errors import UserError
 from kerple.base.mapping import read_mapping
 from kerple.data.text import Text, TextBlocks, shuffled
 from kerple.extend.methods import Method
-from kerple.measure.far_context import next_of_another, readings
+from kerple.measure.far_context import document_groups, mean_interval, next_of_another, readings
 from kerple.measure.runner import Runner
 
 FEWEST, MOST = 2, 16  # blocks at the longest length
@@ -170,9 +169,7 @@ class Search:
 
 def compared(ours: Losses, theirs: Losses) -> tuple[float, float, float]:
     """Mean of the differences of blocks, and its 95% interval by Student's t; of two or more blocks."""
-    differences = ours - theirs
-    mean, half = differences.mean(), stats.t.ppf(0.975, len(differences) - 1) * stats.sem(differences)
-    return float(mean), float(mean - half), float(mean + half)
+    return mean_interval(ours - theirs)
 
 
 def _mixed(text: Text, length: int) -> tuple[TextBlocks, list[int]]:
@@ -182,8 +179,6 @@ def _mixed(text: Text, length: int) -> tuple[TextBlocks, list[int]]:
         UserError: If there are not two documents of more than ``length`` tokens.
     """
     blocks = text.document_blocks(length, overlap=0.5, per_document=1)
-    assert blocks.documents is not None
     order = shuffled(len(blocks), min(len(blocks), 2 * MOST), 0)
-    documents = blocks.documents[order].tolist()
-    groups = documents if text.table is None else text.table["group"][documents].tolist()
-    return blocks.chosen(order), next_of_another(groups if len(set(groups)) > 1 else documents)
+    assert blocks.documents is not None
+    return blocks.chosen(order), next_of_another(document_groups(text, blocks.documents[order].tolist()))

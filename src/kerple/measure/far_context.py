@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kerple.base.errors import UserError
@@ -60,6 +61,20 @@ def next_of_another(groups: Sequence[Any]) -> list[int]:
     order = list(members)
     following = dict(zip(order, [*order[1:], order[0]], strict=True))
     return [members[following[g]][members[g].index(i) % len(members[following[g]])] for i, g in enumerate(groups)]
+
+
+def document_groups(text: Text, documents: list[int]) -> list[Any]:
+    """The group of each document, such as its package; the documents themselves where they are all of one group."""
+    groups = documents if text.table is None else text.table["group"][documents].tolist()
+    return documents if len(set(groups)) < 2 else groups
+
+
+def mean_interval(values: NDArray[np.float64]) -> tuple[float, float, float]:
+    """Mean of numbers (n,), and its 95% interval by Student's t, (mean, low, high); infinite with one number."""
+    from scipy import stats  # takes a second of processor time to import
+
+    half = stats.t.ppf(0.975, len(values) - 1) * stats.sem(values) if len(values) > 1 else np.inf
+    return float(values.mean()), float(values.mean() - half), float(values.mean() + half)
 
 
 def verdict(gain: tuple[float, float], content: tuple[float, float]) -> str:
@@ -121,12 +136,13 @@ class FarContext(Measure):
             )
         if self._targets(short) >= short:
             raise UserError(f"FarContext: k: got {self.k}, expected less than {short}, the training length")
-        next_of_another(self._groups(text, self._blocks(text)))
+        next_of_another(document_groups(text, _documents(self._blocks(text))))
 
     def measure(self, network: Network, text: Text, runner: Runner) -> Result:
         short = training_length(network, "FarContext")
         k, blocks = self._targets(short), self._blocks(text)
-        groups = self._groups(text, blocks)
+        documents = _documents(blocks)
+        groups = document_groups(text, documents)
         others, limit = next_of_another(groups), max_length(network)
         lengths = [length for length in self.lengths if limit is None or length <= limit]
         sums = torch.zeros(len(lengths), len(READINGS), len(blocks), dtype=torch.float64, device=runner.device)
@@ -136,11 +152,7 @@ class FarContext(Measure):
                     for r, tokens in enumerate(readings(own, blocks[others[i]], length, short).values()):
                         losses = network.losses(tokens.to(runner.device)[None], k)  # (1, k)
                         sums[n, r, i] = losses.double().sum()
-        sums = runner.sum(sums)
-        if not sums.isfinite().all():
-            raise UserError("the loss on the test text is not finite; check the weights for NaN")
-        assert blocks.documents is not None
-        documents = blocks.documents.tolist()
+        sums = runner.sum_losses(sums)
         rows = [
             {"length": length, "document": document} | _of_document(sums[n], documents, document, k)
             for n, length in enumerate(lengths)
@@ -180,11 +192,10 @@ class FarContext(Measure):
             self.lengths[-1], self.blocks, self.overlap, self.blocks_per_group, self.blocks_per_document
         )
 
-    def _groups(self, text: Text, blocks: TextBlocks) -> list[Any]:
-        assert blocks.documents is not None
-        documents = blocks.documents.tolist()
-        groups = documents if text.table is None else text.table["group"][documents].tolist()
-        return documents if len(set(groups)) < 2 else groups
+
+def _documents(blocks: TextBlocks) -> list[int]:
+    assert blocks.documents is not None
+    return blocks.documents.tolist()
 
 
 def _of_document(sums: Tensor, documents: list[int], document: int, k: int) -> dict[str, Any]:
@@ -204,15 +215,8 @@ def _of_document(sums: Tensor, documents: list[int], document: int, k: int) -> d
 
 
 def _intervals(table: pd.DataFrame) -> dict[str, tuple[float, float]]:
-    """95% t intervals of the means over documents; infinite with one document."""
-    from scipy import stats  # takes a second of processor time to import
-
-    intervals = {}
-    for name in ("gain", "content", "disturbance"):
-        values = table[name].to_numpy()
-        half = stats.t.ppf(0.975, len(values) - 1) * stats.sem(values) if len(values) > 1 else np.inf
-        intervals[name] = (float(values.mean() - half), float(values.mean() + half))
-    return intervals
+    """95% intervals of the means over documents."""
+    return {name: mean_interval(table[name].to_numpy())[1:] for name in ("gain", "content", "disturbance")}
 
 
 def _figure(summary: dict[Any, dict[str, tuple[float, float]]], trained: int, title: str) -> Figure:

@@ -75,9 +75,7 @@ class GapCurve(Measure):
                 for n, gap in enumerate(gaps, 1):
                     offset = gap * (torch.arange(self.context + self.k, device=runner.device) >= self.context)
                     sums[n, i] = network.losses(tokens, self.k, offset=offset).double().sum()
-        sums = runner.sum(sums)
-        if not sums.isfinite().all():
-            raise UserError("the loss on the test text is not finite; check the weights for NaN")
+        sums = runner.sum_losses(sums)
         assert blocks.documents is not None
         losses, documents = (sums / self.k).numpy(), blocks.documents.tolist()
         labels = ["no context", *gaps]

@@ -62,6 +62,16 @@ class Runner:
             torch.distributed.all_reduce(x)
         return x.cpu()
 
+    def sum_losses(self, x: Tensor) -> Tensor:
+        """`sum` of losses.
+
+        Raises:
+            UserError: If a sum is not finite.
+        """
+        x = self.sum(x)
+        _check_finite(x)
+        return x
+
     def synchronise(self, *losses: "TokenLoss") -> None:
         """Replace the sums of each process by those of all processes.
 
@@ -70,10 +80,7 @@ class Runner:
         """
         for loss in losses:
             loss.sync()
-            if not loss.nll.isfinite().all():
-                raise UserError(
-                    "the loss on the test text is not finite; check the weights for NaN, or test another checkpoint"
-                )
+            _check_finite(loss.nll)
 
     @classmethod
     def detect(cls, device: str | None = None, precision: str = "32-true") -> "Runner":
@@ -100,3 +107,10 @@ class Runner:
         dtype = dtypes[precision]
         autocast = nullcontext if dtype is None else partial(torch.autocast, place.type, dtype)
         return cls(place, autocast, precision, rank, ranks)
+
+
+def _check_finite(sums: Tensor) -> None:
+    if not sums.isfinite().all():
+        raise UserError(
+            "the loss on the test text is not finite; check the weights for NaN, or test another checkpoint"
+        )

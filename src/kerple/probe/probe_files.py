@@ -5,23 +5,20 @@ import io
 import json
 import math
 from dataclasses import asdict, replace
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
 from matplotlib.figure import Figure
 
 from kerple.base.atomic import write
+from kerple.base.templates import render_template
 from kerple.probe.report import Report
 
 
 def write_report(report: Report, folder: Path) -> None:
     """Write ``probe.html`` and ``probe.json`` into a folder."""
-    template = resources.files("kerple.probe").joinpath("probe.html.jinja").read_text(encoding="utf-8")
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
     folder.mkdir(parents=True, exist_ok=True)
-    write(folder / "probe.html", environment.from_string(template).render(report=report, embedded=_embedded))
+    write(folder / "probe.html", render_template("kerple.probe", "probe.html.jinja", report=report, embedded=_embedded))
     measured = [{"name": r.name, "report": r.report, "scalars": r.scalars, "tables": r.tables} for r in report.results]
     content = asdict(replace(report, results=[])) | {"faults": report.faults, "results": measured}
     checks: list[Any] = [*report.layers, *report.invariances]

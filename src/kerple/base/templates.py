@@ -1,0 +1,24 @@
+"""Templates of pages, which are files of this package."""
+
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+
+
+def render_template(package: str, template: str, /, **values: Any) -> str:
+    """Fill in a template.
+
+    Args:
+        package: The package whose folder has it.
+        template: Name of its file; in ``.html.jinja`` values are escaped.
+        values: Its variables.
+    """
+    escape = select_autoescape(("html.jinja",))
+    environment = Environment(
+        loader=PackageLoader(package, "."),
+        autoescape=escape,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    return environment.get_template(template).render(values)
