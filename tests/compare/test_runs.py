@@ -14,8 +14,9 @@ import pytest
 
 from kerple.compare import page, records
 from kerple.compare.comparison import Job
+from kerple.compare.markup import Cell, Table
 from kerple.compare.runs import PACKED, Run, locate, read_runs, record_folders, recorded_runs
-from kerple.compare.tables import Cell, Table, costs
+from kerple.compare.tables import costs
 from kerple.measure import results
 from kerple.measure.results import Row
 from tests.compare.runs_on_disk import CURVES, LENGTHS, write_run, write_task_run

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping
 
 import pandas as pd
 
-from kerple.compare.tables import MOST_COLUMNS, NOTHING, Cell, Table
+from kerple.compare.markup import NOTHING, Cell, Table
+from kerple.compare.tables import MOST_COLUMNS
 
 
 def analyses(tables: Mapping[str, pd.DataFrame]) -> Iterator[Table]:

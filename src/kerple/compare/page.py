@@ -19,6 +19,7 @@ from kerple.compare.analyses import analyses
 from kerple.compare.context_gain import context_figures
 from kerple.compare.figures import figures, loss_and_gain, save
 from kerple.compare.findings import findings
+from kerple.compare.markup import Table, without_tags
 from kerple.compare.page_data import page_figures
 from kerple.compare.print_figures import write_print_figures
 from kerple.compare.runs import LOCATIONS, Run, Runs
@@ -89,12 +90,12 @@ def write(
     main, details = _tables(summary, runs, baseline)
     differences = inconsistencies(runs)
     warning = (
-        f"Runs differ in more than strategy and seed: {tables.without_tags('; '.join(differences))}.\n\n"
+        f"Runs differ in more than strategy and seed: {without_tags('; '.join(differences))}.\n\n"
         if differences
         else ""
     )
     otherwise = f"Not as planned: {'; '.join(deviations)}.\n\n" if deviations else ""
-    markdown = f"{otherwise}# {tables.without_tags(name)}\n\n{warning}" + "\n".join(
+    markdown = f"{otherwise}# {without_tags(name)}\n\n{warning}" + "\n".join(
         table.markdown() for table in (*main, *details)
     )
     (folder / "table.md").write_text(markdown, encoding="utf-8")
@@ -158,10 +159,10 @@ def _shipped(file: str) -> str:
     return resources.files("kerple.compare").joinpath(file).read_text(encoding="utf-8")
 
 
-def _tables(summary: pd.DataFrame, runs: Runs, baseline: str) -> tuple[list[tables.Table], list[tables.Table]]:
+def _tables(summary: pd.DataFrame, runs: Runs, baseline: str) -> tuple[list[Table], list[Table]]:
     """The main tables, and the tables of details."""
-    main: list[tables.Table | None] = []
-    details: list[tables.Table | None] = []
+    main: list[Table | None] = []
+    details: list[Table | None] = []
     for metric, of_metric in summary.groupby("metric", sort=False):
         main.append(tables.tasks(runs.results, str(metric), runs.trained))
         for protocol, cells in of_metric.groupby("protocol", sort=False):

@@ -1,0 +1,96 @@
+"""`Table`: a table that can be written as Markdown, LaTeX and HTML."""
+
+import html
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+PAGE_COLUMNS = 6  # columns with a mean and a deviation that fit on a page
+DAGGER = "†"
+LATEX_ESCAPES = str.maketrans(
+    {
+        **{c: rf"\{c}" for c in "_%&#${}"},
+        **{"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}"},
+        **{"<": "$<$", ">": "$>$", "|": "$|$", "±": r"$\pm$", "×": r"$\times$", "∞": r"$\infty$", "–": "--"},
+        DAGGER: r"$^\dagger$",
+    }
+)
+FIT = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table: its text, and whether it is bold."""
+
+    text: str
+    bold: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table that can be written as Markdown, LaTeX and HTML.
+
+    Args:
+        title: Title above the table.
+        body: The cells; the index holds the strategies, the columns their headings.
+        note: Text below the table.
+    """
+
+    title: str
+    body: pd.DataFrame
+    note: str = ""
+
+    def markdown(self) -> str:
+        """The table in GitHub's Markdown."""
+        body = self._text(_markdown, "**{}**")
+        lines = [["", *body.columns], ["---", *["---:"] * len(body.columns)], *map(list, body.itertuples())]
+        table = "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+        return f"### {without_tags(self.title)}\n\n{table}\n" + (f"\n{without_tags(self.note)}\n" if self.note else "")
+
+    def latex(self) -> str:
+        """The table as a LaTeX float; it needs the packages booktabs and graphicx.
+
+        Columns that do not fit on a page are set in further tables below. A table that is still too wide is scaled.
+        """
+        body = self._text(_latex, r"\textbf{{{}}}")
+        caption = _latex(f"{self.title}. {self.note}".strip())
+        parts = np.array_split(np.arange(body.shape[1]), max(1, -(-body.shape[1] // PAGE_COLUMNS)))
+        tables = [body.iloc[:, p].to_latex(escape=False, column_format="l" + "r" * len(p)).strip() for p in parts]
+        below = "\n\n\\medskip\n".join(f"{FIT}{{%\n{table}}}" for table in tables)
+        return f"\\begin{{table}}[t]\n\\caption{{{caption}}}\n{below}\n\\end{{table}}\n"
+
+    def html(self) -> str:
+        """The table as an HTML element, in which bold cells have the class ``best``."""
+        body = self._text(html.escape, '<b class="best">{}</b>')
+        return body.to_html(escape=False, border=0, justify="right")
+
+    def _text(self, escape: Callable[[str], str], bold: str) -> pd.DataFrame:
+        """Cells, index and columns as text of a markup language, escaped, because labels may contain anything."""
+
+        def render(cell: Cell | str) -> str:
+            cell = cell if isinstance(cell, Cell) else Cell(str(cell))
+            return bold.format(escape(cell.text)) if cell.bold else escape(cell.text)
+
+        body = self.body.map(render)
+        rows, columns = ([render(label) for label in labels] for labels in (body.index, body.columns))
+        return body.set_axis(rows, axis=0).set_axis(columns, axis=1)
+
+
+NOTHING: Any = Cell("–")
+
+
+def _latex(text: str) -> str:
+    return text.translate(LATEX_ESCAPES)
+
+
+def without_tags(text: str) -> str:
+    """Text in which Markdown sees no HTML and one line; names in it may come from the files of a stranger."""
+    return re.sub(r"<(?=\S)", "&lt;", text.replace("\n", " "))
+
+
+def _markdown(text: str) -> str:
+    return text.replace("|", r"\|").replace("<", "&lt;").replace("\n", " ")
