@@ -1,7 +1,7 @@
 """What each strategy of the small tier costs, side by side: ``python -m benchmarks.cost``.
 
-Writes results/cost: seconds a step and to read 16 times the training length in every round, memory and parameters, a
-table that has the perplexities of the committed runs beside them, and a figure of both. Claim C14 is decided by it.
+Writes the seconds of each round, for a training step and for reading 16 times the training length, to
+results/cost/costs.csv, and a table with memory, parameters and perplexities of the committed runs. Claim C14 uses it.
 """
 
 import argparse
@@ -13,12 +13,10 @@ import numpy as np
 import pandas as pd
 import torch
 import yaml
-from matplotlib.figure import Figure
 
 from benchmarks.measure import in_turn, machine, peak_above
 from benchmarks.models import build, training_step
 from kerple.compare.comparison import Strategy
-from kerple.compare.figures import plain_log_ticks, save
 from kerple.compare.markup import Cell, Table
 from kerple.compare.runs import read_runs, recorded_runs
 from kerple.compare.statistics import estimate
@@ -112,22 +110,6 @@ def _ratio(measured: pd.DataFrame, strategy: str, column: str) -> str:
     return f"{np.exp(mean.mean):.2f} [{low:.2f}, {high:.2f}]"
 
 
-def figure(measured: pd.DataFrame, losses: pd.DataFrame) -> Figure:
-    """Perplexity at 16 times the training length against seconds a step."""
-    drawn = Figure(figsize=(6.4, 4.2), layout="constrained")
-    ax = drawn.subplots()
-    at = losses[losses["length"] == READ].set_index("strategy")["mean"]
-    for strategy, group in measured.groupby("strategy", sort=False):
-        if strategy in at:
-            low, middle, high = 1000 * group["step_seconds"].quantile([0.25, 0.5, 0.75])
-            ax.errorbar(middle, at[strategy], xerr=[[middle - low], [high - middle]], fmt="o", markersize=4)
-            ax.annotate(str(strategy), (middle, at[strategy]), xytext=(4, 4), textcoords="offset points", fontsize=8)
-    ax.set(xlabel="milliseconds a step (quartiles of rounds)", ylabel=f"perplexity at {READ}", yscale="log")
-    plain_log_ticks(ax)
-    ax.grid(alpha=0.25)
-    return drawn
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
@@ -143,7 +125,6 @@ def main() -> None:
     costs = table(measured, losses)
     measured.to_csv(folder / "costs.csv", index=False, float_format="%.6g")
     (folder / "table.md").write_text(f"# cost\n\n{costs.markdown()}")
-    save(figure(measured, losses), folder, "loss-against-cost")
     print(costs.markdown())
 
 

@@ -7,7 +7,6 @@ step eats.
 import argparse
 import json
 import os
-import platform
 import random
 import re
 import resource
@@ -19,6 +18,7 @@ from pathlib import Path
 import tokenizers
 import zstandard
 
+from benchmarks.measure import RECORDS, record
 from kerple.base.cluster import cores
 from kerple.data import TokenShards
 from kerple.data.options import ShardOptions
@@ -27,7 +27,6 @@ from kerple.data.prepare.corpora import standard_library
 from kerple.data.prepare.readers import Document
 from kerple.data.tokenizer import train_tokenizer
 
-RECORDS = Path(__file__).parent / "records"
 WORD = re.compile(r"[A-Za-z_]{4,}")
 # 6 x 162e6 = 1e9 FLOP a token of the paper's model; 4e14 FLOP/s is what the fastest single accelerators sustain on it
 FASTEST_STEP = 400_000  # tokens per second
@@ -40,8 +39,8 @@ def main() -> None:
     options = parser.parse_args()
     os.environ["RAYON_NUM_THREADS"] = str(options.workers)  # before the library starts its threads
     with tempfile.TemporaryDirectory() as folder:
-        record = measure(Path(folder), options.megabytes * 10**6, options.workers)
-    content = json.dumps(record, indent=1) + "\n"
+        measured = measure(Path(folder), options.megabytes * 10**6, options.workers)
+    content = json.dumps(measured, indent=1) + "\n"
     print(content)
     (RECORDS / "data.json").write_text(content, encoding="utf-8")
 
@@ -62,9 +61,7 @@ def measure(folder: Path, size: int, workers: int) -> dict[str, object]:
     tokens = sum(split.tokens for split in manifest.splits.values())
     by_library, by_library_busy = (sum(a[0] for a in alone) / sum(a[i] for a in alone) for i in (1, 2))
     loading = {f"{n} x {t}": load(folder / "shards", t, n) for t, n in ((64, 128), (512, 32), (2048, 8))}
-    return {
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "python": platform.python_version(),
+    return record() | {
         "tokenizers": tokenizers.__version__,
         "corpus_bytes_of_text": size,
         "tokens": tokens,
@@ -75,7 +72,6 @@ def measure(folder: Path, size: int, workers: int) -> dict[str, object]:
         "prepare_over_tokenizers_alone": round(tokens / seconds / by_library, 3),
         # seconds a core really worked: comparable on a machine that others use too
         "prepare_over_tokenizers_alone_busy": round(tokens / busy / by_library_busy, 3),
-        "load_average_at_end": os.getloadavg()[0],
         "loading_tokens_per_second": loading,
         "loading_over_fastest_step": {k: round(v / FASTEST_STEP, 1) for k, v in loading.items()},
     }

@@ -1,8 +1,8 @@
-"""`python -m results.judge results`: judge the field's claims by the committed numbers, and write two pages.
+"""`python -m results.judge results`: test published claims on the committed results, and write two pages.
 
-CLAIMS.md has every verdict, at each tier of comparisons: *reproduced* if all a claim says is shown to hold,
-*contradicted* if some of it is shown not to, *not resolved* if the spread over seeds and text is too wide to tell,
-*not tested* if the numbers are not there. README.md is findings.md with its numbers put in.
+CLAIMS.md has the verdict on each claim in each tier of comparisons: *reproduced* if every part of the claim is shown to
+hold, *contradicted* if a part is shown not to hold, *not resolved* if neither is shown, and *not tested* if results are
+missing. README.md is findings.md with its numbers filled in.
 """
 
 import math
@@ -30,12 +30,12 @@ SLOT = re.compile(r"\{(?P<tier>[\w-]+), (?P<shown>%|nats): (?P<expression>[^}]+)
 
 @dataclass(frozen=True)
 class Finding:
-    """What became of a claim at a tier.
+    """The verdict on a claim in a tier.
 
     Args:
         verdict: One of `VERDICTS`.
-        parts: What it rests on, by statement.
-        missing: Why it, or some of it, is not tested.
+        parts: The tested parts by statement.
+        missing: Why the claim, or a statement of it, is not tested.
     """
 
     verdict: str
@@ -44,22 +44,25 @@ class Finding:
 
     @property
     def all_parts(self) -> list[Part]:
-        """Those of all its statements."""
+        """The parts of all statements."""
         return [part for of_statement in self.parts.values() for part in of_statement]
 
     @property
     def seeds(self) -> int:
-        """The fewest behind any part."""
+        """The smallest number of seeds of a part."""
         return min((part.number.estimate.seeds for part in self.all_parts), default=0)
 
     @property
     def p(self) -> float:
-        """Two-sided p-value of the verdict: how often numbers on the edge of the claim would be told as clearly."""
+        """Two-sided p-value of the verdict."""
         return min(1.0, 2 * min(chances(self.all_parts)))
 
 
 def judge(claim: dict[str, Any], tier: Tier) -> Finding:
-    """Judge a claim of the table by the numbers of a tier. Some of them can contradict it, only all reproduce it."""
+    """Judge a claim by the results of a tier.
+
+    A part of the results can contradict a claim. Only a test of all its statements can reproduce it.
+    """
     for statement in claim.get("given", []):
         try:
             given = parts(statement, tier, TABLE["tie"])
@@ -83,12 +86,12 @@ def judge(claim: dict[str, Any], tier: Tier) -> Finding:
 
 @cache
 def tiers(root: Path) -> dict[str, Tier]:
-    """The tiers of the table, with their results below a folder."""
+    """The tiers of claims.yaml, with their results in a folder."""
     return {name: Tier(root, name, **about) for name, about in TABLE["tiers"].items()}
 
 
 def judge_all(root: Path) -> dict[str, dict[str, Finding]]:
-    """Number of the claim -> tier -> finding, for each tier that is committed and that the claim is about."""
+    """Number of the claim -> tier -> finding, for each tier with results that the claim names."""
     known = {name: tier for name, tier in tiers(root).items() if tier.there}
     return {
         number: {name: judge(claim, tier) for name, tier in known.items() if name in claim.get("at", TABLE["usual"])}
@@ -98,13 +101,13 @@ def judge_all(root: Path) -> dict[str, dict[str, Finding]]:
 
 
 def deciding(claim: dict[str, Any], findings: dict[str, Finding]) -> str | None:
-    """The tier whose verdict counts: the first of those that the claim names that tested it."""
+    """The tier whose verdict counts: the first in ``decided_by`` in which the claim was tested."""
     tested = [name for name, finding in findings.items() if finding.verdict != "not tested"]
     return next((name for name in claim["decided_by"] if name in tested), None)
 
 
 def markdown(root: Path) -> str:
-    """CLAIMS.md: a row for each claim, and below it what each verdict rests on."""
+    """CLAIMS.md: a table with a row for each claim, and the numbers behind each verdict."""
     known = {name: tier for name, tier in tiers(root).items() if tier.there}
     findings, claims = judge_all(root), TABLE["claims"]
     chosen = {number: tier for number, of in findings.items() if (tier := deciding(claims[number], of))}
@@ -145,7 +148,7 @@ def markdown(root: Path) -> str:
         p = f"{adjusted[number]:.2g}{' ‡' * (number in judged and number not in passing)}" if tier else "–"
         about = claim["claim"] + " \\*" * ("our_bound" in claim) + " ◊" * ("looked_at" in claim)
         lines.append(f"| {' | '.join([number, about, claim['source'], *cells, decided, p])} |")
-    lines += ["", "## What each verdict rests on", ""]
+    lines += ["", "## Numbers behind each verdict", ""]
     for number, of_claim in findings.items():
         claim = claims[number]
         notes = [f"Looked at before: {claim['looked_at']}."] if "looked_at" in claim else []
@@ -170,7 +173,7 @@ def _cell(finding: Finding | None, chosen: bool, end: str, tier: Tier) -> str:
 
 
 def _end(claim: dict[str, Any], tier: Tier) -> str:
-    """Where a tier's lengths end, if that is before those that the claim names."""
+    """The longest length of a tier, if the claim names a longer one."""
     last = max(tier.lengths, default=0) // tier.trained
     return f" to {last}×" if last < claim.get("to", 0) else ""
 
@@ -183,7 +186,7 @@ def _holds(claim: dict[str, Any]) -> str:
 def _rests(finding: Finding) -> str:
     if not finding.parts:
         return f"{finding.verdict}: {finding.missing}"
-    # both sides of a ± are about one number
+    # the two sides of a ± have the same number
     numbers = [dict.fromkeys(map(str, of_statement)) for of_statement in finding.parts.values()]
     shown = dict.fromkeys(path for part in finding.all_parts for path in part.number.shown)
     links = ", ".join(f"[{path}]({path})" for path in shown)
@@ -192,7 +195,7 @@ def _rests(finding: Finding) -> str:
 
 
 def findings_page(root: Path) -> str:
-    """README.md: the page of findings, each number and its interval computed from the committed runs."""
+    """README.md: findings.md, with each number and its interval computed from the committed runs."""
     known = tiers(root)
 
     def number(slot: re.Match[str]) -> str:
@@ -208,7 +211,7 @@ def findings_page(root: Path) -> str:
 
 
 def missing_runs(root: Path) -> str:
-    """How many runs of the plan are finished, and which are missing."""
+    """A sentence on how many planned runs are finished, and which are missing."""
     finished, planned, missing = 0, 0, []
     for name in PLANNED:
         plan = yaml.safe_load((HERE.parents[1] / f"configs/compare/{name}.yaml").read_text())
@@ -223,14 +226,14 @@ def missing_runs(root: Path) -> str:
                 missing.append(f"{strategy}{' on rfc' * (name != 'main')} {named}")
     rest = f" Missing are {'; '.join(missing)}." if missing else ""
     read = f"Of the {planned} runs of [PLAN.md](PLAN.md), {finished} are finished."
-    return f"{read} No number of them is read before all runs of a comparison are finished.{rest}"
+    return f"{read} Their results are not analysed before all runs of a comparison are finished.{rest}"
 
 
 def main(arguments: list[str]) -> None:
-    """Write CLAIMS.md and README.md into the folder of results given, ``results`` if none is.
+    """Write CLAIMS.md and README.md to a folder of results, by default ``results``.
 
     Raises:
-        ValueError: If there is no such folder.
+        ValueError: If the folder does not exist.
     """
     root = Path(arguments[0] if arguments else "results")
     if not root.is_dir():

@@ -1,4 +1,4 @@
-"""The committed numbers of a tier, as values that statements compare."""
+"""The committed results of a tier, as values that statements compare."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,17 +15,17 @@ PLANNED = ("main", "main-rfc")  # the comparisons of results/PLAN.md
 
 
 class Untested(LookupError):
-    """The numbers a claim needs are not among the results; the message says which."""
+    """The results do not contain the numbers of a statement; the message names them."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """What was measured of one strategy.
+    """A measured value of one strategy.
 
     Args:
-        of_seed: A number for each seed.
-        shown: The file that has it.
-        blocks: Where the number is a mean over documents or blocks of text: sums and counts, (seeds, blocks) each.
+        of_seed: The value of each seed.
+        shown: Page that shows it.
+        blocks: For means over blocks of text: sums and counts, (seeds, blocks) each.
     """
 
     of_seed: pd.Series
@@ -35,20 +35,20 @@ class Value:
 
 @dataclass(frozen=True)
 class Tier:
-    """Comparisons that were trained alike, all of their numbers or some.
+    """Comparisons with the same training setup, or a part of their results.
 
     Args:
-        root: Folder of the comparisons' folders.
-        name: Of the tier.
-        comparisons: Folders, in the order in which a strategy is looked for.
+        root: Folder of results.
+        name: Name of the tier.
+        comparisons: Folders in ``root``. If several have runs of a strategy, the first is used.
         trained: Training length.
-        what: What its runs are.
+        what: Description of the runs.
         unit: Unit of the lengths.
-        samples: What there are several of: seeds, or rounds of timing, in each of which all strategies take turns.
-        left_out: Test documents that stand in the training text, by their number in the test.
-        first_seed: Seeds below it are left out.
-        first_document: Test documents below it are left out.
-        second_look: Whether it is a part of another tier, and so no test of its own.
+        samples: What is repeated: ``seeds``, or ``rounds`` of timing, in each of which every strategy is timed once.
+        left_out: Numbers of the test documents to leave out, because the training text contains them.
+        first_seed: Smallest seed that is used.
+        first_document: Smallest number of a test document that is used.
+        second_look: Whether the tier is a part of another tier, and therefore not an independent test.
     """
 
     root: Path
@@ -65,11 +65,11 @@ class Tier:
 
     @property
     def there(self) -> bool:
-        """Whether any of its comparisons is committed."""
+        """Whether it has results."""
         return any((self.root / name).is_dir() and not self.under_way(name) for name in self.comparisons)
 
     def under_way(self, name: str) -> bool:
-        """Whether planned runs of a comparison are missing. Then none is read, so that nobody looks in between."""
+        """Whether planned runs of a comparison are missing. Then no run is read, which prevents interim analyses."""
         return name in PLANNED and (self.root / name / "runs").is_dir()  # a finished comparison is one archive
 
     def recorded(self, name: str) -> list[Run]:
@@ -78,12 +78,12 @@ class Tier:
 
     @cached_property
     def comparison_of(self) -> dict[str, str]:
-        """The first comparison that has a run of a strategy, by strategy."""
+        """The comparison of each strategy: the first that has runs of it."""
         return {run.strategy: name for name in self.comparisons[::-1] for run in self.recorded(name)}
 
     @cached_property
     def runs(self) -> Runs:
-        """The runs of all its comparisons; one that is in several is that of the first."""
+        """The runs of all comparisons. A run that is in several comparisons is taken from the first."""
         runs = {}
         for name in self.comparisons[::-1]:
             of_comparison = [run for run in self.recorded(name) if run.seed >= self.first_seed]
@@ -93,7 +93,7 @@ class Tier:
 
     @cached_property
     def blocks(self) -> dict[tuple[str, str, str, int], pd.DataFrame]:
-        """Sums by block of text, by strategy, metric, protocol and length."""
+        """Sums of each block of text, by strategy, metric, protocol and length."""
         blocks = self.runs.blocks
         if self.left_out or self.first_document:
             blocks = blocks[~blocks["block"].isin(self.left_out) & (blocks["block"] >= self.first_document)]
@@ -103,9 +103,9 @@ class Tier:
         """Rows of a strategy in a table, and the page that shows them.
 
         Raises:
-            Untested: If there are none.
+            Untested: If the table has no rows of the strategy.
         """
-        file = self.root / self.comparisons[0] / f"{name}.csv"  # of costs, which are of no run
+        file = self.root / self.comparisons[0] / f"{name}.csv"  # results of benchmarks.cost, which have no runs
         tables = {"results": self.runs.results, "costs": self.runs.costs, **self.runs.analyses}
         table = pd.read_csv(file) if name == "costs" and file.exists() else tables.get(name)
         if table is None or not len(rows := table[table["strategy"] == strategy]):
@@ -114,7 +114,7 @@ class Tier:
 
     @cached_property
     def lengths(self) -> list[int]:
-        """Evaluation lengths in full."""
+        """Evaluation lengths of the protocol *full*."""
         results = self.runs.results
         return sorted(int(n) for n in results["length"][results["protocol"] == "full"].unique())
 
@@ -143,15 +143,15 @@ def _length(tier: Tier, key: str) -> int:
 
 
 def perplexity(protocol: str) -> Callable[[Tier, str, str], Value]:
-    """Mean loss by a protocol, at a length."""
+    """Mean loss of a protocol at a length."""
     return lambda tier, strategy, key: tier.losses(strategy, protocol, _length(tier, key))
 
 
 def position(protocol: str) -> Callable[[Tier, str, str], Value]:
-    """Mean loss at some positions of a segment, such as those from 4x to 8x; the end may be missing.
+    """Mean loss at a range of positions of a segment, such as 4x..8x; without an end, up to the longest length.
 
-    What segments of 8x lose less what segments of 4x lose is what their second halves do: segments that start elsewhere
-    are taken for those halves' beginnings. So the sums by document give it, which are not kept by position.
+    The sums of losses by document have no positions. The loss at positions 4x..8x is therefore computed from the loss
+    of segments of 8x less the loss of segments of 4x, which assumes that first halves have the loss of whole segments.
     """
 
     def measure(tier: Tier, strategy: str, key: str) -> Value:
@@ -170,27 +170,27 @@ def position(protocol: str) -> Callable[[Tier, str, str], Value]:
 
 
 def head(tier: Tier, strategy: str, key: str) -> Value:
-    """Logarithm of the factor that the bias puts on a key's weight at the longest distance, second largest of heads."""
+    """Attention bias at the longest distance, of the head with the second largest one."""
     rows, path = tier.rows(strategy, "kernels")
     far = rows[rows["distance"] == rows["distance"].max()]
     return Value(far.groupby("seed")["bias"].agg(lambda bias: bias.nlargest(2).iloc[-1]), path)
 
 
 def term(tier: Tier, strategy: str, key: str) -> Value:
-    """Logarithm of the standard deviation of one part of the scores, mean over heads."""
+    """Logarithm of the standard deviation of a term of the scores, averaged over heads."""
     rows, path = tier.rows(strategy, "four_terms")
     rows = rows[rows["term"] == key]
     return Value(np.log(rows.groupby("seed")["standard_deviation"].mean()), path)
 
 
 def speed(tier: Tier, strategy: str, key: str) -> Value:
-    """Logarithm of the tokens per second in training."""
+    """Logarithm of the training throughput in tokens per second."""
     rows, path = tier.rows(strategy, "costs")
     return Value(np.log(rows.set_index("seed")["tokens_per_second"]).sort_index(), path)
 
 
 def exact_match(tier: Tier, strategy: str, key: str) -> Value:
-    """Angle of the share of exact answers; the key is a task and a length, or a task: the mean beyond training."""
+    """Angle of the fraction of exact answers; the key is ``TASK, LENGTH``, or ``TASK``: all lengths beyond training."""
     task, _, length = key.partition(", ")
     rows, path = tier.rows(strategy, "results")
     rows = rows[(rows["metric"] == "exact_match") & (rows["protocol"] == task)]
@@ -200,12 +200,12 @@ def exact_match(tier: Tier, strategy: str, key: str) -> Value:
     return Value(angle(rows.groupby("seed")["value"].mean()), path)
 
 
-def angle(share):
-    """asin √share, from 0 to π/2: a scale on which a share spreads alike wherever it is (Fisher), and has bounds."""
-    return np.arcsin(np.sqrt(share))
+def angle(fraction):
+    """asin √fraction, from 0 to π/2, whose variance does not depend on the fraction (Fisher)."""
+    return np.arcsin(np.sqrt(fraction))
 
 
-# name before the colon -> measure; those in SHARES are angles of shares, all others are logarithms
+# name before the colon -> measure; those in FRACTIONS are angles, all others are logarithms
 MEASURES: dict[str, Callable[[Tier, str, str], Value]] = {
     "full": perplexity("full"),
     "windowed": perplexity("windowed"),
@@ -219,4 +219,4 @@ MEASURES: dict[str, Callable[[Tier, str, str], Value]] = {
     "speed": speed,
     "exact match": exact_match,
 }
-SHARES = ("exact match",)
+FRACTIONS = ("exact match",)

@@ -1,9 +1,12 @@
-"""The four questions of PLAN.md, as statements like those of claims.yaml, and how they are answered.
+"""The four questions of PLAN.md as statements, and the rule by which they are answered.
 
-Each statement says that an effect is above 0, and has an effect of interest. A question is answered *yes* if every
-statement is shown by a one-sided test at 2.5% (its p is the largest of theirs) and the question passes Benjamini and
-Hochberg at 5% over all four; else *no* if an effect is shown to be below its effect of interest by a one-sided test at
-2.5%, corrected for the number of statements (Bonferroni); else *inconclusive*.
+Each statement says that an effect is above 0, and has an effect of interest. The answer to a question is
+
+- *yes* if each statement is significant in a one-sided test at 2.5%, and the largest of their p-values passes Benjamini
+  and Hochberg at 5% over the four questions,
+- else *no* if an effect is significantly below its effect of interest, in a one-sided test at 2.5% with Bonferroni's
+  correction for the number of statements,
+- else *inconclusive*.
 """
 
 import math
@@ -15,7 +18,7 @@ from scipy import stats
 from results.judge.evidence import Untested
 from results.judge.statements import ALPHA, Part, chances, parts
 
-# question -> statement -> effect of interest in nats; perplexities lower by 5% are .051 nats
+# question -> statement -> effect of interest in nats; a perplexity that is lower by 5% is .051 nats
 FIVE_PERCENT = -math.log(0.95)
 GAIN = "none:{0}[{1}] / own:{0}[{1}]"
 QUESTIONS = {
@@ -36,15 +39,15 @@ QUESTIONS = {
 
 @dataclass(frozen=True)
 class Answer:
-    """What the runs say of a question.
+    """The answer to a question.
 
     Args:
         answer: yes, no, inconclusive or not tested.
         p: One-sided p-value of yes.
         below: One-sided p-value of no.
-        adjusted: That of yes after Benjamini and Hochberg over the four questions.
-        parts: What it rests on, a part for each statement.
-        missing: Why it is not tested.
+        adjusted: p-value of yes after Benjamini and Hochberg over the four questions.
+        parts: A part for each statement.
+        missing: Why the question is not tested.
     """
 
     answer: str
@@ -56,7 +59,7 @@ class Answer:
 
 
 def answers(tier: Any) -> dict[str, Answer]:
-    """The answer to each question by the runs of a tier."""
+    """Answer each question by the runs of a tier."""
     found, missing = {}, {}
     for question, statements in QUESTIONS.items():
         try:
@@ -79,7 +82,7 @@ def answers(tier: Any) -> dict[str, Answer]:
 
 
 def table(tier: Any) -> str:
-    """The questions, what their statements came to, and the answers, as a table in Markdown."""
+    """A table of the questions, the numbers of their statements, and the answers, in Markdown."""
     rows = ["| question | numbers | p | adjusted | answer |", "|---|---|---:|---:|---|"]
     for question, of in answers(tier).items():
         numbers = " and ".join(map(str, of.parts)) or "–"

@@ -1,4 +1,4 @@
-"""`python -m results.judge.resolution results SEEDS DOCUMENTS`: the smallest difference that they resolve.
+"""`python -m results.judge.resolution results SEEDS DOCUMENTS`: the smallest detectable difference.
 
 The variances over seeds and documents are those of results/earlier/beyond-128 (1.3M parameters, 5M tokens of code).
 """
@@ -22,7 +22,7 @@ NUMBERS = {
 
 
 def expected(known: Estimate, seeds: int, documents: float) -> Estimate:
-    """The estimate that so many seeds of each strategy and documents of equal size would give."""
+    """The estimate that is expected with these numbers of seeds of each strategy and of documents of equal size."""
     return replace(
         known,
         seed_variance=known.seed_variance * known.seeds / seeds,
@@ -34,7 +34,7 @@ def expected(known: Estimate, seeds: int, documents: float) -> Estimate:
 
 
 def resolved(of: Estimate, power: float = 0.8) -> float:
-    """The effect in nats that a one-sided test at 2.5% shows with this probability."""
+    """The effect in nats that a one-sided test at 2.5% detects with this power."""
     return float((stats.t.isf(ALPHA / 2, of.freedom) + stats.t.ppf(power, of.freedom)) * of.error)
 
 
@@ -43,7 +43,7 @@ def main(root: str, seeds: str, documents: str) -> None:
     for name, number in NUMBERS.items():
         of = expected(combined(number, tiers(Path(root))["beyond-128"]).estimate, int(seeds), float(documents))
         part = of.text_variance / of.error**2
-        print(f"{name}: {resolved(of):.4f} nats with 80% power; {part:.0%} of the variance is of documents")
+        print(f"{name}: {resolved(of):.4f} nats with 80% power; {part:.0%} of the variance is due to documents")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Statements such as ``KerpleLog[n] / ALiBi[n] < 1 for n > 1x``: what they say of a tier's numbers, and how surely."""
+"""Tests of statements such as ``KerpleLog[n] / ALiBi[n] < 1 for n > 1x`` on the results of a tier."""
 
 import math
 import re
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kerple.compare.statistics import Estimate, estimate
-from results.judge.evidence import MEASURES, SHARES, Tier, Untested, Value, angle
+from results.judge.evidence import FRACTIONS, MEASURES, Tier, Untested, Value, angle
 
 ALPHA = 0.05
 STATEMENT = re.compile(
@@ -19,23 +19,23 @@ TERM = re.compile(r"(?P<sign>[-+*/])? ?(?:(?P<measure>[^:\[\]*/+]+):)?(?P<strate
 
 @dataclass(frozen=True)
 class Number:
-    """A number over seeds and text.
+    """A combination of measured values.
 
     Args:
-        estimate: A logarithm, or an angle where ``share``.
-        share: Whether it is the angle of a share, or a difference of two.
-        terms: Of how many terms it is made.
-        shown: The files that have it.
+        estimate: Its mean and error over seeds and text, as a logarithm or an angle.
+        is_angle: Whether it is the angle of a fraction, or a difference of two.
+        terms: Number of terms.
+        shown: Pages that show the values.
     """
 
     estimate: Estimate
-    share: bool = False
+    is_angle: bool = False
     terms: int = 2
     shown: tuple[str, ...] = ()
 
     def text(self, value: float) -> str:
-        """A value as a reader wants it: a signed percentage, a factor, a share, or the difference of two angles."""
-        if self.share:
+        """A value as a signed percentage, a factor, a fraction, or the difference of two angles."""
+        if self.is_angle:
             shown = math.sin(min(max(value, 0), math.pi / 2)) ** 2 if self.terms == 1 else value
             return f"{shown:.3g}"
         return f"{100 * math.expm1(value):+.2f}%" if abs(value) < 1 else f"×{math.exp(min(value, 99)):.3g}"
@@ -48,14 +48,14 @@ class Number:
 
 @dataclass(frozen=True)
 class Part:
-    """One comparison of a number with a bound.
+    """A comparison of a number with a bound.
 
     Args:
-        at: The length it is about, empty if only one.
+        at: The length, or empty if the statement has no ``for``.
         number: The number.
-        bound: What it is compared with, on the same scale.
-        least: Whether the claim is that it is at least the bound; else, at most.
-        strict: Whether the bound itself is outside of what the claim allows.
+        bound: The bound, on the same scale.
+        least: Whether the bound is a lower bound; else, an upper bound.
+        strict: Whether the bound itself violates the statement.
     """
 
     at: str
@@ -66,15 +66,12 @@ class Part:
 
     @property
     def chances(self) -> tuple[float, float]:
-        """One-sided p-values: small where the number shows that the part holds; small where it shows that it does not.
-
-        One seed shows neither: what others would give is not known.
-        """
+        """One-sided p-values of "the part holds" and of "it does not hold". With one seed both are 1."""
         estimate = self.number.estimate
         if estimate.seeds < 2 or not math.isfinite(estimate.mean):
             return 1.0, 1.0
         if estimate.error < 1e-12 and abs(estimate.mean - self.bound) < 1e-12:
-            return (1.0, 0.0) if self.strict else (0.0, 1.0)  # the same at every seed, and on the bound
+            return (1.0, 0.0) if self.strict else (0.0, 1.0)  # equal to the bound for every seed
         above = estimate.above(self.bound)
         return (above, 1 - above) if self.least else (1 - above, above)
 
@@ -83,26 +80,25 @@ class Part:
 
 
 def chances(claim: Sequence[Part]) -> tuple[float, float]:
-    """One-sided p-values of a claim: that all of its parts hold, and that one does not.
+    """One-sided p-values of "all parts hold" and of "at least one part does not hold".
 
-    To show that all hold, each must be shown. To show that they do not, one is enough, but the more parts there are the
-    sooner one looks wrong by chance: Bonferroni's correction.
+    The first is the largest p-value of the parts. The second is the smallest, with Bonferroni's correction.
     """
     return max(part.chances[0] for part in claim), min(1.0, len(claim) * min(part.chances[1] for part in claim))
 
 
 def verdict(claim: Sequence[Part]) -> str:
-    """What the parts of a claim come to together."""
+    """The verdict on a claim by its parts."""
     holds, fails = chances(claim)
     return "reproduced" if holds < ALPHA / 2 else "contradicted" if fails < ALPHA / 2 else "not resolved"
 
 
 def parts(statement: str, tier: Tier, tie: float) -> list[Part]:
-    """What a statement says, one comparison for each length and bound.
+    """The parts of a statement, one for each length and bound.
 
     Raises:
-        Untested: If a number is not there.
-        ValueError: If it is no statement.
+        Untested: If the results do not contain a number.
+        ValueError: If the statement cannot be parsed.
     """
     match = STATEMENT.fullmatch(statement)
     if match is None:
@@ -123,7 +119,7 @@ def parts(statement: str, tier: Tier, tie: float) -> list[Part]:
 
 
 def _on_scale(number: Number, bound: float) -> float:
-    if not number.share:
+    if not number.is_angle:
         return math.log(bound)
     return float(angle(bound)) if number.terms == 1 else bound
 
@@ -138,22 +134,22 @@ def _run(condition: str, tier: Tier) -> Iterator[int]:
 
 
 def combined(expression: str, tier: Tier, n: int | str = "") -> Number:
-    """The terms of an expression, added or multiplied: those of one strategy by seed, those of several by Welch's test.
+    """Evaluate an expression: terms of one strategy are paired by seed, those of several are compared by Welch's test.
 
-    Rounds of timing are paired, because the machine is the same for all strategies of a round.
+    Rounds of timing are paired, because all strategies of a round were timed on the same machine.
 
     Raises:
-        Untested: If a number is not there.
-        ValueError: If it is no expression.
+        Untested: If the results do not contain a number.
+        ValueError: If the expression cannot be parsed.
     """
     values: dict[str, list[tuple[int, Value]]] = {}
-    share, position = False, 0
+    is_angle, position = False, 0
     while position < len(expression):
         term = TERM.match(expression, position)
         if term is None:
             raise ValueError(f"claims: got {expression[position:]!r}, expected terms such as A[1x]")
         position, measure, strategy = term.end(), (term["measure"] or "full").strip(), term["strategy"].strip()
-        share |= measure in SHARES
+        is_angle |= measure in FRACTIONS
         key = str(n) if term["key"] == "n" else term["key"]
         sign = -1 if term["sign"] in ("-", "/") else 1
         values.setdefault("" if tier.samples == "rounds" else strategy, []).append(
@@ -164,11 +160,11 @@ def combined(expression: str, tier: Tier, n: int | str = "") -> Number:
     counts = [None if value.blocks is None else value.blocks[1][0] for value in of_all]
     with_text = all(c is not None and np.array_equal(c, counts[0]) for c in counts)
     sums = [_of_strategy(terms, with_text) for terms in values.values()]
-    return Number(estimate(*sums), share, len(of_all), shown)
+    return Number(estimate(*sums), is_angle, len(of_all), shown)
 
 
 def _of_strategy(terms: list[tuple[int, Value]], with_text: bool) -> tuple[np.ndarray, np.ndarray]:
-    """The terms of one strategy, by the seeds that all of them have: sums and counts, (seeds, blocks) each."""
+    """The sum of the terms of a strategy, over the seeds that all terms have: sums and counts, (seeds, blocks) each."""
     seeds = sorted(set.intersection(*(set(value.of_seed.index) for _, value in terms)))
     total, counts = 0, np.ones((len(seeds), 1))
     for sign, value in terms:

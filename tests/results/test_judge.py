@@ -158,9 +158,9 @@ def test_all_parts_must_be_shown_and_one_wrong_part_must_stand_out_among_them() 
     assert chances([shown, wrong]) == (max(shown.chances[0], wrong.chances[0]), 2 * wrong.chances[1])
 
 
-def test_the_interval_of_a_share_is_that_of_its_angle_and_inside_of_0_to_1() -> None:
-    shares = np.array([0.80, 0.93, 1.0, 1.0, 0.96])
-    low, high = stats.ttest_1samp(angle(shares), 0).confidence_interval()
-    assert low < math.pi / 2 < high  # beyond what a share can be
-    number = Number(estimate((angle(shares)[:, None], np.ones((5, 1)))), share=True, terms=1)
-    assert str(number) == f"{math.sin(angle(shares).mean()) ** 2:.3g} [{math.sin(low) ** 2:.3g}, 1]"
+def test_the_interval_of_a_fraction_is_that_of_its_angle_and_inside_of_0_to_1() -> None:
+    fractions = np.array([0.80, 0.93, 1.0, 1.0, 0.96])
+    low, high = stats.ttest_1samp(angle(fractions), 0).confidence_interval()
+    assert low < math.pi / 2 < high  # beyond what a fraction can be
+    number = Number(estimate((angle(fractions)[:, None], np.ones((5, 1)))), is_angle=True, terms=1)
+    assert str(number) == f"{math.sin(angle(fractions).mean()) ** 2:.3g} [{math.sin(low) ** 2:.3g}, 1]"
