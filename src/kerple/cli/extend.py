@@ -67,7 +67,7 @@ def _extend(options: Any, source: Any) -> None:
     folder = resume_directory(Path(options.run_dir or f"logs/extend/{model_name(options.model)}-{options.to}"))
     if data.corpus is not None:
         prepare(data)
-    shards = Folder(data.location, data.cache)
+    shards = Folder(data.location)
     check_tokenizer(shards, source)
     texts = {split: ShardText(shards, split) for split in (VALIDATION, TEST)}
     settings = {"model": options.model, "weights": source_digest(source), "precision": runner.precision}

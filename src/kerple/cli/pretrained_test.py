@@ -125,12 +125,12 @@ def _measure(options: Namespace, model: ModelOptions, measures: list[Measure], d
         prepare(data)
     if runner.processes > 1:
         torch.distributed.barrier()
-    folder, source = Folder(data.location, data.cache), locate(options.hf)
+    folder, source = Folder(data.location), locate(options.hf)
     check_tokenizer(folder, source)
     config = Path(source.location) / "config.json"
     trained = read_mapping(config).get(TRAINED_ON) if config.is_file() else None
     if isinstance(trained, dict) and trained.get("test") != folder.manifest.splits["test"].sha256:
-        print(f"the text of {folder.location} is not that of the run that was exported: {trained.get('corpus')}")
+        print(f"the text of {folder.directory} is not that of the run that was exported: {trained.get('corpus')}")
     shards = ShardText(folder, "test")
     for measure in measures:
         measure.check(network, shards)

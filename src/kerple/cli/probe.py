@@ -25,9 +25,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument(
         "--window", type=bool, default=False, help="where text stops helping beyond the training length"
     )
-    parser.add_argument("--scalings", type=bool, default=False, help="what PI, NTK and YaRN would do at --length")
     parser.add_argument("--length", type=int | None, default=None, help="longest length; null: twice that of training")
-    parser.add_argument("--blocks", type=int, default=4, help="documents that --window and --scalings read")
+    parser.add_argument("--blocks", type=int, default=4, help="number of documents that --window reads")
     parser.add_argument("--text", type=str, default="modules", help="the text: a name, file or folder, as data.corpus")
     parser.add_argument("--to", type=str, default="", help="folder of the page; left out: logs/probe/<model>")
     parser.add_argument("--trust_remote_code", type=bool, default=False, help="run code that comes with the model")
@@ -43,7 +42,7 @@ def main(arguments: list[str]) -> None:
     from kerple.probe.report import probe_model
 
     report = probe_model(model, config, model_name(options.model), options.layers, options.invariances)
-    if parts := [name for name in ("gap", "window", "scalings") if options[name]]:
+    if parts := [name for name in ("gap", "window") if options[name]]:
         from kerple.probe.on_text import measure_on_text
 
         network, text = network_and_text(model, options.model, options.text)
@@ -94,11 +93,11 @@ def network_and_text(model: Any, path: str, corpus: str) -> tuple[Any, Any]:
         data = load_trained(path)[1]
         return network, ShardText(data.folder, "test") if hasattr(data, "folder") else data
     from kerple.hf.source import bos_token, locate, read_tokenizer
-    from kerple.probe.on_text import read_text
+    from kerple.probe.on_text import corpus_text
 
     source = locate(path)
     network.bos = bos_token(source)
-    return network, read_text(corpus, read_tokenizer(source))
+    return network, corpus_text(corpus, read_tokenizer(source))
 
 
 def check_memory(config: Any, trust_remote_code: bool) -> None:

@@ -30,8 +30,8 @@ class TokenShards(ShardOptions, LightningDataModule):
     """
 
     reads_only: bool = False
-    """Whether missing shards and new URLs are errors, instead of being prepared and fetched. `test` and `predict` set
-    it, because their options come from a checkpoint, which must not decide what is written or fetched."""
+    """Whether missing shards are an error instead of being prepared. `test` and `predict` set it, because their
+    options come from a checkpoint, which must not decide what is written."""
 
     def prepare_data(self) -> None:
         """Prepare the shards unless they exist; a preparation that was stopped goes on where it stopped."""
@@ -141,7 +141,7 @@ class TokenShards(ShardOptions, LightningDataModule):
         """The text of token ids; an end-of-text token becomes its name."""
         return self.text("train").decode(tokens)
 
-    @cached_property  # every checkpoint needs it, and a folder may be at a URL
+    @cached_property
     def _training_folders(self) -> list[tuple[Folder, float]]:
         if self.mixture is None:
             return [(self.folder, 1.0)]
@@ -150,12 +150,12 @@ class TokenShards(ShardOptions, LightningDataModule):
         folders = [(self._open(location), float(weight)) for location, weight in self.mixture.items()]
         for folder, _ in folders:
             if folder.manifest.tokenizer != self.manifest.tokenizer:
-                raise UserError(f"data.mixture: {folder.location} has another tokenizer than {self.location}")
+                raise UserError(f"data.mixture: {folder.directory} has another tokenizer than {self.location}")
             # a hash of its text assigns a document to a split: with equal fractions, equal texts are in one split
             fraction, allowed = (m.settings.get("split_fractions", [0])[0] for m in (folder.manifest, self.manifest))
             if fraction > allowed:
                 raise UserError(
-                    f"data.mixture: got {folder.location}, whose training split has {fraction:g} of its documents, "
+                    f"data.mixture: got {folder.directory}, whose training split has {fraction:g} of its documents, "
                     f"more than the {allowed:g} of {self.location}; prepare it with the same data.split_fractions"
                 )
         return folders
@@ -179,7 +179,7 @@ class TokenShards(ShardOptions, LightningDataModule):
         return available // samples
 
     def _open(self, location: str) -> Folder:
-        folder = Folder(location, self.cache, cached_only=self.reads_only)
+        folder = Folder(location)
         if folder.manifest.vocabulary > self.vocabulary:
             raise UserError(f"data.vocabulary: got {self.vocabulary}, but {location} has {folder.manifest.vocabulary}")
         return folder

@@ -2,19 +2,13 @@
 
 import contextlib
 import gzip
-import hashlib
 import io
-import os
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import IO, Any, cast
 
 import fsspec
 import zstandard
-from filelock import FileLock
 
-from kerple.base.atomic import writing
 from kerple.base.errors import UserError
 
 PROTOCOLS = {"file", "http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "memory", "hf"}
@@ -101,33 +95,3 @@ class _ZstdFrames(io.RawIOBase):
         count = min(len(buffer), len(self.content))
         buffer[:count], self.content = self.content[:count], self.content[count:]
         return count
-
-
-def fetch(url: str, path: Path, sha256: str | None = None) -> None:
-    """Copy a file from a URL to ``path`` unless it exists; of several processes one copies and the others wait.
-
-    Args:
-        url: The file's URL.
-        path: Path of the copy, which gets this name when it is complete.
-        sha256: Checksum of the file; None for any content.
-
-    Raises:
-        UserError: The file cannot be read, has another checksum, or ``path`` cannot be written.
-    """
-    if path.exists():
-        return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(path.with_name(f".lock-{path.name}")):
-            if path.exists():
-                return
-            with open_bytes(url) as remote, writing(path) as copy:
-                shutil.copyfileobj(remote, copy, 1 << 20)
-                copy.flush()
-                with open(copy.name, "rb") as written:
-                    if sha256 not in (None, hashlib.file_digest(written, "sha256").hexdigest()):
-                        raise UserError(f"{url}: its sha256 is not the manifest's; upload or download it again")
-    except UserError:
-        raise
-    except Exception as error:  # each file system has errors of its own
-        raise UserError(f"{url}: cannot be copied to {os.fspath(path)} ({error!r}); start again to go on") from error

@@ -63,7 +63,6 @@ class Manifest:
     """Contents of a folder of shards.
 
     Args:
-        location: Path or URL of the folder, for messages.
         vocabulary: Number of token ids; every id in every shard is below it.
         end_of_text: Id of the token that ends each document; it occurs nowhere else.
         tokenizer: sha256 of the `tokenizer.json` beside the shards.
@@ -74,7 +73,6 @@ class Manifest:
         test_documents: sha256 of `TEST_DOCUMENTS`, a table of the documents of the test split.
     """
 
-    location: str
     vocabulary: int
     end_of_text: int
     tokenizer: str
@@ -91,9 +89,7 @@ class Manifest:
 
     def write(self, directory: Path) -> None:
         """Write manifest.json atomically. It is written after all other files: a folder without one is unfinished."""
-        entries = asdict(self)
-        del entries["location"]
-        write(directory / MANIFEST_FILE, json.dumps({"format": FORMAT} | entries, indent=1) + "\n")
+        write(directory / MANIFEST_FILE, json.dumps({"format": FORMAT} | asdict(self), indent=1) + "\n")
 
 
 def token_dtype(vocabulary: int) -> np.dtype[Any]:
@@ -101,28 +97,24 @@ def token_dtype(vocabulary: int) -> np.dtype[Any]:
     return np.dtype("<u2" if vocabulary <= 1 << 16 else "<u4")
 
 
-def read_manifest(path: Path, location: str) -> Manifest:
-    """Read and check a manifest.json.
-
-    Args:
-        path: The file.
-        location: Path or URL of its folder, for messages.
+def read_manifest(directory: Path) -> Manifest:
+    """Read and check the manifest.json of a folder.
 
     Raises:
         UserError: The file is missing, is not JSON, or is not what `Manifest.write` writes.
     """
+    path = directory / MANIFEST_FILE
     try:
         entries = json.loads(path.read_bytes())
         version, splits = entries.pop("format"), {name: _split(entries["splits"][name]) for name in SPLITS}
-        manifest = Manifest(location, **entries | {"splits": splits, "settings": dict(entries["settings"])})
+        manifest = Manifest(**entries | {"splits": splits, "settings": dict(entries["settings"])})
         _check_counts(manifest.vocabulary, manifest.end_of_text, *manifest.left_out.values())
         if version != FORMAT or not manifest.end_of_text < manifest.vocabulary <= 1 << 32:
             raise ValueError(f"format {version}, end of text {manifest.end_of_text} of {manifest.vocabulary} tokens")
     except OSError as error:
-        reason = f"cannot be read ({error.strerror})"
-        raise UserError(f"{location}/{MANIFEST_FILE}: {reason}; `python run.py prepare` writes it") from error
+        raise UserError(f"{path}: cannot be read ({error.strerror}); `python run.py prepare` writes it") from error
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        raise UserError(f"{location}/{MANIFEST_FILE}: is no manifest ({error!r}); prepare or copy it again") from error
+        raise UserError(f"{path}: is no manifest ({error!r}); prepare or copy it again") from error
     return manifest
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kerple.base.errors import UserError
-from kerple.data.files import is_remote, without_query
+from kerple.data.files import without_query
 from kerple.data.tokenizer import MODEL_PREFIX, TRAINED_HERE
 
 HUB = "hf:"
@@ -29,7 +29,7 @@ class ShardOptions:
             Hugging Face hub such as gpt2, or `hf:` and a pretrained model's folder, GGUF file or name.
         vocabulary: Number of entries of a tokenizer that is trained here, and of rows of the model's embedding. Any
             other tokenizer may have at most this number of entries.
-        directory: Folder of the shards, or the URL of a prepared one. With null, data/<corpus>-<tokenizer>.
+        directory: Folder of the shards. With null, data/<corpus>-<tokenizer>.
         source: Folder with the wheels of `code` and `code-demo`, or with rfc1.txt, rfc2.txt and so on; missing
             files are fetched into it. With null, a folder in `cache`.
         length: Training length T in tokens; a sample has T targets.
@@ -47,7 +47,7 @@ class ShardOptions:
         max_dropped_fraction: Largest fraction of the corpus's bytes that may be left out because they are damaged,
             not Unicode, or JSON without a text.
         validation_segments: Largest number of segments, of `length` targets each, for the validation loss.
-        cache: Folder for copies of shards from a URL, and for the files of a corpus that is fetched.
+        cache: Folder for the files of a corpus that is fetched.
         mixture: Prepared folders and their weights in the training samples. Validation and test data stay those of
             `directory`. With null, `directory` alone.
         sections: Number of consecutive sections of the training tokens. A batch has equally many samples of each,
@@ -94,10 +94,8 @@ class ShardOptions:
         fractions = self.split_fractions
         if len(fractions) != 3 or min(fractions) < 0 or abs(sum(fractions) - 1) > 1e-6:
             raise UserError(f"data.split_fractions: got {fractions}, expected three fractions of sum 1")
-        location = self.directory or default_directory(self.corpus or "", self.tokenizer, self.vocabulary)
-        self.location = location.removeprefix("file://")
+        self.location = self.directory or default_directory(self.corpus or "", self.tokenizer, self.vocabulary)
         self.fetched = self.source or f"{self.cache}/{(self.corpus or '').partition('-')[0]}"
-        self.corpus = None if is_remote(self.location) else self.corpus  # shards at a URL are already prepared
 
     def content_options(self) -> dict[str, Any]:
         """The options on which the content of the shards depends, as JSON."""

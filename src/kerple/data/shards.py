@@ -22,8 +22,7 @@ from tokenizers import Tokenizer
 
 from kerple.base.atomic import write
 from kerple.base.errors import UserError
-from kerple.data.files import fetch, is_remote
-from kerple.data.manifest import MANIFEST_FILE, TEST_DOCUMENTS, Shard, read_manifest
+from kerple.data.manifest import TEST_DOCUMENTS, Shard, read_manifest
 from kerple.data.tokenizer import load_tokenizer
 
 VERIFIED = ".verified"  # folder with a note for each shard whose checksum was compared: its time of change and sha256
@@ -57,43 +56,22 @@ def write_shard(directory: Path, split: str, number: int, tokens: Tokens) -> Sha
 
 
 class Folder:
-    """A folder of shards on this machine, or at a URL, from which files are copied to a cache when they are needed.
+    """A folder of shards.
 
     Args:
-        location: Path or URL of the folder.
-        cache: Folder for copies of files at a URL; several processes and runs may share it.
-        cached_only: Whether a URL is refused unless the cache has files from it.
+        directory: Path of the folder.
 
     Attributes:
-        directory (Path): The folder, or the folder of the copies.
-        manifest (Manifest): What the folder holds.
+        directory (Path): Path of the folder.
+        manifest (Manifest): Contents of the folder.
 
     Raises:
-        UserError: The folder has no manifest that can be used, or its URL was refused.
+        UserError: The folder has no manifest, or a damaged one.
     """
 
-    def __init__(self, location: str, cache: str = "data/.cache", cached_only: bool = False) -> None:
-        self.location = location.removeprefix("file://").rstrip("/") or "/"
-        self.directory = Path(self.location)
-        if is_remote(self.location):
-            self.directory = Path(cache, hashlib.sha256(self.location.encode()).hexdigest()[:16])
-            if cached_only and not (self.directory / MANIFEST_FILE).exists():
-                raise UserError(
-                    f"data.directory: got {self.location}, which nobody has read here before, and a checkpoint may "
-                    f"name any address; `python run.py inspect {self.location}` reads it, if you trust it"
-                )
-        self.manifest = read_manifest(self.file(MANIFEST_FILE), self.location)
-
-    def file(self, name: str, sha256: str | None = None) -> Path:
-        """Path of a file of this folder; a file at a URL is copied first, unless there is a copy.
-
-        Raises:
-            UserError: The file cannot be fetched, or its checksum is not ``sha256``.
-        """
-        path = self.directory / name
-        if is_remote(self.location):
-            fetch(f"{self.location}/{name}", path, sha256)
-        return path
+    def __init__(self, directory: str | Path) -> None:
+        self.directory = Path(directory)
+        self.manifest = read_manifest(self.directory)
 
     def shard(self, split: str, number: int, again: bool = False) -> Path:
         """Path of a shard, whose checksum is compared once for each content of the file.
@@ -109,7 +87,7 @@ class Folder:
             UserError: The shard is missing, or has another size or checksum than the manifest says.
         """
         shard = self.manifest.splits[split].shards[number]
-        path = self.file(shard_file(split, number), shard.sha256)
+        path = self.directory / shard_file(split, number)
         expected = shard_bytes(shard.tokens * self.manifest.dtype.itemsize)
         if not path.is_file() or path.stat().st_size != expected:
             raise UserError(f"{path}: is missing or has not {expected} bytes; prepare or copy the folder again")
@@ -150,8 +128,8 @@ class Folder:
         return load_tokenizer(str(self._checked_file("tokenizer.json", self.manifest.tokenizer)))
 
     def _checked_file(self, name: str, sha256: str) -> Path:
-        """As `file`, after comparing the checksum."""
-        path = self.file(name, sha256)
+        """Path of a file, after comparing its checksum."""
+        path = self.directory / name
         if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != sha256:
             raise UserError(f"{path}: is missing or its sha256 is not the manifest's; prepare or copy the folder again")
         return path
@@ -235,4 +213,6 @@ def verify(folder: Folder) -> None:
                 ends += int((tokens == folder.manifest.end_of_text).sum())
         checksum = token_checksum(folder.directory, name, split.shards, stream.dtype)
         if (checksum, ends) != (split.sha256, split.documents):
-            raise UserError(f"{folder.location}: the tokens of {name} are not the manifest's; prepare the folder again")
+            raise UserError(
+                f"{folder.directory}: the tokens of {name} are not the manifest's; prepare it again"
+            )

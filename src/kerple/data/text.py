@@ -228,7 +228,7 @@ class ShardText(Text):
 
     def __init__(self, folder: Folder, split: str) -> None:
         self.folder, self.split = folder, split
-        self.stream, self.name = folder.stream(split), f"the {split} split of {folder.location}"
+        self.stream, self.name = folder.stream(split), f"the {split} split of {folder.directory}"
 
     @cached_property
     def _begins(self) -> NDArray[np.int64]:  # type: ignore[override]

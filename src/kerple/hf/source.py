@@ -284,7 +284,7 @@ def check_tokenizer(folder: Any, source: ModelSource) -> None:
     if not same_tokens(folder.tokenizer(), read_tokenizer(source)):
         tokenizer = folder.manifest.settings.get("tokenizer", "another one")
         raise UserError(
-            f"tokenizer: the shards in {folder.manifest.location} were made with {tokenizer}, not with the tokenizer "
+            f"tokenizer: the shards in {folder.directory} were made with {tokenizer}, not with the tokenizer "
             f"of {source.name}; give data.directory another folder and data.tokenizer hf:{source.name}"
         )
 

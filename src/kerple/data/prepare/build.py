@@ -78,7 +78,6 @@ def prepare(options: ShardOptions) -> Manifest:
             documents, size = (sum(part[name][what] for part in parts) for what in ("documents", "bytes"))
             splits[name] = Split(shards, documents, size, token_checksum(directory, name, shards, encoder.dtype))
         manifest = Manifest(
-            options.location,
             vocabulary,
             end,
             tokenizer=hashlib.sha256(content).hexdigest(),
