@@ -92,4 +92,4 @@ def test_what_cannot_be_probed_is_one_line(here, capsys, monkeypatch):
     ):
         assert part in complaint(capsys, "probe", model)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
-    assert "of memory are free; use a machine with more memory" in complaint(capsys, "probe", here / "llama")
+    assert "are free; use a machine with more memory, or a smaller model" in complaint(capsys, "probe", here / "llama")

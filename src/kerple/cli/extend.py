@@ -35,9 +35,9 @@ def main(arguments: list[str]) -> None:
     parser.add_class_arguments(ShardOptions, "data")
     parser.set_defaults({"data.corpus": "code"})
     name = parse(parser, arguments).model
-    from kerple.hf.source import locate, read_tokenizer
+    from kerple.hf.source import find_model, read_tokenizer
 
-    source = locate(name)
+    source = find_model(name)
     defaults = {"tokenizer": f"{MODEL_PREFIX}{name}", "vocabulary": vocabulary_size(read_tokenizer(source))}
     options = parse(parser, [*(f"--data.{option}={value}" for option, value in defaults.items()), *arguments])
     _extend(options, source)

@@ -213,6 +213,4 @@ def verify(folder: Folder) -> None:
                 ends += int((tokens == folder.manifest.end_of_text).sum())
         checksum = token_checksum(folder.directory, name, split.shards, stream.dtype)
         if (checksum, ends) != (split.sha256, split.documents):
-            raise UserError(
-                f"{folder.directory}: the tokens of {name} are not the manifest's; prepare it again"
-            )
+            raise UserError(f"{folder.directory}: the tokens of {name} are not the manifest's; prepare it again")

@@ -65,9 +65,9 @@ def load_tokenizer(source: str) -> Tokenizer:
         UserError: `source` is none of these, the hub cannot be reached, or the file holds no tokenizer.
     """
     if source.startswith(MODEL_PREFIX):
-        from kerple.hf.source import locate, read_tokenizer  # needs optional packages
+        from kerple.hf.source import find_model, read_tokenizer  # needs optional packages
 
-        return read_tokenizer(locate(source.removeprefix(MODEL_PREFIX)))
+        return read_tokenizer(find_model(source.removeprefix(MODEL_PREFIX)))
     path = Path(source)
     if path.is_dir():
         path = path / "tokenizer.json"

@@ -67,7 +67,7 @@ def _is_hub_reachable() -> bool:
     return True
 
 
-def locate(name: str) -> ModelSource:
+def find_model(name: str) -> ModelSource:
     """Find the model of a name, by looking at file names only.
 
     Args:
@@ -173,7 +173,7 @@ def read_model(
     """Read the model with its weights, a `transformers.PreTrainedModel` in evaluation mode.
 
     Args:
-        source: The model's location, which `locate` returns.
+        source: The model's location, which `find_model` returns.
         config: Its configuration, which `read_model_config` returns and `kerple.hf.rope` may change.
         dtype: Dtype of the weights in memory; quantised weights are unpacked.
         trust_remote_code: Whether code that comes with the model may run.
