@@ -122,7 +122,7 @@ class TokenShards(ShardOptions, LightningDataModule):
         return EvaluationLoader(BlockBatches(self.blocks("test", self.length, ranks), 1, rank, ranks))
 
     def blocks(self, split: str, length: int, limit: int | None = None) -> TextBlocks:
-        """Disjoint blocks of `length` targets of a split, at most `limit`; errors as of `kerple.data.text.Text.blocks`."""
+        """Disjoint blocks of `length` targets of a split, at most `limit`; errors as of `Text.blocks`."""
         return self.text(split).blocks(length, limit, fewer=True)
 
     def text(self, split: str) -> ShardText:

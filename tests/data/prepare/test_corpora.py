@@ -95,7 +95,7 @@ def test_a_corpus_at_a_url(tmp_path):
 def test_text_files_beside_tables_are_refused_and_not_left_out(tmp_path):
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(LINES))
     (tmp_path / "README.md").write_text("about it")
-    with pytest.raises(UserError, match=r"holds .*README\.md beside .*a\.jsonl\.gz; .* such as '.*/\*\.jsonl\.gz'"):
+    with pytest.raises(UserError, match=r"has .*README\.md beside .*a\.jsonl\.gz; .* such as '.*/\*\.jsonl\.gz'"):
         read(tmp_path)
     assert read(tmp_path / "*.jsonl.gz") == TEXTS
 
